@@ -1,0 +1,1 @@
+"""The broker: a composition of store, filter and net behind RocketMQ's request codes."""

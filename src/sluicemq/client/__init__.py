@@ -1,0 +1,1 @@
+"""The client: one pure core, an asyncio shell and a blocking shell."""

@@ -1,0 +1,1 @@
+"""Pure decisions of a client: routing, balance, retry, in-flight, offsets."""

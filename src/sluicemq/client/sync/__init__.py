@@ -1,0 +1,1 @@
+"""The blocking shell of the client."""

@@ -1,0 +1,151 @@
+"""Every exception that SluiceMQ raises, in one tree.
+
+    SluiceError
+    ├── ConfigurationError      a key, value or option of the user is wrong
+    ├── ProtocolError           the other side sent bytes that are not the protocol (close the connection)
+    ├── FilterError             a filter expression
+    │   ├── FilterSyntaxError   ... does not compile
+    │   └── FilterEvaluationError  ... cannot be evaluated on this message (the message does not match)
+    ├── StoreError              the store on disk
+    │   ├── StoreLockedError    another living process owns it
+    │   ├── StoreDamagedError   bytes before the durable mark are bad, or a file has another size
+    │   ├── StoreFullError      no space left, writes are refused
+    │   └── MessageIllegalError the message breaks a limit of the store
+    ├── RequestError            a request was answered with a code that is not success
+    │   ├── TopicNotFoundError
+    │   ├── GroupNotFoundError
+    │   └── PermissionDeniedError
+    └── ClientError             the client could not do what was asked
+        ├── NameServerUnreachableError
+        ├── RouteNotFoundError
+        ├── ConnectionLostError
+        ├── RequestTimeoutError
+        ├── SendError           the message was not stored
+        │   └── SendUnknownError  it may be stored: do not resend blindly
+        ├── SubscriptionConflictError
+        ├── OffsetOutOfRangeError
+        ├── UnsupportedByBrokerError
+        └── ClosedError
+
+The text of every error names the value, the limit and the cure; `cure` holds the last part alone.
+Errors never carry secrets.
+"""
+
+
+class SluiceError(Exception):
+    """The root: `cure` says what the user can do about it."""
+
+    def __init__(self, text: str, *, cure: str = "") -> None:
+        super().__init__(f"{text} {cure}".rstrip())
+        self.cure = cure
+
+
+class ConfigurationError(SluiceError):
+    """A key, value or option is wrong; the text names it and its range."""
+
+
+class ProtocolError(SluiceError):
+    """Bytes of the other side are not the protocol. The connection has to be closed."""
+
+
+class FilterError(SluiceError):
+    """A filter expression is at fault."""
+
+
+class FilterSyntaxError(FilterError):
+    """The expression does not compile; `position` is the index of the character at fault."""
+
+    def __init__(self, text: str, *, position: int = 0, cure: str = "") -> None:
+        super().__init__(text, cure=cure)
+        self.position = position
+
+
+class FilterEvaluationError(FilterError):
+    """The expression cannot be evaluated on this message, which therefore does not match."""
+
+
+class StoreError(SluiceError):
+    """The store cannot do what was asked."""
+
+
+class StoreLockedError(StoreError):
+    """Another living process owns the store directory."""
+
+
+class StoreDamagedError(StoreError):
+    """Files are not what they must be: damaged bytes, or another size than configured."""
+
+
+class StoreFullError(StoreError):
+    """There is no room: writes are refused, nothing is lost."""
+
+
+class MessageIllegalError(StoreError):
+    """The message breaks a limit of the store."""
+
+
+class RequestError(SluiceError):
+    """A server answered with a code that is not success."""
+
+    def __init__(self, code: int, remark: str, *, address: str = "", cure: str = "") -> None:
+        where = f" by {address}" if address else ""
+        super().__init__(f"answered{where} with code {code}: {remark}", cure=cure)
+        self.code = code
+        self.remark = remark
+        self.address = address
+
+
+class TopicNotFoundError(RequestError):
+    """The topic does not exist there (code 17)."""
+
+
+class GroupNotFoundError(RequestError):
+    """The consumer group does not exist there (code 26)."""
+
+
+class PermissionDeniedError(RequestError):
+    """The topic, group, broker or access rules forbid it (code 16)."""
+
+
+class ClientError(SluiceError):
+    """The client could not do what was asked."""
+
+
+class NameServerUnreachableError(ClientError):
+    """None of the name servers answers."""
+
+
+class RouteNotFoundError(ClientError):
+    """No broker serves the topic."""
+
+
+class ConnectionLostError(ClientError):
+    """The connection broke before the answer came."""
+
+
+class RequestTimeoutError(ClientError):
+    """No answer within the time given."""
+
+
+class SendError(ClientError):
+    """The message was not stored."""
+
+
+class SendUnknownError(SendError):
+    """The answer is missing: the message may be stored or not."""
+
+
+class SubscriptionConflictError(ClientError):
+    """Two different subscriptions in one group; the text shows both expressions."""
+
+
+class OffsetOutOfRangeError(ClientError):
+    """The offset asked for is not in the queue any more, or not yet."""
+
+
+class UnsupportedByBrokerError(ClientError):
+    """The broker lacks a feature that only SluiceMQ has; the text names it."""
+
+
+class ClosedError(ClientError):
+    """The client, producer or consumer is closed."""

@@ -1,0 +1,1 @@
+"""Tag expressions and SQL92 selectors, with exactly RocketMQ's semantics."""

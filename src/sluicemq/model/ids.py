@@ -1,0 +1,108 @@
+"""Identifiers and hashes as RocketMQ computes them.
+
+Facts: spec/remoting.md §12. A host is stored as its packed address (4 or 16 bytes) followed by the
+port as a 4-byte integer; an offset message id is the upper-case hex of host + commit-log offset;
+a unique id is made by the client: address, process, start, time since the start of the month, counter.
+"""
+
+import ipaddress
+import struct
+from functools import lru_cache
+from typing import NamedTuple
+
+from sluicemq.errors import ProtocolError
+
+_PORT = struct.Struct(">i")
+_OFFSET = struct.Struct(">q")
+HOST_BYTES_IPV4 = 8
+HOST_BYTES_IPV6 = 20
+
+
+class Host(NamedTuple):
+    """An address and port; `str(host)` is `1.2.3.4:5` or `[::1]:5`."""
+
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        return (
+            f"[{self.address}]:{self.port}"
+            if ":" in self.address
+            else f"{self.address}:{self.port}"
+        )
+
+
+def parse_host(text: str) -> Host:
+    """`1.2.3.4:10911` or `[::1]:10911` -> Host. Raises ProtocolError when the port is missing."""
+    address, separator, port = text.strip().rpartition(":")
+    if not separator or not port.isdigit():
+        raise ProtocolError(
+            f"{text!r} is not an address.", cure="Write host:port, for example 127.0.0.1:10911."
+        )
+    return Host(address.removeprefix("[").removesuffix("]"), int(port))
+
+
+@lru_cache(maxsize=4096)
+def encode_host(host: Host) -> bytes:
+    """8 bytes for IPv4, 20 for IPv6 (address, then the port in 4 bytes)."""
+    return ipaddress.ip_address(host.address.partition("%")[0]).packed + _PORT.pack(host.port)
+
+
+@lru_cache(maxsize=4096)
+def decode_host(data: bytes) -> Host:
+    """The inverse of `encode_host`."""
+    return Host(str(ipaddress.ip_address(data[:-4])), _PORT.unpack(data[-4:])[0])
+
+
+def offset_message_id(store_host: bytes, physical_offset: int) -> str:
+    """The id that says where a message lies: 32 hex digits for IPv4, 56 for IPv6."""
+    return (store_host + _OFFSET.pack(physical_offset)).hex().upper()
+
+
+def parse_offset_message_id(text: str) -> tuple[Host, int]:
+    """Id -> (store host, commit-log offset). Raises ProtocolError when it is not such an id."""
+    try:
+        data = bytes.fromhex(text)
+    except ValueError:
+        data = b""
+    if len(data) not in (HOST_BYTES_IPV4 + 8, HOST_BYTES_IPV6 + 8):
+        raise ProtocolError(
+            f"{text!r} is not an offset message id.", cure="It has 32 or 56 hex digits."
+        )
+    return decode_host(data[:-8]), _OFFSET.unpack(data[-8:])[0]
+
+
+def java_hash(text: str) -> int:
+    """String.hashCode of Java: over UTF-16 units, as a signed 32-bit number."""
+    value = 0
+    data = text.encode("utf-16-be", "surrogatepass")
+    for index in range(0, len(data), 2):
+        value = (31 * value + (data[index] << 8 | data[index + 1])) & 0xFFFFFFFF
+    return value - (1 << 32) if value & 0x80000000 else value
+
+
+@lru_cache(maxsize=65536)
+def tag_code(tag: str) -> int:
+    """The number by which the consume queue knows a tag: 0 without a tag."""
+    return java_hash(tag) if tag else 0
+
+
+class UniqueIds:
+    """Makes UNIQ_KEY values: 32 hex digits, different in every process and call.
+
+    The time part is an increasing number: milliseconds since `month_start_ms`, which a caller
+    passes in (no clock here); the counter wraps at 65,536 a millisecond, as in the Java client.
+    """
+
+    __slots__ = ("_counter", "_prefix")
+
+    def __init__(self, address: bytes, process_id: int, salt: int) -> None:
+        self._prefix = (
+            (address + struct.pack(">HI", process_id & 0xFFFF, salt & 0xFFFFFFFF)).hex().upper()
+        )
+        self._counter = 0
+
+    def next(self, since_month_start_ms: int) -> str:
+        """The next id; `since_month_start_ms` is milliseconds since the first of this month."""
+        self._counter = (self._counter + 1) & 0xFFFF
+        return f"{self._prefix}{since_month_start_ms & 0xFFFFFFFF:08X}{self._counter:04X}"

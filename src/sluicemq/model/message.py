@@ -1,0 +1,104 @@
+"""A message on its way in (`Message`) and one that a broker stored (`StoredMessage`).
+
+Names of properties that RocketMQ reserves are constants here, because store, filter, broker and
+client all speak of them (facts: spec/remoting.md §11).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sluicemq.model.ids import Host, encode_host, offset_message_id
+
+KEYS = "KEYS"
+TAGS = "TAGS"
+WAIT = "WAIT"
+DELAY = "DELAY"
+UNIQ_KEY = "UNIQ_KEY"
+SHARDING_KEY = "__SHARDINGKEY"
+MSG_REGION = "MSG_REGION"
+TRACE_ON = "TRACE_ON"
+CLUSTER = "CLUSTER"
+RETRY_TOPIC = "RETRY_TOPIC"
+REAL_TOPIC = "REAL_TOPIC"
+TRAN_MSG = "TRAN_MSG"
+TIMER_PROPERTIES = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
+
+RESERVED_PROPERTIES = frozenset({
+    KEYS, TAGS, WAIT, DELAY, UNIQ_KEY, SHARDING_KEY, MSG_REGION, TRACE_ON, CLUSTER, RETRY_TOPIC,
+    REAL_TOPIC, "REAL_QID", TRAN_MSG, "PGROUP", "ORIGIN_MESSAGE_ID", "RECONSUME_TIME",
+    "MAX_RECONSUME_TIMES", "INSTANCE_ID", "TRANSACTION_CHECK_TIMES", "CHECK_IMMUNITY_TIME_IN_SECONDS",
+    "CORRELATION_ID", "REPLY_TO_CLIENT", "TTL", "MSG_TYPE", "POP_CK", "INNER_NUM", "INNER_BASE",
+    *TIMER_PROPERTIES,
+})  # fmt: skip
+
+COMPRESSED = 0x1
+TRANSACTION_MASK = 0xC
+PREPARED = 0x4
+COMMITTED = 0x8
+ROLLED_BACK = 0xC
+BORN_HOST_IPV6 = 0x10
+STORE_HOST_IPV6 = 0x20
+COMPRESSION_MASK = 0x700
+COMPRESSION_LZ4 = 0x100
+COMPRESSION_ZSTD = 0x200
+COMPRESSION_ZLIB = 0x300
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a producer sends. `properties` are the user's own; reserved names are refused on send."""
+
+    topic: str
+    body: bytes
+    tag: str | None = None
+    keys: tuple[str, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    flag: int = 0
+    wait_store_ok: bool = True
+    sharding_key: str | None = None
+    delay_level: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """One record of a commit log, decoded. `body` is decompressed when a client made it.
+
+    Times are milliseconds since 1970; `physical_offset` is the position in the commit log;
+    `queue_offset` the position in the queue; `size_bytes` that of the whole record.
+    """
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    size_bytes: int
+    body: bytes
+    properties: Mapping[str, str]
+    flag: int
+    sys_flag: int
+    born_time_ms: int
+    born_host: Host
+    store_time_ms: int
+    store_host: Host
+    reconsume_times: int
+    prepared_offset: int
+    body_crc: int
+    broker: str = ""
+
+    @property
+    def tag(self) -> str | None:
+        return self.properties.get(TAGS)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self.properties.get(KEYS, "").split())
+
+    @property
+    def offset_message_id(self) -> str:
+        """Where it lies: store host and commit-log offset."""
+        return offset_message_id(encode_host(self.store_host), self.physical_offset)
+
+    @property
+    def message_id(self) -> str:
+        """The id the producer gave it, or where it lies when there is none."""
+        return self.properties.get(UNIQ_KEY) or self.offset_message_id

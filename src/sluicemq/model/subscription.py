@@ -1,0 +1,50 @@
+"""What a consumer wants to see, and the two-stage filter that decides it.
+
+`MessageFilter` is the public protocol of the broker's two stages (the article of seed 001): first
+the tag code that stands in the consume queue, then the properties in the commit log. A user may
+give a broker filters of his own. Parsing of expressions is `sluicemq.filter`'s matter.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+TAG = "TAG"
+SQL92 = "SQL92"
+ALL = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A topic with an expression. For tags `tags` and `codes` hold the parsed set; both are empty
+    for `*` (everything) and for SQL92. `version` is the client's time when it subscribed (ms)."""
+
+    topic: str
+    expression: str = ALL
+    kind: str = TAG
+    tags: frozenset[str] = frozenset()
+    codes: frozenset[int] = frozenset()
+    version: int = 0
+
+    @property
+    def is_everything(self) -> bool:
+        return self.kind == TAG and self.expression == ALL
+
+
+class MessageFilter(Protocol):
+    """Decides in two stages; a message is delivered when both say yes.
+
+    `tag_codes` is the exact set of codes the first stage accepts, or None when it is not a set:
+    with it the store scans a whole block at once. `reads_properties` is False when the second
+    stage always says yes: then the commit log is not read to decide.
+    """
+
+    @property
+    def tag_codes(self) -> frozenset[int] | None: ...
+
+    @property
+    def reads_properties(self) -> bool: ...
+
+    def by_consume_queue(self, tag_code: int) -> bool: ...
+
+    def by_commit_log(self, properties: Mapping[str, str]) -> bool: ...

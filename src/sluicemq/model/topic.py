@@ -1,0 +1,103 @@
+"""Topics, consumer groups, queues and routes.
+
+Permissions are bits: 4 read, 2 write, 1 inherit (a topic that others may be created from).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+PERM_PRIORITY = 8
+PERM_READ = 4
+PERM_WRITE = 2
+PERM_INHERIT = 1
+
+MASTER_ID = 0
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+DEFAULT_TOPIC = "TBW102"
+DEFAULT_CLUSTER = "DefaultCluster"
+TOPIC_LENGTH_MAX = 127
+RETRY_TOPIC_LENGTH_MAX = 255
+GROUP_LENGTH_MAX = 120
+
+
+class MessageQueue(NamedTuple):
+    """One queue of a topic on one broker. Sorts by topic, broker, queue id, as clients must."""
+
+    topic: str
+    broker: str
+    queue_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataVersion:
+    """Which edition of a table this is; equal only when all three are."""
+
+    counter: int = 0
+    timestamp_ms: int = 0
+    state_version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """A topic as a broker keeps it."""
+
+    name: str
+    read_queues: int = 8
+    write_queues: int = 8
+    perm: int = PERM_READ | PERM_WRITE
+    filter_type: str = "SINGLE_TAG"
+    sys_flag: int = 0
+    order: bool = False
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConfig:
+    """A consumer group as a broker keeps it."""
+
+    name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    consume_message_orderly: bool = False
+    retry_queues: int = 1
+    retry_times_max: int = 16
+    broker_id: int = MASTER_ID
+    broker_id_when_slow: int = 1
+    notify_changes_enable: bool = True
+    sys_flag: int = 0
+    consume_timeout_minutes: int = 15
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueData:
+    """How many queues of a topic one broker has."""
+
+    broker: str
+    read_queues: int
+    write_queues: int
+    perm: int
+    sys_flag: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerData:
+    """The addresses of one broker by id; 0 is the master."""
+
+    broker: str
+    cluster: str
+    addresses: Mapping[int, str]
+    acting_master_enable: bool = False
+    zone: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicRoute:
+    """Where a topic lives. `order_topic_config` is `broker:queues;…` when strict order is set."""
+
+    brokers: tuple[BrokerData, ...]
+    queues: tuple[QueueData, ...]
+    order_topic_config: str | None = None

@@ -1,0 +1,1 @@
+"""The only sockets of the remoting protocol: servers, dialers, and the same frames in memory."""

@@ -1,0 +1,1 @@
+"""Bytes of a stored message: scalar codec, batches, and the vectorised Arrow decoder."""

@@ -1,0 +1,1 @@
+"""The store: CommitLog, ConsumeQueue, checkpoint, recovery. Synchronous, single writer."""
