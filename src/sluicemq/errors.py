@@ -2,10 +2,10 @@
 
     SluiceError
     ├── ConfigurationError      a key, value or option of the user is wrong
-    ├── ProtocolError           the other side sent bytes that are not the protocol (close the connection)
+    ├── ProtocolError           bytes that are not the protocol (close the connection)
     ├── FilterError             a filter expression
     │   ├── FilterSyntaxError   ... does not compile
-    │   └── FilterEvaluationError  ... cannot be evaluated on this message (the message does not match)
+    │   └── FilterEvaluationError  ... cannot be evaluated on this message: no match
     ├── StoreError              the store on disk
     │   ├── StoreLockedError    another living process owns it
     │   ├── StoreDamagedError   bytes before the durable mark are bad, or a file has another size

@@ -2,7 +2,7 @@
 
 Facts: spec/remoting.md §12. A host is stored as its packed address (4 or 16 bytes) followed by the
 port as a 4-byte integer; an offset message id is the upper-case hex of host + commit-log offset;
-a unique id is made by the client: address, process, start, time since the start of the month, counter.
+a unique id is made by the client: address, process, start, time in this month, counter.
 """
 
 import ipaddress

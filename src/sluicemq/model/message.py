@@ -26,7 +26,8 @@ TIMER_PROPERTIES = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 RESERVED_PROPERTIES = frozenset({
     KEYS, TAGS, WAIT, DELAY, UNIQ_KEY, SHARDING_KEY, MSG_REGION, TRACE_ON, CLUSTER, RETRY_TOPIC,
     REAL_TOPIC, "REAL_QID", TRAN_MSG, "PGROUP", "ORIGIN_MESSAGE_ID", "RECONSUME_TIME",
-    "MAX_RECONSUME_TIMES", "INSTANCE_ID", "TRANSACTION_CHECK_TIMES", "CHECK_IMMUNITY_TIME_IN_SECONDS",
+    "MAX_RECONSUME_TIMES", "INSTANCE_ID", "TRANSACTION_CHECK_TIMES",
+    "CHECK_IMMUNITY_TIME_IN_SECONDS",
     "CORRELATION_ID", "REPLY_TO_CLIENT", "TTL", "MSG_TYPE", "POP_CK", "INNER_NUM", "INNER_BASE",
     *TIMER_PROPERTIES,
 })  # fmt: skip
@@ -46,7 +47,7 @@ COMPRESSION_ZLIB = 0x300
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a producer sends. `properties` are the user's own; reserved names are refused on send."""
+    """What a producer sends. `properties` are the user's own; reserved names are refused."""
 
     topic: str
     body: bytes
