@@ -1,0 +1,161 @@
+"""One blocking connection, for scripts and Spark executors: no thread, no loop.
+
+Bulk answers are megabytes. `receive` reads the socket straight into one buffer that grows to the
+largest frame and is used again; the body is a memoryview into it: one copy between the socket and
+the caller. So a body is valid until the next `receive` only. What of the next frame is already in
+the buffer is moved to its front, which costs at most one small copy a frame.
+"""
+
+import socket
+import struct
+from types import TracebackType
+from typing import Final, Self
+
+from sluicemq.errors import ConnectionLostError, RequestTimeoutError
+from sluicemq.model.ids import parse_host
+from sluicemq.protocol.codec import decode, encode
+from sluicemq.protocol.command import FLAG_ONEWAY, Command
+from sluicemq.protocol.connection import check_total
+
+BUFFER_BYTES_FIRST: Final = 64 * 1024
+RECEIVE_BUFFER_BYTES: Final = 4 * 1024 * 1024
+"""What the kernel may hold for us while the caller decodes."""
+_TOTAL: Final = struct.Struct(">I")
+
+
+class BlockingChannel:
+    """A connection for one thread at a time. `timeout_s` bounds connecting and every wait.
+
+    Raises ConnectionLostError and RequestTimeoutError; after either the channel is closed.
+    """
+
+    def __init__(self, address: str, timeout_s: float = 5.0) -> None:
+        self.address = address
+        self.timeout_s = timeout_s
+        self.closed = False
+        self._opaque = 0
+        self._buffer = bytearray(BUFFER_BYTES_FIRST)
+        self._start = 0  # of the next frame in the buffer
+        self._filled = 0
+        self._body: memoryview | None = None
+        host = parse_host(address)
+        try:
+            self._socket = socket.create_connection((host.address, host.port), timeout_s)
+        except OSError as error:
+            raise self._failed(error, "connecting") from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+
+    def call(self, command: Command) -> Command:
+        """A request and its answer; the body is valid until the next call."""
+        self.send(command)
+        answer = self.receive()
+        while answer.opaque != command.opaque:
+            answer = self.receive()
+        return answer
+
+    def send(self, command: Command) -> None:
+        """Send a request; it gets its opaque here. With the one-way flag nothing comes back."""
+        self._check_open()
+        self._opaque = (self._opaque + 1) & 0x7FFFFFFF
+        command.opaque = self._opaque
+        try:
+            self._socket.settimeout(self.timeout_s)
+            self._socket.sendall(encode(command))
+        except OSError as error:
+            raise self._failed(error, "sending to") from error
+
+    def oneway(self, command: Command) -> None:
+        """A request without an answer."""
+        command.flag |= FLAG_ONEWAY
+        self.send(command)
+
+    def receive(self) -> Command:
+        """The next answer. Requests of the server are passed over: nothing here serves them."""
+        self._check_open()
+        command = self._receive_frame()
+        while not command.is_response:
+            command = self._receive_frame()
+        return command
+
+    def close(self) -> None:
+        """Close; the last body stays readable."""
+        self.closed = True
+        if hasattr(self, "_socket"):
+            self._socket.close()
+
+    # -------------------------------------------------------------------------------- receiving
+
+    def _receive_frame(self) -> Command:
+        self._body = None
+        try:
+            self._fill(4)
+            total = _TOTAL.unpack_from(self._buffer, self._start)[0]
+            check_total(total)
+            self._fill(4 + total)
+            start = self._start + 4
+            command = decode(memoryview(self._buffer)[start : start + total])
+        except OSError as error:
+            raise self._failed(error, "waiting for") from error
+        except BaseException:
+            self.close()  # the stream is lost: a bad frame, or an interrupt between two reads
+            raise
+        self._start += 4 + total
+        self._body = command.body if isinstance(command.body, memoryview) else None
+        return command
+
+    def _fill(self, size: int) -> None:
+        """Have `size` bytes from `_start` on in the buffer."""
+        if self._filled - self._start >= size:
+            return
+        self._make_room(size)
+        self._socket.settimeout(self.timeout_s)
+        view = memoryview(self._buffer)
+        while self._filled - self._start < size:
+            count = self._socket.recv_into(view[self._filled :])
+            if not count:
+                raise ConnectionResetError("the server closed the connection")
+            self._filled += count
+
+    def _make_room(self, size: int) -> None:
+        """Room for `size` bytes from `_start` on. A body that a caller still holds keeps its bytes:
+        a buffer that is looked at is left to the caller, and a new one is taken."""
+        if self._start == self._filled:
+            self._start = self._filled = 0
+        if self._start + size <= len(self._buffer):
+            return
+        rest = bytes(memoryview(self._buffer)[self._start : self._filled])
+        if size > len(self._buffer):
+            self._buffer = bytearray(max(size, 2 * len(self._buffer)))
+        self._buffer[: len(rest)] = rest
+        self._start, self._filled = 0, len(rest)
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ConnectionLostError(f"The connection to {self.address} is closed.")
+
+    def _failed(self, error: OSError, doing: str) -> ConnectionLostError | RequestTimeoutError:
+        self.close()
+        if isinstance(error, TimeoutError):
+            return RequestTimeoutError(
+                f"{doing} {self.address} took longer than {self.timeout_s:g} s.",
+                cure="Is the server overloaded, or the network slow?",
+            )
+        return ConnectionLostError(
+            f"{doing} {self.address} failed: {error.strerror or error}.",
+            cure="Check host and port, and that the server runs.",
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<blocking channel {self.address}{' closed' if self.closed else ''}>"

@@ -1,0 +1,178 @@
+"""From bytes to handlers to bytes: the seam `feed(data, peer) -> (used, answers)`.
+
+One call handles every whole frame in `data`: decode, look up the handler by request code, collect
+the answers, join them once. No task, no future, no await; a compiled twin can take this place.
+
+A handler is `(command, peer) -> outcome`:
+
+    bytes     an encoded frame, answered now
+    Command   answered now, after the dispatcher filled in opaque and flag
+    None      no answer (now or ever)
+    others    handed to `deferred(outcome, command, peer)`, which answers later by `peer.write`
+
+What goes wrong stays in its frame: an exception becomes an answer with a code and a remark, and is
+logged once for each kind; a one-way request gets none. Only bytes that are not the protocol raise
+ProtocolError: the connection has to be closed. Frames before the bad one are answered first.
+"""
+
+import logging
+import struct
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from sluicemq.errors import ProtocolError, RequestError, SluiceError
+from sluicemq.net.peer import Peer
+from sluicemq.protocol.codec import (
+    SERVER_LANGUAGE,
+    decode_header_bytes,
+    decode_json,
+    encode,
+    encode_answer,
+)
+from sluicemq.protocol.codes import ResponseCode
+from sluicemq.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, FRAME_BYTES_MAX, JSON, Command
+from sluicemq.protocol.connection import check_total
+
+log = logging.getLogger(__name__)
+
+Outcome = Any
+Handler = Callable[[Command, Peer], Outcome]
+Deferred = Callable[[Any, Command, Peer], None]
+Before = Callable[[Command, Peer], Outcome]
+
+_PREFIX: Final = struct.Struct(">II")
+_HEADER_MASK: Final = 0xFFFFFF
+LOGGED_MAX: Final = 256
+"""Kinds of trouble that are logged; a peer that invents codes cannot fill the disk."""
+
+
+class Dispatcher:
+    """Request codes to handlers.
+
+    `before` sees every request first (access rules): an outcome other than None takes the
+    handler's place. `frame_bytes_max` bounds a frame without its leading total.
+    """
+
+    def __init__(
+        self,
+        handlers: Mapping[int, Handler],
+        *,
+        deferred: Deferred | None = None,
+        before: Before | None = None,
+        frame_bytes_max: int = FRAME_BYTES_MAX,
+    ) -> None:
+        self.handlers: dict[int, Handler] = {int(code): it for code, it in handlers.items()}
+        self.frame_bytes_max = frame_bytes_max
+        self._deferred = deferred
+        self._before = before
+        self._logged: set[tuple[int, str]] = set()
+
+    def feed(self, data: bytes, peer: Peer) -> tuple[int, bytes]:
+        """Handle every whole frame in `data`. HOT.
+
+        Returns the bytes used and the answers. Raises ProtocolError when the first frame is bad;
+        a later bad frame ends the pass and raises when the rest is fed again.
+        """
+        find = self.handlers.get if self._before is None else self._find_guarded
+        frame_bytes_max = self.frame_bytes_max
+        unpack = _PREFIX.unpack_from
+        answers: list[bytes] = []
+        position, size = 0, len(data)
+        while size - position >= 8:
+            total, mark = unpack(data, position)
+            end = position + 4 + total
+            header_end = position + 8 + (mark & 0xFFFFFF)
+            if end > size and total <= frame_bytes_max:
+                break
+            try:
+                if header_end > end or total > frame_bytes_max or mark > _HEADER_MASK:
+                    command = self._read_odd(data[position:end], total, mark)
+                else:
+                    command = decode_json(data[position + 8 : header_end], data[header_end:end])
+            except ProtocolError:
+                if position == 0:
+                    raise
+                break
+            position = end
+            try:
+                handler = find(command.code)
+                if command.flag & FLAG_RESPONSE or handler is None:
+                    outcome = self._unhandled(command, peer)
+                else:
+                    outcome = handler(command, peer)
+                if outcome.__class__ is not bytes and outcome is not None:
+                    outcome = self._settle(outcome, command, peer)
+            except Exception as error:  # noqa: BLE001 -- the server's loop: it must go on
+                outcome = self._failure(error, command)
+            if outcome is not None and not command.flag & FLAG_ONEWAY:
+                answers.append(outcome)
+        return position, answers[0] if len(answers) == 1 else b"".join(answers)
+
+    def _read_odd(self, frame: bytes, total: int, mark: int) -> Command:
+        """A frame with impossible lengths, or with another header than JSON."""
+        check_total(total, self.frame_bytes_max)
+        header_size = mark & _HEADER_MASK
+        if header_size > total - 4:
+            raise ProtocolError(
+                f"A header of {header_size} bytes does not fit into a frame of {total} bytes."
+            )
+        return decode_header_bytes(mark >> 24, frame[8 : 8 + header_size], frame[8 + header_size :])
+
+    def _find_guarded(self, code: int) -> Handler | None:
+        return self._guarded if code in self.handlers else None
+
+    def _guarded(self, command: Command, peer: Peer) -> Outcome:
+        outcome = self._before(command, peer) if self._before is not None else None
+        return self.handlers[command.code](command, peer) if outcome is None else outcome
+
+    def _settle(self, outcome: Outcome, command: Command, peer: Peer) -> bytes | None:
+        """Encodes a Command; leaves anything else to `deferred`."""
+        if isinstance(outcome, Command):
+            return None if command.is_oneway else finish_answer(outcome, command)
+        if self._deferred is None:
+            raise TypeError(f"a handler returned {type(outcome).__name__}, and nobody takes it")
+        self._deferred(outcome, command, peer)
+        return None
+
+    def _unhandled(self, command: Command, peer: Peer) -> bytes | None:
+        """An answer to a request of ours, or a code without a handler."""
+        if command.is_response:
+            peer.answered(command)
+            return None
+        if self._is_new(command.code, "unsupported"):
+            log.warning("request code %d from %s is not supported", command.code, peer.remote)
+        return encode_answer(
+            command,
+            ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+            remark=f" request type {command.code} not supported",
+        )
+
+    def _failure(self, error: Exception, command: Command) -> bytes:
+        """An exception as an answer: a code and a sentence, never a traceback."""
+        if isinstance(error, RequestError):
+            return encode_answer(command, error.code, remark=error.remark)
+        if isinstance(error, SluiceError):
+            remark = str(error)
+            if self._is_new(command.code, type(error).__name__):
+                log.warning("request code %d failed: %s", command.code, remark)
+        else:
+            remark = f"{type(error).__name__}: {error}"
+            if self._is_new(command.code, type(error).__name__):
+                log.error("request code %d failed", command.code, exc_info=error)
+        return encode_answer(command, ResponseCode.SYSTEM_ERROR, remark=remark)
+
+    def _is_new(self, code: int, kind: str) -> bool:
+        key = (code, kind)
+        if key in self._logged or len(self._logged) >= LOGGED_MAX:
+            return False
+        self._logged.add(key)
+        return True
+
+
+def finish_answer(answer: Command, request: Command) -> bytes:
+    """Encode `answer` as the answer to `request`: its opaque, the response flag, JSON."""
+    answer.opaque = request.opaque
+    answer.flag |= FLAG_RESPONSE
+    answer.language = SERVER_LANGUAGE
+    answer.serialization = JSON
+    return encode(answer)

@@ -1,0 +1,144 @@
+"""The same frames without sockets: a Dispatcher and a Channel in one process.
+
+For embedded brokers, tests and simulation. Bytes travel by `loop.call_soon`, so a call never
+re-enters its caller, and arrive in order. Nothing is lost and nothing is limited here.
+
+    network = MemoryNetwork()
+    network.serve("broker:10911", dispatcher)
+    channel = await network.dial("broker:10911")
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from sluicemq.errors import ConnectionLostError, ProtocolError
+from sluicemq.model.ids import Host
+from sluicemq.net.dialer import Channel, OnClose, OnRequest
+from sluicemq.net.dispatch import Dispatcher
+from sluicemq.net.peer import Peer
+from sluicemq.protocol.connection import Pieces
+
+OnPeer = Callable[[Peer], None]
+_CLIENT_PORT_FIRST = 40_000
+
+
+class _Wire:
+    """One direction: bytes written here arrive at `deliver` in the next turn of the loop."""
+
+    __slots__ = ("_deliver", "_on_close", "closed")
+
+    def __init__(self, deliver: Callable[[bytes], None], on_close: Callable[[], None]) -> None:
+        self._deliver = deliver
+        self._on_close = on_close
+        self.closed = False
+
+    def write(self, data: bytes, /) -> None:
+        if not self.closed:
+            asyncio.get_running_loop().call_soon(self._deliver, bytes(data))
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            asyncio.get_running_loop().call_soon(self._on_close)
+
+
+class _Link:
+    """A served connection: the server's Pieces and Peer on one end, a Channel on the other."""
+
+    def __init__(self, service: "_Service", channel: Channel, remote: Host, local: Host) -> None:
+        self._service = service
+        self._channel = channel
+        self._pieces = Pieces(service.dispatcher.frame_bytes_max)
+        self._open = True
+        self._to_client = _Wire(channel.received, self.lose)
+        self._to_server = _Wire(self._received, self.lose)
+        self.peer = Peer(self._to_client, remote, local)
+        channel.connected(self._to_server, remote)
+
+    def _received(self, data: bytes) -> None:
+        if self.peer.closed:
+            return
+        whole = self._pieces.add(data)
+        try:
+            while whole:
+                used, answers = self._service.dispatcher.feed(whole, self.peer)
+                self.peer.write(answers)
+                if used == len(whole):
+                    return
+                whole = self._pieces.keep(whole[used:] if used else whole)
+        except ProtocolError:
+            self.peer.close()
+
+    def lose(self) -> None:
+        """The connection is gone on both ends."""
+        if not self._open:
+            return
+        self._open = False
+        self._to_client.closed = self._to_server.closed = True
+        self.peer.lost()
+        self._service.links.discard(self)
+        if self._service.on_disconnect is not None:
+            self._service.on_disconnect(self.peer)
+        self._channel.disconnected(None)
+
+
+class _Service:
+    """One dispatcher at one address."""
+
+    __slots__ = ("dispatcher", "links", "on_connect", "on_disconnect")
+
+    def __init__(
+        self, dispatcher: Dispatcher, on_connect: OnPeer | None, on_disconnect: OnPeer | None
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.on_connect = on_connect
+        self.on_disconnect = on_disconnect
+        self.links: set[_Link] = set()
+
+
+class MemoryNetwork:
+    """Addresses are any texts `host:port`; hosts have to be IP addresses when they are stored."""
+
+    def __init__(self) -> None:
+        self._services: dict[str, _Service] = {}
+        self._port = _CLIENT_PORT_FIRST
+
+    def serve(
+        self,
+        address: str,
+        dispatcher: Dispatcher,
+        *,
+        on_connect: OnPeer | None = None,
+        on_disconnect: OnPeer | None = None,
+    ) -> None:
+        """Serve `dispatcher` at `address`."""
+        self._services[address] = _Service(dispatcher, on_connect, on_disconnect)
+
+    def stop(self, address: str) -> None:
+        """Stop serving there; its connections break."""
+        service = self._services.pop(address, None)
+        for link in tuple(service.links if service else ()):
+            link.lose()
+
+    async def dial(
+        self,
+        address: str,
+        *,
+        timeout_s: float = 0.0,
+        on_request: OnRequest | None = None,
+        on_close: OnClose | None = None,
+    ) -> Channel:
+        """Like `dialer.dial`. Raises ConnectionLostError when nobody serves there."""
+        del timeout_s  # nothing here takes time
+        service = self._services.get(address)
+        if service is None:
+            raise ConnectionLostError(f"Nobody serves {address} in this process.")
+        self._port += 1
+        host, _, port = address.rpartition(":")
+        channel = Channel(address, on_request=on_request, on_close=on_close)
+        local = Host(host if host[:1].isdigit() or ":" in host else "127.0.0.1", int(port or 0))
+        link = _Link(service, channel, Host("127.0.0.1", self._port), local)
+        service.links.add(link)
+        if service.on_connect is not None:
+            service.on_connect(link.peer)
+        return channel

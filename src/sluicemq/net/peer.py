@@ -1,0 +1,131 @@
+"""One connection as a handler sees it, whatever carries it: a socket or `memory.py`.
+
+`labels` is free for handlers (who it is, which groups it belongs to). `write` takes whole frames in
+any order; `call` sends a request to the client and waits for the answer that carries its opaque
+and the response flag (spec/remoting.md §4).
+"""
+
+import asyncio
+from typing import Any, Final, Protocol
+
+from sluicemq.errors import ConnectionLostError, RequestTimeoutError
+from sluicemq.model.ids import Host, encode_host
+from sluicemq.protocol.codec import SERVER_LANGUAGE, encode
+from sluicemq.protocol.command import FLAG_ONEWAY, Command
+
+NOWHERE: Final = Host("0.0.0.0", 0)
+"""An address that is not known."""
+_IPV4_IN_IPV6: Final = "::ffff:"
+
+
+class Carrier(Protocol):
+    """What carries the bytes: the part of asyncio's transports that is needed here."""
+
+    def write(self, data: bytes, /) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def host_of(name: Any) -> Host:
+    """A socket name as a host: IPv4 that came in over an IPv6 socket is IPv4."""
+    if not isinstance(name, tuple) or len(name) < 2:
+        return NOWHERE
+    address = str(name[0]).partition("%")[0]
+    return Host(address.removeprefix(_IPV4_IN_IPV6), int(name[1]))
+
+
+class Peer:
+    """One accepted connection.
+
+    `remote` is the client's address, `remote_bytes` its stored form; `local` is the address by
+    which the client reached us. `idle_sweeps` counts the sweeps since a byte went either way.
+    """
+
+    __slots__ = (
+        "_calls",
+        "_carrier",
+        "_opaque",
+        "closed",
+        "idle_sweeps",
+        "labels",
+        "local",
+        "remote",
+        "remote_bytes",
+    )
+
+    def __init__(self, carrier: Carrier, remote: Host, local: Host) -> None:
+        self._carrier = carrier
+        self._calls: dict[int, asyncio.Future[Command]] = {}
+        self._opaque = 0
+        self.remote = remote
+        self.remote_bytes = encode_host(remote)
+        self.local = local
+        self.labels: dict[str, Any] = {}
+        self.closed = False
+        self.idle_sweeps = 0
+
+    def write(self, frame: bytes) -> None:
+        """Send whole frames; ignored when the connection is closed."""
+        if not self.closed and frame:
+            self.idle_sweeps = 0
+            self._carrier.write(frame)
+
+    def close(self) -> None:
+        """Close when what was written has left."""
+        if not self.closed:
+            self.closed = True
+            self._carrier.close()
+
+    def notify(self, command: Command) -> None:
+        """A one-way request to the client."""
+        command.flag |= FLAG_ONEWAY
+        self.write(self._numbered(command))
+
+    async def call(self, command: Command, timeout_s: float) -> Command:
+        """A request to the client and its answer.
+
+        Raises ConnectionLostError, RequestTimeoutError.
+        """
+        if self.closed:
+            raise ConnectionLostError(f"The connection of {self.remote} is closed.")
+        frame = self._numbered(command)
+        future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
+        self._calls[command.opaque] = future
+        try:
+            self.write(frame)
+            async with asyncio.timeout(timeout_s):
+                return await future
+        except TimeoutError as error:
+            raise RequestTimeoutError(
+                f"{self.remote} did not answer request {command.code} within {timeout_s} s."
+            ) from error
+        finally:
+            self._calls.pop(command.opaque, None)
+
+    def _numbered(self, command: Command) -> bytes:
+        """Our own numbers: those of the other direction do not matter (spec §4)."""
+        self._opaque = (self._opaque + 1) & 0x7FFFFFFF
+        command.opaque = self._opaque
+        command.language = SERVER_LANGUAGE
+        return encode(command)
+
+    def answered(self, command: Command) -> None:
+        """An answer came in. One that nobody waits for (any more) is dropped."""
+        future = self._calls.pop(command.opaque, None)
+        if future is not None and not future.done():
+            future.set_result(command)
+
+    def lost(self) -> None:
+        """The connection is gone: who waits for an answer learns it."""
+        self.closed = True
+        calls, self._calls = self._calls, {}
+        for future in calls.values():
+            if not future.done():
+                future.set_exception(
+                    ConnectionLostError(
+                        f"The connection of {self.remote} closed before it answered."
+                    )
+                )
+
+    def __repr__(self) -> str:
+        return f"<peer {self.remote}{' closed' if self.closed else ''}>"

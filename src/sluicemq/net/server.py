@@ -1,0 +1,279 @@
+"""The listening side of the remoting protocol.
+
+    socket -> Connection.data_received -> Pieces -> Dispatcher.feed -> one write
+
+A chunk with forty frames is one pass and one write. Three things bound a connection:
+
+- a budget of bytes a turn: above it reading pauses until the next iteration of the loop, so that
+  one greedy sender does not starve the rest (uvloop would read up to 8 MiB at once);
+- its write buffer: a client that does not read its answers is not read from either;
+- silence: after `idle_timeout_s` without a byte in either direction it is closed. A sweep counts;
+  there is no timer a connection.
+
+TLS would start on the same ports (spec/remoting.md §1): `Connection._refuse` is where the first
+byte 0x16 is told apart today.
+"""
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from sluicemq.errors import ConfigurationError, ProtocolError
+from sluicemq.net.dispatch import Dispatcher, Handler, Outcome
+from sluicemq.net.peer import Peer, host_of
+from sluicemq.protocol.connection import TLS_HELLO, Pieces
+
+__all__ = ["Dispatcher", "Handler", "Outcome", "Peer", "RemotingServer"]
+
+log = logging.getLogger(__name__)
+
+TURN_BYTES_MAX: Final = 256 * 1024
+"""One full read of uvloop (250 kB) or asyncio (256 KiB): about 600 sends of 128 B."""
+WRITE_BUFFER_BYTES_MAX: Final = 16 * 1024 * 1024
+CONNECTIONS_MAX: Final = 10_000
+IDLE_TIMEOUT_S: Final = 120.0
+SWEEPS_PER_TIMEOUT: Final = 4
+CLOSE_TIMEOUT_S: Final = 1.0
+BACKLOG: Final = 1024
+
+OnPeer = Callable[[Peer], None]
+
+
+class Connection(asyncio.Protocol):
+    """One accepted socket: bytes in, frames to the dispatcher, answers out."""
+
+    __slots__ = (
+        "_blocked",
+        "_dispatcher",
+        "_loop",
+        "_pieces",
+        "_resting",
+        "_server",
+        "_transport",
+        "_turn_bytes",
+        "peer",
+    )
+
+    def __init__(self, server: "RemotingServer", dispatcher: Dispatcher) -> None:
+        self._server = server
+        self._dispatcher = dispatcher
+        self._loop = asyncio.get_running_loop()
+        self._pieces = Pieces(dispatcher.frame_bytes_max)
+        self._turn_bytes = 0
+        self._resting = False  # over its budget until the next turn
+        self._blocked = False  # its answers do not leave
+        self._transport: asyncio.Transport
+        self.peer: Peer
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
+        self._transport = transport  # type: ignore[assignment]
+        self.peer = Peer(
+            self._transport,
+            host_of(transport.get_extra_info("peername")),
+            host_of(transport.get_extra_info("sockname")),
+        )
+        connected = transport.get_extra_info("socket")
+        if connected is not None and connected.family != getattr(socket, "AF_UNIX", None):
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._transport.set_write_buffer_limits(high=self._server.write_buffer_bytes_max)
+        self._server.opened(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.peer.lost()
+        self._server.lost(self)
+
+    def data_received(self, data: bytes) -> None:
+        peer = self.peer
+        if peer.closed:
+            return
+        peer.idle_sweeps = 0
+        self._turn_bytes += len(data)
+        if self._turn_bytes > TURN_BYTES_MAX:
+            self._rest()
+        whole = self._pieces.add(data)
+        try:
+            while whole:
+                used, answers = self._dispatcher.feed(whole, peer)
+                if answers and not peer.closed:
+                    self._transport.write(answers)
+                if used == len(whole):
+                    return
+                data = whole[used:] if used else whole
+                whole = self._pieces.keep(data)
+        except ProtocolError as error:
+            self._refuse(data, error)
+
+    def pause_writing(self) -> None:
+        self._blocked = True
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._blocked = False
+        self._listen()
+
+    def abort(self) -> None:
+        """Close at once; what was not sent is lost."""
+        self.peer.closed = True
+        self._transport.abort()
+
+    def _rest(self) -> None:
+        self._turn_bytes = 0
+        if not self._resting:
+            self._resting = True
+            self._transport.pause_reading()
+            self._loop.call_soon(self._rested)
+
+    def _rested(self) -> None:
+        self._resting = False
+        self._listen()
+
+    def _listen(self) -> None:
+        if not (self._resting or self._blocked or self._transport.is_closing()):
+            self._transport.resume_reading()
+
+    def _refuse(self, data: bytes, error: ProtocolError) -> None:
+        text = str(error)
+        if data[:1] == bytes((TLS_HELLO,)):
+            text = "it speaks TLS, which this port does not serve. Turn TLS off in the client."
+        self._server.complain(self.peer, text)
+        self.peer.close()
+
+
+class RemotingServer:
+    """Accepts connections on one or more ports that all serve the same dispatcher."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        on_connect: OnPeer | None = None,
+        on_disconnect: OnPeer | None = None,
+        idle_timeout_s: float = IDLE_TIMEOUT_S,
+        connections_max: int = CONNECTIONS_MAX,
+        write_buffer_bytes_max: int = WRITE_BUFFER_BYTES_MAX,
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.write_buffer_bytes_max = write_buffer_bytes_max
+        self.ports: tuple[int, ...] = ()
+        self._on_connect = on_connect
+        self._on_disconnect = on_disconnect
+        self._sweep_s = idle_timeout_s / SWEEPS_PER_TIMEOUT
+        self._connections_max = connections_max
+        self._connections: dict[Peer, Connection] = {}
+        self._listeners: list[asyncio.Server] = []
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._complained: set[tuple[str, str]] = set()
+        self._gone = asyncio.Event()
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """Everyone who is connected."""
+        return tuple(self._connections)
+
+    async def start(self, host: str | None, ports: Sequence[int]) -> None:
+        """Listen on every port; 0 means a free one (see `ports` afterwards).
+
+        Raises ConfigurationError when a port cannot be had; then none is open.
+        """
+        loop = asyncio.get_running_loop()
+        found: list[int] = []
+        for port in ports:
+            try:
+                listener = await loop.create_server(
+                    lambda: Connection(self, self.dispatcher), host or None, port, backlog=BACKLOG
+                )
+            except OSError as error:
+                await self.close()
+                raise _cannot_listen(host, port, error) from error
+            self._listeners.append(listener)
+            found.append(listener.sockets[0].getsockname()[1])
+        self.ports = tuple(found)
+        self._sweeper = loop.call_later(self._sweep_s, self._sweep)
+
+    async def close(self) -> None:
+        """Stop listening, close every connection; returns when all are closed."""
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
+        listeners, self._listeners = self._listeners, []
+        for listener in listeners:
+            listener.close()
+        for peer in self.peers:
+            peer.close()
+        if self._connections:
+            self._gone.clear()
+            try:
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await self._gone.wait()
+            except TimeoutError:
+                await self._abort_all()
+        for listener in listeners:
+            await listener.wait_closed()
+
+    async def _abort_all(self) -> None:
+        """For clients that do not take what was written to them."""
+        for connection in tuple(self._connections.values()):
+            connection.abort()
+        await self._gone.wait()
+
+    # ------------------------------------------------------------------ told by connections
+
+    def opened(self, connection: Connection) -> None:
+        """A connection was accepted; one too many is closed at once."""
+        if len(self._connections) >= self._connections_max:
+            self.complain(
+                connection.peer,
+                f"there are {self._connections_max} connections, which is the limit",
+            )
+            connection.abort()
+            return
+        self._connections[connection.peer] = connection
+        if self._on_connect is not None:
+            self._on_connect(connection.peer)
+
+    def lost(self, connection: Connection) -> None:
+        """A connection is gone."""
+        if self._connections.pop(connection.peer, None) is None:
+            return  # it was one too many
+        if self._on_disconnect is not None:
+            self._on_disconnect(connection.peer)
+        if not self._connections:
+            self._gone.set()
+
+    def complain(self, peer: Peer, text: str) -> None:
+        """Log why a connection is closed: once for each kind and address."""
+        key = (peer.remote.address, text[:40])
+        if key not in self._complained and len(self._complained) < 1024:
+            self._complained.add(key)
+            log.warning("closing the connection of %s: %s", peer.remote, text)
+
+    def _sweep(self) -> None:
+        for peer, connection in tuple(self._connections.items()):
+            peer.idle_sweeps += 1
+            if peer.idle_sweeps > SWEEPS_PER_TIMEOUT:
+                log.info("closing the connection of %s: silent for too long", peer.remote)
+                connection.abort()
+        loop = asyncio.get_running_loop()
+        self._sweeper = loop.call_later(self._sweep_s, self._sweep)
+
+
+def _cannot_listen(host: str | None, port: int, error: OSError) -> ConfigurationError:
+    where = f"{host or '*'}:{port}"
+    if error.errno == errno.EADDRINUSE:
+        return ConfigurationError(
+            f"Port {port} is in use already ({where}).",
+            cure="Stop the other process, or configure another port.",
+        )
+    if error.errno == errno.EACCES:
+        return ConfigurationError(
+            f"Port {port} needs rights that this process does not have ({where}).",
+            cure="Configure a port above 1023.",
+        )
+    return ConfigurationError(
+        f"Cannot listen on {where}: {error.strerror or error}.",
+        cure="Configure an address of this machine.",
+    )

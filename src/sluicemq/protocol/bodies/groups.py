@@ -1,0 +1,118 @@
+"""Consumer groups as a broker keeps them: 200, 201, 352, `subscriptionGroup.json`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sluicemq.model.topic import DataVersion, GroupConfig
+from sluicemq.protocol import fastjson
+from sluicemq.protocol.bodies.reading import (
+    Data,
+    as_integer,
+    as_object,
+    as_texts,
+    load_object,
+    take_boolean,
+    take_integer,
+    take_object,
+    take_text,
+)
+from sluicemq.protocol.bodies.topics import NO_VERSION, data_version_from, data_version_object
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTable:
+    """All groups of a broker by name; `forbidden` is group -> topic -> bits."""
+
+    groups: Mapping[str, GroupConfig] = field(default_factory=dict)
+    data_version: DataVersion = NO_VERSION
+    forbidden: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+def group_object(group: GroupConfig) -> dict[str, Any]:
+    """A group as a JSON object. Retry intervals are the standard ones (CUSTOMIZED, no list)."""
+    return {
+        "attributes": dict(group.attributes),
+        "brokerId": group.broker_id,
+        "consumeBroadcastEnable": group.consume_broadcast_enable,
+        "consumeEnable": group.consume_enable,
+        "consumeFromMinEnable": group.consume_from_min_enable,
+        "consumeMessageOrderly": group.consume_message_orderly,
+        "consumeTimeoutMinute": group.consume_timeout_minutes,
+        "groupName": group.name,
+        "groupRetryPolicy": {"type": "CUSTOMIZED"},
+        "groupSysFlag": group.sys_flag,
+        "notifyConsumerIdsChangedEnable": group.notify_changes_enable,
+        "retryMaxTimes": group.retry_times_max,
+        "retryQueueNums": group.retry_queues,
+        "whichBrokerWhenConsumeSlowly": group.broker_id_when_slow,
+    }
+
+
+def group_from(values: Mapping[Any, Any], name: str = "") -> GroupConfig:
+    """The inverse of `group_object`; `name` stands in for an absent groupName."""
+    plain = GroupConfig(take_text(values, "groupName", name))
+    return GroupConfig(
+        plain.name,
+        take_boolean(values, "consumeEnable", plain.consume_enable),
+        take_boolean(values, "consumeFromMinEnable", plain.consume_from_min_enable),
+        take_boolean(values, "consumeBroadcastEnable", plain.consume_broadcast_enable),
+        take_boolean(values, "consumeMessageOrderly", plain.consume_message_orderly),
+        take_integer(values, "retryQueueNums", plain.retry_queues),
+        take_integer(values, "retryMaxTimes", plain.retry_times_max),
+        take_integer(values, "brokerId", plain.broker_id),
+        take_integer(values, "whichBrokerWhenConsumeSlowly", plain.broker_id_when_slow),
+        take_boolean(values, "notifyConsumerIdsChangedEnable", plain.notify_changes_enable),
+        take_integer(values, "groupSysFlag", plain.sys_flag),
+        take_integer(values, "consumeTimeoutMinute", plain.consume_timeout_minutes),
+        as_texts(take_object(values, "attributes")),
+    )
+
+
+def encode_group_config(group: GroupConfig) -> bytes:
+    """200's body, 352's answer."""
+    return fastjson.dumps(group_object(group))
+
+
+def decode_group_config(data: Data) -> GroupConfig:
+    """The inverse of `encode_group_config`."""
+    return group_from(load_object(data, "group"))
+
+
+def _table_object(table: GroupTable) -> dict[str, Any]:
+    return {
+        "dataVersion": data_version_object(table.data_version),
+        "forbiddenTable": {name: dict(bits) for name, bits in table.forbidden.items()},
+        "subscriptionGroupTable": {
+            name: group_object(group) for name, group in table.groups.items()
+        },
+    }
+
+
+def encode_group_table(table: GroupTable) -> bytes:
+    """201's answer."""
+    return fastjson.dumps(_table_object(table))
+
+
+def encode_group_table_file(table: GroupTable) -> str:
+    """The text of `subscriptionGroup.json`."""
+    return fastjson.dumps_file(_table_object(table))
+
+
+def decode_group_table(data: Data) -> GroupTable:
+    """201's answer or a `subscriptionGroup.json`."""
+    values = load_object(data, "group table")
+    return GroupTable(
+        {
+            fastjson.text(name): group_from(as_object(item, "A group"), fastjson.text(name))
+            for name, item in take_object(values, "subscriptionGroupTable").items()
+        },
+        data_version_from(take_object(values, "dataVersion")),
+        {
+            fastjson.text(name): {
+                fastjson.text(topic): as_integer(bits, "forbidden bits")
+                for topic, bits in as_object(topics, "forbiddenTable").items()
+            }
+            for name, topics in take_object(values, "forbiddenTable").items()
+        },
+    )

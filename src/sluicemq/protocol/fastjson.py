@@ -1,0 +1,331 @@
+"""JSON as Java's fastjson writes it, and the plain kind (spec/remoting.md §5).
+
+fastjson writes integer map keys without quotes (`{0:"a"}`), objects as map keys
+(`{{"brokerName":"b","queueId":0,"topic":"T"}:5}`) and `{"$ref":"$.path"}` for an object that it
+has written before. `loads` takes the plain kind through orjson and the rest through a small
+parser:
+
+    unquoted integer key   int
+    object as key          tuple of its (name, value) pairs, sorted by name: `object_key`
+    {"$ref": path}         the value at that path; as a key, the only object key of that map
+    1L, 1.5D               the number
+
+`dumps` writes the fastjson form, `dumps_strict` and `dumps_file` the plain one.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from sluicemq.errors import ProtocolError
+
+DEPTH_MAX: Final = 64
+"""Nesting that a body may have. The deepest that RocketMQ writes has seven levels."""
+
+_SPACE: Final = re.compile(r"[ \t\r\n\f\b]*")
+_STRING: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_NUMBER: Final = re.compile(r"(-?\d+)((?:\.\d*)?(?:[eE][-+]?\d+)?)[BSLFD]?")
+_WORDS: Final = {"true": True, "false": False, "null": None, "NaN": None}
+_WORD: Final = re.compile(r"[A-Za-z]+")
+_REFERENCE: Final = "$ref"
+_STEP: Final = re.compile(r"[^.\[\]$]+")
+
+ObjectKey = tuple[tuple[str, Any], ...]
+
+
+# ------------------------------------------------------------------------------------- reading
+
+
+def loads(data: str | bytes | memoryview) -> Any:
+    """JSON of either kind -> Python values. Raises ProtocolError.
+
+    >>> loads('{0:"a"}')
+    {0: 'a'}
+    """
+    if isinstance(data, memoryview):
+        data = bytes(data)
+    try:
+        value = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        text = data if isinstance(data, str) else data.decode("utf-8", "replace")
+        value = _Parser(text).document()
+    mark = _REFERENCE if isinstance(data, str) else _REFERENCE.encode()
+    return _resolved(value, value, ()) if mark in data else value  # type: ignore[operator]
+
+
+def object_key(value: Mapping[str, Any]) -> ObjectKey:
+    """How an object that is a map's key stands in a dict."""
+    try:
+        key = tuple(sorted(value.items()))
+        hash(key)
+    except TypeError as error:
+        raise ProtocolError(
+            "An object that is a map's key holds more than plain values."
+        ) from error
+    return key
+
+
+class _Parser:
+    """Recursive descent over one text."""
+
+    __slots__ = ("_depth", "_position", "_text")
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._position = 0
+        self._depth = 0
+
+    def document(self) -> Any:
+        value = self._value()
+        if self._peek():
+            raise self._error("nothing more")
+        return value
+
+    def _peek(self) -> str:
+        """The next character that is not white space; empty at the end."""
+        match = _SPACE.match(self._text, self._position)
+        if match is not None:
+            self._position = match.end()
+        return self._text[self._position : self._position + 1]
+
+    def _error(self, wanted: str) -> ProtocolError:
+        return ProtocolError(
+            f"The JSON is bad at character {self._position} of {len(self._text)}: "
+            f"expected {wanted}."
+        )
+
+    def _take(self, wanted: str) -> None:
+        if self._peek() != wanted:
+            raise self._error(repr(wanted))
+        self._position += 1
+
+    def _value(self) -> Any:
+        first = self._peek()
+        if first == "{":
+            return self._object()
+        if first == "[":
+            return self._array()
+        if first == '"':
+            return self._string()
+        if first == "-" or first.isdigit():
+            return self._number()
+        return self._word()
+
+    def _enter(self) -> None:
+        self._position += 1
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            raise _too_deep()
+
+    def _object(self) -> dict[Any, Any]:
+        self._enter()
+        values: dict[Any, Any] = {}
+        while self._peek() != "}":
+            key = self._key()
+            self._take(":")
+            values[key] = self._value()
+            if self._peek() != "}":
+                self._take(",")
+        self._position += 1
+        self._depth -= 1
+        return values
+
+    def _key(self) -> Any:
+        key = self._value()
+        return object_key(key) if isinstance(key, dict) else self._plain_key(key)
+
+    def _plain_key(self, key: Any) -> Any:
+        if isinstance(key, list):
+            raise self._error("a key that is not a list")
+        return key
+
+    def _array(self) -> list[Any]:
+        self._enter()
+        values: list[Any] = []
+        while self._peek() != "]":
+            values.append(self._value())
+            if self._peek() != "]":
+                self._take(",")
+        self._position += 1
+        self._depth -= 1
+        return values
+
+    def _string(self) -> str:
+        match = _STRING.match(self._text, self._position)
+        if match is None:
+            raise self._error("the end of a text")
+        try:
+            text: str = json.loads(match.group(), strict=False)
+        except ValueError as error:
+            raise self._error("a text with valid escapes") from error
+        self._position = match.end()
+        return text
+
+    def _number(self) -> int | float:
+        match = _NUMBER.match(self._text, self._position)
+        if match is None:
+            raise self._error("a number")
+        whole, fraction = match.group(1), match.group(2)
+        try:
+            number = float(whole + fraction) if fraction else int(whole)
+        except ValueError as error:  # more digits than Python takes
+            raise self._error("a number of fewer digits") from error
+        self._position = match.end()
+        return number
+
+    def _word(self) -> bool | None:
+        match = _WORD.match(self._text, self._position)
+        if match is None or match.group() not in _WORDS:
+            raise self._error("a value")
+        self._position = match.end()
+        return _WORDS[match.group()]
+
+
+def _too_deep() -> ProtocolError:
+    return ProtocolError(f"The JSON is nested deeper than {DEPTH_MAX} levels.")
+
+
+def _resolved(value: Any, root: Any, parents: tuple[Any, ...]) -> Any:
+    """`value` with its references replaced, in place; one that leads nowhere becomes None."""
+    chain = (*parents, value)
+    if len(chain) > DEPTH_MAX:
+        raise _too_deep()
+    if isinstance(value, list):
+        value[:] = [_resolved(item, root, chain) for item in value]
+        return value
+    if not isinstance(value, dict):
+        return value
+    path = _reference_of(value)
+    if path is not None:
+        return _target(path, root, chain)
+    for key, item in value.items():
+        value[key] = _resolved(item, root, chain)
+    for key in [key for key in value if isinstance(key, tuple)]:
+        item = value.pop(key)
+        value[_resolved_key(key, root)] = item
+    return value
+
+
+def _reference_of(value: Any) -> str | None:
+    if isinstance(value, dict) and len(value) == 1:
+        path = value.get(_REFERENCE)
+        return path if isinstance(path, str) else None
+    return None
+
+
+def _target(path: str, root: Any, chain: tuple[Any, ...]) -> Any:
+    """`@` is the object itself, `..` its parent, `$` the root, `$.a.b[0]` a path from there."""
+    if path == "@":
+        return chain[-2] if len(chain) > 1 else root
+    if set(path) <= {".", "/"}:
+        ups = path.count("..") + 2
+        return chain[-ups] if ups <= len(chain) else root
+    value = root
+    for step in _STEP.findall(path):
+        value = _step(value, step.strip("\"'"))
+    return None if _reference_of(value) else value
+
+
+def _step(value: Any, name: str) -> Any:
+    index = int(name) if name.isdecimal() and len(name) < 10 else -1
+    if isinstance(value, list):
+        return value[index] if 0 <= index < len(value) else None
+    if not isinstance(value, dict):
+        return None
+    return value[name] if name in value else value.get(index)
+
+
+def _resolved_key(key: Any, root: Any) -> Any:
+    """`{"$ref":"$.mqPopTable.null"}` as a key means a key of that map (spec §5); it can be told
+    which one only when the map has a single object key."""
+    if not (isinstance(key, tuple) and len(key) == 1 and key[0][0] == _REFERENCE):
+        return key
+    owner = _target(str(key[0][1]).rpartition(".")[0] or "$", root, (root,))
+    keys = [name for name in owner if isinstance(name, tuple)] if isinstance(owner, dict) else []
+    return keys[0] if len(keys) == 1 else key
+
+
+# ------------------------------------------------------------------------------------- writing
+
+
+def dumps(value: Any) -> bytes:
+    """The fastjson form: integer and object keys raw, names sorted, None left out of objects.
+
+    >>> dumps({"b": {1: "x", 0: "y"}, "a": None})
+    b'{"b":{0:"y",1:"x"}}'
+    """
+    try:
+        data = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        data = b"null"
+    if b"null" not in data:
+        return data
+    parts: list[str] = []
+    _write(value, parts)
+    return "".join(parts).encode("utf-8", "replace")
+
+
+def _write(value: Any, parts: list[str]) -> None:
+    if isinstance(value, dict):
+        _write_object(value, parts)
+    elif isinstance(value, list | tuple):
+        parts.append("[")
+        for index, item in enumerate(value):
+            if index:
+                parts.append(",")
+            _write(item, parts)
+        parts.append("]")
+    else:
+        parts.append(_scalar(value))
+
+
+def _write_object(value: Mapping[Any, Any], parts: list[str]) -> None:
+    parts.append("{")
+    first = True
+    for key in sorted(value, key=_sort_key):
+        item = value[key]
+        if item is None:
+            continue
+        if not first:
+            parts.append(",")
+        first = False
+        _write(dict(key) if isinstance(key, tuple) else key, parts)
+        parts.append(":")
+        _write(item, parts)
+    parts.append("}")
+
+
+def _sort_key(key: Any) -> tuple[int, int, str]:
+    return (0, key, "") if isinstance(key, int) else (1, 0, str(key))
+
+
+def _scalar(value: Any) -> str:
+    return dumps_strict(value).decode()
+
+
+def dumps_strict(value: Any) -> bytes:
+    """Plain JSON, keys in the order given. A lone surrogate travels as an escape."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+def dumps_file(value: Any) -> str:
+    """Plain JSON for a file of `config/`: indented, sorted, integer keys quoted. RocketMQ reads
+    it as it reads its own (spec/store.md §11)."""
+    option = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_INDENT_2
+    return orjson.dumps(value, option=option).decode()
+
+
+def text(value: Any) -> str:
+    """A JSON value as the text that fastjson makes of it where text is wanted."""
+    if isinstance(value, str):
+        return value
+    try:
+        return dumps(value).decode()
+    except RecursionError:  # orjson reads 1,024 levels
+        raise _too_deep() from None

@@ -1,0 +1,256 @@
+"""The calling side: against our server on loopback, and against servers that misbehave."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from sluicemq.errors import (
+    ClosedError,
+    ConnectionLostError,
+    ProtocolError,
+    RequestTimeoutError,
+)
+from sluicemq.model.ids import Host
+from sluicemq.net.dialer import BACK_OFF_MIN_S, Channel, ChannelPool, dial
+from sluicemq.net.dispatch import Dispatcher
+from sluicemq.net.peer import Peer
+from sluicemq.net.server import RemotingServer
+from sluicemq.protocol.codec import encode
+from sluicemq.protocol.command import FLAG_RESPONSE, Command
+from sluicemq.protocol.connection import FrameReader
+
+
+class StepClock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def now_ms(self) -> int:
+        return int(self.now_s * 1000)
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+class RecordingCarrier:
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes, /) -> None:
+        self.written.append(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def attached(**options: Any) -> tuple[Channel, RecordingCarrier]:
+    """A channel without a network."""
+    channel, carrier = Channel("127.0.0.1:1", **options), RecordingCarrier()
+    channel.connected(carrier, Host("127.0.0.1", 2))
+    return channel, carrier
+
+
+def answer(opaque: int, code: int = 0, body: bytes = b"") -> bytes:
+    return encode(Command(code, {}, body, opaque, FLAG_RESPONSE))
+
+
+@contextlib.asynccontextmanager
+async def serving(dispatcher: Dispatcher, **options: Any) -> AsyncIterator[str]:
+    server = RemotingServer(dispatcher, **options)
+    await server.start("127.0.0.1", [0])
+    try:
+        yield f"127.0.0.1:{server.ports[0]}"
+    finally:
+        await server.close()
+
+
+def task(coroutine: Any) -> asyncio.Task[Any]:
+    return asyncio.get_running_loop().create_task(coroutine)
+
+
+async def test_calls_of_one_turn_leave_in_one_write_and_answers_may_come_in_any_order() -> None:
+    channel, carrier = attached()
+    calls = [task(channel.call(Command(7, {"n": str(n)}), 5)) for n in range(3)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(carrier.written) == 1
+    sent = FrameReader().feed(carrier.written[0])
+    assert [c.fields for c in sent] == [{"n": "0"}, {"n": "1"}, {"n": "2"}]
+    channel.received(b"".join(answer(c.opaque, body=str(c.fields).encode()) for c in sent[::-1]))
+    for call, command in zip(calls, sent, strict=True):
+        assert (await call).body == str(command.fields).encode()
+
+
+async def test_a_call_and_its_answer_through_a_server() -> None:
+    dispatcher = Dispatcher({7: lambda c, _: Command(0, {"size": str(len(c.body))}, c.body)})
+    async with serving(dispatcher) as address:
+        channel = await dial(address)
+        got = await asyncio.gather(
+            *(channel.call(Command(7, None, bytes(n)), 5) for n in range(100))
+        )
+        assert [len(command.body) for command in got] == list(range(100))
+        assert channel.local is not None
+        assert channel.local.address == "127.0.0.1"
+        await channel.close()
+        assert channel.closed
+
+
+async def test_a_call_times_out_and_its_late_answer_is_dropped() -> None:
+    channel, carrier = attached()
+    with pytest.raises(RequestTimeoutError, match=r"127\.0\.0\.1:1 did not answer request 7"):
+        await channel.call(Command(7), 0.01)
+    opaque = FrameReader().feed(carrier.written[0])[0].opaque
+    channel.received(answer(opaque))
+    call = task(channel.call(Command(8), 5))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    channel.received(answer(opaque + 1, 17))
+    assert (await call).code == 17
+
+
+async def test_a_cancelled_call_leaves_nothing_behind() -> None:
+    channel, _ = attached()
+    call = task(channel.call(Command(7), 5))
+    await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert channel._calls == {}
+
+
+async def test_a_lost_connection_fails_every_call_and_tells_once() -> None:
+    closed: list[Channel] = []
+    channel, _ = attached(on_close=closed.append)
+    calls = [task(channel.call(Command(7), 5)) for _ in range(2)]
+    await asyncio.sleep(0)
+    channel.disconnected(ConnectionResetError("reset by peer"))
+    channel.disconnected(None)
+    for call in calls:
+        with pytest.raises(ConnectionLostError, match="reset by peer"):
+            await call
+    assert closed == [channel]
+    with pytest.raises(ConnectionLostError):
+        await channel.call(Command(7), 5)
+    with pytest.raises(ConnectionLostError):
+        channel.oneway(Command(7))
+
+
+async def test_oneway_requests_are_marked_and_not_waited_for() -> None:
+    channel, carrier = attached()
+    channel.oneway(Command(15))
+    await asyncio.sleep(0)
+    (sent,) = FrameReader().feed(carrier.written[0])
+    assert sent.is_oneway
+
+
+async def test_requests_of_the_server_are_answered_with_their_opaque() -> None:
+    def on_request(command: Command, _: Channel) -> Command | None:
+        if command.code == 1:
+            raise ValueError("a bug")
+        return Command(0, {"for": str(command.code)})
+
+    channel, carrier = attached(on_request=on_request)
+    channel.received(
+        encode(Command(307, opaque=55)) + encode(Command(40, flag=2)) + encode(Command(1))
+    )
+    await asyncio.sleep(0)
+    (sent,) = FrameReader().feed(b"".join(carrier.written))
+    assert (sent.opaque, sent.is_response, sent.fields) == (55, True, {"for": "307"})
+
+
+async def test_a_server_that_does_not_speak_the_protocol_is_left() -> None:
+    channel, carrier = attached()
+    call = task(channel.call(Command(7), 5))
+    await asyncio.sleep(0)
+    channel.received(b"HTTP/1.1 400 Bad Request\r\n")
+    with pytest.raises(ConnectionLostError, match="above the limit"):
+        await call
+    assert carrier.closed
+
+
+async def test_calls_wait_while_the_server_takes_no_bytes() -> None:
+    channel, carrier = attached()
+    channel.paused(True)
+    call = task(channel.call(Command(7), 5))
+    impatient = task(channel.call(Command(7), 0.01))
+    await asyncio.sleep(0.03)
+    assert carrier.written == []
+    with pytest.raises(RequestTimeoutError):
+        await impatient
+    channel.paused(False)
+    await asyncio.sleep(0.01)
+    (sent,) = FrameReader().feed(carrier.written[0])
+    channel.received(answer(sent.opaque))
+    assert (await call).code == 0
+
+
+async def test_a_frame_above_the_limit_fails_its_own_call_only() -> None:
+    channel, carrier = attached()
+    with pytest.raises(ProtocolError, match="limit"):
+        await channel.call(Command(7, None, bytes(17 << 20)), 5)
+    assert not channel.closed
+    assert carrier.written == []
+
+
+async def test_dialling_nobody_says_so() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(ConnectionLostError, match=f"Cannot connect to {address}"):
+            await dial(address, timeout_s=2)
+    with pytest.raises(ProtocolError, match="not an address"):
+        await dial("nowhere")
+
+
+async def test_a_pool_shares_one_channel_and_opens_another_after_a_loss() -> None:
+    peers: list[Peer] = []
+    dispatcher = Dispatcher({7: lambda c, _: Command(0)})
+    async with serving(dispatcher, on_connect=peers.append) as address:
+        pool = ChannelPool()
+        one, two = await asyncio.gather(pool.get(address), pool.get(address))
+        assert one is two
+        await one.call(Command(7), 5)
+        peers[0].close()
+        while not one.closed:
+            await asyncio.sleep(0.001)
+        three = await pool.get(address)
+        assert three is not one
+        await three.call(Command(7), 5)
+        await pool.close()
+        assert three.closed
+        with pytest.raises(ClosedError):
+            await pool.get(address)
+
+
+async def test_a_pool_does_not_dial_a_dead_server_in_a_tight_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dialled: list[str] = []
+
+    async def refuse(address: str, **_: object) -> Channel:
+        dialled.append(address)
+        raise ConnectionLostError(f"Cannot connect to {address}: refused.")
+
+    monkeypatch.setattr("sluicemq.net.dialer.dial", refuse)
+    clock = StepClock()
+    pool = ChannelPool(clock=clock)
+
+    async def attempt(times: int) -> int:
+        for _ in range(times):
+            with pytest.raises(ConnectionLostError, match="refused"):
+                await pool.get("127.0.0.1:9")
+        return len(dialled)
+
+    assert await attempt(3) == 1
+    clock.now_s += BACK_OFF_MIN_S
+    assert await attempt(3) == 2
+    clock.now_s += BACK_OFF_MIN_S
+    assert await attempt(3) == 2
+    clock.now_s += BACK_OFF_MIN_S
+    assert await attempt(3) == 3

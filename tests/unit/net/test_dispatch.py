@@ -1,0 +1,207 @@
+"""The seam from bytes to bytes, without any loop."""
+
+import logging
+import struct
+from typing import Any
+
+import pytest
+
+from sluicemq.errors import ProtocolError, RequestError, StoreFullError
+from sluicemq.model.ids import Host
+from sluicemq.net.dispatch import Dispatcher
+from sluicemq.net.peer import Peer
+from sluicemq.protocol.codec import decode, encode
+from sluicemq.protocol.command import BINARY, FRAME_BYTES_MAX, Command
+from sluicemq.protocol.connection import FrameReader
+from sluicemq.protocol.headers import GetMinOffsetRequest, decode_header
+
+
+class Carrier:
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.closed = False
+
+    def write(self, data: bytes, /) -> None:
+        self.written.append(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def peer() -> Peer:
+    return Peer(Carrier(), Host("192.0.2.7", 40000), Host("127.0.0.1", 10911))
+
+
+def request(code: int, opaque: int = 1, body: bytes = b"", **more: Any) -> bytes:
+    return encode(Command(code, {}, body, opaque, **more))
+
+
+def answers_of(data: bytes) -> list[Command]:
+    return FrameReader().feed(data)
+
+
+def test_all_frames_of_a_chunk_are_answered_in_order_in_one_piece(peer: Peer) -> None:
+    dispatcher = Dispatcher({7: lambda c, _: Command(0, {"n": str(c.opaque)}, bytes(c.body))})
+    chunk = b"".join(request(7, n, b"x" * n) for n in range(40))
+    used, answers = dispatcher.feed(chunk, peer)
+    assert used == len(chunk)
+    assert [(c.opaque, c.fields, len(c.body)) for c in answers_of(answers)] == [
+        (n, {"n": str(n)}, n) for n in range(40)
+    ]
+    assert all(c.is_response and c.language == "JAVA" for c in answers_of(answers))
+
+
+def test_a_frame_that_is_not_whole_is_left(peer: Peer) -> None:
+    dispatcher = Dispatcher({7: lambda c, _: b"answer!!"})
+    chunk = request(7) + request(7)[:-1]
+    assert dispatcher.feed(chunk, peer) == (len(request(7)), b"answer!!")
+    assert dispatcher.feed(chunk[:7], peer) == (0, b"")
+    assert dispatcher.feed(b"", peer) == (0, b"")
+
+
+def test_bytes_are_answered_as_they_are_and_none_is_no_answer(peer: Peer) -> None:
+    dispatcher = Dispatcher(
+        {1: lambda c, _: b"one", 2: lambda c, _: None, 3: lambda c, _: b"three"}
+    )
+    _, answers = dispatcher.feed(request(1) + request(2) + request(3), peer)
+    assert answers == b"onethree"
+
+
+def test_other_outcomes_go_to_deferred_with_their_request(peer: Peer) -> None:
+    held: list[tuple[Any, int, Peer]] = []
+    dispatcher = Dispatcher(
+        {5: lambda c, _: ("parked", c.opaque)},
+        deferred=lambda outcome, command, who: held.append((outcome, command.opaque, who)),
+    )
+    assert dispatcher.feed(request(5, 9), peer)[1] == b""
+    assert held == [(("parked", 9), 9, peer)]
+
+
+def test_oneway_requests_get_no_answer_whatever_happens(peer: Peer) -> None:
+    def fail(command: Command, _: Peer) -> None:
+        raise RequestError(16, "no")
+
+    dispatcher = Dispatcher({1: lambda c, _: b"x", 2: lambda c, _: Command(0), 3: fail})
+    chunk = b"".join(request(code, flag=2) for code in (1, 2, 3, 404))
+    assert dispatcher.feed(chunk, peer) == (len(chunk), b"")
+
+
+def test_an_unknown_code_is_answered_3_and_logged_once(
+    peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    dispatcher = Dispatcher({})
+    _, answers = dispatcher.feed(request(9999, 4) * 3, peer)
+    answer = answers_of(answers)[0]
+    assert (answer.code, answer.opaque, answer.fields) == (3, 4, None)
+    assert answer.remark == " request type 9999 not supported"
+    assert len(caplog.records) == 1
+
+
+def test_errors_become_codes_and_remarks_and_the_rest_goes_on(
+    peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(command: Command, _: Peer) -> None:
+        raise RequestError(17, "topic[x] not exist")
+
+    def full(command: Command, _: Peer) -> None:
+        raise StoreFullError("disk full", cure="Add space.")
+
+    def bug(command: Command, _: Peer) -> None:
+        raise ZeroDivisionError("oops")
+
+    def header(command: Command, _: Peer) -> None:
+        decode_header(GetMinOffsetRequest, command.fields)
+
+    dispatcher = Dispatcher({1: refuse, 2: full, 3: bug, 4: header, 5: lambda c, _: object()})
+    caplog.set_level(logging.WARNING)
+    chunk = b"".join(request(code) for code in (1, 2, 3, 3, 4, 5))
+    _, answers = dispatcher.feed(chunk, peer)
+    assert [(c.code, c.remark) for c in answers_of(answers)] == [
+        (17, "topic[x] not exist"),
+        (1, "disk full Add space."),
+        (1, "ZeroDivisionError: oops"),
+        (1, "ZeroDivisionError: oops"),
+        (1, "the custom field <topic> is null"),
+        (1, "TypeError: a handler returned object, and nobody takes it"),
+    ]
+    assert [record.levelname for record in caplog.records] == [
+        "WARNING",
+        "ERROR",
+        "WARNING",
+        "ERROR",
+    ]
+
+
+def test_an_answer_above_the_frame_limit_becomes_an_error(peer: Peer) -> None:
+    dispatcher = Dispatcher({1: lambda c, _: Command(0, None, bytes(FRAME_BYTES_MAX))})
+    (answer,) = answers_of(dispatcher.feed(request(1), peer)[1])
+    assert answer.code == 1
+    assert "limit" in (answer.remark or "")
+
+
+def test_binary_requests_are_answered_in_json(peer: Peer) -> None:
+    seen: list[Command] = []
+
+    def handler(command: Command, _: Peer) -> Command:
+        seen.append(command)
+        return Command(0, {"k": "v"}, serialization=BINARY)
+
+    chunk = encode(Command(14, {"topic": "T"}, b"b", 3, serialization=BINARY, language="GO"))
+    (answer,) = answers_of(Dispatcher({14: handler}).feed(chunk, peer)[1])
+    assert (seen[0].fields, seen[0].body, seen[0].language) == ({"topic": "T"}, b"b", "GO")
+    assert (answer.serialization, answer.opaque) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        struct.pack(">II", 3, 0),
+        struct.pack(">II", FRAME_BYTES_MAX + 1, 0),
+        struct.pack(">II", 10, 7) + b"123456",
+        struct.pack(">II", 6, 2) + b"[]",
+        struct.pack(">II", 6, 7 << 24 | 2) + b"{}",
+        b"GET / HTTP/1.1\r\n",
+    ],
+)
+def test_what_is_not_the_protocol_raises_after_the_frames_before_it(bad: bytes, peer: Peer) -> None:
+    dispatcher = Dispatcher({1: lambda c, _: b"x"})
+    with pytest.raises(ProtocolError):
+        dispatcher.feed(bad, peer)
+    used, answers = dispatcher.feed(request(1) + bad, peer)
+    assert (used, answers) == (len(request(1)), b"x")
+
+
+def test_before_sees_every_known_request_first(peer: Peer) -> None:
+    def before(command: Command, _: Peer) -> Command | None:
+        return Command(16, remark="denied") if command.opaque == 2 else None
+
+    dispatcher = Dispatcher({1: lambda c, _: Command(0)}, before=before)
+    _, answers = dispatcher.feed(request(1, 1) + request(1, 2) + request(99, 2), peer)
+    assert [c.code for c in answers_of(answers)] == [0, 16, 3]
+
+
+def test_answers_to_our_requests_go_to_the_peer_and_are_never_answered(peer: Peer) -> None:
+    dispatcher = Dispatcher({220: lambda c, _: b"x"})
+    assert dispatcher.feed(request(220, 77, flag=1), peer)[1] == b""
+
+
+def test_notify_is_oneway_and_numbered(peer: Peer) -> None:
+    peer.notify(Command(40, {"consumerGroup": "G"}))
+    peer.notify(Command(40, {"consumerGroup": "G"}))
+    carrier = peer._carrier
+    assert isinstance(carrier, Carrier)
+    sent = [decode(frame[4:]) for frame in carrier.written]
+    assert [(c.opaque, c.is_oneway, c.is_response) for c in sent] == [
+        (1, True, False),
+        (2, True, False),
+    ]
+
+
+def test_a_closed_peer_takes_nothing(peer: Peer) -> None:
+    carrier = peer._carrier
+    assert isinstance(carrier, Carrier)
+    peer.close()
+    peer.write(b"late")
+    assert carrier.closed
+    assert carrier.written == []

@@ -1,0 +1,350 @@
+"""The listening side over real sockets on loopback, with asyncio's loop and with uvloop."""
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import uvloop
+
+from sluicemq.errors import ConfigurationError, ConnectionLostError, RequestTimeoutError
+from sluicemq.model.ids import Host
+from sluicemq.net.dispatch import Dispatcher
+from sluicemq.net.peer import Peer
+from sluicemq.net.server import TURN_BYTES_MAX, Connection, RemotingServer
+from sluicemq.protocol.codec import encode
+from sluicemq.protocol.command import FLAG_RESPONSE, Command
+from sluicemq.protocol.connection import FrameReader
+
+
+@pytest.fixture(params=[None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Any], None]:
+    def run_it(coroutine: Any) -> None:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(asyncio.wait_for(coroutine, 20))
+
+    return run_it
+
+
+def echo(command: Command, _: Peer) -> Command:
+    return Command(0, {"size": str(len(command.body))}, command.body)
+
+
+@contextlib.asynccontextmanager
+async def serving(dispatcher: Dispatcher, **options: Any) -> AsyncIterator[RemotingServer]:
+    server = RemotingServer(dispatcher, **options)
+    await server.start("127.0.0.1", [0])
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+async def connect(
+    server: RemotingServer,
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", server.ports[0], limit=1 << 25)
+
+
+async def receive(reader: asyncio.StreamReader, count: int = 1) -> list[Command]:
+    frames, commands = FrameReader(), []
+    while len(commands) < count:
+        data = await reader.read(1 << 20)
+        assert data, f"closed after {len(commands)} of {count} answers"
+        commands += frames.feed(data)
+    return commands
+
+
+def request(code: int, opaque: int = 1, body: bytes = b"") -> bytes:
+    return encode(Command(code, {}, body, opaque))
+
+
+def test_many_requests_in_any_pieces_are_answered(run: Callable[[Any], None]) -> None:
+    async def main() -> None:
+        async with serving(Dispatcher({7: echo})) as server:
+            reader, writer = await connect(server)
+            stream = b"".join(request(7, n, bytes(n)) for n in range(200))
+            writer.write(stream[:1001])
+            await asyncio.sleep(0)
+            writer.write(stream[1001:])
+            answers = await receive(reader, 200)
+            assert [(c.opaque, len(c.body)) for c in answers] == [(n, n) for n in range(200)]
+            writer.close()
+
+    run(main())
+
+
+def test_a_frame_of_16_mib_goes_through(run: Callable[[Any], None]) -> None:
+    async def main() -> None:
+        async with serving(
+            Dispatcher({7: lambda c, _: Command(0, {"n": str(len(c.body))})})
+        ) as server:
+            reader, writer = await connect(server)
+            body = bytes(16 * 1024 * 1024 - 200)
+            writer.write(request(7, 1, body))
+            (answer,) = await receive(reader)
+            assert answer.fields == {"n": str(len(body))}
+            writer.close()
+
+    run(main())
+
+
+def test_several_ports_serve_the_same_and_the_peer_knows_which(run: Callable[[Any], None]) -> None:
+    async def main() -> None:
+        seen: list[Peer] = []
+        server = RemotingServer(Dispatcher({7: echo}), on_connect=seen.append)
+        await server.start("127.0.0.1", [0, 0])
+        for port in server.ports:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(request(7))
+            await receive(reader)
+            name = writer.get_extra_info("sockname")
+            assert seen[-1].local == Host("127.0.0.1", port)
+            assert seen[-1].remote == Host(*name)
+            assert len(seen[-1].remote_bytes) == 8
+            writer.close()
+        assert len(set(server.ports)) == 2
+        await server.close()
+
+    run(main())
+
+
+def test_a_port_in_use_is_a_sentence_with_its_cure(run: Callable[[Any], None]) -> None:
+    async def main() -> None:
+        async with serving(Dispatcher({})) as server:
+            other = RemotingServer(Dispatcher({}))
+            with pytest.raises(ConfigurationError, match=rf"Port {server.ports[0]} is in use"):
+                await other.start("127.0.0.1", [0, server.ports[0]])
+            assert other.ports == ()
+            with pytest.raises(ConfigurationError, match="address of this machine"):
+                await other.start("203.0.113.1", [0])
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("junk", "text"),
+    [
+        (bytes.fromhex("16030100c8010000c40303"), "TLS"),
+        (b"GET / HTTP/1.1\r\n\r\n", "above the limit"),
+        (struct.pack(">II", 6, 2) + b"[]", "not an object"),
+    ],
+)
+def test_what_is_not_the_protocol_closes_the_connection_and_is_logged_once(
+    run: Callable[[Any], None], caplog: pytest.LogCaptureFixture, junk: bytes, text: str
+) -> None:
+    async def main() -> None:
+        async with serving(Dispatcher({7: echo})) as server:
+            for _ in range(3):
+                reader, writer = await connect(server)
+                writer.write(request(7) + junk)
+                (answer,) = await receive(reader)
+                assert answer.code == 0
+                assert await reader.read() == b""
+                writer.close()
+            reader, writer = await connect(server)
+            writer.write(request(7))
+            await receive(reader)
+            writer.close()
+
+    run(main())
+    assert len([record for record in caplog.records if text in record.getMessage()]) == 1
+
+
+def test_one_connection_too_many_is_closed(run: Callable[[Any], None]) -> None:
+    async def main() -> None:
+        told: list[str] = []
+        async with serving(
+            Dispatcher({7: echo}),
+            connections_max=1,
+            on_connect=lambda _: told.append("in"),
+            on_disconnect=lambda _: told.append("out"),
+        ) as server:
+            reader, writer = await connect(server)
+            writer.write(request(7))
+            await receive(reader)
+            second_reader, second = await connect(server)
+            with contextlib.suppress(ConnectionError):
+                assert await second_reader.read() == b""
+            second.close()
+            writer.write(request(7))
+            await receive(reader)
+            writer.close()
+        assert told == ["in", "out"]
+
+    run(main())
+
+
+def test_a_silent_connection_is_closed_and_a_talking_one_stays(run: Callable[[Any], None]) -> None:
+    async def main() -> None:
+        async with serving(Dispatcher({7: echo}), idle_timeout_s=0.2) as server:
+            silent, silent_writer = await connect(server)
+            talking, talking_writer = await connect(server)
+
+            async def talk() -> None:
+                while True:
+                    talking_writer.write(request(7))
+                    await receive(talking)
+                    await asyncio.sleep(0.02)
+
+            task = asyncio.get_running_loop().create_task(talk())
+            with contextlib.suppress(ConnectionError):
+                assert await silent.read() == b""
+            assert len(server.peers) == 1
+            assert not task.done()
+            task.cancel()
+            silent_writer.close()
+            talking_writer.close()
+
+    run(main())
+
+
+def test_a_client_that_does_not_read_is_not_read_from(run: Callable[[Any], None]) -> None:
+    async def main() -> None:
+        handled = 0
+
+        def big(command: Command, _: Peer) -> Command:
+            nonlocal handled
+            handled += 1
+            return Command(0, None, bytes(1 << 20))
+
+        async with serving(Dispatcher({7: big}), write_buffer_bytes_max=1 << 20) as server:
+            client = socket.create_connection(("127.0.0.1", server.ports[0]))
+            client.setblocking(False)
+            loop = asyncio.get_running_loop()
+            stream = request(7) * 200
+            sent = 0
+            for _ in range(50):
+                with contextlib.suppress(BlockingIOError):
+                    sent += client.send(stream[sent : sent + len(request(7))])
+                await asyncio.sleep(0.005)
+            assert 1 <= handled < 40
+            before = handled
+            frames, answers = FrameReader(), 0
+            while answers < before:
+                answers += len(frames.feed(await loop.sock_recv(client, 1 << 20)))
+            assert handled >= before
+            client.close()
+
+    run(main())
+
+
+class RecordingTransport(asyncio.Transport):
+    """Notes what a connection asks of its transport."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[str] = []
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        pass
+
+    def pause_reading(self) -> None:
+        self.events.append("pause")
+
+    def resume_reading(self) -> None:
+        self.events.append("resume")
+
+    def write(self, data: Any) -> None:
+        self.events.append("write")
+
+    def is_closing(self) -> bool:
+        return False
+
+
+async def test_a_greedy_sender_is_read_again_only_in_the_next_turn() -> None:
+    connection = Connection(RemotingServer(Dispatcher({7: echo})), Dispatcher({7: echo}))
+    transport = RecordingTransport()
+    connection.connection_made(transport)
+    chunk = request(7, 1, bytes(TURN_BYTES_MAX // 4))
+    for _ in range(3):
+        connection.data_received(chunk)
+    assert transport.events == ["write"] * 3
+    connection.data_received(chunk)
+    assert transport.events[3:] == ["pause", "write"]
+    await asyncio.sleep(0)
+    assert transport.events[5:] == ["resume"]
+
+
+async def test_reading_goes_on_only_when_both_reasons_to_pause_are_gone() -> None:
+    connection = Connection(RemotingServer(Dispatcher({})), Dispatcher({7: echo}))
+    transport = RecordingTransport()
+    connection.connection_made(transport)
+    connection.pause_writing()
+    connection.data_received(request(7, 1, bytes(TURN_BYTES_MAX)))
+    await asyncio.sleep(0)
+    assert "resume" not in transport.events
+    connection.resume_writing()
+    assert transport.events[-1] == "resume"
+
+
+def test_a_request_to_the_client_is_answered_or_times_out_or_is_lost(
+    run: Callable[[Any], None],
+) -> None:
+    async def main() -> None:
+        peers: list[Peer] = []
+        async with serving(Dispatcher({}), on_connect=peers.append) as server:
+            reader, writer = await connect(server)
+            while not peers:
+                await asyncio.sleep(0.001)
+            loop = asyncio.get_running_loop()
+            call = loop.create_task(peers[0].call(Command(307, {"x": "1"}), 5))
+            (asked,) = await receive(reader)
+            writer.write(encode(Command(0, {"y": "2"}, b"info", asked.opaque, FLAG_RESPONSE)))
+            answer = await call
+            assert (asked.code, answer.fields, answer.body) == (307, {"y": "2"}, b"info")
+            with pytest.raises(RequestTimeoutError, match="307"):
+                await peers[0].call(Command(307), 0.02)
+            lost = loop.create_task(peers[0].call(Command(307), 5))
+            await receive(reader, 2)
+            writer.close()
+            with pytest.raises(ConnectionLostError):
+                await lost
+            with pytest.raises(ConnectionLostError):
+                await peers[0].call(Command(307), 5)
+
+    run(main())
+
+
+def test_close_lets_written_answers_leave_and_waits_for_everyone(
+    run: Callable[[Any], None],
+) -> None:
+    async def main() -> None:
+        gone: list[Peer] = []
+        server = RemotingServer(Dispatcher({7: echo}), on_disconnect=gone.append)
+        await server.start("127.0.0.1", [0])
+        reader, writer = await connect(server)
+        writer.write(request(7, 1, bytes(1 << 20)))
+        while not server.peers or server.peers[0].idle_sweeps != 0:
+            await asyncio.sleep(0.001)
+        (answer,) = await receive(reader)
+        await server.close()
+        assert len(answer.body) == 1 << 20
+        assert len(gone) == 1
+        assert server.peers == ()
+        assert await reader.read() == b""
+        writer.close()
+        await server.close()
+
+    run(main())
+
+
+def test_a_client_that_takes_nothing_does_not_hold_up_the_close(
+    run: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sluicemq.net.server.CLOSE_TIMEOUT_S", 0.05)
+
+    async def main() -> None:
+        server = RemotingServer(Dispatcher({7: lambda c, _: Command(0, None, bytes(8 << 20))}))
+        await server.start("127.0.0.1", [0])
+        client = socket.create_connection(("127.0.0.1", server.ports[0]))
+        client.sendall(request(7) * 3)
+        await asyncio.sleep(0.1)
+        await server.close()
+        assert server.peers == ()
+        client.close()
+
+    run(main())
