@@ -1,0 +1,191 @@
+"""`sluice filter`: check an expression, evaluate expressions in bulk.
+
+`sluice filter eval FILE` is a contract for scripts (issue 3, section 9): JSON lines
+`{"expr": "...", "props": {"name": "text"}}` in, one line `{"result": "..."}` out for each, in
+order: true, false, null, compile_error or eval_error. It is made for files of millions of lines:
+compiled expressions are kept and output is written in blocks.
+
+Exit codes: 0 fine, 1 findings, 2 wrong usage or input.
+"""
+
+import gc
+import json
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from io import BufferedReader
+from typing import TYPE_CHECKING, Any
+
+import click
+import orjson
+
+from sluicemq.errors import FilterEvaluationError, FilterSyntaxError
+
+if TYPE_CHECKING:
+    from sluicemq.filter.findings import Finding
+    from sluicemq.filter.selector import Selector
+
+EXIT_FINDINGS = 1
+EXIT_USAGE = 2
+BLOCK_BYTES = 1 << 18
+# More than a broker keeps: a file of tests has many expressions, and each costs 0.1 ms to compile.
+EXPRESSIONS_KEPT = 20_000
+
+_RESULTS = {
+    verdict: orjson.dumps({"result": name}) + b"\n"
+    for verdict, name in ((True, "true"), (False, "false"), (None, "null"))
+}
+_COMPILE_ERROR = orjson.dumps({"result": "compile_error"}) + b"\n"
+_EVALUATION_ERROR = orjson.dumps({"result": "eval_error"}) + b"\n"
+
+
+class InputError(click.ClickException):
+    """The input is not what the command reads."""
+
+    exit_code = EXIT_USAGE
+
+
+@click.group("filter")
+def command() -> None:
+    """Check and try SQL92 filter expressions."""
+
+
+@command.command("check")
+@click.argument("expression", metavar="EXPR")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
+@click.pass_context
+def check_command(context: click.Context, expression: str, as_json: bool) -> None:
+    """Say whether EXPR compiles, and what in it is not what it seems.
+
+    Errors and warnings point at the place and say what to write instead. Exit code 0 when there
+    is nothing to say, 1 when there are findings.
+    """
+    from sluicemq.filter.check import check  # noqa: PLC0415 - only this command needs it
+
+    findings = check(expression)
+    if as_json:
+        click.echo(orjson.dumps(_report(expression, findings), option=orjson.OPT_INDENT_2))
+    else:
+        _print_findings(expression, findings)
+    if findings:
+        context.exit(EXIT_FINDINGS)
+
+
+@command.command("eval")
+@click.argument("file", metavar="FILE", type=click.File("rb"))
+def eval_command(file: BufferedReader) -> None:
+    """Evaluate the JSON lines of FILE (- is standard input).
+
+    Each line {"expr": "a > 5", "props": {"a": "7"}} is answered by {"result": "true"}, "false",
+    "null", "compile_error" or "eval_error". A property that is absent or null has no value.
+    """
+    output = sys.stdout.buffer
+    # Thousands of kept trees make the default collections quadratic.
+    gc.set_threshold(100_000)
+    first = 1
+    for lines in _line_blocks(file):
+        try:
+            for block in _answers(lines, first):
+                output.write(block)
+        finally:
+            output.flush()
+        first += len(lines)
+
+
+def _line_blocks(file: BufferedReader) -> Iterator[list[bytes]]:
+    """Whole lines, as many as have arrived: a script may talk to the command through pipes."""
+    rest = b""
+    while data := file.read1(BLOCK_BYTES):
+        *lines, rest = (rest + data).split(b"\n")
+        yield lines
+    if rest:
+        yield [rest]
+
+
+def _answers(lines: list[bytes], first: int) -> Iterator[bytes]:
+    """The answers in one piece; those before a faulty line come before its error."""
+    answers: list[bytes] = []
+    try:
+        answers.extend(_answer(line) if line and not line.isspace() else b"" for line in lines)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        yield b"".join(answers)
+        raise InputError(
+            f"line {first + len(answers)} is not a case: {error}. "
+            'Write {"expr": "a > 5", "props": {"a": "7"}}; every property is a string.'
+        ) from None
+    yield b"".join(answers)
+
+
+def _answer(line: bytes) -> bytes:
+    case = _load(line)
+    selector = _selector(case["expr"])
+    properties = case.get("props") or {}
+    for value in properties.values():
+        if type(value) is not str:
+            properties = _strings(properties)
+            break
+    if selector is None:
+        return _COMPILE_ERROR
+    try:
+        return _RESULTS[selector.evaluate(properties)]
+    except FilterEvaluationError:
+        return _EVALUATION_ERROR
+
+
+def _load(line: bytes) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return json.loads(line)  # half characters such as \ud83d: Java has them, orjson does not
+
+
+def _strings(properties: dict[str, Any]) -> dict[str, str]:
+    """Without the nulls. Raises TypeError for anything that is not a string."""
+    for name, value in properties.items():
+        if value is not None and not isinstance(value, str):
+            raise TypeError(f"the property {name} is {value!r}, not a string")
+    return {name: value for name, value in properties.items() if value is not None}
+
+
+@lru_cache(maxsize=EXPRESSIONS_KEPT)
+def _selector(text: str) -> "Selector | None":
+    from sluicemq.filter.selector import try_compile  # noqa: PLC0415 - lark, once a process
+
+    outcome = try_compile(text)
+    return None if isinstance(outcome, FilterSyntaxError) else outcome
+
+
+def _report(expression: str, findings: "list[Finding]") -> dict[str, Any]:
+    return {
+        "expression": expression,
+        "compiles": not any(finding.is_error for finding in findings),
+        "findings": [
+            {
+                "severity": finding.severity.value,
+                "code": finding.code,
+                "position": finding.position,
+                "length": finding.length,
+                "what": finding.what,
+                "instead": finding.instead,
+            }
+            for finding in findings
+        ],
+    }
+
+
+def _print_findings(expression: str, findings: "list[Finding]") -> None:
+    from sluicemq.filter.findings import caret_lines  # noqa: PLC0415 - only this command needs it
+
+    colors = {"error": "red", "warning": "yellow"}
+    for finding in findings:
+        name = finding.severity.value
+        line, carets = caret_lines(expression, finding.position, finding.length)
+        click.secho(f"{name} at character {finding.position + 1}: {finding.what}", fg=colors[name])
+        click.echo(f"    {line}\n    {carets}")
+        click.echo(f"    {finding.instead}\n" if finding.instead else "")
+    if not findings:
+        click.echo("The expression compiles and means what it says.")
+    elif any(finding.is_error for finding in findings):
+        click.echo("The expression does not compile.")
+    else:
+        click.echo("The expression compiles; mind the warnings.")

@@ -1,0 +1,252 @@
+"""`sluice nameserver`, `sluice broker`, `sluice up`: servers in the foreground.
+
+Each prints one line beginning with `ready` on stdout when it serves, logs to stderr, closes in
+order on SIGTERM or SIGINT and leaves with 0. What hinders the start is one sentence with its cure
+on stderr, and exit code 1. A contract for scripts: it stays as it is.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from sluicemq.config import (
+    BrokerConfig,
+    NameServerConfig,
+    StoreConfig,
+    decode_properties_file,
+    load_broker_config,
+    load_name_server_config,
+    parse_properties,
+)
+from sluicemq.errors import ConfigurationError
+from sluicemq.model.addresses import is_wildcard, join
+
+LOOPBACK = "127.0.0.1"
+METRICS_KEY = "metricsPromExporterPort"
+LOG_LEVELS = ("debug", "info", "warning", "error")
+log = logging.getLogger("sluicemq.cli")
+
+Started = Callable[[contextlib.AsyncExitStack], Awaitable[str]]
+"""Starts servers, hands their closing to the stack, and returns the text after `ready`."""
+
+PORT = click.IntRange(0, 65535)
+_config_option = click.option(
+    "-c", "--config", "path", type=click.Path(dir_okay=False),
+    help="A file in RocketMQ's format (key = value).",
+)  # fmt: skip
+_host_option = click.option("--host", help="Address to listen at.")
+_log_option = click.option(
+    "--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True,
+    help="What is logged to stderr.",
+)  # fmt: skip
+
+
+# --------------------------------------------------------------------------------- commands
+
+
+@click.command()
+@_config_option
+@_host_option
+@click.option("--port", type=PORT, help="Port to listen at (9876); 0 takes a free one.")
+@_log_option
+def nameserver(path: str | None, host: str | None, port: int | None, log_level: str) -> None:
+    """Run a name server until SIGTERM or Ctrl-C."""
+    _start_log(log_level)
+    overrides = _given(bindAddress=host, listenPort=port, configStorePath=_absolute(path))
+    config, warnings = load_name_server_config(_read_config(path), overrides=overrides)
+    _log_warnings(path, warnings)
+
+    async def start(stack: contextlib.AsyncExitStack) -> str:
+        return f"nameserver={await start_name_server(config, stack)}"
+
+    _run(start)
+
+
+@click.command()
+@_config_option
+@_host_option
+@click.option("--port", type=PORT, help="Port to listen at (10911); 0 takes a free one.")
+@click.option("--store", type=click.Path(file_okay=False), help="Directory of the store.")
+@click.option("-n", "--nameserver", help="Name servers, host:port;host:port.")
+@_log_option
+def broker(
+    path: str | None,
+    host: str | None,
+    port: int | None,
+    store: str | None,
+    nameserver: str | None,
+    log_level: str,
+) -> None:
+    """Run a broker until SIGTERM or Ctrl-C."""
+    _start_log(log_level)
+    overrides = _given(
+        bindAddress=host,
+        listenPort=port,
+        storePathRootDir=_absolute(store),
+        namesrvAddr=nameserver,
+        brokerConfigPath=_absolute(path),
+    )
+    config, store_config, warnings = load_broker_config(_read_config(path), overrides=overrides)
+    _log_warnings(path, warnings)
+
+    async def start(stack: contextlib.AsyncExitStack) -> str:
+        address = await start_broker(config, store_config, stack)
+        return f"broker={address} store={store_config.root}"
+
+    _run(start)
+
+
+@click.command()
+@_config_option
+@click.option("--host", help="Address to listen at (127.0.0.1; 0.0.0.0 serves other machines).")
+@click.option("--nameserver-port", type=PORT, default=9876, show_default=True)
+@click.option("--broker-port", type=PORT, help="Port of the broker (10911); 0 takes a free one.")
+@click.option("--store", type=click.Path(file_okay=False), help="Directory of the store.")
+@_log_option
+def up(
+    path: str | None,
+    host: str | None,
+    nameserver_port: int,
+    broker_port: int | None,
+    store: str | None,
+    log_level: str,
+) -> None:
+    """Run a name server and a broker in one process until SIGTERM or Ctrl-C.
+
+    The configuration file is the broker's. Both listen on 127.0.0.1 unless --host or the file's
+    bindAddress says otherwise; the name server keeps its files in the store's directory.
+    """
+    _start_log(log_level)
+    text = _read_config(path)
+    bound = parse_properties(text).get("bindAddress")
+    overrides = _given(
+        bindAddress=host or bound or LOOPBACK,
+        listenPort=broker_port,
+        storePathRootDir=_absolute(store),
+        brokerConfigPath=_absolute(path),
+        # Two brokers on free ports have to live on one machine.
+        metricsPromExporterPort=0 if broker_port == 0 and METRICS_KEY not in text else None,
+    )
+    config, store_config, warnings = load_broker_config(text, overrides=overrides)
+    _log_warnings(path, warnings)
+
+    async def start(stack: contextlib.AsyncExitStack) -> str:
+        names = name_server_of(config, store_config, nameserver_port)
+        names_address = await start_name_server(names, stack)
+        here = replace(config, name_server_addresses=(names_address,))
+        address = await start_broker(here, store_config, stack)
+        return f"nameserver={names_address} broker={address} store={store_config.root}"
+
+    _run(start)
+
+
+# ---------------------------------------------------------------------------------- servers
+
+
+def name_server_of(config: BrokerConfig, store: StoreConfig, port: int) -> NameServerConfig:
+    """The name server of `sluice up`: beside its broker, its files in the store's directory."""
+    return NameServerConfig(
+        bind_address=config.bind_address,
+        listen_port=port,
+        kv_config_path=f"{store.root}/namesrv/kvConfig.json",
+        config_path=f"{store.root}/namesrv/namesrv.properties",
+    )
+
+
+async def start_name_server(config: NameServerConfig, stack: contextlib.AsyncExitStack) -> str:
+    """Start one whose closing the stack does; its address from this machine."""
+    from sluicemq.nameserver.server import NameServer  # noqa: PLC0415 - not for `--help`
+
+    server = NameServer(config)
+    await server.start()
+    stack.push_async_callback(server.close)
+    address = LOOPBACK if is_wildcard(config.bind_address) else config.bind_address
+    return join(address, server.port)
+
+
+async def start_broker(
+    config: BrokerConfig, store: StoreConfig, stack: contextlib.AsyncExitStack
+) -> str:
+    """Start one whose closing the stack does; the address that clients are told."""
+    from sluicemq.broker.server import Broker  # noqa: PLC0415 - the name server needs none of it
+
+    server = Broker(config, store)
+    await server.start()
+    stack.push_async_callback(server.close)
+    return str(server.address)
+
+
+def _run(start: Started) -> None:
+    """Serve until a signal. Exit code 0 after an orderly close, 1 when the start fails."""
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_serve(start))
+    except OSError as error:
+        raise ConfigurationError(
+            f"{error.strerror or error}: {error.filename or 'the store'}.",
+            cure="Choose another directory with --store, or give this user the right to write.",
+        ) from error
+
+
+async def _serve(start: Started) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as stack:
+        text = await start(stack)
+        click.echo(f"ready {text}")
+        await stop.wait()
+        log.info("closing")
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed, else asyncio's own."""
+    try:
+        import uvloop  # noqa: PLC0415 - optional
+    except ModuleNotFoundError:
+        return None
+    return uvloop.new_event_loop  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------------------------- options
+
+
+def _read_config(path: str | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return decode_properties_file(Path(path).read_bytes())
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path} cannot be read: {error.strerror}.", cure="Name a readable file with -c."
+        ) from error
+
+
+def _given(**options: object) -> dict[str, str]:
+    """The options that were given, as keys of a configuration file."""
+    return {name: str(value) for name, value in options.items() if value is not None}
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).expanduser().absolute())
+
+
+def _log_warnings(path: str | None, warnings: list[str]) -> None:
+    for warning in warnings:
+        log.warning("%s: %s", path or "configuration", warning)
+
+
+def _start_log(level: str) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )

@@ -1,0 +1,135 @@
+"""docs/configuration.md, written from the table of keys.
+
+    python -m sluicemq.config.document > docs/configuration.md
+
+A test compares the file with this text, so that no key is undocumented.
+"""
+
+import sys
+from collections.abc import Iterator
+
+from sluicemq.config.inert import INERT, INERT_ALIASES, REFUSED
+from sluicemq.config.keys import INT_MAX, Key, Kind, Part, keys_of
+from sluicemq.config.load import default_text
+
+_HEAD = """\
+# Configuration
+
+<!-- Written by `python -m sluicemq.config.document`. Change src/sluicemq/config instead. -->
+
+Brokers and name servers read RocketMQ's own files (`broker.conf`, `namesrv.conf`), given with `-c`:
+
+```
+sluice broker -c broker.conf
+sluice nameserver -c namesrv.conf
+sluice up --store /var/lib/sluice -c broker.conf
+```
+
+What wins, from weak to strong: the defaults below, the variable `NAMESRV_ADDR` (for `namesrvAddr`),
+the file, options of the command line.
+
+## Syntax
+
+That of `java.util.Properties`: one `key = value` a line; `=`, `:` or a blank separates; `#` and `!`
+begin a comment line; a `\\` at the end continues a line; `\\t \\n \\r \\f \\uXXXX` are escapes, a
+backslash before anything else is dropped. Files are UTF-8, or ISO-8859-1 when they are not valid
+UTF-8. In paths `~`, `$NAME`, `${NAME}` and `${user.home}` are replaced; a variable that is
+not set is an error.
+
+## Where it differs from RocketMQ
+
+- **Blanks at the end of a value are trimmed.** RocketMQ silently ignores a number that is followed
+  by a blank and goes on with its default.
+- **A bad value is an error** that names key, value and range. RocketMQ ignores it without a word;
+  there, every text but `true` means false.
+- **An unknown key is a warning** with the nearest known name. RocketMQ ignores it.
+- **Keys of features that are not built** are accepted with a note, see the end. Where silence would
+  be dangerous (access control, TLS, replication) they are refused unless they are `false`.
+- `enablePropertyFilter` is `true` by default, and `metricsExporterType` is `PROM`.
+- `storePathConsumeQueue` is honoured.
+
+## At run time
+
+Requests 25 and 318 (`mqadmin updateBrokerConfig`, `updateNamesrvConfig`) change keys of a running
+server and write them to its file, whose previous edition stays as `.bak`; comments and order stay.
+*live* keys take effect at once, the others at the next start. `rocketmqHome`, `configBlackList`,
+`brokerConfigPath`, `configStorePath` and `kvConfigPath` cannot be changed this way: the answer is
+code 16. Requests 26 and 319 show all keys.
+
+"""
+
+_ADDRESSES = """\
+## Which address clients are told
+
+A broker tells its name servers one address, and clients connect to that. The first that applies:
+`brokerIP1`; `bindAddress` when it is one address; the address from which it reaches its name
+server; the first address of the machine that others can reach; 127.0.0.1. The start-up log says
+which one and why.
+
+A broker that knows itself as 127.0.0.1 or by an address of another network (docker, NAT, a second
+interface) cannot be reached by some clients. SluiceMQ's name server therefore answers, per client,
+an address that it can reach the way it came in: its own, when the broker runs on the same machine,
+or the one the broker's registration came from. It never replaces a `brokerIP1` of our broker (a
+Java broker does not tell that it was set), and says in its log what it replaces;
+`sluiceReachableAddresses = false` turns it off. What it cannot know are ports that docker publishes
+under another number, and address translation between the client and the name server: set
+`brokerIP1` there.
+
+"""
+
+_TITLES = {
+    Part.BROKER: "Broker",
+    Part.STORE: "Store (same file as the broker's)",
+    Part.NAME_SERVER: "Name server",
+}
+
+
+def configuration_markdown() -> str:
+    """The whole document."""
+    return "".join((_HEAD, *(_section(part) for part in Part), _ADDRESSES, *_inert_section()))
+
+
+def _section(part: Part) -> str:
+    rows = "".join(_row(key) for key in keys_of(part))
+    head = "| key | default | values | meaning |\n|---|---|---|---|\n"
+    return f"## {_TITLES[part]}\n\n{head}{rows}\n"
+
+
+def _row(key: Key) -> str:
+    also = f" Also written {', '.join(f'`{alias}`' for alias in key.aliases)}." * bool(key.aliases)
+    default = default_text(key)
+    shown = f"`{default}`" if default else "–"
+    live = " *live*" * key.live
+    return f"| `{key.name}` | {shown} | {_values(key)} | {key.doc}{also}{live} |\n"
+
+
+def _values(key: Key) -> str:
+    match key.kind:
+        case Kind.INTEGER if key.maximum == INT_MAX:
+            return f"{key.minimum} or more"
+        case Kind.INTEGER if key.minimum == key.maximum:
+            return f"{key.minimum}"
+        case Kind.INTEGER:
+            return f"{key.minimum} to {key.maximum}"
+        case Kind.CHOICE:
+            return ", ".join(f"`{word}`" for word, _value in key.choices)
+        case _:
+            return key.kind.value
+
+
+def _inert_section() -> Iterator[str]:
+    yield "## Keys that are refused unless they are `false`\n\n"
+    for name, reason in REFUSED.items():
+        yield f"- `{name}`: {reason}.\n"
+    yield "\n## Keys of RocketMQ without effect here\n\n"
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in INERT.items():
+        by_reason.setdefault(reason, []).append(name)
+    for reason, names in by_reason.items():
+        yield f"- {reason}: {', '.join(f'`{name}`' for name in names)}\n"
+    spellings = ", ".join(f"`{alias}` ({name})" for alias, name in INERT_ALIASES.items())
+    yield f"\nOther spellings: {spellings}.\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(configuration_markdown())

@@ -1,0 +1,204 @@
+"""Keys that RocketMQ knows and that set nothing here, by the reason.
+
+They are accepted with a note, so that a broker.conf of a running system starts. A key moves from
+here to `keys.py` when the feature behind it is built. Where silence would be dangerous (somebody
+believes that access is controlled) the key is refused instead: `REFUSED`.
+"""
+
+from typing import Final
+
+_REASONS: Final = {
+    "cold data control is not built": """
+        accessMessageInMemoryHotRatio cgColdReadThreshold coldCtrStrategyEnable
+        coldDataFlowControlEnable coldDataScanEnable globalColdReadThreshold usePIDColdCtrStrategy
+    """,
+    "statistics and metrics have no such switch here": """
+        accountStatsEnable accountStatsPrintZeroValues autoDeleteUnusedStats commercialBaseCount
+        commercialSizePerMsg debugLockEnable enableDetailStat estimateAccumulation
+        isolateLogEnable maxStatsIdleTimeInMinutes metricGrpcExporterIntervalInMills
+        metricGrpcExporterTimeOutInMills metricLoggingExporterIntervalInMills
+        metricsGrpcExporterHeader metricsGrpcExporterTarget metricsInDelta metricsLabel
+        metricsOtelCardinalityLimit printChannelGroups printChannelGroupsMinNum
+        sampleCountThreshold sampleSteps
+    """,
+    "POP is not built yet": """
+        ackMessageThreadPoolNums ackThreadPoolQueueCapacity appendAckAsync appendCkAsync
+        defaultMessageRequestMode defaultPopShareQueueNum enableNotifyAfterPopOrderLockRelease
+        enableNotifyBeforePopCalculateLag enablePopBatchAck enablePopBufferMerge enablePopLog
+        enablePopMessageThreshold enableRetryTopicV2 enableSkipLongAwaitingAck
+        initPopOffsetByCheckMsgInMem maxPopPollingSize popCkMaxBufferSize popCkOffsetMaxQueueSize
+        popCkStayBufferTime popCkStayBufferTimeOut popConsumerFSServiceInit
+        popConsumerKVServiceEnable popConsumerKVServiceInit popConsumerKVServiceLog
+        popFromRetryProbability popInflightMessageThreshold popLongPollingForceNotifyInterval
+        popPollingMapSize popPollingSize popResponseReturnActualRetryTopic
+        popReviveMaxAttemptTimes popReviveMaxReturnSizePerRead retrieveMessageFromPopRetryTopicV1
+        reviveAckWaitMs reviveInterval reviveMaxSlow reviveQueueNum reviveScanTime
+        skipWhenCKRePutReachMaxTimes waitTimeMillsInAckQueue
+    """,
+    "access control is not built yet": """
+        aclEnable authConfigPath authenticationEnabled authenticationMetadataProvider
+        authenticationProvider authenticationStrategy authenticationWhitelist authorizationEnabled
+        authorizationMetadataProvider authorizationProvider authorizationStrategy
+        authorizationWhitelist initAuthenticationUser innerClientAuthenticationCredentials
+        migrateAuthFromV1Enabled
+    """,
+    "there are no thread pools and queues here, one loop serves everything": """
+        adminBrokerThreadPoolNums adminBrokerThreadPoolQueueCapacity
+        batchDispatchRequestThreadPoolNums brokerFastFailureEnable clientAsyncSemaphoreValue
+        clientCallbackExecutorThreads clientManageThreadPoolNums
+        clientManagerThreadPoolQueueCapacity clientOnewaySemaphoreValue
+        clientRequestThreadPoolNums clientWorkerThreads consumerManageThreadPoolNums
+        consumerManagerThreadPoolQueueCapacity defaultThreadPoolNums disableCallbackExecutor
+        disableNettyWorkerGroup dispatchCqThreads dispatchFromSenderThread
+        enableFastChannelEventProcess heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity
+        litePullMessageThreadPoolNums litePullThreadPoolQueueCapacity
+        loadBalanceProcessorThreadPoolNums loadBalanceThreadPoolQueueCapacity
+        processReplyMessageThreadPoolNums pullMessageThreadPoolNums pullThreadPoolQueueCapacity
+        putMessageFutureThreadPoolNums putThreadPoolQueueCapacity queryThreadPoolQueueCapacity
+        recoverThreadPoolNums replyThreadPoolQueueCapacity sendMessageThreadPoolNums
+        sendThreadPoolQueueCapacity serverAsyncSemaphoreValue serverCallbackExecutorThreads
+        serverNettyWorkerGroupEnable serverOnewaySemaphoreValue serverSelectorThreads
+        serverWorkerThreads unRegisterBrokerQueueCapacity waitTimeMillsInAdminBrokerQueue
+        waitTimeMillsInHeartbeatQueue waitTimeMillsInLitePullQueue waitTimeMillsInPullQueue
+        waitTimeMillsInSendQueue
+    """,
+    "replication is not built yet": """
+        allAckInSyncStateSet asyncLearner brokerElectionPriority brokerHeartbeatInterval
+        brokerNotActiveTimeoutMillis checkSyncStateSetPeriod controllerAddr
+        controllerHeartBeatTimeoutMills dLegerGroup dLegerPeers dLegerSelfId duplicationEnable
+        enableAutoInSyncReplicas enableControllerInNamesrv enableControllerMode
+        enableDLegerCommitLog enableRemoteEscape enableSlaveActingMaster
+        fetchControllerAddrByDnsLookup haFlowControlEnable haHousekeepingInterval haListenPort
+        haMasterAddress haMaxGapNotInSync haMaxTimeSlaveNotCatchup haSendHeartbeatInterval
+        haTransferBatchSize inSyncReplicas isBrokerContainer isInBrokerContainer lockInStrictMode
+        maxHaTransferByteInSecond maxSlaveResendLength minInSyncReplicas notifyMinBrokerIdChanged
+        offsetCheckInSlave
+        replicasPerDiskPartition sendHeartbeatTimeoutMillis skipPreOnline slaveReadEnable
+        slaveTimeout storePathDLedgerCommitLog storePathEpochFile syncBrokerMemberGroupPeriod
+        syncBrokerMetadataPeriod syncControllerMetadataPeriod syncFromLastFile
+        syncMasterFlushOffsetWhenStartup totalReplicas
+    """,
+    "delayed and timed messages are not built yet": """
+        allowRecallWhenBrokerNotWriteable delayOffsetUpdateVersionStep enableScheduleAsyncDeliver
+        enableScheduleMessageStats flushDelayOffsetInterval mappedFileSizeTimerLog
+        messageDelayLevel recallMessageEnable scheduleAsyncDeliverMaxPendingLimit
+        scheduleAsyncDeliverMaxResendNum2Blocked timerCheckMetricsWhen
+        timerColdDataCheckIntervalMs timerCongestNumEachSlot timerEnableCheckMetrics
+        timerEnableDisruptor timerEnableRetryUntilSuccess timerFlushIntervalMs
+        timerGetMessageThreadNum timerInterceptDelayLevel timerMaxDelaySec
+        timerMetricSmallThreshold timerPrecisionMs timerProgressLogIntervalMs
+        timerPutMessageThreadNum timerRollWindowSlot timerSkipUnknownError timerStopDequeue
+        timerStopEnqueue timerWarmEnable timerWheelEnable
+    """,
+    "queue extensions and bloom filters are not used: filters are exact without them": """
+        bitMapLengthConsumeQueueExt enableCalcFilterBitMap enableConsumeQueueExt
+        expectConsumerNumUseFilter filterDataCleanTimeSpan filterSupportRetry
+        mappedFileSizeConsumeQueueExt maxConsumeQueueScan maxErrorRateOfBloomFilter
+        maxFilterMessageSize
+    """,
+    "there is no RocksDB here": """
+        bottomMostCompressionTypeForConsumeQueueStore cleanRocksDBDirtyCQIntervalMin
+        enableRocksDBLog memTableFlushIntervalMs realTimePersistRocksDBConfig
+        rocksdbCQDoubleWriteEnable rocksdbCompressionType rocksdbFlushWalFrequency
+        rocksdbWalFileRollingThreshold statRocksDBCQIntervalSec storeType
+    """,
+    "retention is not built yet": """
+        cleanFileForciblyEnable cleanOfflineBrokerInterval cleanResourceInterval
+        cleanSwapedMapInterval correctLogicMinOffsetForceInterval
+        correctLogicMinOffsetSleepInterval deleteCommitLogFilesInterval
+        deleteConsumeQueueFilesInterval deleteFileBatchMax deleteWhen
+        destroyMapedFileIntervalForcibly diskSpaceCleanForciblyRatio enableCleanExpiredOffset
+        fileReservedTime logicalDiskSpaceCleanForciblyThreshold maxBatchDeleteFilesNum
+        redeleteHangedFileInterval
+    """,
+    "sockets are asyncio's here": """
+        clientChannelMaxIdleTimeSeconds clientCloseSocketIfTimeout
+        clientPooledByteBufAllocatorEnable clientSocketRcvBufSize clientSocketSndBufSize
+        connectTimeoutMillis enableReconnectForGoAway loadBalancePollNameServerInterval
+        maxReconnectIntervalTimeSeconds serverLoadBalancerEnable
+        serverPooledByteBufAllocatorEnable serverSocketBacklog serverSocketRcvBufSize
+        serverSocketSndBufSize socksProxyConfig useEpollNativeSelector writeBufferHighWaterMark
+        writeBufferLowWaterMark
+    """,
+    "the log is written with pwrite and mapped for reading only": """
+        abortFile commitCommitLogLeastPages commitCommitLogThoroughInterval
+        commitIntervalCommitLog commitLogForceSwapMapInterval commitLogSwapMapInterval
+        commitLogSwapMapReserveFileNum dataReadAheadEnable diskFallRecorded dispatchCqCacheNum
+        enableAsyncReput fastFailIfNoBufferInStorePool flushCommitLogTimed
+        flushLeastPagesWhenWarmMapedFile logicQueueForceSwapMapInterval logicQueueSwapMapInterval
+        logicQueueSwapMapReserveFileNum mappedFileSwapEnable maxAsyncPutMessageRequests
+        maxRecoveryCommitlogFiles osPageCacheBusyTimeOutMills putConsumeQueueDataByFileChannel
+        putMessageTimeout recheckReputOffsetFromCq recoverConcurrently
+        spinLockCollisionRetreatOptimalDegree storeCheckpoint topicQueueLockNum transferMsgByHeap
+        transientStorePoolEnable transientStorePoolSize travelCqFileNumWhenGetMessage useABSLock
+        useReentrantLockWhenPutMessage wakeCommitWhenPutMessage wakeFlushWhenPutMessage
+        warmMapedFileEnable
+    """,
+    "compaction is not built yet": """
+        compactionCqMappedFileSize compactionMappedFileSize compactionScheduleInternal
+        compactionThreadNum enableCompaction maxOffsetMapSize
+    """,
+    "the key index is not built yet": """
+        defaultQueryMaxNum maxHashSlotNum maxIndexNum messageIndexEnable messageIndexSafe
+        putMsgIndexHightWater queryMessageThreadPoolNums storePathIndex
+    """,
+    "lite topics and multi-dispatch are not built yet": """
+        enableLmq enableLmqStats enableMultiDispatch maxLmqConsumeQueueNum
+    """,
+    "checksums of properties are not built": """
+        enabledAppendPropCRC forceVerifyPropCRC
+    """,
+    "transactions are not built yet": """
+        checkTransactionMessageEnable endTransactionPoolQueueCapacity endTransactionThreadPoolNums
+        rejectTransactionMessage transactionCheckInterval transactionCheckMax
+        transactionMetricFlushInterval transactionOpBatchInterval transactionOpMsgMaxSize
+        transactionTimeOut waitTimeMillsInTransactionQueue
+    """,
+    "name servers are given by namesrvAddr": """
+        fetchNameSrvAddrByDnsLookup fetchNamesrvAddrByAddressServer fetchNamesrvAddrInterval
+        isScanAvailableNameSrv updateNameServerAddrPeriod
+    """,
+    "TLS is not built yet": """
+        useTLS
+    """,
+    "batch consume queues are not built": """
+        mapperFileSizeBatchConsumeQueue searchBcqByCacheEnable
+    """,
+    "the list is fixed for a broker": """
+        configBlackList
+    """,
+    "SluiceMQ has no use for it": """
+        asyncSendEnable broadcastOffsetExpireMaxSecond broadcastOffsetExpireSecond
+        channelNotActiveInterval clearRetryTopicWhenDeleteTopic clusterTest
+        compatibleWithOldNameSrv compressedRegister configManagerVersion
+        consumerFallbehindThreshold consumerOffsetUpdateVersionStep
+        disableConsumeIfConsumerReadSlowly disappearTimeAfterStart enableBatchPush
+        enableBroadcastOffsetStore enableBuildConsumeQueueConcurrently enableCreateSysGroup
+        enableMixedMessageType enableNetWorkFlowControl enableRegisterProducer
+        enableSharedConsumeQueue enableShutdownGracefully enableSingleTopicRegister
+        enableSplitRegistration flushConsumerOffsetHistoryInterval forceRegister forwardTimeout
+        highSpeedMode litePullMessageEnable maxChecksumRange maxMsgsNumBatch messageStorePlugIn
+        productEnvName pullBatchMaxMessageCount readUnCommitted realTimeNotifyConsumerChange
+        rejectPullConsumerEnable rocketmqHome shutdownWaitTimeSeconds splitRegistrationSize
+        startAcceptSendRequestTimeStamp storeReplyMessageEnable subscriptionExpiredTimeout
+        useStaticSubscription zoneMode zoneName
+    """,
+}
+
+INERT: Final = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+
+INERT_ALIASES: Final = {
+    "transactionMsgTimeout": "transactionTimeOut",
+    "transactionTimeout": "transactionTimeOut",
+    "haSlaveFallbehindMax": "haMaxGapNotInSync",
+}
+"""Spellings of older releases and of the seeds' articles."""
+
+REFUSED: Final = {
+    "aclEnable": "access control is not built yet; the broker would be open",
+    "authenticationEnabled": "authentication is not built yet; the broker would be open",
+    "authorizationEnabled": "authorization is not built yet; the broker would be open",
+    "useTLS": "TLS is not built yet; traffic would be readable",
+    "enableDLegerCommitLog": "replication is not built yet; messages would have one copy",
+}
+"""Keys that may only be false, and why."""

@@ -1,0 +1,106 @@
+"""The name server: its parts put together, and the only place here that waits.
+
+Everything is decided by the plain functions of `handlers.py` on one table in memory; a timer
+removes brokers that have stopped registering, and a closed connection removes its brokers at once.
+Name servers know nothing of each other: a broker registers with each.
+"""
+
+import asyncio
+import functools
+import logging
+
+from sluicemq.clock import SYSTEM_CLOCK, Clock
+from sluicemq.config import NameServerConfig
+from sluicemq.files import SYSTEM_FILES, Files
+from sluicemq.nameserver.handlers import HANDLERS, Handler, Parts, tolerant
+from sluicemq.nameserver.keyvalues import KeyValues
+from sluicemq.nameserver.routes import RouteTable
+from sluicemq.net.server import Dispatcher, Peer, RemotingServer
+from sluicemq.protocol.command import Command
+
+log = logging.getLogger("sluicemq.nameserver")
+
+
+class NameServer:
+    """Tells clients where topics live.
+
+    `start` and `close` bracket its life; `dispatcher` can be served without sockets as well.
+    """
+
+    def __init__(
+        self,
+        config: NameServerConfig,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        files: Files = SYSTEM_FILES,
+    ) -> None:
+        """Reads the key-value configuration. Raises StoreDamagedError when it is broken."""
+        self._clock = clock
+        key_values = KeyValues(files, config.kv_config_path)
+        self.parts = Parts(config, RouteTable(), key_values, files, self._now_ms())
+        self.dispatcher = Dispatcher(
+            {int(code): self._bind(tolerant(handler)) for code, handler in HANDLERS.items()}
+        )
+        self._server = RemotingServer(
+            self.dispatcher,
+            on_disconnect=self.disconnected,
+            idle_timeout_s=config.idle_timeout_s,
+            connections_max=config.connections_max,
+        )
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing = False
+
+    @property
+    def port(self) -> int:
+        """The port it listens at: the one that was free when the configured one is 0."""
+        return self._server.ports[0]
+
+    async def start(self) -> None:
+        """Listen. Raises ConfigurationError when the port is taken."""
+        config = self.parts.config
+        await self._server.start(config.bind_address, [config.listen_port])
+        log.info("name server listens at %s:%d", config.bind_address, self.port)
+        self._schedule()
+
+    async def close(self) -> None:
+        """Stop; all connections are closed on return."""
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        await self._server.close()
+
+    def tick(self) -> None:
+        """Remove brokers that have been silent too long, and close their connections."""
+        for broker in self.parts.table.expire(self._now_ms()):
+            log.warning(
+                "broker %s at %s has not registered for %d ms and is removed",
+                broker.broker, broker.address, broker.timeout_ms,
+            )  # fmt: skip
+            if isinstance(broker.connection, Peer):
+                broker.connection.close()
+
+    def disconnected(self, peer: Peer) -> None:
+        """A connection is gone, and with it the brokers that registered over it."""
+        lost = self.parts.table.connection_lost(peer)
+        for broker in () if self._closing else lost:
+            log.warning(
+                "broker %s at %s is removed: its connection closed", broker.broker, broker.address
+            )
+
+    def _schedule(self) -> None:
+        interval_s = self.parts.config.scan_interval_ms / 1000
+        self._timer = asyncio.get_running_loop().call_later(interval_s, self._tick_and_schedule)
+
+    def _tick_and_schedule(self) -> None:
+        self._schedule()
+        self.tick()
+
+    def _bind(self, handler: Handler) -> functools.partial[Command]:
+        return functools.partial(self._handle, handler)
+
+    def _handle(self, handler: Handler, command: Command, peer: Peer) -> Command:
+        return handler(command, peer, self.parts, self._now_ms())
+
+    def _now_ms(self) -> int:
+        return int(self._clock.monotonic_s() * 1000)

@@ -1,0 +1,127 @@
+"""The name server as a whole, without sockets: time and lost connections."""
+
+from pathlib import Path
+
+import pytest
+
+from sluicemq.config import NameServerConfig
+from sluicemq.model.ids import Host
+from sluicemq.nameserver.server import NameServer
+from sluicemq.net.peer import Peer
+from sluicemq.protocol.bodies import RegisterBody, TopicTable, encode_register_body
+from sluicemq.protocol.codec import decode, encode
+from sluicemq.protocol.command import FLAG_ONEWAY, Command
+
+
+class Wire:
+    """What is under a connection: remembers that it was closed."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def write(self, data: bytes, /) -> None:
+        raise AssertionError(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class HandClock:
+    """A wall clock that jumps, and a steady one that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.wall_ms = 1_700_000_000_000
+        self.steady_s = 1000.0
+
+    def now_ms(self) -> int:
+        return self.wall_ms
+
+    def monotonic_s(self) -> float:
+        return self.steady_s
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def server(tmp_path: Path, clock: HandClock) -> NameServer:
+    return NameServer(NameServerConfig(kv_config_path=str(tmp_path / "kv.json")), clock=clock)
+
+
+def connect() -> tuple[Peer, Wire]:
+    wire = Wire()
+    return Peer(wire, Host("127.0.0.1", 40000), Host("127.0.0.1", 9876)), wire
+
+
+def ask(server: NameServer, peer: Peer, command: Command) -> Command:
+    used, answer = server.dispatcher.feed(encode(command), peer)
+    assert used
+    return decode(answer[4:])
+
+
+def register(server: NameServer, peer: Peer, **changes: str) -> Command:
+    fields = {
+        "brokerName": "a", "brokerAddr": "127.0.0.1:1", "clusterName": "c", "haServerAddr": "x",
+        "brokerId": "0", "heartbeatTimeoutMillis": "10000",
+    } | changes  # fmt: skip
+    from sluicemq.model.topic import TopicConfig
+
+    body = encode_register_body(RegisterBody(TopicTable({"T": TopicConfig("T")})))
+    return ask(server, peer, Command(103, fields, body))
+
+
+def route_code(server: NameServer) -> int:
+    return ask(server, connect()[0], Command(105, {"topic": "T"})).code
+
+
+def test_a_silent_broker_is_removed_and_its_connection_closed(
+    server: NameServer, clock: HandClock
+) -> None:
+    peer, wire = connect()
+    register(server, peer)
+    clock.steady_s += 10
+    server.tick()
+    assert (route_code(server), wire.closed) == (0, False)
+    clock.steady_s += 0.002
+    server.tick()
+    assert (route_code(server), wire.closed) == (17, True)
+
+
+def test_a_wall_clock_that_jumps_removes_nobody(server: NameServer, clock: HandClock) -> None:
+    register(server, connect()[0])
+    clock.wall_ms += 10**9
+    server.tick()
+    assert route_code(server) == 0
+
+
+def test_a_closed_connection_removes_its_broker_at_once(server: NameServer) -> None:
+    peer, _ = connect()
+    register(server, peer)
+    other, _ = connect()
+    register(server, other, brokerName="b", brokerAddr="127.0.0.1:2")
+    server.disconnected(peer)
+    assert [data.broker for data in server.parts.table.brokers()] == ["b"]
+
+
+def test_an_unknown_request_gets_the_standard_answer(server: NameServer) -> None:
+    answer = ask(server, connect()[0], Command(9999, opaque=7))
+    assert (answer.code, answer.remark) == (3, " request type 9999 not supported")
+    assert answer.opaque == 7
+
+
+def test_a_header_that_lacks_a_field_is_answered_and_the_connection_stays(
+    server: NameServer,
+) -> None:
+    peer, wire = connect()
+    answer = ask(server, peer, Command(105, {}))
+    assert answer.code == 1
+    assert "topic" in (answer.remark or "")
+    assert wire.closed is False
+
+
+def test_a_one_way_heartbeat_gets_no_answer(server: NameServer) -> None:
+    fields = {"brokerName": "a", "brokerAddr": "127.0.0.1:1", "clusterName": "c"}
+    frame = encode(Command(904, fields, flag=FLAG_ONEWAY))
+    assert server.dispatcher.feed(frame, connect()[0]) == (len(frame), b"")

@@ -1,0 +1,274 @@
+"""The route table, rule by rule (spec/namesrv.md §2-§5)."""
+
+import dataclasses
+
+import pytest
+
+from sluicemq.model.topic import BrokerData, DataVersion, QueueData, TopicConfig
+from sluicemq.nameserver.routes import (
+    TIMEOUT_MS,
+    MasterAddresses,
+    Registration,
+    RouteTable,
+    in_zone,
+)
+
+
+def topics(
+    *names: str, perm: int = 6, queues: int = 4, sys_flag: int = 0
+) -> dict[str, TopicConfig]:
+    return {name: TopicConfig(name, queues, queues, perm, sys_flag=sys_flag) for name in names}
+
+
+def master(broker: str = "a", **changes: object) -> Registration:
+    made = Registration(
+        cluster="c",
+        broker=broker,
+        broker_id=0,
+        address=f"{broker}:1",
+        ha_address=f"{broker}:2",
+        acting_master_enable=False,
+        topics=topics("T", "U"),
+        version=DataVersion(1, 100),
+    )
+    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+
+
+def slave(broker: str = "a", **changes: object) -> Registration:
+    own = {"broker_id": 1, "address": f"{broker}:9", "ha_address": "", "topics": {}}
+    return master(broker, **(own | changes))
+
+
+@pytest.fixture
+def table() -> RouteTable:
+    return RouteTable()
+
+
+def test_a_master_brings_its_topics(table: RouteTable) -> None:
+    assert table.register(master(), 0) == MasterAddresses()
+    route = table.route("T")
+    assert route is not None
+    assert route.brokers == (BrokerData("a", "c", {0: "a:1"}),)
+    assert route.queues == (QueueData("a", 4, 4, 6),)
+    assert table.clusters() == {"c": ["a"]}
+    assert table.route("nope") is None
+
+
+def test_a_broker_whose_whole_table_is_one_topic_can_register(table: RouteTable) -> None:
+    table.register(master(topics=topics("only")), 0)
+    assert table.route("only") is not None
+
+
+def test_a_topic_on_two_brokers_is_sorted_by_broker(table: RouteTable) -> None:
+    table.register(master("b"), 0)
+    table.register(master("a"), 0)
+    route = table.route("T")
+    assert route is not None
+    assert [queue.broker for queue in route.queues] == ["a", "b"]
+    assert [data.broker for data in route.brokers] == ["a", "b"]
+
+
+def test_the_same_edition_changes_nothing_but_adds_what_is_missing(table: RouteTable) -> None:
+    table.register(master(), 0)
+    table.register(master(topics=topics("T", "V", queues=9)), 1)
+    assert [table.route(topic).queues[0].read_queues for topic in "TUV"] == [4, 4, 9]  # type: ignore[union-attr]
+
+
+def test_another_edition_replaces_what_it_names_and_keeps_the_rest(table: RouteTable) -> None:
+    table.register(master(), 0)
+    table.register(master(topics=topics("T", queues=9), version=DataVersion(2, 100)), 1)
+    assert [table.route(topic).queues[0].read_queues for topic in "TU"] == [9, 4]  # type: ignore[union-attr]
+
+
+def test_a_complete_registration_forgets_the_topics_it_lacks(table: RouteTable) -> None:
+    table.register(master("b"), 0)
+    table.register(master(), 0)
+    table.register(master(topics=topics("T"), is_complete=True), 1)
+    assert sorted(table.topics()) == ["T", "U"]
+    assert [queue.broker for queue in table.route("U").queues] == ["b"]  # type: ignore[union-attr]
+
+
+def test_a_slave_is_told_its_master_and_brings_no_topics(table: RouteTable) -> None:
+    table.register(master(), 0)
+    answer = table.register(slave(topics=topics("S")), 0)
+    assert answer == MasterAddresses("a:2", "a:1")
+    assert table.route("S") is None
+    assert table.broker("a") == BrokerData("a", "c", {0: "a:1", 1: "a:9"})
+
+
+def test_a_slave_of_a_dead_master_is_told_nothing(table: RouteTable) -> None:
+    table.register(master(), 0)
+    table.register(slave(), 0)
+    table.unregister("c", "a", "a:1")
+    assert table.register(slave(), 1) == MasterAddresses()
+
+
+def test_a_slave_that_becomes_master_has_one_id(table: RouteTable) -> None:
+    table.register(slave(), 0)
+    table.register(slave(broker_id=0), 1)
+    assert table.broker("a") == BrokerData("a", "c", {0: "a:9"})
+
+
+def test_a_broker_before_version_5_is_no_prime_slave(table: RouteTable) -> None:
+    table.register(slave(topics=topics("S"), acting_master_enable=None), 0)
+    assert table.route("S") is None
+
+
+def test_the_prime_slave_brings_topics_nobody_may_write_to(table: RouteTable) -> None:
+    table.register(slave(topics=topics("S"), acting_master_enable=True), 0)
+    assert table.route("S").queues[0].perm == 4  # type: ignore[union-attr]
+    table.register(slave("b", topics=topics("R"), acting_master_enable=False), 0)
+    assert table.route("R").queues[0].perm == 6  # type: ignore[union-attr]
+
+
+def test_an_older_state_cannot_take_the_id_of_a_living_broker(table: RouteTable) -> None:
+    table.register(master(version=DataVersion(0, 0, 5)), 0)
+    usurper = master(address="x:1", version=DataVersion(9, 9, 4), topics=topics("X"))
+    assert table.register(usurper, 1) == MasterAddresses()
+    assert table.broker("a") == BrokerData("a", "c", {0: "a:1"})
+    assert table.route("X") is None
+    assert table.version_of("c", "x:1") is None
+
+
+def test_the_same_state_takes_over_the_id(table: RouteTable) -> None:
+    table.register(master(), 0)
+    table.register(master(address="x:1"), 1)
+    assert table.broker("a") == BrokerData("a", "c", {0: "x:1"})
+
+
+def test_unregistering_the_last_address_forgets_broker_topics_and_cluster(
+    table: RouteTable,
+) -> None:
+    table.register(master(), 0)
+    table.register(master("b", topics=topics("T")), 0)
+    table.unregister("c", "a", "a:1")
+    assert table.topics() == ["T"]
+    assert [data.broker for data in table.brokers()] == ["b"]
+    table.unregister("c", "b", "b:1")
+    assert (table.topics(), table.clusters(), table.brokers()) == ([], {}, [])
+
+
+def test_unregistering_what_is_not_there_is_no_error(table: RouteTable) -> None:
+    table.unregister("c", "a", "a:1")
+    table.register(master(), 0)
+    table.unregister("c", "a", "other:1")
+    assert table.route("T") is not None
+
+
+def test_without_its_master_a_broker_with_slaves_keeps_its_topics(table: RouteTable) -> None:
+    table.register(master(), 0)
+    table.register(slave(), 0)
+    table.unregister("c", "a", "a:1")
+    route = table.route("T")
+    assert route is not None
+    assert route.brokers[0].addresses == {1: "a:9"}
+    assert route.queues[0].perm == 6
+
+
+def test_without_its_master_an_acting_broker_is_read_only(table: RouteTable) -> None:
+    table.register(master(acting_master_enable=True), 0)
+    table.register(slave(acting_master_enable=True), 0)
+    table.unregister("c", "a", "a:1")
+    assert table.route("T").queues[0].perm == 4  # type: ignore[union-attr]
+    plain = table.route("T")
+    acting = table.route("T", acting_master=True)
+    assert plain is not None
+    assert acting is not None
+    assert plain.brokers[0].addresses == {1: "a:9"}
+    assert acting.brokers[0].addresses == {0: "a:9"}
+
+
+def test_no_slave_acts_for_the_topics_that_tell_brokers_of_each_other(table: RouteTable) -> None:
+    name = "rmq_sys_SYNC_BROKER_MEMBER_a"
+    table.register(slave(topics=topics(name), acting_master_enable=True), 0)
+    assert table.route(name, acting_master=True).brokers[0].addresses == {1: "a:9"}  # type: ignore[union-attr]
+
+
+def test_a_silent_broker_expires_after_its_own_timeout(table: RouteTable) -> None:
+    table.register(master(), 1000)
+    table.register(master("b", timeout_ms=10_000), 1000)
+    assert table.expire(11_000) == []
+    assert [live.broker for live in table.expire(11_001)] == ["b"]
+    assert [live.broker for live in table.expire(1000 + TIMEOUT_MS)] == []
+    assert [live.broker for live in table.expire(1001 + TIMEOUT_MS)] == ["a"]
+    assert table.topics() == []
+
+
+def test_a_heartbeat_keeps_a_broker_alive(table: RouteTable) -> None:
+    table.register(master(timeout_ms=10), 0)
+    table.refresh("c", "a:1", 10)
+    table.refresh("c", "unknown:1", 10)
+    assert table.expire(20) == []
+
+
+def test_a_lost_connection_takes_its_brokers_along(table: RouteTable) -> None:
+    first, second = object(), object()
+    table.register(master(connection=first), 0)
+    table.register(master("b", connection=second), 0)
+    assert [live.broker for live in table.connection_lost(first)] == ["a"]
+    assert [data.broker for data in table.brokers()] == ["b"]
+
+
+def test_a_broker_that_came_back_survives_the_end_of_its_old_connection(table: RouteTable) -> None:
+    first, second = object(), object()
+    table.register(master(connection=first), 0)
+    table.register(master(connection=second), 1)
+    assert table.connection_lost(first) == []
+    assert table.route("T") is not None
+
+
+def test_write_permission_is_wiped_until_the_next_edition(table: RouteTable) -> None:
+    table.register(master(), 0)
+    table.register(master("b"), 0)
+    assert table.wipe_write_permission("a") == 2
+    assert [queue.perm for queue in table.route("T").queues] == [4, 6]  # type: ignore[union-attr]
+    table.register(master(), 1)
+    assert table.route("T").queues[0].perm == 4  # type: ignore[union-attr]
+    table.register(master(version=DataVersion(2, 100)), 2)
+    assert table.route("T").queues[0].perm == 6  # type: ignore[union-attr]
+
+
+def test_adding_write_permission_gives_both(table: RouteTable) -> None:
+    table.register(master(topics=topics("T", perm=1)), 0)
+    assert table.add_write_permission("a") == 1
+    assert table.route("T").queues[0].perm == 6  # type: ignore[union-attr]
+    assert table.wipe_write_permission("nobody") == 0
+
+
+def test_a_topic_registered_alone_stops_at_an_unknown_broker(table: RouteTable) -> None:
+    table.register(master(), 0)
+    table.register_topic("N", [QueueData("a", 1, 1, 6), QueueData("x", 1, 1, 6)])
+    assert table.route("N").queues == (QueueData("a", 1, 1, 6),)  # type: ignore[union-attr]
+    table.register_topic("M", [QueueData("x", 1, 1, 6), QueueData("a", 1, 1, 6)])
+    assert table.route("M") is None
+
+
+def test_a_topic_is_deleted_everywhere_or_on_one_cluster(table: RouteTable) -> None:
+    table.register(master(), 0)
+    table.register(master("b", cluster="d"), 0)
+    table.delete_topic("T", "d")
+    assert [queue.broker for queue in table.route("T").queues] == ["a"]  # type: ignore[union-attr]
+    table.delete_topic("U")
+    assert table.topics() == ["T"]
+    table.delete_topic("T", "c")
+    table.delete_topic("nope", "nope")
+    assert table.topics() == []
+
+
+def test_topics_are_listed_by_cluster_and_by_flags(table: RouteTable) -> None:
+    table.register(master(topics=topics("T", "U")), 0)
+    table.register(master("b", cluster="d", topics=topics("V", sys_flag=3)), 0)
+    assert sorted(table.topics_of_cluster("c")) == ["T", "U"]
+    assert table.topics_of_cluster("nope") == []
+    assert table.topics_with_flags(lambda flag: bool(flag & 2)) == ["V"]
+
+
+def test_a_zone_sees_its_own_brokers_and_those_without_a_master(table: RouteTable) -> None:
+    table.register(master("a", zone="North"), 0)
+    table.register(master("b", zone="south"), 0)
+    table.register(slave("s", zone="south", topics=topics("T")), 0)
+    route = table.route("T")
+    assert route is not None
+    north = in_zone(route, "NORTH")
+    assert [data.broker for data in north.brokers] == ["a", "s"]
+    assert [queue.broker for queue in north.queues] == ["a", "s"]

@@ -1,0 +1,360 @@
+"""Property files, the table of keys, and what follows from it."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from sluicemq.config import (
+    KEYS,
+    BrokerConfig,
+    NameServerConfig,
+    Part,
+    StoreConfig,
+    broker_config_text,
+    decode_properties_file,
+    edit_properties,
+    known_entries,
+    load_broker_config,
+    load_name_server_config,
+    name_server_config_text,
+    parse_properties,
+    update_broker_config,
+    update_name_server_config,
+)
+from sluicemq.config.document import configuration_markdown
+from sluicemq.config.inert import INERT, INERT_ALIASES, REFUSED
+from sluicemq.config.keys import Kind
+from sluicemq.errors import ConfigurationError, PermissionDeniedError
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
+HOME = {"HOME": "/home/mq"}
+VALUES = {Part.BROKER: BrokerConfig, Part.STORE: StoreConfig, Part.NAME_SERVER: NameServerConfig}
+
+# The sample of seed 000 (an article on filters and access control), without its aclEnable.
+SEED_CONF = """\
+brokerClusterName = DefaultCluster
+brokerName = broker-a
+brokerId = 0
+deleteWhen = 04
+fileReservedTime = 48
+brokerRole = ASYNC_MASTER
+flushDiskType = ASYNC_FLUSH
+
+# 以上为 broker.conf 的默认配置
+autoCreateTopicEnable = false
+autoCreateSubscriptionGroup = false
+"""
+
+
+# ---------------------------------------------------------------------------------- syntax
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "value"),
+    [
+        ("a=b", "a", "b"),
+        ("a = b", "a", "b"),
+        ("a:b", "a", "b"),
+        ("a b", "a", "b"),
+        ("a\tb", "a", "b"),
+        ("   a   =   b c", "a", "b c"),
+        ("a", "a", ""),
+        ("a=", "a", ""),
+        ("a==b", "a", "=b"),
+        ("a = = b", "a", "= b"),
+        (r"a\=b=c", "a=b", "c"),
+        (r"a\ b=c", "a b", "c"),
+        (r"a=x\ty", "a", "x\ty"),
+        (r"a=x\qy", "a", "xqy"),
+        (r"a=\u4e2d\u6587", "a", "中文"),
+        (r"a=\ud83d\ude00", "a", "😀"),
+        ("a=x\\\n    y", "a", "xy"),
+        ("a=x\\\\", "a", "x\\"),
+        ("a=b   ", "a", "b"),
+        ("\ufeffa=b", "a", "b"),
+        ("a=b\r\n", "a", "b"),
+        ("path=C:\\\\store", "path", "C:\\store"),
+    ],
+)
+def test_a_line_is_read_as_java_reads_it(line: str, key: str, value: str) -> None:
+    assert parse_properties(line) == {key: value}
+
+
+def test_comments_and_empty_lines_are_nothing_and_the_last_value_wins() -> None:
+    assert parse_properties("# a=1\n! b=2\n\n   # c=3\na=4\na=5\n") == {"a": "5"}
+
+
+def test_a_comment_that_ends_in_a_backslash_does_not_continue() -> None:
+    assert parse_properties("# note \\\na=1\n") == {"a": "1"}
+
+
+@pytest.mark.parametrize("text", [r"a=\u12", r"a=\uxyzw", r"a=\u+123"])
+def test_a_broken_unicode_escape_is_an_error(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="four hex digits"):
+        parse_properties(text)
+
+
+def test_a_file_that_is_not_utf_8_is_latin_1_as_in_java() -> None:
+    assert decode_properties_file("name=中".encode()) == "name=中"
+    assert decode_properties_file(b"name=caf\xe9") == "name=café"
+
+
+def test_editing_keeps_comments_order_and_other_keys() -> None:
+    text = "# mine\nb = 2\na = 1\n\na = 3\nlong = x\\\n  y\n"
+    edited = edit_properties(text, {"a": "9", "new": "n\\1", "long": "z"})
+    assert edited == "# mine\nb = 2\na=9\n\nlong=z\nnew=n\\\\1\n"
+    assert parse_properties(edited) == {"b": "2", "a": "9", "long": "z", "new": "n\\1"}
+
+
+def test_editing_an_empty_file_writes_the_changes_alone() -> None:
+    assert edit_properties("", {"a": "1"}) == "a=1\n"
+
+
+# ----------------------------------------------------------------------------------- table
+
+
+def test_every_key_names_a_field_and_every_field_has_one_key() -> None:
+    for part, cls in VALUES.items():
+        fields = sorted(field.name for field in dataclasses.fields(cls))
+        assert sorted(key.field for key in KEYS if key.part is part) == fields
+
+
+def test_no_name_means_two_things() -> None:
+    for parts in ((Part.BROKER, Part.STORE), (Part.NAME_SERVER,)):
+        names = [n for key in KEYS if key.part in parts for n in (key.name, *key.aliases)]
+        assert len(names) == len(set(names))
+    broker_names = {key.name for key in KEYS if key.part is not Part.NAME_SERVER}
+    assert not broker_names & INERT.keys()
+    assert set(INERT_ALIASES.values()) <= INERT.keys()
+    assert set(REFUSED) <= INERT.keys()
+
+
+def test_every_default_is_within_its_own_range() -> None:
+    broker, store, _ = load_broker_config("", environment=HOME)
+    texts = broker_config_text(broker, store) + name_server_config_text(NameServerConfig())
+    for key in KEYS:
+        assert f"{key.name}=" in texts
+    assert load_broker_config(broker_config_text(broker, store), environment=HOME)[2] == []
+
+
+def test_the_document_is_up_to_date() -> None:
+    assert DOCUMENT.read_text() == configuration_markdown(), (
+        "run python -m sluicemq.config.document > docs/configuration.md"
+    )
+
+
+def test_the_document_names_every_key_and_alias() -> None:
+    text = configuration_markdown()
+    for key in KEYS:
+        for name in (key.name, *key.aliases):
+            assert f"`{name}`" in text
+    for name in (*INERT, *INERT_ALIASES):
+        assert f"`{name}`" in text
+
+
+# --------------------------------------------------------------------------------- loading
+
+
+def test_the_sample_of_the_article_loads() -> None:
+    broker, store, warnings = load_broker_config(SEED_CONF, environment=HOME)
+    assert (broker.broker_name, broker.cluster_name, broker.broker_id) == (
+        "broker-a",
+        "DefaultCluster",
+        0,
+    )
+    assert broker.auto_create_topic is False
+    assert broker.auto_create_group is False
+    assert store.flush_sync is False
+    assert warnings == [
+        "Without effect here, because retention is not built yet: deleteWhen, fileReservedTime."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "value"),
+    [
+        ("storePathConsumerQueue=/q", "consume_queue_path", "/q"),
+        ("mapedFileSizeCommitLog=1048576", "commit_log_file_bytes", 1048576),
+        ("mapedFileSizeConsumeQueue=2000", "consume_queue_file_bytes", 2000),
+        ("mappedFileSizeConsumeQueue=2001", "consume_queue_file_bytes", 2020),
+        ("flushDiskType=SYNC_FLUSH", "flush_sync", True),
+        ("maxMessageSize=65536   ", "message_bytes_max", 65536),
+        ("storePathRootDir=${HOME}/store/", "root", "/home/mq/store"),
+        ("storePathRootDir=$HOME/a$HOME", "root", "/home/mq/a/home/mq"),
+        ("storePathRootDir=~/store", "root", "/home/mq/store"),
+        ("storePathRootDir=${user.home}/store", "root", "/home/mq/store"),
+    ],
+)
+def test_a_store_key_sets_its_field(line: str, field: str, value: object) -> None:
+    _, store, _ = load_broker_config(line, environment=HOME)
+    assert getattr(store, field) == value
+
+
+def test_the_store_paths_lie_below_the_root_unless_given() -> None:
+    store = StoreConfig(root="/data")
+    assert (store.commit_log_path, store.consume_queue_path) == (
+        "/data/commitlog",
+        "/data/consumequeue",
+    )
+    assert StoreConfig(root="/data", commit_log_path="/fast").commit_log_path == "/fast"
+
+
+def test_name_servers_come_from_the_environment_then_the_file_then_the_command_line() -> None:
+    environment = HOME | {"NAMESRV_ADDR": "env:9876"}
+
+    def names(text: str, overrides: dict[str, str]) -> tuple[str, ...]:
+        return load_broker_config(text, overrides=overrides, environment=environment)[
+            0
+        ].name_server_addresses
+
+    assert names("", {}) == ("env:9876",)
+    assert names("namesrvAddr = a:1; b:2 ;", {}) == ("a:1", "b:2")
+    assert names("namesrvAddr = a:1", {"namesrvAddr": "c:3"}) == ("c:3",)
+
+
+def test_sql92_is_on_unless_the_file_says_otherwise() -> None:
+    assert load_broker_config("", environment=HOME)[0].enable_property_filter is True
+    text = "enablePropertyFilter = False"
+    assert load_broker_config(text, environment=HOME)[0].enable_property_filter is False
+
+
+def test_an_unknown_key_is_a_warning_with_the_nearest_name() -> None:
+    _, _, warnings = load_broker_config("brokerNam=x\nzzz=1\nfileReserveTime=4", environment=HOME)
+    assert warnings == [
+        "brokerNam is not a known key and is ignored. Did you mean brokerName?",
+        "zzz is not a known key and is ignored.",
+        "fileReserveTime is not a known key and is ignored. Did you mean fileReservedTime?",
+    ]
+
+
+def test_an_alias_beside_the_key_itself_is_ignored_with_a_warning() -> None:
+    text = "mapedFileSizeCommitLog=65536\nmappedFileSizeCommitLog=8388608"
+    _, store, warnings = load_broker_config(text, environment=HOME)
+    assert store.commit_log_file_bytes == 8388608
+    assert warnings == [
+        "mapedFileSizeCommitLog is ignored because mappedFileSizeCommitLog is set too."
+    ]
+
+
+def test_the_article_s_spelling_of_a_key_without_effect_is_not_unknown() -> None:
+    _, _, warnings = load_broker_config("transactionMsgTimeout=6000", environment=HOME)
+    assert warnings == [
+        "Without effect here, because transactions are not built yet: transactionMsgTimeout."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("listenPort=70000", ("listenPort", "70000", "0 to 65535")),
+        ("listenPort=1_000", ("listenPort", "1_000", "0 to 65535")),
+        ("listenPort=١٢٣", ("listenPort", "whole number")),
+        ("maxMessageSize=4M", ("maxMessageSize", "4M", "1 to 15728640")),
+        ("mapedFileSizeCommitLog=-1", ("mapedFileSizeCommitLog", "-1", "65536 to")),
+        ("longPollingEnable=yes", ("longPollingEnable", "yes", "true or false")),
+        ("flushDiskType=SYNC", ("flushDiskType", "SYNC", "ASYNC_FLUSH or SYNC_FLUSH")),
+        ("brokerRole=SLAVE", ("brokerRole", "SLAVE", "ASYNC_MASTER or SYNC_MASTER")),
+        ("brokerId=1", ("brokerId", "Write 0")),
+        ("storePathRootDir=${NOPE}/x", ("storePathRootDir", "NOPE", "not set")),
+        ("aclEnable=true", ("aclEnable", "access control", "false")),
+        ("authenticationEnabled=TRUE", ("authenticationEnabled", "false")),
+    ],
+)
+def test_a_bad_value_is_an_error_that_names_key_value_and_range(
+    line: str, parts: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load_broker_config(line, environment=HOME)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("line", ["aclEnable=false", "aclEnable=", "useTLS=False"])
+def test_a_refused_key_may_be_false(line: str) -> None:
+    assert len(load_broker_config(line, environment=HOME)[2]) == 1
+
+
+@pytest.mark.parametrize(("written", "taken"), [(5000, 10_000), (30_000, 30_000), (90_000, 60_000)])
+def test_the_registration_period_is_clamped_as_in_the_real_broker(written: int, taken: int) -> None:
+    broker, _, _ = load_broker_config(f"registerNameServerPeriod={written}", environment=HOME)
+    assert broker.register_period_ms == taken
+
+
+def test_messages_larger_than_a_file_are_warned_of() -> None:
+    _, _, warnings = load_broker_config("mappedFileSizeCommitLog=65536", environment=HOME)
+    assert len(warnings) == 1
+    assert "maxMessageSize = 4194304" in warnings[0]
+
+
+# ------------------------------------------------------------------------------ round trip
+
+
+def test_the_text_of_a_broker_loads_to_the_same_broker() -> None:
+    for text in (
+        "",
+        SEED_CONF,
+        "namesrvAddr=a:1;b:2\nbrokerIP1=1.2.3.4\nmetricsExporterType=DISABLE",
+    ):
+        broker, store, _ = load_broker_config(text, environment=HOME)
+        again = load_broker_config(broker_config_text(broker, store), environment={})
+        assert again[:2] == (broker, store)
+
+
+def test_the_text_of_a_name_server_loads_to_the_same_name_server() -> None:
+    config, warnings = load_name_server_config(
+        "orderMessageEnable=true\nlistenPort=1\nclusterTest=true", environment=HOME
+    )
+    assert warnings == ["Without effect here, because SluiceMQ has no use for it: clusterTest."]
+    assert load_name_server_config(name_server_config_text(config), environment=HOME) == (
+        config,
+        [],
+    )
+
+
+def test_a_change_makes_a_new_broker_and_says_what_waits_for_the_next_start() -> None:
+    broker, store, _ = load_broker_config("", environment=HOME)
+    text = "autoCreateTopicEnable=false\nmapedFileSizeCommitLog=8388608\n"
+    changed, changed_store, warnings = update_broker_config(broker, store, text)
+    assert changed == dataclasses.replace(broker, auto_create_topic=False)
+    assert changed_store.commit_log_file_bytes == 8388608
+    assert broker.auto_create_topic is True
+    assert warnings == ["mappedFileSizeCommitLog takes effect at the next start."]
+
+
+@pytest.mark.parametrize("name", ["configBlackList", "brokerConfigPath", "rocketmqHome"])
+def test_a_broker_key_of_the_black_list_cannot_be_changed(name: str) -> None:
+    with pytest.raises(PermissionDeniedError, match="black list") as caught:
+        update_broker_config(BrokerConfig(), StoreConfig(), f"traceOn=false\n{name}=/x")
+    assert caught.value.code == 16
+
+
+@pytest.mark.parametrize(
+    "name", ["configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"]
+)
+def test_a_name_server_key_of_the_black_list_cannot_be_changed(name: str) -> None:
+    with pytest.raises(PermissionDeniedError, match="black list"):
+        update_name_server_config(NameServerConfig(), f"{name}=/x")
+
+
+def test_the_black_list_of_a_name_server_can_be_longer_but_never_shorter() -> None:
+    config, _ = load_name_server_config("configBlackList=listenPort", environment=HOME)
+    for name in ("listenPort", "kvConfigPath"):
+        with pytest.raises(PermissionDeniedError):
+            update_name_server_config(config, f"{name}=1")
+
+
+def test_a_bad_value_in_a_change_changes_nothing() -> None:
+    with pytest.raises(ConfigurationError, match="waitSecondsForService"):
+        update_name_server_config(NameServerConfig(), "waitSecondsForService=soon")
+
+
+def test_only_known_keys_of_a_change_go_to_the_file_under_their_own_names() -> None:
+    text = "mapedFileSizeCommitLog=65536\nnope=1\ndeleteWhen=05"
+    assert known_entries(text, Part.BROKER, Part.STORE) == {"mappedFileSizeCommitLog": "65536"}
+
+
+def test_choices_are_written_as_they_are_read() -> None:
+    for key in KEYS:
+        if key.kind is Kind.CHOICE:
+            assert len({value for _word, value in key.choices}) == len(key.choices)
