@@ -1,0 +1,320 @@
+"""The port through which everything durable goes: store, tables, KV configuration, access rules.
+
+Two small protocols, `File` and `Files`, and the real implementation of both. `testing.files` has
+the twin that forgets unsynced writes at will, so that one code can be crashed a thousand times.
+
+What the callers may rely on:
+
+- `pwrite` writes all bytes or raises OSError; how much of them is then on disk is unknown.
+- `sync` makes the bytes and the size of a file durable; an error of it is final for that file,
+  because the kernel may have dropped the pages (never retry, never trust a later success).
+- A name is durable only after `sync_directory` of the directory that holds it.
+
+A table (`topics.json` …) is replaced as RocketMQ does (spec/store.md §11): the old one becomes
+`.bak` by rename, the new one is written beside, synced, renamed, and the directory synced. So a
+reader finds either the new or the previous one, in `path` or in `path.bak`.
+"""
+
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Callable
+from typing import Final, Protocol, TypeVar
+
+from sluicemq.errors import StoreDamagedError, StoreLockedError
+
+T = TypeVar("T")
+
+LOCK_CONTENT: Final = b"lock"
+_FLOCK: Final = struct.Struct(
+    "hhqqi"
+)  # struct flock of Linux on 64 bits: type whence start len pid
+
+
+class File(Protocol):
+    """One open file. Offsets and sizes are bytes."""
+
+    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        """Write all of `data` at `offset`, or raise OSError."""
+        ...
+
+    def pread(self, size: int, offset: int) -> bytes:
+        """Up to `size` bytes; fewer only at the end of the file."""
+        ...
+
+    def sync(self) -> None:
+        """Make data and size durable. An OSError is fatal for this file."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut, or grow sparsely (the new part reads as zeros and takes no room)."""
+        ...
+
+    def size(self) -> int: ...
+
+    def data_start(self, offset: int) -> int | None:
+        """The first position from `offset` on that may hold other bytes than zeros, or None."""
+        ...
+
+    def fileno(self) -> int:
+        """For read-only maps of the store."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Files(Protocol):
+    """The file system as the product uses it. Paths are plain text."""
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Open for reading and writing (for reading alone where writing is not allowed)."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def names(self, directory: str) -> list[str]:
+        """Sorted names in a directory; empty when it is missing."""
+        ...
+
+    def make_directory(self, path: str, *, durable: bool = True) -> None:
+        """With parents. `durable=False` leaves the directory syncs to the caller."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file or an empty directory. Raises FileNotFoundError when it is missing."""
+        ...
+
+    def rename(self, old: str, new: str) -> None: ...
+
+    def sync_directory(self, path: str) -> None: ...
+
+    def lock(self, path: str) -> Callable[[], None]:
+        """Own the lock file until the returned function is called. Raises StoreLockedError."""
+        ...
+
+    def usage(self, path: str) -> tuple[int, int]:
+        """Total and free bytes of the file system that holds `path`."""
+        ...
+
+
+class SystemFile:
+    """A file of this machine."""
+
+    __slots__ = ("_descriptor", "path")
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+
+    def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        written = os.pwrite(self._descriptor, data, offset)
+        size = len(data)
+        while written < size:  # a short write is rare: a signal, or the disk is nearly full
+            more = os.pwrite(self._descriptor, memoryview(data)[written:], offset + written)
+            if more == 0:
+                raise OSError(errno.EIO, "the file takes no more bytes", self.path)
+            written += more
+
+    def pread(self, size: int, offset: int) -> bytes:
+        data = os.pread(self._descriptor, size, offset)
+        while len(data) < size:
+            more = os.pread(self._descriptor, size - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._descriptor, size)
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def data_start(self, offset: int) -> int | None:
+        try:
+            return os.lseek(self._descriptor, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return None
+            return offset if offset < self.size() else None  # the file system knows no holes
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+_locked: set[str] = set()
+"""POSIX locks do not exclude a second opening in the same process: this does."""
+
+
+class SystemFiles:
+    """The file system of this machine."""
+
+    __slots__ = ()
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        try:
+            return SystemFile(path, os.open(path, flags, 0o644))
+        except OSError as error:
+            if create or error.errno not in (errno.EACCES, errno.EROFS):
+                raise
+            return SystemFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)  # noqa: PTH110 - paths are text on this port
+
+    def names(self, directory: str) -> list[str]:
+        try:
+            return sorted(os.listdir(directory))  # noqa: PTH208
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def make_directory(self, path: str, *, durable: bool = True) -> None:
+        missing = []
+        while path and not self.exists(path):
+            missing.append(path)
+            path = os.path.dirname(path)  # noqa: PTH120
+        for directory in reversed(missing):
+            os.mkdir(directory)  # noqa: PTH102
+            if durable:
+                self.sync_directory(os.path.dirname(directory))  # noqa: PTH120
+
+    def remove(self, path: str) -> None:
+        if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114
+            os.rmdir(path)  # noqa: PTH106
+        else:
+            os.unlink(path)  # noqa: PTH108
+
+    def rename(self, old: str, new: str) -> None:
+        os.replace(old, new)  # noqa: PTH105
+
+    def sync_directory(self, path: str) -> None:
+        descriptor = os.open(path or ".", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def lock(self, path: str) -> Callable[[], None]:
+        """Locks byte 0 as Java's FileChannel does, so that a Java broker is kept out as well."""
+        real = os.path.realpath(path)
+        if real in _locked:
+            raise _locked_error(path, os.getpid())
+        file = SystemFile(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        try:
+            fcntl.lockf(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        except OSError as error:
+            owner = _lock_owner(file.fileno())
+            file.close()
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise _locked_error(path, owner) from None
+            raise
+        _locked.add(real)
+        file.pwrite(LOCK_CONTENT, 0)
+
+        def release() -> None:
+            _locked.discard(real)
+            file.close()
+
+        return release
+
+    def usage(self, path: str) -> tuple[int, int]:
+        state = os.statvfs(path)
+        return state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize
+
+
+SYSTEM_FILES: Final = SystemFiles()
+
+
+def _locked_error(path: str, owner: int | None) -> StoreLockedError:
+    who = f"process {owner}" if owner else "another process"
+    return StoreLockedError(
+        f"{path} is locked by {who}, which is running.",
+        cure="Stop it, or give this broker a storePathRootDir of its own.",
+    )
+
+
+def _lock_owner(descriptor: int) -> int | None:
+    """The process that holds the lock, where the system tells (Linux on 64 bits)."""
+    try:
+        question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        owner: int = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))[4]
+    except (OSError, struct.error):
+        return None
+    return owner if owner > 0 else None
+
+
+def memory_bytes() -> int:
+    """The machine's physical memory; 4 GiB where the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 4 << 30
+
+
+def process_id() -> int:
+    """Of this process: it stands in the store's `abort` file."""
+    return os.getpid()
+
+
+def read_text(files: Files, path: str) -> str | None:
+    """The whole file as UTF-8, or None when it does not exist. Raises UnicodeDecodeError."""
+    if not files.exists(path):
+        return None
+    file = files.open(path)
+    try:
+        return file.pread(file.size(), 0).decode()
+    finally:
+        file.close()
+
+
+def replace_text(files: Files, path: str, text: str) -> None:
+    """Write a new edition of a table; the previous one stays as `<path>.bak`. Durable on return."""
+    directory = path.rpartition("/")[0]
+    files.make_directory(directory)
+    _write_synced(files, path + ".tmp", text.encode())
+    if files.exists(path):
+        files.rename(path, path + ".bak")
+    files.rename(path + ".tmp", path)
+    files.sync_directory(directory)
+
+
+def _write_synced(files: Files, path: str, data: bytes) -> None:
+    file = files.open(path, create=True)
+    try:
+        file.truncate(len(data))
+        file.pwrite(data, 0)
+        file.sync()
+    finally:
+        file.close()
+
+
+def load_text(files: Files, path: str, parse: Callable[[str], T]) -> T | None:
+    """Parse the newest edition of a table that can be read; None when there is none at all.
+
+    `parse` raises ValueError (or KeyError, TypeError) on text that is not such a table. Raises
+    StoreDamagedError when an edition is there but none can be read.
+    """
+    broken: list[str] = []
+    for edition in (path, path + ".bak"):
+        try:
+            text = read_text(files, edition)
+            if text is not None and text.strip():
+                return parse(text)
+        except (ValueError, KeyError, TypeError) as error:
+            broken.append(f"{edition}: {error}")
+    if broken:
+        raise StoreDamagedError(
+            f"{path} cannot be read ({'; '.join(broken)}).",
+            cure="Put back a good copy, or remove the file and its .bak to start without it.",
+        )
+    return None

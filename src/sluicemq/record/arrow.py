@@ -1,0 +1,283 @@
+"""Concatenated stored records -> Arrow record batches, in columns, no Python object a message.
+
+What a pull answers (spec/store.md §2.1, spec/remoting.md §9) becomes a `pyarrow.RecordBatch`:
+
+    walk.record_starts   where the records begin
+    one gather           the 88 to 112 bytes before the body of every record, as a NumPy struct
+    buffers.variable     body, topic: places in the bytes -> Arrow arrays
+    shapes               properties: rows of equal names handled together
+
+Only the columns asked for are built: without body, properties and keys the properties are not even
+looked at. Rows that need care alone take the scalar way and nothing else does: compressed bodies
+(`codec.decompress`) and odd properties (`codec.decode_properties`), so the result is that of
+`codec.decode_record`, row by row; a property test holds both equal.
+
+Measured on one core (128 B body, six properties, blocks of 4 MB): 0.53 µs a message for all
+columns, 0.14 µs for offset and body, 0.11 µs for offsets alone.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from sluicemq.errors import ProtocolError
+from sluicemq.model.message import (
+    COMPRESSED,
+    KEYS,
+    STORE_HOST_IPV6,
+    TAGS,
+    UNIQ_KEY,
+)
+from sluicemq.record.block import Block
+from sluicemq.record.buffers import (
+    Bytes,
+    Repeated,
+    even_offsets,
+    gather,
+    hexadecimal,
+    variable,
+)
+from sluicemq.record.codec import decompress
+from sluicemq.record.shapes import (
+    Properties,
+    Shape,
+    odd_map,
+    shape_arrays,
+    text_column,
+)
+from sluicemq.record.walk import record_starts
+
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+PROPERTIES: Final = pa.map_(pa.string(), pa.string())
+COLUMNS: Final[dict[str, Any]] = {
+    "topic": pa.string(),
+    "broker": pa.string(),
+    "queue_id": pa.int32(),
+    "queue_offset": pa.int64(),
+    "msg_id": pa.string(),
+    "keys": pa.string(),
+    "tags": pa.string(),
+    "properties": PROPERTIES,
+    "body": pa.binary(),
+    "born_time": TIMESTAMP,
+    "store_time": TIMESTAMP,
+    "reconsume_times": pa.int32(),
+}
+"""Every column, in the order of the whole schema, with its Arrow type."""
+
+BLOCK_ROWS_MAX: Final = 65_536
+BLOCK_BYTES_MAX: Final = 64 * 1024 * 1024
+BODY_BYTES_MAX: Final = 512 * 1024 * 1024
+"""Decompressed bodies of one batch: Arrow's offsets end at 2 GiB, memory of a worker earlier."""
+_MILLISECONDS_MAX: Final = (1 << 63) // 1000 - 1
+
+
+class RecordDecoder:
+    """Decodes runs of records into batches of one schema.
+
+    `columns` are names of `COLUMNS`; `promoted` maps further column names to property names, each
+    a nullable string column. Rows whose tag is not in `tags` are left out (None: keep all); a
+    broker filters tags by hash, so a reader has to look again (spec/filter.md §1).
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[str] = tuple(COLUMNS),
+        *,
+        promoted: dict[str, str] | None = None,
+        broker: str = "",
+        tags: frozenset[str] | None = None,
+    ) -> None:
+        self.columns = tuple(columns)
+        self.promoted = dict(promoted or {})
+        self.schema = pa.schema(
+            [pa.field(name, COLUMNS.get(name, pa.string())) for name in self.columns]
+            + [pa.field(name, pa.string()) for name in self.promoted]
+        )
+        self._broker = broker.encode()
+        self._tags = None if tags is None else pa.array(sorted(tags), pa.string())
+        self._topics = Repeated()
+        self._names: dict[tuple[bytes, ...], Any] = {}
+
+    def decode(self, data: bytes | bytearray | memoryview) -> Iterator[Any]:
+        """Batches of the records in `data`, at most BLOCK_ROWS_MAX rows each; none is empty.
+
+        The batches do not refer to `data`. Raises ProtocolError when the bytes are not whole
+        records, or a body cannot be decompressed.
+        """
+        raw = np.frombuffer(data, np.uint8)
+        starts = record_starts(raw)
+        begin = 0
+        while begin < len(starts):
+            limit = starts[begin] + BLOCK_BYTES_MAX
+            end = min(begin + BLOCK_ROWS_MAX, int(np.searchsorted(starts, limit)))
+            end = max(end, begin + 1)
+            yield from self._batches(Block(raw, starts[begin:end]))
+            begin = end
+
+    def _batches(self, block: Block) -> Iterator[Any]:
+        if self._tags is not None:
+            wanted = np.asarray(
+                pc.is_in(text_column(block.properties, TAGS), self._tags).fill_null(False)
+            )
+            if not wanted.all():
+                block = block.part(wanted)
+        if not len(block):
+            return
+        small = {}
+        if "body" in self.columns and (block.sys_flag & COMPRESSED).any():
+            small = _decompressed(block)
+            if sum(map(len, small.values())) > BODY_BYTES_MAX and len(block) > 1:
+                half = len(block) // 2
+                yield from self._batches(block.part(slice(0, half)))
+                yield from self._batches(block.part(slice(half, None)))
+                return
+        block.property_places  # noqa: B018 - every record's lengths are checked, whatever is asked
+        arrays = [self._column(name, block, small) for name in self.columns]
+        arrays += [text_column(block.properties, name) for name in self.promoted.values()]
+        yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+    def _column(self, name: str, block: Block, decompressed: dict[int, bytes]) -> Any:
+        if name == "body":
+            return _bodies(block, decompressed)
+        if name == "topic":
+            return self._topic(block)
+        if name == "broker":
+            return self._topics.array(self._broker, len(block))
+        if name == "properties":
+            return self._properties(block)
+        return _SIMPLE[name](block)
+
+    def _topic(self, block: Block) -> Any:
+        starts, lengths = block.topic_places
+        length = int(lengths[0])
+        if (lengths == length).all() and length:
+            found = gather(block.raw, starts, f"V{length}").view(np.uint8).reshape(-1, length)
+            if (found == found[0]).all():
+                return self._topics.array(_utf8(found[0].tobytes()), len(block))
+        texts = [
+            _utf8(block.raw[start : start + size].tobytes()).decode()
+            for start, size in zip(starts.tolist(), lengths.tolist(), strict=True)
+        ]
+        return pa.array(texts, pa.string())
+
+    def _properties(self, block: Block) -> Any:
+        found = block.properties
+        return shape_arrays(found, lambda shape: self._map(found, shape), odd_map)
+
+    def _map(self, found: Properties, shape: Shape) -> Any:
+        rows, width = len(shape.starts), len(shape.names)
+        values = variable(found.text, shape.starts.ravel(), shape.lengths.ravel(), pa.string())
+        offsets = pa.Array.from_buffers(pa.int32(), rows + 1, [None, even_offsets(rows, width)])
+        return pa.MapArray.from_arrays(offsets, self._name_array(shape.names, rows), values)
+
+    def _name_array(self, names: tuple[bytes, ...], rows: int) -> Any:
+        """The names, `rows` times in a row. Kept, since the blocks of a topic repeat them."""
+        known = self._names.get(names)
+        wanted = rows * len(names)
+        if known is None or len(known) < wanted:
+            if len(self._names) > 64:
+                self._names.clear()
+            lengths = np.tile(np.array([len(name) for name in names], np.int32), rows)
+            offsets = np.zeros(wanted + 1, np.int32)
+            np.cumsum(lengths, out=offsets[1:])
+            buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(names) * rows)]
+            known = self._names[names] = pa.Array.from_buffers(pa.string(), wanted, buffers)
+        return known.slice(0, wanted)
+
+
+def _utf8(data: bytes) -> bytes:
+    return data.decode(errors="replace").encode()
+
+
+def _decompressed(block: Block) -> dict[int, bytes]:
+    """Row -> body of the compressed ones. Raises ProtocolError naming the queue offset."""
+    found: dict[int, bytes] = {}
+    starts, lengths = block.body_starts, block.body_lengths
+    block.property_places  # noqa: B018 - checks the lengths before they are used
+    for row in np.flatnonzero(block.sys_flag & COMPRESSED).tolist():
+        body = block.raw[starts[row] : starts[row] + lengths[row]]
+        try:
+            found[row] = decompress(body.data, int(block.sys_flag[row]))
+        except ProtocolError as error:
+            offset = int(block.number("queue_offset")[row])
+            raise ProtocolError(f"queue offset {offset}: {error}") from error
+    return found
+
+
+def _bodies(block: Block, decompressed: dict[int, bytes]) -> Any:
+    starts, lengths = block.body_starts, block.body_lengths
+    if not decompressed:
+        return variable(block.raw, starts, lengths, pa.binary())
+    unpacked = np.fromiter(decompressed, np.int64)
+    plain = np.delete(np.arange(len(block)), unpacked)
+    parts = [
+        variable(block.raw, starts[plain], lengths[plain], pa.binary()),
+        pa.array(list(decompressed.values()), pa.binary()),
+    ]
+    order = np.empty(len(block), np.int64)
+    order[np.concatenate((plain, unpacked))] = np.arange(len(block))
+    return pa.concat_arrays(parts).take(pa.array(order))
+
+
+def _message_ids(block: Block) -> Any:
+    """UNIQ_KEY, or where the message lies: store host and commit-log offset in hex digits."""
+    ids = text_column(block.properties, UNIQ_KEY)
+    if not ids.null_count:
+        return ids
+    missing = np.flatnonzero(np.asarray(ids.is_null()))
+    host_places = block.body_starts[missing] - 16
+    wide = (block.sys_flag[missing] & STORE_HOST_IPV6) != 0
+    places = np.empty(len(block), np.int64)
+    parts, rows = [ids], [np.arange(len(block))]
+    for width, some in ((8, ~wide), (20, wide)):
+        if some.any():
+            hosts = gather(block.raw, host_places[some] - width, f"V{width}")
+            offsets = gather(block.raw, block.starts[missing[some]] + 28, "V8")
+            parts.append(hexadecimal(np.concatenate((_bytes(hosts), _bytes(offsets)), axis=1)))
+            rows.append(missing[some])
+    for begin, part_rows in zip(np.cumsum([0] + [len(p) for p in parts]), rows, strict=False):
+        places[part_rows] = begin + np.arange(len(part_rows))
+    return pa.concat_arrays(parts).take(pa.array(places))
+
+
+def _bytes(values: NDArray[Any]) -> Bytes:
+    return values.view(np.uint8).reshape(len(values), -1)
+
+
+def _time(name: str) -> Callable[[Block], Any]:
+    def column(block: Block) -> Any:
+        """Milliseconds as a timestamp; null where microseconds do not fit 64 bits."""
+        times = block.number(name)
+        far = (times > _MILLISECONDS_MAX) | (times < -_MILLISECONDS_MAX)
+        if far.any():
+            return pa.array(np.where(far, 0, times) * 1000, pa.int64(), mask=far).cast(TIMESTAMP)
+        buffer = pa.py_buffer(times * 1000)
+        return pa.Array.from_buffers(TIMESTAMP, len(times), [None, buffer])
+
+    return column
+
+
+def _number(name: str, dtype: Any) -> Callable[[Block], Any]:
+    return lambda block: pa.array(block.number(name, dtype))
+
+
+def _property(name: str) -> Callable[[Block], Any]:
+    return lambda block: text_column(block.properties, name)
+
+
+_SIMPLE: Final[dict[str, Callable[[Block], Any]]] = {
+    "queue_id": _number("queue_id", np.int32),
+    "queue_offset": _number("queue_offset", np.int64),
+    "msg_id": _message_ids,
+    "keys": _property(KEYS),
+    "tags": _property(TAGS),
+    "born_time": _time("born_time"),
+    "store_time": _time("store_time"),
+    "reconsume_times": _number("reconsume_times", np.int32),
+}
+"""Columns that need nothing but the block."""

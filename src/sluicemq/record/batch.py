@@ -1,0 +1,65 @@
+"""The body of a client batch (spec/store.md §2.5): messages in one request, one topic and queue.
+
+Each message, all integers big-endian:
+
+    | size 4 | magic 4 (0) | crc 4 (0) | flag 4 | body length 4, body | properties length 2, … |
+
+The broker takes it apart and stores ordinary records with consecutive queue offsets.
+"""
+
+import struct
+from collections.abc import Iterable
+
+from sluicemq.errors import ProtocolError
+from sluicemq.record.codec import PROPERTIES_BYTES_MAX, Buffer
+
+_HEAD = struct.Struct(">iiiii")
+_SHORT = struct.Struct(">h")
+FIXED_BYTES = _HEAD.size + _SHORT.size
+
+
+def encode_batch(messages: Iterable[tuple[int, bytes, bytes]]) -> bytes:
+    """(flag, body, encoded properties) of each -> the request's body."""
+    parts: list[bytes] = []
+    for flag, body, properties in messages:
+        if len(properties) > PROPERTIES_BYTES_MAX:
+            raise ProtocolError(
+                f"The properties of a message in the batch have {len(properties)} bytes,"
+                f" the limit is {PROPERTIES_BYTES_MAX}."
+            )
+        size = FIXED_BYTES + len(body) + len(properties)
+        parts += (_HEAD.pack(size, 0, 0, flag, len(body)), body, _SHORT.pack(len(properties)))
+        parts.append(properties)
+    return b"".join(parts)
+
+
+def decode_batch(body: Buffer) -> list[tuple[int, memoryview, bytes]]:
+    """The request's body -> (flag, body, encoded properties) of each; bodies are not copied.
+
+    Raises ProtocolError when the lengths do not agree with each other or with the whole.
+    """
+    view = memoryview(body)
+    end = len(view)
+    messages = []
+    at = 0
+    while at < end:
+        try:
+            size, _, _, flag, body_length = _HEAD.unpack_from(view, at)
+            body_end = at + _HEAD.size + body_length
+            if body_length < 0 or body_end < at + _HEAD.size:
+                raise _bad(at)
+            (properties_length,) = _SHORT.unpack_from(view, body_end)
+        except struct.error:
+            raise _bad(at) from None
+        next_at = body_end + 2 + properties_length
+        if properties_length < 0 or next_at - at != size or next_at > end:
+            raise _bad(at)
+        messages.append(
+            (flag, view[at + _HEAD.size : body_end], bytes(view[body_end + 2 : next_at]))
+        )
+        at = next_at
+    return messages
+
+
+def _bad(at: int) -> ProtocolError:
+    return ProtocolError(f"The message at byte {at} of the batch is cut off or its lengths differ.")

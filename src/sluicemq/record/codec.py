@@ -1,0 +1,364 @@
+"""Bytes of a stored message <-> values, one message at a time (the scalar codec).
+
+The layout is RocketMQ's (spec/store.md §2.1), all integers big-endian and signed:
+
+    | size 4 | magic 4 | body crc 4 | queue id 4 | flag 4 | queue offset 8 | physical offset 8 |
+    | sys flag 4 | born time 8 | born host 8/20 | store time 8 | store host 8/20 |
+    | reconsume times 4 | prepared offset 8 | body length 4, body |
+    | topic length 1 (V1) or 2 (V2), topic | properties length 2, properties |
+
+`born host` and `store host` are an address of 4 or 16 bytes and the port as 4; the sys flag's bits
+0x10 and 0x20 say which. V2 is for topics longer than 127. A pull's answer is a concatenation of
+such records. The store's hot path packs the same layout with `RECORD_HEAD` by itself; the tests
+hold both equal.
+"""
+
+import importlib
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from sluicemq.errors import ProtocolError
+from sluicemq.model.ids import HOST_BYTES_IPV4, HOST_BYTES_IPV6, decode_host
+from sluicemq.model.message import (
+    BORN_HOST_IPV6,
+    COMPRESSED,
+    COMPRESSION_LZ4,
+    COMPRESSION_MASK,
+    COMPRESSION_ZSTD,
+    STORE_HOST_IPV6,
+    StoredMessage,
+)
+
+Buffer = bytes | bytearray | memoryview
+
+MAGIC_V1: Final = 0xDAA320A7 - (1 << 32)
+MAGIC_V2: Final = 0xDAA320AB - (1 << 32)
+MAGIC_BLANK: Final = 0xCBD43194 - (1 << 32)
+CRC_MASK: Final = 0x7FFFFFFF
+FIXED_BYTES: Final = 91
+"""Of a V1 record with two IPv4 hosts, without body, topic and properties."""
+IPV6_EXTRA_BYTES: Final = HOST_BYTES_IPV6 - HOST_BYTES_IPV4
+PROPERTIES_BYTES_MAX: Final = 32767
+BODY_BYTES_MAX: Final = 1 << 29
+"""What `decompress` lets a body grow to: a guard against a bomb, far above any real message."""
+
+RECORD_HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")
+"""Size to body length, for two IPv4 hosts: 88 bytes."""
+_BEGIN: Final = struct.Struct(">iiiiiqqiq")
+_LONG: Final = struct.Struct(">q")
+_BODY: Final = struct.Struct(">iqi")
+_SHORT: Final = struct.Struct(">h")
+_INT: Final = struct.Struct(">i")
+_PIECE_BYTES = 1 << 16
+_NAME_VALUE = "\x01"
+_PROPERTY = "\x02"
+
+
+class RecordHead(NamedTuple):
+    """The fixed numbers of a record and where its variable parts lie (positions in the buffer)."""
+
+    size_bytes: int
+    magic: int
+    body_crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    born_time_ms: int
+    born_host: slice
+    store_time_ms: int
+    store_host: slice
+    reconsume_times: int
+    prepared_offset: int
+    body: slice
+    topic: slice
+    properties: slice
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """`name 0x01 value 0x02` for each. Raises ProtocolError when a text holds one of the two."""
+    parts = []
+    for name, value in properties.items():
+        if _NAME_VALUE in name or _PROPERTY in name or _NAME_VALUE in value or _PROPERTY in value:
+            raise ProtocolError(
+                f"The property {name!r} holds a character 0x01 or 0x02.",
+                cure="These two separate properties: take them out of the name and the value.",
+            )
+        parts.append(f"{name}\x01{value}\x02")
+    return "".join(parts).encode()
+
+
+def decode_properties(data: Buffer) -> dict[str, str]:
+    """The inverse. As in Java, pieces without a name or with an empty value are left out."""
+    properties = {}
+    for piece in str(data, "utf-8", "replace").split(_PROPERTY):
+        name, _, value = piece.partition(_NAME_VALUE)
+        if name and value:
+            properties[name] = value
+    return properties
+
+
+def encode_record(
+    *,
+    topic: str,
+    queue_id: int,
+    queue_offset: int,
+    physical_offset: int,
+    body: Buffer,
+    properties: Buffer,
+    flag: int,
+    sys_flag: int,
+    born_time_ms: int,
+    born_host: Buffer,
+    store_time_ms: int,
+    store_host: Buffer,
+    reconsume_times: int = 0,
+    prepared_offset: int = 0,
+    version2: bool | None = None,
+) -> bytes:
+    """The reference encoder: any hosts, V1 or V2 (None: V2 when the topic needs it).
+
+    The host bits of `sys_flag` are set from the lengths of the hosts. Raises ProtocolError when a
+    part is longer than its length field can say.
+    """
+    name = topic.encode()
+    if version2 is None:
+        version2 = len(name) > 127
+    if len(name) > (PROPERTIES_BYTES_MAX if version2 else 127):
+        raise ProtocolError(f"The topic has {len(name)} bytes, more than its length field holds.")
+    if len(properties) > PROPERTIES_BYTES_MAX:
+        raise ProtocolError(
+            f"The properties have {len(properties)} bytes, the limit is {PROPERTIES_BYTES_MAX}."
+        )
+    parts = [
+        _LONG.pack(born_time_ms),
+        bytes(born_host),
+        _LONG.pack(store_time_ms),
+        bytes(store_host),
+        _BODY.pack(reconsume_times, prepared_offset, len(body)),
+        bytes(body),
+        _SHORT.pack(len(name)) if version2 else bytes([len(name)]),
+        name,
+        _SHORT.pack(len(properties)),
+        bytes(properties),
+    ]
+    rest = b"".join(parts)
+    head = struct.pack(
+        ">iiiiiqqi",
+        40 + len(rest),
+        MAGIC_V2 if version2 else MAGIC_V1,
+        zlib.crc32(body) & CRC_MASK,
+        queue_id,
+        flag,
+        queue_offset,
+        physical_offset,
+        sys_flag_with_hosts(sys_flag, born_host, store_host),
+    )
+    return head + rest
+
+
+def sys_flag_with_hosts(sys_flag: int, born_host: Buffer, store_host: Buffer) -> int:
+    """`sys_flag` whose two host bits say how long the hosts are."""
+    sys_flag &= ~(BORN_HOST_IPV6 | STORE_HOST_IPV6)
+    if len(born_host) == HOST_BYTES_IPV6:
+        sys_flag |= BORN_HOST_IPV6
+    if len(store_host) == HOST_BYTES_IPV6:
+        sys_flag |= STORE_HOST_IPV6
+    return sys_flag
+
+
+def parse_head(data: Buffer, offset: int = 0) -> RecordHead:
+    """The numbers of the record at `offset`, and where its parts lie.
+
+    Raises ProtocolError unless a whole record stands there whose lengths agree with its size.
+    The body's CRC is not checked (see `body_crc_agrees`).
+    """
+    try:
+        head = _parse_head(data, offset)
+    except (struct.error, IndexError):
+        raise ProtocolError(f"The record at {offset} is cut off.") from None
+    if head.properties.stop - offset != head.size_bytes:
+        raise ProtocolError(
+            f"The record at {offset} says {head.size_bytes} bytes,"
+            f" its parts have {head.properties.stop - offset}."
+        )
+    return head
+
+
+def _parse_head(data: Buffer, offset: int) -> RecordHead:
+    begin = _BEGIN.unpack_from(data, offset)
+    size, magic, sys_flag = begin[0], begin[1], begin[7]
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        raise ProtocolError(f"No record begins at {offset}: its magic is {magic & 0xFFFFFFFF:#x}.")
+    if size < FIXED_BYTES or offset + size > len(data):
+        raise ProtocolError(f"The record at {offset} says {size} bytes, more than there are.")
+    at = offset + _BEGIN.size
+    born_host = slice(at, at + (HOST_BYTES_IPV6 if sys_flag & BORN_HOST_IPV6 else HOST_BYTES_IPV4))
+    (store_time,) = _LONG.unpack_from(data, born_host.stop)
+    at = born_host.stop + 8
+    store_host = slice(
+        at, at + (HOST_BYTES_IPV6 if sys_flag & STORE_HOST_IPV6 else HOST_BYTES_IPV4)
+    )
+    reconsume_times, prepared_offset, body_length = _BODY.unpack_from(data, store_host.stop)
+    body = _part(store_host.stop + _BODY.size, body_length)
+    if magic == MAGIC_V1:
+        topic = _part(body.stop + 1, data[body.stop])
+    else:
+        topic = _part(body.stop + 2, _SHORT.unpack_from(data, body.stop)[0])
+    properties = _part(topic.stop + 2, _SHORT.unpack_from(data, topic.stop)[0])
+    times = (reconsume_times, prepared_offset)
+    return RecordHead._make(
+        (*begin, born_host, store_time, store_host, *times, body, topic, properties)
+    )
+
+
+def _part(start: int, length: int) -> slice:
+    if length < 0:
+        raise ProtocolError(f"A length of {length} stands before {start}.")
+    return slice(start, start + length)
+
+
+def body_crc_agrees(data: Buffer, head: RecordHead) -> bool:
+    """Whether the body is what its CRC says."""
+    return zlib.crc32(memoryview(data)[head.body]) & CRC_MASK == head.body_crc
+
+
+def decode_record(
+    data: Buffer, offset: int = 0, *, broker: str = "", decompress: bool = True
+) -> StoredMessage:
+    """The message at `offset`. A client wants its body decompressed, a store as it lies.
+
+    Raises ProtocolError when no whole record stands there or the body cannot be decompressed.
+    """
+    head = parse_head(data, offset)
+    body = bytes(data[head.body])
+    sys_flag = head.sys_flag
+    if decompress and sys_flag & COMPRESSED:
+        body = _decompress(body, sys_flag)
+    return StoredMessage(
+        topic=str(data[head.topic], "utf-8", "replace"),
+        queue_id=head.queue_id,
+        queue_offset=head.queue_offset,
+        physical_offset=head.physical_offset,
+        size_bytes=head.size_bytes,
+        body=body,
+        properties=decode_properties(data[head.properties]),
+        flag=head.flag,
+        sys_flag=sys_flag,
+        born_time_ms=head.born_time_ms,
+        born_host=decode_host(bytes(data[head.born_host])),
+        store_time_ms=head.store_time_ms,
+        store_host=decode_host(bytes(data[head.store_host])),
+        reconsume_times=head.reconsume_times,
+        prepared_offset=head.prepared_offset,
+        body_crc=head.body_crc,
+        broker=broker,
+    )
+
+
+def decode_records(
+    data: Buffer, *, broker: str = "", decompress: bool = True
+) -> list[StoredMessage]:
+    """Every message of concatenated records: the body of a pull's answer."""
+    messages = []
+    offset, end = 0, len(data)
+    while offset < end:
+        message = decode_record(data, offset, broker=broker, decompress=decompress)
+        messages.append(message)
+        offset += message.size_bytes
+    return messages
+
+
+def iterate_heads(data: Buffer) -> Iterator[RecordHead]:
+    """The head of every record of a concatenation. Raises ProtocolError as `parse_head` does."""
+    offset = 0
+    while offset < len(data):
+        head = parse_head(data, offset)
+        yield head
+        offset += head.size_bytes
+
+
+def properties_slice(data: Buffer, offset: int = 0) -> slice:
+    """Where the properties of the record at `offset` lie, found without decoding the rest.
+
+    HOT for property filters; trusts the record (the store checked it when it was written).
+    """
+    (sys_flag,) = _INT.unpack_from(data, offset + 36)
+    at = offset + 84
+    if sys_flag & BORN_HOST_IPV6:
+        at += IPV6_EXTRA_BYTES
+    if sys_flag & STORE_HOST_IPV6:
+        at += IPV6_EXTRA_BYTES
+    at += 4 + _INT.unpack_from(data, at)[0]
+    if data[offset + 7] == MAGIC_V1 & 0xFF:
+        at += 1 + data[at]
+    else:
+        at += 2 + _SHORT.unpack_from(data, at)[0]
+    return slice(at + 2, at + 2 + _SHORT.unpack_from(data, at)[0])
+
+
+def compress(body: Buffer, kind: int) -> bytes:
+    """`kind` is a compression bit of the sys flag (0 means ZLIB, as old clients write it)."""
+    kind &= COMPRESSION_MASK
+    if kind == COMPRESSION_LZ4:
+        return bytes(_package("lz4.frame").compress(bytes(body)))
+    if kind == COMPRESSION_ZSTD:
+        return bytes(_package("zstandard").ZstdCompressor().compress(bytes(body)))
+    return zlib.compress(body, 5)
+
+
+def decompress(body: Buffer, sys_flag: int) -> bytes:
+    """The user's bytes. Raises ProtocolError when they cannot be had; not compressed: as it is."""
+    if not sys_flag & COMPRESSED:
+        return bytes(body)
+    kind = sys_flag & COMPRESSION_MASK
+    try:
+        if kind == COMPRESSION_LZ4:
+            return _whole(_package("lz4.frame").LZ4FrameDecompressor(), body)
+        if kind == COMPRESSION_ZSTD:
+            return _whole_zstd(_package("zstandard"), body)
+        return _whole(zlib.decompressobj(), body)
+    except (zlib.error, RuntimeError, ValueError) as error:
+        raise ProtocolError(
+            f"The body of {len(body)} bytes cannot be decompressed: {error}."
+        ) from None
+
+
+def _whole(decompressor: Any, body: Buffer) -> bytes:
+    data = bytes(decompressor.decompress(bytes(body), BODY_BYTES_MAX))
+    if not decompressor.eof:
+        raise ValueError(f"it ends too early, or has more than {BODY_BYTES_MAX} bytes")
+    return data
+
+
+def _whole_zstd(package: Any, body: Buffer) -> bytes:
+    decompressor = package.ZstdDecompressor().decompressobj()
+    data = bytearray()
+    try:
+        for start in range(0, len(body), _PIECE_BYTES):  # in pieces, for the limit's sake
+            data += decompressor.decompress(bytes(body[start : start + _PIECE_BYTES]))
+            if decompressor.eof or len(data) > BODY_BYTES_MAX:
+                break
+    except package.ZstdError as error:
+        raise ValueError(str(error)) from None
+    if not decompressor.eof or len(data) > BODY_BYTES_MAX:
+        raise ValueError(f"it ends too early, or has more than {BODY_BYTES_MAX} bytes")
+    return bytes(data)
+
+
+def _package(name: str) -> Any:
+    """An optional package, imported when the first body needs it."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        raise ProtocolError(
+            f"The body is compressed with {package}, which is not installed.",
+            cure=f"pip install {package}, or let the producer compress with ZLIB.",
+        ) from None
+
+
+_decompress = decompress  # `decode_record` has a parameter of the same name

@@ -1,0 +1,147 @@
+"""Where the records begin in a run of concatenated stored records, found in columns.
+
+A record says its own size first (spec/store.md §2.1), so finding the starts is a walk: each step
+needs the one before. Three ways, from fast to slow, all giving exactly what the plain walk gives:
+
+1. *Equal sizes.* When the first record's size repeats, the starts are an arithmetic row; a look at
+   the size and magic of each place proves it.
+2. *Lanes.* The run is cut at evenly spaced places where a magic number was found, and all pieces
+   are walked side by side, one NumPy step for all of them. A magic number inside a body may be a
+   false start; but the lane before it then does not end exactly on it, and since the first lane
+   starts at a true record, "every lane ends where the next begins" proves all of them.
+3. *One by one*, for short runs and for runs that are damaged; it raises the exact error.
+"""
+
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sluicemq.errors import ProtocolError
+
+MAGIC_V1 = 0xDAA320A7
+MAGIC_V2 = 0xDAA320AB
+RECORD_BYTES_MIN = 91
+"""The fixed part: V1, both hosts IPv4, no body, topic or properties."""
+
+LANES = 1024
+LANE_RECORDS_MIN = 64
+_EQUAL_RUN_MIN = 64
+_HEAD = struct.Struct(">iI")
+_MAGIC_V1 = struct.pack(">I", MAGIC_V1)
+
+Bytes = NDArray[np.uint8]
+Positions = NDArray[np.int64]
+
+
+def sizes_at(raw: Bytes, starts: Positions) -> Positions:
+    """The total size that stands at each start."""
+    at = np.ndarray((len(raw) - 3,), dtype=">i4", buffer=raw.data, strides=(1,))
+    return at[starts].astype(np.int64)
+
+
+def record_starts(raw: Bytes) -> Positions:
+    """The start of every record in `raw`, which must hold whole records and nothing else.
+
+    Raises ProtocolError where the bytes are not a record.
+    """
+    if len(raw) == 0:
+        return np.empty(0, np.int64)
+    if len(raw) < RECORD_BYTES_MIN:
+        return _walk(raw, 0)
+    starts = _equal_run(raw)
+    end = int(starts[-1] + sizes_at(raw, starts[-1:])[0]) if len(starts) else 0
+    if end == len(raw):
+        return starts
+    rest = _lanes(raw[end:], LANES)
+    rest = _walk(raw, end) if rest is None else rest + end
+    return np.concatenate((starts, rest)) if len(starts) else rest
+
+
+def _equal_run(raw: Bytes) -> Positions:
+    """The starts of the leading records that all have the size of the first one."""
+    size = int(sizes_at(raw, np.zeros(1, np.int64))[0])
+    if size < RECORD_BYTES_MIN or size > len(raw):
+        return np.empty(0, np.int64)
+    probe = np.arange(0, min(len(raw) - size + 1, size * _EQUAL_RUN_MIN), size, dtype=np.int64)
+    if not _are_records(raw, probe, size).all():
+        return np.empty(0, np.int64)
+    places = np.arange(0, len(raw) - size + 1, size, dtype=np.int64)
+    bad = np.flatnonzero(~_are_records(raw, places, size))
+    return places[: bad[0]] if len(bad) else places
+
+
+def _are_records(raw: Bytes, places: Positions, size: int) -> NDArray[np.bool_]:
+    heads = np.ndarray((len(raw) - 7,), dtype="V8", buffer=raw.data, strides=(1,))[places]
+    fields = heads.view(np.dtype([("size", ">i4"), ("magic", ">u4")]))
+    magics: NDArray[np.bool_] = (fields["magic"] == MAGIC_V1) | (fields["magic"] == MAGIC_V2)
+    return np.asarray(magics & (fields["size"] == size))
+
+
+def _lanes(raw: Bytes, lanes: int) -> Positions | None:
+    """The starts by lanes, or None when the run is short or the lanes do not prove each other."""
+    first = max(int(sizes_at(raw, np.zeros(1, np.int64))[0]), RECORD_BYTES_MIN)
+    lanes = min(lanes, len(raw) // (first * LANE_RECORDS_MIN))
+    if lanes < 2:
+        return None
+    begins = _lane_begins(raw, lanes)
+    ends = np.append(begins[1:], len(raw))
+    places = _step_lanes(raw, begins, ends)
+    if places is None:
+        return None
+    arrived = places >= ends
+    steps = arrived.argmax(axis=0)
+    if (places[steps, np.arange(len(ends))] != ends).any():
+        return None
+    inside = np.arange(len(places))[:, np.newaxis] < steps
+    starts = places.T[inside.T]
+    return starts if (sizes_at(raw, starts) >= RECORD_BYTES_MIN).all() else None
+
+
+def _lane_begins(raw: Bytes, lanes: int) -> Positions:
+    """Places near even distances where a magic number says a record may begin."""
+    data = raw.data
+    stride = len(raw) // lanes
+    window = min(stride, max(1024, 8 * stride // LANE_RECORDS_MIN))
+    begins = [0]
+    for at in range(stride, len(raw), stride):
+        found = data[at : at + window].tobytes().find(_MAGIC_V1)
+        if found >= 4:
+            begins.append(at + found - 4)
+    return np.array(begins, np.int64)
+
+
+def _step_lanes(raw: Bytes, begins: Positions, ends: Positions) -> Positions | None:
+    """All lanes walked until each is at or past its end: places by step and lane.
+
+    A lane that arrived walks on, in the next one's records or in nonsense past the end of the run;
+    the caller takes what lies before the first arrival. None when some lane takes too long.
+    """
+    at = np.ndarray((len(raw) - 3,), dtype=">u4", buffer=raw.data, strides=(1,))
+    last = len(raw) - 4
+    place = begins
+    places = [place]
+    for _ in range(2 + int((ends - begins).max()) // RECORD_BYTES_MIN):
+        place = place + at[np.minimum(place, last)]
+        places.append(place)
+        if len(places) % 4 == 0 and (place >= ends).all():
+            return np.stack(places)
+    return None
+
+
+def _walk(raw: Bytes, start: int) -> Positions:
+    """The plain walk from `start`, which names the place of what is wrong."""
+    data = raw.data
+    starts: list[int] = []
+    end = len(raw)
+    while start < end:
+        if end - start < 8:
+            raise ProtocolError(f"{end - start} bytes after the last record at {start}.")
+        size, magic = _HEAD.unpack_from(data, start)
+        if magic not in (MAGIC_V1, MAGIC_V2):
+            raise ProtocolError(f"no stored record at byte {start}: magic {magic:#010x}.")
+        if size < RECORD_BYTES_MIN or size > end - start:
+            raise ProtocolError(f"a stored record at byte {start} of {end} claims {size} bytes.")
+        starts.append(start)
+        start += size
+    return np.array(starts, np.int64)

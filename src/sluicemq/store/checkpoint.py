@@ -1,0 +1,113 @@
+"""The small files beside the log: `checkpoint`, `abort`.
+
+`checkpoint` has 4096 bytes. RocketMQ uses the first 40 (spec/store.md §5): store times up to which
+log, queues and index are on disk, and two positions. We write these for it, and keep a `Mark` of
+our own further back, where RocketMQ neither looks nor writes: a position in the log before which
+log *and* queues are synced, with a digest of the queues. After a crash the scan begins there
+instead of at the start of some file; at any start the digest tells whether queue files are missing.
+
+The mark has two slots that are written in turn, each with its CRC: a torn write spoils one, the
+other still holds. Layout of a slot (offset 1024 and 2048), big-endian:
+
+    | "SLCM" 4 | crc of the rest 4 | sequence 8 | log position 8 | queues 8 | sum of ends 8 |
+    | store time 8 |
+
+`abort` exists while a store is open: who finds it starts after a crash.
+"""
+
+import struct
+import zlib
+from typing import Final, NamedTuple
+
+from sluicemq.files import Files, process_id
+
+CHECKPOINT_BYTES: Final = 4096
+SLOTS: Final = (1024, 2048)
+_JAVA: Final = struct.Struct(">5q")
+_MARK: Final = struct.Struct(">qqqqq")
+_SLOT: Final = struct.Struct(">4sI")
+_MAGIC: Final = b"SLCM"
+_MARGIN_MS: Final = 3000
+"""What RocketMQ takes off the smallest time to be on the safe side."""
+
+
+class Mark(NamedTuple):
+    """Everything before `log_offset` is durable: in the log and in the queues.
+
+    `queues` is how many queues have units and `units` the sum of their ends, both as of
+    `log_offset`; `store_time_ms` is that of the last record before it (0: none).
+    """
+
+    sequence: int
+    log_offset: int
+    queues: int
+    units: int
+    store_time_ms: int
+
+
+class Checkpoint(NamedTuple):
+    """What the file says. `java_time_ms` is the time up to which RocketMQ trusts its files."""
+
+    java_time_ms: int
+    mark: Mark | None
+
+
+def read_checkpoint(files: Files, path: str) -> Checkpoint:
+    """Time 0 and no mark when the file is missing or short."""
+    if not files.exists(path):
+        return Checkpoint(0, None)
+    file = files.open(path)
+    try:
+        data = file.pread(CHECKPOINT_BYTES, 0)
+    finally:
+        file.close()
+    data += bytes(CHECKPOINT_BYTES - len(data))
+    log_time, queue_time, _, _, _ = _JAVA.unpack_from(data)
+    marks = [mark for at in SLOTS if (mark := _read_slot(data, at)) is not None]
+    return Checkpoint(max(0, min(log_time, queue_time) - _MARGIN_MS), max(marks, default=None))
+
+
+def _read_slot(data: bytes, at: int) -> Mark | None:
+    magic, crc = _SLOT.unpack_from(data, at)
+    content = data[at + _SLOT.size : at + _SLOT.size + _MARK.size]
+    if magic != _MAGIC or crc != zlib.crc32(content):
+        return None
+    return Mark._make(_MARK.unpack(content))
+
+
+def write_checkpoint(files: Files, path: str, mark: Mark, *, index_time_ms: int = 0) -> None:
+    """Write and sync; everything the mark claims has to be synced before."""
+    content = _MARK.pack(*mark)
+    is_new = not files.exists(path)
+    file = files.open(path, create=True)
+    try:
+        if file.size() != CHECKPOINT_BYTES:
+            file.truncate(CHECKPOINT_BYTES)
+        time = mark.store_time_ms
+        file.pwrite(_JAVA.pack(time, time, index_time_ms, 0, 0), 0)
+        slot = _SLOT.pack(_MAGIC, zlib.crc32(content)) + content
+        file.pwrite(slot, SLOTS[mark.sequence % len(SLOTS)])
+        file.sync()
+    finally:
+        file.close()
+    if is_new:
+        files.sync_directory(path.rpartition("/")[0])
+
+
+def write_abort(files: Files, path: str) -> None:
+    """Say, durably, that a store is open here."""
+    file = files.open(path, create=True)
+    try:
+        content = str(process_id()).encode()
+        file.truncate(len(content))
+        file.pwrite(content, 0)
+        file.sync()
+    finally:
+        file.close()
+    files.sync_directory(path.rpartition("/")[0])
+
+
+def remove_abort(files: Files, path: str) -> None:
+    """Say that everything is on disk: only then."""
+    files.remove(path)
+    files.sync_directory(path.rpartition("/")[0])

@@ -1,0 +1,361 @@
+"""The queues: where each message of a topic's queue lies in the commit log.
+
+A queue is a sequence of units of 20 bytes (spec/store.md §3), unit n for queue offset n:
+
+    | physical offset 8 | record size 4 | tag code 8 |
+
+A queue that does not begin at 0 has blank units (0, 0x7FFFFFFF, 0) before its first one. Unused
+room reads as zeros, and a unit of size 0 is the end.
+
+Units are made in the append and stay in memory (`tail`) until `flush` writes them in one piece;
+readers see file and tail as one. The files are derived data: what is missing in them is built
+again from the commit log, so they may be written late, but never synced before the log is.
+
+Offsets of one queue, from left to right:
+
+    offset_min <= visible_offset <= committed_offset <= next_offset
+                  readers see        survives a         of the turn that
+                  what is before     failed turn        is being written
+"""
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from sluicemq.errors import MessageIllegalError
+from sluicemq.files import Files
+from sluicemq.model.topic import RETRY_PREFIX, RETRY_TOPIC_LENGTH_MAX, TOPIC_LENGTH_MAX
+from sluicemq.record.codec import FIXED_BYTES, MAGIC_V1, MAGIC_V2
+from sluicemq.store.segments import Segment, SegmentFiles
+
+UNIT: Final = struct.Struct(">qiq")
+UNIT_BYTES: Final = 20
+BLANK_SIZE: Final = 0x7FFFFFFF
+BLANK_UNIT: Final = UNIT.pack(0, BLANK_SIZE, 0)
+SIZE_KEY: Final = "mappedFileSizeConsumeQueue"
+TAIL_BYTES_MAX: Final = 4096 * UNIT_BYTES
+"""A tail is written when it is this long, whatever the clock says."""
+
+
+class Unit(NamedTuple):
+    """Where one message lies: bytes [physical_offset, + size_bytes) of the commit log."""
+
+    physical_offset: int
+    size_bytes: int
+    tag_code: int
+
+    @property
+    def is_blank(self) -> bool:
+        return self.size_bytes == BLANK_SIZE and self.physical_offset == 0
+
+    @property
+    def is_used(self) -> bool:
+        return self.size_bytes > 0 and self.physical_offset >= 0
+
+
+class Queue:
+    """One queue of one topic. The appending code reaches into its fields: see `writer`."""
+
+    __slots__ = (
+        "committed_offset",
+        "fixed_bytes",
+        "magic",
+        "next_offset",
+        "offset_min",
+        "queue_id",
+        "segments",
+        "tail",
+        "tail_start",
+        "topic",
+        "topic_part",
+        "visible_offset",
+    )
+
+    def __init__(self, files: Files, directory: str, file_bytes: int, key: tuple[str, int]) -> None:
+        topic, queue_id = key
+        name = topic.encode()
+        is_long = len(name) > TOPIC_LENGTH_MAX  # spec/store.md §2.1: V1's length is a signed byte
+        self.topic = topic
+        self.queue_id = queue_id
+        self.magic = MAGIC_V2 if is_long else MAGIC_V1
+        self.topic_part = len(name).to_bytes(2 if is_long else 1, "big") + name
+        self.fixed_bytes = FIXED_BYTES - 1 + len(self.topic_part)
+        self.segments = SegmentFiles(files, directory, file_bytes, SIZE_KEY)
+        self.tail = bytearray()
+        self.reset(0)
+
+    def reset(self, offset: int) -> None:
+        """Without units, beginning at `offset`; the files are not touched."""
+        self.tail.clear()
+        self.tail_start = self.next_offset = self.committed_offset = offset
+        self.visible_offset = self.offset_min = offset
+
+    # --- reading
+
+    def units(self, start: int, count: int) -> memoryview | bytearray:
+        """Units from queue offset `start`, as they are stored: at least one, at most `count`.
+
+        Fewer than asked where a file or the written part ends; the caller goes on from there.
+        Empty when there is no such unit. Visibility is the caller's matter.
+        """
+        if start >= self.tail_start:
+            begin = (start - self.tail_start) * UNIT_BYTES
+            return self.tail[begin : begin + count * UNIT_BYTES]
+        position = start * UNIT_BYTES
+        segment = self.segments.at(position)
+        if segment is None:
+            return bytearray()
+        stop = min((start + count) * UNIT_BYTES, self.tail_start * UNIT_BYTES, segment.end)
+        return segment.view()[position - segment.base : stop - segment.base]
+
+    def unit(self, offset: int) -> Unit | None:
+        """The unit of one queue offset; None when there is none."""
+        data = self.units(offset, 1) if offset < self.next_offset else b""
+        return Unit._make(UNIT.unpack_from(data)) if len(data) else None
+
+    # --- writing
+
+    def put(self, offset: int, unit: Unit) -> bool:
+        """Add a unit found in the log at recovery; True when it was not there yet.
+
+        A gap is filled with blank units, so that offsets stay what the records say. An offset
+        that is there already with a later place in the log means that the topic was deleted and
+        made again: the queue begins anew there.
+        """
+        if offset < self.next_offset:
+            known = self.unit(offset)
+            if known is not None and known.physical_offset >= unit.physical_offset:
+                return False
+            self.truncate(offset)
+        if self.next_offset == self.offset_min and offset != self.next_offset:
+            self.segments.cut(0)
+            self.reset(offset)
+        self.tail += BLANK_UNIT * (offset - self.next_offset)
+        self.tail += UNIT.pack(*unit)
+        self.next_offset = self.committed_offset = self.visible_offset = offset + 1
+        return True
+
+    def flush(self) -> list[str]:
+        """Write the committed part of the tail; returns the paths and directories to be synced.
+
+        On OSError nothing is lost: the units stay in memory and the next flush writes them.
+        """
+        touched: list[str] = []
+        start, count = self.tail_start, self.committed_offset - self.tail_start
+        if count > 0:
+            data = bytes(self.tail[: count * UNIT_BYTES])
+            self._write(start * UNIT_BYTES, data, touched)
+            del self.tail[: count * UNIT_BYTES]
+            self.tail_start = start + count
+        return touched
+
+    def _write(self, position: int, data: bytes, touched: list[str]) -> None:
+        done = 0
+        while done < len(data):
+            segment = self.segments.at(position + done) or self._add(position + done, touched)
+            piece = data[done : done + segment.end - position - done]
+            segment.write(piece, position + done)
+            segment.release()
+            touched.append(segment.path)
+            done += len(piece)
+
+    def _add(self, position: int, touched: list[str]) -> Segment:
+        base = position - position % self.segments.file_bytes
+        if not len(self.segments):
+            make_directory(self.segments, touched)
+        segment = self.segments.add(base)
+        touched.append(self.segments.directory)
+        if position > base:  # the first file of a queue that does not begin at its start
+            segment.write(BLANK_UNIT * ((position - base) // UNIT_BYTES), base)
+        return segment
+
+    # --- recovery
+
+    def load(self, *, after_crash: bool, before: int | None = None) -> None:
+        """Find the end in the files: of all units, or of those `before` a place in the log.
+
+        Takes a few reads, however long the queue is, since units are in the log's order. Raises
+        StoreDamagedError as `SegmentFiles.load`.
+        """
+        self.segments.load(is_derived=after_crash)
+        first, end = self.segments.start // UNIT_BYTES, self.segments.end // UNIT_BYTES
+
+        def is_kept(unit: Unit) -> bool:
+            return unit.is_used and (
+                before is None or unit.is_blank or unit.physical_offset < before
+            )
+
+        self.reset(first)
+        self._set_end(self._bisect(first, end, is_kept))
+
+    def _set_end(self, end: int) -> None:
+        self.tail.clear()
+        self.tail_start = self.next_offset = self.committed_offset = self.visible_offset = end
+
+    def correct_min(self, log_start: int) -> None:
+        """Set offset_min behind blank units and those whose records are deleted from the log."""
+        first = self.segments.start // UNIT_BYTES
+
+        def is_gone(unit: Unit) -> bool:
+            return unit.is_blank or unit.physical_offset < log_start
+
+        self.offset_min = self._bisect(first, self.next_offset, is_gone)
+
+    def truncate(self, offset: int) -> None:
+        """Forget the units from `offset` on, in memory and in the files."""
+        if offset >= self.tail_start:
+            del self.tail[(offset - self.tail_start) * UNIT_BYTES :]
+            self.next_offset = self.committed_offset = self.visible_offset = offset
+        else:
+            self._set_end(offset)
+        self.offset_min = min(self.offset_min, offset)
+        if offset * UNIT_BYTES < self.segments.end:
+            self.segments.cut(offset * UNIT_BYTES)
+
+    def _bisect(self, low: int, high: int, is_before: Callable[[Unit], bool]) -> int:
+        """The first offset in [low, high) whose unit is not `is_before`; `high` when all are."""
+        while low < high:
+            middle = (low + high) // 2
+            unit = self._peek(middle)
+            if unit is not None and is_before(unit):
+                low = middle + 1
+            else:
+                high = middle
+        for segment in self.segments:
+            segment.release()
+        return low
+
+    def _peek(self, offset: int) -> Unit | None:
+        """As `unit`, but read without a map: recovery looks into many files once."""
+        segment = self.segments.at(offset * UNIT_BYTES)
+        if segment is None or (self.tail and offset >= self.tail_start):
+            return self.unit(offset)
+        return Unit._make(UNIT.unpack(segment.read(offset * UNIT_BYTES, UNIT_BYTES)))
+
+
+def make_directory(segments: SegmentFiles, touched: list[str]) -> None:
+    """Make a queue's directory and name the ones above it for syncing, up to the store's root."""
+    above = segments.directory
+    for _ in range(3):
+        above = above.rpartition("/")[0]
+        touched.append(above)
+    segments.files.make_directory(segments.directory, durable=False)
+
+
+class ConsumeQueues:
+    """All queues of a store, by (topic, queue id)."""
+
+    def __init__(
+        self, files: Files, directory: str, file_bytes: int, *, long_topics: bool = True
+    ) -> None:
+        self._files = files
+        self._directory = directory
+        self._file_bytes = file_bytes
+        self._long_topics = long_topics
+        self.by_key: dict[tuple[str, int], Queue] = {}
+        self.dirty: set[Queue] = set()
+        """Queues with units that are not in their files."""
+        self.unsynced: set[str] = set()
+        """Files and directories written since the last checkpoint took them."""
+
+    def __iter__(self) -> Iterator[Queue]:
+        return iter(self.by_key.values())
+
+    def load(self, *, after_crash: bool, before: int | None = None) -> None:
+        """Find all queues on disk and their ends (see `Queue.load`)."""
+        self.by_key.clear()
+        self.dirty.clear()
+        for topic in self._files.names(self._directory):
+            for name in self._files.names(f"{self._directory}/{topic}"):
+                if name.isascii() and name.isdigit():
+                    queue = self._new((topic, int(name)))
+                    queue.load(after_crash=after_crash, before=before)
+                    if after_crash:
+                        queue.truncate(queue.next_offset)
+
+    def get(self, key: tuple[str, int]) -> Queue:
+        """The queue, made when it is new. Raises MessageIllegalError when the name cannot be."""
+        queue = self.by_key.get(key)
+        if queue is None:
+            check_topic(key[0], long_topics=self._long_topics)
+            if key[1] < 0:
+                raise MessageIllegalError(
+                    f"The queue id {key[1]} is negative.", cure="Queue ids begin at 0."
+                )
+            queue = self._new(key)
+        return queue
+
+    def open(self, key: tuple[str, int]) -> Queue:
+        """As `get`, for names that come from the log itself: they are not checked."""
+        return self.by_key.get(key) or self._new(key)
+
+    def note(self, queue: Queue) -> None:
+        """The queue has new units in its tail: a later flush writes them, this one if many."""
+        self.dirty.add(queue)
+        if len(queue.tail) >= TAIL_BYTES_MAX:
+            self.unsynced.update(queue.flush())
+
+    def _new(self, key: tuple[str, int]) -> Queue:
+        directory = f"{self._directory}/{key[0]}/{key[1]}"
+        queue = self.by_key[key] = Queue(self._files, directory, self._file_bytes, key)
+        return queue
+
+    def flush(self) -> None:
+        """Write all tails to the files. OSError leaves the rest for the next time."""
+        while self.dirty:
+            queue = next(iter(self.dirty))
+            self.unsynced.update(queue.flush())
+            self.dirty.discard(queue)
+
+    def truncate_log(self, end: int) -> None:
+        """Drop the units whose records lie at `end` or later: the log does not hold them."""
+        for queue in self.by_key.values():
+            offset = queue.next_offset
+            while offset > queue.offset_min:
+                unit = queue.unit(offset - 1)
+                if unit is None or (unit.is_used and unit.physical_offset + unit.size_bytes <= end):
+                    break
+                offset -= 1
+            if offset < queue.next_offset:
+                queue.truncate(offset)
+
+    def delete(self, topic: str) -> None:
+        """Remove the queues of a topic with their files."""
+        for key in [key for key in self.by_key if key[0] == topic]:
+            queue = self.by_key.pop(key)
+            self.dirty.discard(queue)
+            queue.segments.remove_all()
+        directory = f"{self._directory}/{topic}"
+        if self._files.exists(directory) and not self._files.names(directory):
+            self._files.remove(directory)
+            self._files.sync_directory(self._directory)
+
+    def remove_all(self) -> None:
+        """Remove every queue with its files: they are built anew."""
+        for topic in {topic for topic, _ in self.by_key}:
+            self.delete(topic)
+
+    def totals(self) -> tuple[int, int]:
+        """How many queues have units, and the sum of their ends: a digest for the checkpoint."""
+        ends = [queue.committed_offset for queue in self.by_key.values() if queue.committed_offset]
+        return len(ends), sum(ends)
+
+    def close(self) -> None:
+        for queue in self.by_key.values():
+            queue.segments.close()
+
+
+def check_topic(topic: str, *, long_topics: bool = True) -> None:
+    """Raises MessageIllegalError when the topic cannot be stored (spec/store.md §2.1)."""
+    is_retry = long_topics and topic.startswith(RETRY_PREFIX)
+    limit = RETRY_TOPIC_LENGTH_MAX if is_retry else TOPIC_LENGTH_MAX
+    size = len(topic.encode())
+    if not 0 < size <= limit:
+        raise MessageIllegalError(
+            f"The topic has {size} bytes, the limit is {limit}.", cure="Use a shorter name."
+        )
+    if "/" in topic or "\0" in topic or topic in (".", ".."):
+        raise MessageIllegalError(
+            f"The topic {topic!r} cannot name a directory.",
+            cure="Use letters, digits, and the characters _ - | %.",
+        )

@@ -1,0 +1,390 @@
+"""Reading what is visible: by queue offset with a filter, by time, by place in the log.
+
+`read` looks at units from an offset on, lets a filter choose, and gives slices of the mapped log:
+no message is copied or decoded, adjacent ones are one slice. The filter's two stages
+(`model.subscription.MessageFilter`):
+
+    a set of tag codes    whole chunks of units at once (`tagscan`), chunks growing
+    else                  `by_consume_queue` for each unit
+    then, if it reads     the properties of each candidate are cut out of its record and decoded
+    properties
+
+A call looks at `scan_max` units at most (2,000 when records are read for it), so that no reader
+holds the loop; the next offset it returns is behind everything it has looked at, and never behind
+a match that it did not deliver.
+
+How much an ordinary pull gets is RocketMQ's rule (spec/store.md §10): 32 messages or 256 KiB of
+what is likely in memory (the newest 40 % of RAM), 8 or 64 KiB of what has to come from the disk.
+"""
+
+import enum
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from sluicemq.config import StoreConfig
+from sluicemq.files import memory_bytes
+from sluicemq.model.ids import tag_code
+from sluicemq.model.message import TAGS
+from sluicemq.model.subscription import MessageFilter
+from sluicemq.record.codec import decode_properties, properties_slice
+from sluicemq.store.commitlog import CommitLog
+from sluicemq.store.consumequeue import BLANK_SIZE, UNIT, UNIT_BYTES, ConsumeQueues, Queue
+from sluicemq.store.scan import read_scanned
+
+TAG_SCAN_MAX: Final = 1 << 17
+PROPERTY_SCAN_MAX: Final = 2000
+_CHUNK_UNITS: Final = 256
+_NO_LIMIT: Final = 1 << 62
+EXTENSION_ADDRESS_MAX: Final = -(1 << 31) - 1
+"""Tag codes up to this are addresses in a ConsumeQueueExt file (spec/store.md §3.2)."""
+_unpack_units: Final = UNIT.iter_unpack
+_unpack_unit: Final = UNIT.unpack_from
+_TIME: Final = struct.Struct(">q")
+_STORE_TIME_IPV4: Final = 56
+_STORE_TIME_IPV6: Final = 68
+_SYS_FLAG_LOW_BYTE: Final = 39
+
+
+class ReadStatus(enum.Enum):
+    """How a read ended; the broker's answer codes follow from it."""
+
+    FOUND = enum.auto()
+    NO_MATCHED_MESSAGE = enum.auto()
+    MESSAGE_WAS_REMOVING = enum.auto()
+    OFFSET_FOUND_NULL = enum.auto()
+    OFFSET_OVERFLOW_BADLY = enum.auto()
+    OFFSET_OVERFLOW_ONE = enum.auto()
+    OFFSET_TOO_SMALL = enum.auto()
+    NO_MATCHED_LOGIC_QUEUE = enum.auto()
+    NO_MESSAGE_IN_QUEUE = enum.auto()
+
+
+@dataclass(slots=True)
+class ReadResult:
+    """What a read found.
+
+    `data` are slices of the log, whole records in order, adjacent ones merged; `count` is the
+    number of messages in them, `size_bytes` their size; `scanned` how many units were looked at.
+    """
+
+    status: ReadStatus
+    next_offset: int
+    offset_min: int
+    offset_max: int
+    data: list[memoryview]
+    count: int
+    size_bytes: int
+    scanned: int
+
+
+class LogReader:
+    """The reading half of a store."""
+
+    def __init__(self, log: CommitLog, queues: ConsumeQueues, config: StoreConfig) -> None:
+        self._log = log
+        self._by_key = queues.by_key
+        self._config = config
+        self._memory_bytes = memory_bytes() * config.memory_ratio // 100
+        self._has_extension = log.segments.files.exists(f"{config.root}/consumequeue_ext")
+        self.visible_end = 0
+        """The end of the visible part of the log."""
+
+    # --- by queue offset
+
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        count_max: int,
+        bytes_max: int | None = None,
+        message_filter: MessageFilter | None = None,
+        scan_max: int | None = None,
+    ) -> ReadResult:
+        """Messages of a queue from `offset` on that the filter lets through.
+
+        `bytes_max` None is an ordinary pull, limited by RocketMQ's rule on top of `count_max`; a
+        number is a bulk read, limited by what the caller says. The first message always passes.
+        """
+        queue = self._by_key.get((topic, queue_id))
+        if queue is None:
+            return _nothing(ReadStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0)
+        low, high = queue.offset_min, queue.visible_offset
+        if not low <= offset < high:
+            return _outside(offset, low, high)
+        gather = _Gather(self._log, *self._limits(queue, offset, count_max, bytes_max))
+        if message_filter is None:
+            next_offset = _read_all(queue, offset, gather)
+            scanned = next_offset - offset
+        else:
+            next_offset, scanned = self._read_some(queue, offset, gather, message_filter, scan_max)
+        gather.close()
+        if gather.count:
+            status = ReadStatus.FOUND
+        elif gather.is_missing:
+            return self._missing(queue, offset)
+        else:
+            status = ReadStatus.NO_MATCHED_MESSAGE
+        return ReadResult(
+            status, next_offset, low, high, gather.data, gather.count, gather.size_bytes, scanned
+        )
+
+    def _limits(
+        self, queue: Queue, offset: int, count_max: int, bytes_max: int | None
+    ) -> tuple[int, int]:
+        if bytes_max is not None:
+            return count_max, bytes_max
+        config = self._config
+        unit = queue.unit(offset)
+        if unit is None or self.visible_end - unit.physical_offset <= self._memory_bytes:
+            return min(
+                count_max, config.max_transfer_count_memory
+            ), config.max_transfer_bytes_memory
+        return min(count_max, config.max_transfer_count_disk), config.max_transfer_bytes_disk
+
+    def _read_some(
+        self,
+        queue: Queue,
+        offset: int,
+        gather: "_Gather",
+        message_filter: MessageFilter,
+        scan_max: int | None,
+    ) -> tuple[int, int]:
+        """The next offset, and how many units were looked at."""
+        select, chunk, chunk_max, limit = self._selection(message_filter, scan_max)
+        end = min(queue.visible_offset, offset + limit)
+        position = offset
+        while position < end:
+            units = queue.units(position, min(chunk, end - position))
+            if not len(units):
+                gather.is_missing = True
+                break
+            left = gather.take_some(units, select(units))
+            if left >= 0:
+                return position + left, position + left - offset
+            position += len(units) // UNIT_BYTES
+            chunk = min(4 * chunk, chunk_max)
+        return position, position - offset
+
+    def _selection(
+        self, message_filter: MessageFilter, scan_max: int | None
+    ) -> tuple[Callable[[memoryview | bytearray], Iterable[int]], int, int, int]:
+        """How to choose from a chunk; the first chunk's units, the largest, the limit of a call."""
+        codes = message_filter.tag_codes
+        limit = self._config.filter_scan_units_max if scan_max is None else scan_max
+        if codes is None or message_filter.reads_properties or self._has_extension:
+            limit = min(limit, PROPERTY_SCAN_MAX)
+            return self._slow_selection(message_filter), _CHUNK_UNITS, _CHUNK_UNITS, limit
+        from sluicemq.store import tagscan  # noqa: PLC0415 - NumPy only when somebody filters
+
+        if scan_max is None:
+            limit = min(limit, TAG_SCAN_MAX)
+
+        def by_codes(units: memoryview | bytearray) -> list[int]:
+            return tagscan.find_codes(units, codes)
+
+        return by_codes, tagscan.CHUNK_UNITS_MIN, tagscan.CHUNK_UNITS_MAX, limit
+
+    def _slow_selection(
+        self, message_filter: MessageFilter
+    ) -> Callable[[memoryview | bytearray], Iterable[int]]:
+        by_consume_queue = message_filter.by_consume_queue
+        by_commit_log = message_filter.by_commit_log
+        reads_properties = message_filter.reads_properties
+
+        def by_record(units: memoryview | bytearray) -> Iterable[int]:
+            for index, (position, size, code) in enumerate(_unpack_units(units)):
+                if self._has_extension and code <= EXTENSION_ADDRESS_MAX:
+                    code = tag_code(self._properties(position, size).get(TAGS, ""))  # noqa: PLW2901
+                if size == BLANK_SIZE or not by_consume_queue(code):
+                    continue
+                if not reads_properties or by_commit_log(self._properties(position, size)):
+                    yield index
+
+        return by_record
+
+    def _properties(self, position: int, size: int) -> dict[str, str]:
+        record = self._log.record(position, size)
+        return decode_properties(record[properties_slice(record)]) if record is not None else {}
+
+    def _missing(self, queue: Queue, offset: int) -> ReadResult:
+        """The unit is there and its record is not: it was deleted with the log's first files."""
+        queue.correct_min(self._log.start)
+        low, high = queue.offset_min, queue.visible_offset
+        if low > offset:
+            return _nothing(ReadStatus.MESSAGE_WAS_REMOVING, low, low, high)
+        return _nothing(ReadStatus.OFFSET_FOUND_NULL, offset, low, high)
+
+    # --- by time
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, time_ms: int, boundary: Literal["lower", "upper"] = "lower"
+    ) -> int:
+        """`lower`: the first message stored at `time_ms` or later, the queue's end without one.
+
+        `upper`: the last message stored at `time_ms` or earlier, 0 without one (spec/delivery.md
+        §6). 0 for a queue that does not exist.
+        """
+        queue = self._by_key.get((topic, queue_id))
+        if queue is None or queue.offset_min >= queue.visible_offset:
+            return 0
+        limit = time_ms if boundary == "lower" else time_ms + 1
+        low, high = queue.offset_min, queue.visible_offset
+        while low < high:
+            middle = (low + high) // 2
+            if self._time_at(queue, middle) < limit:
+                low = middle + 1
+            else:
+                high = middle
+        if boundary == "lower":
+            return low
+        return low - 1 if low > queue.offset_min else 0
+
+    def _time_at(self, queue: Queue, offset: int) -> int:
+        """Of a message that is not there: -1, as if it were old."""
+        unit = queue.unit(offset)
+        record = None if unit is None else self._log.record(unit.physical_offset, unit.size_bytes)
+        if record is None:
+            return -1
+        is_ipv6 = record[_SYS_FLAG_LOW_BYTE] & 0x10
+        time: int = _TIME.unpack_from(record, _STORE_TIME_IPV6 if is_ipv6 else _STORE_TIME_IPV4)[0]
+        return time
+
+    def store_time_ms(self, topic: str, queue_id: int, offset: int) -> int:
+        """When the message was stored (ms since 1970); -1 when there is no such message."""
+        queue = self._by_key.get((topic, queue_id))
+        if queue is None or not queue.offset_min <= offset < queue.visible_offset:
+            return -1
+        return self._time_at(queue, offset)
+
+    def earliest_time_ms(self, topic: str | None = None, queue_id: int | None = None) -> int:
+        """The store time of the first message of a queue, or of the whole log; -1 without one."""
+        if topic is None or queue_id is None:
+            segment = self._log.segments.at(self._log.start)
+            if segment is None or self.visible_end <= segment.base:
+                return -1
+            first = read_scanned(segment.view(), 0, segment.base, check_crc=False)
+            return -1 if first is None else first.store_time_ms
+        queue = self._by_key.get((topic, queue_id))
+        return -1 if queue is None else self.store_time_ms(topic, queue_id, queue.offset_min)
+
+    # --- by place
+
+    def record_at(self, physical_offset: int) -> bytes | None:
+        """The record that begins there, wholly checked; None when none does."""
+        if not self._log.start <= physical_offset < self.visible_end:
+            return None
+        segment = self._log.segments.at(physical_offset)
+        if segment is None:
+            return None
+        view, at = segment.view(), physical_offset - segment.base
+        scanned = read_scanned(view, at, segment.base, check_crc=True)
+        return None if scanned is None else bytes(view[at : at + scanned.size_bytes])
+
+
+class _Gather:
+    """Collects records within limits, as slices of the log."""
+
+    __slots__ = (
+        "_bytes_max", "_count_max", "_log", "_run_end", "_run_start",
+        "count", "data", "is_missing", "size_bytes",
+    )  # fmt: skip
+
+    def __init__(self, log: CommitLog, count_max: int, bytes_max: int) -> None:
+        self._log = log
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+        self._run_start = self._run_end = -1  # of adjacent records, not yet sliced
+        self.data: list[memoryview] = []
+        self.count = 0
+        self.size_bytes = 0
+        self.is_missing = False
+
+    @property
+    def room(self) -> int:
+        """How many more messages may come."""
+        return 0 if self.is_missing else self._count_max - self.count
+
+    def take_all(self, units: memoryview | bytearray) -> int:
+        """Take the units in order; returns how many were dealt with. HOT."""
+        count, total, end = self.count, self.size_bytes, self._run_end
+        done = 0
+        for position, size, _ in _unpack_units(units):
+            if size == BLANK_SIZE:
+                done += 1
+                continue
+            if count >= self._count_max or (total + size > self._bytes_max and count):
+                break
+            if position != end and not self._begin_run(position, size):
+                break
+            end = self._run_end = position + size
+            count += 1
+            total += size
+            done += 1
+        self.count, self.size_bytes = count, total
+        return done
+
+    def take_some(self, units: memoryview | bytearray, indices: Iterable[int]) -> int:
+        """Take the units at `indices`; returns the first index that found no room, or -1."""
+        for index in indices:
+            position, size, _ = _unpack_unit(units, index * UNIT_BYTES)
+            if size == BLANK_SIZE:
+                continue
+            if self.room <= 0 or (self.size_bytes + size > self._bytes_max and self.count):
+                return index
+            if position != self._run_end and not self._begin_run(position, size):
+                return index
+            self._run_end = position + size
+            self.count += 1
+            self.size_bytes += size
+        return -1
+
+    def _begin_run(self, position: int, size: int) -> bool:
+        """False when the log does not hold the record."""
+        self.close()
+        if self._log.record(position, size) is None:
+            self.is_missing = True
+            return False
+        self._run_start = position
+        return True
+
+    def close(self) -> None:
+        """Slice the run that is open. Adjacent records lie in one file (a blank one ends it)."""
+        start, end = self._run_start, self._run_end
+        if start >= 0:
+            data = self._log.record(start, end - start)
+            if data is not None:
+                self.data.append(data)
+            self._run_start = self._run_end = -1
+
+
+def _read_all(queue: Queue, offset: int, gather: _Gather) -> int:
+    """Without a filter; returns the next offset."""
+    high = queue.visible_offset
+    while offset < high and gather.room > 0:
+        units = queue.units(offset, min(high - offset, gather.room))
+        if not len(units):
+            gather.is_missing = True
+            break
+        done = gather.take_all(units)
+        offset += done
+        if done * UNIT_BYTES < len(units):
+            break
+    return offset
+
+
+def _outside(offset: int, low: int, high: int) -> ReadResult:
+    """The queue has no message at `offset` (spec/store.md §10)."""
+    if high == 0:
+        return _nothing(ReadStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
+    if offset < low:
+        return _nothing(ReadStatus.OFFSET_TOO_SMALL, low, low, high)
+    if offset == high:
+        return _nothing(ReadStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
+    return _nothing(ReadStatus.OFFSET_OVERFLOW_BADLY, high, low, high)
+
+
+def _nothing(status: ReadStatus, next_offset: int, low: int, high: int) -> ReadResult:
+    return ReadResult(status, next_offset, low, high, [], 0, 0, 0)

@@ -1,0 +1,172 @@
+"""Walking over the records of the commit log, checking each: for recovery.
+
+A record counts only when everything agrees: magic, its size with its parts, its stored physical
+offset with its position (so that stale bytes of an earlier life of the file never come back), and
+the body with its CRC. The walk ends at the first that does not (spec/store.md §7.4); a blank
+record leads to the next file.
+
+The common record (V1, IPv4) is read with one `struct` call, any other with the record codec.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from sluicemq.errors import ProtocolError
+from sluicemq.model.ids import tag_code
+from sluicemq.model.message import (
+    BORN_HOST_IPV6,
+    DELAY,
+    PREPARED,
+    STORE_HOST_IPV6,
+    TAGS,
+)
+from sluicemq.record.codec import (
+    CRC_MASK,
+    FIXED_BYTES,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_HEAD,
+    body_crc_agrees,
+    decode_properties,
+    parse_head,
+)
+from sluicemq.store.commitlog import BLANK_BYTES, CommitLog
+
+MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
+MULTI_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
+LIGHT_PREFIX: Final = "%LMQ%"
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+DELAY_LEVELS_S: Final = (
+    1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200,
+)  # fmt: skip
+"""messageDelayLevel's default: 1s 5s 10s 30s 1m … 10m 20m 30m 1h 2h."""
+_TWO: Final = struct.Struct(">ii")
+_SHORT: Final = struct.Struct(">h")
+_IPV6: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
+
+
+class Scanned(NamedTuple):
+    """A record that stands where it says. `topic` and `properties` are the encoded bytes."""
+
+    position: int
+    size_bytes: int
+    queue_id: int
+    queue_offset: int
+    sys_flag: int
+    store_time_ms: int
+    topic: bytes
+    properties: bytes
+
+    @property
+    def end(self) -> int:
+        return self.position + self.size_bytes
+
+    @property
+    def is_queued(self) -> bool:
+        """Prepared and rolled-back messages stand in no queue (spec/store.md §3)."""
+        return not self.sys_flag & PREPARED
+
+    def tag_code(self) -> int:
+        """What its queue's unit says: the hash of the tag, or a delayed message's time (ms)."""
+        if TAGS.encode() not in self.properties and DELAY.encode() not in self.properties:
+            return 0
+        properties = decode_properties(self.properties)
+        delay = properties.get(DELAY, "")
+        if self.topic == SCHEDULE_TOPIC.encode() and delay.isdecimal() and int(delay) > 0:
+            level = min(int(delay), len(DELAY_LEVELS_S))
+            return self.store_time_ms + DELAY_LEVELS_S[level - 1] * 1000
+        return tag_code(properties.get(TAGS, ""))
+
+    def other_queues(self) -> list[tuple[tuple[str, int], int]]:
+        """Further queues that the record stands in, with its offset there (spec/store.md §3.1)."""
+        if MULTI_DISPATCH.encode() not in self.properties:
+            return []
+        properties = decode_properties(self.properties)
+        names = properties.get(MULTI_DISPATCH, "").split(",")
+        offsets = properties.get(MULTI_OFFSETS, "").split(",")
+        return [
+            ((name, 0 if name.startswith(LIGHT_PREFIX) else self.queue_id), int(offset))
+            for name, offset in zip(names, offsets, strict=False)
+            if name and "/" not in name and offset.isdecimal()
+        ]
+
+
+def scan_records(log: CommitLog, start: int, *, check_crc: bool = True) -> Iterator[Scanned]:
+    """Every good record from `start` on, up to the first place where there is none."""
+    position = start
+    while (segment := log.segments.at(position)) is not None:
+        view, base, size = segment.view(), segment.base, segment.size
+        at = position - base
+        while size - at >= BLANK_BYTES and not is_blank(view, at):
+            scanned = read_scanned(view, at, base, check_crc=check_crc)
+            if scanned is None:
+                return
+            yield scanned
+            at += scanned.size_bytes
+        position = segment.end
+
+
+def scan_end(log: CommitLog, end: int) -> int:
+    """Where appending goes on after the last good record ends at `end`: behind a blank record."""
+    segment = log.segments.at(end)
+    if segment is None or segment.end - end < BLANK_BYTES:
+        return end
+    return segment.end if is_blank(segment.view(), end - segment.base) else end
+
+
+def is_blank(view: memoryview, at: int) -> bool:
+    """Whether a blank record at `at` says that the rest of the file holds nothing."""
+    size, magic = _TWO.unpack_from(view, at)
+    return bool(magic == MAGIC_BLANK and size == len(view) - at)
+
+
+def read_scanned(view: memoryview, at: int, base: int, *, check_crc: bool) -> Scanned | None:
+    """The record at `at` of a file that begins at `base`; None when it is not wholly good."""
+    if len(view) - at < FIXED_BYTES:
+        return None
+    size, magic, crc, queue_id, _, offset, position, flag, _, _, time, _, _, _, body_bytes = (
+        RECORD_HEAD.unpack_from(view, at)
+    )
+    if magic != MAGIC_V1 or flag & _IPV6:
+        return _read_other(view, at, base, check_crc=check_crc) if magic in _MAGICS else None
+    body = at + RECORD_HEAD.size
+    topic = body + body_bytes + 1
+    if position != base + at or body_bytes < 0 or topic + 2 > len(view) or not time:
+        return None
+    properties = topic + view[topic - 1] + 2
+    if properties > len(view):
+        return None
+    end = properties + _SHORT.unpack_from(view, properties - 2)[0]
+    if end != at + size or end < properties or end > len(view):
+        return None
+    if check_crc and zlib.crc32(view[body : topic - 1]) & CRC_MASK != crc:
+        return None
+    name, rest = bytes(view[topic : properties - 2]), bytes(view[properties:end])
+    return Scanned(position, size, queue_id, offset, flag, time, name, rest)
+
+
+_MAGICS: Final = (MAGIC_V1, MAGIC_V2)
+
+
+def _read_other(view: memoryview, at: int, base: int, *, check_crc: bool) -> Scanned | None:
+    try:
+        head = parse_head(view, at)
+    except ProtocolError:
+        return None
+    if head.physical_offset != base + at or not head.store_time_ms:
+        return None
+    if check_crc and not body_crc_agrees(view, head):
+        return None
+    return Scanned(
+        head.physical_offset,
+        head.size_bytes,
+        head.queue_id,
+        head.queue_offset,
+        head.sys_flag,
+        head.store_time_ms,
+        bytes(view[head.topic]),
+        bytes(view[head.properties]),
+    )

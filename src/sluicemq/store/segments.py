@@ -1,0 +1,269 @@
+"""A directory of files of one fixed size that together are one long byte sequence.
+
+Each file is named by the position of its first byte, 20 digits, as RocketMQ does (spec/store.md
+§1): `00000000000000000000`, `00000000001073741824` … They are contiguous, created sparse at full
+size, written with pwrite and read through a read-only map; this is the only module that maps.
+A mapped *write* into a hole would kill the process when the disk is full (SIGBUS): there is none.
+
+Maps are made at the first read and never closed by hand: slices of them may be on their way to a
+socket. When the last slice and the segment are gone, so is the map. A test double of `File` has a
+`read_view` instead of something that can be mapped.
+"""
+
+import errno
+import mmap
+from collections.abc import Iterator
+from typing import Final, Protocol, runtime_checkable
+
+from sluicemq.errors import StoreDamagedError
+from sluicemq.files import File, Files
+
+NAME_DIGITS: Final = 20
+_READ_BYTES: Final = 1 << 20
+_BLOCK_BYTES: Final = 4096
+
+
+@runtime_checkable
+class Viewable(Protocol):
+    """A file that lies in memory already (`testing.files`)."""
+
+    def read_view(self) -> memoryview: ...
+
+
+def map_file(file: File, size: int) -> memoryview:
+    """A read-only view of the file, which shows what `pwrite` writes from now on."""
+    if isinstance(file, Viewable):
+        return file.read_view()
+    return memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
+
+
+class Segment:
+    """One file: the bytes [base, base + size) of the sequence. Opened when first used."""
+
+    __slots__ = ("_file", "_files", "_view", "base", "path", "size")
+
+    def __init__(self, files: Files, path: str, base: int, size: int) -> None:
+        self._files = files
+        self._file: File | None = None
+        self._view: memoryview | None = None
+        self.path = path
+        self.base = base
+        self.size = size
+
+    @property
+    def end(self) -> int:
+        return self.base + self.size
+
+    def file(self) -> File:
+        file = self._file
+        if file is None:
+            file = self._file = self._files.open(self.path)
+        return file
+
+    def view(self) -> memoryview:
+        """The whole file, read-only. Positions in it are relative to `base`.
+
+        Mapped through a descriptor of its own: another thread may just release the shared one.
+        """
+        view = self._view
+        if view is None:
+            file = self._files.open(self.path)
+            try:
+                view = self._view = map_file(file, self.size)
+            finally:
+                file.close()
+        return view
+
+    def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
+        """At `offset` of the sequence."""
+        self.file().pwrite(data, offset - self.base)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """A copy by pread: for single looks into files that need no map."""
+        return self.file().pread(size, offset - self.base)
+
+    def zero_from(self, offset: int, end: int | None = None) -> bool:
+        """Make [offset, end) read as zeros, `end` being the file's; True when bytes were changed.
+
+        Holes stay holes, so this works on a full disk too.
+        """
+        file = self.file()
+        at, stop = offset - self.base, (self.end if end is None else end) - self.base
+        changed = False
+        while at < stop:
+            start = file.data_start(at)
+            if start is None or start >= stop:
+                break
+            at = min(start + _READ_BYTES, stop)
+            changed |= _zero_blocks(file, start, at)
+        return changed
+
+    def release(self) -> None:
+        """Close the descriptor; the map, if any, stays valid."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def close(self) -> None:
+        self._view = None
+        self.release()
+
+
+def _zero_blocks(file: File, start: int, stop: int) -> bool:
+    """Overwrite the blocks that hold something: those have room on the disk, a hole may not."""
+    data = memoryview(file.pread(stop - start, start))
+    if data == bytes(len(data)):
+        return False
+    at = 0
+    while at < len(data):
+        size = min(_BLOCK_BYTES - (start + at) % _BLOCK_BYTES, len(data) - at)
+        zeros = bytes(size)
+        if data[at : at + size] != zeros:
+            file.pwrite(zeros, start + at)
+        at += size
+    return True
+
+
+class SegmentFiles:
+    """The files of one directory, in order. Offsets are those of the whole sequence.
+
+    `size_key` is the name of the setting that says how large the files are: it stands in the
+    error when they are not.
+    """
+
+    __slots__ = ("_segments", "directory", "file_bytes", "files", "size_key")
+
+    def __init__(self, files: Files, directory: str, file_bytes: int, size_key: str) -> None:
+        self.files = files
+        self._segments: list[Segment] = []
+        self.directory = directory
+        self.file_bytes = file_bytes
+        self.size_key = size_key
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter(self._segments)
+
+    @property
+    def start(self) -> int:
+        """The first position there is; 0 without files."""
+        return self._segments[0].base if self._segments else 0
+
+    @property
+    def end(self) -> int:
+        """The end of the last file (not of what is written in it); 0 without files."""
+        return self._segments[-1].end if self._segments else 0
+
+    @property
+    def last(self) -> Segment | None:
+        return self._segments[-1] if self._segments else None
+
+    def load(self, *, is_derived: bool = False) -> None:
+        """Find the files. An empty last file is the trace of a crash at its creation: removed.
+
+        `is_derived`: after a crash an empty or missing file in the middle ends the sequence, what
+        follows is removed (it can be built again). Raises StoreDamagedError when a file has
+        another size than configured or one is missing in between.
+        """
+        names = [n for n in self.files.names(self.directory) if is_segment_name(n)]
+        sizes = [self._size(name) for name in names]
+        keep = len(names)
+        if is_derived:
+            keep = self._whole_count(names, sizes)
+        elif sizes and sizes[-1] == 0:
+            keep -= 1
+        for name in reversed(names[keep:]):
+            self.files.remove(f"{self.directory}/{name}")
+        self._segments = []
+        for name, size in zip(names[:keep], sizes, strict=False):
+            self._check(name, size)
+            path = f"{self.directory}/{name}"
+            self._segments.append(Segment(self.files, path, int(name), self.file_bytes))
+
+    def _whole_count(self, names: list[str], sizes: list[int]) -> int:
+        for index, (name, size) in enumerate(zip(names, sizes, strict=True)):
+            if size == 0 or int(name) != int(names[0]) + index * self.file_bytes:
+                return index
+        return len(names)
+
+    def _size(self, name: str) -> int:
+        file = self.files.open(f"{self.directory}/{name}")
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+    def _check(self, name: str, size: int) -> None:
+        path = f"{self.directory}/{name}"
+        if size != self.file_bytes:
+            raise StoreDamagedError(
+                f"{path} has {size} bytes, but {self.size_key} is {self.file_bytes}.",
+                cure=f"Set {self.size_key}={size} if all files there have that size,"
+                " or bring back the file from a copy.",
+            )
+        if self._segments and int(name) != self.end:
+            missing = f"{self.end:0{NAME_DIGITS}d}"
+            raise StoreDamagedError(
+                f"{self.directory} lacks the file {missing}: {name} follows"
+                f" {self._segments[-1].base:0{NAME_DIGITS}d} (files of {self.file_bytes} bytes).",
+                cure="Bring back the missing file from a copy.",
+            )
+
+    def at(self, offset: int) -> Segment | None:
+        """The file that holds `offset`."""
+        segments = self._segments
+        if not segments:
+            return None
+        index = (offset - segments[0].base) // self.file_bytes
+        return segments[index] if 0 <= index < len(segments) else None
+
+    def add(self, base: int) -> Segment:
+        """Create the next file; without files yet it may begin at any multiple of the size.
+
+        The name is not durable before the directory is synced. On failure there is no such file.
+        """
+        if self._segments and base != self.end:
+            raise OSError(errno.EINVAL, f"the next file begins at {self.end}, not at {base}")
+        path = f"{self.directory}/{base:0{NAME_DIGITS}d}"
+        file = self.files.open(path, create=True)
+        try:
+            file.truncate(self.file_bytes)
+        finally:
+            file.close()
+        segment = Segment(self.files, path, base, self.file_bytes)
+        self._segments.append(segment)
+        return segment
+
+    def cut(self, offset: int) -> bool:
+        """Drop everything from `offset` on: later files go, the rest of its file reads as zeros.
+
+        True when something was changed (and has to be synced).
+        """
+        changed = False
+        while self._segments and self._segments[-1].base >= offset:
+            segment = self._segments.pop()
+            segment.close()
+            self.files.remove(segment.path)
+            changed = True
+        if self._segments and offset < self.end:
+            changed |= self._segments[-1].zero_from(offset)
+        return changed
+
+    def remove_all(self) -> None:
+        """Remove the files and the directory."""
+        self.cut(0)
+        for name in self.files.names(self.directory):
+            self.files.remove(f"{self.directory}/{name}")
+        if self.files.exists(self.directory):
+            self.files.remove(self.directory)
+
+    def close(self) -> None:
+        for segment in self._segments:
+            segment.close()
+        self._segments = []
+
+
+def is_segment_name(name: str) -> bool:
+    return len(name) == NAME_DIGITS and name.isascii() and name.isdigit()

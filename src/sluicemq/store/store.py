@@ -1,0 +1,427 @@
+"""The store: one face over log, queues, reading and recovery.
+
+Two threads may use it. One (the broker's loop) does everything; any other may call `sync`, which
+waits for the disk. A turn of the loop is: many `append`, one `commit`, then the answers.
+
+    ASYNC_FLUSH   `commit` makes the turn visible at once; `sync` runs on a timer
+    SYNC_FLUSH    `commit` makes nothing visible; after `sync` returned an end, `publish(end)` does
+
+So what a reader has seen under SYNC_FLUSH is on disk (architecture, decision 5). `tick` writes
+queue files and asks for checkpoints; the checkpoint itself waits for the disk and therefore is
+made at the end of a `sync`.
+
+Derived data other than the queues (the key index, columns) hangs on `consumers`: functions that
+are told which range of the log was just written, and walk it when they please.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from sluicemq.clock import SYSTEM_CLOCK, Clock
+from sluicemq.config import StoreConfig
+from sluicemq.errors import SluiceError, StoreError
+from sluicemq.files import SYSTEM_FILES, Files
+from sluicemq.store.checkpoint import (
+    Mark,
+    read_checkpoint,
+    remove_abort,
+    write_abort,
+    write_checkpoint,
+)
+from sluicemq.store.commitlog import CommitLog
+from sluicemq.store.consumequeue import ConsumeQueues, Queue
+from sluicemq.store.reading import LogReader, ReadResult, ReadStatus
+from sluicemq.store.recovery import Recovered, Recovery
+from sluicemq.store.segments import is_segment_name
+from sluicemq.store.writer import Writer, warn_clock
+
+__all__ = ["ReadResult", "ReadStatus", "Store"]
+
+logger = logging.getLogger(__name__)
+
+PAGE_BYTES: Final = 4096
+Visible = list[tuple[str, int, int]]
+"""(topic, queue id, new maximum offset) of the queues that have something new to read."""
+
+
+class _Turn(NamedTuple):
+    """A committed turn that waits for its fsync."""
+
+    end: int
+    queues: list[tuple[Queue, int]]
+
+
+class _CheckpointDue(NamedTuple):
+    """What has to be synced before the mark may be written."""
+
+    mark: Mark
+    paths: list[str]
+
+
+class Store:
+    """A message store in a directory. Make one with `Store.open`."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        files: Files,
+        clock: Clock,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        recovered: Recovered,
+        sequence: int,
+        unlock: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._files = files
+        self._clock = clock
+        self._log = log
+        self._queues = queues
+        self._unlock = unlock
+        self._is_closed = False
+        self._waiting: deque[_Turn] = deque()
+        self._sequence = sequence
+        self._checkpoint_lock = threading.Lock()
+        self._checkpoint_due: _CheckpointDue | None = None
+        self._marked: tuple[int, int, int, int] | None = None
+        self._start_ms = clock.now_ms()
+        now = clock.monotonic_s()
+        self._sync_s = self._queues_flush_s = self._checkpoint_s = now
+        self.recovered = recovered
+        self.on_visible: Callable[[Visible], None] | None = None
+        self.consumers: list[Callable[[int, int], None]] = []
+        """Told (start, end) of every range of the log that was written."""
+
+        self._writer = writer = Writer(log, queues, config, clock, recovered.store_time_ms)
+        # Hot: the bound methods themselves, without a layer between.
+        self.append = writer.append
+        self.append_batch = writer.append_batch
+
+        self._reader = reader = LogReader(log, queues, config)
+        reader.visible_end = log.written_offset
+        self.read = reader.read
+        self.offset_by_time = reader.offset_by_time
+        self.store_time_ms = reader.store_time_ms
+        self.earliest_time_ms = reader.earliest_time_ms
+        self.record_at = reader.record_at
+
+    @classmethod
+    def open(
+        cls, config: StoreConfig, *, files: Files = SYSTEM_FILES, clock: Clock = SYSTEM_CLOCK
+    ) -> "Store":
+        """Lock, load and recover the store below `config.root`, made when it is missing.
+
+        Raises StoreLockedError when a living process has it, StoreDamagedError when files are not
+        what they must be, StoreError when it cannot be written.
+        """
+        unlock: Callable[[], None] | None = None
+        try:
+            files.make_directory(config.root)
+            unlock = files.lock(f"{config.root}/lock")
+            return cls._open_locked(config, files, clock, unlock)
+        except (SluiceError, OSError) as error:
+            if unlock is not None:
+                unlock()
+            if isinstance(error, OSError):
+                raise _cannot_open(config.root, error) from error
+            raise
+
+    @classmethod
+    def _open_locked(
+        cls, config: StoreConfig, files: Files, clock: Clock, unlock: Callable[[], None]
+    ) -> "Store":
+        abort, checkpoint_path = f"{config.root}/abort", f"{config.root}/checkpoint"
+        after_crash = files.exists(abort)
+        log = CommitLog(files, config.commit_log_path, config.commit_log_file_bytes)
+        queues = ConsumeQueues(
+            files,
+            config.consume_queue_path,
+            config.consume_queue_file_bytes,
+            long_topics=config.version_by_topic_length,
+        )
+        checkpoint = read_checkpoint(files, checkpoint_path)
+        recovery = Recovery(log, queues, checkpoint, check_crc=config.check_crc_on_recover)
+        recovery.load(after_crash=after_crash)
+        write_abort(files, abort)
+
+        def forget_mark() -> None:
+            if files.exists(checkpoint_path):
+                files.remove(checkpoint_path)
+                files.sync_directory(config.root)
+
+        recovered = recovery.run(forget_mark)
+        sequence = checkpoint.mark.sequence if checkpoint.mark is not None else 0
+        store = cls(config, files, clock, log, queues, recovered, sequence, unlock)
+        store._after_recovery(after_crash=after_crash)
+        return store
+
+    def _after_recovery(self, *, after_crash: bool) -> None:
+        recovered = self.recovered
+        now_ms = self._clock.now_ms()
+        if now_ms < recovered.store_time_ms:
+            warn_clock(now_ms, recovered.store_time_ms)
+        if after_crash or recovered.units_added or recovered.is_rebuilt:
+            logger.info(
+                "recovered %s: the log ends at %d, %d queue entries were added",
+                self._config.root, recovered.end, recovered.units_added,
+            )  # fmt: skip
+            # What recovery wrote is not synced yet: nothing may rely on the old mark any more.
+            self._queues.flush()
+            self._request_checkpoint()
+            self._make_checkpoint()
+
+    # --- writing (append and append_batch are the writer's)
+
+    def commit(self) -> int:
+        """End the turn: everything appended is written; returns the end of the log.
+
+        Under ASYNC_FLUSH it becomes visible. Raises StoreFullError or StoreError: then the turn
+        never was, queue offsets included, and the next one may succeed.
+        """
+        writer = self._writer
+        if writer.is_idle:
+            return self._log.written_offset
+        start = self._log.written_offset
+        end = writer.commit()
+        queues = [(queue, queue.next_offset) for queue in writer.touched]
+        self._queues.dirty.update(writer.touched)
+        writer.touched.clear()
+        for consumer in self.consumers:
+            consumer(start, end)
+        if self._config.flush_sync:
+            self._waiting.append(_Turn(end, queues))
+        else:
+            self._show(end, queues)
+        return end
+
+    def sync(self) -> int:
+        """Wait until everything that was committed when this began is on disk; returns its end.
+
+        For another thread; several calls at once share the work. Makes the checkpoint when one is
+        due. Raises StoreError when the disk fails: the store then takes no more writes.
+        """
+        end = self._log.sync()
+        if self._checkpoint_due is not None:
+            self._make_checkpoint()
+        return end
+
+    def publish(self, end_offset: int) -> None:
+        """SYNC_FLUSH: make the turns visible that end at `end_offset` or before."""
+        waiting = self._waiting
+        shown: dict[Queue, int] = {}
+        end = 0
+        while waiting and waiting[0].end <= end_offset:
+            turn = waiting.popleft()
+            shown.update(turn.queues)
+            end = turn.end
+        if end:
+            self._show(end, list(shown.items()))
+
+    def _show(self, end: int, queues: list[tuple[Queue, int]]) -> None:
+        self._reader.visible_end = end
+        for queue, offset in queues:
+            queue.visible_offset = offset
+        if self.on_visible is not None and queues:
+            self.on_visible([(queue.topic, queue.queue_id, offset) for queue, offset in queues])
+
+    # --- periodic work
+
+    def tick(self) -> bool:
+        """Cheap work for a timer of the loop: queue files, the next log file, checkpoint requests.
+
+        Returns whether a `sync` is due by the rules of ASYNC_FLUSH (spec/store.md §8).
+        """
+        now = self._clock.monotonic_s()
+        config = self._config
+        if (now - self._queues_flush_s) * 1000 >= config.consume_queue_flush_interval_ms:
+            self._queues_flush_s = now
+            self._flush_queues()
+        if (now - self._checkpoint_s) * 1000 >= self._checkpoint_interval_ms():
+            self._checkpoint_s = now
+            self._flush_queues()
+            self._request_checkpoint()
+        return self._is_sync_due(now)
+
+    def _flush_queues(self) -> None:
+        try:
+            self._queues.flush()
+            self._log.prepare_next()
+        except OSError as error:  # nothing is lost: the units stay in memory for the next time
+            logger.warning("writing consume queues failed: %s", error)
+
+    def _checkpoint_interval_ms(self) -> int:
+        """Under SYNC_FLUSH somebody waits for every sync: rarely."""
+        config = self._config
+        if config.flush_sync:
+            return config.consume_queue_flush_thorough_interval_ms
+        return config.flush_thorough_interval_ms
+
+    def _is_sync_due(self, now: float) -> bool:
+        config = self._config
+        pending = self._log.written_offset - self._log.synced_offset
+        elapsed_ms = (now - self._sync_s) * 1000
+        if elapsed_ms < config.flush_interval_ms:
+            return False
+        is_thorough = elapsed_ms >= config.flush_thorough_interval_ms
+        if self._checkpoint_due is None and not (
+            pending >= config.flush_pages_min * PAGE_BYTES or (pending and is_thorough)
+        ):
+            return False
+        self._sync_s = now
+        return True
+
+    def _request_checkpoint(self) -> None:
+        """Note what a mark at the present end needs; `sync` makes it, since it waits."""
+        if self._checkpoint_due is not None or self._queues.dirty:
+            return
+        state = (self._log.written_offset, *self._queues.totals(), self._writer.last_time_ms)
+        if state == self._marked and not self._queues.unsynced:
+            return
+        self._sequence += 1
+        self._marked = state
+        paths = sorted(self._queues.unsynced)
+        self._queues.unsynced.clear()
+        self._checkpoint_due = _CheckpointDue(Mark(self._sequence, *state), paths)
+
+    def _make_checkpoint(self) -> None:
+        with self._checkpoint_lock:
+            due = self._checkpoint_due
+            if due is None:
+                return
+            try:
+                if self._log.synced_offset < due.mark.log_offset:
+                    self._log.sync()
+                for path in due.paths:
+                    self._sync_path(path)
+                write_checkpoint(self._files, f"{self._config.root}/checkpoint", due.mark)
+            except OSError as error:
+                self._log.failure = error
+                self._log.check()
+            self._checkpoint_due = None
+
+    def _sync_path(self, path: str) -> None:
+        if not self._files.exists(path):
+            return  # its topic was deleted meanwhile
+        if not is_segment_name(path.rpartition("/")[2]):
+            self._files.sync_directory(path)
+            return
+        file = self._files.open(path)
+        try:
+            file.sync()
+        finally:
+            file.close()
+
+    # --- what there is
+
+    def queue_offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """The first offset and the one after the last visible message; (0, 0) without a queue."""
+        queue = self._queues.by_key.get((topic, queue_id))
+        return (0, 0) if queue is None else (queue.offset_min, queue.visible_offset)
+
+    def queue_exists(self, topic: str, queue_id: int) -> bool:
+        return (topic, queue_id) in self._queues.by_key
+
+    def queues(self) -> Iterable[tuple[str, int]]:
+        """(topic, queue id) of all queues."""
+        return list(self._queues.by_key)
+
+    @property
+    def offset_min(self) -> int:
+        """Where the log begins."""
+        return self._log.start
+
+    @property
+    def written_offset(self) -> int:
+        """The end of the log as committed."""
+        return self._log.written_offset
+
+    @property
+    def synced_offset(self) -> int:
+        """Everything before is on disk."""
+        return self._log.synced_offset
+
+    def delete_topic(self, topic: str) -> None:
+        """Drop the queues of a topic with their files; its records stay in the log.
+
+        Waits for the disk: the mark must not speak of these queues any more.
+        """
+        self.commit()
+        self._make_checkpoint()
+        self._queues.delete(topic)
+        self._queues.flush()
+        self._request_checkpoint()
+        self._make_checkpoint()
+
+    def runtime(self) -> dict[str, str]:
+        """The store's part of the broker's runtime information (spec/admin.md §3)."""
+        total, free = self._files.usage(self._config.root)
+        ratio = f"{1 - free / total:.4f}" if total else "0"
+        return {
+            "bootTimestamp": str(self._start_ms),
+            "runtime": _duration(self._clock.now_ms() - self._start_ms),
+            "commitLogMinOffset": str(self._log.start),
+            "commitLogMaxOffset": str(self._log.written_offset),
+            "commitLogDiskRatio": ratio,
+            f"commitLogDiskRatio_{self._config.commit_log_path}": ratio,
+            "consumeQueueDiskRatio": ratio,
+            "commitLogDirCapacity": f"Total : {_binary(total)}, Free : {_binary(free)}.",
+            "earliestMessageTimeStamp": str(self.earliest_time_ms()),
+            "dispatchBehindBytes": "0",
+            "dispatchMaxBuffer": "0",
+            "pageCacheLockTimeMills": "0",
+            "remainTransientStoreBufferNumbs": "2147483647",
+            "remainHowManyDataToFlush": _binary(self._log.written_offset - self._log.synced_offset),
+        }
+
+    # --- the end
+
+    def close(self) -> None:
+        """Everything to disk, a mark, no `abort`, unlocked. After a disk error: only unlocked."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            if self._log.failure is None:
+                self.commit()
+                self._queues.flush()
+                self._log.sync()
+                self._make_checkpoint()
+                self._request_checkpoint()
+                self._make_checkpoint()
+                remove_abort(self._files, f"{self._config.root}/abort")
+        except (OSError, StoreError) as error:
+            logger.error("the store in %s was not closed in order: %s", self._config.root, error)
+            raise
+        finally:
+            self._queues.close()
+            self._log.close()
+            self._unlock()
+
+
+def _cannot_open(root: str, error: OSError) -> StoreError:
+    return StoreError(
+        f"The store in {root} cannot be opened: {error.strerror or error}"
+        f"{f' ({error.filename})' if error.filename else ''}.",
+        cure="The broker must be able to write there: change the rights, or set storePathRootDir.",
+    )
+
+
+def _binary(size: float) -> str:
+    """1536 -> `1.5 KiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.1f} {unit}"
+
+
+def _duration(milliseconds: int) -> str:
+    """As RocketMQ prints it: `[ 0 days, 0 hours, 0 minutes, 1 seconds ]`."""
+    seconds = max(0, milliseconds) // 1000
+    days, seconds = divmod(seconds, 86_400)
+    hours, seconds = divmod(seconds, 3600)
+    minutes, seconds = divmod(seconds, 60)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"

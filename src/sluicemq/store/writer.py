@@ -1,0 +1,358 @@
+"""Appending: many messages a turn, one write.
+
+    append   puts the parts of the record on a list and its unit on the queue's tail; nothing is
+             written, nobody can see it
+    commit   joins the list and hands it to the log (one pwrite a file); the turn is over
+
+When the write fails the turn has never been: queue offsets, tails and positions go back, the log
+wipes what may have reached the file, and the next turn works again if there is room by then.
+
+All messages of a turn bear the time of its first append: a turn is one pass over what lay in the
+socket buffers. A clock that went back by less than a minute is waited for (store times of a queue
+must not fall, searching by time relies on it), a larger step is followed.
+
+`append` is the hot path: one dict look-up, one pack for the head, one for the unit, one checksum,
+no object that lives on. What is not the common case (IPv6, transactions) goes through the codec.
+"""
+
+import logging
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import Final
+
+from sluicemq.clock import Clock
+from sluicemq.config import StoreConfig
+from sluicemq.errors import MessageIllegalError, ProtocolError, StoreError
+from sluicemq.model.ids import HOST_BYTES_IPV4
+from sluicemq.model.message import BORN_HOST_IPV6, PREPARED, STORE_HOST_IPV6
+from sluicemq.record.codec import (
+    CRC_MASK,
+    MAGIC_BLANK,
+    MAGIC_V2,
+    PROPERTIES_BYTES_MAX,
+    RECORD_HEAD,
+    encode_record,
+)
+from sluicemq.store.commitlog import BLANK_BYTES, CommitLog
+from sluicemq.store.consumequeue import TAIL_BYTES_MAX, UNIT, UNIT_BYTES, ConsumeQueues, Queue
+
+logger = logging.getLogger(__name__)
+
+CLOCK_STEP_BACK_MAX_MS: Final = 60_000
+_UNCOMMON: Final = PREPARED | BORN_HOST_IPV6 | STORE_HOST_IPV6
+_HOSTS_IPV4: Final = 2 * HOST_BYTES_IPV4
+_BLANK: Final = struct.Struct(">ii")
+_pack_head: Final = RECORD_HEAD.pack
+_pack_length: Final = struct.Struct(">h").pack
+_pack_unit: Final = UNIT.pack
+_crc32: Final = zlib.crc32
+
+Part = tuple[int, bytes | memoryview, bytes, int]
+"""One message of a batch: flag, body, properties, tag code."""
+
+
+class Writer:
+    """The turn being written, and where the next record goes."""
+
+    __slots__ = (
+        "_body_bytes_max",
+        "_by_key",
+        "_clock",
+        "_file_bytes",
+        "_log",
+        "_now_ms",
+        "_parts",
+        "_pieces",
+        "_position",
+        "_queues",
+        "_room_end",
+        "_turn_room_end",
+        "_turn_start",
+        "last_time_ms",
+        "touched",
+    )
+
+    def __init__(
+        self, log: CommitLog, queues: ConsumeQueues, config: StoreConfig, clock: Clock, time_ms: int
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._by_key = queues.by_key
+        self._clock = clock
+        self._body_bytes_max = config.message_bytes_max
+        self._file_bytes = config.commit_log_file_bytes
+        self._parts: list[bytes | bytearray | memoryview] = []
+        self._pieces: list[tuple[int, bytes]] = []  # of files that the turn has filled
+        self._position = self._turn_start = log.written_offset
+        # A record ends before this: 8 bytes before the end of the file it begins in.
+        self._room_end = self._turn_room_end = self._room_end_at(log.written_offset)
+        self._now_ms = 0
+        self.last_time_ms = time_ms
+        self.touched: list[Queue] = []
+        """The queues that the turn has appended to."""
+
+    def _room_end_at(self, position: int) -> int:
+        """At a file's very end (or without any file) there is no room."""
+        if position % self._file_bytes == 0 and self._log.segments.at(position) is None:
+            return position - BLANK_BYTES
+        return position - position % self._file_bytes + self._file_bytes - BLANK_BYTES
+
+    def append(
+        self,
+        topic: str,
+        queue_id: int,
+        body: bytes | bytearray | memoryview,
+        properties: bytes,
+        tag_code: int,
+        flag: int,
+        sys_flag: int,
+        born_time_ms: int,
+        born_host: bytes,
+        store_host: bytes,
+        reconsume_times: int = 0,
+        prepared_offset: int = 0,
+    ) -> tuple[int, int]:
+        """Add a message to the turn; returns (physical offset, queue offset).
+
+        `body` must not change before `commit`. `properties` and the hosts are encoded already;
+        the host bits of `sys_flag` are set here. Raises MessageIllegalError when the message
+        breaks a limit, StoreError when the store takes no writes; then nothing has changed.
+        """
+        queue = self._by_key.get((topic, queue_id))
+        if queue is None:
+            queue = self._queues.get((topic, queue_id))
+        position = self._position
+        if position == self._turn_start:
+            self._begin()
+        if sys_flag & _UNCOMMON or len(born_host) + len(store_host) != _HOSTS_IPV4:
+            return self._append_uncommon(
+                queue, body, properties, tag_code, flag, sys_flag, born_time_ms, born_host,
+                store_host, reconsume_times, prepared_offset,
+            )  # fmt: skip
+        body_bytes = len(body)
+        properties_bytes = len(properties)
+        size = queue.fixed_bytes + body_bytes + properties_bytes
+        if body_bytes > self._body_bytes_max or properties_bytes > PROPERTIES_BYTES_MAX:
+            raise self._too_large(body_bytes, properties_bytes)
+        if position + size > self._room_end:
+            position = self._next_file(size)
+        offset = queue.next_offset
+        try:
+            head = _pack_head(
+                size, queue.magic, _crc32(body) & CRC_MASK, queue_id, flag, offset, position,
+                sys_flag, born_time_ms, born_host, self._now_ms, store_host, reconsume_times,
+                prepared_offset, body_bytes,
+            )  # fmt: skip
+            unit = _pack_unit(position, size, tag_code)
+        except struct.error as error:
+            raise _illegal_number(error) from None
+        self._parts += (head, body, queue.topic_part, _pack_length(properties_bytes), properties)
+        queue.tail += unit
+        if offset == queue.committed_offset:
+            self.touched.append(queue)
+        queue.next_offset = offset + 1
+        self._position = position + size
+        return position, offset
+
+    def _begin(self) -> None:
+        """The first append of a turn: may we write, and what time is it?"""
+        self._log.check()
+        now, last = self._clock.now_ms(), self.last_time_ms
+        if now < last:
+            if last - now <= CLOCK_STEP_BACK_MAX_MS:
+                now = last
+            else:
+                warn_clock(now, last)
+        self._now_ms = self.last_time_ms = now
+
+    def _append_uncommon(
+        self,
+        queue: Queue,
+        body: bytes | bytearray | memoryview,
+        properties: bytes,
+        tag_code: int,
+        flag: int,
+        sys_flag: int,
+        born_time_ms: int,
+        born_host: bytes,
+        store_host: bytes,
+        reconsume_times: int,
+        prepared_offset: int,
+    ) -> tuple[int, int]:
+        """Any hosts; prepared and rolled-back messages, which stand in no queue (offset 0)."""
+        if len(body) > self._body_bytes_max or len(properties) > PROPERTIES_BYTES_MAX:
+            raise self._too_large(len(body), len(properties))
+        is_queued = not sys_flag & PREPARED
+        offset = queue.next_offset if is_queued else 0
+
+        def encode(position: int) -> bytes:
+            return encode_record(
+                topic=queue.topic, queue_id=queue.queue_id, queue_offset=offset,
+                physical_offset=position, body=body, properties=properties, flag=flag,
+                sys_flag=sys_flag, born_time_ms=born_time_ms, born_host=born_host,
+                store_time_ms=self._now_ms, store_host=store_host,
+                reconsume_times=reconsume_times, prepared_offset=prepared_offset,
+                version2=queue.magic == MAGIC_V2,
+            )  # fmt: skip
+
+        try:
+            record = encode(self._position)
+            if self._position + len(record) > self._room_end:
+                record = encode(self._next_file(len(record)))
+            unit = _pack_unit(self._position, len(record), tag_code)
+        except (struct.error, ProtocolError) as error:
+            raise _illegal_number(error) from None
+        position = self._position
+        self._parts.append(record)
+        self._position = position + len(record)
+        if is_queued:
+            queue.tail += unit
+            if offset == queue.committed_offset:
+                self.touched.append(queue)
+            queue.next_offset = offset + 1
+        return position, offset
+
+    def append_batch(
+        self,
+        topic: str,
+        queue_id: int,
+        parts: Sequence[Part],
+        sys_flag: int,
+        born_time_ms: int,
+        born_host: bytes,
+        store_host: bytes,
+    ) -> tuple[list[int], int]:
+        """Add the messages of a batch, all or none, all in one file (spec/store.md §2.5).
+
+        Returns the physical offsets and the first queue offset. Raises as `append`.
+        """
+        queue = self._queues.get((topic, queue_id))
+        hosts = len(born_host) + len(store_host) - _HOSTS_IPV4
+        total = sum(len(part[1]) for part in parts)
+        if total > self._body_bytes_max:
+            raise self._too_large(total, 0)
+        size = sum(queue.fixed_bytes + hosts + len(part[1]) + len(part[2]) for part in parts)
+        if self._position == self._turn_start:
+            self._begin()
+        if self._position + size > self._room_end:
+            self._next_file(size)
+        before = len(self._parts), self._position, queue.next_offset, len(self.touched)
+        offsets = []
+        try:
+            for flag, body, properties, tag_code in parts:
+                position, _ = self.append(
+                    topic, queue_id, body, properties, tag_code, flag, sys_flag, born_time_ms,
+                    born_host, store_host,
+                )  # fmt: skip
+                offsets.append(position)
+        except StoreError:
+            count, self._position, offset, touched = before
+            del self._parts[count:], self.touched[touched:]
+            _take_back(queue, offset)
+            raise
+        return offsets, before[2]
+
+    def _next_file(self, size: int) -> int:
+        """Close the file with a blank record and go on in the next; returns the new position."""
+        limit = self._file_bytes - BLANK_BYTES
+        if size > limit:
+            raise MessageIllegalError(
+                f"The record would have {size} bytes, the limit is {limit}.",
+                cure="Send a smaller message (or batch), or raise mappedFileSizeCommitLog.",
+            )
+        file_end = self._room_end + BLANK_BYTES
+        room = file_end - self._position
+        if room > 0:
+            self._parts.append(_BLANK.pack(room, MAGIC_BLANK))
+            self._close_piece()
+        self._position = file_end
+        self._room_end = file_end + self._file_bytes - BLANK_BYTES
+        return file_end
+
+    def _close_piece(self) -> None:
+        data = b"".join(self._parts)
+        end = self._position + BLANK_BYTES
+        self._pieces.append((end - len(data), data))
+        self._parts.clear()
+
+    def commit(self) -> int:
+        """Write the turn; returns the end of the log. `touched` names its queues afterwards.
+
+        Raises StoreFullError or StoreError; then the turn is undone.
+        """
+        end = self._position
+        if end == self._turn_start:
+            return end
+        data = b"".join(self._parts)
+        self._pieces.append((end - len(data), data))
+        try:
+            self._log.check()
+            self._log.write(self._pieces, end)
+        except StoreError:
+            self._undo()
+            raise
+        self._parts.clear()
+        self._pieces.clear()
+        self._turn_start = end
+        self._turn_room_end = self._room_end
+        for queue in self.touched:
+            queue.committed_offset = queue.next_offset
+            if len(queue.tail) >= TAIL_BYTES_MAX:
+                self._flush(queue)
+        return end
+
+    def _flush(self, queue: Queue) -> None:
+        try:
+            self._queues.note(queue)
+        except OSError as error:  # the units stay in memory, `tick` tries again
+            logger.warning("writing queue %s/%d failed: %s", queue.topic, queue.queue_id, error)
+
+    def _undo(self) -> None:
+        for queue in self.touched:
+            _take_back(queue, queue.committed_offset)
+        self.touched.clear()
+        self._parts.clear()
+        self._pieces.clear()
+        self._position = self._turn_start
+        self._room_end = self._turn_room_end
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the turn is empty."""
+        return self._position == self._turn_start
+
+    def _too_large(self, body_bytes: int, properties_bytes: int) -> MessageIllegalError:
+        if properties_bytes > PROPERTIES_BYTES_MAX:
+            return MessageIllegalError(
+                f"The properties have {properties_bytes} bytes, the limit is"
+                f" {PROPERTIES_BYTES_MAX}.",
+                cure="Put large values into the body.",
+            )
+        return MessageIllegalError(
+            f"The body has {body_bytes} bytes, the limit is {self._body_bytes_max}.",
+            cure="Send a smaller body, compress it, or raise maxMessageSize.",
+        )
+
+
+def _take_back(queue: Queue, offset: int) -> None:
+    """Forget the units from `offset` on, which are in the tail still."""
+    del queue.tail[(offset - queue.tail_start) * UNIT_BYTES :]
+    queue.next_offset = offset
+
+
+def _illegal_number(error: Exception) -> MessageIllegalError:
+    return MessageIllegalError(
+        f"A number of the message does not fit its field: {error}.",
+        cure="Flags and queue ids have 32 bits, times, offsets and tag codes 64.",
+    )
+
+
+def warn_clock(now_ms: int, last_ms: int) -> None:
+    """The clock says an earlier time than the newest message in the store."""
+    logger.warning(
+        "the clock went back: it says %d ms, the newest message was stored at %d ms;"
+        " searching by time is wrong until the clock has passed that (check NTP)",
+        now_ms,
+        last_ms,
+    )
