@@ -1,0 +1,115 @@
+"""Strings to numbers and numbers to each other, exactly as Java does it.
+
+A property is a string; RocketMQ turns it into the class of what it is compared with by
+Integer.valueOf, Long.valueOf, Double.valueOf or Boolean.valueOf (spec/filter.md §7), and the
+syntax those accept is not Python's: no blanks and no underscores in whole numbers but any Unicode
+decimal digit of one UTF-16 unit; in floats blanks around, `5d`, `0x1p3`, `NaN`, but ASCII digits.
+
+Every function here raises FilterEvaluationError with the property's name and value, because a
+failed conversion ends the evaluation of the whole expression.
+"""
+
+import re
+from math import copysign, inf, nan
+
+from sluicemq.errors import FilterEvaluationError
+from sluicemq.filter.nodes import INTEGER_MAX, LONG_MAX
+from sluicemq.filter.text import BLANKS
+
+_FLOAT = re.compile(
+    r"""(?P<sign>[+-]?)(?:
+        (?P<name>NaN|Infinity)
+      | (?:(?P<hexadecimal>0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)
+         | (?P<decimal>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
+        )[fFdD]?
+    )""",
+    re.VERBOSE,
+)
+
+
+def integer_of(text: str, name: str) -> int:
+    """Integer.valueOf: 32 bits."""
+    # Hot: the plain case first. Nine digits always fit.
+    if len(text) < 10 and text.isdigit() and text.isascii():
+        return int(text)
+    value = _whole_number(text)
+    if value is None or not -INTEGER_MAX - 1 <= value <= INTEGER_MAX:
+        raise _not_a("whole number of 32 bits (Integer)", text, name)
+    return value
+
+
+def long_of(text: str, name: str) -> int:
+    """Long.valueOf: 64 bits."""
+    if len(text) < 19 and text.isdigit() and text.isascii():
+        return int(text)
+    value = _whole_number(text)
+    if value is None or not -LONG_MAX - 1 <= value <= LONG_MAX:
+        raise _not_a("whole number of 64 bits (Long)", text, name)
+    return value
+
+
+def double_of(text: str, name: str) -> float:
+    """Double.valueOf: decimal, hexadecimal, NaN, Infinity; too large becomes Infinity."""
+    found = _FLOAT.fullmatch(text.strip(BLANKS))
+    if found is None:
+        raise _not_a("number (Double)", text, name)
+    size = _magnitude(found)
+    return -size if found["sign"] == "-" else size
+
+
+def boolean_of(text: str) -> bool:
+    """Boolean.valueOf: "true" in any case, everything else is FALSE."""
+    return text.lower() == "true"
+
+
+def compare_whole_numbers(left: int, right: int) -> int:
+    """Integer.compareTo, Long.compareTo."""
+    return (left > right) - (left < right)
+
+
+def compare_doubles(left: float, right: float) -> int:
+    """Double.compareTo: NaN is the greatest and equals itself, -0.0 is below 0.0."""
+    if left < right:
+        return -1
+    if left > right:
+        return 1
+    if left == right and left != 0:
+        return 0
+    return _rank(left) - _rank(right)
+
+
+def _rank(value: float) -> int:
+    """Orders what `<` and `>` cannot: -0.0, then 0.0 and all numbers, then NaN."""
+    if value != value:  # noqa: PLR0124 - NaN is the one number that differs from itself
+        return 2
+    return 0 if value == 0 and copysign(1, value) < 0 else 1
+
+
+def _whole_number(text: str) -> int | None:
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    # isdecimal() is Java's Character.digit, but Java looks at UTF-16 units: no digit above U+FFFF.
+    if not digits.isdecimal() or max(digits) > "\uffff":
+        return None
+    if len(digits) > 20:  # leading zeros are fine at any length; Python refuses above 4,300 digits
+        if any(map(int, digits[:-20])):
+            return None
+        digits = digits[-20:]
+    value = int(digits)
+    return -value if text[0] == "-" else value
+
+
+def _magnitude(found: re.Match[str]) -> float:
+    if name := found["name"]:
+        return nan if name == "NaN" else inf
+    if found["decimal"]:
+        return float(found["decimal"])
+    try:
+        return float.fromhex(found["hexadecimal"])
+    except OverflowError:
+        return inf
+
+
+def _not_a(wanted: str, text: str, name: str) -> FilterEvaluationError:
+    shown = text if len(text) <= 60 else text[:57] + "..."
+    owner = f"property {name} is" if name else "the string is"
+    return FilterEvaluationError(f"{owner} {shown!r}, which is no {wanted}.")

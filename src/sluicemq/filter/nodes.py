@@ -1,0 +1,230 @@
+"""The tree of a compiled SQL92 selector: frozen nodes, read by every engine.
+
+Three engines evaluate one tree (architecture.md, decision 7): `evaluate` on one message's
+properties, later a vectorised twin on columns and a translation to Spark columns. So a node holds
+what was written, in the shape RocketMQ's parser gives it (spec/filter.md §6), and no behaviour:
+
+    value    Property  Literal  Negate
+    verdict  Literal (TRUE FALSE NULL)  Truth  Not  And  Or  Equal  Order  Between  In
+             Match  IsNull
+
+`position` is the index in the expression of the token that stands for the node: the word itself
+for a property or literal, the operator for everything else. It does not count in comparisons.
+
+A property is always a string and a number comes only from a literal, so the Java class of every
+operand is known before any message is seen: `java_class`.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal as OneOf
+from typing import TypeAlias
+
+INTEGER_MAX = (1 << 31) - 1
+LONG_MAX = (1 << 63) - 1
+
+OrderOperator: TypeAlias = OneOf[">", ">=", "<", "<="]
+MatchOperator: TypeAlias = OneOf["CONTAINS", "STARTSWITH", "ENDSWITH"]
+
+
+class JavaClass(Enum):
+    """What an operand is for RocketMQ. NULL: it never has a value (a negated property)."""
+
+    STRING = "String"
+    INTEGER = "Integer"
+    LONG = "Long"
+    DOUBLE = "Double"
+    BOOLEAN = "Boolean"
+    NULL = "null"
+
+    @property
+    def is_number(self) -> bool:
+        return self in (JavaClass.INTEGER, JavaClass.LONG, JavaClass.DOUBLE)
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """The value of a message property: a string, or null when the message has none."""
+
+    name: str
+    position: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A constant: whole number, float, string, TRUE, FALSE or NULL; `text` as it was written."""
+
+    value: int | float | str | bool | None
+    position: int = field(default=0, compare=False)
+    text: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Negate:
+    """Minus: a number's negative; of anything that is no number always null."""
+
+    operand: "Node"
+    position: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """A bare property as a verdict: null when absent, else FALSE (a string is never Boolean)."""
+
+    operand: "Node"
+    position: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """NOT: null stays null."""
+
+    operand: "Node"
+    position: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class And:
+    """Parts from left to right: the first FALSE ends it, otherwise any null makes it null."""
+
+    parts: tuple["Node", ...]
+    position: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Or:
+    """Parts from left to right: the first TRUE ends it, otherwise any null makes it null."""
+
+    parts: tuple["Node", ...]
+    position: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Equal:
+    """`=`, or `<>` when negated."""
+
+    left: "Node"
+    right: "Node"
+    negated: bool = False
+    position: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """`>`, `>=`, `<`, `<=` on numbers."""
+
+    operator: OrderOperator
+    left: "Node"
+    right: "Node"
+    position: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """`value >= low AND value <= high`; negated: `value < low OR value > high`."""
+
+    value: "Node"
+    low: "Node"
+    high: "Node"
+    negated: bool = False
+    position: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class In:
+    """Is the property one of these strings? Null when it is absent, negated too."""
+
+    operand: Property
+    values: tuple[str, ...]
+    negated: bool = False
+    position: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """CONTAINS, STARTSWITH, ENDSWITH. FALSE when there is nothing to search, negated too."""
+
+    operator: MatchOperator
+    operand: "Node"
+    search: str
+    negated: bool = False
+    position: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull:
+    """IS NULL, IS NOT NULL: never null itself."""
+
+    operand: "Node"
+    negated: bool = False
+    position: int = field(default=0, compare=False)
+
+
+Node: TypeAlias = (
+    Property
+    | Literal
+    | Negate
+    | Truth
+    | Not
+    | And
+    | Or
+    | Equal
+    | Order
+    | Between
+    | In
+    | Match
+    | IsNull
+)
+
+
+def java_class(node: Node) -> JavaClass:
+    """The class of the values that this node can have. A whole number is Integer when 32 bits hold
+    it; the suffix L does not widen it, and minus keeps the class (spec/filter.md §7)."""
+    match node:
+        case Property():
+            return JavaClass.STRING
+        case Literal(value=value):
+            return _literal_class(value)
+        case Negate(operand=operand):
+            inner = java_class(operand)
+            return inner if inner.is_number else JavaClass.NULL
+        case _:
+            return JavaClass.BOOLEAN
+
+
+def _literal_class(value: object) -> JavaClass:
+    if value is None or isinstance(value, bool):  # NULL is a constant of the Boolean kind
+        return JavaClass.BOOLEAN
+    if isinstance(value, int):
+        return JavaClass.INTEGER if value <= INTEGER_MAX else JavaClass.LONG
+    return JavaClass.STRING if isinstance(value, str) else JavaClass.DOUBLE
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """The nodes directly below, in the order in which they are evaluated."""
+    match node:
+        case Property() | Literal():
+            return ()
+        case And(parts=parts) | Or(parts=parts):
+            return parts
+        case Equal(left=left, right=right) | Order(left=left, right=right):
+            return (left, right)
+        case Between(value=value, low=low, high=high):
+            return (value, low, high)
+        case _:
+            return (node.operand,)
+
+
+def levels(root: Node) -> list[tuple[Node, ...]]:
+    """All nodes by depth, the root first. Not recursive: safe on a tree of any depth."""
+    found: list[tuple[Node, ...]] = [(root,)]
+    while below := tuple(child for node in found[-1] for child in children(node)):
+        found.append(below)
+    return found
+
+
+def property_names(root: Node) -> frozenset[str]:
+    """The properties that the expression reads."""
+    return frozenset(
+        node.name for level in levels(root) for node in level if isinstance(node, Property)
+    )

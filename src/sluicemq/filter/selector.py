@@ -1,0 +1,50 @@
+"""A compiled expression: its tree and its verdict on a message."""
+
+from collections.abc import Mapping
+
+from sluicemq.errors import FilterEvaluationError, FilterSyntaxError
+from sluicemq.filter.evaluate import compile_verdict
+from sluicemq.filter.findings import Rejected, syntax_error
+from sluicemq.filter.nodes import Node, property_names
+from sluicemq.filter.syntax import parse
+
+
+class Selector:
+    """An expression that compiles.
+
+    `tree` is what was parsed; `rest` the index of the text behind a complete expression, which is
+    ignored (None: there is none); `evaluate` gives the verdict on a message's properties: True,
+    False or None for null; it raises FilterEvaluationError.
+    """
+
+    __slots__ = ("evaluate", "rest", "text", "tree")
+
+    def __init__(self, text: str, tree: Node, rest: int | None = None) -> None:
+        self.text = text
+        self.tree = tree
+        self.rest = rest
+        self.evaluate = compile_verdict(tree)
+
+    @property
+    def property_names(self) -> frozenset[str]:
+        """What it reads."""
+        return property_names(self.tree)
+
+    def matches(self, properties: Mapping[str, str]) -> bool:
+        """Is the message delivered? Null and errors of evaluation say no."""
+        try:
+            return self.evaluate(properties) is True
+        except FilterEvaluationError:
+            return False
+
+    def __repr__(self) -> str:
+        return f"Selector({self.text!r})"
+
+
+def try_compile(text: str) -> Selector | FilterSyntaxError:
+    """The selector, or the error that says why there is none (returned, so that it can be kept)."""
+    try:
+        tree, rest = parse(text)
+    except Rejected as rejected:
+        return syntax_error(text, rejected.finding)
+    return Selector(text, tree, rest)

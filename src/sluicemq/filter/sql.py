@@ -1,0 +1,50 @@
+"""The filter a broker applies for a subscription.
+
+A tag filter is decided in the consume queue; SQL92 needs the properties from the commit log. An
+expression that is null or cannot be evaluated on a message does not match it
+(spec/filter.md §5).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.tags import TagFilter, is_tag_kind, unknown_kind
+from sluicemq.model.subscription import SQL92, MessageFilter, Subscription
+
+if TYPE_CHECKING:
+    from sluicemq.filter.selector import Selector
+
+# The first sentence is RocketMQ's own answer, which clients search for; the second is the cure.
+SQL92_IS_OFF = (
+    "The broker does not support consumer to filter message by SQL92. "
+    "Set enablePropertyFilter=true in broker.conf and restart the broker, or subscribe by tags."
+)
+
+
+class Sql92Filter:
+    """The second stage decides; the first lets everything through."""
+
+    __slots__ = ("by_commit_log", "selector")
+
+    tag_codes: frozenset[int] | None = None
+    reads_properties = True
+
+    def __init__(self, selector: "Selector") -> None:
+        self.selector = selector
+        self.by_commit_log: Callable[[Mapping[str, str]], bool] = selector.matches
+
+    def by_consume_queue(self, tag_code: int) -> bool:
+        return True
+
+
+def make_filter(subscription: Subscription) -> MessageFilter | None:
+    """The filter of a subscription; None when every message matches.
+
+    Raises FilterSyntaxError when its SQL92 does not compile or its kind is unknown.
+    """
+    if is_tag_kind(subscription.kind):
+        return None if subscription.expression == "*" else TagFilter(subscription)
+    if subscription.kind != SQL92:
+        raise unknown_kind(subscription.kind)
+    return Sql92Filter(compile_sql92(subscription.expression))

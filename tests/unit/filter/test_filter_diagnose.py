@@ -1,0 +1,100 @@
+"""What does not compile is refused at its place with the cure (seed 000; issue 3, section 5)."""
+
+import pytest
+
+from sluicemq.errors import FilterSyntaxError
+from sluicemq.filter.parser import compile_sql92
+
+# expression, what the error points at, code-independent words of the text, words of the cure
+REFUSED = [
+    # Seed 000: order and BETWEEN compare numbers, IN takes strings.
+    ("a > 'abc'", "'abc'", "numbers only", "STARTSWITH"),
+    ("a > '100'", "'100'", "is a string", "without quotes: 100"),
+    ("'x' < a", "'x'", "numbers only", "="),
+    ("a BETWEEN 'x' AND 'y'", "'x'", "BETWEEN compares numbers only", "IN"),
+    ("a NOT BETWEEN 1 AND '9'", "'9'", "NOT BETWEEN compares numbers only", "without quotes: 9"),
+    ("a BETWEEN 9 AND 1", "1", "below the first", "BETWEEN 1 AND 9"),
+    ("a BETWEEN 1, 9", ",", "comma", "BETWEEN 1 AND 9"),
+    ("a IN (5)", "5", "strings only", "'5'"),
+    ("a IN ('x', b)", "b", "strings only", "'b'"),
+    ("a IN ()", ")", "missing", "IN ('x', 'y')"),
+    ("a IN ('x',)", ")", "missing", "IN ('x', 'y')"),
+    ("a IN 'x'", "'x'", "parentheses", "IN ('x', 'y')"),
+    ("5 IN ('5')", "5", "property on its left", "IN ('x', 'y')"),
+    ("NOT a IN ('x')", "NOT", "one word", "a NOT IN"),
+    # Copied from an article.
+    ("a IS NOT NULL AND a = ‘abc’", "‘abc’", "typographic", "'abc'"),
+    ("a = “杭州”", "“杭州”", "typographic", "'杭州'"),
+    ("（a = 5）", "（", "U+FF08", "plain ("),
+    ("a IN ('x'，'y')", "，", "U+FF0C", "plain ,"),
+    ("a ＝ 5", "＝", "U+FF1D", "plain ="),
+    ("a ＞ 5", "＞", "U+FF1E", "plain >"),
+    ("a ＜ 5", "＜", "U+FF1C", "plain <"),
+    ("a\u00a0= 5", "\u00a0", "U+00A0", "plain space"),
+    ("a ≠ 5", "≠", "not an operator", "<>"),
+    # Habits of other languages.
+    ('a = "x y"', '"x y"', "single quotes", "'x y'"),
+    ("`a` = 5", "`", "no quotes", "bare"),
+    ("a != 5", "!=", "not an operator", "<>"),
+    ("a == 5", "= 5", "==", "Write =."),
+    ("a => 5", ">", "=>", "Write >=."),
+    ("a =< 5", "<", "=<", "Write <=."),
+    ("a = 5 && b = 6", "&&", "not an operator", "AND"),
+    ("a = 5 || b = 6", "||", "not an operator", "OR"),
+    ("!a", "!", "not an operator", "NOT"),
+    ("a.b = 5", ".", "no dots", "order_id"),
+    ("a = 5;", ";", "semicolon", "away"),
+    ("a % 2 = 1", "%", "arithmetic", "computed"),
+    ("(a LIKE 'x%')", "LIKE", "no LIKE", "CONTAINS"),
+    ("a NOT LIKE 'x%'", "LIKE", "no LIKE", "CONTAINS"),
+    ("a CONTAINS b", "b", "string in quotes", "CONTAINS 'x'"),
+    ("属性 = 5", "属", "property name", "Rename"),
+    ("1a = 5", "1a", "begin with a digit", "Rename"),
+    ("between = 5", "between", "word of the language", "Rename"),
+    # Left open.
+    ("a = 'x", "'x", "not closed", "Close it"),
+    ("a = 5 /* x", "/* x", "not closed", "*/"),
+    ("(a = 5", "(", "not closed", ")"),
+    ("(a = ')' AND b = 5", "(", "not closed", ")"),
+    ("(a = 5 b = 6)", "b", "character 1 is open", ")"),
+    ("a = 5 AND ", "", "too early", "must follow"),
+    ("", "", "empty", "TRUE"),
+    # Classes.
+    ("a = NULL", "NULL", "cannot be compared", "IS NULL"),
+    ("a > NULL", "NULL", "numbers only", "IS NULL"),
+    ("a > TRUE", "TRUE", "numbers only", "= TRUE"),
+    ("TRUE = 1", "TRUE", "constant 1", "no property"),
+    ("a > 1 > 0", ">", "condition", "AND"),
+    ("NOT a > 5", "NOT", "one word", "NOT (a > 5)"),
+    ("a = 5 AND 7", "7", "not a condition", "Compare"),
+    ("a = 0.0", "0.0", "at least 4.9e-324", "write 0"),
+    ("a = 1e400", "1e400", "too large", "1.797"),
+    ("a = 9223372036854775808", "9223372036854775808", "64 bits", "9223372036854775808.0"),
+    ("a IS 5", "5", "NULL or NOT NULL", "="),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault", "what", "cure"), REFUSED, ids=[row[0] for row in REFUSED]
+)
+def test_refusal_points_at_the_fault_and_says_the_cure(
+    text: str, fault: str, what: str, cure: str
+) -> None:
+    with pytest.raises(FilterSyntaxError) as caught:
+        compile_sql92(text)
+    error = caught.value
+    assert text[error.position :].startswith(fault)
+    assert what in str(error).split("^\n")[-1]
+    assert cure in error.cure
+
+
+def test_the_error_shows_the_expression_with_carets() -> None:
+    with pytest.raises(FilterSyntaxError) as caught:
+        compile_sql92("price > 'abc'")
+    assert str(caught.value).splitlines() == [
+        "The SQL92 expression does not compile at character 9:",
+        "    price > 'abc'",
+        "            ^^^^^",
+        "> compares numbers only, and 'abc' is a string. "
+        "Strings can be compared with =, <>, IN, STARTSWITH, ENDSWITH and CONTAINS.",
+    ]

@@ -1,0 +1,46 @@
+import subprocess
+import sys
+
+import pytest
+
+from sluicemq.errors import FilterSyntaxError
+from sluicemq.filter import parser
+from sluicemq.filter.parser import compile_sql92
+
+
+def test_an_expression_is_compiled_once() -> None:
+    assert compile_sql92("a = 'once'") is compile_sql92("a = 'once'")
+
+
+def test_a_failure_is_kept_and_raised_anew_without_growing() -> None:
+    lengths = []
+    for _ in range(3):
+        with pytest.raises(FilterSyntaxError) as caught:
+            compile_sql92("a ! twice")
+        lengths.append(len(caught.traceback))
+    assert len(set(lengths)) == 1
+
+
+def test_long_expressions_do_not_displace_short_ones() -> None:
+    kept = compile_sql92("a = 'kept'")
+    for number in range(parser.CACHE_ENTRIES_LONG + 1):
+        compile_sql92(f"a = '{'x' * parser.CACHED_LENGTH_MAX}{number}'")
+    assert compile_sql92("a = 'kept'") is kept
+
+
+def test_selector_knows_its_text_names_and_ignored_rest() -> None:
+    selector = compile_sql92("a = 5 AND b = 6 garbage")
+    assert selector.text == "a = 5 AND b = 6 garbage"
+    assert selector.property_names == {"a", "b"}
+    assert selector.rest == 16
+    assert repr(selector) == "Selector('a = 5 AND b = 6 garbage')"
+
+
+def test_users_of_tags_do_not_load_the_parser() -> None:
+    code = (
+        "import sys; from sluicemq.filter.sql import make_filter; "
+        "from sluicemq.filter.tags import subscribe; make_filter(subscribe('T', 'a||b')); "
+        "print([name for name in sys.modules if name.partition('.')[0] == 'lark'])"
+    )
+    output = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
+    assert output == "[]\n"
