@@ -1,0 +1,209 @@
+"""What the tools ask about the running broker: 25 26 28 202 203 204 208 300."""
+
+import logging
+
+from sluicemq.broker.clients import Consumers, Member, Producers
+from sluicemq.broker.groups import Groups
+from sluicemq.broker.offsets import Offsets
+from sluicemq.broker.rates import Rates
+from sluicemq.broker.runtime import RuntimeInfo
+from sluicemq.broker.settings import Settings
+from sluicemq.broker.topics import Topic, Topics
+from sluicemq.clock import Clock
+from sluicemq.config import broker_config_text, edit_properties, known_entries, update_broker_config
+from sluicemq.config.keys import Part
+from sluicemq.errors import ConfigurationError, RequestError
+from sluicemq.files import Files, read_text, replace_text
+from sluicemq.model.topic import DataVersion, MessageQueue
+from sluicemq.net.server import Handler, Peer
+from sluicemq.protocol import bodies
+from sluicemq.protocol.codes import RequestCode, ResponseCode
+from sluicemq.protocol.command import Command
+from sluicemq.protocol.headers import (
+    GetBrokerConfigResponse,
+    GetConsumerConnectionsRequest,
+    GetConsumeStatsRequest,
+    GetProducerConnectionsRequest,
+    GetTopicStatsRequest,
+    QueryGroupsByTopicRequest,
+    decode_header,
+    encode_header,
+)
+from sluicemq.store.store import Store
+
+log = logging.getLogger(__name__)
+
+
+class Admin:
+    """The request family of the tools."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Topics,
+        groups: Groups,
+        offsets: Offsets,
+        consumers: Consumers,
+        producers: Producers,
+        store: Store,
+        runtime: RuntimeInfo,
+        rates: Rates,
+        files: Files,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._consumers = consumers
+        self._producers = producers
+        self._store = store
+        self._runtime = runtime
+        self._rates = rates
+        self._files = files
+        self._clock = clock
+        self._version = DataVersion(0, clock.now_ms())
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.UPDATE_BROKER_CONFIG: self.change_config,
+            RequestCode.GET_BROKER_CONFIG: self.config,
+            RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime,
+            RequestCode.GET_TOPIC_STATS_INFO: self.topic_stats,
+            RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumer_connections,
+            RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producer_connections,
+            RequestCode.GET_CONSUME_STATS: self.consume_stats,
+            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.groups_of_topic,
+        }
+
+    # ---------------------------------------------------------------------------- the broker
+
+    def change_config(self, command: Command, peer: Peer) -> Command:
+        """25: changes settings of the running broker and writes them to its file."""
+        changes = bytes(command.body).decode("utf-8", "replace")
+        try:
+            broker, store, warnings = update_broker_config(
+                self._settings.broker, self._settings.store, changes
+            )
+        except ConfigurationError as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        path = self._settings.broker.config_path
+        entries = known_entries(changes, Part.BROKER, Part.STORE)
+        if path and entries:
+            old = read_text(self._files, path) or ""
+            replace_text(self._files, path, edit_properties(old, entries))
+        self._settings.replace(broker, store)
+        self._version = DataVersion(self._version.counter + 1, self._clock.now_ms())
+        log.info("%s changed the configuration: %s", peer.remote, ", ".join(entries) or "nothing")
+        for warning in warnings:
+            log.warning("%s", warning)
+        return Command(ResponseCode.SUCCESS, remark=" ".join(warnings) or None)
+
+    def config(self, command: Command, peer: Peer) -> Command:
+        """26."""
+        text = broker_config_text(self._settings.broker, self._settings.store)
+        version = bodies.encode_data_version(self._version).decode()
+        fields = encode_header(GetBrokerConfigResponse(version=version))
+        return Command(ResponseCode.SUCCESS, fields, text.encode())
+
+    def runtime(self, command: Command, peer: Peer) -> Command:
+        """28."""
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_kv_table(self._runtime.table()))
+
+    # --------------------------------------------------------------------- topics and groups
+
+    def topic_stats(self, command: Command, peer: Peer) -> Command:
+        """202."""
+        topic = self._known_topic(decode_header(GetTopicStatsRequest, command.fields).topic)
+        queues = {}
+        for queue_id in range(topic.queues):
+            low, high = self._store.queue_offsets(topic.name, queue_id)
+            time_ms = self._store.store_time_ms(topic.name, queue_id, high - 1) if high else 0
+            queue = MessageQueue(topic.name, self._settings.broker.broker_name, queue_id)
+            queues[queue] = bodies.QueueStats(low, high, max(time_ms, 0))
+        stats = bodies.TopicStats(queues, self._rates.rate(f"in:{topic.name}", 60))
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_topic_stats(stats))
+
+    def consume_stats(self, command: Command, peer: Peer) -> Command:
+        """208: a topic, some topics, or all on which the group has offsets."""
+        header = decode_header(GetConsumeStatsRequest, command.fields)
+        names = set(filter(None, (header.topic_list or "").split(";")))
+        if header.topic:
+            names.add(header.topic)
+        if not names:
+            names = self._offsets.topics_of(header.group)
+            group = self._consumers.groups.get(header.group)
+            names |= set(group.watches) if group is not None else set()
+        queues: dict[MessageQueue, bodies.QueueProgress] = {}
+        for name in sorted(names):
+            topic = self._topics.get(name)
+            if topic is None:
+                log.info("group %s has offsets of topic %s, which is gone", header.group, name)
+                continue
+            queues |= self._progress(header.group, topic)
+        rate = sum(self._rates.rate(f"out:{name}@{header.group}", 60) for name in names)
+        stats = bodies.ConsumeStats(queues, rate)
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_consume_stats(stats))
+
+    def _progress(self, group: str, topic: Topic) -> dict[MessageQueue, bodies.QueueProgress]:
+        found = {}
+        for queue_id in range(topic.config.read_queues):
+            end = self._store.queue_offsets(topic.name, queue_id)[1]
+            committed = max(self._offsets.committed(group, topic.name, queue_id), 0)
+            time_ms = self._store.store_time_ms(topic.name, queue_id, committed - 1)
+            queue = MessageQueue(topic.name, self._settings.broker.broker_name, queue_id)
+            found[queue] = bodies.QueueProgress(
+                end,
+                committed,
+                max(time_ms, 0),
+                max(committed, self._offsets.fetched(group, topic.name, queue_id)),
+            )
+        return found
+
+    def groups_of_topic(self, command: Command, peer: Peer) -> Command:
+        """300: groups that subscribe to the topic now or have offsets of it."""
+        name = decode_header(QueryGroupsByTopicRequest, command.fields).topic
+        groups = self._consumers.groups_of(name) | self._offsets.groups_of(name)
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_group_list(sorted(groups)))
+
+    # -------------------------------------------------------------------------------- clients
+
+    def consumer_connections(self, command: Command, peer: Peer) -> Command:
+        """203."""
+        name = decode_header(GetConsumerConnectionsRequest, command.fields).group
+        group = self._consumers.groups.get(name)
+        if group is None:
+            return Command(
+                ResponseCode.CONSUMER_NOT_ONLINE, remark=f"the consumer group[{name}] not online"
+            )
+        answer = bodies.ConsumerConnections(
+            tuple(_connection(member) for member in group.members.values()),
+            group.consume_type,
+            group.message_model,
+            group.consume_from_where,
+            {topic: watch.subscription for topic, watch in group.watches.items()},
+        )
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_consumer_connections(answer))
+
+    def producer_connections(self, command: Command, peer: Peer) -> Command:
+        """204."""
+        name = decode_header(GetProducerConnectionsRequest, command.fields).group
+        members = self._producers.groups.get(name)
+        if members is None:
+            return Command(
+                ResponseCode.SYSTEM_ERROR, remark=f"the producer group[{name}] not exist"
+            )
+        body = bodies.encode_producer_connections(_connection(m) for m in members.values())
+        return Command(ResponseCode.SUCCESS, body=body)
+
+    def _known_topic(self, name: str) -> Topic:
+        topic = self._topics.get(name)
+        if topic is None:
+            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        return topic
+
+
+def _connection(member: Member) -> bodies.Connection:
+    return bodies.Connection(
+        member.client_id, str(member.peer.remote), member.language, member.version
+    )

@@ -1,0 +1,150 @@
+"""Clients say who they are: 34 heartbeat, 35 unregister, 38 members of a group, 46 check of a
+subscription.
+
+A consumer that joins, leaves or changes its topics makes all members of its group balance anew
+(40, one-way). They hear of it before the answer to the heartbeat leaves, as recorded of the real
+broker (spec/traffic, item 2).
+"""
+
+import logging
+
+from sluicemq.broker.clients import ConsumerGroup, Consumers, Member, Producers
+from sluicemq.broker.groups import Groups
+from sluicemq.broker.outcomes import Announced
+from sluicemq.broker.settings import Settings
+from sluicemq.broker.topics import Topics
+from sluicemq.clock import Clock
+from sluicemq.errors import FilterError
+from sluicemq.filter.sql import SQL92_IS_OFF, make_filter
+from sluicemq.filter.tags import is_tag_kind
+from sluicemq.model.topic import RETRY_PREFIX
+from sluicemq.net.server import Handler, Peer
+from sluicemq.protocol import bodies
+from sluicemq.protocol.codes import RequestCode, ResponseCode
+from sluicemq.protocol.command import Command
+from sluicemq.protocol.headers import (
+    GetConsumerListRequest,
+    HeartbeatResponse,
+    NotifyConsumerIdsChangedRequest,
+    UnregisterClientRequest,
+    decode_header,
+    encode_header,
+)
+
+log = logging.getLogger(__name__)
+
+UNIT_SYS_FLAG = 0x1
+
+
+class Heartbeats:
+    """The request family of clients about themselves."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Topics,
+        groups: Groups,
+        consumers: Consumers,
+        producers: Producers,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._groups = groups
+        self._consumers = consumers
+        self._producers = producers
+        self._clock = clock
+        consumers.on_change = self.notify
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.HEART_BEAT: self.heartbeat,
+            RequestCode.UNREGISTER_CLIENT: self.unregister,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.list_members,
+            RequestCode.CHECK_CLIENT_CONFIG: self.check,
+        }
+
+    def heartbeat(self, command: Command, peer: Peer) -> Command | Announced:
+        """34. The answer's version lets old clients use SQL92 (spec/remoting.md §4)."""
+        data = bodies.decode_heartbeat(command.body)
+        now = self._clock.now_ms()
+
+        def member() -> Member:
+            return Member(data.client_id, peer, command.language, command.version, now)
+
+        changed = False
+        creates = False
+        for consumer in data.consumers:
+            config = self._groups.find(consumer.group)
+            if config is None:
+                log.warning("group %s of client %s does not exist", consumer.group, data.client_id)
+                continue
+            retry_topic = RETRY_PREFIX + consumer.group
+            if retry_topic not in self._topics and config.retry_queues > 0:
+                creates = True
+                self._topics.ensure(
+                    retry_topic, config.retry_queues, UNIT_SYS_FLAG if consumer.unit_mode else 0
+                )
+            if data.without_subscriptions:
+                known = self._consumers.short_heartbeat(consumer.group, member(), data.fingerprint)
+            else:
+                known = self._consumers.heartbeat(consumer, member(), data.fingerprint)
+            changed = changed or known
+        for group in data.producer_groups:
+            self._producers.heartbeat(group, member())
+        answer = Command(
+            ResponseCode.SUCCESS,
+            encode_header(
+                HeartbeatResponse(
+                    supports_v2=True,
+                    subscription_changed=changed if data.fingerprint else True,
+                )
+            ),
+        )
+        return Announced(answer) if creates else answer
+
+    def notify(self, group: ConsumerGroup) -> None:
+        """Tells the members to balance anew; not for broadcasting, where each has all queues."""
+        if (
+            group.message_model == "BROADCASTING"
+            or not self._settings.broker.notify_consumer_changes
+        ):
+            return
+        config = self._groups.table.get(group.name)
+        if config is not None and not config.notify_changes_enable:
+            return
+        fields = encode_header(NotifyConsumerIdsChangedRequest(group=group.name))
+        for peer in tuple(group.members):
+            peer.notify(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, dict(fields)))
+
+    def unregister(self, command: Command, peer: Peer) -> Command:
+        """35."""
+        header = decode_header(UnregisterClientRequest, command.fields)
+        if header.producer_group:
+            self._producers.unregister(header.producer_group, peer)
+        if header.consumer_group:
+            self._consumers.unregister(header.consumer_group, peer)
+        return Command(ResponseCode.SUCCESS, {})
+
+    def list_members(self, command: Command, peer: Peer) -> Command:
+        """38."""
+        name = decode_header(GetConsumerListRequest, command.fields).group
+        group = self._consumers.groups.get(name)
+        if group is None or not group.members:
+            return Command(
+                ResponseCode.SYSTEM_ERROR, {}, remark=f"no consumer for this group, {name}"
+            )
+        return Command(ResponseCode.SUCCESS, {}, bodies.encode_consumer_list(group.client_ids))
+
+    def check(self, command: Command, peer: Peer) -> Command:
+        """46: would a subscription work here? Java clients ask for SQL92 ones before they start."""
+        subscription = bodies.decode_check_client_config(command.body).subscription
+        if subscription is None:
+            return Command(ResponseCode.SUCCESS)
+        if not is_tag_kind(subscription.kind) and not self._settings.broker.enable_property_filter:
+            return Command(ResponseCode.SYSTEM_ERROR, remark=SQL92_IS_OFF)
+        try:
+            make_filter(subscription)
+        except FilterError as error:
+            return Command(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
+        return Command(ResponseCode.SUCCESS)

@@ -1,0 +1,111 @@
+"""Pulls that wait for messages (spec/remoting.md §13).
+
+A parked pull stands in the list of its queue and in a heap by deadline. `wake` is called in the
+loop turn in which messages of a queue become visible; each pull looks at the new messages through
+its own filter and stays parked when it wants none of them. `expire` answers what has waited long
+enough. Answers go to `write(peer, frame)`, which joins them to those of the turn.
+
+The number of parked pulls is bounded: `park` refuses and the caller answers at once.
+"""
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+
+from sluicemq.broker.outcomes import Parked
+from sluicemq.net.server import Peer
+
+
+class LongPolls:
+    """All parked pulls of a broker."""
+
+    __slots__ = ("_by_peer", "_by_queue", "_deadlines", "_numbers", "_size", "_write", "size_max")
+
+    def __init__(self, write: Callable[[Peer, bytes], None], size_max: int) -> None:
+        self._write = write
+        self.size_max = size_max
+        self._by_queue: dict[tuple[str, int], list[tuple[Peer, Parked]]] = {}
+        self._by_peer: dict[Peer, set[Parked]] = {}
+        self._deadlines: list[tuple[float, int, Peer, Parked]] = []
+        self._numbers = count()
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def is_full(self) -> bool:
+        return self._size >= self.size_max
+
+    def park(self, parked: Parked, peer: Peer) -> bool:
+        """Keeps the pull; False when too many wait already."""
+        if self._size >= self.size_max:
+            return False
+        self._by_queue.setdefault((parked.topic, parked.queue_id), []).append((peer, parked))
+        self._by_peer.setdefault(peer, set()).add(parked)
+        heapq.heappush(self._deadlines, (parked.deadline_s, next(self._numbers), peer, parked))
+        self._size += 1
+        return True
+
+    def wake(self, topic: str, queue_id: int, offset_max: int) -> None:
+        """Messages of the queue below `offset_max` are visible now."""
+        key = (topic, queue_id)
+        waiting = self._by_queue.get(key)
+        if waiting is None:
+            return
+        staying: list[tuple[Peer, Parked]] = []
+        for peer, parked in waiting:
+            if parked.is_done:
+                continue
+            answer = parked.look(parked, False) if offset_max > parked.scan_offset else None
+            if answer is None:
+                staying.append((peer, parked))
+            else:
+                self._finish(peer, parked, answer)
+        if staying:
+            self._by_queue[key] = staying
+        else:
+            del self._by_queue[key]
+
+    def expire(self, now_s: float) -> None:
+        """Answers the pulls whose time is over."""
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][0] <= now_s:
+            _, _, peer, parked = heapq.heappop(deadlines)
+            if parked.is_done:
+                continue
+            self._drop_from_queue(parked)
+            self._finish(peer, parked, parked.look(parked, True) or b"")
+
+    def disconnect(self, peer: Peer) -> None:
+        """The connection is gone: its pulls are forgotten."""
+        for parked in self._by_peer.pop(peer, ()):
+            parked.is_done = True
+            self._size -= 1
+            self._drop_from_queue(parked)
+        self._compact()
+
+    def _finish(self, peer: Peer, parked: Parked, answer: bytes) -> None:
+        parked.is_done = True
+        self._size -= 1
+        mine = self._by_peer.get(peer)
+        if mine is not None:
+            mine.discard(parked)
+            if not mine:
+                del self._by_peer[peer]
+        self._compact()
+        self._write(peer, answer)
+
+    def _drop_from_queue(self, parked: Parked) -> None:
+        key = (parked.topic, parked.queue_id)
+        staying = [entry for entry in self._by_queue.get(key, ()) if entry[1] is not parked]
+        if staying:
+            self._by_queue[key] = staying
+        else:
+            self._by_queue.pop(key, None)
+
+    def _compact(self) -> None:
+        """Answered pulls stay in the heap until their deadline, unless they are most of it."""
+        if len(self._deadlines) > 64 and len(self._deadlines) > 4 * self._size:
+            self._deadlines = [entry for entry in self._deadlines if not entry[3].is_done]
+            heapq.heapify(self._deadlines)

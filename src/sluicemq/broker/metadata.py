@@ -1,0 +1,251 @@
+"""Topics, groups and the broker's tables, as the tools change and read them: 17 18 21 43 200 201
+207 215 225 305 351 352.
+
+Changes are answered when they are on disk and the name servers know them (`Announced`): who creates
+a topic and sends to it finds it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from sluicemq.broker.groups import Groups
+from sluicemq.broker.groups import name_fault as group_fault
+from sluicemq.broker.offsets import Offsets
+from sluicemq.broker.outcomes import Announced
+from sluicemq.broker.settings import Settings
+from sluicemq.broker.topics import Topics
+from sluicemq.broker.topics import name_fault as topic_fault
+from sluicemq.errors import RequestError
+from sluicemq.model.topic import TOPIC_LENGTH_MAX, GroupConfig, TopicConfig
+from sluicemq.net.server import Handler, Peer
+from sluicemq.protocol import bodies
+from sluicemq.protocol.bodies.groups import group_from
+from sluicemq.protocol.bodies.reading import as_object, load_object, take_list
+from sluicemq.protocol.bodies.topics import topic_from
+from sluicemq.protocol.codes import RequestCode, ResponseCode
+from sluicemq.protocol.command import Command
+from sluicemq.protocol.headers import (
+    CreateTopicRequest,
+    DeleteGroupRequest,
+    DeleteTopicRequest,
+    GetAllGroupsRequest,
+    GetAllGroupsResponse,
+    GetAllTopicsRequest,
+    GetAllTopicsResponse,
+    GetGroupConfigRequest,
+    GetTopicConfigRequest,
+    decode_header,
+    encode_header,
+)
+from sluicemq.store.store import Store
+
+QUEUES_MAX = 65_536
+
+
+class Metadata:
+    """The request family about topics and groups."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Topics,
+        groups: Groups,
+        offsets: Offsets,
+        store: Store,
+        end_turn: Callable[[], None],
+    ) -> None:
+        self._end_turn = end_turn
+        self._settings = settings
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._store = store
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.UPDATE_AND_CREATE_TOPIC: self.create_topic,
+            RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: self.create_topics,
+            RequestCode.DELETE_TOPIC_IN_BROKER: self.delete_topic,
+            RequestCode.GET_ALL_TOPIC_CONFIG: self.all_topics,
+            RequestCode.GET_TOPIC_CONFIG: self.topic,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system_topics,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.create_group,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.create_groups,
+            RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete_group,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.group,
+            RequestCode.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
+        }
+
+    # -------------------------------------------------------------------------------- topics
+
+    def create_topic(self, command: Command, peer: Peer) -> Announced:
+        """17: creates or changes. The remark is what the real broker answers."""
+        header = decode_header(CreateTopicRequest, command.fields)
+        old = self._topics.get(header.topic)
+        attributes = dict(old.config.attributes) if old is not None else {}
+        config = TopicConfig(
+            header.topic, header.read_queues, header.write_queues, header.perm,
+            header.filter_type or "SINGLE_TAG", header.sys_flag or 0, header.order,
+            changed_attributes(attributes, header.attributes or "", is_new=old is None),
+        )  # fmt: skip
+        self._check_topic(config)
+        self._topics.put(config)
+        return Announced(Command(ResponseCode.SUCCESS, remark="not set any response code"))
+
+    def create_topics(self, command: Command, peer: Peer) -> Announced:
+        """18: all or none."""
+        values = load_object(command.body, "topic list")
+        configs = [
+            topic_from(as_object(item, "A topic")) for item in take_list(values, "topicConfigList")
+        ]
+        for config in configs:
+            self._check_topic(config)
+        for config in configs:
+            old = self._topics.get(config.name)
+            attributes = dict(old.config.attributes) if old is not None else {}
+            changes = ",".join(f"{key}={value}" for key, value in config.attributes.items())
+            made = changed_attributes(attributes, changes, is_new=old is None)
+            self._topics.put(dataclasses.replace(config, attributes=made))
+        return Announced(Command(ResponseCode.SUCCESS))
+
+    def _check_topic(self, config: TopicConfig) -> None:
+        """Raises RequestError for what a topic cannot be."""
+        fault = topic_fault(config.name, TOPIC_LENGTH_MAX)
+        if fault is not None:
+            raise RequestError(ResponseCode.INVALID_PARAMETER, fault)
+        if self._settings.broker.validate_system_topic and self._topics.is_system(config.name):
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"The topic[{config.name}] is conflict with system topic.",
+            )
+        for count in (config.read_queues, config.write_queues):
+            if not 0 <= count <= QUEUES_MAX:
+                raise RequestError(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"A topic cannot have {count} queues: the limit is {QUEUES_MAX}.",
+                )
+
+    def delete_topic(self, command: Command, peer: Peer) -> Announced:
+        """215: its queues and offsets go too; the records stay in the log until it is cleaned."""
+        name = decode_header(DeleteTopicRequest, command.fields).topic
+        if not name.strip():
+            raise RequestError(ResponseCode.INVALID_PARAMETER, "The specified topic is blank.")
+        if self._settings.broker.validate_system_topic and self._topics.is_system(name):
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"The topic[{name}] is conflict with system topic.",
+            )
+        self._topics.remove(name)
+        # The store commits before it deletes: answers that wait for a commit have to be settled by
+        # their own one, which may fail.
+        self._end_turn()
+        self._store.delete_topic(name)
+        self._offsets.forget_topic(name)
+        return Announced(Command(ResponseCode.SUCCESS))
+
+    def all_topics(self, command: Command, peer: Peer) -> Command:
+        """21: everything at once; tools that page are told so by the total (spec/admin.md §1)."""
+        header = decode_header(GetAllTopicsRequest, command.fields)
+        fields = None
+        if header.topic_sequence is not None:
+            fields = encode_header(GetAllTopicsResponse(topic_count=len(self._topics)))
+        return Command(
+            ResponseCode.SUCCESS, fields, bodies.encode_topic_table(self._topics.snapshot())
+        )
+
+    def topic(self, command: Command, peer: Peer) -> Command:
+        """351."""
+        name = decode_header(GetTopicConfigRequest, command.fields).topic
+        topic = self._topics.get(name)
+        if topic is None:
+            return Command(
+                ResponseCode.TOPIC_NOT_EXIST, remark=f"No topic in this broker. topic: {name}"
+            )
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_topic_config(topic.config))
+
+    def system_topics(self, command: Command, peer: Peer) -> Command:
+        """305."""
+        names = sorted(name for name in self._topics.table if self._topics.is_system(name))
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_topic_list(names))
+
+    # -------------------------------------------------------------------------------- groups
+
+    def create_group(self, command: Command, peer: Peer) -> Announced:
+        """200: creates or changes."""
+        self._put_groups([bodies.decode_group_config(command.body)])
+        return Announced(Command(ResponseCode.SUCCESS))
+
+    def create_groups(self, command: Command, peer: Peer) -> Announced:
+        """225: all or none."""
+        values = load_object(command.body, "group list")
+        items = take_list(values, "groupConfigList")
+        self._put_groups([group_from(as_object(item, "A group")) for item in items])
+        return Announced(Command(ResponseCode.SUCCESS))
+
+    def _put_groups(self, configs: list[GroupConfig]) -> None:
+        for config in configs:
+            fault = group_fault(config.name)
+            if fault is not None:
+                raise RequestError(ResponseCode.INVALID_PARAMETER, fault)
+        for config in configs:
+            old = self._groups.table.get(config.name)
+            attributes = dict(old.attributes) if old is not None else {}
+            changes = ",".join(f"{key}={value}" for key, value in config.attributes.items())
+            made = changed_attributes(attributes, changes, is_new=old is None)
+            self._groups.put(dataclasses.replace(config, attributes=made))
+
+    def delete_group(self, command: Command, peer: Peer) -> Announced:
+        """207. Its offsets stay unless the tool says otherwise."""
+        header = decode_header(DeleteGroupRequest, command.fields)
+        self._groups.remove(header.group)
+        if header.clean_offset:
+            self._offsets.forget_group(header.group)
+        return Announced(Command(ResponseCode.SUCCESS))
+
+    def all_groups(self, command: Command, peer: Peer) -> Command:
+        """201, as 21."""
+        header = decode_header(GetAllGroupsRequest, command.fields)
+        fields = None
+        if header.group_sequence is not None:
+            fields = encode_header(GetAllGroupsResponse(group_count=len(self._groups)))
+        return Command(
+            ResponseCode.SUCCESS, fields, bodies.encode_group_table(self._groups.snapshot())
+        )
+
+    def group(self, command: Command, peer: Peer) -> Command:
+        """352: makes the group where groups are made on their own."""
+        name = decode_header(GetGroupConfigRequest, command.fields).group
+        config = self._groups.find(name)
+        if config is None:
+            return Command(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                remark=f"No group in this broker. group: {name}",
+            )
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_group_config(config))
+
+    def all_offsets(self, command: Command, peer: Peer) -> Command:
+        """43."""
+        body = bodies.encode_consumer_offsets(self._offsets.snapshot())
+        return Command(ResponseCode.SUCCESS, body=body)
+
+
+def changed_attributes(old: Mapping[str, str], changes: str, *, is_new: bool) -> dict[str, str]:
+    """Attributes after the changes of a tool: `+key=value,-key` (spec/admin.md, 17).
+
+    Raises RequestError for a change that is not of that form, or that deletes from nothing.
+    """
+    attributes = dict(old)
+    for change in filter(None, (part.strip() for part in changes.split(","))):
+        name, separator, value = change[1:].partition("=")
+        if change[0] == "+" and name and separator:
+            attributes[name] = value
+        elif change[0] == "-" and name and not separator and not is_new:
+            attributes.pop(name, None)
+        else:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"{change!r} is not a change of attributes: write +key=value or, for a topic "
+                "that exists, -key.",
+            )
+    return attributes

@@ -1,0 +1,266 @@
+"""`/metrics` for Prometheus, with RocketMQ 5's names and labels.
+
+The hot paths count in plain integers (topic.messages_in, pull.delivered …); only a scrape makes
+Prometheus objects of them. prometheus-client is imported when the port is opened: it is part of the
+extra `server`, and a broker without it runs without the port.
+
+A scrape runs in the thread of prometheus-client's own HTTP server and reads tables that the loop
+changes, so it copies a table before it walks through it.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sluicemq.broker.clients import Consumers, Producers
+from sluicemq.broker.groups import Groups
+from sluicemq.broker.longpoll import LongPolls
+from sluicemq.broker.offsets import Offsets
+from sluicemq.broker.pull import Pull
+from sluicemq.broker.send import Send
+from sluicemq.broker.settings import Settings
+from sluicemq.broker.topics import Topics
+from sluicemq.broker.turns import LATENCY_BOUNDS_S, Turns
+from sluicemq.clock import Clock
+from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
+from sluicemq.store.store import Store
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+log = logging.getLogger(__name__)
+
+# RocketMQ's buckets of rocketmq_message_size: label and the bits that a size has at most.
+SIZE_BUCKETS: Final = (
+    ("1024.0", 10), ("4096.0", 12), ("524288.0", 19), ("1048576.0", 20), ("2097152.0", 21),
+    ("4194304.0", 22),
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Parts:
+    """What is measured."""
+
+    settings: Settings
+    topics: Topics
+    groups: Groups
+    offsets: Offsets
+    consumers: Consumers
+    producers: Producers
+    polls: LongPolls
+    send: Send
+    pull: Pull
+    turns: Turns
+    store: Store
+    clock: Clock
+
+
+class BrokerCollector:
+    """Reads the counters when Prometheus asks."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    @property
+    def _node(self) -> dict[str, str]:
+        config = self._parts.settings.broker
+        return {
+            "cluster": config.cluster_name,
+            "node_type": "broker",
+            "node_id": config.broker_name,
+        }
+
+    def collect(self) -> "Iterator[Metric]":
+        """Every metric of now."""
+        yield from self._traffic_in()
+        yield from self._traffic_out()
+        yield from self._lag()
+        yield from self._clients()
+        yield from self._sizes()
+        yield from self._state()
+
+    def _counter(self, name: str, text: str, *labels: str) -> Any:
+        from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415
+
+        return CounterMetricFamily(name, text, labels=[*self._node, *labels])
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Any:
+        from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415
+
+        return GaugeMetricFamily(name, text, labels=[*self._node, *labels])
+
+    def _values(self, *values: str) -> list[str]:
+        return [*self._node.values(), *values]
+
+    def _flags(self, topic: str) -> tuple[str, str]:
+        """is_retry, is_system."""
+        is_retry = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+        return str(is_retry).lower(), str(self._parts.topics.is_system(topic)).lower()
+
+    def _traffic_in(self) -> "Iterator[Metric]":
+        labels = ("topic", "message_type", "is_retry", "is_system")
+        messages = self._counter("rocketmq_messages_in", "Messages stored.", *labels)
+        throughput = self._counter("rocketmq_throughput_in", "Bytes stored.", *labels)
+        fifo = self._parts.send.fifo.copy()
+        for topic in tuple(self._parts.topics.table.copy().values()):
+            if not topic.messages_in:
+                continue
+            flags = self._flags(topic.name)
+            ordered = fifo.get(topic.name, 0)
+            normal = self._values(topic.name, "normal", *flags)
+            messages.add_metric(normal, topic.messages_in - ordered)
+            throughput.add_metric(normal, topic.bytes_in)
+            if ordered:
+                messages.add_metric(self._values(topic.name, "fifo", *flags), ordered)
+        yield messages
+        yield throughput
+        failed = self._counter("sluicemq_messages_refused", "Sends that were not stored.")
+        failed.add_metric(self._values(), self._parts.send.failures)
+        yield failed
+
+    def _traffic_out(self) -> "Iterator[Metric]":
+        labels = ("topic", "consumer_group", "is_retry", "is_system")
+        messages = self._counter("rocketmq_messages_out", "Messages delivered.", *labels)
+        throughput = self._counter("rocketmq_throughput_out", "Bytes delivered.", *labels)
+        filtered = self._counter(
+            "sluicemq_messages_filtered", "Messages that a filter kept back.", *labels
+        )
+        for (topic, group), delivered in self._parts.pull.delivered.copy().items():
+            values = self._values(topic, group, *self._flags(topic))
+            messages.add_metric(values, delivered.messages_out)
+            throughput.add_metric(values, delivered.bytes_out)
+            filtered.add_metric(values, delivered.filtered)
+        yield messages
+        yield throughput
+        yield filtered
+
+    def _lag(self) -> "Iterator[Metric]":
+        """How far groups are behind. Without a look at the messages, filtered ones count too."""
+        lag = self._gauge(
+            "rocketmq_consumer_lag_messages", "Messages not consumed yet.",
+            "topic", "consumer_group", "is_retry", "is_system",
+        )  # fmt: skip
+        behind: dict[tuple[str, str], int] = {}
+        table = {key: dict(queues) for key, queues in self._parts.offsets.table.copy().items()}
+        for key, queues in table.items():
+            topic, _, group = key.partition("@")
+            for queue_id, offset in queues.items():
+                end = self._parts.store.queue_offsets(topic, queue_id)[1]
+                behind[topic, group] = behind.get((topic, group), 0) + max(end - offset, 0)
+        for (topic, group), count in behind.items():
+            lag.add_metric(self._values(topic, group, *self._flags(topic)), count)
+        yield lag
+
+    def _clients(self) -> "Iterator[Metric]":
+        consumers = self._gauge(
+            "rocketmq_consumer_connections", "Consumers that are connected.", "consumer_group"
+        )
+        for name, group in self._parts.consumers.groups.copy().items():
+            consumers.add_metric(self._values(name), len(group.members))
+        yield consumers
+        producers = self._gauge("rocketmq_producer_connections", "Producers that are connected.")
+        peers = {peer for group in self._parts.producers.groups.copy().values() for peer in group}
+        producers.add_metric(self._values(), len(peers))
+        yield producers
+
+    def _sizes(self) -> "Iterator[Metric]":
+        from prometheus_client.core import HistogramMetricFamily  # noqa: PLC0415
+
+        sizes = HistogramMetricFamily(
+            "rocketmq_message_size", "Bytes of message bodies.", labels=list(self._node)
+        )
+        counts = self._parts.send.sizes
+        buckets = [(bound, float(sum(counts[: bits + 1]))) for bound, bits in SIZE_BUCKETS]
+        total = sum(topic.bytes_in for topic in tuple(self._parts.topics.table.copy().values()))
+        sizes.add_metric(self._values(), [*buckets, ("+Inf", float(sum(counts)))], total)
+        yield sizes
+        turns = self._parts.turns
+        latency = HistogramMetricFamily(
+            "sluicemq_send_latency_seconds",
+            "From the first message of a turn to its answers.",
+            labels=list(self._node),
+        )
+        latency.add_metric(self._values(), _cumulated(turns.latency_counts), turns.latency_sum_s)
+        yield latency
+
+    def _state(self) -> "Iterator[Metric]":
+        parts = self._parts
+        values: Mapping[str, tuple[str, float]] = {
+            "rocketmq_broker_permission": (
+                "4 read, 2 write.", parts.settings.broker.broker_permission),
+            "rocketmq_topic_number": ("Topics.", len(parts.topics)),
+            "rocketmq_consumer_group_number": ("Consumer groups.", len(parts.groups)),
+            "rocketmq_storage_size": (
+                "Bytes of the commit log.",
+                parts.store.written_offset - parts.store.offset_min),
+            "rocketmq_storage_flush_behind_bytes": (
+                "Bytes written and not yet synced.",
+                parts.store.written_offset - parts.store.synced_offset),
+            "rocketmq_storage_dispatch_behind_bytes": ("Bytes without queue entries.", 0),
+            "rocketmq_storage_message_reserve_time": (
+                "Age of the oldest message in ms.", self._reserve_ms()),
+        }  # fmt: skip
+        for name, (text, value) in values.items():
+            gauge = self._gauge(name, text)
+            gauge.add_metric(self._values(), value)
+            yield gauge
+        watermark = self._gauge(
+            "rocketmq_processor_watermark", "Requests that wait in the broker.", "processor"
+        )
+        watermark.add_metric(self._values("send"), 0 if parts.turns.is_idle else 1)
+        watermark.add_metric(self._values("pull"), len(parts.polls))
+        yield watermark
+
+    def _reserve_ms(self) -> int:
+        earliest = self._parts.store.earliest_time_ms()
+        return self._parts.clock.now_ms() - earliest if earliest > 0 else 0
+
+
+def _cumulated(counts: list[int]) -> list[tuple[str, float]]:
+    total = 0
+    buckets = []
+    for bound, count in zip((*LATENCY_BOUNDS_S, float("inf")), counts, strict=True):
+        total += count
+        buckets.append(("+Inf" if bound == float("inf") else str(bound), float(total)))
+    return buckets
+
+
+def serve(
+    collector: BrokerCollector, host: str, port: int
+) -> tuple[int, Callable[[], None]] | None:
+    """Opens the port; returns it with a function that closes it. None, with a warning in the log,
+    when it cannot be had: a broker lives without its metrics."""
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415
+    except ImportError:
+        log.warning("no metrics: prometheus-client is missing. pip install 'sluicemq[server]'")
+        return None
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Described(collector))
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        log.warning(
+            "no metrics: port %d cannot be had (%s). Set metricsPromExporterPort to a free port, "
+            "or to -1 for none.", port, error,
+        )  # fmt: skip
+        return None
+
+    def close() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
+
+    return server.server_port, close
+
+
+class _Described:
+    """A registry asks a new collector for all its metrics unless it describes itself; the store
+    need not be ready for that."""
+
+    def __init__(self, collector: BrokerCollector) -> None:
+        self.collect = collector.collect
+
+    def describe(self) -> "list[Metric]":
+        return []

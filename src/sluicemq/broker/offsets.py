@@ -1,0 +1,115 @@
+"""How far each group has consumed each queue, and its file (config/consumerOffset.json).
+
+The key is `topic@group`, as in RocketMQ's file. Any value is taken, also one below the last
+(spec/delivery.md §5). `pulled` is how far a group has fetched; it is shown by tools and kept in
+memory only. The file is written every few seconds: after a crash a group may see messages again.
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+from sluicemq.broker.documents import Document
+from sluicemq.broker.settings import Settings
+from sluicemq.clock import Clock
+from sluicemq.files import Files
+from sluicemq.model.topic import DataVersion
+from sluicemq.protocol import bodies
+
+log = logging.getLogger(__name__)
+
+SEPARATOR: Final = "@"
+COMMITS_PER_VERSION: Final = 500  # spec/store.md §11
+
+
+class Offsets:
+    """topic@group -> queue id -> next offset to consume."""
+
+    def __init__(self, settings: Settings, files: Files, clock: Clock) -> None:
+        self._clock = clock
+        self.table: dict[str, dict[int, int]] = {}
+        self.pulled: dict[str, dict[int, int]] = {}
+        self.version = DataVersion()
+        self._commits = 0
+        self.document = Document(
+            files, f"{settings.store.root}/config/consumerOffset.json", self._render
+        )
+
+    def load(self) -> None:
+        """Raises StoreDamagedError."""
+        found = self.document.load(bodies.decode_consumer_offsets)
+        if found is not None:
+            self.version = found.data_version
+            self.table = {key: dict(queues) for key, queues in found.offsets.items()}
+
+    def _render(self) -> str:
+        return bodies.encode_consumer_offsets_file(self.snapshot())
+
+    def snapshot(self) -> bodies.ConsumerOffsets:
+        """The table as 43 and the file carry it."""
+        return bodies.ConsumerOffsets(self.table, self.version)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        key = f"{topic}@{group}"
+        queues = self.table.get(key)
+        if queues is None:
+            queues = self.table[key] = {}
+        old = queues.get(queue_id, -1)
+        if offset < old:
+            log.info("group %s goes back on %s:%d: %d -> %d", group, topic, queue_id, old, offset)
+        queues[queue_id] = offset
+        self.document.changed = True
+        self._commits += 1
+        if self._commits % COMMITS_PER_VERSION == 0:
+            self.version = DataVersion(
+                self.version.counter + 1, self._clock.now_ms(), self.version.state_version
+            )
+
+    def committed(self, group: str, topic: str, queue_id: int) -> int:
+        """The offset, -1 when there is none."""
+        return self.table.get(f"{topic}@{group}", {}).get(queue_id, -1)
+
+    def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """The group has fetched everything below `offset`."""
+        key = f"{topic}@{group}"
+        queues = self.pulled.get(key)
+        if queues is None:
+            queues = self.pulled[key] = {}
+        queues[queue_id] = offset
+
+    def fetched(self, group: str, topic: str, queue_id: int) -> int:
+        """How far the group has fetched since this broker started, -1 when it has not."""
+        return self.pulled.get(f"{topic}@{group}", {}).get(queue_id, -1)
+
+    def topics_of(self, group: str) -> set[str]:
+        """Topics on which the group has committed."""
+        return {topic for topic, name in self._keys() if name == group}
+
+    def groups_of(self, topic: str) -> set[str]:
+        """Groups that have committed on the topic."""
+        return {group for name, group in self._keys() if name == topic}
+
+    def _keys(self) -> Iterator[tuple[str, str]]:
+        """Keys with more than one separator are not ours (spec/delivery.md §5)."""
+        for key in self.table:
+            topic, separator, group = key.partition(SEPARATOR)
+            if separator and SEPARATOR not in group:
+                yield topic, group
+
+    def queues(self) -> Iterator[tuple[str, str, int, int]]:
+        """Every (group, topic, queue id, offset)."""
+        for topic, group in list(self._keys()):
+            for queue_id, offset in self.table.get(f"{topic}@{group}", {}).items():
+                yield group, topic, queue_id, offset
+
+    def forget_topic(self, topic: str) -> None:
+        self._forget(f"{topic}@", "")
+
+    def forget_group(self, group: str) -> None:
+        self._forget("", f"@{group}")
+
+    def _forget(self, prefix: str, suffix: str) -> None:
+        for table in (self.table, self.pulled):
+            for key in [k for k in table if k.startswith(prefix) and k.endswith(suffix)]:
+                del table[key]
+                self.document.changed = True

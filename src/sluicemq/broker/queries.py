@@ -1,0 +1,168 @@
+"""Questions about queues and how far they are consumed: 14 15 29 30 31 32 33 41 42.
+
+Answers follow the real broker's, odd ones included: 30 for a queue that a topic does not have is 0
+(spec/traffic, item 23).
+"""
+
+from typing import Literal
+
+from sluicemq.broker.groups import Groups
+from sluicemq.broker.locks import QueueLocks
+from sluicemq.broker.offsets import Offsets
+from sluicemq.broker.settings import Settings
+from sluicemq.broker.topics import Topics
+from sluicemq.files import memory_bytes
+from sluicemq.net.server import Handler, Peer
+from sluicemq.protocol import bodies
+from sluicemq.protocol.codes import RequestCode, ResponseCode
+from sluicemq.protocol.command import Command
+from sluicemq.protocol.headers import (
+    GetEarliestStoreTimeRequest,
+    GetEarliestStoreTimeResponse,
+    GetMaxOffsetRequest,
+    GetMinOffsetRequest,
+    OffsetResponse,
+    QueryConsumerOffsetRequest,
+    SearchOffsetRequest,
+    UpdateConsumerOffsetRequest,
+    ViewMessageRequest,
+    decode_header,
+    encode_header,
+)
+from sluicemq.record.codec import parse_head
+from sluicemq.store.store import Store
+
+
+class Queries:
+    """The request family about queue positions."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Topics,
+        groups: Groups,
+        offsets: Offsets,
+        locks: QueueLocks,
+        store: Store,
+    ) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._locks = locks
+        self._store = store
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.QUERY_CONSUMER_OFFSET: self.committed_offset,
+            RequestCode.UPDATE_CONSUMER_OFFSET: self.commit_offset,
+            RequestCode.GET_MAX_OFFSET: self.max_offset,
+            RequestCode.GET_MIN_OFFSET: self.min_offset,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.offset_by_time,
+            RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest_time,
+            RequestCode.VIEW_MESSAGE_BY_ID: self.view_message,
+            RequestCode.LOCK_BATCH_MQ: self.lock,
+            RequestCode.UNLOCK_BATCH_MQ: self.unlock,
+        }
+
+    def committed_offset(self, command: Command, peer: Peer) -> Command:
+        """14. A group without an offset starts at 0 on a queue that still has its first message
+        (spec/remoting.md §14); else 22, and the client's own policy decides."""
+        header = decode_header(QueryConsumerOffsetRequest, command.fields)
+        offset = self._offsets.committed(header.group, header.topic, header.queue_id)
+        if offset >= 0:
+            return _offset(offset)
+        if header.zero_if_not_found is not False and self._has_first_message(
+            header.topic, header.queue_id
+        ):
+            return _offset(0)
+        return Command(
+            ResponseCode.QUERY_NOT_FOUND,
+            {},
+            remark="Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first",
+        )
+
+    def _has_first_message(self, topic: str, queue_id: int) -> bool:
+        """Is message 0 still there, and near enough to the end of the log to be in memory?"""
+        low, high = self._store.queue_offsets(topic, queue_id)
+        if not low <= 0 < high:
+            return False
+        data = self._store.read(topic, queue_id, 0, 1).data
+        if not data:
+            return False
+        age_bytes = self._store.written_offset - parse_head(data[0]).physical_offset
+        return age_bytes <= memory_bytes() * self._settings.store.memory_ratio // 100
+
+    def commit_offset(self, command: Command, peer: Peer) -> Command:
+        """15."""
+        header = decode_header(UpdateConsumerOffsetRequest, command.fields)
+        if header.group not in self._groups:
+            return Command(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                {},
+                remark=f"subscription group [{header.group}] does not exist.",
+            )
+        if header.topic not in self._topics:
+            return _no_topic(header.topic)
+        self._offsets.commit(header.group, header.topic, header.queue_id, header.commit_offset)
+        return Command(ResponseCode.SUCCESS, {})
+
+    def max_offset(self, command: Command, peer: Peer) -> Command:
+        """30."""
+        header = decode_header(GetMaxOffsetRequest, command.fields)
+        return _offset(self._store.queue_offsets(header.topic, header.queue_id)[1])
+
+    def min_offset(self, command: Command, peer: Peer) -> Command:
+        """31."""
+        header = decode_header(GetMinOffsetRequest, command.fields)
+        answer = _offset(self._store.queue_offsets(header.topic, header.queue_id)[0])
+        answer.remark = ""
+        return answer
+
+    def offset_by_time(self, command: Command, peer: Peer) -> Command:
+        """29."""
+        header = decode_header(SearchOffsetRequest, command.fields)
+        boundary: Literal["lower", "upper"] = (
+            "upper" if (header.boundary or "").lower() == "upper" else "lower"
+        )
+        offset = self._store.offset_by_time(header.topic, header.queue_id, header.time_ms, boundary)
+        return _offset(offset)
+
+    def earliest_time(self, command: Command, peer: Peer) -> Command:
+        """32."""
+        header = decode_header(GetEarliestStoreTimeRequest, command.fields)
+        time_ms = self._store.earliest_time_ms(header.topic, header.queue_id)
+        return Command(
+            ResponseCode.SUCCESS, encode_header(GetEarliestStoreTimeResponse(time_ms=time_ms))
+        )
+
+    def view_message(self, command: Command, peer: Peer) -> Command:
+        """33: the message that begins at an offset of the commit log."""
+        header = decode_header(ViewMessageRequest, command.fields)
+        record = self._store.record_at(header.physical_offset)
+        if record is None:
+            return Command(
+                ResponseCode.SYSTEM_ERROR,
+                remark=f"can not find message by the offset, {header.physical_offset}",
+            )
+        return Command(ResponseCode.SUCCESS, body=record)
+
+    def lock(self, command: Command, peer: Peer) -> Command:
+        """41."""
+        data = bodies.decode_lock_batch(command.body)
+        held = self._locks.lock(data.group, data.client_id, data.queues)
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_locked_queues(sorted(held)))
+
+    def unlock(self, command: Command, peer: Peer) -> Command:
+        """42."""
+        data = bodies.decode_lock_batch(command.body)
+        self._locks.unlock(data.group, data.client_id, data.queues)
+        return Command(ResponseCode.SUCCESS)
+
+
+def _offset(value: int) -> Command:
+    return Command(ResponseCode.SUCCESS, encode_header(OffsetResponse(offset=value)))
+
+
+def _no_topic(name: str) -> Command:
+    return Command(ResponseCode.TOPIC_NOT_EXIST, {}, remark=f"topic[{name}] not exist")

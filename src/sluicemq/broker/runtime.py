@@ -1,0 +1,159 @@
+"""The broker's runtime information (28): every key that RocketMQ's tools read (spec/admin.md §3).
+
+Numbers of thread pools are there because clusterList fails without them; we have none, so queues
+are empty and waits are 0.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from sluicemq.broker.longpoll import LongPolls
+from sluicemq.broker.pull import Pull
+from sluicemq.broker.rates import Days, Rates
+from sluicemq.broker.send import Send
+from sluicemq.broker.settings import Settings
+from sluicemq.broker.topics import Topics
+from sluicemq.broker.turns import LATENCY_BOUNDS_S, Turns
+from sluicemq.protocol.command import VERSION
+from sluicemq.store.store import Store
+
+VERSION_NAME: Final = "V5_3_3"
+# name in the keys, capacity that the real broker shows
+_POOLS: Final = (
+    ("send", 10_000), ("pull", 100_000), ("litePull", 100_000), ("query", 20_000), ("ack", 100_000),
+)  # fmt: skip
+_TIMES: Final = (
+    ("<=0ms", 0.0), ("0~10ms", 0.01), ("10~50ms", 0.05), ("50~100ms", 0.1), ("100~200ms", 0.2),
+    ("200~500ms", 0.5), ("500ms~1s", 1.0), ("1~2s", 2.0), ("2~3s", 3.0), ("3~4s", 4.0),
+    ("4~5s", 5.0), ("5~10s", 10.0), ("10s~", float("inf")),
+)  # fmt: skip
+_FEATURES: Final = "sluiceBulk"
+"""What only we have, for clients that ask (architecture, decision 1)."""
+
+
+class RuntimeInfo:
+    """Collects the table when somebody asks."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Topics,
+        send: Send,
+        pull: Pull,
+        polls: LongPolls,
+        turns: Turns,
+        store: Store,
+        rates: Rates,
+        days: Days,
+    ) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._send = send
+        self._pull = pull
+        self._polls = polls
+        self._turns = turns
+        self._store = store
+        self._rates = rates
+        self._days = days
+
+    def counters(self) -> dict[str, int]:
+        """The counters that rates and day sums are made of; sampled once a second."""
+        found = {"found": self._pull.found, "miss": self._pull.missed}
+        put = put_bytes = 0
+        for topic in self._topics:
+            put += topic.messages_in
+            put_bytes += topic.bytes_in
+            if topic.messages_in:
+                found[f"in:{topic.name}"] = topic.messages_in
+        got = 0
+        for (name, group), delivered in self._pull.delivered.items():
+            got += delivered.messages_out
+            found[f"out:{name}@{group}"] = delivered.messages_out
+        return found | {"put": put, "put_bytes": put_bytes, "get": got}
+
+    def table(self) -> dict[str, str]:
+        """All keys."""
+        counters = self.counters()
+        table = {
+            "brokerActive": "true",
+            "brokerVersion": str(VERSION),
+            "brokerVersionDesc": VERSION_NAME,
+            "sluiceVersion": _own_version(),
+            "sluiceFeatures": _FEATURES,
+            "startAcceptSendRequestTimeStamp": "0",
+            "EndTransactionQueueSize": "0",
+            "EndTransactionThreadPoolQueueCapacity": "100000",
+            "timerReadBehind": "0",
+            "timerOffsetBehind": "0",
+            "timerCongestNum": "0",
+            "timerEnqueueTps": "0.0",
+            "timerDequeueTps": "0.0",
+            "sluiceParkedPulls": str(len(self._polls)),
+        }
+        table |= self._pools() | self._days_table(counters) | self._put_table(counters)
+        return table | self._store.runtime()
+
+    def _pools(self) -> dict[str, str]:
+        table = {}
+        for name, capacity in _POOLS:
+            table[f"{name}ThreadPoolQueueSize"] = "0"
+            table[f"{name}ThreadPoolQueueCapacity"] = str(capacity)
+            table[f"{name}ThreadPoolQueueHeadWaitTimeMills"] = "0"
+        return table
+
+    def _days_table(self, counters: Mapping[str, int]) -> dict[str, str]:
+        table = {}
+        for word, name in (("Put", "put"), ("Get", "get")):
+            table[f"msg{word}TotalYesterdayMorning"] = str(self._days.yesterday.get(name, 0))
+            table[f"msg{word}TotalTodayMorning"] = str(self._days.morning.get(name, 0))
+            table[f"msg{word}TotalTodayNow"] = str(counters[name])
+        return table
+
+    def _put_table(self, counters: Mapping[str, int]) -> dict[str, str]:
+        turns, put = self._turns, counters["put"]
+        return {
+            "putTps": self._rates.text("put"),
+            "getFoundTps": self._rates.text("found"),
+            "getMissTps": self._rates.text("miss"),
+            "getTotalTps": self._rates.text("found", "miss"),
+            "getTransferredTps": self._rates.text("get"),
+            "putMessageTimesTotal": str(put),
+            "putMessageFailedTimes": str(self._send.failures),
+            "putMessageSizeTotal": str(counters["put_bytes"]),
+            "putMessageAverageSize": str(counters["put_bytes"] / put if put else 0.0),
+            "putMessageEntireTimeMax": str(round(_slowest_s(turns.latency_counts) * 1000)),
+            "getMessageEntireTimeMax": "0",
+            "putMessageDistributeTime": _distribution(turns.latency_counts),
+            "putLatency99": f"{_quantile_s(turns.latency_counts, 0.99) * 1000:.2f}",
+            "putLatency999": f"{_quantile_s(turns.latency_counts, 0.999) * 1000:.2f}",
+        }
+
+
+def _own_version() -> str:
+    from sluicemq import __version__  # noqa: PLC0415 - the package imports nothing of ours
+
+    return __version__
+
+
+def _slowest_s(counts: list[int]) -> float:
+    """The upper bound of the last bucket with something in it."""
+    bounds = (*LATENCY_BOUNDS_S, 10.0)
+    return max((bound for bound, count in zip(bounds, counts, strict=True) if count), default=0.0)
+
+
+def _quantile_s(counts: list[int], share: float) -> float:
+    bounds = (*LATENCY_BOUNDS_S, 10.0)
+    wanted, seen = sum(counts) * share, 0
+    for bound, count in zip(bounds, counts, strict=True):
+        seen += count
+        if count and seen >= wanted:
+            return bound
+    return 0.0
+
+
+def _distribution(counts: list[int]) -> str:
+    """As the real broker writes it: `[<=0ms]:0 [0~10ms]:5 …`."""
+    shown = [0] * len(_TIMES)
+    for bound, count in zip((*LATENCY_BOUNDS_S, 10.0), counts, strict=True):
+        shown[next(index for index, (_, limit) in enumerate(_TIMES) if bound <= limit)] += count
+    return "".join(f"[{name}]:{count} " for (name, _), count in zip(_TIMES, shown, strict=True))

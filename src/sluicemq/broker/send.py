@@ -1,0 +1,451 @@
+"""Sends: 310 (letters), 10 (long names), 320 (batch).
+
+`Send.send` is the hot path: it takes the letters from the dict, looks the topic up, appends and
+formats the answer in one go. Everything that is not the plain case (unknown topic, retry topic,
+batch, a property that needs care, a bad field) goes through `_send_any`, which does the same work
+by the book. tests/unit/broker/test_send.py holds the two equal.
+
+What later releases build is refused here, so that it is never stored as an ordinary message:
+delayed, timed and half messages.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import Final
+
+import orjson
+
+from sluicemq.broker import properties as text
+from sluicemq.broker.groups import Groups
+from sluicemq.broker.locks import QueueLocks
+from sluicemq.broker.outcomes import Durable
+from sluicemq.broker.settings import Settings
+from sluicemq.broker.topics import Topic, Topics, name_fault
+from sluicemq.clock import Clock
+from sluicemq.errors import MessageIllegalError, ProtocolError, StoreError, StoreFullError
+from sluicemq.model.ids import Host, UniqueIds, encode_host, tag_code
+from sluicemq.model.message import TIMER_PROPERTIES, TRANSACTION_MASK
+from sluicemq.model.topic import DLQ_PREFIX, PERM_WRITE, RETRY_PREFIX
+from sluicemq.net.server import Handler, Peer
+from sluicemq.protocol.codec import SERVER_LANGUAGE
+from sluicemq.protocol.codes import RequestCode, ResponseCode
+from sluicemq.protocol.command import FLAG_ONEWAY, VERSION, Command
+from sluicemq.protocol.headers import SendMessageRequest, SendMessageRequestV2, decode_header
+from sluicemq.record.batch import decode_batch
+from sluicemq.store.store import Store
+
+_PREFIX: Final = struct.Struct(">II")
+_MONTH_MS: Final = 31 * 24 * 3600 * 1000
+_CLIENT_SAYS_MAX_SINCE: Final = 121  # V3_4_9: maxReconsumeTimes of a request counts
+FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+ILLEGAL: Final = (
+    "the message is illegal, maybe msg body or properties length not matched. "
+    "msg body length limit {}B, msg properties length limit 32KB."
+)
+
+
+Work = Callable[[SendMessageRequest, Command, Peer], Durable]
+
+
+class RefusalError(Exception):
+    """A send that is answered with an error code."""
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(remark)
+        self.code = code
+        self.remark = remark
+
+
+class Send:
+    """The request family of producers."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Topics,
+        groups: Groups,
+        locks: QueueLocks,
+        store: Store,
+        clock: Clock,
+        store_host: Host,
+        unique_ids: UniqueIds,
+    ) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._groups = groups
+        self._locks = locks
+        self._append = store.append
+        self._append_batch = store.append_batch
+        self._clock = clock
+        self._unique_ids = unique_ids
+        self._next_queue = 0
+        self.failures = 0
+        self.sizes = [0] * 64
+        """Messages by the number of bits of (body size - 1)."""
+        self.fifo: dict[str, int] = {}
+        """Messages with a sharding key, by topic."""
+        self.store_host = encode_host(store_host)
+        self._id_prefix = self.store_host.hex().upper()
+        settings.on_change(self._prepare)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """What settings give to every message and answer."""
+        config = self._settings.broker
+        self._region = config.region
+        self._properties_max = config.properties_length_max
+        trace = self._trace = "true" if config.trace_on else "false"
+        self._added = {
+            "MSG_REGION": config.region,
+            "TRACE_ON": trace,
+            "CLUSTER": config.cluster_name,
+        }
+        self._suffix = text.as_text(self._added)
+        self._suffix_bytes = self._suffix.encode()
+        escaped = orjson.dumps(config.region).decode().replace("%", "%%")
+        end = (
+            f'"TRACE_ON":"{trace}","MSG_REGION":{escaped},"queueOffset":"%d"}},'
+            f'"flag":1,"language":"{SERVER_LANGUAGE}","opaque":%d,'
+            f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+        )
+        begin = '{"code":0,"extFields":{"queueId":"%d",'
+        self._answer_with_id = f'{begin}"transactionId":"%s","msgId":"{self._id_prefix}%016X",{end}'
+        self._answer_any = f'{begin}%s"msgId":"%s",{end}'
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.SEND_MESSAGE_V2: self.send,
+            RequestCode.SEND_MESSAGE: self.send_long,
+            RequestCode.SEND_BATCH_MESSAGE: self.send_batch,
+        }
+
+    # ---------------------------------------------------------------------------- the hot path
+
+    def send(self, command: Command, peer: Peer) -> Durable | Command:
+        """310. HOT: one plain message; all else goes to `_send_any`."""
+        try:
+            fields = command.fields
+            topic = self._topics.get(fields["b"])  # type: ignore[index]
+            queue_id = int(fields["e"])  # type: ignore[index]
+            sys_flag = int(fields["f"])  # type: ignore[index]
+            born_time_ms = int(fields["g"])  # type: ignore[index]
+            flag = int(fields["h"])  # type: ignore[index]
+            properties = fields["i"]  # type: ignore[index]
+        except (KeyError, ValueError, TypeError):
+            return self._send_letters(command, peer)
+        if (
+            topic is None
+            or topic.is_special
+            or not 0 <= queue_id < topic.queues
+            or sys_flag & TRANSACTION_MASK
+            or fields.get("m") == "true"  # type: ignore[union-attr]
+            or fields.get("j", "0") != "0"  # type: ignore[union-attr]
+            or "MSG_REGION" in properties
+            or "TRACE_ON" in properties
+            or "CLUSTER" in properties
+            or "DELAY" in properties
+            or "TIMER_" in properties
+            or "TRAN_MSG" in properties
+            or "POP_CK" in properties
+            or "__SHARDINGKEY" in properties
+        ):
+            return self._send_letters(command, peer)
+        if properties and properties[-1] != "\x02":
+            properties += "\x02"
+        start = properties.rfind("UNIQ_KEY\x01") + 9
+        unique_id = properties[start : properties.find("\x02", start)]
+        # Ids are letters and digits; anything else, or another name that ends so, is not plain.
+        if start < 9 or (start > 9 and properties[start - 10] != "\x02") or not unique_id.isalnum():
+            return self._send_letters(command, peer)
+        start = properties.rfind("\x02TAGS\x01")
+        if start >= 0:
+            tag = tag_code(properties[start + 6 : properties.find("\x02", start + 6)])
+        elif properties.startswith("TAGS\x01"):
+            tag = tag_code(properties[5 : properties.find("\x02", 5)])
+        else:
+            tag = 0
+        body = command.body
+        stored = (properties + self._suffix).encode("utf-8", "replace")
+        if len(stored) > self._properties_max:
+            return self._send_letters(command, peer)
+        try:
+            physical_offset, queue_offset = self._append(
+                topic.name, queue_id, body, stored, tag, flag, sys_flag, born_time_ms,
+                peer.remote_bytes, self.store_host,
+            )  # fmt: skip
+        except (StoreError, OSError) as error:
+            return self._store_refuses(error)
+        size = len(body)
+        topic.messages_in += 1
+        topic.bytes_in += size + len(stored) + topic.record_bytes
+        self.sizes[(size - 1).bit_length()] += 1
+        if command.flag & FLAG_ONEWAY:
+            return Durable(b"")
+        header = (
+            self._answer_with_id
+            % (queue_id, unique_id, physical_offset, queue_offset, command.opaque)
+        ).encode()
+        length = len(header)
+        answer = _PREFIX.pack(length + 4, length) + header
+        return Durable(answer, "WAIT\x01false" not in properties)
+
+    # ------------------------------------------------------------------------------ by the book
+
+    def send_long(self, command: Command, peer: Peer) -> Durable | Command:
+        """10: the names of the Go client."""
+        return self._send_any(decode_header(SendMessageRequest, command.fields), command, peer)
+
+    def _send_letters(self, command: Command, peer: Peer) -> Durable | Command:
+        return self._send_any(decode_header(SendMessageRequestV2, command.fields), command, peer)
+
+    def send_batch(self, command: Command, peer: Peer) -> Durable | Command:
+        """320: always letters, whatever the flag `m` says."""
+        header = decode_header(SendMessageRequestV2, command.fields)
+        return self._answered(self._batch, header, command, peer)
+
+    def _send_any(
+        self, header: SendMessageRequest, command: Command, peer: Peer
+    ) -> Durable | Command:
+        work = self._batch if header.batch else self._single
+        return self._answered(work, header, command, peer)
+
+    def _answered(
+        self, work: Work, header: SendMessageRequest, command: Command, peer: Peer
+    ) -> Durable | Command:
+        try:
+            return work(header, command, peer)
+        except RefusalError as refusal:
+            self.failures += 1
+            return self._refused(refusal.code, refusal.remark)
+        except (StoreError, OSError) as error:
+            return self._store_refuses(error)
+
+    def _single(self, header: SendMessageRequest, command: Command, peer: Peer) -> Durable:
+        known = header.topic in self._topics
+        topic = self._topic(header, peer)
+        queue_id = self._queue_id(topic, header.queue_id, peer)
+        properties = text.as_dict(header.properties or "")
+        _refuse_unbuilt(properties, header.sys_flag)
+        if header.topic.startswith(RETRY_PREFIX):
+            topic, queue_id = self._retry_topic(header, command, topic, queue_id)
+        properties.pop("POP_CK", None)
+        for name, value in self._added.items():
+            properties.setdefault(name, value)
+        if "UNIQ_KEY" not in properties:
+            properties["UNIQ_KEY"] = self._unique_id()
+        stored = text.as_text(properties).encode("utf-8", "replace")
+        self._check_properties(len(stored))
+        body = command.body
+        physical_offset, queue_offset = self._append(
+            topic.name, queue_id, body, stored, tag_code(properties.get("TAGS", "")),
+            header.flag, header.sys_flag, header.born_time_ms, peer.remote_bytes,
+            self.store_host, header.reconsume_times or 0,
+        )  # fmt: skip
+        self._count(topic, len(body), len(stored), "__SHARDINGKEY" in properties)
+        return self._success(
+            command, queue_id, queue_offset, self._offset_id(physical_offset),
+            properties["UNIQ_KEY"], properties.get("WAIT") != "false", topic, known,
+        )  # fmt: skip
+
+    def _batch(self, header: SendMessageRequest, command: Command, peer: Peer) -> Durable:
+        """Each message becomes a record of its own. The batch's own properties (WAIT, an id) are
+        not mixed into them: the 5.3.3 broker appends them, and every message of the batch then
+        shows the batch's id."""
+        if header.topic.startswith(RETRY_PREFIX):
+            raise RefusalError(
+                ResponseCode.MESSAGE_ILLEGAL, "batch request does not support retry group"
+            )
+        known = header.topic in self._topics
+        topic = self._topic(header, peer)
+        queue_id = self._queue_id(topic, header.queue_id, peer)
+        own = text.as_dict(header.properties or "")
+        _refuse_unbuilt(own, header.sys_flag)
+        parts = self._parts(command)
+        physical_offsets, queue_offset = self._append_batch(
+            topic.name, queue_id, parts, header.sys_flag, header.born_time_ms,
+            peer.remote_bytes, self.store_host,
+        )  # fmt: skip
+        for _, body, stored, _ in parts:
+            self._count(topic, len(body), len(stored), False)
+        prefix = self._id_prefix
+        ids = ",".join([f"{prefix}{offset:016X}" for offset in physical_offsets])
+        return self._success(
+            command, queue_id, queue_offset, ids, own.get("UNIQ_KEY", ""),
+            own.get("WAIT") != "false", topic, known,
+        )  # fmt: skip
+
+    def _parts(self, command: Command) -> "list[tuple[int, memoryview, bytes, int]]":
+        limit = self._settings.store.message_bytes_max
+        if len(command.body) > limit:
+            raise RefusalError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"{ILLEGAL.format(limit)} The batch has {len(command.body)} bytes.",
+            )
+        try:
+            messages = decode_batch(command.body)
+        except ProtocolError as error:
+            raise RefusalError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+        if not messages:
+            raise RefusalError(ResponseCode.MESSAGE_ILLEGAL, "The batch has no messages.")
+        suffix = self._suffix_bytes
+        parts = []
+        for flag, body, own in messages:
+            stored = own
+            if b"DELAY" in own or b"TIMER_" in own or b"TRAN_MSG" in own:
+                _refuse_unbuilt(text.as_dict(own.decode("utf-8", "replace")), 0)
+            if own and not own.endswith(b"\x02"):
+                stored = own + b"\x02"
+            stored += suffix
+            self._check_properties(len(stored))
+            parts.append((flag, body, stored, tag_code(text.tag_of(own))))
+        return parts
+
+    def _check_properties(self, size: int) -> None:
+        if size > self._properties_max:
+            limit = self._settings.store.message_bytes_max
+            raise RefusalError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"{ILLEGAL.format(limit)} The properties have {size} bytes, the limit is "
+                f"{self._properties_max}. Put large values into the body.",
+            )
+
+    # ------------------------------------------------------------------------------- where to
+
+    def _topic(self, header: SendMessageRequest, peer: Peer) -> Topic:
+        """The topic of a send, created where that is allowed. Raises RefusalError."""
+        name = header.topic
+        topic = self._topics.get(name)
+        if topic is None:
+            fault = name_fault(name, self._settings.broker.topic_length_max)
+            if fault is not None:
+                raise RefusalError(ResponseCode.INVALID_PARAMETER, fault)
+        elif topic.is_forbidden:
+            raise RefusalError(
+                ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden."
+            )
+        if topic is None:
+            topic = self._topics.create_by_send(
+                name, header.default_topic, header.default_topic_queues
+            )
+        if topic is None:
+            raise RefusalError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic[{name}] not exist, apply first please!\n{FAQ}",
+            )
+        # The routes already keep producers away; only strict order has to be refused here
+        # (spec/remoting.md §16).
+        if topic.config.order and not self._settings.broker.broker_permission & PERM_WRITE:
+            raise RefusalError(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._settings.broker.broker_name}] sending message is forbidden",
+            )
+        return topic
+
+    def _queue_id(self, topic: Topic, queue_id: int, peer: Peer) -> int:
+        """A negative id leaves the choice to the broker. Raises RefusalError."""
+        if queue_id < 0 and topic.config.write_queues > 0:
+            self._next_queue += 1
+            return self._next_queue % topic.config.write_queues
+        if not 0 <= queue_id < topic.queues:
+            raise RefusalError(
+                ResponseCode.INVALID_PARAMETER,
+                f"request queueId[{queue_id}] is illegal, {topic} Producer: {peer.remote}",
+            )
+        return queue_id
+
+    def _retry_topic(
+        self, header: SendMessageRequest, command: Command, topic: Topic, queue_id: int
+    ) -> tuple[Topic, int]:
+        """Where a message for retry goes: too many attempts, or a group that consumes in order,
+        lead to the dead letter topic (spec/remoting.md §17). Raises RefusalError."""
+        group = header.topic.removeprefix(RETRY_PREFIX)
+        config = self._groups.table.get(group)
+        if config is None:
+            raise RefusalError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group not exist, {group}. Create it, or set "
+                "autoCreateSubscriptionGroup=true in broker.conf.",
+            )
+        times_max = config.retry_times_max
+        if header.reconsume_times_max is not None and command.version >= _CLIENT_SAYS_MAX_SINCE:
+            times_max = header.reconsume_times_max
+        if (header.reconsume_times or 0) > times_max or self._locks.holds_any(group):
+            return self._topics.ensure(DLQ_PREFIX + group, 1), 0
+        return topic, queue_id
+
+    # -------------------------------------------------------------------------------- answers
+
+    def _success(
+        self,
+        command: Command,
+        queue_id: int,
+        queue_offset: int,
+        message_id: str,
+        unique_id: str,
+        waits: bool,
+        topic: Topic,
+        known: bool,
+    ) -> Durable:
+        if command.is_oneway:
+            return Durable(b"", waits)
+        identity = f'"transactionId":{orjson.dumps(_clean(unique_id)).decode()},'
+        header = (
+            self._answer_any
+            % (queue_id, identity if unique_id else "", message_id, queue_offset, command.opaque)
+        ).encode()
+        answer = _PREFIX.pack(len(header) + 4, len(header)) + header
+        return Durable(answer, waits, announces=not known and topic.name in self._topics)
+
+    def _refused(self, code: int, remark: str) -> Command:
+        """Failed sends carry region and trace switch too (spec/traffic item 11)."""
+        fields = {"TRACE_ON": self._trace, "MSG_REGION": self._region}
+        return Command(code, fields, remark=remark)
+
+    def _store_refuses(self, error: Exception) -> Command:
+        self.failures += 1
+        if isinstance(error, MessageIllegalError):
+            limit = self._settings.store.message_bytes_max
+            return self._refused(ResponseCode.MESSAGE_ILLEGAL, f"{ILLEGAL.format(limit)} {error}")
+        if isinstance(error, StoreFullError):
+            return self._refused(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+        return self._refused(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+    def _count(self, topic: Topic, body_bytes: int, stored_bytes: int, is_fifo: bool) -> None:
+        topic.messages_in += 1
+        topic.bytes_in += body_bytes + stored_bytes + topic.record_bytes
+        self.sizes[(body_bytes - 1).bit_length()] += 1
+        if is_fifo:
+            self.fifo[topic.name] = self.fifo.get(topic.name, 0) + 1
+
+    def _offset_id(self, physical_offset: int) -> str:
+        return f"{self._id_prefix}{physical_offset:016X}"
+
+    def _unique_id(self) -> str:
+        return self._unique_ids.next(self._clock.now_ms() % _MONTH_MS)
+
+
+def _clean(value: str) -> str:
+    return value.encode("utf-8", "replace").decode()
+
+
+def _refuse_unbuilt(properties: dict[str, str], sys_flag: int) -> None:
+    """Raises RefusalError for what a later release builds."""
+    if sys_flag & TRANSACTION_MASK or properties.get("TRAN_MSG", "").lower() == "true":
+        raise RefusalError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            "transactional messages are not built yet: they come in a later release of SluiceMQ. "
+            "The message was not stored. Send it without a transaction.",
+        )
+    if properties.get("DELAY", "0") != "0":
+        raise RefusalError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"delayed messages (property DELAY={properties['DELAY']}) are not built yet: they "
+            "come in a later release of SluiceMQ. The message was not stored.",
+        )
+    for name in (*TIMER_PROPERTIES, "TIMER_DEL_UNIQKEY"):
+        if name in properties:
+            raise RefusalError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"timed messages (property {name}) are not built yet: they come in a later "
+                "release of SluiceMQ. The message was not stored.",
+            )

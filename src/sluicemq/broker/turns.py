@@ -1,0 +1,247 @@
+"""When answers leave: the turn.
+
+A turn is what happens in one iteration of the event loop. Handlers append messages to the store and
+return `Durable` answers; the first of them asks for `end` to be called when the iteration is over.
+`end` commits once for all connections, and only then the answers leave, one write a connection:
+
+    append append append … | commit | answers and woken long polls        ASYNC_FLUSH
+    append append append … | commit | fsync | publish | answers …         SYNC_FLUSH
+
+The fsync runs elsewhere (`run_sync`). While one runs, later turns collect; they share the next
+one: group commit. A message is visible from the moment its answer may leave, never before.
+
+When a commit or an fsync fails, exactly the answers held for it become errors. An fsync that takes
+longer than syncFlushTimeout turns its answers into FLUSH_DISK_TIMEOUT: stored, not known to be on
+disk (spec/remoting.md §19).
+
+No asyncio here: the loop is two callables, so a test or a simulator can step it.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from sluicemq.broker.outcomes import Durable
+from sluicemq.clock import Clock
+from sluicemq.errors import StoreError, StoreFullError
+from sluicemq.net.server import Peer
+from sluicemq.protocol.codec import SERVER_LANGUAGE, decode, encode
+from sluicemq.protocol.codes import ResponseCode
+from sluicemq.protocol.command import FLAG_RESPONSE, Command
+
+log = logging.getLogger(__name__)
+
+Visible = list[tuple[str, int, int]]
+LATENCY_BOUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+
+class TurnStore(Protocol):
+    """What a turn needs of the store."""
+
+    on_visible: Callable[[Visible], None] | None
+
+    def commit(self) -> int: ...
+
+    def publish(self, end_offset: int) -> None: ...
+
+
+RunSync = Callable[[Callable[[int | BaseException], None]], None]
+"""Starts `store.sync()` elsewhere and calls back, in the loop's thread, with its end or error."""
+
+Held = tuple[Peer, int, bytes, bool]
+"""Connection, opaque, answer (b"" when none is wanted), whether it announces a new topic."""
+
+
+class Batch:
+    """Answers that wait for one fsync."""
+
+    __slots__ = ("answers", "is_answered", "started_s")
+
+    def __init__(self, started_s: float) -> None:
+        self.answers: list[Held] = []
+        self.started_s = started_s
+        self.is_answered = False
+
+
+class Turns:
+    """Holds the answers of sends until their messages are safe."""
+
+    def __init__(
+        self,
+        store: TurnStore,
+        clock: Clock,
+        *,
+        call_soon: Callable[[Callable[[], None]], object],
+        wake: Callable[[str, int, int], None],
+        run_sync: RunSync | None = None,
+        announce: Callable[[Peer, bytes], None] | None = None,
+        sync_timeout_s: float = 5.0,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._call_soon = call_soon
+        self._wake = wake
+        self._run_sync = run_sync
+        self._announce = announce
+        self._sync_timeout_s = sync_timeout_s
+        self._held: list[Held] = []
+        self._waiting: list[Held] = []  # for the fsync; `_held` is for the commit alone
+        self._outgoing: dict[Peer, list[bytes]] = {}
+        self._is_scheduled = False
+        self._started_s = 0.0
+        self._next: Batch | None = None
+        self._running: list[Batch] = []
+        self.latency_counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
+        self.latency_sum_s = 0.0
+        self.turns = 0
+        self.commits_failed = 0
+        store.on_visible = self.visible
+
+    # ------------------------------------------------------------------------- during a turn
+
+    def hold(self, outcome: Durable, command: Command, peer: Peer) -> None:
+        """Keeps an answer until the end of the turn. HOT."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._started_s = self._clock.monotonic_s()
+            self._call_soon(self.end)
+        held = (peer, command.opaque, outcome.answer, outcome.announces)
+        if outcome.waits and self._run_sync is not None:
+            self._waiting.append(held)
+        else:
+            self._held.append(held)
+
+    def write(self, peer: Peer, frame: bytes) -> None:
+        """Adds a frame to what leaves at the end of this turn."""
+        frames = self._outgoing.get(peer)
+        if frames is None:
+            self._outgoing[peer] = [frame]
+        else:
+            frames.append(frame)
+
+    def visible(self, queues: Visible) -> None:
+        """The store shows new messages: wakes the pulls that wait for them."""
+        for topic, queue_id, offset_max in queues:
+            self._wake(topic, queue_id, offset_max)
+
+    # ------------------------------------------------------------------------------- its end
+
+    def end(self) -> None:
+        """Commits the turn and lets its answers go."""
+        self._is_scheduled = False
+        held, self._held = self._held, []
+        waiting, self._waiting = self._waiting, []
+        self.turns += 1
+        try:
+            self._store.commit()
+        except (StoreError, OSError) as error:
+            self.commits_failed += 1
+            self._fail(held + waiting, error)
+            self.flush()
+            return
+        self._release(held, self._started_s)
+        if waiting or (held and self._run_sync is not None):
+            # Also for those alone that do not wait: others see their messages after the fsync.
+            self._await_sync(waiting)
+        self.flush()
+
+    def flush(self) -> None:
+        """One write a connection with all that is ready for it."""
+        outgoing, self._outgoing = self._outgoing, {}
+        for peer, frames in outgoing.items():
+            peer.write(frames[0] if len(frames) == 1 else b"".join(frames))
+
+    def _release(self, answers: list[Held], started_s: float) -> None:
+        if not answers:
+            return
+        outgoing = self._outgoing
+        last: Peer | None = None
+        frames: list[bytes] = []
+        for peer, _, answer, announces in answers:
+            if announces and self._announce is not None:
+                self._announce(peer, answer)
+                continue
+            if peer is not last:
+                frames = outgoing.setdefault(peer, [])
+                last = peer
+            if answer:
+                frames.append(answer)
+        self._measure(self._clock.monotonic_s() - started_s, len(answers))
+
+    def _measure(self, seconds: float, count: int) -> None:
+        bucket = 0
+        for bound in LATENCY_BOUNDS_S:
+            if seconds <= bound:
+                break
+            bucket += 1
+        self.latency_counts[bucket] += count
+        self.latency_sum_s += seconds * count
+
+    # -------------------------------------------------------------------------------- fsyncs
+
+    def _await_sync(self, answers: list[Held]) -> None:
+        batch = self._next
+        if batch is None:
+            batch = self._next = Batch(self._started_s)
+        batch.answers += answers
+        if not self._running:
+            self._start_sync()
+
+    def _start_sync(self) -> None:
+        batch, self._next = self._next, None
+        if batch is None or self._run_sync is None:
+            return
+        self._running.append(batch)
+        self._run_sync(self._synced)
+
+    def _synced(self, result: int | BaseException) -> None:
+        batch = self._running.pop()
+        if isinstance(result, BaseException):
+            log.error("fsync of the commit log failed: %s", result)
+            if not batch.is_answered:
+                self._fail(batch.answers, result)
+        else:
+            self._store.publish(result)
+            if not batch.is_answered:
+                self._release(batch.answers, batch.started_s)
+        self._start_sync()
+        self.flush()
+
+    def expire(self, now_s: float) -> None:
+        """Answers the sends whose fsync takes too long."""
+        for batch in (*self._running, *([self._next] if self._next else [])):
+            if not batch.is_answered and now_s - batch.started_s > self._sync_timeout_s:
+                batch.is_answered = True
+                log.warning(
+                    "the fsync takes more than %s s: %d sends are answered FLUSH_DISK_TIMEOUT",
+                    self._sync_timeout_s, len(batch.answers),
+                )  # fmt: skip
+                for peer, _, answer, _ in batch.answers:
+                    if answer:
+                        self.write(peer, _late(answer))
+        self.flush()
+
+    @property
+    def is_idle(self) -> bool:
+        """Is no answer held?"""
+        return not (self._held or self._waiting or self._running or self._next)
+
+    # ------------------------------------------------------------------------------ failures
+
+    def _fail(self, answers: list[Held], error: BaseException) -> None:
+        full = isinstance(error, StoreFullError)
+        code = ResponseCode.SERVICE_NOT_AVAILABLE if full else ResponseCode.SYSTEM_ERROR
+        log.error("%d messages are refused: %s", len(answers), error)
+        remark = f"the message was not stored: {error}"
+        for peer, opaque, answer, _ in answers:
+            if answer:
+                failure = Command(code, {}, b"", opaque, FLAG_RESPONSE, remark, SERVER_LANGUAGE)
+                self.write(peer, encode(failure))
+
+
+def _late(answer: bytes) -> bytes:
+    """The answer with FLUSH_DISK_TIMEOUT instead of success, all else kept."""
+    command = decode(answer[4:])
+    command.code = ResponseCode.FLUSH_DISK_TIMEOUT
+    command.remark = "the fsync takes longer than syncFlushTimeout; the message is stored."
+    return encode(command)
