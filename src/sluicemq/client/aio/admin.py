@@ -1,0 +1,144 @@
+"""Administration for asyncio: routes, offsets, topics, groups, clusters.
+
+Every method is a conversation of `client.core.operations`, driven here with `await`. Offsets are
+positions in one queue, times are milliseconds since 1970.
+"""
+
+from typing import Any, TypeVar
+
+from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.core import operations
+from sluicemq.client.core.answers import expect_success
+from sluicemq.client.core.operations import NAME_SERVER, Ask, RouteOf, Talk
+from sluicemq.client.core.reports import GroupReport, QueueProgress
+from sluicemq.model.topic import GroupConfig, MessageQueue, TopicRoute
+from sluicemq.protocol.bodies import ClusterInfo, QueueStats
+
+T = TypeVar("T")
+
+
+class Admin:
+    """Administration over the connections of a `Sluice`. Raises the errors of `sluicemq.errors`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def _drive(self, talk: Talk[T]) -> T:
+        answer: Any = None
+        while True:
+            try:
+                wanted = talk.send(answer)
+            except StopIteration as done:
+                value: T = done.value
+                return value
+            answer = await self._answer(wanted)
+
+    async def _answer(self, wanted: Ask | RouteOf) -> Any:
+        if isinstance(wanted, RouteOf):
+            return await self._cluster.route(wanted.topic)
+        where = wanted.where
+        if where == NAME_SERVER:
+            answer, address = await self._cluster.ask_name_server(wanted.command), ""
+        else:
+            address = where if isinstance(where, str) else await self._cluster.address(where)
+            answer = await self._cluster.call(address, wanted.command)
+        return expect_success(answer, address) if wanted.must_succeed else answer
+
+    async def route(self, topic: str) -> TopicRoute:
+        """Where a topic lives. Raises RouteNotFoundError."""
+        return await self._cluster.route(topic)
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The readable queues of a topic, sorted."""
+        return await self._drive(operations.queues(topic))
+
+    async def offsets(self, queue: MessageQueue) -> tuple[int, int]:
+        """(first stored offset, offset that the next message will get)."""
+        return await self._drive(operations.offsets(queue))
+
+    async def offset_by_time(
+        self, queue: MessageQueue, time_ms: int, *, upper: bool = False
+    ) -> int:
+        """The first offset stored at `time_ms` or later; `upper`: the last at or before it."""
+        return await self._drive(operations.offset_by_time(queue, time_ms, upper=upper))
+
+    async def earliest_time_ms(self, queue: MessageQueue) -> int:
+        """When the first stored message was stored; -1 without one."""
+        return await self._drive(operations.earliest_time_ms(queue))
+
+    async def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
+        """The committed offset of a group, None when it never committed."""
+        return await self._drive(operations.committed_offset(group, queue))
+
+    async def commit_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
+        """Sets the committed offset of a group, also backwards."""
+        await self._drive(operations.commit_offset(group, queue, offset))
+
+    async def cluster_info(self) -> ClusterInfo:
+        """All clusters and brokers that the name server knows."""
+        return await self._drive(operations.cluster_info())
+
+    async def masters(self, cluster: str | None = None) -> dict[str, str]:
+        """Broker name -> address of each master. Raises ConfigurationError for an unknown
+        cluster."""
+        return await self._drive(operations.masters(cluster))
+
+    async def topics(self) -> list[str]:
+        """All topic names, sorted."""
+        return await self._drive(operations.topics())
+
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        queues: int = 8,
+        write_queues: int | None = None,
+        perm: int = 6,
+        cluster: str | None = None,
+        order: bool = False,
+    ) -> list[str]:
+        """Creates or changes a topic on every master (of one cluster); returns the broker names.
+
+        Raises ConfigurationError for a bad name, count or cluster, RequestError when refused.
+        """
+        config = operations.topic_to_create(name, queues, write_queues, perm, order=order)
+        made = await self._drive(operations.create_topic(config, cluster))
+        self._cluster.routes.forget(name)
+        return made
+
+    async def delete_topic(self, name: str, *, cluster: str | None = None) -> None:
+        """Deletes a topic on every master, then on every name server."""
+        await self._drive(operations.delete_topic(name, cluster, self._cluster.name_servers))
+        self._cluster.routes.drop(name)
+
+    async def topic_offsets(self, topic: str) -> dict[MessageQueue, QueueStats]:
+        """Queue -> first offset, next offset, time of the last message."""
+        return await self._drive(operations.topic_offsets(topic))
+
+    async def groups_of_topic(self, topic: str) -> list[str]:
+        """The groups that read a topic, or have offsets in it."""
+        return await self._drive(operations.groups_of_topic(topic))
+
+    async def groups(self) -> dict[str, GroupConfig]:
+        """Every consumer group known to any master."""
+        return await self._drive(operations.groups())
+
+    async def create_group(self, config: GroupConfig, *, cluster: str | None = None) -> list[str]:
+        """Creates or changes a consumer group on every master; returns the broker names."""
+        return await self._drive(operations.create_group(config, cluster))
+
+    async def members(self, group: str) -> list[str]:
+        """Client ids of the members of a group that are online, over all masters."""
+        return await self._drive(operations.members(group))
+
+    async def progress(self, group: str, topic: str | None = None) -> list[QueueProgress]:
+        """How far a group is in each queue it has offsets for."""
+        return await self._drive(operations.progress(group, topic))
+
+    async def group(self, name: str) -> GroupReport:
+        """Members, their shares, who is idle and why, lag per queue."""
+        return await self._drive(operations.group(name))
+
+    async def runtime(self, address: str) -> dict[str, str]:
+        """The counters of one broker."""
+        return await self._drive(operations.runtime(address))

@@ -1,0 +1,268 @@
+"""Consumers for applications: a stream to iterate over, and a handler that is called.
+
+    async for message in mq.subscribe("flights", group="late", where="dep_delay > 60"):
+        ...
+        await message.ack()
+
+Both share the group's `Member`. A message is acknowledged by `ack` (stream) or by the handler's
+return (handler); an exception, leaving the loop or a crash leaves it unacknowledged, and the lowest
+unacknowledged offset of each queue is what is committed.
+"""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from sluicemq.client.aio.member import Member
+from sluicemq.client.aio.received import Feed, ReceivedMessage
+from sluicemq.client.aio.tasks import Tasks
+from sluicemq.client.core.consuming import retry_delay_s
+from sluicemq.client.core.subscriptions import make_subscription
+from sluicemq.errors import ClosedError, ConfigurationError
+from sluicemq.model.subscription import Subscription
+
+_log = logging.getLogger("sluicemq.client")
+Handler = Callable[[ReceivedMessage], Awaitable[Any] | Any]
+
+
+class Groups(Protocol):
+    """What consumers need of a `Sluice`: members by group, and the check for conflicts."""
+
+    async def join(self, group: str, subscription: Subscription, feed: Feed) -> Member: ...
+
+    async def leave(self, group: str, topic: str) -> None: ...
+
+
+class MessageStream:
+    """The messages of one topic for one group; made by `Sluice.subscribe`.
+
+    Iterate over it, or call `receive` from as many tasks as there are workers. Leaving the loop
+    ends the subscription; so does leaving an `async with` block, or `close`. Fetching ahead is
+    bounded: when `prefetch_count` messages or `prefetch_bytes` bytes of a queue are
+    unacknowledged, that queue pauses.
+    """
+
+    def __init__(self, groups: Groups, group: str, subscription: Subscription) -> None:
+        self.group = group
+        self.subscription = subscription
+        self._groups = groups
+        self._feed: Feed | None = None
+        self._held: dict[int, ReceivedMessage] = {}
+        self._starting = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Joins the group; iteration does it by itself. Safe to call twice.
+
+        Raises SubscriptionConflictError, RouteNotFoundError, GroupNotFoundError, FilterSyntaxError,
+        ConfigurationError, NameServerUnreachableError, ConnectionLostError.
+        """
+        async with self._starting:
+            if self._feed is None:
+                feed = Feed()
+                member = await self._groups.join(self.group, self.subscription, feed)
+                self._feed = member.feed_of(self.subscription.topic) or feed
+
+    async def receive(self) -> ReceivedMessage:
+        """The next message; waits for one. Raises what ended the subscription."""
+        if self._feed is None:
+            await self.start()
+        assert self._feed is not None
+        message = await self._feed.get(self)
+        message.held_by(self._held)
+        return message
+
+    def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
+        return self._iterate()
+
+    async def _iterate(self) -> AsyncGenerator[ReceivedMessage, None]:
+        try:
+            while True:
+                yield await self.receive()
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Leaves; messages handed out and not acknowledged will be delivered again."""
+        async with self._starting:
+            feed, self._feed = self._feed, None
+            if feed is None:
+                return
+            held = sorted(
+                (message for message in self._held.values() if message.is_current),
+                key=lambda message: message.queue_offset,
+            )
+            self._held = {}
+            feed.put_back(held)
+            feed.expel(self, ClosedError(f"the subscription of {self.group!r} is closed."))
+            await self._groups.leave(self.group, self.subscription.topic)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class PushConsumer:
+    """Calls a handler for each message, up to `concurrency` at a time; made by `Sluice.consumer`.
+
+    The handler may be a coroutine function (runs on the loop) or a plain function (runs on a thread
+    of its own pool, so that it may block). Its return acknowledges. When it raises, the message is
+    kept, and handled again here after 1 s, 2 s … 60 s; it stays unacknowledged meanwhile, so a
+    crash repeats it. (Sending it back to the broker's retry topic, and dead letters, come later.)
+    """
+
+    def __init__(
+        self,
+        groups: Groups,
+        group: str,
+        handler: Handler,
+        *,
+        concurrency: int = 20,
+        version_ms: Callable[[], int] = lambda: 0,
+    ) -> None:
+        if concurrency < 1:
+            raise ConfigurationError(f"concurrency is {concurrency}.", cure="Use 1 or more.")
+        self.group = group
+        self._groups = groups
+        self._handler = handler
+        self._concurrency = concurrency
+        self._version_ms = version_ms
+        self._subscriptions: dict[str, Subscription] = {}
+        self._feed = Feed()
+        self._tasks = Tasks()
+        self._pool: ThreadPoolExecutor | None = None
+        self._busy = 0
+        self._quiet = asyncio.Event()
+        self._started = self._closed = False
+        self.failure: BaseException | None = None
+
+    def subscribe(self, topic: str, *, tags: str | None = None, where: str | None = None) -> Self:
+        """Adds a topic before `start`; by tags ("A||B"), by SQL92 (`where`), or all."""
+        if self._started:
+            raise ConfigurationError(
+                "the consumer runs already.", cure="Subscribe to all topics before start()."
+            )
+        self._subscriptions[topic] = make_subscription(
+            topic, tags=tags, where=where, version=self._version_ms()
+        )
+        return self
+
+    async def start(self) -> None:
+        """Joins the group and begins to call the handler. Raises what `MessageStream.start`
+        does."""
+        if self._started or not self._subscriptions:
+            raise ConfigurationError(
+                "the consumer runs already, or has no topic.", cure="Subscribe, then start once."
+            )
+        self._started = True
+        joined: list[str] = []
+        try:
+            for topic, subscription in self._subscriptions.items():
+                await self._groups.join(self.group, subscription, self._feed)
+                joined.append(topic)
+        except BaseException:
+            for topic in joined:
+                await self._groups.leave(self.group, topic)
+            raise
+        if not inspect.iscoroutinefunction(self._handler):
+            self._pool = ThreadPoolExecutor(self._concurrency, f"sluicemq {self.group}")
+        for index in range(self._concurrency):
+            self._tasks.spawn(self._work(), f"sluicemq handler {self.group} {index}")
+
+    async def run(self) -> None:
+        """`start`, then waits until the consumer is closed or fails; raises what ended it."""
+        await self.start()
+        await self._tasks.wait()
+        if self.failure is not None:
+            raise self.failure
+
+    async def _work(self) -> None:
+        while True:
+            try:
+                message = await self._feed.get()
+            except ClosedError:
+                return
+            except Exception as error:  # noqa: BLE001 - whatever ended the feed ends the consumer
+                self.failure = error
+                _log.error("consumer %s ends: %s", self.group, error)
+                return
+            if message.is_current:
+                await self._handle(message)
+
+    async def _handle(self, message: ReceivedMessage) -> None:
+        self._busy += 1
+        try:
+            await self._call(message)
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+            delay_s = retry_delay_s(message.attempt)
+            _log.warning(
+                "handler of %s failed on %s (attempt %d), again in %g s",
+                self.group,
+                message,
+                message.attempt,
+                delay_s,
+                exc_info=error,
+            )
+            message.attempt += 1
+            asyncio.get_running_loop().call_later(delay_s, self._feed.put_back, [message])
+        else:
+            message.settle()
+        finally:
+            self._busy -= 1
+            if not self._busy:
+                self._quiet.set()
+
+    async def _call(self, message: ReceivedMessage) -> None:
+        if self._pool is None:
+            await self._handler(message)
+        else:
+            loop = asyncio.get_running_loop()
+            result = await loop.run_in_executor(self._pool, self._handler, message)
+            if inspect.isawaitable(result):
+                await result
+
+    async def close(self, timeout_s: float = 30.0) -> None:
+        """Takes no new messages, waits up to `timeout_s` for running handlers, commits, leaves."""
+        if not self._started or self._closed:
+            return
+        self._closed = True
+        self._feed.discard(lambda _: True)
+        self._feed.fail(ClosedError("this consumer is closed."))
+        if self._busy:
+            self._quiet.clear()
+            try:
+                await asyncio.wait_for(self._quiet.wait(), timeout_s)
+            except TimeoutError:
+                _log.warning(
+                    "consumer %s closes while %d handlers run; their messages come again",
+                    self.group,
+                    self._busy,
+                )
+        await self._tasks.close()
+        for topic in self._subscriptions:
+            await self._groups.leave(self.group, topic)
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

@@ -1,0 +1,316 @@
+"""One consumer group in this process: membership, balance, subscriptions.
+
+A member tells every broker of its topics what it subscribes to (heartbeats, on the keeper's
+thread), shares the queues of each topic with the other members by the average allocation, and
+reads its share. It balances when the broker says that members changed (40), every 20 s, and every
+second while it does not see itself in the list of members. With `retry`, the group's %RETRY% topic
+belongs to every subscription, as in the Java client: messages that other members sent back arrive
+under their own topic's feed.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+
+from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.aio.readers import Readers
+from sluicemq.client.aio.received import Feed, ReceivedMessage, Sink
+from sluicemq.client.aio.tasks import Tasks
+from sluicemq.client.core import requests
+from sluicemq.client.core.answers import (
+    GROUP_NOT_EXIST,
+    SUBSCRIPTION_PARSE_FAILED,
+    SUCCESS,
+    SYSTEM_ERROR,
+    request_error,
+)
+from sluicemq.client.core.balance import allocate_average
+from sluicemq.client.core.consuming import ConsumeOptions
+from sluicemq.client.core.routing import read_queues
+from sluicemq.client.keeper import Keeper
+from sluicemq.errors import (
+    ConfigurationError,
+    ConnectionLostError,
+    FilterSyntaxError,
+    RouteNotFoundError,
+    SluiceError,
+)
+from sluicemq.model.subscription import SQL92, Subscription
+from sluicemq.model.topic import MASTER_ID, RETRY_PREFIX, MessageQueue, TopicRoute
+from sluicemq.protocol.bodies import (
+    CLUSTERING,
+    CONSUME_ACTIVELY,
+    CONSUME_PASSIVELY,
+    ConsumerData,
+    decode_consumer_list,
+)
+
+_log = logging.getLogger("sluicemq.client")
+UNBALANCED_PERIOD_S = 1.0
+
+
+class Member:
+    """This process' membership in one consumer group."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        keeper: Keeper,
+        group: str,
+        options: ConsumeOptions,
+        *,
+        retry: bool = True,
+    ) -> None:
+        self.group = group
+        self.options = options
+        self._cluster = cluster
+        self._keeper = keeper
+        self._retry = retry
+        self._changed = asyncio.Event()
+        self._balancing = asyncio.Lock()
+        self._tasks = Tasks()
+        self._subscriptions: dict[str, Subscription] = {}
+        self._feeds: dict[str, Feed] = {}
+        self._seen: dict[str, set[MessageQueue]] = {}
+        self.readers = Readers(
+            cluster, group, options, on_pending=self._beat_soon, filtered_here=not retry
+        )
+        self._started = False
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics subscribed to, without the retry topic."""
+        return [topic for topic in self._subscriptions if topic != self._retry_topic]
+
+    @property
+    def _retry_topic(self) -> str:
+        return RETRY_PREFIX + self.group
+
+    def notice(self) -> None:
+        """The broker says that the members changed: balance now. Loop thread only."""
+        self._changed.set()
+
+    def feed_of(self, topic: str) -> Feed | None:
+        """Where messages of a topic go."""
+        return self._feeds.get(topic)
+
+    async def add(self, subscription: Subscription, feed: Feed) -> None:
+        """Subscribes to a topic; returns when the first balance is done.
+
+        Raises RouteNotFoundError (unknown topic), GroupNotFoundError (the group is missing and is
+        not created automatically), FilterSyntaxError or ConfigurationError (the broker cannot serve
+        the expression), ConnectionLostError (no broker of the topic is reachable).
+        """
+        topic = subscription.topic
+        route = await self._cluster.route(topic)
+        if subscription.kind == SQL92:
+            await self._check_sql(subscription, route)
+        self._subscriptions[topic] = subscription
+        self._feeds[topic] = feed
+        if self._retry and self._retry_topic not in self._subscriptions:
+            self._subscriptions[self._retry_topic] = Subscription(
+                self._retry_topic, version=subscription.version
+            )
+        try:
+            await self._join(topic, route)
+        except BaseException:
+            self._subscriptions.pop(topic, None)
+            self._feeds.pop(topic, None)
+            raise
+        if not self._started:
+            self._started = True
+            self._tasks.spawn(self._balance_forever(), f"sluicemq balance {self.group}")
+            if self.options.auto_commit:
+                self._tasks.spawn(self.readers.commit_forever(), f"sluicemq commit {self.group}")
+
+    async def _join(self, topic: str, route: TopicRoute) -> None:
+        self._keeper.use(_addresses(route))
+        await self._beat(must_reach=_addresses(route))
+        await self._check_group(topic, route)
+        await self.balance()
+
+    async def remove(self, topic: str) -> None:
+        """Ends a subscription: its queues go to other members."""
+        if self._subscriptions.pop(topic, None) is None:
+            return
+        self._feeds.pop(topic, None)
+        self._seen.pop(topic, None)
+        async with self._balancing:
+            for queue in self.readers.queues:
+                if queue.topic == topic:
+                    await self.readers.drop(queue)
+        if self.topics:
+            await self._beat()
+
+    async def close(self) -> None:
+        """Commits, leaves the group at every broker, stops. Safe to call twice."""
+        await self._tasks.close()
+        async with self._balancing:
+            await self.readers.close()
+        self._subscriptions.clear()
+        try:
+            await asyncio.wrap_future(self._keeper.leave(consumer=self.group))
+        except SluiceError as error:
+            _log.debug("leaving %s: %s", self.group, error)
+
+    # -------------------------------------------------------------------- membership
+
+    def _describe(self) -> ConsumerData:
+        return ConsumerData(
+            self.group,
+            CONSUME_PASSIVELY if self._retry else CONSUME_ACTIVELY,
+            CLUSTERING,
+            self.options.consume_from,
+            tuple(self._subscriptions.values()),
+        )
+
+    async def _beat(self, must_reach: Iterable[str] = ()) -> None:
+        self._keeper.consume(self._describe())
+        outcome = await asyncio.wrap_future(self._keeper.beat())
+        errors = [outcome.get(address) for address in must_reach]
+        if errors and all(errors):
+            raise ConnectionLostError(
+                f"no broker of the group {self.group!r} can be reached [{errors[0]}].",
+                cure="See sluice cluster list, and whether this machine reaches those addresses.",
+            ) from errors[0]
+
+    def _beat_soon(self) -> None:
+        """A broker does not know our subscription yet."""
+        self._keeper.consume(self._describe())
+        self._keeper.beat()
+
+    async def _check_sql(self, subscription: Subscription, route: TopicRoute) -> None:
+        command = requests.check_subscription(self._keeper.client_id, self.group, subscription)
+        for address in _addresses(route, masters_only=True):
+            answer = await self._cluster.call(address, command)
+            if answer.code == SUBSCRIPTION_PARSE_FAILED:
+                raise FilterSyntaxError(
+                    f"{address} refuses the filter {subscription.expression!r}: {answer.remark}",
+                    cure="Check it: sluice filter check 'EXPRESSION'.",
+                )
+            if answer.code == SYSTEM_ERROR:
+                raise ConfigurationError(
+                    f"{address} does not filter by SQL92: {answer.remark}",
+                    cure="Set enablePropertyFilter=true in its broker.conf, or use tags.",
+                )
+            if answer.code != SUCCESS:
+                raise request_error(answer, address)
+
+    async def _check_group(self, topic: str, route: TopicRoute) -> None:
+        """A broker silently skips a group it does not know (spec/remoting.md §15): ask openly."""
+        for data in route.brokers:
+            address = data.addresses.get(MASTER_ID)
+            if address is None or self._keeper.client_id in await self._members_at(address):
+                continue
+            probe = requests.pull(
+                self.group,
+                MessageQueue(topic, data.broker, 0),
+                0,
+                count_max=1,
+                bytes_max=1,
+                subscription=Subscription(topic),
+            )
+            answer = await self._cluster.call(address, probe)
+            if answer.code == GROUP_NOT_EXIST:
+                raise request_error(answer, address)
+
+    async def _members_at(self, address: str) -> tuple[str, ...]:
+        answer = await self._cluster.call(address, requests.consumer_list(self.group))
+        return tuple(decode_consumer_list(answer.body)) if answer.code == SUCCESS else ()
+
+    # ----------------------------------------------------------------------- balance
+
+    async def _balance_forever(self) -> None:
+        balanced = True
+        while True:
+            period_s = self.options.balance_period_s if balanced else UNBALANCED_PERIOD_S
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), period_s)
+            self._changed.clear()
+            balanced = await self.balance()
+
+    async def balance(self) -> bool:
+        """Takes and gives up queues; False when this client is not (yet) seen as a member."""
+        complete = True
+        async with self._balancing:
+            for topic in list(self._subscriptions):
+                try:
+                    complete &= await self._balance_topic(topic)
+                except RouteNotFoundError:
+                    complete &= topic == self._retry_topic
+                except SluiceError as error:
+                    _log.warning("balance of %s in %s failed: %s", topic, self.group, error)
+                    complete = False
+        return complete
+
+    async def _balance_topic(self, topic: str) -> bool:
+        subscription = self._subscriptions[topic]
+        route = await self._cluster.route(topic)
+        queues = read_queues(topic, route)
+        members = await self._members(route)
+        if self._keeper.client_id not in members:
+            self._beat_soon()
+            return False
+        own = allocate_average(self._keeper.client_id, queues, members)
+        for queue in self.readers.queues - set(own):
+            if queue.topic == topic:
+                await self.readers.drop(queue)
+        known = self._seen.get(topic)
+        for queue in own:
+            if queue not in self.readers.queues:
+                is_new = known is not None and queue not in known
+                await self.readers.add(queue, subscription, self._sink_for(topic), is_new=is_new)
+        self._seen[topic] = set(queues) | (known or set())
+        return True
+
+    def _sink_for(self, topic: str) -> Sink:
+        return RetrySink(self._feeds) if topic == self._retry_topic else self._feeds[topic]
+
+    async def _members(self, route: TopicRoute) -> tuple[str, ...]:
+        """Asked of the first broker that answers: every consumer beats at all of them."""
+        last: SluiceError | None = None
+        for address in _addresses(route):
+            try:
+                return await self._members_at(address)
+            except SluiceError as error:
+                last = error
+        if last is not None:
+            raise last
+        return ()
+
+
+class RetrySink:
+    """Sends the messages of a retry topic to the feeds of the topics they came from."""
+
+    __slots__ = ("_feeds",)
+
+    def __init__(self, feeds: dict[str, Feed]) -> None:
+        self._feeds = feeds
+
+    def put(self, messages: list[ReceivedMessage]) -> None:
+        """A message of a topic that is not subscribed to any more goes to any feed."""
+        for message in messages:
+            feed = self._feeds.get(message.topic) or next(iter(self._feeds.values()), None)
+            if feed is not None:
+                feed.put([message])
+
+    def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None:
+        for feed in self._feeds.values():
+            feed.discard(unwanted)
+
+    def fail(self, error: BaseException) -> None:
+        for feed in self._feeds.values():
+            feed.fail(error)
+
+
+def _addresses(route: TopicRoute, *, masters_only: bool = False) -> list[str]:
+    """Broker addresses of a route, masters first."""
+    masters = [data.addresses[MASTER_ID] for data in route.brokers if MASTER_ID in data.addresses]
+    if masters_only:
+        return masters
+    return list(
+        dict.fromkeys(
+            masters + [address for data in route.brokers for address in data.addresses.values()]
+        )
+    )

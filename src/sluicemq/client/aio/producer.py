@@ -1,0 +1,329 @@
+"""The asyncio producer.
+
+Every `await send()` is independent: ten thousand of them may wait at once, they share one
+connection a broker, and the frames of one loop turn leave in one write. What decides (checks,
+queue choice, retries, deadline, the words of an error) is `client.core`; here is only the waiting.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.core import batches, requests
+from sluicemq.client.core.answers import SendResult, send_results
+from sluicemq.client.core.credentials import signed
+from sluicemq.client.core.messages import (
+    COMPRESS_FROM_BYTES,
+    Outgoing,
+    checked_group,
+    make_message,
+    prepare,
+)
+from sluicemq.client.core.sending import (
+    RETRIES,
+    SEND_TIMEOUT_MS,
+    Attempts,
+    QueueChooser,
+    Selector,
+    choose_by,
+)
+from sluicemq.client.identity import MessageIds
+from sluicemq.errors import (
+    ClosedError,
+    ConnectionLostError,
+    RequestError,
+    RequestTimeoutError,
+    SendUnknownError,
+    SluiceError,
+)
+from sluicemq.model.message import Message
+from sluicemq.model.topic import MessageQueue
+from sluicemq.protocol.command import Command
+
+_log = logging.getLogger("sluicemq.client")
+
+DEFAULT_GROUP = "sluicemq-producer"
+OnDone = Callable[[SendResult | None, SluiceError | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseReport:
+    """What `close` found: sends that were settled while it waited, and ids of messages of which
+    nobody knows whether they are stored."""
+
+    settled: int
+    unknown: tuple[str, ...]
+
+
+class Producer:
+    """Sends messages of one producer group.
+
+    Errors of every send: ConfigurationError (the message breaks a rule, nothing was sent),
+    RouteNotFoundError, NameServerUnreachableError, RequestError (the broker refused it), SendError
+    (not stored) and its child SendUnknownError (it may be stored; never resent by itself).
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        group: str = DEFAULT_GROUP,
+        timeout_ms: int = SEND_TIMEOUT_MS,
+        retries: int = RETRIES,
+        retries_async: int = 0,
+        compress_from_bytes: int = COMPRESS_FROM_BYTES,
+        on_first: Callable[[str, str], None] = lambda group, topic: None,
+    ) -> None:
+        self.group = checked_group(group)
+        self.timeout_ms = timeout_ms
+        self.retries = retries
+        self.retries_async = retries_async
+        self.compress_from_bytes = compress_from_bytes
+        self._cluster = cluster
+        self._ids = MessageIds(cluster.clock)
+        self._chooser = QueueChooser()
+        self._open: set[str] = set()
+        self._unknown: list[str] = []
+        self._settled = asyncio.Event()
+        self._closed = False
+        self._callbacks: set[asyncio.Task[None]] = set()
+        self._on_first = on_first
+        self._known: set[str] = set()
+
+    async def send(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        tag: str | None = None,
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout_ms: int | None = None,
+        **rare: Any,
+    ) -> SendResult:
+        """Sends one message and waits until it is stored.
+
+        `queue` fixes the queue, `selector` chooses one for each message; without both it goes
+        round robin and a failed attempt goes to the next broker. `rare`: flag, wait_store_ok,
+        sharding_key, delay_level.
+        """
+        message = self._message(topic, body, tag, keys, properties, rare)
+        outgoing = self._prepare(message)
+        if selector is not None:
+            queue = choose_by(selector, await self._cluster.write_queues(message.topic), message)
+        ids = (outgoing.message_id,)
+        attempts = self._attempts(timeout_ms, self.retries)
+        return (await self._tracked(outgoing, ids, queue, attempts))[0]
+
+    def send_soon(
+        self, on_done: OnDone, topic: str | Message, body: bytes | str | None = None, **rest: Any
+    ) -> None:
+        """RocketMQ's asynchronous send: returns at once, calls `on_done(result, error)` later.
+
+        One attempt only (`retries_async`), as RocketMQ counts it. Bad messages raise here.
+        """
+        queue, timeout_ms = rest.pop("queue", None), rest.pop("timeout_ms", None)
+        outgoing = self._prepare(make_message(topic, body, **rest))
+        attempts = self._attempts(timeout_ms, self.retries_async)
+        task = asyncio.get_running_loop().create_task(
+            self._call_back(on_done, outgoing, queue, attempts), name="sluicemq send_soon"
+        )
+        self._callbacks.add(task)
+        task.add_done_callback(self._callbacks.discard)
+
+    async def _call_back(
+        self, on_done: OnDone, outgoing: Outgoing, queue: MessageQueue | None, attempts: Attempts
+    ) -> None:
+        try:
+            results = await self._tracked(outgoing, (outgoing.message_id,), queue, attempts)
+        except SluiceError as error:
+            on_done(None, error)
+        else:
+            on_done(results[0], None)
+
+    async def send_oneway(
+        self, topic: str | Message, body: bytes | str | None = None, **rest: Any
+    ) -> None:
+        """Hands one message to the network and does not wait for the broker: it may get lost."""
+        queue = rest.pop("queue", None)
+        outgoing = self._prepare(make_message(topic, body, **rest))
+        queue = queue or self._choose(await self._cluster.write_queues(outgoing.topic), None)
+        channel = await self._cluster.channel(self._cluster.master(queue))
+        channel.oneway(self._request(outgoing, queue, batch=False, oneway=True))
+
+    async def send_batch(
+        self,
+        messages: Sequence[Message],
+        *,
+        queue: MessageQueue | None = None,
+        timeout_ms: int | None = None,
+    ) -> list[SendResult]:
+        """Sends messages of one topic in requests of at most 1 MiB each; one result a message.
+
+        Each request is stored all or nothing; when a later one fails, the earlier ones are stored
+        and the exception's note tells how many. Raises SendError before sending when the messages
+        may not be in one batch; it names the index.
+        """
+        batches.check_batch(messages)
+        parts = [prepare(one, self._ids.next(), compress_from_bytes=0) for one in messages]
+        results: list[SendResult] = []
+        for run in batches.split(parts):
+            joined = batches.join(run, self._ids.next())
+            ids = tuple(part.message_id for part in run)
+            attempts = self._attempts(timeout_ms, self.retries)
+            try:
+                results += await self._tracked(joined, ids, queue, attempts, batch=True)
+            except SluiceError as error:
+                error.add_note(f"{len(results)} of {len(parts)} messages of this batch are stored.")
+                raise
+        return results
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The queues that a message of the topic may go to. Raises RouteNotFoundError."""
+        return list(await self._cluster.write_queues(topic))
+
+    def _message(
+        self,
+        topic: str | Message,
+        body: bytes | str | None,
+        tag: str | None,
+        keys: str | Sequence[str],
+        properties: Mapping[str, str] | None,
+        rare: Mapping[str, Any],
+    ) -> Message:
+        if isinstance(topic, Message) and body is None and not rare:
+            return topic
+        own_keys = keys if isinstance(keys, str) else tuple(keys)
+        return make_message(topic, body, tag=tag, keys=own_keys, properties=properties, **rare)
+
+    def _prepare(self, message: Message) -> Outgoing:
+        if self._closed:
+            raise ClosedError("this producer is closed.", cure="Make a new one.")
+        return prepare(message, self._ids.next(), compress_from_bytes=self.compress_from_bytes)
+
+    def _attempts(self, timeout_ms: int | None, retries: int) -> Attempts:
+        now_s = self._cluster.clock.monotonic_s()
+        return Attempts(now_s, self.timeout_ms if timeout_ms is None else timeout_ms, retries)
+
+    def _choose(self, queues: Sequence[MessageQueue], last_broker: str | None) -> MessageQueue:
+        return self._chooser.choose(queues, self._cluster.clock.monotonic_s(), last_broker)
+
+    async def _tracked(
+        self,
+        outgoing: Outgoing,
+        ids: tuple[str, ...],
+        queue: MessageQueue | None,
+        attempts: Attempts,
+        *,
+        batch: bool = False,
+    ) -> list[SendResult]:
+        """`_deliver`, known to `close` while it runs."""
+        key = outgoing.message_id
+        self._open.add(key)
+        try:
+            return await self._deliver(outgoing, ids, queue, attempts, batch=batch)
+        except SendUnknownError:
+            if self._closed:
+                self._unknown.extend(ids)
+            raise
+        finally:
+            self._open.discard(key)
+            if self._closed and not self._open:
+                self._settled.set()
+
+    async def _deliver(
+        self,
+        outgoing: Outgoing,
+        ids: tuple[str, ...],
+        queue: MessageQueue | None,
+        attempts: Attempts,
+        *,
+        batch: bool,
+    ) -> list[SendResult]:
+        cluster, clock = self._cluster, self._cluster.clock
+        while True:
+            target = queue or self._choose(
+                await cluster.write_queues(outgoing.topic), attempts.last_broker
+            )
+            began_s, written = clock.monotonic_s(), False
+            try:
+                if queue is not None:
+                    await cluster.route(queue.topic, create=True)
+                if target.topic not in self._known:
+                    self._known.add(target.topic)
+                    self._on_first(self.group, target.topic)
+                address = cluster.master(target)
+                channel = await cluster.channel(address)
+                written = True
+                answer = await channel.call(
+                    self._request(outgoing, target, batch=batch),
+                    max(0.001, attempts.remaining_s(began_s)),
+                )
+                results = send_results(answer, target, ids, address)
+            except (ConnectionLostError, RequestTimeoutError, RequestError) as error:
+                if not self._may_retry(target, outgoing, attempts, error, written=written):
+                    raise attempts.verdict(outgoing.topic, outgoing.message_id, error) from error
+            else:
+                done_s = clock.monotonic_s()
+                self._chooser.answered(target.broker, done_s - began_s, done_s)
+                return results
+
+    def _may_retry(
+        self,
+        target: MessageQueue,
+        outgoing: Outgoing,
+        attempts: Attempts,
+        error: SluiceError,
+        *,
+        written: bool,
+    ) -> bool:
+        now_s = self._cluster.clock.monotonic_s()
+        self._chooser.failed(target.broker, now_s)
+        self._cluster.routes.forget(outgoing.topic)
+        again = attempts.failed(target.broker, error, now_s, written=written)
+        return again and not self._closed
+
+    def _request(
+        self, outgoing: Outgoing, queue: MessageQueue, *, batch: bool, oneway: bool = False
+    ) -> Command:
+        command = requests.send(
+            self.group,
+            queue,
+            outgoing.properties,
+            outgoing.body,
+            sys_flag=outgoing.sys_flag,
+            flag=outgoing.flag,
+            born_time_ms=self._cluster.clock.now_ms(),
+            batch=batch,
+            oneway=oneway,
+        )
+        return signed(command, self._cluster.credentials)
+
+    async def close(self, timeout_s: float | None = None) -> CloseReport:
+        """Refuses new sends, waits until the open ones are settled, reports what stays unknown.
+
+        Waits `timeout_s`, by default as long as sends may take (each has its own deadline). Callers
+        of sends that got no answer receive SendUnknownError; their ids stand in the report, as do
+        the ids of those that are still open when the wait ends.
+        """
+        open_at_start = len(self._open)
+        self._closed = True
+        if self._open:
+            limit_s = self.timeout_ms / 1000 + 1.0 if timeout_s is None else timeout_s
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._settled.wait(), limit_s)
+        unknown = (*self._unknown, *self._open)
+        if unknown:
+            _log.warning(
+                "producer %s closed while %d messages were unanswered; they may be stored: %s",
+                self.group,
+                len(unknown),
+                ", ".join(unknown[:20]),
+            )
+        return CloseReport(open_at_start - len(self._open), unknown)

@@ -1,0 +1,226 @@
+"""The reader of one queue: pulls ahead within its limits, knows what is unacknowledged.
+
+A reader is a task that pulls, hands messages to a feed and pauses while `count_max` messages or
+`bytes_max` bytes are not acknowledged. When the position is moved from outside (seek, reset, an
+offset that is not stored any more) a new generation begins: acknowledgements of older messages no
+longer count.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.aio.received import ReceivedMessage, Sink
+from sluicemq.client.core import requests
+from sluicemq.client.core.answers import (
+    FLOW_CONTROL,
+    GROUP_NOT_EXIST,
+    SUBSCRIPTION_PARSE_FAILED,
+    SUBSCRIPTION_PENDING,
+    PullAnswer,
+    PullStatus,
+    pull_answer,
+)
+from sluicemq.client.core.consuming import (
+    PULL_TIMEOUT_S,
+    SUSPEND_TIMEOUT_MS,
+    ConsumeOptions,
+    pause_s,
+)
+from sluicemq.client.core.inflight import InFlight
+from sluicemq.errors import ProtocolError, RequestError, SluiceError
+from sluicemq.filter.tags import tag_matches
+from sluicemq.model.subscription import Subscription
+from sluicemq.model.topic import MessageQueue
+from sluicemq.record.codec import decode_records
+
+_log = logging.getLogger("sluicemq.client")
+_FATAL: Final = frozenset({16, SUBSCRIPTION_PARSE_FAILED, GROUP_NOT_EXIST})
+_STUCK_S: Final = 60.0
+
+
+class QueueReader:
+    """Reads one queue for one group. `filtered_here`: the expression travels with each pull."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        group: str,
+        queue: MessageQueue,
+        subscription: Subscription,
+        position: int,
+        *,
+        options: ConsumeOptions,
+        feed: Sink,
+        on_pending: Callable[[], None] = lambda: None,
+        filtered_here: bool = False,
+        committed: int | None = None,
+    ) -> None:
+        self.queue = queue
+        self.subscription = subscription
+        self.feed = feed
+        self.in_flight = InFlight(position)
+        self.committed = committed
+        self._cluster = cluster
+        self._group = group
+        self._options = options
+        self._on_pending = on_pending
+        self._filtered_here = filtered_here
+        self._generation = 0
+        self._dropped = False
+        self._room = asyncio.Event()
+        self._waiting: asyncio.Timeout | None = None
+
+    # ------------------------------------------------------------------- from consumers
+
+    def ack(self, generation: int, offset: int) -> bool:
+        """A message is done. False when it does not count any more."""
+        if generation != self._generation or self._dropped:
+            return False
+        counted = self.in_flight.ack(offset)
+        if not self._room.is_set() and self._has_room():
+            self._room.set()
+        return counted
+
+    def owns(self, generation: int) -> bool:
+        """Whether messages of that generation still count."""
+        return generation == self._generation and not self._dropped
+
+    def move(self, position: int) -> None:
+        """Goes on from `position`; what was handed out before no longer counts."""
+        self._generation += 1
+        self.in_flight = InFlight(position)
+        self.feed.discard(lambda message: message.is_from(self))
+        self._room.set()
+        if self._waiting is not None:  # A long poll at the old place would hold us up for 15 s.
+            self._waiting.reschedule(asyncio.get_running_loop().time())
+
+    def drop(self) -> None:
+        """The queue is not ours any more; its waiting messages are discarded."""
+        self._dropped = True
+        self.feed.discard(lambda message: message.is_from(self))
+
+    # -------------------------------------------------------------------------- pulling
+
+    async def run(self) -> None:
+        """Pulls until cancelled, or until an error that no repetition heals ends the feed."""
+        failures = 0
+        while True:
+            await self._wait_for_room()
+            generation = self._generation
+            try:
+                answer = await self._pull_or_move()
+                if answer is not None and generation == self._generation:
+                    self._take(answer)
+                failures = 0
+            except RequestError as error:
+                if error.code in _FATAL:
+                    self.feed.fail(error)
+                    return
+                failures += 1
+                await self._refused(error, failures)
+            except ProtocolError as error:
+                self.feed.fail(error)
+                return
+            except SluiceError as error:
+                failures += 1
+                self._cluster.routes.forget(self.queue.topic)
+                await self._pause(error, failures)
+
+    async def _refused(self, error: RequestError, failures: int) -> None:
+        if error.code in SUBSCRIPTION_PENDING:
+            self._on_pending()
+            await asyncio.sleep(pause_s(failures))
+        elif error.code == FLOW_CONTROL:
+            await asyncio.sleep(0.02)
+        else:
+            await self._pause(error, failures)
+
+    async def _pause(self, error: SluiceError, failures: int) -> None:
+        level = logging.WARNING if failures == 1 else logging.DEBUG
+        _log.log(
+            level, "pull of %s for %s failed, will try again: %s", self.queue, self._group, error
+        )
+        await asyncio.sleep(pause_s(failures))
+
+    def _has_room(self) -> bool:
+        return self.in_flight.has_room(self._options.count_max, self._options.bytes_max)
+
+    async def _wait_for_room(self) -> None:
+        while not self._has_room():
+            self._room.clear()
+            try:
+                await asyncio.wait_for(self._room.wait(), _STUCK_S)
+            except TimeoutError:
+                _log.warning(
+                    "%d messages (%d bytes) of %s are unacknowledged in group %s and none was "
+                    "acknowledged for %d s: nothing more is fetched. Call await message.ack().",
+                    self.in_flight.count,
+                    self.in_flight.size_bytes,
+                    self.queue,
+                    self._group,
+                    _STUCK_S,
+                )
+
+    async def _pull_or_move(self) -> PullAnswer | None:
+        """The answer to a pull, None when the position was moved meanwhile."""
+        try:
+            async with asyncio.timeout(None) as self._waiting:
+                return await self._pull()
+        except TimeoutError:
+            return None
+        finally:
+            self._waiting = None
+
+    async def _pull(self) -> PullAnswer:
+        in_flight = self.in_flight
+        address = await self._cluster.address(self.queue)
+        commit = in_flight.committable if self._options.auto_commit else 0
+        command = requests.pull(
+            self._group,
+            self.queue,
+            in_flight.position,
+            count_max=min(self._options.pull_count, self._options.count_max - in_flight.count),
+            subscription=self.subscription if self._filtered_here else None,
+            sub_version=self.subscription.version,
+            expression_kind=self.subscription.kind,
+            suspend_timeout_ms=SUSPEND_TIMEOUT_MS,
+            commit_offset=commit or None,
+            lite=self._filtered_here,
+        )
+        answer = await self._cluster.call(address, command, PULL_TIMEOUT_S)
+        return pull_answer(answer, address)
+
+    def _take(self, answer: PullAnswer) -> None:
+        if answer.status is PullStatus.OFFSET_ILLEGAL:
+            self._moved(answer)
+            return
+        messages = []
+        if answer.status is PullStatus.FOUND:
+            subscription, in_flight = self.subscription, self.in_flight
+            for record in decode_records(answer.data, broker=self.queue.broker):
+                if tag_matches(subscription, record.tag):
+                    in_flight.add(record.queue_offset, record.size_bytes)
+                    messages.append(ReceivedMessage(record, self, self._generation))
+        self.in_flight.passed(answer.next_offset)
+        if messages:
+            self.feed.put(messages)
+
+    def _moved(self, answer: PullAnswer) -> None:
+        """21: the broker says where to go on (deleted by retention, ahead of the end, or reset)."""
+        old, new = self.in_flight.position, answer.next_offset
+        _log.warning(
+            "group %s: offset %d of %s is not in the queue (%d to %d)%s; going on at %d, %s",
+            self._group,
+            old,
+            self.queue,
+            answer.offset_min,
+            answer.offset_max,
+            f" [{answer.remark}]" if answer.remark else "",
+            new,
+            f"{new - old} messages are skipped" if new > old else f"{old - new} come again",
+        )
+        self.move(new)
+        self.committed = None

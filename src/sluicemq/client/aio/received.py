@@ -1,0 +1,204 @@
+"""A message in the hands of a consumer, and the place where messages wait for takers."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from sluicemq.model.ids import Host
+from sluicemq.model.message import RETRY_TOPIC, StoredMessage
+from sluicemq.model.topic import MessageQueue
+
+
+class Origin(Protocol):
+    """The queue reader that a message came from: it hears of acknowledgements."""
+
+    def ack(self, generation: int, offset: int) -> bool: ...
+
+    def owns(self, generation: int) -> bool: ...
+
+
+class ReceivedMessage:
+    """A message that was delivered to a consumer.
+
+    It stays unacknowledged until `await message.ack()`: an exception, leaving the loop or a crash
+    means that it is delivered again. `topic` is the topic it was sent to, also after a retry;
+    times are milliseconds since 1970; `attempt` counts deliveries by this process, from 1.
+    """
+
+    __slots__ = ("_generation", "_holder", "_origin", "attempt", "record")
+
+    def __init__(self, record: StoredMessage, origin: Origin, generation: int) -> None:
+        self.record = record
+        self.attempt = 1
+        self._origin = origin
+        self._generation = generation
+        self._holder: dict[int, ReceivedMessage] | None = None
+
+    async def ack(self) -> bool:
+        """Done with this message: it will not be delivered to the group again.
+
+        Costs no request: the lowest unacknowledged offset of a queue is committed every 5 s and at
+        close. False when it was acknowledged before, or the queue has gone to another member
+        meanwhile (which then gets the message again).
+        """
+        return self.settle()
+
+    def settle(self) -> bool:
+        """`ack` for code that cannot await; must run on the loop's thread."""
+        if self._holder is not None:
+            self._holder.pop(id(self), None)
+        return self._origin.ack(self._generation, self.record.queue_offset)
+
+    def held_by(self, holder: "dict[int, ReceivedMessage]") -> None:
+        """Notes in `holder` that it was handed out; `ack` takes it out again."""
+        holder[id(self)] = self
+        self._holder = holder
+
+    @property
+    def is_current(self) -> bool:
+        """Whether its queue is still ours and was not moved since it was pulled."""
+        return self._origin.owns(self._generation)
+
+    @property
+    def topic(self) -> str:
+        return self.record.properties.get(RETRY_TOPIC) or self.record.topic
+
+    @property
+    def body(self) -> bytes:
+        return self.record.body
+
+    @property
+    def tag(self) -> str | None:
+        return self.record.tag
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return self.record.keys
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        return self.record.properties
+
+    @property
+    def message_id(self) -> str:
+        return self.record.message_id
+
+    @property
+    def offset_message_id(self) -> str:
+        return self.record.offset_message_id
+
+    @property
+    def queue(self) -> MessageQueue:
+        """The queue it lies in; for a retried message that of the retry topic."""
+        return MessageQueue(self.record.topic, self.record.broker, self.record.queue_id)
+
+    @property
+    def queue_offset(self) -> int:
+        return self.record.queue_offset
+
+    @property
+    def flag(self) -> int:
+        return self.record.flag
+
+    @property
+    def born_time_ms(self) -> int:
+        return self.record.born_time_ms
+
+    @property
+    def born_host(self) -> Host:
+        return self.record.born_host
+
+    @property
+    def store_time_ms(self) -> int:
+        return self.record.store_time_ms
+
+    @property
+    def reconsume_times(self) -> int:
+        """How often the broker has redelivered it (0: never)."""
+        return self.record.reconsume_times
+
+    def is_from(self, origin: object) -> bool:
+        """Whether that reader delivered it."""
+        return self._origin is origin
+
+    def __repr__(self) -> str:
+        return (
+            f"<message {self.message_id} of {self.topic} queue {self.record.queue_id} "
+            f"offset {self.queue_offset} {len(self.body)} B>"
+        )
+
+
+class Sink(Protocol):
+    """Where a reader puts what it pulled."""
+
+    def put(self, messages: list[ReceivedMessage]) -> None: ...
+
+    def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None: ...
+
+    def fail(self, error: BaseException) -> None: ...
+
+
+class Feed:
+    """Messages that wait for takers; bounded by the readers that fill it, not here.
+
+    A failure that ends the consumer is raised to every taker, once the messages are gone.
+    """
+
+    __slots__ = ("_error", "_items", "_takers")
+
+    def __init__(self) -> None:
+        self._items: deque[ReceivedMessage] = deque()
+        self._takers: deque[tuple[asyncio.Future[None], object]] = deque()
+        self._error: BaseException | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, messages: list[ReceivedMessage]) -> None:
+        """Appends and wakes takers."""
+        self._items.extend(messages)
+        self._wake(len(messages))
+
+    def put_back(self, messages: list[ReceivedMessage]) -> None:
+        """Puts messages first in line: they are older than what waits."""
+        self._items.extendleft(reversed(messages))
+        self._wake(len(messages))
+
+    def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None:
+        """Removes messages, those of a queue that was lost."""
+        self._items = deque(item for item in self._items if not unwanted(item))
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the feed: takers get the error."""
+        self._error = self._error or error
+        self._wake(len(self._takers))
+
+    def expel(self, owner: object, error: BaseException) -> None:
+        """Ends the waiting of one owner's takers; the others wait on."""
+        for taker, its_owner in self._takers:
+            if its_owner is owner and not taker.done():
+                taker.set_exception(error)
+
+    def _wake(self, count: int) -> None:
+        while count > 0 and self._takers:
+            taker, _ = self._takers.popleft()
+            if not taker.done():
+                taker.set_result(None)
+                count -= 1
+
+    async def get(self, owner: object = None) -> ReceivedMessage:
+        """The next message; waits for one. Raises the error that ended the feed, or `expel`'s."""
+        while not self._items:
+            if self._error is not None:
+                raise self._error
+            taker = asyncio.get_running_loop().create_future()
+            self._takers.append((taker, owner))
+            try:
+                await taker
+            except asyncio.CancelledError:
+                # Cancelled after it was woken: the next taker must not sleep beside a message.
+                if taker.done() and not taker.cancelled():
+                    self._wake(1)
+                raise
+        return self._items.popleft()

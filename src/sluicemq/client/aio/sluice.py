@@ -1,0 +1,331 @@
+"""`Sluice`: the one object an application makes.
+
+    async with Sluice("127.0.0.1:9876") as mq:
+        await mq.send("flights", body, tag="UA", keys=["N14228"], properties={"origin": "EWR"})
+        async for message in mq.subscribe("flights", group="late", where="dep_delay > 60"):
+            ...
+            await message.ack()
+
+It owns the connections, the heartbeat thread, one producer and a `Member` for each consumer group;
+nothing is connected before it is needed. `close` settles in-flight sends, commits offsets and
+leaves the groups.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Final, Self
+
+from sluicemq.client.aio.admin import Admin
+from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.aio.consumer import Handler, MessageStream, PushConsumer
+from sluicemq.client.aio.litepull import LitePullConsumer
+from sluicemq.client.aio.member import Member
+from sluicemq.client.aio.producer import DEFAULT_GROUP, CloseReport, OnDone, Producer
+from sluicemq.client.aio.pull import READ_GROUP, PullConsumer
+from sluicemq.client.aio.received import Feed
+from sluicemq.client.core.answers import SendResult
+from sluicemq.client.core.consuming import ConsumeOptions, Start
+from sluicemq.client.core.credentials import Credentials
+from sluicemq.client.core.inflight import BYTES_MAX, COUNT_MAX
+from sluicemq.client.core.messages import checked_group
+from sluicemq.client.core.sending import SEND_TIMEOUT_MS
+from sluicemq.client.core.subscriptions import SubscriptionRegistry, make_subscription
+from sluicemq.client.identity import make_client_id
+from sluicemq.client.keeper import Keeper
+from sluicemq.clock import SYSTEM_CLOCK, Clock
+from sluicemq.errors import ClosedError
+from sluicemq.model.message import Message
+from sluicemq.model.subscription import Subscription
+from sluicemq.model.topic import MessageQueue
+
+DEFAULT_NAME_SERVER: Final = "127.0.0.1:9876"
+_registry = SubscriptionRegistry()
+_registry_lock = threading.Lock()
+"""One for the process: two clients in one program must not contradict each other either."""
+
+
+def default_name_servers() -> str:
+    """NAMESRV_ADDR, as RocketMQ's own clients read it, or this machine."""
+    return os.environ.get("NAMESRV_ADDR") or DEFAULT_NAME_SERVER
+
+
+class Sluice:
+    """A client of a RocketMQ-compatible cluster, for asyncio. Use it in the loop that made it.
+
+    `name_servers` is `host:port;host:port` or a list; `credentials` a pair (access key, secret
+    key). Errors are those of `sluicemq.errors`.
+    """
+
+    def __init__(
+        self,
+        name_servers: str | list[str] | tuple[str, ...] | None = None,
+        *,
+        credentials: Credentials | tuple[str, str] | None = None,
+        producer_group: str = DEFAULT_GROUP,
+        send_timeout_ms: int = SEND_TIMEOUT_MS,
+        client_id: str | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.client_id = client_id or make_client_id(clock)
+        self.cluster = Cluster(
+            name_servers or default_name_servers(), credentials=credentials, clock=clock
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._keeper = Keeper(
+            self.client_id, credentials=self.cluster.credentials, on_change=self._on_change
+        )
+        self._members: dict[str, Member] = {}
+        self._users: dict[tuple[str, str], int] = {}
+        self._joining = asyncio.Lock()
+        self._producers: list[Producer] = []
+        self._consumers: list[PushConsumer | LitePullConsumer | MessageStream] = []
+        self._closed = False
+        self.admin = Admin(self.cluster)
+        self.producer_defaults: dict[str, Any] = {
+            "group": producer_group,
+            "timeout_ms": send_timeout_ms,
+        }
+        self._producer: Producer | None = None
+
+    # ------------------------------------------------------------------------- sending
+
+    @property
+    def default_producer(self) -> Producer:
+        """The producer behind `send`."""
+        if self._producer is None:
+            self._producer = self.producer(**self.producer_defaults)
+        return self._producer
+
+    def producer(self, group: str = DEFAULT_GROUP, **options: Any) -> Producer:
+        """A producer of its own group and settings (`Producer`'s arguments)."""
+        self._check_open()
+        producer = Producer(self.cluster, group=group, on_first=self._introduce, **options)
+        self._producers.append(producer)
+        return producer
+
+    def _introduce(self, group: str, topic: str) -> None:
+        """The brokers of a topic learn of a producer group by the next heartbeat, sent now."""
+        self._keeper.produce(group)
+        self._keeper.use(self.cluster.routes.addresses([topic]))
+        self._keeper.beat()
+
+    async def send(
+        self, topic: str | Message, body: bytes | str | None = None, **options: Any
+    ) -> SendResult:
+        """Sends one message and waits until it is stored; see `Producer.send` for the options:
+        tag, keys, properties, queue, selector, timeout_ms, flag, wait_store_ok, sharding_key."""
+        return await self.default_producer.send(topic, body, **options)
+
+    async def send_batch(self, messages: Sequence[Message], **options: Any) -> list[SendResult]:
+        """Sends messages of one topic in requests of at most 1 MiB; see `Producer.send_batch`."""
+        return await self.default_producer.send_batch(messages, **options)
+
+    async def send_oneway(
+        self, topic: str | Message, body: bytes | str | None = None, **options: Any
+    ) -> None:
+        """Hands a message to the network without waiting for the broker."""
+        await self.default_producer.send_oneway(topic, body, **options)
+
+    def send_soon(
+        self, on_done: OnDone, topic: str | Message, body: bytes | str | None = None, **rest: Any
+    ) -> None:
+        """Returns at once; `on_done(result, error)` is called later. One attempt."""
+        self.default_producer.send_soon(on_done, topic, body, **rest)
+
+    # ----------------------------------------------------------------------- consuming
+
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        group: str,
+        tags: str | None = None,
+        where: str | None = None,
+        start: Start = "first",
+        prefetch_count: int = COUNT_MAX,
+        prefetch_bytes: int = BYTES_MAX,
+    ) -> MessageStream:
+        """The messages of a topic for a group, filtered by tags ("A||B") or SQL92 (`where`).
+
+        `start`: where a group without a committed offset begins: "first", "last", a datetime or
+        milliseconds since 1970. The network is first used when the stream is iterated. Raises
+        FilterSyntaxError and ConfigurationError for what is wrong without asking anybody.
+        """
+        self._check_open()
+        options = ConsumeOptions(start=start, count_max=prefetch_count, bytes_max=prefetch_bytes)
+        subscription = make_subscription(
+            topic, tags=tags, where=where, version=self.cluster.clock.now_ms()
+        )
+        stream = MessageStream(_Joiner(self, options), checked_group(group), subscription)
+        self._consumers.append(stream)
+        return stream
+
+    def consumer(
+        self,
+        group: str,
+        handler: Handler,
+        *,
+        concurrency: int = 20,
+        start: Start = "first",
+        prefetch_count: int = COUNT_MAX,
+        prefetch_bytes: int = BYTES_MAX,
+    ) -> PushConsumer:
+        """A consumer that calls `handler(message)`; subscribe it to topics, then start it."""
+        self._check_open()
+        options = ConsumeOptions(start=start, count_max=prefetch_count, bytes_max=prefetch_bytes)
+        consumer = PushConsumer(
+            _Joiner(self, options),
+            checked_group(group),
+            handler,
+            concurrency=concurrency,
+            version_ms=self.cluster.clock.now_ms,
+        )
+        self._consumers.append(consumer)
+        return consumer
+
+    def lite_pull(
+        self, group: str, *, start: Start = "first", auto_commit: bool = True, **options: Any
+    ) -> LitePullConsumer:
+        """A consumer that is polled: subscribe or assign, then `poll`. `options`:
+        ConsumeOptions."""
+        self._check_open()
+        settings = ConsumeOptions(start=start, auto_commit=auto_commit, **options)
+        joiner = _Joiner(self, settings, retry=False)
+        consumer = LitePullConsumer(self.cluster, joiner, checked_group(group), settings)
+        self._consumers.append(consumer)
+        return consumer
+
+    def pull_consumer(self, group: str = READ_GROUP) -> PullConsumer:
+        """Raw pulls: the caller keeps the offsets."""
+        self._check_open()
+        return PullConsumer(self.cluster, group)
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The readable queues of a topic, sorted."""
+        return await self.admin.queues(topic)
+
+    # ---------------------------------------------------------------------- membership
+
+    async def join(
+        self,
+        group: str,
+        subscription: Subscription,
+        feed: Feed,
+        options: ConsumeOptions,
+        *,
+        retry: bool,
+    ) -> Member:
+        """A consumer of this client enters a group. For the consumers of this package."""
+        self._check_open()
+        self._loop = asyncio.get_running_loop()
+        with _registry_lock:
+            _registry.enter(self.cluster.name_servers, group, subscription)
+        key = (group, subscription.topic)
+        try:
+            async with self._joining:
+                member = self._members.get(group)
+                if member is None:
+                    member = Member(self.cluster, self._keeper, group, options, retry=retry)
+                    self._members[group] = member
+                if key not in self._users:
+                    await self._add(member, subscription, feed)
+                self._users[key] = self._users.get(key, 0) + 1
+        except BaseException:
+            with _registry_lock:
+                _registry.leave(self.cluster.name_servers, group, subscription.topic)
+            raise
+        return member
+
+    async def _add(self, member: Member, subscription: Subscription, feed: Feed) -> None:
+        try:
+            await member.add(subscription, feed)
+        except BaseException:
+            if not member.topics:
+                del self._members[member.group]
+                await member.close()
+            raise
+
+    async def leave(self, group: str, topic: str) -> None:
+        """A consumer of this client leaves a group; the last one ends the membership."""
+        key = (group, topic)
+        async with self._joining:
+            users = self._users.pop(key, 0) - 1
+            if users > 0:
+                self._users[key] = users
+            member = self._members.get(group)
+            if users == 0 and member is not None:
+                await member.remove(topic)
+                if not member.topics:
+                    del self._members[group]
+                    await member.close()
+        if users >= 0:
+            with _registry_lock:
+                _registry.leave(self.cluster.name_servers, group, topic)
+
+    def _on_change(self, group: str) -> None:
+        """Called on the keeper's thread."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._notice, group)
+
+    def _notice(self, group: str) -> None:
+        member = self._members.get(group)
+        if member is not None:
+            member.notice()
+
+    # ---------------------------------------------------------------------- life cycle
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this client is closed.", cure="Make a new one.")
+
+    async def close(self) -> CloseReport:
+        """Leaves the groups (committing offsets), settles in-flight sends, closes connections.
+
+        The report names the messages of which nobody knows whether they are stored.
+        """
+        if self._closed:
+            return CloseReport(0, ())
+        for consumer in self._consumers:
+            await consumer.close()
+        self._closed = True
+        reports = [await producer.close() for producer in self._producers]
+        await asyncio.to_thread(self._keeper.close)
+        await self.cluster.close()
+        unknown = tuple(message_id for report in reports for message_id in report.unknown)
+        return CloseReport(sum(report.settled for report in reports), unknown)
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<Sluice {';'.join(self.cluster.name_servers)} as {self.client_id}>"
+
+
+class _Joiner:
+    """How a consumer enters groups: its options with the Sluice that owns the members."""
+
+    __slots__ = ("_options", "_retry", "_sluice")
+
+    def __init__(self, sluice: Sluice, options: ConsumeOptions, *, retry: bool = True) -> None:
+        self._sluice = sluice
+        self._options = options
+        self._retry = retry
+
+    async def join(self, group: str, subscription: Subscription, feed: Feed) -> Member:
+        return await self._sluice.join(group, subscription, feed, self._options, retry=self._retry)
+
+    async def leave(self, group: str, topic: str) -> None:
+        await self._sluice.leave(group, topic)

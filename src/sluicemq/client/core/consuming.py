@@ -1,0 +1,66 @@
+"""Numbers and choices of a consumer: where a new group starts, how much is fetched ahead."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Literal
+
+from sluicemq.client.core.inflight import BYTES_MAX, COUNT_MAX
+from sluicemq.errors import ConfigurationError
+from sluicemq.protocol.bodies import FROM_FIRST_OFFSET, FROM_LAST_OFFSET, FROM_TIMESTAMP
+
+Start = Literal["first", "last"] | int | datetime
+"""Where a group without a committed offset begins: all that is stored, only what comes, or a time
+(milliseconds since 1970, or a datetime)."""
+
+PULL_TIMEOUT_S: Final = 30.0
+SUSPEND_TIMEOUT_MS: Final = 15_000
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeOptions:
+    """How a group consumes. Counts and bytes are limits a queue, of what is not acknowledged.
+
+    `start` only matters for queues without a committed offset that are there when the consumer
+    starts; a queue that appears later is read from its first message, so that nothing is skipped.
+    """
+
+    start: Start = "first"
+    count_max: int = COUNT_MAX
+    bytes_max: int = BYTES_MAX
+    pull_count: int = 32
+    commit_period_s: float = 5.0
+    balance_period_s: float = 20.0
+    auto_commit: bool = True
+
+    def __post_init__(self) -> None:
+        if self.start not in ("first", "last") and not isinstance(self.start, int | datetime):
+            raise ConfigurationError(
+                f"start is {self.start!r}.",
+                cure="Use 'first', 'last', milliseconds since 1970, or a datetime.",
+            )
+        if self.count_max < 1 or self.bytes_max < 1 or self.pull_count < 1:
+            raise ConfigurationError("a prefetch limit is below 1.", cure="Use 1 or more.")
+
+    @property
+    def start_ms(self) -> int | None:
+        """The start as milliseconds when it is a time."""
+        if isinstance(self.start, datetime):
+            return int(self.start.timestamp() * 1000)
+        return self.start if isinstance(self.start, int) else None
+
+    @property
+    def consume_from(self) -> str:
+        """As heartbeats name it; the broker only shows it."""
+        if self.start == "first":
+            return FROM_FIRST_OFFSET
+        return FROM_LAST_OFFSET if self.start == "last" else FROM_TIMESTAMP
+
+
+def retry_delay_s(attempt: int) -> float:
+    """How long a message waits after its `attempt`-th failure (from 1): 1 s, 2 s … 60 s."""
+    return min(60.0, float(1 << min(attempt - 1, 6)))
+
+
+def pause_s(failures: int) -> float:
+    """How long a reader waits after `failures` failed pulls in a row: 0.2 s … 5 s."""
+    return min(5.0, 0.1 * float(1 << min(failures, 6)))

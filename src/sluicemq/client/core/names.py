@@ -1,0 +1,153 @@
+"""Rules for what users name: topics, groups, tags, properties, name server addresses.
+
+The limits are the broker's own (spec/remoting.md §9: topic 127, group 120 characters of a small
+set); the tag rule is RocketMQ's advice made binding, because a tag with `|` can never be
+subscribed.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from sluicemq.errors import ConfigurationError
+from sluicemq.model.message import RESERVED_PROPERTIES
+from sluicemq.model.topic import (
+    DLQ_PREFIX,
+    GROUP_LENGTH_MAX,
+    RETRY_PREFIX,
+    RETRY_TOPIC_LENGTH_MAX,
+    TOPIC_LENGTH_MAX,
+)
+
+TAG_LENGTH_MAX: Final = 128
+NAME_SERVER_PORT: Final = 9876
+_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+_FORBIDDEN_TO_SEND = frozenset({
+    "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+    "TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT",
+})  # fmt: skip
+
+
+def check_topic(name: str) -> str:
+    """The name itself. Raises ConfigurationError."""
+    limit = (
+        RETRY_TOPIC_LENGTH_MAX if name.startswith((RETRY_PREFIX, DLQ_PREFIX)) else TOPIC_LENGTH_MAX
+    )
+    return _check("topic", name, limit)
+
+
+def check_topic_to_send(name: str) -> str:
+    """Like `check_topic`, and refuses the topics that brokers keep for themselves."""
+    if name in _FORBIDDEN_TO_SEND:
+        raise ConfigurationError(
+            f"the topic {name!r} belongs to the broker itself.", cure="Send to a topic of yours."
+        )
+    return check_topic(name)
+
+
+def check_group(name: str) -> str:
+    """The name itself. Raises ConfigurationError."""
+    return _check("group", name, GROUP_LENGTH_MAX)
+
+
+def _check(what: str, name: str, limit: int) -> str:
+    if not name:
+        raise ConfigurationError(f"the {what} name is empty.", cure=f"Name a {what}.")
+    if len(name) > limit:
+        raise ConfigurationError(
+            f"the {what} name {name!r} has {len(name)} characters, the limit is {limit}.",
+            cure="Choose a shorter one.",
+        )
+    if not _NAME.fullmatch(name):
+        wrong = next(character for character in name if not _NAME.fullmatch(character))
+        raise ConfigurationError(
+            f"the {what} name {name!r} contains {wrong!r}.",
+            cure="Allowed are letters, digits and the four characters % | - _ of ASCII.",
+        )
+    return name
+
+
+def check_tag(tag: str) -> str:
+    """Visible characters, no `|`, at most 128. Raises ConfigurationError."""
+    if not tag:
+        raise ConfigurationError("the tag is empty.", cure="Leave it out, or name one.")
+    if len(tag) > TAG_LENGTH_MAX:
+        raise ConfigurationError(
+            f"the tag {tag[:20]!r}… has {len(tag)} characters, the limit is {TAG_LENGTH_MAX}.",
+            cure="Choose a shorter one, or use a property and an SQL92 filter.",
+        )
+    if "|" in tag:
+        raise ConfigurationError(
+            f"the tag {tag!r} contains '|', which separates tags in a subscription.",
+            cure="A message has one tag; use a property and an SQL92 filter for more.",
+        )
+    if tag == "*":
+        raise ConfigurationError(
+            "the tag '*' means every tag in a subscription.", cure="Choose another one."
+        )
+    if not tag.isprintable() or tag.strip() != tag:
+        raise ConfigurationError(
+            f"the tag {tag!r} has an invisible character, or a space at an end.",
+            cure="Use visible characters only.",
+        )
+    return tag
+
+
+def check_keys(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Keys travel separated by spaces, so none may hold one. Raises ConfigurationError."""
+    for key in keys:
+        if not key or any(character.isspace() or character in "\x01\x02" for character in key):
+            raise ConfigurationError(
+                f"the key {key!r} is empty or contains white space.",
+                cure="Keys are joined by spaces: replace it by another character.",
+            )
+    return keys
+
+
+def check_properties(properties: Mapping[str, str]) -> None:
+    """The user's own properties. Raises ConfigurationError naming the one at fault."""
+    for name, value in properties.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ConfigurationError(
+                f"the property {name!r} has the value {value!r}.",
+                cure="Names and values are text: write str(value).",
+            )
+        if name in RESERVED_PROPERTIES or name.startswith("__RMQ."):
+            raise ConfigurationError(
+                f"the property name {name!r} is reserved.",
+                cure="Use the argument made for it (tag=, keys=, sharding_key=…), or another name.",
+            )
+        if not name or "\x01" in name or "\x02" in name or "\x01" in value or "\x02" in value:
+            raise ConfigurationError(
+                f"the property {name!r} is empty or holds U+0001 or U+0002, which separate "
+                "properties on the wire.",
+                cure="Leave those characters out.",
+            )
+
+
+def parse_name_servers(text: str | list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    """`a:9876;b:9876` (also `,`, or a list) -> addresses. The port 9876 may be left out.
+
+    Raises ConfigurationError when nothing is left or a port is not a number.
+    """
+    parts = re.split(r"[;,\s]+", text) if isinstance(text, str) else list(text)
+    addresses = tuple(dict.fromkeys(_address(part) for part in parts if part))
+    if not addresses:
+        raise ConfigurationError(
+            "no name server is given.", cure="Write host:port, for example 127.0.0.1:9876."
+        )
+    return addresses
+
+
+def _address(text: str) -> str:
+    bare = text.removeprefix("http://").removeprefix("rocketmq://").rstrip("/")
+    if bare.startswith("["):
+        host, _, port = bare.rpartition("]:") if "]:" in bare else (bare[:-1], "", "")
+        host = f"{host}]"
+    else:
+        host, _, port = bare.partition(":")
+    if not host or (port and not (port.isdigit() and 0 < int(port) < 65536)):
+        raise ConfigurationError(
+            f"{text!r} is not an address.", cure="Write host:port, for example 127.0.0.1:9876."
+        )
+    return f"{host}:{port or NAME_SERVER_PORT}"

@@ -1,0 +1,243 @@
+"""Administration as conversations: which questions to ask, what the answers mean; no waiting here.
+
+An operation is a generator: it yields what it wants to ask (`Ask`, or `RouteOf` a topic) and is
+sent the answer; its return value is the result. The asyncio shell drives it with `await`, the
+blocking shell with plain calls, so both have the same operations and no line twice.
+
+    talk = members("late")
+    answer = cluster.call(...)          # for the Ask that next(talk) gave
+    talk.send(answer)                   # ... until StopIteration brings the value
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from sluicemq.client.core import requests
+from sluicemq.client.core.answers import (
+    GROUP_NOT_EXIST,
+    QUERY_NOT_FOUND,
+    SUCCESS,
+    SYSTEM_ERROR,
+    TOPIC_NOT_EXIST,
+    expect_success,
+    number,
+    request_error,
+)
+from sluicemq.client.core.names import check_group, check_topic
+from sluicemq.client.core.reports import GroupReport, QueueProgress, group_report, masters_of
+from sluicemq.client.core.routing import read_queues
+from sluicemq.errors import ConfigurationError
+from sluicemq.model.topic import (
+    MASTER_ID,
+    RETRY_PREFIX,
+    GroupConfig,
+    MessageQueue,
+    TopicConfig,
+    TopicRoute,
+)
+from sluicemq.protocol import bodies
+from sluicemq.protocol.command import Command
+
+T = TypeVar("T")
+NAME_SERVER: Final = ""
+_NOTHING_THERE: Final = frozenset({SYSTEM_ERROR, GROUP_NOT_EXIST, TOPIC_NOT_EXIST})
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request. `where`: an address, a queue (its broker), or NAME_SERVER (any of them). With
+    `must_succeed` the shell raises for every code but success."""
+
+    where: str | MessageQueue
+    command: Command = field(repr=False)
+    must_succeed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RouteOf:
+    """A route is wanted; the answer is a TopicRoute."""
+
+    topic: str
+
+
+Talk = Generator[Ask | RouteOf, Any, T]
+
+
+# ------------------------------------------------------------------------------- offsets
+
+
+def offset_min(queue: MessageQueue) -> Talk[int]:
+    answer = yield Ask(queue, requests.offset_min(queue))
+    return number(answer, "offset")
+
+
+def offset_max(queue: MessageQueue) -> Talk[int]:
+    answer = yield Ask(queue, requests.offset_max(queue))
+    return number(answer, "offset")
+
+
+def offsets(queue: MessageQueue) -> Talk[tuple[int, int]]:
+    first = yield from offset_min(queue)
+    following = yield from offset_max(queue)
+    return first, following
+
+
+def offset_by_time(queue: MessageQueue, time_ms: int, *, upper: bool) -> Talk[int]:
+    answer = yield Ask(queue, requests.offset_by_time(queue, time_ms, upper=upper))
+    return number(answer, "offset")
+
+
+def earliest_time_ms(queue: MessageQueue) -> Talk[int]:
+    answer = yield Ask(queue, requests.earliest_time(queue))
+    return number(answer, "timestamp")
+
+
+def committed_offset(group: str, queue: MessageQueue) -> Talk[int | None]:
+    answer = yield Ask(queue, requests.offset_of_group(group, queue), must_succeed=False)
+    if answer.code == QUERY_NOT_FOUND:
+        return None
+    return number(expect_success(answer), "offset")
+
+
+def commit_offset(group: str, queue: MessageQueue, offset: int) -> Talk[None]:
+    yield Ask(queue, requests.commit_offset(group, queue, offset))
+
+
+# ------------------------------------------------------------------- clusters and topics
+
+
+def cluster_info() -> Talk[bodies.ClusterInfo]:
+    answer = yield Ask(NAME_SERVER, requests.cluster_info())
+    return bodies.decode_cluster_info(answer.body)
+
+
+def masters(cluster: str | None = None) -> Talk[dict[str, str]]:
+    info = yield from cluster_info()
+    return masters_of(info, cluster)
+
+
+def topics() -> Talk[list[str]]:
+    answer = yield Ask(NAME_SERVER, requests.topic_list())
+    return sorted(set(bodies.decode_topic_list(answer.body)))
+
+
+def queues(topic: str) -> Talk[list[MessageQueue]]:
+    route: TopicRoute = yield RouteOf(topic)
+    return read_queues(topic, route)
+
+
+def topic_to_create(
+    name: str, queue_count: int, write_queues: int | None, perm: int, *, order: bool
+) -> TopicConfig:
+    """Raises ConfigurationError for a name, count or permission that cannot be."""
+    check_topic(name)
+    writers = queue_count if write_queues is None else write_queues
+    if min(queue_count, writers) < 1:
+        raise ConfigurationError(
+            f"{min(queue_count, writers)} queues are asked for.", cure="A topic has at least one."
+        )
+    if not 0 <= perm <= 7:
+        raise ConfigurationError(
+            f"the permission is {perm}.", cure="It is 2 (write), 4 (read) or 6 (both)."
+        )
+    return TopicConfig(name, queue_count, writers, perm, order=order)
+
+
+def create_topic(config: TopicConfig, cluster: str | None) -> Talk[list[str]]:
+    found = yield from masters(cluster)
+    if not found:
+        raise ConfigurationError("no broker is registered.", cure="Start one: sluice broker.")
+    for address in found.values():
+        yield Ask(address, requests.update_topic(config))
+    return sorted(found)
+
+
+def delete_topic(name: str, cluster: str | None, name_servers: tuple[str, ...]) -> Talk[None]:
+    info = yield from cluster_info()
+    for address in masters_of(info, cluster).values():
+        yield Ask(address, requests.delete_topic_on_broker(name))
+    for server in name_servers:
+        for cluster_name in info.clusters if cluster is None else [cluster]:
+            yield Ask(server, requests.delete_topic_on_name_server(name, cluster_name))
+
+
+def topic_offsets(topic: str) -> Talk[dict[MessageQueue, bodies.QueueStats]]:
+    route: TopicRoute = yield RouteOf(topic)
+    found: dict[MessageQueue, bodies.QueueStats] = {}
+    for data in route.brokers:
+        address = data.addresses.get(MASTER_ID)
+        if address is not None:
+            answer = yield Ask(address, requests.topic_stats(topic))
+            found.update(bodies.decode_topic_stats(answer.body).queues)
+    return dict(sorted(found.items()))
+
+
+def groups_of_topic(topic: str) -> Talk[list[str]]:
+    route: TopicRoute = yield RouteOf(topic)
+    found: set[str] = set()
+    for data in route.brokers:
+        address = data.addresses.get(MASTER_ID)
+        if address is not None:
+            answer = yield Ask(address, requests.groups_of_topic(topic))
+            found.update(bodies.decode_group_list(answer.body))
+    return sorted(found - {topic})  # A Java broker lists the topic itself (spec/traffic, item 29).
+
+
+def runtime(address: str) -> Talk[dict[str, str]]:
+    answer = yield Ask(address, requests.runtime_info())
+    return bodies.decode_kv_table(answer.body)
+
+
+# -------------------------------------------------------------------------------- groups
+
+
+def groups() -> Talk[dict[str, GroupConfig]]:
+    found: dict[str, GroupConfig] = {}
+    for address in (yield from masters()).values():
+        answer = yield Ask(address, requests.all_groups())
+        found.update(bodies.decode_group_table(answer.body).groups)
+    return dict(sorted(found.items()))
+
+
+def create_group(config: GroupConfig, cluster: str | None) -> Talk[list[str]]:
+    check_group(config.name)
+    found = yield from masters(cluster)
+    for address in found.values():
+        yield Ask(address, requests.update_group(config))
+    return sorted(found)
+
+
+def members(group: str) -> Talk[list[str]]:
+    found: set[str] = set()
+    for address in (yield from masters()).values():
+        answer = yield Ask(address, requests.consumer_list(group), must_succeed=False)
+        if answer.code == SUCCESS:
+            found.update(bodies.decode_consumer_list(answer.body))
+        elif answer.code != SYSTEM_ERROR:
+            raise request_error(answer, address)
+    return sorted(found)
+
+
+def progress(group: str, topic: str | None = None) -> Talk[list[QueueProgress]]:
+    found: dict[MessageQueue, QueueProgress] = {}
+    for address in (yield from masters()).values():
+        answer = yield Ask(address, requests.consume_stats(group, topic), must_succeed=False)
+        if answer.code in _NOTHING_THERE:
+            continue
+        expect_success(answer, address)
+        for queue, item in bodies.decode_consume_stats(answer.body).queues.items():
+            found[queue] = QueueProgress(
+                queue, item.consumer_offset, item.broker_offset, item.last_time_ms
+            )
+    return [found[queue] for queue in sorted(found)]
+
+
+def group(name: str) -> Talk[GroupReport]:
+    made = yield from progress(name)
+    online = yield from members(name)
+    own: dict[str, list[MessageQueue]] = {}
+    for topic in sorted({item.queue.topic for item in made}):
+        if not topic.startswith(RETRY_PREFIX):
+            own[topic] = yield from queues(topic)
+    return group_report(name, online, made, own)

@@ -1,0 +1,270 @@
+"""What the client asks for: values in, commands out.
+
+Every request of the client is built here, so that the asyncio shell and the blocking shell send the
+same bytes. Headers are the declared ones of `protocol.headers`; only `send`, the hot one, writes
+its letters itself (spec/remoting.md §8) behind a test that compares it with the declared header. A
+command made here has no opaque yet: the connection gives it one.
+"""
+
+from typing import Any, Final
+
+from sluicemq.model.subscription import TAG, Subscription
+from sluicemq.model.topic import DEFAULT_TOPIC, GroupConfig, MessageQueue, TopicConfig
+from sluicemq.protocol import bodies, headers
+from sluicemq.protocol.codes import RequestCode
+from sluicemq.protocol.command import FLAG_ONEWAY, Command
+from sluicemq.protocol.headers.consume import (
+    PULL_COMMIT_OFFSET,
+    PULL_LITE,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+)
+
+_SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
+_SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
+
+
+def _command(code: RequestCode, header: Any = None, *, oneway: bool = False) -> Command:
+    fields = None if header is None else headers.encode_header(header)
+    return Command(int(code), fields, flag=FLAG_ONEWAY if oneway else 0)
+
+
+def route(topic: str) -> Command:
+    """Where a topic lives; asked of a name server."""
+    return _command(
+        RequestCode.GET_ROUTEINFO_BY_TOPIC,
+        headers.GetRouteRequest(topic=topic, standard_json_only=True),
+    )
+
+
+def send(
+    group: str,
+    queue: MessageQueue,
+    properties: str,
+    body: bytes,
+    *,
+    sys_flag: int = 0,
+    flag: int = 0,
+    born_time_ms: int = 0,
+    batch: bool = False,
+    oneway: bool = False,
+    default_queues: int = 4,
+) -> Command:
+    """One message, or a batch body when `batch`. HOT: a literal of its fields, nothing generic."""
+    fields = {
+        "a": group,
+        "b": queue.topic,
+        "c": DEFAULT_TOPIC,
+        "d": str(default_queues),
+        "e": str(queue.queue_id),
+        "f": str(sys_flag),
+        "g": str(born_time_ms),
+        "h": str(flag),
+        "i": properties,
+        "j": "0",
+        "k": "false",
+        "m": "true" if batch else "false",
+        "n": queue.broker,
+    }
+    code = _SEND_BATCH if batch else _SEND
+    return Command(code, fields, body, flag=FLAG_ONEWAY if oneway else 0)
+
+
+def pull(
+    group: str,
+    queue: MessageQueue,
+    offset: int,
+    *,
+    count_max: int = 32,
+    bytes_max: int = 262_144,
+    subscription: Subscription | None = None,
+    sub_version: int = 0,
+    expression_kind: str = TAG,
+    suspend_timeout_ms: int = 0,
+    commit_offset: int | None = None,
+    lite: bool = False,
+    bulk: bool = False,
+) -> Command:
+    """Messages of a queue from `offset` on.
+
+    With `subscription` the expression travels in the request; without it the broker filters by the
+    group's heartbeat. `suspend_timeout_ms` > 0 asks for a long poll. `bulk` asks a SluiceMQ broker
+    for up to `bytes_max` without its cap of messages; a Java broker ignores that. `lite` is only a
+    flag: code 361 would be refused by 4.x brokers, 11 is not (spec/traffic, item 18).
+    """
+    sys_flag = (
+        (PULL_SUSPEND if suspend_timeout_ms else 0)
+        | (PULL_SUBSCRIPTION if subscription is not None else 0)
+        | (PULL_COMMIT_OFFSET if commit_offset is not None else 0)
+        | (PULL_LITE if lite else 0)
+    )
+    header = headers.PullMessageRequest(
+        group=group,
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        queue_offset=offset,
+        message_count_max=count_max,
+        message_bytes_max=bytes_max,
+        sys_flag=sys_flag,
+        commit_offset=commit_offset or 0,
+        suspend_timeout_ms=suspend_timeout_ms,
+        subscription=None if subscription is None else subscription.expression,
+        sub_version=sub_version if subscription is None else subscription.version,
+        expression_kind=expression_kind if subscription is None else subscription.kind,
+        broker=queue.broker or None,
+        bulk=bulk or None,
+    )
+    return _command(RequestCode.PULL_MESSAGE, header)
+
+
+def offset_of_group(group: str, queue: MessageQueue) -> Command:
+    """The committed offset of a group; code 22 when there is none (never a guessed 0)."""
+    return _command(
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        headers.QueryConsumerOffsetRequest(group=group, zero_if_not_found=False, **_place(queue)),
+    )
+
+
+def commit_offset(group: str, queue: MessageQueue, offset: int, *, oneway: bool = False) -> Command:
+    """Sets the committed offset of a group."""
+    header = headers.UpdateConsumerOffsetRequest(group=group, commit_offset=offset, **_place(queue))
+    return _command(RequestCode.UPDATE_CONSUMER_OFFSET, header, oneway=oneway)
+
+
+def offset_min(queue: MessageQueue) -> Command:
+    """The first offset that is still stored."""
+    return _command(RequestCode.GET_MIN_OFFSET, headers.GetMinOffsetRequest(**_place(queue)))
+
+
+def offset_max(queue: MessageQueue) -> Command:
+    """The offset that the next message will get."""
+    return _command(RequestCode.GET_MAX_OFFSET, headers.GetMaxOffsetRequest(**_place(queue)))
+
+
+def offset_by_time(queue: MessageQueue, time_ms: int, *, upper: bool = False) -> Command:
+    """The first offset stored at `time_ms` or later (`upper`: the last at or before it)."""
+    header = headers.SearchOffsetRequest(
+        time_ms=time_ms, boundary="UPPER" if upper else "LOWER", **_place(queue)
+    )
+    return _command(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+
+
+def earliest_time(queue: MessageQueue) -> Command:
+    """When the first stored message of a queue was stored; -1 when there is none."""
+    header = headers.GetEarliestStoreTimeRequest(**_place(queue))
+    return _command(RequestCode.GET_EARLIEST_MSG_STORETIME, header)
+
+
+def consumer_list(group: str) -> Command:
+    """The ids of the members of a group; code 1 when nobody is there."""
+    return _command(
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP, headers.GetConsumerListRequest(group=group)
+    )
+
+
+def heartbeat(value: bodies.Heartbeat) -> Command:
+    """I am here, with these groups and subscriptions."""
+    command = _command(RequestCode.HEART_BEAT)
+    command.body = bodies.encode_heartbeat(value)
+    return command
+
+
+def unregister(
+    client_id: str, *, producer: str | None = None, consumer: str | None = None
+) -> Command:
+    """Takes this client out of a group at once."""
+    header = headers.UnregisterClientRequest(
+        client_id=client_id, producer_group=producer, consumer_group=consumer
+    )
+    return _command(RequestCode.UNREGISTER_CLIENT, header)
+
+
+def check_subscription(client_id: str, group: str, subscription: Subscription) -> Command:
+    """Can the broker serve this subscription? 23 when it does not compile, 1 when SQL92 is off."""
+    command = _command(RequestCode.CHECK_CLIENT_CONFIG)
+    command.body = bodies.encode_check_client_config(
+        bodies.CheckClientConfig(client_id, group, subscription)
+    )
+    return command
+
+
+def cluster_info() -> Command:
+    """All clusters and brokers; asked of a name server."""
+    return _command(RequestCode.GET_BROKER_CLUSTER_INFO)
+
+
+def topic_list() -> Command:
+    """All topics; asked of a name server."""
+    return _command(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+
+
+def update_topic(config: TopicConfig) -> Command:
+    """Creates or changes a topic on one broker."""
+    header = headers.CreateTopicRequest(
+        topic=config.name,
+        default_topic=DEFAULT_TOPIC,
+        read_queues=config.read_queues,
+        write_queues=config.write_queues,
+        perm=config.perm,
+        filter_type=config.filter_type,
+        sys_flag=config.sys_flag,
+        order=config.order,
+    )
+    return _command(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+
+
+def update_group(config: GroupConfig) -> Command:
+    """Creates or changes a consumer group on one broker."""
+    command = _command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
+    command.body = bodies.encode_group_config(config)
+    return command
+
+
+def delete_topic_on_broker(name: str) -> Command:
+    """Drops a topic on one broker."""
+    return _command(RequestCode.DELETE_TOPIC_IN_BROKER, headers.DeleteTopicRequest(topic=name))
+
+
+def delete_topic_on_name_server(name: str, cluster: str) -> Command:
+    """Drops a topic from the routes of one name server."""
+    header = headers.DeleteTopicInNameServerRequest(topic=name, cluster=cluster)
+    return _command(RequestCode.DELETE_TOPIC_IN_NAMESRV, header)
+
+
+def topic_stats(name: str) -> Command:
+    """First and last offset of each queue of a topic on one broker."""
+    return _command(RequestCode.GET_TOPIC_STATS_INFO, headers.GetTopicStatsRequest(topic=name))
+
+
+def groups_of_topic(name: str) -> Command:
+    """The groups that read a topic on one broker."""
+    return _command(
+        RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, headers.QueryGroupsByTopicRequest(topic=name)
+    )
+
+
+def consume_stats(group: str, topic: str | None = None) -> Command:
+    """Committed and last offset of each queue that a group reads on one broker."""
+    return _command(
+        RequestCode.GET_CONSUME_STATS, headers.GetConsumeStatsRequest(group=group, topic=topic)
+    )
+
+
+def all_groups() -> Command:
+    """All consumer group settings of one broker."""
+    return _command(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+
+
+def runtime_info() -> Command:
+    """The counters of one broker."""
+    return _command(RequestCode.GET_BROKER_RUNTIME_INFO)
+
+
+def message_at(topic: str, physical_offset: int) -> Command:
+    """One message by its place in the commit log."""
+    header = headers.ViewMessageRequest(topic=topic, physical_offset=physical_offset)
+    return _command(RequestCode.VIEW_MESSAGE_BY_ID, header)
+
+
+def _place(queue: MessageQueue) -> dict[str, Any]:
+    return {"topic": queue.topic, "queue_id": queue.queue_id, "broker": queue.broker or None}

@@ -1,0 +1,83 @@
+"""One group, one expression for each topic: conflicts are found before they lose messages.
+
+RocketMQ keeps one subscription for a (group, topic); two members with different expressions
+overwrite each other silently and messages are lost (spec/filter.md §2). Inside one process we can
+see both, so the second one is refused with both expressions in the error.
+"""
+
+import logging
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from sluicemq.client.core.names import check_topic
+from sluicemq.errors import ConfigurationError, SubscriptionConflictError
+from sluicemq.filter.check import check_subscription
+from sluicemq.filter.tags import subscribe
+from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
+
+_log = logging.getLogger("sluicemq.client")
+
+
+def make_subscription(
+    topic: str, *, tags: str | None = None, where: str | None = None, version: int = 0
+) -> Subscription:
+    """`tags` ("A||B") or `where` (SQL92), or neither for everything.
+
+    Raises ConfigurationError when both are given, FilterSyntaxError naming the place and the cure
+    when the expression cannot work. What compiles and does something else than it seems to is
+    logged as a warning.
+    """
+    if tags is not None and where is not None:
+        raise ConfigurationError(
+            "both tags= and where= are given.",
+            cure="Use one; in SQL92 the tag is the property TAGS: TAGS = 'A' AND price > 3.",
+        )
+    kind = TAG if where is None else SQL92
+    expression = tags if where is None else where
+    check_topic(topic)
+    for finding in check_subscription(Subscription(topic, expression or ALL, kind)):
+        _log.warning("filter %r of %s: %s %s", expression, topic, finding.what, finding.instead)
+    return subscribe(topic, expression, kind, version)
+
+
+@dataclass(slots=True)
+class _Entry:
+    subscription: Subscription
+    users: int
+
+
+class SubscriptionRegistry:
+    """(cluster, group, topic) -> expression, with a count of users. Not locked: callers lock."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[Hashable, str, str], _Entry] = {}
+
+    def enter(self, cluster: Hashable, group: str, subscription: Subscription) -> None:
+        """Notes a user of a subscription. Raises SubscriptionConflictError."""
+        key = (cluster, group, subscription.topic)
+        entry = self._entries.setdefault(key, _Entry(subscription, 0))
+        known = entry.subscription
+        if (known.kind, known.expression) != (subscription.kind, subscription.expression):
+            raise SubscriptionConflictError(
+                f"the group {group!r} already reads {subscription.topic!r} in this process with "
+                f"{_show(known)}; now {_show(subscription)} is asked for. A group has one "
+                "expression for a topic: with two, messages of one of them would be lost.",
+                cure="Use the same expression, or another group.",
+            )
+        entry.users += 1
+
+    def leave(self, cluster: Hashable, group: str, topic: str) -> None:
+        """One user less; the last one frees the group for another expression."""
+        key = (cluster, group, topic)
+        entry = self._entries.get(key)
+        if entry is not None:
+            entry.users -= 1
+            if entry.users <= 0:
+                del self._entries[key]
+
+
+def _show(subscription: Subscription) -> str:
+    name = "where=" if subscription.kind == SQL92 else "tags="
+    return f"{name}{subscription.expression!r}"

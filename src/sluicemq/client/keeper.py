@@ -1,0 +1,209 @@
+"""Keeps a client alive at its brokers, whatever the user's program does.
+
+A broker forgets a client that is silent for 120 s, gives its queues to others and redelivers. A
+handler that blocks the event loop for minutes must not cause that (design/product.md). So
+heartbeats run on a thread of their own, with its own small loop and its own connection to each
+broker: the connection that registers the client (34, 35), and on which the broker sends requests
+to it (40: members changed). Pulls, sends and offsets use the data connections of the user's loop.
+
+    user's loop  --describe / use / beat-->  keeper thread  --34, 35-->  brokers
+                 <--on_change(group)-------                 <--40-----
+
+`on_change` is called on the keeper's thread: the asyncio shell wraps it in `call_soon_threadsafe`.
+The thread is a daemon: a program that ends without `close` still ends.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
+
+from sluicemq.client.core import requests
+from sluicemq.client.core.answers import SUCCESS
+from sluicemq.client.core.credentials import Credentials, signed
+from sluicemq.errors import ClosedError, SluiceError
+from sluicemq.net.dialer import Channel, dial
+from sluicemq.protocol.bodies import ConsumerData, Heartbeat
+from sluicemq.protocol.codes import RequestCode, ResponseCode
+from sluicemq.protocol.command import FLAG_RESPONSE, Command
+
+PERIOD_S: Final = 30.0
+RECONNECT_S: Final = 1.0
+CALL_TIMEOUT_S: Final = 5.0
+_log = logging.getLogger("sluicemq.client")
+_T = TypeVar("_T")
+
+
+class Keeper:
+    """The heartbeat thread of one client. Its methods may be called from any thread."""
+
+    def __init__(
+        self,
+        client_id: str,
+        *,
+        credentials: Credentials | None = None,
+        on_change: Callable[[str], None] = lambda group: None,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        self.client_id = client_id
+        self._credentials = credentials
+        self._on_change = on_change
+        self._period_s = period_s
+        self._producers: tuple[str, ...] = ()
+        self._consumers: dict[str, ConsumerData] = {}
+        self._addresses: frozenset[str] = frozenset()
+        self._channels: dict[str, Channel] = {}
+        self._versions: dict[str, int] = {}
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready = threading.Event()
+        self._wake: asyncio.Event | None = None
+        self._beating: asyncio.Lock | None = None
+        self._closed = False
+
+    def produce(self, group: str) -> None:
+        """Adds a producer group to the next heartbeats."""
+        self._producers = tuple(sorted({*self._producers, group}))
+
+    def consume(self, data: ConsumerData) -> None:
+        """Adds or replaces a consumer group and its subscriptions in the next heartbeats."""
+        self._consumers = {**self._consumers, data.group: data}
+
+    def use(self, addresses: Iterable[str]) -> None:
+        """Adds brokers to beat at."""
+        self._addresses = self._addresses.union(addresses)
+
+    def broker_version(self, address: str) -> int:
+        """The version a broker gave in its last heartbeat answer; 0 before the first."""
+        return self._versions.get(address, 0)
+
+    def beat(self) -> "Future[dict[str, SluiceError | None]]":
+        """A heartbeat to every broker now; the future holds what went wrong at each address."""
+        return self._submit(self._beat_all())
+
+    def leave(self, *, producer: str | None = None, consumer: str | None = None) -> "Future[None]":
+        """Takes a group out of the heartbeats and unregisters it everywhere at once."""
+        if producer:
+            self._producers = tuple(group for group in self._producers if group != producer)
+        if consumer:
+            self._consumers = {
+                group: data for group, data in self._consumers.items() if group != consumer
+            }
+        return self._submit(self._unregister(producer, consumer))
+
+    def close(self, timeout_s: float = 3.0) -> None:
+        """Unregisters everything and ends the thread; waits at most `timeout_s`."""
+        thread, self._closed = self._thread, True
+        if thread is None or self._loop is None or not thread.is_alive():
+            return
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._signal)
+        thread.join(timeout_s)
+
+    def _submit(self, coroutine: Coroutine[Any, Any, _T]) -> "Future[_T]":
+        if self._closed:
+            coroutine.close()
+            raise ClosedError("this client is closed.", cure="Make a new one.")
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name=f"sluicemq keeper {self.client_id}", daemon=True
+            )
+            self._thread.start()
+        self._ready.wait()
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def _run(self) -> None:
+        asyncio.run(self._main())
+
+    def _signal(self) -> None:
+        if self._wake is not None:
+            self._wake.set()
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._beating = asyncio.Lock()
+        self._ready.set()
+        while not self._closed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._period_s)
+            self._wake.clear()
+            if not self._closed and (self._producers or self._consumers):
+                await self._beat_all()
+        await self._end()
+
+    async def _end(self) -> None:
+        for group in self._consumers:
+            await self._unregister(None, group)
+        for group in self._producers:
+            await self._unregister(group, None)
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            await channel.close()
+
+    async def _beat_all(self) -> dict[str, SluiceError | None]:
+        assert self._beating is not None
+        async with self._beating:
+            value = Heartbeat(self.client_id, self._producers, tuple(self._consumers.values()))
+            addresses = sorted(self._addresses)
+            outcomes = await asyncio.gather(*(self._beat(address, value) for address in addresses))
+            return dict(zip(addresses, outcomes, strict=True))
+
+    async def _beat(self, address: str, value: Heartbeat) -> SluiceError | None:
+        try:
+            channel = await self._channel(address)
+            command = signed(requests.heartbeat(value), self._credentials)
+            answer = await channel.call(command, CALL_TIMEOUT_S)
+        except SluiceError as error:
+            _log.warning("heartbeat to %s failed: %s", address, error)
+            broken = self._channels.pop(address, None)
+            if broken is not None:
+                await broken.close()
+            self._later()
+            return error
+        if answer.code == SUCCESS:
+            self._versions[address] = answer.version
+        else:
+            _log.warning("heartbeat refused by %s: %s %s", address, answer.code, answer.remark)
+        return None
+
+    async def _channel(self, address: str) -> Channel:
+        channel = self._channels.get(address)
+        if channel is None or channel.closed:
+            channel = await dial(
+                address,
+                timeout_s=CALL_TIMEOUT_S,
+                on_request=self._on_request,
+                on_close=lambda *_: self._later(),
+            )
+            self._channels[address] = channel
+        return channel
+
+    def _later(self) -> None:
+        """A lost connection means a lost membership: beat again in a second, not in thirty."""
+        if not self._closed and self._loop is not None:
+            self._loop.call_later(RECONNECT_S, self._signal)
+
+    async def _unregister(self, producer: str | None, consumer: str | None) -> None:
+        for channel in list(self._channels.values()):
+            command = requests.unregister(self.client_id, producer=producer, consumer=consumer)
+            with contextlib.suppress(SluiceError):
+                await channel.call(signed(command, self._credentials), 1.0)
+
+    def _on_request(self, command: Command, channel: Channel) -> Command | None:
+        del channel
+        if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+            self._on_change((command.fields or {}).get("consumerGroup", ""))
+            return None
+        if command.is_oneway:
+            return None
+        return Command(
+            ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+            opaque=command.opaque,
+            flag=FLAG_RESPONSE,
+            remark=f" request type {command.code} not supported",
+        )

@@ -1,0 +1,215 @@
+"""Bulk reading: a range of one queue as raw records, with the next pulls already on their way.
+
+For Spark and exports: what comes out is concatenated stored records (spec/remoting.md §9), which
+`record.arrow` decodes in columns; no object a message is made here.
+
+Without a filter the range is cut into stripes of as many messages as one answer holds (learnt from
+the first answer), so the start of the next pulls is known before the present one is answered, and
+`depth` pulls are in flight on one connection: the broker reads while we decode. An answer shorter
+than its stripe is completed by another pull; later answers wait meanwhile. With a filter the next
+start is only known from the answer (`nextBeginOffset`), so one pull is sent ahead: it travels while
+the caller decodes the last one.
+
+A SluiceMQ broker answers up to `batch_bytes` a pull (`sluiceBulk`), a Java broker 32 messages or
+256 KiB. Bytes come out in offset order, whole records, offsets start <= offset < end.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Final, Self
+
+from sluicemq.client.core import requests
+from sluicemq.client.core.answers import PullAnswer, PullStatus, pull_answer
+from sluicemq.client.core.credentials import Credentials, signed
+from sluicemq.errors import ConnectionLostError, OffsetOutOfRangeError
+from sluicemq.model.subscription import ALL, Subscription
+from sluicemq.model.topic import MessageQueue
+from sluicemq.net.blocking import BlockingChannel
+from sluicemq.protocol.command import Command
+
+BATCH_BYTES: Final = 4 * 1024 * 1024
+DEPTH: Final = 3
+READ_GROUP: Final = "TOOLS_CONSUMER"
+"""A group that every broker knows, also with automatic creation off (spec/admin.md §2)."""
+_COUNT_MAX: Final = 1_000_000
+_RECORD_HEAD: Final = struct.Struct(">i16xq")
+"""Size of a record, and its queue offset at byte 20."""
+
+Chunk = bytes | memoryview
+
+
+class BulkReader:
+    """Iterates over chunks of records of one queue range. Use it in a `with` statement.
+
+    A chunk is valid until the next one is asked for. `position` is the offset up to which all
+    matching messages have been handed out; `bytes_read` counts body bytes off the socket; `pulls`
+    the requests answered. Raises OffsetOutOfRangeError when the range is not (or no longer) in the
+    queue, RequestError when the broker refuses, ConnectionLostError and RequestTimeoutError.
+    """
+
+    def __init__(
+        self,
+        broker_address: str,
+        topic: str,
+        queue_id: int,
+        start: int,
+        end: int,
+        subscription: Subscription | None = None,
+        *,
+        broker: str = "",
+        group: str = READ_GROUP,
+        credentials: Credentials | tuple[str, str] | None = None,
+        batch_bytes: int = BATCH_BYTES,
+        depth: int = DEPTH,
+        timeout_s: float = 30.0,
+    ) -> None:
+        self.queue = MessageQueue(topic, broker, queue_id)
+        self.position = start
+        self.end = end
+        self.bytes_read = 0
+        self.pulls = 0
+        self._address = broker_address
+        self._filtered = subscription is not None and not subscription.is_everything
+        self._subscription = subscription or Subscription(topic, ALL)
+        self._group = group
+        self._credentials = Credentials.of(credentials)
+        self._batch_bytes = batch_bytes
+        self._depth = depth
+        self._timeout_s = timeout_s
+        self._channel: BlockingChannel | None = None
+        self._held: dict[int, PullAnswer] = {}
+
+    def __iter__(self) -> Iterator[Chunk]:
+        if self.position >= self.end:
+            return iter(())
+        return self._filtered_chunks() if self._filtered else self._striped_chunks()
+
+    def _filtered_chunks(self) -> Iterator[Chunk]:
+        wanted = self._send(self.position, _COUNT_MAX)
+        while True:
+            answer = self._receive(wanted)
+            self._check(answer)
+            following = answer.next_offset
+            if following < self.end:
+                wanted = self._send(following, _COUNT_MAX)
+            if answer.status is PullStatus.FOUND:
+                yield answer.data if following <= self.end else _before(answer.data, self.end)
+            self.position = min(following, self.end)
+            if following >= self.end:
+                return
+
+    def _striped_chunks(self) -> Iterator[Chunk]:
+        first_start = self.position
+        first = self._receive(self._send(first_start, min(_COUNT_MAX, self.end - first_start)))
+        self._check(first)
+        stripe = self._stripe(first)
+        sent_to = min(first.next_offset, self.end)
+        pending: deque[tuple[int, int]] = deque()
+        answer, until = first, sent_to
+        while True:
+            while len(pending) < self._depth and sent_to < self.end:
+                stop = min(self.end, sent_to + stripe)
+                pending.append((self._send(sent_to, stop - sent_to), stop))
+                sent_to = stop
+            if answer.status is PullStatus.FOUND:
+                yield answer.data
+            self.position = min(answer.next_offset, self.end)
+            if self.position < until:
+                pending.appendleft((self._send(self.position, until - self.position), until))
+                stripe = max(1, min(stripe, stripe - (until - self.position)))
+            if not pending:
+                return
+            opaque, until = pending.popleft()
+            answer = self._receive(opaque)
+            self._check(answer)
+
+    def _stripe(self, first: PullAnswer) -> int:
+        """Messages a pull: a little less than one answer held when its bytes were the limit."""
+        count = max(1, first.next_offset - self.position)
+        return count if len(first.data) * 2 < self._batch_bytes else max(1, count * 15 // 16)
+
+    def _send(self, offset: int, count_max: int) -> int:
+        command = requests.pull(
+            self._group,
+            self.queue,
+            offset,
+            count_max=count_max,
+            bytes_max=self._batch_bytes,
+            subscription=self._subscription,
+            bulk=True,
+        )
+        if self._channel is None:
+            self._channel = BlockingChannel(self._address, self._timeout_s)
+        self._channel.send(signed(command, self._credentials))
+        return command.opaque
+
+    def _receive(self, opaque: int) -> PullAnswer:
+        """The answer to one request; answers to others that come first are held, copied."""
+        held = self._held.pop(opaque, None)
+        while held is None:
+            command = self._next_command()
+            answer = pull_answer(command, self._address)
+            self.pulls += 1
+            self.bytes_read += len(command.body)
+            if command.opaque == opaque:
+                return answer
+            self._held[command.opaque] = _copied(answer)
+        return held
+
+    def _next_command(self) -> Command:
+        if self._channel is None:
+            raise ConnectionLostError(f"the reader of {self.queue} is closed.")
+        return self._channel.receive()
+
+    def _check(self, answer: PullAnswer) -> None:
+        if answer.status is PullStatus.OFFSET_ILLEGAL or (
+            answer.status is PullStatus.NO_NEW_MSG and answer.next_offset <= self.position
+        ):
+            raise OffsetOutOfRangeError(
+                f"offsets {self.position} to {self.end} of queue {self.queue.queue_id} of "
+                f"{self.queue.topic!r} are not all there: it holds {answer.offset_min} to "
+                f"{answer.offset_max}.",
+                cure="Retention deleted them, or the queue was reset: start from what is there.",
+            )
+
+    def close(self) -> None:
+        """Closes the connection."""
+        channel, self._channel = self._channel, None
+        self._held.clear()
+        if channel is not None:
+            channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _copied(answer: PullAnswer) -> PullAnswer:
+    return PullAnswer(
+        answer.status,
+        answer.next_offset,
+        answer.offset_min,
+        answer.offset_max,
+        bytes(answer.data),
+        answer.remark,
+    )
+
+
+def _before(data: Chunk, end: int) -> Chunk:
+    """The records whose queue offset is below `end`; only the last chunk of a range needs this."""
+    view, at = memoryview(data), 0
+    while at < len(view):
+        size, offset = _RECORD_HEAD.unpack_from(view, at)
+        if offset >= end:
+            break
+        at += size
+    return view[:at]

@@ -1,0 +1,201 @@
+"""The blocking producer: for scripts, threads and Spark workers.
+
+The same decisions as the asyncio producer (queue choice, retries, deadline, checks) from the same
+core; every call waits for its answer. No background thread: nothing is sent that was not asked for.
+
+    with Producer("127.0.0.1:9876") as producer:
+        producer.send("flights", body, tag="UA")
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sluicemq.client.core import batches, requests
+from sluicemq.client.core.answers import SendResult, send_results
+from sluicemq.client.core.credentials import Credentials, signed
+from sluicemq.client.core.messages import Outgoing, checked_group, make_message, prepare
+from sluicemq.client.core.routing import master_address, no_writable_queue
+from sluicemq.client.core.sending import (
+    RETRIES,
+    SEND_TIMEOUT_MS,
+    Attempts,
+    QueueChooser,
+    Selector,
+    choose_by,
+)
+from sluicemq.client.identity import MessageIds
+from sluicemq.client.sync.cluster import Cluster
+from sluicemq.clock import SYSTEM_CLOCK, Clock
+from sluicemq.errors import (
+    ConnectionLostError,
+    RequestError,
+    RequestTimeoutError,
+    SluiceError,
+)
+from sluicemq.model.message import Message
+from sluicemq.model.topic import MessageQueue
+from sluicemq.net.blocking import BlockingChannel
+from sluicemq.protocol.command import Command
+
+DEFAULT_GROUP = "sluicemq-producer"
+
+
+class Producer(Cluster):
+    """Sends and waits. Safe to share among threads.
+
+    Errors of every send: ConfigurationError (the message breaks a rule, nothing was sent),
+    RouteNotFoundError, RequestError (the broker refused it), SendError (not stored) and its child
+    SendUnknownError (it may be stored).
+    """
+
+    def __init__(
+        self,
+        name_servers: str | list[str] | tuple[str, ...],
+        *,
+        group: str = DEFAULT_GROUP,
+        credentials: Credentials | tuple[str, str] | None = None,
+        timeout_ms: int = SEND_TIMEOUT_MS,
+        retries: int = RETRIES,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        super().__init__(name_servers, credentials=credentials, clock=clock)
+        self.group = checked_group(group)
+        self.timeout_ms = timeout_ms
+        self.retries = retries
+        self._ids = MessageIds(clock)
+        self._chooser = QueueChooser()
+
+    def send(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        tag: str | None = None,
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        **rare: Any,
+    ) -> SendResult:
+        """Sends one message and waits until it is stored. `rare`: see `make_message`."""
+        message = make_message(
+            topic, body, tag=tag, keys=_keys(keys), properties=properties, **rare
+        )
+        outgoing = prepare(message, self._ids.next())
+        if selector is not None:
+            queue = choose_by(selector, self.write_queues(message.topic), message)
+        return self._deliver(outgoing, (outgoing.message_id,), queue=queue)[0]
+
+    def send_oneway(
+        self, topic: str | Message, body: bytes | str | None = None, **rest: Any
+    ) -> None:
+        """Hands one message to the network and does not wait: it may get lost."""
+        outgoing = prepare(make_message(topic, body, **rest), self._ids.next())
+        queue = self._chooser.choose(self.write_queues(outgoing.topic), self.clock.monotonic_s())
+        address = self._master(queue)
+        channel = self.take(address, self.timeout_s)
+        channel.send(self._request(outgoing, queue, batch=False, oneway=True))
+        self.give(address, channel)
+
+    def send_batch(
+        self, messages: Sequence[Message], *, queue: MessageQueue | None = None
+    ) -> list[SendResult]:
+        """Sends messages of one topic in requests of at most 1 MiB each; one result a message.
+
+        Each request is stored all or nothing; when a later one fails, the earlier ones are stored
+        and the exception's note tells how many. Raises SendError before sending when the messages
+        may not be in one batch.
+        """
+        batches.check_batch(messages)
+        parts = [prepare(one, self._ids.next(), compress_from_bytes=0) for one in messages]
+        results: list[SendResult] = []
+        for run in batches.split(parts):
+            ids = tuple(part.message_id for part in run)
+            try:
+                joined = batches.join(run, self._ids.next())
+                results += self._deliver(joined, ids, queue=queue, batch=True)
+            except SluiceError as error:
+                error.add_note(f"{len(results)} of {len(parts)} messages of this batch are stored.")
+                raise
+        return results
+
+    def write_queues(self, topic: str) -> list[MessageQueue]:
+        """The queues that a message of the topic may go to. Raises RouteNotFoundError."""
+        self.route(topic, create=True)
+        queues = self.routes.writers(topic)
+        if not queues:
+            self.routes.forget(topic)
+            raise no_writable_queue(topic)
+        return queues
+
+    def _deliver(
+        self,
+        outgoing: Outgoing,
+        ids: tuple[str, ...],
+        *,
+        queue: MessageQueue | None,
+        batch: bool = False,
+    ) -> list[SendResult]:
+        attempts = Attempts(self.clock.monotonic_s(), self.timeout_ms, self.retries)
+        while True:
+            now_s = self.clock.monotonic_s()
+            target = queue or self._chooser.choose(
+                self.write_queues(outgoing.topic), now_s, attempts.last_broker
+            )
+            written = False
+            try:
+                address = self._master(target)
+                channel = self.take(address, max(0.001, attempts.remaining_s(now_s)))
+                written = True
+                request = self._request(outgoing, target, batch=batch)
+                answer = self._exchange(address, channel, request)
+                results = send_results(answer, target, ids, address)
+            except (ConnectionLostError, RequestTimeoutError, RequestError) as error:
+                failed_s = self.clock.monotonic_s()
+                self._chooser.failed(target.broker, failed_s)
+                self.routes.forget(outgoing.topic)
+                if not attempts.failed(target.broker, error, failed_s, written=written):
+                    raise attempts.verdict(outgoing.topic, outgoing.message_id, error) from error
+            else:
+                done_s = self.clock.monotonic_s()
+                self._chooser.answered(target.broker, done_s - now_s, done_s)
+                return results
+
+    def _exchange(self, address: str, channel: BlockingChannel, request: Command) -> Command:
+        try:
+            answer = channel.call(request)
+        except BaseException:
+            channel.close()
+            raise
+        self.give(address, channel)
+        return answer
+
+    def _request(
+        self, outgoing: Outgoing, queue: MessageQueue, *, batch: bool, oneway: bool = False
+    ) -> Command:
+        command = requests.send(
+            self.group,
+            queue,
+            outgoing.properties,
+            outgoing.body,
+            sys_flag=outgoing.sys_flag,
+            flag=outgoing.flag,
+            born_time_ms=self.clock.now_ms(),
+            batch=batch,
+            oneway=oneway,
+        )
+        return signed(command, self.credentials)
+
+    def _master(self, queue: MessageQueue) -> str:
+        route = self.routes.get(queue.topic) or self.route(queue.topic, create=True)
+        address = master_address(route, queue.broker)
+        if address is None:
+            raise ConnectionLostError(
+                f"the master of {queue.broker!r} is not in the route of {queue.topic!r}.",
+                cure="See sluice cluster list.",
+            )
+        return address
+
+
+def _keys(keys: str | Sequence[str]) -> str | tuple[str, ...]:
+    return keys if isinstance(keys, str) else tuple(keys)
