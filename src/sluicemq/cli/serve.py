@@ -86,14 +86,10 @@ def broker(
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C."""
     _start_log(log_level)
-    overrides = _given(
-        bindAddress=host,
-        listenPort=port,
-        storePathRootDir=_absolute(store),
-        namesrvAddr=nameserver,
-        brokerConfigPath=_absolute(path),
-    )
-    config, store_config, warnings = load_broker_config(_read_config(path), overrides=overrides)
+    text = _read_config(path)
+    overrides = _broker_options(text, path, port, store)
+    overrides |= _given(bindAddress=host, namesrvAddr=nameserver)
+    config, store_config, warnings = load_broker_config(text, overrides=overrides)
     _log_warnings(path, warnings)
 
     async def start(stack: contextlib.AsyncExitStack) -> str:
@@ -125,15 +121,8 @@ def up(
     """
     _start_log(log_level)
     text = _read_config(path)
-    bound = parse_properties(text).get("bindAddress")
-    overrides = _given(
-        bindAddress=host or bound or LOOPBACK,
-        listenPort=broker_port,
-        storePathRootDir=_absolute(store),
-        brokerConfigPath=_absolute(path),
-        # Two brokers on free ports have to live on one machine.
-        metricsPromExporterPort=0 if broker_port == 0 and METRICS_KEY not in text else None,
-    )
+    overrides = _broker_options(text, path, broker_port, store)
+    overrides["bindAddress"] = host or parse_properties(text).get("bindAddress") or LOOPBACK
     config, store_config, warnings = load_broker_config(text, overrides=overrides)
     _log_warnings(path, warnings)
 
@@ -233,6 +222,18 @@ def _read_config(path: str | None) -> str:
 def _given(**options: object) -> dict[str, str]:
     """The options that were given, as keys of a configuration file."""
     return {name: str(value) for name, value in options.items() if value is not None}
+
+
+def _broker_options(
+    text: str, path: str | None, port: int | None, store: str | None
+) -> dict[str, str]:
+    return _given(
+        listenPort=port,
+        storePathRootDir=_absolute(store),
+        brokerConfigPath=_absolute(path),
+        # Brokers on free ports are many on one machine: their metrics take free ports too.
+        metricsPromExporterPort=0 if port == 0 and METRICS_KEY not in text else None,
+    )
 
 
 def _absolute(path: str | None) -> str | None:

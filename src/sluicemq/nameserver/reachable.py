@@ -106,7 +106,7 @@ def _instead_of_foreign(address: str, origin: Origin, way: Way) -> tuple[str, st
     if parse_address(address) is None or same_network(address, way.remote):
         return address, ""
     if origin.on_this_host:
-        if origin.listens_at(way.local) and not same_network(address, way.local):
+        if origin.listens_at(way.local):
             return way.local, "the broker listens where the client reached the name server"
         return address, ""
     if not is_private(address) or same_address(origin.source, way.remote):

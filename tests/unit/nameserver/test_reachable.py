@@ -51,6 +51,9 @@ CASES = {
     ),
     "other network, local client, Java": (HERE, JAVA_HERE_BY_NAME, LOCAL_CLIENT, HERE),
     "other network, Java broker here": ("172.17.0.1", JAVA_HERE, OFFICE_CLIENT, "172.17.0.1"),
+    "far client, it listens where the client came": (
+        "192.168.1.6", OURS_HERE, FAR_CLIENT, HERE,
+    ),
     "far client keeps the neighbour of our address": (HERE, OURS_HERE, FAR_CLIENT, HERE),
     "docker address, source is the client's neighbour": (
         "172.18.0.2", JAVA_THERE, OFFICE_CLIENT, "192.168.1.20",

@@ -109,6 +109,17 @@ def test_a_slave_that_becomes_master_has_one_id(table: RouteTable) -> None:
     assert table.broker("a") == BrokerData("a", "c", {0: "a:9"})
 
 
+def test_a_slave_that_becomes_master_brings_its_topics_though_its_edition_is_known(
+    table: RouteTable,
+) -> None:
+    table.register(master(), 0)
+    edition = DataVersion(7, 7)
+    table.register(slave(topics=topics("T", queues=9), version=edition), 0)
+    table.unregister("c", "a", "a:1")
+    table.register(slave(broker_id=0, topics=topics("T", queues=9), version=edition), 1)
+    assert table.route("T").queues[0].read_queues == 9  # type: ignore[union-attr]
+
+
 def test_a_broker_before_version_5_is_no_prime_slave(table: RouteTable) -> None:
     table.register(slave(topics=topics("S"), acting_master_enable=None), 0)
     assert table.route("S") is None

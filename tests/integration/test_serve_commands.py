@@ -1,0 +1,164 @@
+"""`sluice nameserver`, `sluice broker` and `sluice up` as processes: the contract for scripts."""
+
+import os
+import re
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sluicemq.protocol.codec import decode, encode
+from sluicemq.protocol.command import Command
+
+SOURCE = Path(__file__).parents[2] / "src"
+TIMEOUT_S = 30
+
+
+class Processes:
+    """Starts `sluice` and leaves none behind."""
+
+    def __init__(self) -> None:
+        self.running: list[subprocess.Popen[str]] = []
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sluicemq", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(SOURCE), "NAMESRV_ADDR": ""},
+        )
+        self.running.append(process)
+        return process
+
+    def ready(self, *arguments: str) -> tuple[subprocess.Popen[str], str]:
+        process = self.start(*arguments)
+        assert process.stdout is not None
+        if not select.select([process.stdout], [], [], TIMEOUT_S)[0]:
+            process.kill()
+            raise AssertionError(f"not ready: {process.communicate()[1]}")
+        return process, process.stdout.readline()
+
+    def close(self) -> None:
+        for process in self.running:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def processes() -> Iterator[Processes]:
+    started = Processes()
+    yield started
+    started.close()
+
+
+def address_in(line: str, what: str) -> tuple[str, int]:
+    found = re.search(rf"{what}=([^ :]+):(\d+)", line)
+    assert found, line
+    return found[1], int(found[2])
+
+
+def ask(address: tuple[str, int], command: Command) -> bytes:
+    with socket.create_connection(address, timeout=TIMEOUT_S) as connection:
+        connection.sendall(encode(command))
+        stream = connection.makefile("rb")
+        (total,) = struct.unpack(">i", stream.read(4))
+        return bytes(decode(stream.read(total)).body)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_name_server_says_ready_serves_and_leaves_with_0(
+    processes: Processes, number: signal.Signals
+) -> None:
+    process, line = processes.ready("nameserver", "--host", "127.0.0.1", "--port", "0")
+    assert line.startswith("ready ")
+    address = address_in(line, "nameserver")
+    socket.create_connection(address, timeout=TIMEOUT_S).close()
+    process.send_signal(number)
+    rest, errors = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, rest) == (0, "")
+    assert "Traceback" not in errors
+
+
+def test_up_serves_both_on_loopback_and_leaves_with_0(processes: Processes, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    process, line = processes.ready(
+        "up", "--nameserver-port", "0", "--broker-port", "0", "--store", str(store)
+    )
+    assert line.startswith("ready ")
+    for what in ("nameserver", "broker"):
+        address = address_in(line, what)
+        assert address[0] == "127.0.0.1"
+        socket.create_connection(address, timeout=TIMEOUT_S).close()
+    assert (store / "lock").is_file()
+    process.terminate()
+    rest, errors = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, rest) == (0, "")
+    assert "Traceback" not in errors
+
+
+def test_a_broker_registers_with_the_name_servers_it_is_given(
+    processes: Processes, tmp_path: Path
+) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text("brokerName = ours\nbindAddress = 127.0.0.1\nbrokerNam = typo\n")
+    _, line = processes.ready("nameserver", "--host", "127.0.0.1", "--port", "0")
+    names = address_in(line, "nameserver")
+    options = ("-c", str(path), "-n", f"{names[0]}:{names[1]}", "--port", "0")
+    process, line = processes.ready("broker", *options, "--store", str(tmp_path / "store"))
+    host, port = address_in(line, "broker")
+    assert f'{{0:"{host}:{port}"}},"brokerName":"ours"'.encode() in ask(names, Command(106))
+    process.terminate()
+    _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0
+    assert "brokerNam is not a known key and is ignored. Did you mean brokerName?" in errors
+    assert f"Clients are told {host}:{port}" in errors
+
+
+def test_a_port_in_use_is_one_sentence_with_its_cure_and_exit_code_1(
+    processes: Processes, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = processes.start(
+            "up", "--nameserver-port", str(port), "--broker-port", "0", "--store", str(tmp_path)
+        )
+        output, errors = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, output) == (1, "")
+    assert f"sluice: Port {port} is in use" in errors
+    assert "another port" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_bad_value_in_a_file_is_one_sentence_and_exit_code_1(
+    processes: Processes, tmp_path: Path
+) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text("listenPort = many\n")
+    process = processes.start("broker", "-c", str(path))
+    output, errors = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, output) == (1, "")
+    assert errors == (
+        "sluice: listenPort = many is not valid. Write a whole number from 0 to 65535.\n"
+    )
+
+
+def test_what_serves_imports_nothing_heavy() -> None:
+    heavy = "{'rich', 'lark', 'pyarrow', 'pyspark', 'structlog', 'pandas', 'difflib'}"
+    modules = "sluicemq.cli, sluicemq.cli.serve, sluicemq.nameserver.server, sluicemq.broker.server"
+    code = f"import sys, {modules}; print(sorted({heavy} & sys.modules.keys()))"
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=TIMEOUT_S,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )
+    assert found.stdout == "[]\n"

@@ -1,0 +1,104 @@
+"""`sluice filter check` and the contract of `sluice filter eval` (issue 3, section 9)."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from sluicemq.cli.filter import command
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "sql92_cases.jsonl"
+
+
+def run(*arguments: str, data: bytes | None = None) -> Result:
+    return CliRunner().invoke(command, list(arguments), input=data)
+
+
+def results(output: str) -> list[str]:
+    return [json.loads(line)["result"] for line in output.splitlines()]
+
+
+def test_check_of_a_good_expression_exits_0() -> None:
+    done = run("check", "a = 5")
+    assert done.exit_code == 0
+    assert "means what it says" in done.output
+
+
+def test_check_of_an_error_points_and_exits_1() -> None:
+    done = run("check", "a > 'x'")
+    assert done.exit_code == 1
+    assert "    a > 'x'\n        ^^^\n" in done.output
+    assert "does not compile" in done.output
+
+
+def test_check_of_a_warning_exits_1_and_says_that_it_compiles() -> None:
+    done = run("check", "NOT a = 5")
+    assert done.exit_code == 1
+    assert "compiles; mind the warnings" in done.output
+
+
+def test_check_as_json_has_every_finding() -> None:
+    done = run("check", "--json", "a > ‘x’")
+    report = json.loads(done.output)
+    assert done.exit_code == 1
+    assert report["compiles"] is False
+    assert [found["code"] for found in report["findings"]] == ["look-alike", "order-string"]
+    assert set(report["findings"][0]) == {
+        "severity", "code", "position", "length", "what", "instead",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [[], ["check"], ["eval"], ["eval", "/no/such/file"], ["x"]])
+def test_wrong_usage_exits_2(arguments: list[str]) -> None:
+    assert run(*arguments).exit_code == 2
+
+
+def test_eval_answers_every_case_of_java_in_order() -> None:
+    done = run("eval", str(GOLDEN))
+    wanted = [json.loads(line)["result"] for line in GOLDEN.read_text().splitlines()]
+    assert done.exit_code == 0
+    assert results(done.output) == wanted
+
+
+def test_eval_reads_standard_input_without_a_last_line_end() -> None:
+    done = run("eval", "-", data=b'{"expr": "a > 1", "props": {"a": "2"}}\r\n\n{"expr": "a = 1"}')
+    assert done.exit_code == 0
+    assert done.output == '{"result":"true"}\n{"result":"null"}\n'
+
+
+def test_eval_takes_null_as_absent_and_half_characters_as_java() -> None:
+    lines = [
+        {"expr": "a IS NULL", "props": {"a": None}},
+        {"expr": "a CONTAINS '\ud83d'", "props": {"a": "😀"}},
+    ]
+    done = run("eval", "-", data="\n".join(map(json.dumps, lines)).encode())
+    assert results(done.output) == ["true", "true"]
+
+
+@pytest.mark.parametrize(
+    "line", [b"not json", b"[]", b'{"props": {}}', b'{"expr": "a = 1", "props": {"a": 1}}',
+             b'{"expr": 5}', b'{"expr": "a = 1", "props": 5}'],
+)  # fmt: skip
+def test_eval_of_a_bad_line_answers_those_before_names_it_and_exits_2(line: bytes) -> None:
+    done = run("eval", "-", data=b'{"expr": "TRUE"}\n' + line + b'\n{"expr": "TRUE"}\n')
+    assert done.exit_code == 2
+    assert done.stdout == '{"result":"true"}\n'
+    assert "line 2" in done.stderr
+
+
+def test_eval_talks_through_pipes_line_by_line() -> None:
+    code = "from sluicemq.cli.filter import command; command(['eval', '-'])"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        for expression, wanted in (("TRUE", b"true"), ("a b #", b"null"), ("5", b"compile_error")):
+            process.stdin.write(json.dumps({"expr": expression}).encode() + b"\n")
+            process.stdin.flush()
+            assert wanted in process.stdout.readline()
+        process.stdin.close()
+        assert process.wait(timeout=20) == 0

@@ -1,0 +1,76 @@
+"""The group of commands: names without imports, errors as sentences."""
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from sluicemq.cli import main
+from sluicemq.cli.root import COMMANDS
+from sluicemq.cli.serve import name_server_of
+from sluicemq.config import BrokerConfig, StoreConfig
+
+SOURCE = Path(__file__).parents[3] / "src"
+
+
+def test_help_lists_every_command_and_imports_none() -> None:
+    code = (
+        "import sys\nfrom sluicemq.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: print(sorted(m for m in sys.modules if 'sluicemq.cli.' in m))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30,
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+    )  # fmt: skip
+    for name, entry in COMMANDS.items():
+        assert f"  {name} " in found.stdout
+        assert entry.summary in found.stdout
+    assert found.stdout.endswith("['sluicemq.cli.root']\n")
+
+
+@pytest.mark.parametrize("name", ["up", "nameserver", "broker"])
+def test_a_command_is_imported_when_it_is_used(name: str) -> None:
+    result = CliRunner().invoke(main, [name, "--help"])
+    assert result.exit_code == 0
+    assert "SIGTERM or Ctrl-C" in result.output
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_module_holds_its_command(name: str) -> None:
+    entry = COMMANDS[name]
+    module = importlib.import_module(f"sluicemq.cli.{entry.module}")
+    assert isinstance(getattr(module, entry.attribute), click.Command)
+
+
+def test_an_unknown_command_is_wrong_usage() -> None:
+    result = CliRunner().invoke(main, ["bogus"])
+    assert result.exit_code == 2
+    assert "No such command" in result.output
+
+
+def test_an_error_of_ours_is_one_sentence_and_exit_code_1() -> None:
+    result = CliRunner().invoke(main, ["nameserver", "-c", "/nonexistent/namesrv.conf"])
+    assert result.exit_code == 1
+    assert result.output == (
+        "sluice: /nonexistent/namesrv.conf cannot be read: No such file or directory. "
+        "Name a readable file with -c.\n"
+    )
+
+
+def test_the_version_is_the_package_s() -> None:
+    result = CliRunner().invoke(main, ["--version"])
+    assert result.exit_code == 0
+    assert result.output.startswith("sluice 0.")
+
+
+def test_the_name_server_of_up_keeps_its_files_in_the_store() -> None:
+    config = name_server_of(BrokerConfig(bind_address="127.0.0.1"), StoreConfig(root="/data"), 9876)
+    assert (config.bind_address, config.listen_port) == ("127.0.0.1", 9876)
+    assert config.kv_config_path == "/data/namesrv/kvConfig.json"
+    assert config.config_path == "/data/namesrv/namesrv.properties"
