@@ -1,9 +1,9 @@
 """One blocking connection, for scripts and Spark executors: no thread, no loop.
 
 Bulk answers are megabytes. `receive` reads the socket straight into one buffer that grows to the
-largest frame and is used again; the body is a memoryview into it: one copy between the socket and
-the caller. So a body is valid until the next `receive` only. What of the next frame is already in
-the buffer is moved to its front, which costs at most one small copy a frame.
+largest frame and is used again; the body is a memoryview into it, so that the kernel's copy is the
+only one. A body is therefore valid until the next `receive` only. At most `READ_AHEAD_BYTES` of the
+following frame are read with a frame; they are moved to the front of the buffer.
 """
 
 import socket
@@ -17,9 +17,8 @@ from sluicemq.protocol.codec import decode, encode
 from sluicemq.protocol.command import FLAG_ONEWAY, Command
 from sluicemq.protocol.connection import check_total
 
-BUFFER_BYTES_FIRST: Final = 64 * 1024
-RECEIVE_BUFFER_BYTES: Final = 4 * 1024 * 1024
-"""What the kernel may hold for us while the caller decodes."""
+READ_AHEAD_BYTES: Final = 64 * 1024
+"""Small answers come many at a time; of a big one's successor no more than this is moved."""
 _TOTAL: Final = struct.Struct(">I")
 
 
@@ -34,17 +33,15 @@ class BlockingChannel:
         self.timeout_s = timeout_s
         self.closed = False
         self._opaque = 0
-        self._buffer = bytearray(BUFFER_BYTES_FIRST)
+        self._buffer = bytearray(READ_AHEAD_BYTES)
         self._start = 0  # of the next frame in the buffer
         self._filled = 0
-        self._body: memoryview | None = None
         host = parse_host(address)
         try:
             self._socket = socket.create_connection((host.address, host.port), timeout_s)
         except OSError as error:
             raise self._failed(error, "connecting") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
 
     def call(self, command: Command) -> Command:
         """A request and its answer; the body is valid until the next call."""
@@ -87,7 +84,6 @@ class BlockingChannel:
     # -------------------------------------------------------------------------------- receiving
 
     def _receive_frame(self) -> Command:
-        self._body = None
         try:
             self._fill(4)
             total = _TOTAL.unpack_from(self._buffer, self._start)[0]
@@ -101,7 +97,6 @@ class BlockingChannel:
             self.close()  # the stream is lost: a bad frame, or an interrupt between two reads
             raise
         self._start += 4 + total
-        self._body = command.body if isinstance(command.body, memoryview) else None
         return command
 
     def _fill(self, size: int) -> None:
@@ -110,7 +105,7 @@ class BlockingChannel:
             return
         self._make_room(size)
         self._socket.settimeout(self.timeout_s)
-        view = memoryview(self._buffer)
+        view = memoryview(self._buffer)[: self._start + size + READ_AHEAD_BYTES]
         while self._filled - self._start < size:
             count = self._socket.recv_into(view[self._filled :])
             if not count:
@@ -118,15 +113,14 @@ class BlockingChannel:
             self._filled += count
 
     def _make_room(self, size: int) -> None:
-        """Room for `size` bytes from `_start` on. A body that a caller still holds keeps its bytes:
-        a buffer that is looked at is left to the caller, and a new one is taken."""
+        """Room for `size` bytes from `_start` on; the buffer begins with them afterwards."""
         if self._start == self._filled:
             self._start = self._filled = 0
         if self._start + size <= len(self._buffer):
             return
         rest = bytes(memoryview(self._buffer)[self._start : self._filled])
         if size > len(self._buffer):
-            self._buffer = bytearray(max(size, 2 * len(self._buffer)))
+            self._buffer = bytearray(max(size + READ_AHEAD_BYTES, 2 * len(self._buffer)))
         self._buffer[: len(rest)] = rest
         self._start, self._filled = 0, len(rest)
 

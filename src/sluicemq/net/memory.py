@@ -45,10 +45,10 @@ class _Wire:
 class _Link:
     """A served connection: the server's Pieces and Peer on one end, a Channel on the other."""
 
-    def __init__(self, service: "_Service", channel: Channel, remote: Host, local: Host) -> None:
-        self._service = service
+    def __init__(self, endpoint: "_Endpoint", channel: Channel, remote: Host, local: Host) -> None:
+        self._endpoint = endpoint
         self._channel = channel
-        self._pieces = Pieces(service.dispatcher.frame_bytes_max)
+        self._pieces = Pieces(endpoint.dispatcher.frame_bytes_max)
         self._open = True
         self._to_client = _Wire(channel.received, self.lose)
         self._to_server = _Wire(self._received, self.lose)
@@ -61,7 +61,7 @@ class _Link:
         whole = self._pieces.add(data)
         try:
             while whole:
-                used, answers = self._service.dispatcher.feed(whole, self.peer)
+                used, answers = self._endpoint.dispatcher.feed(whole, self.peer)
                 self.peer.write(answers)
                 if used == len(whole):
                     return
@@ -76,13 +76,13 @@ class _Link:
         self._open = False
         self._to_client.closed = self._to_server.closed = True
         self.peer.lost()
-        self._service.links.discard(self)
-        if self._service.on_disconnect is not None:
-            self._service.on_disconnect(self.peer)
+        self._endpoint.links.discard(self)
+        if self._endpoint.on_disconnect is not None:
+            self._endpoint.on_disconnect(self.peer)
         self._channel.disconnected(None)
 
 
-class _Service:
+class _Endpoint:
     """One dispatcher at one address."""
 
     __slots__ = ("dispatcher", "links", "on_connect", "on_disconnect")
@@ -100,7 +100,7 @@ class MemoryNetwork:
     """Addresses are any texts `host:port`; hosts have to be IP addresses when they are stored."""
 
     def __init__(self) -> None:
-        self._services: dict[str, _Service] = {}
+        self._endpoints: dict[str, _Endpoint] = {}
         self._port = _CLIENT_PORT_FIRST
 
     def serve(
@@ -112,12 +112,12 @@ class MemoryNetwork:
         on_disconnect: OnPeer | None = None,
     ) -> None:
         """Serve `dispatcher` at `address`."""
-        self._services[address] = _Service(dispatcher, on_connect, on_disconnect)
+        self._endpoints[address] = _Endpoint(dispatcher, on_connect, on_disconnect)
 
     def stop(self, address: str) -> None:
         """Stop serving there; its connections break."""
-        service = self._services.pop(address, None)
-        for link in tuple(service.links if service else ()):
+        endpoint = self._endpoints.pop(address, None)
+        for link in tuple(endpoint.links if endpoint else ()):
             link.lose()
 
     async def dial(
@@ -130,15 +130,15 @@ class MemoryNetwork:
     ) -> Channel:
         """Like `dialer.dial`. Raises ConnectionLostError when nobody serves there."""
         del timeout_s  # nothing here takes time
-        service = self._services.get(address)
-        if service is None:
+        endpoint = self._endpoints.get(address)
+        if endpoint is None:
             raise ConnectionLostError(f"Nobody serves {address} in this process.")
         self._port += 1
         host, _, port = address.rpartition(":")
         channel = Channel(address, on_request=on_request, on_close=on_close)
         local = Host(host if host[:1].isdigit() or ":" in host else "127.0.0.1", int(port or 0))
-        link = _Link(service, channel, Host("127.0.0.1", self._port), local)
-        service.links.add(link)
-        if service.on_connect is not None:
-            service.on_connect(link.peer)
+        link = _Link(endpoint, channel, Host("127.0.0.1", self._port), local)
+        endpoint.links.add(link)
+        if endpoint.on_connect is not None:
+            endpoint.on_connect(link.peer)
         return channel

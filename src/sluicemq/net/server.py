@@ -168,6 +168,7 @@ class RemotingServer:
         self._sweeper: asyncio.TimerHandle | None = None
         self._complained: set[tuple[str, str]] = set()
         self._gone = asyncio.Event()
+        self._closing = False
 
     @property
     def peers(self) -> tuple[Peer, ...]:
@@ -196,6 +197,7 @@ class RemotingServer:
 
     async def close(self) -> None:
         """Stop listening, close every connection; returns when all are closed."""
+        self._closing = True
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
@@ -223,7 +225,10 @@ class RemotingServer:
     # ------------------------------------------------------------------ told by connections
 
     def opened(self, connection: Connection) -> None:
-        """A connection was accepted; one too many is closed at once."""
+        """A connection was accepted; one too many or too late is closed at once."""
+        if self._closing:
+            connection.abort()
+            return
         if len(self._connections) >= self._connections_max:
             self.complain(
                 connection.peer,

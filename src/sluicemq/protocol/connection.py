@@ -11,6 +11,8 @@ from sluicemq.errors import ProtocolError
 from sluicemq.protocol.codec import decode_header_bytes
 from sluicemq.protocol.command import FRAME_BYTES_MAX, Command
 
+LOOSE_MAX: Final = 1024
+"""More pieces than 16 MiB have in reads of 64 KiB, so that honest frames are joined only once."""
 _TOTAL: Final = struct.Struct(">I")
 _PREFIX: Final = struct.Struct(">II")
 TLS_HELLO: Final = 0x16
@@ -41,13 +43,18 @@ def read_frame(data: bytes, start: int, end: int) -> Command:
 
 
 class Pieces:
-    """The unfinished end of a stream: joins when a frame can be whole."""
+    """The unfinished end of a stream: joins when a frame can be whole.
 
-    __slots__ = ("_frame_bytes_max", "_needed", "_parts", "_size")
+    A peer that sends single bytes must not cost an object a byte: after `LOOSE_MAX` pieces the last
+    ones become one.
+    """
+
+    __slots__ = ("_frame_bytes_max", "_loose", "_needed", "_parts", "_size")
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._frame_bytes_max = frame_bytes_max
         self._parts: list[bytes] = []
+        self._loose = 0
         self._size = 0
         self._needed = 0
 
@@ -60,11 +67,18 @@ class Pieces:
             self._parts.append(data)
             self._size += len(data)
             if self._size < self._needed:
+                self._tidy()
                 return None
             data = b"".join(self._parts)
             self._parts.clear()
-            self._size = 0
+            self._size = self._loose = 0
         return data
+
+    def _tidy(self) -> None:
+        self._loose += 1
+        if self._loose == LOOSE_MAX:
+            self._parts[-LOOSE_MAX:] = [b"".join(self._parts[-LOOSE_MAX:])]
+            self._loose = 0
 
     def keep(self, rest: bytes) -> bytes | None:
         """Keep `rest`, which begins at a frame; returns it instead when that frame is whole.

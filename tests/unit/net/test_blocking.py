@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from sluicemq.errors import ConnectionLostError, ProtocolError, RequestTimeoutError
-from sluicemq.net.blocking import BUFFER_BYTES_FIRST, BlockingChannel
+from sluicemq.net.blocking import READ_AHEAD_BYTES, BlockingChannel
 from sluicemq.protocol.codec import encode
 from sluicemq.protocol.command import FLAG_RESPONSE, Command
 from sluicemq.protocol.connection import FrameReader
@@ -60,7 +60,7 @@ def test_a_call_returns_its_answer() -> None:
 
 
 def test_bodies_of_any_size_are_views_without_a_copy() -> None:
-    sizes = [0, 10, BUFFER_BYTES_FIRST * 3, 5, BUFFER_BYTES_FIRST - 1, 8 << 20, 7, 1 << 20]
+    sizes = [0, 10, READ_AHEAD_BYTES * 3, 5, READ_AHEAD_BYTES - 1, 8 << 20, 7, 1 << 20]
 
     def script(connection: socket.socket) -> None:
         commands = requests_of(connection, len(sizes))

@@ -248,9 +248,9 @@ async def test_a_pool_does_not_dial_a_dead_server_in_a_tight_loop(
         return len(dialled)
 
     assert await attempt(3) == 1
-    clock.now_s += BACK_OFF_MIN_S
+    clock.now_s += 1.1 * BACK_OFF_MIN_S
     assert await attempt(3) == 2
-    clock.now_s += BACK_OFF_MIN_S
+    clock.now_s += 1.1 * BACK_OFF_MIN_S
     assert await attempt(3) == 2
-    clock.now_s += BACK_OFF_MIN_S
+    clock.now_s += 1.1 * BACK_OFF_MIN_S
     assert await attempt(3) == 3

@@ -45,6 +45,7 @@ def test_a_registration_survives_both_forms() -> None:
     assert bodies.decode_register_body(bodies.encode_register_body(body)) == body
     packed = bodies.encode_register_body(body, compressed=True)
     assert bodies.decode_register_body(packed, compressed=True) == body
+    assert bodies.decode_register_body(packed, compressed=False) == body
 
 
 def test_the_compressed_registration_is_laid_out_as_java_reads_it() -> None:

@@ -7,7 +7,7 @@ import pytest
 from sluicemq.errors import ProtocolError
 from sluicemq.protocol.codec import encode
 from sluicemq.protocol.command import Command
-from sluicemq.protocol.connection import FrameReader, Pieces, check_total
+from sluicemq.protocol.connection import LOOSE_MAX, FrameReader, Pieces, check_total
 
 
 def test_frames_come_out_when_they_are_whole() -> None:
@@ -60,3 +60,14 @@ def test_a_big_frame_in_pieces_is_joined_once() -> None:
 def test_a_rest_that_is_whole_is_handed_back() -> None:
     frame = encode(Command(1))
     assert Pieces().keep(frame) is frame
+
+
+def test_a_frame_in_single_bytes_costs_no_object_a_byte() -> None:
+    frame = encode(Command(1, None, bytes(20_000)))
+    pieces = Pieces()
+    pieces.keep(frame[:10])
+    joined = None
+    for index in range(10, len(frame)):
+        joined = pieces.add(frame[index : index + 1])
+        assert len(pieces._parts) <= LOOSE_MAX + len(frame) // LOOSE_MAX
+    assert joined == frame

@@ -36,6 +36,7 @@ from sluicemq.protocol.command import VERSION
 
 BARE_VERSION_MAX: Final = 36
 """Up to here (before V3_0_11) the body is the topic table alone."""
+ZLIB_FIRST_BYTE: Final = 0x78
 INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024
 """A million topics; a body that inflates to more is refused."""
 _INTEGER: Final = struct.Struct(">i")
@@ -64,10 +65,14 @@ def encode_register_body(body: RegisterBody, *, compressed: bool = False) -> byt
 def decode_register_body(
     data: bytes | memoryview, *, compressed: bool = False, version: int = VERSION
 ) -> RegisterBody:
-    """103's body; empty means no topics. `version` is that of the request's header."""
+    """103's body; empty means no topics. `version` is that of the request's header.
+
+    The 5.x Java broker says `compressed=false` even when it compressed (spec/namesrv.md §2), so
+    the first byte counts too: no JSON begins with it.
+    """
     if not data:
         return RegisterBody(TopicTable())
-    if compressed and version > BARE_VERSION_MAX:
+    if (compressed or data[0] == ZLIB_FIRST_BYTE) and version > BARE_VERSION_MAX:
         return _decode_compressed(data)
     values = load_object(data, "registration")
     if version <= BARE_VERSION_MAX:
