@@ -112,7 +112,7 @@ def atoms(draw: st.DrawFn, depth: int) -> Node:
 
 
 @st.composite
-def conditions(draw: st.DrawFn, depth: int = 3) -> Node:
+def conditions(draw: st.DrawFn, depth: int = 2) -> Node:
     """A tree as the parser makes it: the first part of a chain is no chain of its own kind."""
     kind = draw(st.integers(0, 3)) if depth > 0 else 0
     if kind == 0:
@@ -346,13 +346,13 @@ def ours(node: Node, properties: dict[str, str]) -> str:
     return "null" if found is None else str(found).lower()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(conditions())
 def test_a_tree_written_and_parsed_again_is_the_same_tree(tree: Node) -> None:
     assert compile_sql92(render(tree)).tree == tree
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(conditions(), st.lists(properties_of, min_size=1, max_size=20))
 def test_closures_agree_with_the_second_opinion(tree: Node, messages: list[dict[str, str]]) -> None:
     for properties in messages:
@@ -362,7 +362,7 @@ def test_closures_agree_with_the_second_opinion(tree: Node, messages: list[dict[
         )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(conditions(), properties_of)
 def test_explanation_has_the_verdict_of_the_evaluation(
     tree: Node, properties: dict[str, str]

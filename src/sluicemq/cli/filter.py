@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from io import BufferedReader
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 import orjson
@@ -79,15 +79,29 @@ def eval_command(file: BufferedReader) -> None:
     Each line {"expr": "a > 5", "props": {"a": "7"}} is answered by {"result": "true"}, "false",
     "null", "compile_error" or "eval_error". A property that is absent or null has no value.
     """
-    output = sys.stdout.buffer
-    # Thousands of kept trees make the default collections quadratic.
-    gc.set_threshold(100_000)
+    # Thousands of kept trees are walked again and again by the collector, and nothing here is
+    # cyclic: without it expressions compile a fifth faster.
+    gc.disable()
+    try:
+        _evaluate(file, sys.stdout.buffer)
+    finally:
+        gc.enable()
+
+
+def _evaluate(file: BufferedReader, output: BinaryIO) -> None:
+    """One write a block; what comes before a faulty line is answered before its error."""
     first = 1
     for lines in _line_blocks(file):
+        answers: list[bytes] = []
         try:
-            for block in _answers(lines, first):
-                output.write(block)
+            answers.extend(_answer(line) if line and not line.isspace() else b"" for line in lines)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InputError(
+                f"line {first + len(answers)} is not a case: {error}. "
+                'Write {"expr": "a > 5", "props": {"a": "7"}}; every property is a string.'
+            ) from None
         finally:
+            output.write(b"".join(answers))
             output.flush()
         first += len(lines)
 
@@ -100,20 +114,6 @@ def _line_blocks(file: BufferedReader) -> Iterator[list[bytes]]:
         yield lines
     if rest:
         yield [rest]
-
-
-def _answers(lines: list[bytes], first: int) -> Iterator[bytes]:
-    """The answers in one piece; those before a faulty line come before its error."""
-    answers: list[bytes] = []
-    try:
-        answers.extend(_answer(line) if line and not line.isspace() else b"" for line in lines)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        yield b"".join(answers)
-        raise InputError(
-            f"line {first + len(answers)} is not a case: {error}. "
-            'Write {"expr": "a > 5", "props": {"a": "7"}}; every property is a string.'
-        ) from None
-    yield b"".join(answers)
 
 
 def _answer(line: bytes) -> bytes:

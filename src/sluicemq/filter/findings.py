@@ -35,7 +35,7 @@ class Finding:
         return self.severity is Severity.ERROR
 
 
-class Rejected(Exception):  # noqa: N818 - not an error of the user's eyes: syntax.py turns it into one
+class Rejected(Exception):  # noqa: N818 - never leaves the package
     """Carries a finding out of the parser."""
 
     def __init__(self, finding: Finding) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.tags import TagFilter, is_tag_kind, unknown_kind
-from sluicemq.model.subscription import SQL92, MessageFilter, Subscription
+from sluicemq.model.subscription import ALL, SQL92, MessageFilter, Subscription
 
 if TYPE_CHECKING:
     from sluicemq.filter.selector import Selector
@@ -44,7 +44,7 @@ def make_filter(subscription: Subscription) -> MessageFilter | None:
     Raises FilterSyntaxError when its SQL92 does not compile or its kind is unknown.
     """
     if is_tag_kind(subscription.kind):
-        return None if subscription.expression == "*" else TagFilter(subscription)
+        return None if subscription.expression == ALL else TagFilter(subscription)
     if subscription.kind != SQL92:
         raise unknown_kind(subscription.kind)
     return Sql92Filter(compile_sql92(subscription.expression))

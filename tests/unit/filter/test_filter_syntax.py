@@ -5,8 +5,7 @@ import pytest
 from sluicemq.filter.build import Token
 from sluicemq.filter.findings import Rejected
 from sluicemq.filter.nodes import And, Equal, Literal, Negate, Not, Or, Property, Truth
-from sluicemq.filter.syntax import LENGTH_MAX, NESTING_MAX, parse, tables
-from sluicemq.filter.tables import Reduction
+from sluicemq.filter.syntax import LENGTH_MAX, NESTING_MAX, parse
 
 A, B, C = Property("a"), Property("b"), Property("c")
 FIVE = Literal(5)
@@ -16,13 +15,6 @@ def rejected(text: str) -> Rejected:
     with pytest.raises(Rejected) as caught:
         parse(text)
     return caught.value
-
-
-def test_no_state_has_a_choice_of_reductions() -> None:
-    """So a refused token and the end reduce alike, and the longest prefix is exact."""
-    for state, actions in tables().actions.items():
-        reductions = {action for action in actions.values() if isinstance(action, Reduction)}
-        assert len(reductions) <= 1, state
 
 
 @pytest.mark.parametrize(
