@@ -2,6 +2,151 @@
 
 Names exported here are the public Python API. They are loaded on first use, so that
 `import sluicemq` stays cheap for servers and for the command line.
+
+    from sluicemq import Sluice
+
+    async with Sluice("127.0.0.1:9876") as mq:
+        await mq.send("flights", body, tag="UA", properties={"dep_delay": "61"})
+        async for message in mq.subscribe("flights", group="late", where="dep_delay > 60"):
+            await message.ack()
+
+`sluicemq.rocketmq` has the names of RocketMQ's own clients. Blocking: `sluicemq.client.sync`
+(producer, administration) and `sluicemq.client.threaded` (consumers).
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sluicemq.client.aio.admin import Admin
+    from sluicemq.client.aio.consumer import MessageStream, PushConsumer
+    from sluicemq.client.aio.litepull import LitePullConsumer
+    from sluicemq.client.aio.producer import CloseReport, Producer
+    from sluicemq.client.aio.pull import PullConsumer, PullResult
+    from sluicemq.client.aio.received import ReceivedMessage
+    from sluicemq.client.aio.sluice import Sluice
+    from sluicemq.client.core.answers import PullStatus, SendResult, SendStatus
+    from sluicemq.client.core.credentials import Credentials
+    from sluicemq.errors import (
+        ClientError,
+        ClosedError,
+        ConfigurationError,
+        ConnectionLostError,
+        FilterError,
+        FilterSyntaxError,
+        GroupNotFoundError,
+        NameServerUnreachableError,
+        OffsetOutOfRangeError,
+        PermissionDeniedError,
+        ProtocolError,
+        RequestError,
+        RequestTimeoutError,
+        RouteNotFoundError,
+        SendError,
+        SendUnknownError,
+        SluiceError,
+        SubscriptionConflictError,
+        TopicNotFoundError,
+        UnsupportedByBrokerError,
+    )
+    from sluicemq.model.message import Message, StoredMessage
+    from sluicemq.model.subscription import MessageFilter, Subscription
+    from sluicemq.model.topic import GroupConfig, MessageQueue, TopicConfig
+
 __version__ = "0.1.0"
+
+_PLACES = {
+    "sluicemq.client.aio.sluice": ("Sluice",),
+    "sluicemq.client.aio.admin": ("Admin",),
+    "sluicemq.client.aio.consumer": ("MessageStream", "PushConsumer"),
+    "sluicemq.client.aio.litepull": ("LitePullConsumer",),
+    "sluicemq.client.aio.producer": ("CloseReport", "Producer"),
+    "sluicemq.client.aio.pull": ("PullConsumer", "PullResult"),
+    "sluicemq.client.aio.received": ("ReceivedMessage",),
+    "sluicemq.client.core.answers": ("PullStatus", "SendResult", "SendStatus"),
+    "sluicemq.client.core.credentials": ("Credentials",),
+    "sluicemq.errors": (
+        "ClientError",
+        "ClosedError",
+        "ConfigurationError",
+        "ConnectionLostError",
+        "FilterError",
+        "FilterSyntaxError",
+        "GroupNotFoundError",
+        "NameServerUnreachableError",
+        "OffsetOutOfRangeError",
+        "PermissionDeniedError",
+        "ProtocolError",
+        "RequestError",
+        "RequestTimeoutError",
+        "RouteNotFoundError",
+        "SendError",
+        "SendUnknownError",
+        "SluiceError",
+        "SubscriptionConflictError",
+        "TopicNotFoundError",
+        "UnsupportedByBrokerError",
+    ),
+    "sluicemq.model.message": ("Message", "StoredMessage"),
+    "sluicemq.model.subscription": ("MessageFilter", "Subscription"),
+    "sluicemq.model.topic": ("GroupConfig", "MessageQueue", "TopicConfig"),
+}
+_HOMES = {name: module for module, names in _PLACES.items() for name in names}
+
+__all__ = [
+    "Admin",
+    "ClientError",
+    "CloseReport",
+    "ClosedError",
+    "ConfigurationError",
+    "ConnectionLostError",
+    "Credentials",
+    "FilterError",
+    "FilterSyntaxError",
+    "GroupConfig",
+    "GroupNotFoundError",
+    "LitePullConsumer",
+    "Message",
+    "MessageFilter",
+    "MessageQueue",
+    "MessageStream",
+    "NameServerUnreachableError",
+    "OffsetOutOfRangeError",
+    "PermissionDeniedError",
+    "Producer",
+    "ProtocolError",
+    "PullConsumer",
+    "PullResult",
+    "PullStatus",
+    "PushConsumer",
+    "ReceivedMessage",
+    "RequestError",
+    "RequestTimeoutError",
+    "RouteNotFoundError",
+    "SendError",
+    "SendResult",
+    "SendStatus",
+    "SendUnknownError",
+    "Sluice",
+    "SluiceError",
+    "StoredMessage",
+    "Subscription",
+    "SubscriptionConflictError",
+    "TopicConfig",
+    "TopicNotFoundError",
+    "UnsupportedByBrokerError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'sluicemq' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

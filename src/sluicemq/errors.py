@@ -39,6 +39,11 @@ class SluiceError(Exception):
         super().__init__(f"{text} {cure}".rstrip())
         self.cure = cure
 
+    @property
+    def fact(self) -> str:
+        """The text without the cure: for an error that tells of others and has its own cure."""
+        return str(self).removesuffix(self.cure).rstrip().removesuffix(".")
+
 
 class ConfigurationError(SluiceError):
     """A key, value or option is wrong; the text names it and its range."""

@@ -97,7 +97,7 @@ class Admin:
         log.info("%s changed the configuration: %s", peer.remote, ", ".join(entries) or "nothing")
         for warning in warnings:
             log.warning("%s", warning)
-        return Command(ResponseCode.SUCCESS, remark=" ".join(warnings) or None)
+        return Command(ResponseCode.SUCCESS)
 
     def config(self, command: Command, peer: Peer) -> Command:
         """26."""

@@ -7,6 +7,7 @@ executor. A file that cannot be written stays marked as changed and is tried aga
 from collections.abc import Callable
 from typing import TypeVar
 
+from sluicemq.errors import ProtocolError
 from sluicemq.files import Files, load_text, replace_text
 
 T = TypeVar("T")
@@ -28,7 +29,14 @@ class Document:
 
         Raises StoreDamagedError when both are broken.
         """
-        return load_text(self._files, self.path, parse)
+
+        def parsed(text: str) -> T:
+            try:
+                return parse(text)
+            except ProtocolError as error:
+                raise ValueError(str(error)) from error
+
+        return load_text(self._files, self.path, parsed)
 
     def take(self) -> str | None:
         """The text to write, or None when nothing changed since the last time."""

@@ -34,6 +34,7 @@ from sluicemq.protocol.headers import (
 log = logging.getLogger(__name__)
 
 UNIT_SYS_FLAG = 0x1
+UNKNOWN_MAX = 1024
 
 
 class Heartbeats:
@@ -54,6 +55,7 @@ class Heartbeats:
         self._consumers = consumers
         self._producers = producers
         self._clock = clock
+        self._unknown: set[str] = set()
         consumers.on_change = self.notify
 
     def handlers(self) -> dict[int, Handler]:
@@ -77,7 +79,7 @@ class Heartbeats:
         for consumer in data.consumers:
             config = self._groups.find(consumer.group)
             if config is None:
-                log.warning("group %s of client %s does not exist", consumer.group, data.client_id)
+                self._complain(consumer.group, data.client_id)
                 continue
             retry_topic = RETRY_PREFIX + consumer.group
             if retry_topic not in self._topics and config.retry_queues > 0:
@@ -102,6 +104,15 @@ class Heartbeats:
             ),
         )
         return Announced(answer) if creates else answer
+
+    def _complain(self, group: str, client_id: str) -> None:
+        """A consumer of an unknown group gets nothing and no error: at least the log says why."""
+        if group not in self._unknown and len(self._unknown) < UNKNOWN_MAX:
+            self._unknown.add(group)
+            log.warning(
+                "group %s of client %s does not exist and is not made on its own. Create it, or "
+                "set autoCreateSubscriptionGroup=true in broker.conf.", group, client_id,
+            )  # fmt: skip
 
     def notify(self, group: ConsumerGroup) -> None:
         """Tells the members to balance anew; not for broadcasting, where each has all queues."""

@@ -9,11 +9,16 @@ The number of parked pulls is bounded: `park` refuses and the caller answers at 
 """
 
 import heapq
+import logging
 from collections.abc import Callable
 from itertools import count
 
 from sluicemq.broker.outcomes import Parked
 from sluicemq.net.server import Peer
+from sluicemq.protocol.codec import encode_answer
+from sluicemq.protocol.codes import ResponseCode
+
+log = logging.getLogger(__name__)
 
 
 class LongPolls:
@@ -57,7 +62,7 @@ class LongPolls:
         for peer, parked in waiting:
             if parked.is_done:
                 continue
-            answer = parked.look(parked, False) if offset_max > parked.scan_offset else None
+            answer = _look(parked, False) if offset_max > parked.scan_offset else None
             if answer is None:
                 staying.append((peer, parked))
             else:
@@ -75,7 +80,7 @@ class LongPolls:
             if parked.is_done:
                 continue
             self._drop_from_queue(parked)
-            self._finish(peer, parked, parked.look(parked, True) or b"")
+            self._finish(peer, parked, _look(parked, True) or b"")
 
     def disconnect(self, peer: Peer) -> None:
         """The connection is gone: its pulls are forgotten."""
@@ -109,3 +114,13 @@ class LongPolls:
         if len(self._deadlines) > 64 and len(self._deadlines) > 4 * self._size:
             self._deadlines = [entry for entry in self._deadlines if not entry[3].is_done]
             heapq.heapify(self._deadlines)
+
+
+def _look(parked: Parked, is_last: bool) -> bytes | None:
+    """What a pull finds; an error is its answer and nobody else's."""
+    try:
+        return parked.look(parked, is_last)
+    except Exception as error:
+        log.exception("a waiting pull of %s:%d failed", parked.topic, parked.queue_id)
+        remark = f"{type(error).__name__}: {error}"
+        return encode_answer(parked.command, ResponseCode.SYSTEM_ERROR, remark=remark)

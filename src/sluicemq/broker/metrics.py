@@ -243,7 +243,7 @@ def serve(
     except OSError as error:
         log.warning(
             "no metrics: port %d cannot be had (%s). Set metricsPromExporterPort to a free port, "
-            "or to -1 for none.", port, error,
+            "or metricsExporterType=DISABLE.", port, error,
         )  # fmt: skip
         return None
 

@@ -69,13 +69,9 @@ class Offsets:
         """The offset, -1 when there is none."""
         return self.table.get(f"{topic}@{group}", {}).get(queue_id, -1)
 
-    def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """The group has fetched everything below `offset`."""
-        key = f"{topic}@{group}"
-        queues = self.pulled.get(key)
-        if queues is None:
-            queues = self.pulled[key] = {}
-        queues[queue_id] = offset
+    def pulled_by(self, group: str, topic: str) -> dict[int, int]:
+        """Queue id -> everything below it is fetched; the table itself, for the pulls to fill."""
+        return self.pulled.setdefault(f"{topic}@{group}", {})
 
     def fetched(self, group: str, topic: str, queue_id: int) -> int:
         """How far the group has fetched since this broker started, -1 when it has not."""
@@ -109,7 +105,11 @@ class Offsets:
         self._forget("", f"@{group}")
 
     def _forget(self, prefix: str, suffix: str) -> None:
-        for table in (self.table, self.pulled):
-            for key in [k for k in table if k.startswith(prefix) and k.endswith(suffix)]:
-                del table[key]
-                self.document.changed = True
+        def meant(table: dict[str, dict[int, int]]) -> list[str]:
+            return [key for key in table if key.startswith(prefix) and key.endswith(suffix)]
+
+        for key in meant(self.table):
+            del self.table[key]
+            self.document.changed = True
+        for key in meant(self.pulled):
+            self.pulled[key].clear()  # the pulls hold it

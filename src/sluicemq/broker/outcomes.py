@@ -6,11 +6,12 @@ the change is on disk and the name servers know of it.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from sluicemq.protocol.command import Command
 
 
-class Durable:
+class Durable(NamedTuple):
     """An answer that may leave when the turn's messages are safe.
 
     `answer` is the encoded frame for the request it belongs to, b"" for one that wants none.
@@ -18,12 +19,9 @@ class Durable:
     `announces` is True when the send created a topic, which the name servers have to know first.
     """
 
-    __slots__ = ("announces", "answer", "waits")
-
-    def __init__(self, answer: bytes, waits: bool = True, announces: bool = False) -> None:
-        self.answer = answer
-        self.waits = waits
-        self.announces = announces
+    answer: bytes
+    waits: bool = True
+    announces: bool = False
 
 
 class Announced:

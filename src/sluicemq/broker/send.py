@@ -10,7 +10,7 @@ delayed, timed and half messages.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import orjson
@@ -33,11 +33,13 @@ from sluicemq.protocol.command import FLAG_ONEWAY, VERSION, Command
 from sluicemq.protocol.headers import SendMessageRequest, SendMessageRequestV2, decode_header
 from sluicemq.record.batch import decode_batch
 from sluicemq.store.store import Store
+from sluicemq.store.writer import Part
 
-_PREFIX: Final = struct.Struct(">II")
+_pack_prefix: Final = struct.Struct(">II").pack
 _MONTH_MS: Final = 31 * 24 * 3600 * 1000
 _CLIENT_SAYS_MAX_SINCE: Final = 121  # V3_4_9: maxReconsumeTimes of a request counts
 FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+_UNBUILT: Final = (b"DELAY", b"TIMER_", b"TRAN_MSG")
 ILLEGAL: Final = (
     "the message is illegal, maybe msg body or properties length not matched. "
     "msg body length limit {}B, msg properties length limit 32KB."
@@ -84,9 +86,13 @@ class Send:
         """Messages by the number of bits of (body size - 1)."""
         self.fifo: dict[str, int] = {}
         """Messages with a sharding key, by topic."""
+        settings.on_change(self._prepare)
+        self.move(store_host)
+
+    def move(self, store_host: Host) -> None:
+        """The host that stands in records and message ids is this one."""
         self.store_host = encode_host(store_host)
         self._id_prefix = self.store_host.hex().upper()
-        settings.on_change(self._prepare)
         self._prepare()
 
     def _prepare(self) -> None:
@@ -103,14 +109,16 @@ class Send:
         self._suffix = text.as_text(self._added)
         self._suffix_bytes = self._suffix.encode()
         escaped = orjson.dumps(config.region).decode().replace("%", "%%")
+        begin = '{"code":0,"extFields":{"queueId":"%d",'
         end = (
             f'"TRACE_ON":"{trace}","MSG_REGION":{escaped},"queueOffset":"%d"}},'
             f'"flag":1,"language":"{SERVER_LANGUAGE}","opaque":%d,'
             f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
         )
-        begin = '{"code":0,"extFields":{"queueId":"%d",'
-        self._answer_with_id = f'{begin}"transactionId":"%s","msgId":"{self._id_prefix}%016X",{end}'
-        self._answer_any = f'{begin}%s"msgId":"%s",{end}'
+        # Bytes, not text: formatting them takes 60 % of the time.
+        with_id = f'{begin}"transactionId":"%b","msgId":"{self._id_prefix}%016X",{end}'
+        self._answer_with_id = with_id.encode()
+        self._answer_any = f'{begin}%b"msgId":"%b",{end}'.encode()
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -127,9 +135,9 @@ class Send:
             fields = command.fields
             topic = self._topics.get(fields["b"])  # type: ignore[index]
             queue_id = int(fields["e"])  # type: ignore[index]
-            sys_flag = int(fields["f"])  # type: ignore[index]
+            sys_flag = 0 if fields["f"] == "0" else int(fields["f"])  # type: ignore[index]
             born_time_ms = int(fields["g"])  # type: ignore[index]
-            flag = int(fields["h"])  # type: ignore[index]
+            flag = 0 if fields["h"] == "0" else int(fields["h"])  # type: ignore[index]
             properties = fields["i"]  # type: ignore[index]
         except (KeyError, ValueError, TypeError):
             return self._send_letters(command, peer)
@@ -148,6 +156,7 @@ class Send:
             or "TRAN_MSG" in properties
             or "POP_CK" in properties
             or "__SHARDINGKEY" in properties
+            or ("WAIT\x01" in properties and "WAIT\x01true" not in properties)
         ):
             return self._send_letters(command, peer)
         if properties and properties[-1] != "\x02":
@@ -181,13 +190,13 @@ class Send:
         self.sizes[(size - 1).bit_length()] += 1
         if command.flag & FLAG_ONEWAY:
             return Durable(b"")
-        header = (
-            self._answer_with_id
-            % (queue_id, unique_id, physical_offset, queue_offset, command.opaque)
-        ).encode()
+        header = self._answer_with_id % (
+            queue_id, unique_id.encode(), physical_offset, queue_offset, command.opaque
+        )  # fmt: skip
         length = len(header)
-        answer = _PREFIX.pack(length + 4, length) + header
-        return Durable(answer, "WAIT\x01false" not in properties)
+        answer = _pack_prefix(length + 4, length) + header
+        # What Durable(answer) makes, in half of the time.
+        return tuple.__new__(Durable, (answer, True, False))
 
     # ------------------------------------------------------------------------------ by the book
 
@@ -244,7 +253,7 @@ class Send:
         self._count(topic, len(body), len(stored), "__SHARDINGKEY" in properties)
         return self._success(
             command, queue_id, queue_offset, self._offset_id(physical_offset),
-            properties["UNIQ_KEY"], properties.get("WAIT") != "false", topic, known,
+            properties["UNIQ_KEY"], _waits(properties), topic, known,
         )  # fmt: skip
 
     def _batch(self, header: SendMessageRequest, command: Command, peer: Peer) -> Durable:
@@ -265,16 +274,25 @@ class Send:
             topic.name, queue_id, parts, header.sys_flag, header.born_time_ms,
             peer.remote_bytes, self.store_host,
         )  # fmt: skip
-        for _, body, stored, _ in parts:
-            self._count(topic, len(body), len(stored), False)
+        self._count_batch(topic, parts)
         prefix = self._id_prefix
         ids = ",".join([f"{prefix}{offset:016X}" for offset in physical_offsets])
         return self._success(
             command, queue_id, queue_offset, ids, own.get("UNIQ_KEY", ""),
-            own.get("WAIT") != "false", topic, known,
+            _waits(own), topic, known,
         )  # fmt: skip
 
-    def _parts(self, command: Command) -> "list[tuple[int, memoryview, bytes, int]]":
+    def _count_batch(self, topic: Topic, parts: Sequence[Part]) -> None:
+        sizes = self.sizes
+        total = len(parts) * topic.record_bytes
+        for _, body, stored, _ in parts:
+            size = len(body)
+            sizes[(size - 1).bit_length()] += 1
+            total += size + len(stored)
+        topic.messages_in += len(parts)
+        topic.bytes_in += total
+
+    def _parts(self, command: Command) -> list[Part]:
         limit = self._settings.store.message_bytes_max
         if len(command.body) > limit:
             raise RefusalError(
@@ -287,17 +305,16 @@ class Send:
             raise RefusalError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         if not messages:
             raise RefusalError(ResponseCode.MESSAGE_ILLEGAL, "The batch has no messages.")
-        suffix = self._suffix_bytes
-        parts = []
+        suffix, limit = self._suffix_bytes, self._properties_max
+        is_suspect = any(name in command.body for name in _UNBUILT)
+        parts: list[Part] = []
         for flag, body, own in messages:
-            stored = own
-            if b"DELAY" in own or b"TIMER_" in own or b"TRAN_MSG" in own:
+            if is_suspect:
                 _refuse_unbuilt(text.as_dict(own.decode("utf-8", "replace")), 0)
-            if own and not own.endswith(b"\x02"):
-                stored = own + b"\x02"
-            stored += suffix
-            self._check_properties(len(stored))
-            parts.append((flag, body, stored, tag_code(text.tag_of(own))))
+            stored = own + b"\x02" + suffix if own and own[-1] != 2 else own + suffix
+            if len(stored) > limit:
+                self._check_properties(len(stored))
+            parts.append((flag, body, stored, text.tag_code_of(own)))
         return parts
 
     def _check_properties(self, size: int) -> None:
@@ -388,12 +405,13 @@ class Send:
     ) -> Durable:
         if command.is_oneway:
             return Durable(b"", waits)
-        identity = f'"transactionId":{orjson.dumps(_clean(unique_id)).decode()},'
-        header = (
-            self._answer_any
-            % (queue_id, identity if unique_id else "", message_id, queue_offset, command.opaque)
-        ).encode()
-        answer = _PREFIX.pack(len(header) + 4, len(header)) + header
+        identity = b""
+        if unique_id:
+            identity = b'"transactionId":%b,' % orjson.dumps(_clean(unique_id))
+        header = self._answer_any % (
+            queue_id, identity, message_id.encode(), queue_offset, command.opaque
+        )  # fmt: skip
+        answer = _pack_prefix(len(header) + 4, len(header)) + header
         return Durable(answer, waits, announces=not known and topic.name in self._topics)
 
     def _refused(self, code: int, remark: str) -> Command:
@@ -422,6 +440,11 @@ class Send:
 
     def _unique_id(self) -> str:
         return self._unique_ids.next(self._clock.now_ms() % _MONTH_MS)
+
+
+def _waits(properties: dict[str, str]) -> bool:
+    """Does the producer want to wait for the fsync? As Java reads it: not unless it says true."""
+    return properties.get("WAIT", "true").lower() == "true"
 
 
 def _clean(value: str) -> str:

@@ -49,7 +49,7 @@ RECORD_BYTES: Final = 91  # of a record without body, topic and properties (spec
 
 class Topic:
     """One topic. `queues` is how many queue ids a send may name; sends to a special one (forbidden,
-    retry) need care; `record_bytes` is a stored message without body and properties."""
+    retry, ordered) need care; `record_bytes` is a stored message without body and properties."""
 
     __slots__ = (
         "bytes_in", "config", "is_forbidden", "is_special", "messages_in", "name", "queues",
@@ -59,7 +59,6 @@ class Topic:
     def __init__(self, config: TopicConfig) -> None:
         self.name = config.name
         self.is_forbidden = config.name in NOT_FOR_SENDS
-        self.is_special = self.is_forbidden or config.name.startswith(RETRY_PREFIX)
         self.record_bytes = RECORD_BYTES + len(config.name)
         self.messages_in = 0
         self.bytes_in = 0
@@ -68,6 +67,7 @@ class Topic:
     def change(self, config: TopicConfig) -> None:
         self.config = config
         self.queues = max(config.read_queues, config.write_queues)
+        self.is_special = self.is_forbidden or config.order or config.name.startswith(RETRY_PREFIX)
 
     @property
     def is_readable(self) -> bool:

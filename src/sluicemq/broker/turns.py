@@ -75,6 +75,7 @@ class Turns:
         wake: Callable[[str, int, int], None],
         run_sync: RunSync | None = None,
         announce: Callable[[Peer, bytes], None] | None = None,
+        others: Callable[[object, Command, Peer], None] | None = None,
         sync_timeout_s: float = 5.0,
     ) -> None:
         self._store = store
@@ -83,10 +84,12 @@ class Turns:
         self._wake = wake
         self._run_sync = run_sync
         self._announce = announce
+        self._others = others
         self._sync_timeout_s = sync_timeout_s
         self._held: list[Held] = []
         self._waiting: list[Held] = []  # for the fsync; `_held` is for the commit alone
         self._outgoing: dict[Peer, list[bytes]] = {}
+        self._news: Visible = []
         self._is_scheduled = False
         self._started_s = 0.0
         self._next: Batch | None = None
@@ -99,14 +102,19 @@ class Turns:
 
     # ------------------------------------------------------------------------- during a turn
 
-    def hold(self, outcome: Durable, command: Command, peer: Peer) -> None:
-        """Keeps an answer until the end of the turn. HOT."""
+    def hold(self, outcome: object, command: Command, peer: Peer) -> None:
+        """Keeps a `Durable` answer until the end of the turn; `others` takes any other. HOT."""
+        if outcome.__class__ is not Durable:
+            if self._others is not None:
+                self._others(outcome, command, peer)
+            return
         if not self._is_scheduled:
             self._is_scheduled = True
             self._started_s = self._clock.monotonic_s()
             self._call_soon(self.end)
-        held = (peer, command.opaque, outcome.answer, outcome.announces)
-        if outcome.waits and self._run_sync is not None:
+        answer, waits, announces = outcome
+        held = (peer, command.opaque, answer, announces)
+        if waits and self._run_sync is not None:
             self._waiting.append(held)
         else:
             self._held.append(held)
@@ -120,8 +128,13 @@ class Turns:
             frames.append(frame)
 
     def visible(self, queues: Visible) -> None:
-        """The store shows new messages: wakes the pulls that wait for them."""
-        for topic, queue_id, offset_max in queues:
+        """The store shows new messages. Who waits for them is woken when the store is done: what
+        goes wrong there must not look like a failed commit."""
+        self._news += queues
+
+    def _wake_all(self) -> None:
+        news, self._news = self._news, []
+        for topic, queue_id, offset_max in news:
             self._wake(topic, queue_id, offset_max)
 
     # ------------------------------------------------------------------------------- its end
@@ -134,12 +147,15 @@ class Turns:
         self.turns += 1
         try:
             self._store.commit()
-        except (StoreError, OSError) as error:
+        except Exception as error:  # whatever it is, nobody may be left without an answer
             self.commits_failed += 1
+            if not isinstance(error, StoreError | OSError):
+                log.exception("the commit of a turn failed")
             self._fail(held + waiting, error)
             self.flush()
             return
         self._release(held, self._started_s)
+        self._wake_all()
         if waiting or (held and self._run_sync is not None):
             # Also for those alone that do not wait: others see their messages after the fsync.
             self._await_sync(waiting)
@@ -204,6 +220,7 @@ class Turns:
             self._store.publish(result)
             if not batch.is_answered:
                 self._release(batch.answers, batch.started_s)
+            self._wake_all()
         self._start_sync()
         self.flush()
 

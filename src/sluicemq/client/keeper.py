@@ -57,6 +57,7 @@ class Keeper:
         self._addresses: frozenset[str] = frozenset()
         self._channels: dict[str, Channel] = {}
         self._versions: dict[str, int] = {}
+        self._down: dict[str, tuple[int, float]] = {}
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
@@ -73,8 +74,10 @@ class Keeper:
         self._consumers = {**self._consumers, data.group: data}
 
     def use(self, addresses: Iterable[str]) -> None:
-        """Adds brokers to beat at."""
-        self._addresses = self._addresses.union(addresses)
+        """Adds brokers to beat at; new ones hear of us at once when we beat already."""
+        known, self._addresses = self._addresses, self._addresses.union(addresses)
+        if len(self._addresses) > len(known) and self._loop is not None and not self._closed:
+            self._loop.call_soon_threadsafe(self._signal)
 
     def broker_version(self, address: str) -> int:
         """The version a broker gave in its last heartbeat answer; 0 before the first."""
@@ -82,7 +85,7 @@ class Keeper:
 
     def beat(self) -> "Future[dict[str, SluiceError | None]]":
         """A heartbeat to every broker now; the future holds what went wrong at each address."""
-        return self._submit(self._beat_all())
+        return self._submit(self._beat_all(everywhere=True))
 
     def leave(self, *, producer: str | None = None, consumer: str | None = None) -> "Future[None]":
         """Takes a group out of the heartbeats and unregisters it everywhere at once."""
@@ -130,26 +133,37 @@ class Keeper:
         self._ready.set()
         while not self._closed:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._period_s)
+                async with asyncio.timeout(self._period_s):
+                    await self._wake.wait()
             self._wake.clear()
             if not self._closed and (self._producers or self._consumers):
-                await self._beat_all()
+                await self._beat_all(everywhere=False)
         await self._end()
 
     async def _end(self) -> None:
-        for group in self._consumers:
-            await self._unregister(None, group)
-        for group in self._producers:
-            await self._unregister(group, None)
-        channels, self._channels = self._channels, {}
-        for channel in channels.values():
-            await channel.close()
+        assert self._beating is not None
+        async with self._beating:  # A heartbeat that was asked for just before may be dialling.
+            for group in self._consumers:
+                await self._unregister(None, group)
+            for group in self._producers:
+                await self._unregister(group, None)
+            channels, self._channels = self._channels, {}
+            for channel in channels.values():
+                await channel.close()
 
-    async def _beat_all(self) -> dict[str, SluiceError | None]:
+    async def _beat_all(self, *, everywhere: bool) -> dict[str, SluiceError | None]:
+        """`everywhere`: also at brokers that were away and are not due for another try."""
         assert self._beating is not None
         async with self._beating:
+            if self._closed:
+                return {}
             value = Heartbeat(self.client_id, self._producers, tuple(self._consumers.values()))
-            addresses = sorted(self._addresses)
+            now_s = asyncio.get_running_loop().time()
+            addresses = [
+                address
+                for address in sorted(self._addresses)
+                if everywhere or self._down.get(address, (0, 0.0))[1] <= now_s
+            ]
             outcomes = await asyncio.gather(*(self._beat(address, value) for address in addresses))
             return dict(zip(addresses, outcomes, strict=True))
 
@@ -159,17 +173,28 @@ class Keeper:
             command = signed(requests.heartbeat(value), self._credentials)
             answer = await channel.call(command, CALL_TIMEOUT_S)
         except SluiceError as error:
-            _log.warning("heartbeat to %s failed: %s", address, error)
-            broken = self._channels.pop(address, None)
-            if broken is not None:
-                await broken.close()
-            self._later()
+            await self._failed(address, error)
             return error
+        self._down.pop(address, None)
         if answer.code == SUCCESS:
             self._versions[address] = answer.version
         else:
             _log.warning("heartbeat refused by %s: %s %s", address, answer.code, answer.remark)
         return None
+
+    async def _failed(self, address: str, error: SluiceError) -> None:
+        """Says it once, and tries again after 1 s, 2 s … 30 s."""
+        failures = self._down.get(address, (0, 0.0))[0]
+        level = logging.DEBUG if failures else logging.WARNING
+        _log.log(level, "heartbeat to %s failed, will try again: %s", address, error.fact)
+        pause_s = min(self._period_s, RECONNECT_S * (1 << min(failures, 5)))
+        loop = asyncio.get_running_loop()
+        self._down[address] = (failures + 1, loop.time() + pause_s)
+        broken = self._channels.pop(address, None)
+        if broken is not None:
+            await broken.close()
+        if not self._closed:
+            loop.call_later(pause_s, self._signal)
 
     async def _channel(self, address: str) -> Channel:
         channel = self._channels.get(address)

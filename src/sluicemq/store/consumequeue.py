@@ -122,6 +122,9 @@ class Queue:
         that is there already with a later place in the log means that the topic was deleted and
         made again: the queue begins anew there.
         """
+        if offset == self.next_offset:  # as a rule
+            self._add_unit(unit)
+            return True
         if offset < self.next_offset:
             known = self.unit(offset)
             if known is not None and known.physical_offset >= unit.physical_offset:
@@ -131,9 +134,13 @@ class Queue:
             self.segments.cut(0)
             self.reset(offset)
         self.tail += BLANK_UNIT * (offset - self.next_offset)
-        self.tail += UNIT.pack(*unit)
-        self.next_offset = self.committed_offset = self.visible_offset = offset + 1
+        self.next_offset = offset
+        self._add_unit(unit)
         return True
+
+    def _add_unit(self, unit: Unit) -> None:
+        self.tail += UNIT.pack(*unit)
+        self.next_offset = self.committed_offset = self.visible_offset = self.next_offset + 1
 
     def flush(self) -> list[str]:
         """Write the committed part of the tail; returns the paths and directories to be synced.
@@ -171,13 +178,13 @@ class Queue:
 
     # --- recovery
 
-    def load(self, *, after_crash: bool, before: int | None = None) -> None:
+    def load(self, *, after_crash: bool, before: int | None = None, removes: bool = True) -> None:
         """Find the end in the files: of all units, or of those `before` a place in the log.
 
         Takes a few reads, however long the queue is, since units are in the log's order. Raises
         StoreDamagedError as `SegmentFiles.load`.
         """
-        self.segments.load(is_derived=after_crash)
+        self.segments.load(is_derived=after_crash, removes=removes)
         first, end = self.segments.start // UNIT_BYTES, self.segments.end // UNIT_BYTES
 
         def is_kept(unit: Unit) -> bool:
@@ -194,7 +201,8 @@ class Queue:
 
     def correct_min(self, log_start: int) -> None:
         """Set offset_min behind blank units and those whose records are deleted from the log."""
-        first = self.segments.start // UNIT_BYTES
+        has_files = len(self.segments) > 0
+        first = self.segments.start // UNIT_BYTES if has_files else self.tail_start
 
         def is_gone(unit: Unit) -> bool:
             return unit.is_blank or unit.physical_offset < log_start
@@ -261,15 +269,18 @@ class ConsumeQueues:
     def __iter__(self) -> Iterator[Queue]:
         return iter(self.by_key.values())
 
-    def load(self, *, after_crash: bool, before: int | None = None) -> None:
-        """Find all queues on disk and their ends (see `Queue.load`)."""
+    def load(self, *, after_crash: bool, before: int | None = None, removes: bool = True) -> None:
+        """Find all queues on disk and their ends (see `Queue.load`).
+
+        After a crash what lies behind the ends is removed. `removes=False` changes no file.
+        """
         self.by_key.clear()
         self.dirty.clear()
         for topic in self._files.names(self._directory):
             for name in self._files.names(f"{self._directory}/{topic}"):
                 if name.isascii() and name.isdigit():
                     queue = self._new((topic, int(name)))
-                    queue.load(after_crash=after_crash, before=before)
+                    queue.load(after_crash=after_crash, before=before, removes=removes)
                     if after_crash:
                         queue.truncate(queue.next_offset)
 

@@ -40,7 +40,6 @@ _NO_LIMIT: Final = 1 << 62
 EXTENSION_ADDRESS_MAX: Final = -(1 << 31) - 1
 """Tag codes up to this are addresses in a ConsumeQueueExt file (spec/store.md §3.2)."""
 _unpack_units: Final = UNIT.iter_unpack
-_unpack_unit: Final = UNIT.unpack_from
 _TIME: Final = struct.Struct(">q")
 _STORE_TIME_IPV4: Final = 56
 _STORE_TIME_IPV6: Final = 68
@@ -288,7 +287,7 @@ class _Gather:
     """Collects records within limits, as slices of the log."""
 
     __slots__ = (
-        "_bytes_max", "_count_max", "_log", "_run_end", "_run_start",
+        "_base", "_bytes_max", "_count_max", "_limit", "_log", "_run_end", "_run_start", "_view",
         "count", "data", "is_missing", "size_bytes",
     )  # fmt: skip
 
@@ -297,6 +296,8 @@ class _Gather:
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._run_start = self._run_end = -1  # of adjacent records, not yet sliced
+        self._view = memoryview(b"")  # the log file of the run, which holds [_base, _limit)
+        self._base = self._limit = 0
         self.data: list[memoryview] = []
         self.count = 0
         self.size_bytes = 0
@@ -309,54 +310,57 @@ class _Gather:
 
     def take_all(self, units: memoryview | bytearray) -> int:
         """Take the units in order; returns how many were dealt with. HOT."""
-        count, total, end = self.count, self.size_bytes, self._run_end
-        done = 0
+        room, total, start, end = self.room, self.size_bytes, self._run_start, self._run_end
+        bytes_max = self._bytes_max if self.count else _NO_LIMIT  # the first one always passes
+        done = taken = 0
         for position, size, _ in _unpack_units(units):
             if size == BLANK_SIZE:
                 done += 1
                 continue
-            if count >= self._count_max or (total + size > self._bytes_max and count):
+            if taken >= room or total + size > bytes_max:
                 break
-            if position != end and not self._begin_run(position, size):
-                break
-            end = self._run_end = position + size
-            count += 1
+            if position != end:
+                if start >= 0:
+                    self.data.append(self._view[start - self._base : end - self._base])
+                start = position
+                if not self._base <= position <= self._limit - size and not self._turn_to(
+                    position, size
+                ):
+                    start = -1
+                    break
+            end = position + size
             total += size
+            taken += 1
             done += 1
-        self.count, self.size_bytes = count, total
+            bytes_max = self._bytes_max
+        self._run_start, self._run_end = start, end
+        self.count += taken
+        self.size_bytes = total
         return done
 
     def take_some(self, units: memoryview | bytearray, indices: Iterable[int]) -> int:
         """Take the units at `indices`; returns the first index that found no room, or -1."""
         for index in indices:
-            position, size, _ = _unpack_unit(units, index * UNIT_BYTES)
-            if size == BLANK_SIZE:
-                continue
-            if self.room <= 0 or (self.size_bytes + size > self._bytes_max and self.count):
+            begin = index * UNIT_BYTES
+            unit = units[begin : begin + UNIT_BYTES]
+            if self.room <= 0 or not self.take_all(unit):
                 return index
-            if position != self._run_end and not self._begin_run(position, size):
-                return index
-            self._run_end = position + size
-            self.count += 1
-            self.size_bytes += size
         return -1
 
-    def _begin_run(self, position: int, size: int) -> bool:
-        """False when the log does not hold the record."""
-        self.close()
-        if self._log.record(position, size) is None:
+    def _turn_to(self, position: int, size: int) -> bool:
+        """Go on in the log file that holds the record; False when there is none."""
+        segment = self._log.segments.at(position)
+        if segment is None or position + size > segment.end:
             self.is_missing = True
             return False
-        self._run_start = position
+        self._view, self._base, self._limit = segment.view(), segment.base, segment.end
         return True
 
     def close(self) -> None:
         """Slice the run that is open. Adjacent records lie in one file (a blank one ends it)."""
-        start, end = self._run_start, self._run_end
-        if start >= 0:
-            data = self._log.record(start, end - start)
-            if data is not None:
-                self.data.append(data)
+        if self._run_start >= 0:
+            start, end = self._run_start - self._base, self._run_end - self._base
+            self.data.append(self._view[start:end])
             self._run_start = self._run_end = -1
 
 

@@ -107,7 +107,10 @@ class Recovery:
     def _start_crashed(self) -> int | None:
         if self._mark is None:
             return self._start
-        return min(self._start, self._end_of_units()) if self._agrees(self._mark) else None
+        if not self._agrees(self._mark):
+            return None
+        last = self._last_unit()  # its record is looked at again: the mark vouches for it
+        return self._log.start if last is None else max(last.physical_offset, self._log.start)
 
     def _agrees(self, mark: Mark) -> bool:
         return self._queues.totals() == (mark.queues, mark.units)
@@ -123,6 +126,8 @@ class Recovery:
             unit = queue.unit(end - 1)
             if unit is not None and self._is_sound(unit):
                 break
+            if unit is not None and self._mark is not None:
+                self._require_behind(unit, self._mark)
             end -= 1
         if end < queue.next_offset:
             logger.warning(
@@ -130,6 +135,11 @@ class Recovery:
                 queue.topic, queue.queue_id, end, queue.next_offset,
             )  # fmt: skip
             queue.truncate(end)
+
+    def _require_behind(self, unit: Unit, mark: Mark) -> None:
+        """A unit whose record is not there is damage when the mark vouches for it."""
+        if unit.physical_offset < mark.log_offset:
+            raise self._damage(unit.physical_offset, mark)
 
     def _is_sound(self, unit: Unit) -> bool:
         """Its record is there, or was there before the log's first files were deleted."""

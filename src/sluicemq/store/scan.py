@@ -5,12 +5,17 @@ offset with its position (so that stale bytes of an earlier life of the file nev
 the body with its CRC. The walk ends at the first that does not (spec/store.md §7.4); a blank
 record leads to the next file.
 
+The CRC covers the body alone, and a torn write leaves zeros behind what arrived. A record can
+therefore look whole while its topic or properties are lost: neither may hold such zeros (`is_torn`;
+the writer refuses properties that would look so).
+
 The common record (V1, IPv4) is read with one `struct` call, any other with the record codec.
 """
 
 import struct
 import zlib
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from sluicemq.errors import ProtocolError
@@ -43,6 +48,12 @@ DELAY_LEVELS_S: Final = (
     1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200,
 )  # fmt: skip
 """messageDelayLevel's default: 1s 5s 10s 30s 1m … 10m 20m 30m 1h 2h."""
+_SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
+_TAGS_START: Final = TAGS.encode() + b"\x01"
+_MULTI_START: Final = MULTI_DISPATCH.encode() + b"\x01"
+_PROPERTY_END: Final = 2
+ZEROS_NEVER_STORED: Final = bytes(16)
+"""Properties hold no run of zeros as long as this, and do not end with a zero."""
 _TWO: Final = struct.Struct(">ii")
 _SHORT: Final = struct.Struct(">h")
 _IPV6: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
@@ -71,18 +82,28 @@ class Scanned(NamedTuple):
 
     def tag_code(self) -> int:
         """What its queue's unit says: the hash of the tag, or a delayed message's time (ms)."""
-        if TAGS.encode() not in self.properties and DELAY.encode() not in self.properties:
+        properties = self.properties
+        if self.topic == _SCHEDULE_TOPIC:
+            return self._delayed_code()
+        at = properties.find(_TAGS_START)
+        if at < 0:
             return 0
+        if (at and properties[at - 1] != _PROPERTY_END) or properties.count(_TAGS_START) > 1:
+            return tag_code(decode_properties(properties).get(TAGS, ""))
+        end = properties.find(_PROPERTY_END, at)
+        return _code_of(properties[at + len(_TAGS_START) : end if end >= 0 else len(properties)])
+
+    def _delayed_code(self) -> int:
         properties = decode_properties(self.properties)
         delay = properties.get(DELAY, "")
-        if self.topic == SCHEDULE_TOPIC.encode() and delay.isdecimal() and int(delay) > 0:
+        if delay.isdecimal() and int(delay) > 0:
             level = min(int(delay), len(DELAY_LEVELS_S))
             return self.store_time_ms + DELAY_LEVELS_S[level - 1] * 1000
         return tag_code(properties.get(TAGS, ""))
 
     def other_queues(self) -> list[tuple[tuple[str, int], int]]:
         """Further queues that the record stands in, with its offset there (spec/store.md §3.1)."""
-        if MULTI_DISPATCH.encode() not in self.properties:
+        if _MULTI_START not in self.properties:
             return []
         properties = decode_properties(self.properties)
         names = properties.get(MULTI_DISPATCH, "").split(",")
@@ -92,6 +113,11 @@ class Scanned(NamedTuple):
             for name, offset in zip(names, offsets, strict=False)
             if name and "/" not in name and offset.isdecimal()
         ]
+
+
+@lru_cache(maxsize=4096)
+def _code_of(tag: bytes) -> int:
+    return tag_code(tag.decode(errors="replace"))
 
 
 def scan_records(log: CommitLog, start: int, *, check_crc: bool = True) -> Iterator[Scanned]:
@@ -145,7 +171,16 @@ def read_scanned(view: memoryview, at: int, base: int, *, check_crc: bool) -> Sc
     if check_crc and zlib.crc32(view[body : topic - 1]) & CRC_MASK != crc:
         return None
     name, rest = bytes(view[topic : properties - 2]), bytes(view[properties:end])
+    if check_crc and is_torn(name, rest):
+        return None
     return Scanned(position, size, queue_id, offset, flag, time, name, rest)
+
+
+def is_torn(topic: bytes, properties: bytes) -> bool:
+    """Whether a lost end (of any length) or a lost sector shows in them."""
+    return (
+        b"\0" in topic or not topic or properties[-1:] == b"\0" or ZEROS_NEVER_STORED in properties
+    )
 
 
 _MAGICS: Final = (MAGIC_V1, MAGIC_V2)
@@ -158,7 +193,8 @@ def _read_other(view: memoryview, at: int, base: int, *, check_crc: bool) -> Sca
         return None
     if head.physical_offset != base + at or not head.store_time_ms:
         return None
-    if check_crc and not body_crc_agrees(view, head):
+    topic, properties = bytes(view[head.topic]), bytes(view[head.properties])
+    if check_crc and (not body_crc_agrees(view, head) or is_torn(topic, properties)):
         return None
     return Scanned(
         head.physical_offset,
@@ -167,6 +203,6 @@ def _read_other(view: memoryview, at: int, base: int, *, check_crc: bool) -> Sca
         head.queue_offset,
         head.sys_flag,
         head.store_time_ms,
-        bytes(view[head.topic]),
-        bytes(view[head.properties]),
+        topic,
+        properties,
     )

@@ -160,12 +160,13 @@ class SegmentFiles:
     def last(self) -> Segment | None:
         return self._segments[-1] if self._segments else None
 
-    def load(self, *, is_derived: bool = False) -> None:
+    def load(self, *, is_derived: bool = False, removes: bool = True) -> None:
         """Find the files. An empty last file is the trace of a crash at its creation: removed.
 
         `is_derived`: after a crash an empty or missing file in the middle ends the sequence, what
-        follows is removed (it can be built again). Raises StoreDamagedError when a file has
-        another size than configured or one is missing in between.
+        follows is removed (it can be built again). `removes=False` leaves such files where they
+        are. Raises StoreDamagedError when a file has another size than configured or one is
+        missing in between.
         """
         names = [n for n in self.files.names(self.directory) if is_segment_name(n)]
         sizes = [self._size(name) for name in names]
@@ -174,7 +175,7 @@ class SegmentFiles:
             keep = self._whole_count(names, sizes)
         elif sizes and sizes[-1] == 0:
             keep -= 1
-        for name in reversed(names[keep:]):
+        for name in reversed(names[keep:]) if removes else ():
             self.files.remove(f"{self.directory}/{name}")
         self._segments = []
         for name, size in zip(names[:keep], sizes, strict=False):

@@ -36,6 +36,7 @@ from sluicemq.record.codec import (
 )
 from sluicemq.store.commitlog import BLANK_BYTES, CommitLog
 from sluicemq.store.consumequeue import TAIL_BYTES_MAX, UNIT, UNIT_BYTES, ConsumeQueues, Queue
+from sluicemq.store.scan import ZEROS_NEVER_STORED
 
 logger = logging.getLogger(__name__)
 
@@ -133,8 +134,12 @@ class Writer:
         body_bytes = len(body)
         properties_bytes = len(properties)
         size = queue.fixed_bytes + body_bytes + properties_bytes
-        if body_bytes > self._body_bytes_max or properties_bytes > PROPERTIES_BYTES_MAX:
-            raise self._too_large(body_bytes, properties_bytes)
+        if (
+            body_bytes > self._body_bytes_max
+            or properties_bytes > PROPERTIES_BYTES_MAX
+            or b"\0" in properties
+        ):
+            self._check(body_bytes, properties)
         if position + size > self._room_end:
             position = self._next_file(size)
         offset = queue.next_offset
@@ -181,8 +186,7 @@ class Writer:
         prepared_offset: int,
     ) -> tuple[int, int]:
         """Any hosts; prepared and rolled-back messages, which stand in no queue (offset 0)."""
-        if len(body) > self._body_bytes_max or len(properties) > PROPERTIES_BYTES_MAX:
-            raise self._too_large(len(body), len(properties))
+        self._check(len(body), properties)
         is_queued = not sys_flag & PREPARED
         offset = queue.next_offset if is_queued else 0
 
@@ -230,8 +234,7 @@ class Writer:
         queue = self._queues.get((topic, queue_id))
         hosts = len(born_host) + len(store_host) - _HOSTS_IPV4
         total = sum(len(part[1]) for part in parts)
-        if total > self._body_bytes_max:
-            raise self._too_large(total, 0)
+        self._check(total, b"")
         size = sum(queue.fixed_bytes + hosts + len(part[1]) + len(part[2]) for part in parts)
         if self._position == self._turn_start:
             self._begin()
@@ -322,17 +325,24 @@ class Writer:
         """Whether the turn is empty."""
         return self._position == self._turn_start
 
-    def _too_large(self, body_bytes: int, properties_bytes: int) -> MessageIllegalError:
-        if properties_bytes > PROPERTIES_BYTES_MAX:
-            return MessageIllegalError(
-                f"The properties have {properties_bytes} bytes, the limit is"
+    def _check(self, body_bytes: int, properties: bytes) -> None:
+        if len(properties) > PROPERTIES_BYTES_MAX:
+            raise MessageIllegalError(
+                f"The properties have {len(properties)} bytes, the limit is"
                 f" {PROPERTIES_BYTES_MAX}.",
                 cure="Put large values into the body.",
             )
-        return MessageIllegalError(
-            f"The body has {body_bytes} bytes, the limit is {self._body_bytes_max}.",
-            cure="Send a smaller body, compress it, or raise maxMessageSize.",
-        )
+        if body_bytes > self._body_bytes_max:
+            raise MessageIllegalError(
+                f"The body has {body_bytes} bytes, the limit is {self._body_bytes_max}.",
+                cure="Send a smaller body, compress it, or raise maxMessageSize.",
+            )
+        if properties[-1:] == b"\0" or ZEROS_NEVER_STORED in properties:
+            raise MessageIllegalError(
+                "The properties end with a zero byte, or hold sixteen of them in a row: after a"
+                " crash they could not be told from a torn write.",
+                cure="Put binary values into the body, or encode them as text.",
+            )
 
 
 def _take_back(queue: Queue, offset: int) -> None:

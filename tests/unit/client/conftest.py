@@ -218,9 +218,7 @@ class FakeBroker:
 
     def max(self, command: Command, peer: Peer) -> Command:
         key = self._key(command)
-        return Command(
-            0, {"offset": str(self.first.get(key, 0) + len(self.queues.get(key, [])))}
-        )
+        return Command(0, {"offset": str(self.first.get(key, 0) + len(self.queues.get(key, [])))})
 
     def min(self, command: Command, peer: Peer) -> Command:
         return Command(0, {"offset": str(self.first.get(self._key(command), 0))})

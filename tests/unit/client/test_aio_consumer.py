@@ -1,3 +1,4 @@
+# ruff: noqa: SIM117 - nested blocks show the order of events
 """Consumers against a scripted broker: streams, handlers, balance, offsets."""
 
 import asyncio
@@ -191,7 +192,7 @@ async def test_a_missing_group_raises_instead_of_idling(fake):
 async def test_a_missing_topic_raises_and_leaves_no_trace(fake):
     async with Sluice(fake.name_server) as mq:
         stream = mq.subscribe("nosuch", group="g", tags="A")
-        with pytest.raises(RouteNotFoundError, match="Consumers do not create topics"):
+        with pytest.raises(RouteNotFoundError, match="consumers do not create topics"):
             await stream.receive()
         fake.topics["nosuch"] = 1
         async with mq.subscribe("nosuch", group="g", tags="B"):
@@ -298,7 +299,7 @@ async def test_a_handler_that_blocks_the_loop_does_not_starve_heartbeats(fake_th
         mq._keeper._period_s = 0.05
         async with mq.subscribe("t", group="g"):
             before = fake_thread.broker.seen[34]
-            time.sleep(0.6)  # noqa: ASYNC251 - the point of the test
+            time.sleep(0.6)
             assert fake_thread.broker.seen[34] - before >= 5
 
 
@@ -381,9 +382,8 @@ async def test_a_handler_that_never_succeeds_holds_the_committed_offset(fake):
         if message.body == b"1":
             raise ValueError("never")
 
-    async with Sluice(fake.name_server) as mq:
-        async with mq.consumer("g", handler).subscribe("t"):
-            await until(lambda: len(seen) == 3)
+    async with Sluice(fake.name_server) as mq, mq.consumer("g", handler).subscribe("t"):
+        await until(lambda: len(seen) == 3)
     assert fake.broker.committed["g", "t", 0] == 1
 
 
@@ -398,3 +398,27 @@ async def test_closing_the_client_ends_waiting_loops(fake):
     async with asyncio.timeout(5):
         (error,) = await waiting
     assert isinstance(error, ClosedError)
+
+
+async def test_a_handler_and_a_stream_may_not_share_a_group_in_one_client(fake):
+    fake.topics["t"] = 1
+
+    async def handler(message):
+        pass
+
+    async with Sluice(fake.name_server) as mq:
+        async with mq.subscribe("t", group="g"):
+            with pytest.raises(ConfigurationError, match="another kind of consumer"):
+                await mq.consumer("g", handler).subscribe("t").start()
+            with pytest.raises(ConfigurationError, match="another kind of consumer"):
+                await mq.lite_pull("g").subscribe("t")
+
+
+async def test_ending_a_subscription_while_a_balance_runs_harms_neither(fake, caplog):
+    fake.topics["t"] = 4
+    async with Sluice(fake.name_server) as mq:
+        for _ in range(20):
+            async with mq.subscribe("t", group="g"):
+                mq._members["g"].notice()
+                await asyncio.sleep(0)
+    assert "died" not in caplog.text

@@ -57,7 +57,7 @@ async def test_many_sends_at_once_share_one_connection_and_all_arrive(fake):
     fake.topics["t"] = 4
     async with Sluice(fake.name_server) as mq:
         results = await asyncio.gather(*(mq.send("t", b"%d" % index) for index in range(500)))
-        data_connections = [peer for peer in fake.broker.server.peers]
+        data_connections = list(fake.broker.server.peers)
     assert len({result.message_id for result in results}) == 500
     assert sorted(int(record.body) for record in stored(fake, "t")) == list(range(500))
     assert len(data_connections) <= 2  # one for data, one of the keeper
@@ -90,7 +90,18 @@ async def test_an_unknown_topic_without_automatic_creation_says_which_causes_are
         with pytest.raises(RouteNotFoundError) as error:
             await mq.send("nosuch", b"x")
     assert "answer, so the network to them is fine" in str(error.value)
+    assert "brokers are registered there (broker-a)" in str(error.value)
+    assert "automatic creation is off" in str(error.value)
     assert "sluice topic create nosuch" in str(error.value)
+
+
+async def test_a_name_server_without_brokers_is_told_from_a_missing_topic(fake):
+    fake.auto_create = False
+    fake.brokers, kept = [], fake.brokers
+    async with Sluice(fake.name_server) as mq:
+        with pytest.raises(RouteNotFoundError, match="no broker is registered there"):
+            await mq.send("nosuch", b"x")
+    fake.brokers = kept
 
 
 async def test_every_unreachable_name_server_is_named():

@@ -6,6 +6,7 @@ turn travel in one write. Heartbeats have connections of their own (`client.keep
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import SUCCESS, TOPIC_NOT_EXIST, expect_success, request_error
@@ -13,6 +14,7 @@ from sluicemq.client.core.credentials import Credentials, signed
 from sluicemq.client.core.names import parse_name_servers
 from sluicemq.client.core.routing import (
     Routes,
+    as_created,
     broker_address,
     master_address,
     no_route,
@@ -24,10 +26,11 @@ from sluicemq.errors import (
     NameServerUnreachableError,
     RequestTimeoutError,
     RouteNotFoundError,
+    SluiceError,
 )
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue, TopicRoute
 from sluicemq.net.dialer import Channel, ChannelPool
-from sluicemq.protocol.bodies import decode_topic_route
+from sluicemq.protocol.bodies import decode_cluster_info, decode_topic_route
 from sluicemq.protocol.command import Command
 
 CALL_TIMEOUT_S = 5.0
@@ -52,6 +55,8 @@ class Cluster:
         self._pool = ChannelPool()
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._first = 0
+        self.on_route: Callable[[str], None] = lambda topic: None
+        """Called when the route of a topic has changed."""
 
     async def channel(self, address: str) -> Channel:
         """The connection to an address, opened when there is none."""
@@ -80,7 +85,7 @@ class Cluster:
             try:
                 answer = await self.call(address, command)
             except (ConnectionLostError, RequestTimeoutError) as error:
-                story.append(f"{address}: {error}")
+                story.append(f"{address}: {error.fact}")
             else:
                 self._first = index
                 return answer
@@ -97,6 +102,16 @@ class Cluster:
         if answer.code != SUCCESS:
             raise request_error(answer)
         return decode_topic_route(answer.body)
+
+    async def _broker_names(self) -> list[str] | None:
+        """For an error's text: the brokers that are registered, None when that is not told."""
+        try:
+            answer = await self.ask_name_server(requests.cluster_info())
+            return (
+                list(decode_cluster_info(answer.body).brokers) if answer.code == SUCCESS else None
+            )
+        except SluiceError:
+            return None
 
     async def route(self, topic: str, *, create: bool = False) -> TopicRoute:
         """The route of a topic, at most 30 s old; concurrent callers share one question.
@@ -115,7 +130,8 @@ class Cluster:
         known = self.routes.get(topic)
         if known is None:
             self.routes.forget(topic)
-            raise no_route(topic, self.name_servers, auto_create_tried=create)
+            brokers = await self._broker_names()
+            raise no_route(topic, self.name_servers, brokers, auto_create_tried=create)
         return known
 
     async def _refresh(self, topic: str, *, create: bool) -> None:
@@ -123,12 +139,14 @@ class Cluster:
         try:
             found = await self.find_route(topic)
             if found is None and create and known is None:
-                found = await self.find_route(DEFAULT_TOPIC)
+                default = await self.find_route(DEFAULT_TOPIC)
+                found = as_created(default) if default else None
         except NameServerUnreachableError:
             if known is None:
                 raise
             found = None
-        self.routes.put(topic, found, self.clock.monotonic_s())
+        if self.routes.put(topic, found, self.clock.monotonic_s()):
+            self.on_route(topic)
 
     async def write_queues(self, topic: str) -> list[MessageQueue]:
         """The queues that a message of the topic may go to. Raises RouteNotFoundError."""

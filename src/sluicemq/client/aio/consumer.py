@@ -62,7 +62,7 @@ class MessageStream:
         """
         async with self._starting:
             if self._feed is None:
-                feed = Feed()
+                feed = Feed(is_shareable=True)
                 member = await self._groups.join(self.group, self.subscription, feed)
                 self._feed = member.feed_of(self.subscription.topic) or feed
 
@@ -74,6 +74,22 @@ class MessageStream:
         message = await self._feed.get(self)
         message.held_by(self._held)
         return message
+
+    async def receive_many(
+        self, count_max: int = 100, timeout_s: float | None = None
+    ) -> list[ReceivedMessage]:
+        """Up to `count_max` messages: waits up to `timeout_s` (None: for ever) for the first, takes
+        what else is there; [] when none came. Raises what ended the subscription."""
+        if self._feed is None:
+            await self.start()
+        try:
+            async with asyncio.timeout(timeout_s):
+                messages = [await self.receive()]
+        except TimeoutError:
+            return []
+        while len(messages) < count_max and self._feed:
+            messages.append(await self.receive())
+        return messages
 
     def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
         return self._iterate()
@@ -242,7 +258,8 @@ class PushConsumer:
         if self._busy:
             self._quiet.clear()
             try:
-                await asyncio.wait_for(self._quiet.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._quiet.wait()
             except TimeoutError:
                 _log.warning(
                     "consumer %s closes while %d handlers run; their messages come again",

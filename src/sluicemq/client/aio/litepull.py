@@ -81,8 +81,11 @@ class LitePullConsumer:
         """The queues read now."""
         return sorted(self._readers.queues)
 
-    async def poll(self, timeout_s: float = 5.0, *, count_max: int = 32) -> list[ReceivedMessage]:
-        """Up to `count_max` messages; waits up to `timeout_s` for the first, [] when none came.
+    async def poll(
+        self, timeout_s: float | None = 5.0, *, count_max: int = 32
+    ) -> list[ReceivedMessage]:
+        """Up to `count_max` messages; waits up to `timeout_s` (None: for ever) for the first, []
+        when none came.
 
         What earlier polls returned counts as done from now on. Raises what ended the reading
         (GroupNotFoundError, PermissionDeniedError …).

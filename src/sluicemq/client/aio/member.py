@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 
 from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.readers import Readers
@@ -33,6 +34,7 @@ from sluicemq.errors import (
     ConfigurationError,
     ConnectionLostError,
     FilterSyntaxError,
+    RequestTimeoutError,
     RouteNotFoundError,
     SluiceError,
 )
@@ -45,6 +47,7 @@ from sluicemq.protocol.bodies import (
     ConsumerData,
     decode_consumer_list,
 )
+from sluicemq.protocol.command import Command
 
 _log = logging.getLogger("sluicemq.client")
 UNBALANCED_PERIOD_S = 1.0
@@ -66,7 +69,7 @@ class Member:
         self.options = options
         self._cluster = cluster
         self._keeper = keeper
-        self._retry = retry
+        self.retry = retry
         self._changed = asyncio.Event()
         self._balancing = asyncio.Lock()
         self._tasks = Tasks()
@@ -77,6 +80,7 @@ class Member:
             cluster, group, options, on_pending=self._beat_soon, filtered_here=not retry
         )
         self._started = False
+        self._asked: Future[dict[str, SluiceError | None]] | None = None
 
     @property
     def topics(self) -> list[str]:
@@ -108,15 +112,14 @@ class Member:
             await self._check_sql(subscription, route)
         self._subscriptions[topic] = subscription
         self._feeds[topic] = feed
-        if self._retry and self._retry_topic not in self._subscriptions:
+        if self.retry and self._retry_topic not in self._subscriptions:
             self._subscriptions[self._retry_topic] = Subscription(
                 self._retry_topic, version=subscription.version
             )
         try:
             await self._join(topic, route)
         except BaseException:
-            self._subscriptions.pop(topic, None)
-            self._feeds.pop(topic, None)
+            await self._forget(topic)
             raise
         if not self._started:
             self._started = True
@@ -132,16 +135,18 @@ class Member:
 
     async def remove(self, topic: str) -> None:
         """Ends a subscription: its queues go to other members."""
-        if self._subscriptions.pop(topic, None) is None:
-            return
-        self._feeds.pop(topic, None)
-        self._seen.pop(topic, None)
-        async with self._balancing:
+        await self._forget(topic)
+        if self.topics:
+            await self._beat()
+
+    async def _forget(self, topic: str) -> None:
+        async with self._balancing:  # A balance that runs still needs the tables.
             for queue in self.readers.queues:
                 if queue.topic == topic:
                     await self.readers.drop(queue)
-        if self.topics:
-            await self._beat()
+            self._subscriptions.pop(topic, None)
+            self._feeds.pop(topic, None)
+            self._seen.pop(topic, None)
 
     async def close(self) -> None:
         """Commits, leaves the group at every broker, stops. Safe to call twice."""
@@ -159,7 +164,7 @@ class Member:
     def _describe(self) -> ConsumerData:
         return ConsumerData(
             self.group,
-            CONSUME_PASSIVELY if self._retry else CONSUME_ACTIVELY,
+            CONSUME_PASSIVELY if self.retry else CONSUME_ACTIVELY,
             CLUSTERING,
             self.options.consume_from,
             tuple(self._subscriptions.values()),
@@ -169,21 +174,25 @@ class Member:
         self._keeper.consume(self._describe())
         outcome = await asyncio.wrap_future(self._keeper.beat())
         errors = [outcome.get(address) for address in must_reach]
-        if errors and all(errors):
+        first = next(iter(errors), None)
+        if first is not None and all(errors):
             raise ConnectionLostError(
-                f"no broker of the group {self.group!r} can be reached [{errors[0]}].",
+                f"no broker of the group {self.group!r} can be reached [{first.fact}].",
                 cure="See sluice cluster list, and whether this machine reaches those addresses.",
-            ) from errors[0]
+            ) from first
 
     def _beat_soon(self) -> None:
         """A broker does not know our subscription yet."""
-        self._keeper.consume(self._describe())
-        self._keeper.beat()
+        if self._asked is None or self._asked.done():
+            self._keeper.consume(self._describe())
+            self._asked = self._keeper.beat()
 
     async def _check_sql(self, subscription: Subscription, route: TopicRoute) -> None:
         command = requests.check_subscription(self._keeper.client_id, self.group, subscription)
         for address in _addresses(route, masters_only=True):
-            answer = await self._cluster.call(address, command)
+            answer = await self._ask(address, command)
+            if answer is None:
+                continue
             if answer.code == SUBSCRIPTION_PARSE_FAILED:
                 raise FilterSyntaxError(
                     f"{address} refuses the filter {subscription.expression!r}: {answer.remark}",
@@ -201,7 +210,10 @@ class Member:
         """A broker silently skips a group it does not know (spec/remoting.md §15): ask openly."""
         for data in route.brokers:
             address = data.addresses.get(MASTER_ID)
-            if address is None or self._keeper.client_id in await self._members_at(address):
+            if address is None:
+                continue
+            members = await self._members_at(address)
+            if members is None or self._keeper.client_id in members:
                 continue
             probe = requests.pull(
                 self.group,
@@ -211,12 +223,23 @@ class Member:
                 bytes_max=1,
                 subscription=Subscription(topic),
             )
-            answer = await self._cluster.call(address, probe)
-            if answer.code == GROUP_NOT_EXIST:
+            answer = await self._ask(address, probe)
+            if answer is not None and answer.code == GROUP_NOT_EXIST:
                 raise request_error(answer, address)
 
-    async def _members_at(self, address: str) -> tuple[str, ...]:
-        answer = await self._cluster.call(address, requests.consumer_list(self.group))
+    async def _ask(self, address: str, command: Command) -> Command | None:
+        """None when that broker is away: the others are enough to begin with."""
+        try:
+            return await self._cluster.call(address, command)
+        except (ConnectionLostError, RequestTimeoutError) as error:
+            _log.debug("group %s: %s", self.group, error)
+            return None
+
+    async def _members_at(self, address: str) -> tuple[str, ...] | None:
+        """None when that broker is away."""
+        answer = await self._ask(address, requests.consumer_list(self.group))
+        if answer is None:
+            return None
         return tuple(decode_consumer_list(answer.body)) if answer.code == SUCCESS else ()
 
     # ----------------------------------------------------------------------- balance
@@ -225,8 +248,10 @@ class Member:
         balanced = True
         while True:
             period_s = self.options.balance_period_s if balanced else UNBALANCED_PERIOD_S
+            # Not wait_for: in Python 3.11 it may swallow a cancellation that meets the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), period_s)
+                async with asyncio.timeout(period_s):
+                    await self._changed.wait()
             self._changed.clear()
             balanced = await self.balance()
 
@@ -257,11 +282,22 @@ class Member:
             if queue.topic == topic:
                 await self.readers.drop(queue)
         known = self._seen.get(topic)
+        complete = True
         for queue in own:
             if queue not in self.readers.queues:
                 is_new = known is not None and queue not in known
-                await self.readers.add(queue, subscription, self._sink_for(topic), is_new=is_new)
+                complete &= await self._take(queue, subscription, is_new=is_new)
         self._seen[topic] = set(queues) | (known or set())
+        return complete
+
+    async def _take(self, queue: MessageQueue, subscription: Subscription, *, is_new: bool) -> bool:
+        """Begins to read a queue; False when its broker is away (the next balance tries again)."""
+        sink = self._sink_for(queue.topic)
+        try:
+            await self.readers.add(queue, subscription, sink, is_new=is_new)
+        except SluiceError as error:
+            _log.warning("%s cannot read %s yet: %s", self.group, queue, error)
+            return False
         return True
 
     def _sink_for(self, topic: str) -> Sink:
@@ -269,15 +305,11 @@ class Member:
 
     async def _members(self, route: TopicRoute) -> tuple[str, ...]:
         """Asked of the first broker that answers: every consumer beats at all of them."""
-        last: SluiceError | None = None
         for address in _addresses(route):
-            try:
-                return await self._members_at(address)
-            except SluiceError as error:
-                last = error
-        if last is not None:
-            raise last
-        return ()
+            members = await self._members_at(address)
+            if members is not None:
+                return members
+        raise ConnectionLostError(f"no broker tells the members of {self.group!r}.")
 
 
 class RetrySink:

@@ -312,12 +312,15 @@ class Producer:
         of sends that got no answer receive SendUnknownError; their ids stand in the report, as do
         the ids of those that are still open when the wait ends.
         """
+        if self._callbacks:
+            await asyncio.sleep(0)  # Those that were asked for just now have begun then.
         open_at_start = len(self._open)
         self._closed = True
         if self._open:
             limit_s = self.timeout_ms / 1000 + 1.0 if timeout_s is None else timeout_s
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._settled.wait(), limit_s)
+                async with asyncio.timeout(limit_s):
+                    await self._settled.wait()
         unknown = (*self._unknown, *self._open)
         if unknown:
             _log.warning(

@@ -152,7 +152,8 @@ class QueueReader:
         while not self._has_room():
             self._room.clear()
             try:
-                await asyncio.wait_for(self._room.wait(), _STUCK_S)
+                async with asyncio.timeout(_STUCK_S):
+                    await self._room.wait()
             except TimeoutError:
                 _log.warning(
                     "%d messages (%d bytes) of %s are unacknowledged in group %s and none was "

@@ -12,7 +12,7 @@ from sluicemq.client.aio.tasks import Tasks
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import QUERY_NOT_FOUND, expect_success, number
 from sluicemq.client.core.consuming import ConsumeOptions
-from sluicemq.errors import SluiceError
+from sluicemq.errors import GroupNotFoundError, SluiceError
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 
@@ -121,6 +121,8 @@ class Readers:
                 reader.queue, requests.commit_offset(self._group, reader.queue, offset)
             )
             reader.committed = offset
+        except GroupNotFoundError as error:
+            _log.debug("commit for %s: %s", self._group, error)  # its pulls will say it aloud
         except SluiceError as error:
             _log.warning(
                 "commit of offset %d of %s for %s failed: %s",

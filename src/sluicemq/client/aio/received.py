@@ -26,13 +26,13 @@ class ReceivedMessage:
     times are milliseconds since 1970; `attempt` counts deliveries by this process, from 1.
     """
 
-    __slots__ = ("_generation", "_holder", "_origin", "attempt", "record")
+    __slots__ = ("_holder", "attempt", "generation", "origin", "record")
 
     def __init__(self, record: StoredMessage, origin: Origin, generation: int) -> None:
         self.record = record
         self.attempt = 1
-        self._origin = origin
-        self._generation = generation
+        self.origin = origin
+        self.generation = generation
         self._holder: dict[int, ReceivedMessage] | None = None
 
     async def ack(self) -> bool:
@@ -48,7 +48,7 @@ class ReceivedMessage:
         """`ack` for code that cannot await; must run on the loop's thread."""
         if self._holder is not None:
             self._holder.pop(id(self), None)
-        return self._origin.ack(self._generation, self.record.queue_offset)
+        return self.origin.ack(self.generation, self.record.queue_offset)
 
     def held_by(self, holder: "dict[int, ReceivedMessage]") -> None:
         """Notes in `holder` that it was handed out; `ack` takes it out again."""
@@ -58,7 +58,7 @@ class ReceivedMessage:
     @property
     def is_current(self) -> bool:
         """Whether its queue is still ours and was not moved since it was pulled."""
-        return self._origin.owns(self._generation)
+        return self.origin.owns(self.generation)
 
     @property
     def topic(self) -> str:
@@ -120,7 +120,7 @@ class ReceivedMessage:
 
     def is_from(self, origin: object) -> bool:
         """Whether that reader delivered it."""
-        return self._origin is origin
+        return self.origin is origin
 
     def __repr__(self) -> str:
         return (
@@ -145,9 +145,10 @@ class Feed:
     A failure that ends the consumer is raised to every taker, once the messages are gone.
     """
 
-    __slots__ = ("_error", "_items", "_takers")
+    __slots__ = ("_error", "_items", "_takers", "is_shareable")
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_shareable: bool = False) -> None:
+        self.is_shareable = is_shareable
         self._items: deque[ReceivedMessage] = deque()
         self._takers: deque[tuple[asyncio.Future[None], object]] = deque()
         self._error: BaseException | None = None

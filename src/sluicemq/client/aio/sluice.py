@@ -14,6 +14,7 @@ leaves the groups.
 import asyncio
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final, Self
@@ -36,7 +37,7 @@ from sluicemq.client.core.subscriptions import SubscriptionRegistry, make_subscr
 from sluicemq.client.identity import make_client_id
 from sluicemq.client.keeper import Keeper
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.errors import ClosedError
+from sluicemq.errors import ClosedError, ConfigurationError
 from sluicemq.model.message import Message
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
@@ -81,8 +82,11 @@ class Sluice:
         self._users: dict[tuple[str, str], int] = {}
         self._joining = asyncio.Lock()
         self._producers: list[Producer] = []
-        self._consumers: list[PushConsumer | LitePullConsumer | MessageStream] = []
+        self._consumers: weakref.WeakSet[PushConsumer | LitePullConsumer | MessageStream] = (
+            weakref.WeakSet()
+        )
         self._closed = False
+        self.cluster.on_route = self._on_route
         self.admin = Admin(self.cluster)
         self.producer_defaults: dict[str, Any] = {
             "group": producer_group,
@@ -105,6 +109,11 @@ class Sluice:
         producer = Producer(self.cluster, group=group, on_first=self._introduce, **options)
         self._producers.append(producer)
         return producer
+
+    def _on_route(self, topic: str) -> None:
+        """A broker that is new in a route hears of our groups too."""
+        if self._members or self._producers:
+            self._keeper.use(self.cluster.routes.addresses([topic]))
 
     def _introduce(self, group: str, topic: str) -> None:
         """The brokers of a topic learn of a producer group by the next heartbeat, sent now."""
@@ -160,7 +169,7 @@ class Sluice:
             topic, tags=tags, where=where, version=self.cluster.clock.now_ms()
         )
         stream = MessageStream(_Joiner(self, options), checked_group(group), subscription)
-        self._consumers.append(stream)
+        self._consumers.add(stream)
         return stream
 
     def consumer(
@@ -183,7 +192,7 @@ class Sluice:
             concurrency=concurrency,
             version_ms=self.cluster.clock.now_ms,
         )
-        self._consumers.append(consumer)
+        self._consumers.add(consumer)
         return consumer
 
     def lite_pull(
@@ -195,7 +204,7 @@ class Sluice:
         settings = ConsumeOptions(start=start, auto_commit=auto_commit, **options)
         joiner = _Joiner(self, settings, retry=False)
         consumer = LitePullConsumer(self.cluster, joiner, checked_group(group), settings)
-        self._consumers.append(consumer)
+        self._consumers.add(consumer)
         return consumer
 
     def pull_consumer(self, group: str = READ_GROUP) -> PullConsumer:
@@ -230,6 +239,7 @@ class Sluice:
                 if member is None:
                     member = Member(self.cluster, self._keeper, group, options, retry=retry)
                     self._members[group] = member
+                _check_sharing(member, subscription.topic, feed, retry=retry)
                 if key not in self._users:
                     await self._add(member, subscription, feed)
                 self._users[key] = self._users.get(key, 0) + 1
@@ -289,9 +299,12 @@ class Sluice:
         """
         if self._closed:
             return CloseReport(0, ())
-        for consumer in self._consumers:
+        for consumer in list(self._consumers):
             await consumer.close()
         self._closed = True
+        for group, topic in list(self._users):  # of streams that were dropped without a close
+            self._users[group, topic] = 1
+            await self.leave(group, topic)
         reports = [await producer.close() for producer in self._producers]
         await asyncio.to_thread(self._keeper.close)
         await self.cluster.close()
@@ -312,6 +325,18 @@ class Sluice:
 
     def __repr__(self) -> str:
         return f"<Sluice {';'.join(self.cluster.name_servers)} as {self.client_id}>"
+
+
+def _check_sharing(member: Member, topic: str, feed: Feed, *, retry: bool) -> None:
+    """Only streams share a topic: a handler or a poll beside them would starve, or starve them."""
+    known = member.feed_of(topic)
+    is_same = known is None or known is feed or (known.is_shareable and feed.is_shareable)
+    if not is_same or member.retry != retry:
+        raise ConfigurationError(
+            f"the group {member.group!r} is already read by another kind of consumer, or by "
+            "another handler, of this client.",
+            cure="Use another group, or a Sluice of its own.",
+        )
 
 
 class _Joiner:

@@ -112,6 +112,11 @@ def prepare(
     """
     topic = checked_topic(message.topic)
     body = message.body
+    if not body:
+        raise ConfigurationError(
+            "the body is empty, which RocketMQ's brokers do not accept.",
+            cure="Send at least one byte.",
+        )
     if len(body) > body_bytes_max:
         raise ConfigurationError(
             f"the body has {len(body):,} bytes, the limit is {body_bytes_max:,}.",

@@ -236,6 +236,13 @@ def progress(group: str, topic: str | None = None) -> Talk[list[QueueProgress]]:
 def group(name: str) -> Talk[GroupReport]:
     made = yield from progress(name)
     online = yield from members(name)
+    if not made and not online:
+        known = yield from groups()
+        if name not in known:
+            raise ConfigurationError(
+                f"no broker knows the group {name!r}.",
+                cure=f"They know: {', '.join(known) or 'none'}.",
+            )
     own: dict[str, list[MessageQueue]] = {}
     for topic in sorted({item.queue.topic for item in made}):
         if not topic.startswith(RETRY_PREFIX):

@@ -8,6 +8,7 @@ command made here has no opaque yet: the connection gives it one.
 
 from typing import Any, Final
 
+from sluicemq.client.core.routing import NEW_TOPIC_QUEUES
 from sluicemq.model.subscription import TAG, Subscription
 from sluicemq.model.topic import DEFAULT_TOPIC, GroupConfig, MessageQueue, TopicConfig
 from sluicemq.protocol import bodies, headers
@@ -22,6 +23,7 @@ from sluicemq.protocol.headers.consume import (
 
 _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 _SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
+_QUEUES: Final = str(NEW_TOPIC_QUEUES)
 
 
 def _command(code: RequestCode, header: Any = None, *, oneway: bool = False) -> Command:
@@ -48,14 +50,13 @@ def send(
     born_time_ms: int = 0,
     batch: bool = False,
     oneway: bool = False,
-    default_queues: int = 4,
 ) -> Command:
     """One message, or a batch body when `batch`. HOT: a literal of its fields, nothing generic."""
     fields = {
         "a": group,
         "b": queue.topic,
         "c": DEFAULT_TOPIC,
-        "d": str(default_queues),
+        "d": _QUEUES,
         "e": str(queue.queue_id),
         "f": str(sys_flag),
         "g": str(born_time_ms),

@@ -6,6 +6,7 @@ servers and hand the answers in. A route that the name server no longer knows is
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from sluicemq.errors import RouteNotFoundError
@@ -18,6 +19,8 @@ from sluicemq.model.topic import (
 )
 
 ROUTE_PERIOD_S: Final = 30.0
+NEW_TOPIC_QUEUES: Final = 4
+"""Queues of a topic that the broker creates on our first send (defaultTopicQueueNums)."""
 
 
 def write_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
@@ -66,6 +69,22 @@ def master_address(route: TopicRoute, broker: str) -> str | None:
     """The address of the master alone: messages are written nowhere else."""
     return next(
         (data.addresses.get(MASTER_ID) for data in route.brokers if data.broker == broker), None
+    )
+
+
+def as_created(default: TopicRoute) -> TopicRoute:
+    """The route that a topic will have once a broker made it from TBW102's: at most as many queues
+    as our send requests ask for, as the Java client counts them."""
+    return replace(
+        default,
+        queues=tuple(
+            replace(
+                data,
+                read_queues=min(data.read_queues, NEW_TOPIC_QUEUES),
+                write_queues=min(data.write_queues, NEW_TOPIC_QUEUES),
+            )
+            for data in default.queues
+        ),
     )
 
 
@@ -124,23 +143,33 @@ class Routes:
         }
 
 
-def no_route(topic: str, servers: Iterable[str], *, auto_create_tried: bool) -> RouteNotFoundError:
+def no_route(
+    topic: str, servers: Iterable[str], brokers: Iterable[str] | None, *, auto_create_tried: bool
+) -> RouteNotFoundError:
     """The error for a topic without a route: which of the usual causes are excluded, and the cure.
 
-    RocketMQ has one text for five causes (design/product.md): no name server, wrong name server, no
-    broker registered, topic missing, automatic creation off. This is raised only after a name
-    server answered, so the first is excluded; TBW102's route tells about the last.
+    RocketMQ has one text for five causes (design/product.md): name server not reachable, no broker
+    registered with it (or the wrong name server), topic missing, automatic creation off, topic
+    misspelt. This is raised only after a name server answered, so the first is excluded; `brokers`
+    (None: could not be asked) tells about the second, TBW102's route about automatic creation.
     """
-    tried = (
-        "Automatic creation is off too (no broker registered TBW102), or no broker is up."
+    found = None if brokers is None else sorted(brokers)
+    answer = f"The name servers ({', '.join(servers)}) answer, so the network to them is fine"
+    if found == []:
+        return RouteNotFoundError(
+            f"no broker serves the topic {topic!r}. {answer}, but no broker is registered there.",
+            cure="Start a broker (sluice broker), or name the name servers that it registers with.",
+        )
+    there = f", and brokers are registered there ({', '.join(found)})" if found else ""
+    create = (
+        "they know no such topic and automatic creation is off (no broker offers TBW102)"
         if auto_create_tried
-        else "Consumers do not create topics."
+        else "they know no such topic, and consumers do not create topics"
     )
     return RouteNotFoundError(
-        f"no broker serves the topic {topic!r}. The name servers {', '.join(servers)} answer, so "
-        f"the network to them is fine; they know no such topic. {tried}",
-        cure="Check the spelling and the cluster (sluice topic list; sluice cluster list), then "
-        f"create it: sluice topic create {topic}.",
+        f"no broker serves the topic {topic!r}. {answer}{there}; {create}.",
+        cure="Check the spelling (sluice topic list), then create it: "
+        f"sluice topic create {topic}.",
     )
 
 

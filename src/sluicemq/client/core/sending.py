@@ -122,7 +122,7 @@ class Attempts:
         connection leaves the outcome open.
         """
         self.last_broker = broker
-        self._story.append(f"{broker}: {error}")
+        self._story.append(f"{broker}: {error.fact}")
         if written and isinstance(error, ConnectionLostError | RequestTimeoutError):
             self._unknown = True
         if isinstance(error, RequestTimeoutError) and written:

@@ -3,7 +3,7 @@ reader.
 
 No thread, no loop: a call takes an idle connection of its address (or opens one), sends one request
 and waits. So any number of threads may share a `Cluster`, and a forked Spark worker can make its
-own at no cost. Nothing here heartbeats; consumers, which must, live in `client.sync.consumer`.
+own at no cost. Nothing here heartbeats; consumers, which must, live in `client.threaded.consumer`.
 """
 
 import threading
@@ -15,7 +15,7 @@ from sluicemq.client.core import requests
 from sluicemq.client.core.answers import SUCCESS, TOPIC_NOT_EXIST, expect_success, request_error
 from sluicemq.client.core.credentials import Credentials, signed
 from sluicemq.client.core.names import parse_name_servers
-from sluicemq.client.core.routing import Routes, broker_address, no_route
+from sluicemq.client.core.routing import Routes, as_created, broker_address, no_route
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import (
     ClosedError,
@@ -23,10 +23,11 @@ from sluicemq.errors import (
     NameServerUnreachableError,
     RequestTimeoutError,
     RouteNotFoundError,
+    SluiceError,
 )
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue, TopicRoute
 from sluicemq.net.blocking import BlockingChannel
-from sluicemq.protocol.bodies import decode_topic_route
+from sluicemq.protocol.bodies import decode_cluster_info, decode_topic_route
 from sluicemq.protocol.command import Command
 
 CALL_TIMEOUT_S = 5.0
@@ -109,7 +110,7 @@ class Cluster:
             try:
                 answer = self.call(address, command)
             except (ConnectionLostError, RequestTimeoutError) as error:
-                story.append(f"{address}: {error}")
+                story.append(f"{address}: {error.fact}")
             else:
                 self._first = index
                 return answer
@@ -127,6 +128,16 @@ class Cluster:
             raise request_error(answer)
         return decode_topic_route(answer.body)
 
+    def _broker_names(self) -> list[str] | None:
+        """For an error's text: the brokers that are registered, None when that is not told."""
+        try:
+            answer = self.ask_name_server(requests.cluster_info())
+            return (
+                list(decode_cluster_info(answer.body).brokers) if answer.code == SUCCESS else None
+            )
+        except SluiceError:
+            return None
+
     def route(self, topic: str, *, create: bool = False) -> TopicRoute:
         """The route of a topic, at most 30 s old.
 
@@ -137,12 +148,14 @@ class Cluster:
         if not self.routes.is_fresh(topic, now_s):
             found = self.find_route(topic)
             if found is None and create and self.routes.get(topic) is None:
-                found = self.find_route(DEFAULT_TOPIC)
+                default = self.find_route(DEFAULT_TOPIC)
+                found = as_created(default) if default else None
             self.routes.put(topic, found, now_s)
         known = self.routes.get(topic)
         if known is None:
             self.routes.forget(topic)
-            raise no_route(topic, self.name_servers, auto_create_tried=create)
+            brokers = self._broker_names()
+            raise no_route(topic, self.name_servers, brokers, auto_create_tried=create)
         return known
 
     def address(self, queue: MessageQueue) -> str:

@@ -1,0 +1,77 @@
+# SluiceMQ. `make help` lists the targets; each one does its own set-up on a machine that has only
+# Python 3.11+ (with venv), make and a package index.
+#
+#   PYTHON=python3.12    the interpreter for the virtual environment
+#   VENV=.venv           where the virtual environment lives
+#   ARGS="-k filter"     passed on to pytest, the demo or the benchmark
+#   SHORT=1 / QUICK=1    a shorter demo / benchmark
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.SUFFIXES:
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.sluicemq-dev
+ARGS ?=
+
+# The first interpreter that really starts, is new enough and can make a virtual environment:
+# a pyenv shim on the PATH may exist for a version that is not installed.
+PYTHON ?= $(shell for candidate in python3.13 python3.12 python3.11 python3; do \
+	$$candidate -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' \
+	>/dev/null 2>&1 && { echo $$candidate; break; }; done)
+
+# One source package among the dependencies is several hundred megabytes: wait long, try often.
+export PIP_DEFAULT_TIMEOUT ?= 180
+export PIP_RETRIES ?= 10
+export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
+
+.PHONY: help
+help: ## what can be asked of this Makefile
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer with venv on the PATH: install one, or say make PYTHON=/path/to/python3"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $(STAMP)
+
+.PHONY: setup
+setup: $(STAMP) ## the virtual environment with everything in it (the other targets do this themselves)
+
+.PHONY: demo
+demo: $(STAMP) ## 336,776 flights through broker, filters and Spark, checked against the CSV (SHORT=1: a part)
+	$(BIN)/python examples/flights/demo.py $(if $(SHORT),--short) $(ARGS)
+
+.PHONY: test
+test: $(STAMP) ## all tests; those that need Java or Go are skipped without them, never when CI=true
+	$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: check
+check: $(STAMP) ## ruff, mypy --strict, import contracts, house rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/house
+
+.PHONY: format
+format: $(STAMP) ## let ruff lay out the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: compat
+compat: $(STAMP) ## only the tests with the real Java and Go clients and the real Java broker
+	$(BIN)/python -m pytest tests/compatibility -v $(ARGS)
+
+.PHONY: simulate
+simulate: $(STAMP) ## only the crash and property tests, with many more examples
+	SLUICEMQ_EXAMPLES=2000 $(BIN)/python -m pytest tests/crash tests/property $(ARGS)
+
+.PHONY: bench
+bench: $(STAMP) ## the figures, beside the real Java broker where Java is there (QUICK=1: two minutes)
+	$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(ARGS)
+
+.PHONY: clean
+clean: ## remove what the targets made, but not the virtual environment
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .demo build dist

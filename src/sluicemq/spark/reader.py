@@ -1,0 +1,175 @@
+"""What an executor does: pull one range of one queue and yield Arrow batches of it.
+
+    BulkReader  pulls in flight, whole records as they came off the socket
+    gathered    small answers (a Java broker gives 32 messages a pull) joined to larger blocks
+    RecordDecoder, typed_column   columns
+
+Heavy to import (NumPy, pyarrow): only executors do.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+
+from sluicemq.client.core import requests
+from sluicemq.client.core.answers import expect_success, number
+from sluicemq.client.core.credentials import signed
+from sluicemq.client.sync.bulk import BulkReader
+from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
+from sluicemq.net.blocking import BlockingChannel
+from sluicemq.record.arrow import RecordDecoder
+from sluicemq.spark.plan import RangePartition, ReadPlan
+from sluicemq.spark.schema import Column
+from sluicemq.spark.typed import typed_column
+
+logger = logging.getLogger(__name__)
+
+BLOCK_BYTES_MIN: Final = 1024 * 1024
+"""Answers are joined until a block has so many bytes: batches of 10 k rows and more cost the least
+a row in Spark (bench/spark.md)."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one partition's read saw; logged at its end when something was odd."""
+
+    rows: int = 0
+    bytes_read: int = 0
+    bad: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, str] = field(default_factory=dict)
+    lost: int = 0
+
+
+def read_range(plan: ReadPlan, partition: RangePartition) -> Iterator[Any]:
+    """Arrow batches of a range, columns in the plan's order.
+
+    Raises OffsetOutOfRangeError when messages of the range are gone (and failOnDataLoss is on),
+    ConfigurationError for a bad property under badProperties=fail, and the client's errors.
+    """
+    if partition.queue is None:
+        return
+    tally = Tally()
+    decoder = RecordDecoder(
+        [column.name for column in plan.columns if column.property_name is None],
+        promoted={
+            column.name: column.property_name
+            for column in plan.columns
+            if column.property_name is not None
+        },
+        broker=partition.queue.broker,
+        tags=plan.tags,
+    )
+    for block in gathered(_chunks(plan, partition, tally)):
+        for batch in decoder.decode(block):
+            tally.rows += batch.num_rows
+            yield arranged(batch, plan, tally)
+    _report(partition, tally)
+
+
+def gathered(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | bytearray | memoryview]:
+    """The same bytes in blocks of at least BLOCK_BYTES_MIN, the last one excepted.
+
+    A large chunk is handed on as it is; small ones are copied together.
+    """
+    held = bytearray()
+    for chunk in chunks:
+        if not held and len(chunk) >= BLOCK_BYTES_MIN:
+            yield chunk
+            continue
+        held += chunk
+        if len(held) >= BLOCK_BYTES_MIN:
+            yield held
+            held = bytearray()
+    if held:
+        yield held
+
+
+def arranged(batch: Any, plan: ReadPlan, tally: Tally) -> Any:
+    """The batch with typed property columns, in the order of the plan."""
+    arrays = []
+    for column in plan.columns:
+        array = batch.column(column.name)
+        if column.property_name is not None:
+            array, bad, example = typed_column(array, column.kind, column.property_name)
+            if bad:
+                _note_bad(column, bad, example, plan, tally)
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in plan.columns])
+
+
+def _note_bad(column: Column, bad: int, example: str, plan: ReadPlan, tally: Tally) -> None:
+    if plan.fail_on_bad_property:
+        raise ConfigurationError(
+            f"the property {column.property_name!r} has the value {example!r}, which is no"
+            f" {column.kind}.",
+            cure="Choose another type, or badProperties=null.",
+        )
+    tally.bad[column.name] = tally.bad.get(column.name, 0) + bad
+    tally.examples.setdefault(column.name, example)
+
+
+def _chunks(
+    plan: ReadPlan, partition: RangePartition, tally: Tally
+) -> Iterator[bytes | memoryview]:
+    """Raw records of the range; past what is lost when that is allowed."""
+    start = partition.start
+    while start < partition.end:
+        reader = _open(plan, partition, start)
+        try:
+            with reader:
+                yield from reader
+            start = partition.end
+        except OffsetOutOfRangeError as error:
+            if plan.fail_on_data_loss:
+                raise OffsetOutOfRangeError(
+                    str(error), cure="Set failOnDataLoss=false to read what is left."
+                ) from None
+            start = _first_left(plan, partition, reader.position)
+            tally.lost += start - reader.position
+        finally:
+            tally.bytes_read += reader.bytes_read
+
+
+def _open(plan: ReadPlan, partition: RangePartition, start: int) -> BulkReader:
+    assert partition.queue is not None
+    topic, broker, queue_id = partition.queue
+    return BulkReader(
+        partition.address,
+        topic,
+        queue_id,
+        start,
+        partition.end,
+        plan.subscription,
+        broker=broker,
+        group=plan.group,
+        credentials=plan.credentials,
+        batch_bytes=plan.batch_bytes,
+        timeout_s=plan.timeout_s,
+    )
+
+
+def _first_left(plan: ReadPlan, partition: RangePartition, position: int) -> int:
+    """The first offset of the range that is still stored; its end when there is none."""
+    assert partition.queue is not None
+    channel = BlockingChannel(partition.address, plan.timeout_s)
+    try:
+        answer = channel.call(signed(requests.offset_min(partition.queue), plan.credentials))
+        first = number(expect_success(answer, partition.address), "offset")
+    finally:
+        channel.close()
+    return min(first, partition.end) if first > position else partition.end
+
+
+def _report(partition: RangePartition, tally: Tally) -> None:
+    assert partition.queue is not None
+    where = f"{partition.queue.broker}:{partition.queue.queue_id} of {partition.queue.topic!r}"
+    if tally.lost:
+        logger.warning("%d offsets of %s are gone and were not read", tally.lost, where)
+    for name, count in tally.bad.items():
+        logger.warning(
+            "%d values of the property column %r are null in %s: not of its type, for example %r",
+            count, name, where, tally.examples[name],
+        )  # fmt: skip

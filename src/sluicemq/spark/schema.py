@@ -1,0 +1,193 @@
+"""Columns of the source: the whole schema, and the narrower ones a user asks for.
+
+| column | type | |
+|---|---|---|
+| topic, broker | string | |
+| queue_id | int | |
+| queue_offset | bigint | position in the queue |
+| msg_id | string | UNIQ_KEY; without one, store host and log offset in hex digits |
+| keys | string | as sent: several are separated by one space; null without |
+| tags | string | null without |
+| properties | map<string,string> | all of them, reserved ones too |
+| body | binary | decompressed when a client compressed it |
+| born_time, store_time | timestamp | clocks of producer and broker, in milliseconds |
+| reconsume_times | int | |
+
+Spark's Python sources have no column pruning (bench/spark.md), so a narrower read is asked for: by
+the option `columns`, or by a user's own `.schema(…)`, whose further columns are properties:
+
+    columns = item ("," item)*
+    item    = column name | "prop:" name [":" type] [" as " column name]
+    name    = characters without , : and blanks, or anything in `backquotes`
+    type    = string (default) | int | bigint | double | boolean
+
+    "topic,queue_offset,body,prop:dep_delay:int,prop:origin,prop:`a:b`:double as ab"
+
+A promoted property is a column of its own, so that Spark can push predicates on it (it pushes none
+on map elements). Its text is read as Java reads it (Integer.valueOf …): then a SQL92 selector and
+the column agree on every message. A text that is none is null (see the option `badProperties`).
+"""
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from sluicemq.errors import ConfigurationError
+
+BASE: Final[dict[str, DataType]] = {
+    "topic": StringType(),
+    "broker": StringType(),
+    "queue_id": IntegerType(),
+    "queue_offset": LongType(),
+    "msg_id": StringType(),
+    "keys": StringType(),
+    "tags": StringType(),
+    "properties": MapType(StringType(), StringType()),
+    "body": BinaryType(),
+    "born_time": TimestampType(),
+    "store_time": TimestampType(),
+    "reconsume_times": IntegerType(),
+}
+"""Every column of a message, in order."""
+PROMOTED: Final[dict[str, DataType]] = {
+    "string": StringType(),
+    "int": IntegerType(),
+    "bigint": LongType(),
+    "double": DoubleType(),
+    "boolean": BooleanType(),
+}
+"""The types that a promoted property may have."""
+_TYPE_ALIASES: Final = {"integer": "int", "long": "bigint", "bool": "boolean", "str": "string"}
+_ITEM: Final = re.compile(
+    r"(?P<prop>prop:)?(?:`(?P<quoted>[^`]+)`|(?P<name>[^\s`,:]+))"
+    r"(?::(?P<type>\w+))?(?:\s+as\s+(?P<alias>\S+))?",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the result: one of `BASE`, or a property. `kind` names its type."""
+
+    name: str
+    property_name: str | None
+    kind: str
+
+    @property
+    def type(self) -> DataType:
+        return BASE[self.name] if self.property_name is None else PROMOTED[self.kind]
+
+
+ALL_COLUMNS: Final = tuple(Column(name, None, kind.simpleString()) for name, kind in BASE.items())
+
+
+def parse_columns(text: str | None) -> tuple[Column, ...]:
+    """The option `columns` -> columns in order; None is the whole schema. ConfigurationError."""
+    if text is None:
+        return ALL_COLUMNS
+    columns = tuple(_column(item) for item in _items(text))
+    return _distinct(columns)
+
+
+def _items(text: str) -> Iterator[str]:
+    """The parts between commas; a comma in backquotes is part of a name."""
+    for item in re.findall(r"(?:`[^`]*`?|[^,`])+|(?<=,)(?=,)", text):
+        if not item.strip():
+            raise ConfigurationError(f"the option 'columns' has an empty item: {text!r}.")
+        yield item.strip()
+
+
+def _column(item: str) -> Column:
+    found = _ITEM.fullmatch(item)
+    if found is None:
+        raise ConfigurationError(
+            f"{item!r} in the option 'columns' is not a column.",
+            cure="Write a column name, or prop:NAME:TYPE as COLUMN.",
+        )
+    name = found["quoted"] or found["name"]
+    if found["prop"] is None:
+        return _base_column(name, item)
+    kind = (found["type"] or "string").lower()
+    kind = _TYPE_ALIASES.get(kind, kind)
+    if kind not in PROMOTED:
+        raise ConfigurationError(
+            f"{found['type']!r} in {item!r} is not a type of a property.",
+            cure=f"Use one of {', '.join(PROMOTED)}.",
+        )
+    return Column(found["alias"] or name, name, kind)
+
+
+def _base_column(name: str, item: str) -> Column:
+    if name not in BASE or name != item:
+        near = difflib.get_close_matches(name, BASE, n=1)
+        hint = f"Did you mean {near[0]!r}? " if near and near[0] != item else ""
+        raise ConfigurationError(
+            f"{item!r} in the option 'columns' is not a column.",
+            cure=f"{hint}There are {', '.join(BASE)}; a property is prop:{name}.",
+        )
+    return Column(name, None, BASE[name].simpleString())
+
+
+def _distinct(columns: tuple[Column, ...]) -> tuple[Column, ...]:
+    """The columns again. Raises when two have one name (Spark compares names without case)."""
+    seen: set[str] = set()
+    for column in columns:
+        if column.name.lower() in seen:
+            raise ConfigurationError(
+                f"the column {column.name!r} is there twice.",
+                cure="Give one another name: prop:NAME:TYPE as OTHER.",
+            )
+        seen.add(column.name.lower())
+    return columns
+
+
+def struct_type(columns: Sequence[Column]) -> StructType:
+    """The Spark schema of columns."""
+    return StructType([StructField(column.name, column.type) for column in columns])
+
+
+def columns_of(schema: StructType, declared: Sequence[Column]) -> tuple[Column, ...]:
+    """The columns a reader has to deliver for the schema Spark asks of it.
+
+    That is the source's own one, or a user's `.schema(…)`: a name of `declared` or `BASE` means
+    that column and every other one a property of the same name. Raises ConfigurationError when a
+    type does not fit.
+    """
+    known = {column.name: column for column in (*ALL_COLUMNS, *declared)}
+    return _distinct(tuple(_asked(field, known.get(field.name)) for field in schema.fields))
+
+
+def _asked(field: Any, known: Column | None) -> Column:
+    wanted = field.dataType
+    if known is not None and known.type == wanted:
+        return known
+    if known is None or known.property_name is not None:
+        name = field.name if known is None else known.property_name
+        for kind, data_type in PROMOTED.items():
+            if data_type == wanted:
+                return Column(field.name, name, kind)
+        raise ConfigurationError(
+            f"the column {field.name!r} of the schema is a property of type"
+            f" {wanted.simpleString()!r}.",
+            cure=f"A property can be {', '.join(PROMOTED)}.",
+        )
+    raise ConfigurationError(
+        f"the column {field.name!r} of the schema has the type {wanted.simpleString()!r}.",
+        cure=f"It is {known.type.simpleString()!r}.",
+    )

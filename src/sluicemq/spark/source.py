@@ -1,0 +1,149 @@
+"""The data source `rocketmq`: what Spark asks for first, and the batch reader.
+
+Spark finds it by name through the module `pyspark_rocketmq` (its `DefaultSource`). Facts on the
+Python Data Source API and its limits: bench/spark.md.
+
+A batch read, step by step, with the process it happens in:
+
+    planner   DataSource.schema()          option `columns` or the user's schema
+    planner   BatchReader.pushFilters()    `filters.Pushdown` (only with the configuration below)
+    planner   BatchReader.partitions()     bounds from the brokers -> ranges -> partitions
+    executor  BatchReader.read()           `reader.read_range`
+
+Spark refuses a reader that has `pushFilters` unless `spark.sql.python.filterPushdown.enabled` is
+true, and it is false by default. So that a read works without it, `pushFilters` is only there in
+the process that Spark starts for push-down (`_is_pushdown_process`).
+"""
+
+import logging
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from sluicemq.model.subscription import SQL92
+from sluicemq.spark.cluster import (
+    broker_addresses,
+    check_selector,
+    ending_offsets,
+    evaluates_selectors,
+    narrowed,
+    open_admin,
+    queue_bounds,
+    starting_offsets,
+)
+from sluicemq.spark.errors import plain_errors
+from sluicemq.spark.filters import Pushdown, Pushed, subscription_of
+from sluicemq.spark.options import READ, WRITE, Options, parse_options
+from sluicemq.spark.plan import RangePartition, nothing, partitions_of, read_plan
+from sluicemq.spark.schema import parse_columns, struct_type
+
+logger = logging.getLogger(__name__)
+
+PUSHDOWN_CONFIG: Final = "spark.sql.python.filterPushdown.enabled"
+_PUSHDOWN_MODULE: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+class RocketSource(DataSource):  # type: ignore[misc]
+    """`spark.read.format("rocketmq")`, `readStream`, `df.write` and `writeStream`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq"
+
+    def schema(self) -> StructType:
+        with plain_errors():
+            return struct_type(parse_columns(parse_options(self.options)["columns"]))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        with plain_errors():
+            options = parse_options(self.options, READ)
+            kind = PushingReader if _is_pushdown_process() else BatchReader
+            return kind(options, schema)
+
+    def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
+        from sluicemq.spark.stream import stream_reader  # noqa: PLC0415 - streams only
+
+        return stream_reader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        from sluicemq.spark.sink import BatchSink  # noqa: PLC0415 - sinks only
+
+        with plain_errors():
+            return BatchSink(parse_options(self.options, WRITE), schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
+        from sluicemq.spark.sink import StreamSink  # noqa: PLC0415 - sinks only
+
+        with plain_errors():
+            return StreamSink(parse_options(self.options, WRITE), schema, overwrite=overwrite)
+
+
+def _is_pushdown_process() -> bool:
+    """Whether this is the planner that Spark starts when push-down is switched on."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _PUSHDOWN_MODULE in sys.modules or getattr(main, "name", "") == _PUSHDOWN_MODULE
+
+
+class BatchReader(DataSourceReader):  # type: ignore[misc]
+    """Reads from fixed offsets to fixed offsets."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self.options = options
+        self.topic = options.required("topic")
+        self.plan = read_plan(options, schema)
+        self.push(Pushed())
+
+    def push(self, pushed: Pushed) -> None:
+        """Settles what is read. Not in `partitions`: Spark has pickled the reader by then."""
+        self.pushed = pushed
+        found = subscription_of(
+            self.topic, self.options["filter.tags"], self.options["filter.sql"], pushed
+        )
+        self.nothing_matches = found is None
+        if found is not None:
+            self.plan = replace(self.plan, subscription=found[0], tags=found[1])
+
+    def partitions(self) -> list[InputPartition]:
+        with plain_errors():
+            if self.nothing_matches:
+                return nothing()
+            with open_admin(self.options) as admin:
+                subscription = self.plan.subscription
+                if subscription is not None and subscription.kind == SQL92:
+                    check_selector(admin, self.topic, self.plan.group, subscription.expression)
+                bounds = queue_bounds(admin, self.topic)
+                start = starting_offsets(admin, self.options, bounds, "earliest")
+                end = ending_offsets(admin, self.options, bounds)
+                ranges = narrowed(admin, start, end, self.pushed)
+                return partitions_of(self.options, ranges, broker_addresses(admin, self.topic))
+
+    def read(self, partition: RangePartition) -> Iterator[Any]:
+        from sluicemq.spark.reader import read_range  # noqa: PLC0415 - heavy, executors only
+
+        with plain_errors():
+            yield from read_range(self.plan, partition)
+
+
+class PushingReader(BatchReader):
+    """The same with Spark's predicates handed to broker and offsets where that is exact."""
+
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802 - Spark's name
+        with plain_errors():
+            if not self.options["pushFilters"]:
+                return filters
+            pushdown = Pushdown(self.plan.columns, selectors_allowed=self._selectors_allowed())
+            rest = pushdown.take_all(filters)
+            self.push(pushdown.pushed)
+            logger.info("pushed down: %s; left to Spark: %s", self.pushed, rest)
+            return rest
+
+    def _selectors_allowed(self) -> bool:
+        """Asked of the brokers only when there is a property to select by."""
+        if all(column.property_name is None for column in self.plan.columns):
+            return False
+        with open_admin(self.options) as admin:
+            return evaluates_selectors(admin, self.topic, self.plan.group)

@@ -1,0 +1,289 @@
+"""The streaming source: offsets, admission control, recovery.
+
+Spark keeps one process with one reader for a running query and asks it, each trigger:
+
+    latestOffset(start, limit)   where the micro-batch ends: all there is, or `limit` rows of it
+    partitions(start, end)       its ranges; asked again after a restart, from the checkpoint
+    commit(end)                  everything before `end` is done: committed to the consumer group
+
+The offsets are exact positions in queues, so a micro-batch that is planned again after a failure
+reads the same messages. What can go wrong is detected: retention that deleted messages before they
+were read, a topic that was deleted and made anew (offsets beyond its end), a checkpoint of another
+topic. A queue that appears while running is read from its first message; a broker that is away
+keeps its queues' offsets until it is back.
+
+Filters do not change offsets: messages that the broker leaves out count as read. Admission control
+counts offsets, so with a filter a micro-batch may hold fewer rows.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from sluicemq.client.sync.admin import Admin
+from sluicemq.errors import (
+    ConfigurationError,
+    ConnectionLostError,
+    OffsetOutOfRangeError,
+    SluiceError,
+)
+from sluicemq.model.subscription import SQL92, Subscription
+from sluicemq.model.topic import MessageQueue
+from sluicemq.spark.cluster import (
+    Bounds,
+    broker_addresses,
+    check_selector,
+    open_admin,
+    queue_bounds,
+    starting_offsets,
+)
+from sluicemq.spark.errors import plain_errors
+from sluicemq.spark.filters import Pushed, subscription_of
+from sluicemq.spark.offsets import (
+    Offsets,
+    QueueRange,
+    admit,
+    from_checkpoint,
+    place,
+    to_checkpoint,
+)
+from sluicemq.spark.options import STREAM, Options, parse_options
+from sluicemq.spark.plan import RangePartition, ReadPlan, partitions_of, read_plan
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:  # Spark 4.1: no admission control
+    SupportsTriggerAvailableNow = None
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def stream_reader(given: Mapping[str, str], schema: StructType) -> Any:
+    """The reader for the Spark that runs. Never raises: see `FailedStream`."""
+    try:
+        return _made(parse_options(given, STREAM), schema)
+    except SluiceError as error:
+        return FailedStream(error)
+
+
+def _made(options: Options, schema: StructType) -> Any:
+    if SupportsTriggerAvailableNow is not None:
+        return AdmittingStream(options, schema)
+    if options["maxOffsetsPerTrigger"] is not None:
+        raise ConfigurationError(
+            "the option 'maxOffsetsPerTrigger' needs Spark 4.2 or later.",
+            cure="Leave it out, or upgrade pyspark.",
+        )
+    return PlainStream(options, schema)
+
+
+class FailedStream(DataSourceStreamReader):  # type: ignore[misc]
+    """Stands for a reader that could not be made, and says why when it is first asked.
+
+    pyspark 4.2 stops a reader whose making failed without having one, and reports that
+    (python_streaming_source_runner, `finally: reader.stop()`) instead of the reason.
+    """
+
+    def __init__(self, error: SluiceError) -> None:
+        self.error = error
+
+    def _fail(self, *_: Any) -> Any:
+        with plain_errors():
+            raise self.error
+
+    initialOffset = latestOffset = partitions = read = _fail  # noqa: N815 - Spark's names
+
+
+class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
+    """What both versions share. `_ask` holds the connections of the driver's process."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self.options = options
+        self.topic = options.required("topic")
+        options.required("nameServers")
+        self.target: Offsets | None = None
+        self._admin: Admin | None = None
+        self._selector_checked = False
+        self._seen: Offsets = {}
+        found = subscription_of(self.topic, options["filter.tags"], options["filter.sql"], Pushed())
+        self.nothing_matches = found is None
+        subscription, tags = found or (Subscription(self.topic), None)
+        self.plan = _with_subscription(read_plan(options, schema), subscription, tags)
+        self.expression = f"{subscription.kind} {subscription.expression}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_admin": None}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        with plain_errors():
+            return self._checkpoint(self._ask(self._initial))
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        with plain_errors():
+            begins, ends = from_checkpoint(start, self.topic), from_checkpoint(end, self.topic)
+            moved = {queue: stop for queue, stop in ends.items() if stop > begins.get(queue, -1)}
+            if not moved or self.nothing_matches:
+                return []
+            return self._ask(lambda admin: self._planned(admin, begins, moved))
+
+    def read(self, partition: RangePartition) -> Any:
+        from sluicemq.spark.reader import read_range  # noqa: PLC0415 - heavy, executors only
+
+        with plain_errors():
+            yield from read_range(self.plan, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Tells the consumer group how far the job is, when the option `group` names one."""
+        group = self.options["group"]
+        if group is None:
+            return
+        try:
+            offsets = from_checkpoint(end, self.topic)
+            self._ask(lambda admin: _commit(admin, group, offsets))
+        except SluiceError as error:
+            logger.warning("offsets are not committed to the group %r: %s", group, error)
+
+    def stop(self) -> None:
+        if self._admin is not None:
+            self._admin.close()
+            self._admin = None
+
+    def _ask(self, work: Callable[[Admin], T]) -> T:
+        """Does something with the cluster; once more when a kept connection had died meanwhile."""
+        if self._admin is None:
+            self._admin = open_admin(self.options)
+        try:
+            return work(self._admin)
+        except ConnectionLostError:
+            self._admin.close()
+            self._admin = open_admin(self.options)
+            return work(self._admin)
+
+    def _initial(self, admin: Admin) -> Offsets:
+        return starting_offsets(admin, self.options, queue_bounds(admin, self.topic), "latest")
+
+    def _latest(self, start: Mapping[MessageQueue, int], rows_max: int | None) -> Offsets:
+        """The end of the next micro-batch that begins at `start`."""
+        bounds = self._ask(self._bounds)
+        begins = {queue: start.get(queue, lowest) for queue, (lowest, _) in bounds.items()}
+        for queue, (_, highest) in bounds.items():
+            self._check_end(queue, begins[queue], highest)
+        ends = {queue: highest for queue, (_, highest) in bounds.items()}
+        if self.target is not None:
+            ends = {
+                queue: min(ends[queue], stop)
+                for queue, stop in self.target.items()
+                if queue in ends
+            }
+        return dict(start) | admit(begins, ends, rows_max)
+
+    def _bounds(self, admin: Admin) -> Bounds:
+        if not self._selector_checked and self.plan.subscription is not None:
+            if self.plan.subscription.kind == SQL92:
+                expression = self.plan.subscription.expression
+                check_selector(admin, self.topic, self.plan.group, expression)
+            self._selector_checked = True
+        return queue_bounds(admin, self.topic)
+
+    def _planned(self, admin: Admin, begins: Offsets, ends: Offsets) -> list[InputPartition]:
+        addresses = broker_addresses(admin, self.topic)
+        ranges = []
+        for queue, end in sorted(ends.items()):
+            if queue.broker not in addresses:
+                raise OffsetOutOfRangeError(
+                    f"the broker of {place(queue)} is not in the route of {self.topic!r}.",
+                    cure="Start it again; the stream continues where it was.",
+                )
+            lowest, highest = admin.offsets(queue)
+            start = begins.get(queue, lowest)
+            ranges.append(QueueRange(queue, self._checked(queue, start, end, lowest, highest), end))
+        return partitions_of(self.options, ranges, addresses)
+
+    def _checked(self, queue: MessageQueue, start: int, end: int, lowest: int, highest: int) -> int:
+        """`start`, or the first offset left when loss is allowed. Raises OffsetOutOfRangeError."""
+        self._check_end(queue, end, highest)
+        if start >= lowest:
+            return start
+        if self.options["failOnDataLoss"]:
+            raise OffsetOutOfRangeError(
+                f"retention passed the stream: {place(queue)} of {self.topic!r} begins at {lowest}"
+                f" now, the stream was at {start}: {min(lowest, end) - start} messages are gone.",
+                cure="Set failOnDataLoss=false to go on with what is left.",
+            )
+        logger.warning("%s: offsets %d to %d are gone and not read", place(queue), start, lowest)
+        return min(lowest, end)
+
+    def _check_end(self, queue: MessageQueue, offset: int, highest: int) -> None:
+        if offset > highest:
+            raise OffsetOutOfRangeError(
+                f"the stream is at {offset} of {place(queue)} of {self.topic!r}, which ends at"
+                f" {highest}: the topic was deleted and made anew, or the broker lost messages.",
+                cure="Start with a new checkpointLocation.",
+            )
+
+    def _checkpoint(self, offsets: Offsets) -> dict[str, Any]:
+        return to_checkpoint(self.topic, self.expression, offsets)
+
+
+def _commit(admin: Admin, group: str, offsets: Offsets) -> None:
+    for queue, offset in offsets.items():
+        admin.commit_offset(group, queue, offset)
+
+
+def _with_subscription(
+    plan: ReadPlan, subscription: Subscription, tags: frozenset[str] | None
+) -> ReadPlan:
+    return replace(plan, subscription=subscription, tags=tags)
+
+
+class PlainStream(StreamReader):
+    """For Spark 4.1: every micro-batch takes all there is.
+
+    Spark does not tell it where the micro-batch begins, so it remembers the queues it has seen.
+    """
+
+    def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        with plain_errors():
+            self._seen = self._latest(self._seen, None)
+            return self._checkpoint(self._seen)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        with plain_errors():
+            self._seen = from_checkpoint(start, self.topic) | self._seen
+        return super().partitions(start, end)
+
+
+if SupportsTriggerAvailableNow is not None:
+
+    class AdmittingStream(StreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+        """For Spark 4.2 and later: admission control, Trigger.AvailableNow, progress."""
+
+        def getDefaultReadLimit(self) -> Any:  # noqa: N802 - Spark's name
+            rows_max = self.options["maxOffsetsPerTrigger"]
+            return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
+
+        def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # noqa: N802
+            with plain_errors():
+                begins = from_checkpoint(start, self.topic)
+                rows_max = getattr(limit, "max_rows", None)
+                return self._checkpoint(self._latest(begins, rows_max))
+
+        def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+            with plain_errors():
+                bounds = self._ask(self._bounds)
+                return self._checkpoint({queue: highest for queue, (_, highest) in bounds.items()})
+
+        def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+            """From now on nothing that comes later is read."""
+            with plain_errors():
+                bounds = self._ask(self._bounds)
+                self.target = {queue: highest for queue, (_, highest) in bounds.items()}

@@ -1,0 +1,85 @@
+"""Clusters and drivers of the compatibility tests, started once for all tests that use them.
+
+What a missing tool means is decided here: a skip with the reason, or a failure when CI=true.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from peer import clusters, drivers, toolchain
+
+FIRST_FETCH_S = 700  # the first test that needs them waits for the jars
+CLUSTERS = {"sluicemq": clusters.sluice_cluster, "rocketmq": clusters.rocketmq_cluster}
+DRIVERS: dict[str, Callable[[Path], drivers.Driver]] = {
+    "java-4.9.8": lambda directory: drivers.java_driver("client-4.9.8", directory),
+    "java-5.3.3": lambda directory: drivers.java_driver("client-5.3.3", directory),
+    "go-2.1.2": drivers.golang_driver,
+    "python-aio": lambda directory: drivers.python_driver("aio", directory),
+    "python-sync": lambda directory: drivers.python_driver("sync", directory),
+    "python-rocketmq": lambda directory: drivers.python_driver("rocketmq", directory),
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.compatibility)
+            item.add_marker(pytest.mark.xdist_group("compatibility"))
+            item.add_marker(pytest.mark.timeout(FIRST_FETCH_S))
+
+
+@pytest.fixture(scope="session")
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[str], clusters.Cluster]]:
+    """cluster("sluicemq") or cluster("rocketmq"): the running cluster of that kind."""
+    running: dict[str, clusters.Cluster] = {}
+    with contextlib.ExitStack() as stack:
+
+        def start(kind: str) -> clusters.Cluster:
+            if kind not in running:
+                directory = tmp_path_factory.mktemp(kind)
+                with missing_tool_is_a_reason():
+                    running[kind] = stack.enter_context(CLUSTERS[kind](directory))
+            return running[kind]
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], drivers.Driver]]:
+    """driver("java-5.3.3"): the running driver of that client."""
+    running: dict[str, drivers.Driver] = {}
+    with contextlib.ExitStack() as stack:
+
+        def start(client: str) -> drivers.Driver:
+            if client not in running:
+                with missing_tool_is_a_reason():
+                    running[client] = DRIVERS[client](tmp_path_factory.mktemp(client))
+                stack.callback(running[client].close)
+            return running[client]
+
+        yield start
+
+
+@contextlib.contextmanager
+def missing_tool_is_a_reason() -> Iterator[None]:
+    try:
+        yield
+    except toolchain.MissingTool as missing:
+        skip_or_fail(str(missing))
+
+
+def skip_or_fail(reason: str) -> NoReturn:
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)

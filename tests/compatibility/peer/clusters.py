@@ -1,0 +1,257 @@
+"""A name server and a broker as processes of their own: ours (`sluice up`) or the real RocketMQ
+5.3.3.
+
+Both are used through the same three attributes: `name_server` and `broker` (HOST:PORT), and `pids`
+for those who measure. Everything they write stays below the directory given; ports are free ones of
+this machine.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from peer.toolchain import HERE, jars, tool
+
+SOURCE = HERE.parents[1] / "src"
+READY_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 15
+GET_BROKER_CLUSTER_INFO = 106
+
+# What the real servers need on Java 17: the same openings that their own start scripts make.
+JAVA_OPENINGS = tuple(
+    f"--add-{kind}={module}=ALL-UNNAMED"
+    for kind, module in [
+        ("opens", "java.base/java.nio"),
+        ("opens", "java.base/jdk.internal.misc"),
+        ("opens", "java.base/sun.nio.ch"),
+        ("opens", "java.base/java.lang"),
+        ("exports", "java.base/jdk.internal.ref"),
+        ("exports", "java.base/sun.nio.ch"),
+    ]
+)
+SMALL_HEAP = ("-Xms128m", "-Xmx384m", "-XX:MaxDirectMemorySize=384m", "-XX:+UseSerialGC")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where a running cluster is reached; `ready_s`: from exec to serving; `pids` by role."""
+
+    kind: str
+    name_server: str
+    broker: str
+    pids: dict[str, int]
+    ready_s: float
+
+
+@contextlib.contextmanager
+def sluice_cluster(directory: Path, **configuration: str) -> Iterator[Cluster]:
+    """Ours, started as scripts start it: `sluice up --nameserver-port … --broker-port …`."""
+    name_server_port, broker_port, metrics_port = free_ports()
+    settings = {"metricsPort": str(metrics_port), "autoCreateTopicEnable": "true", **configuration}
+    path = write_properties(directory / "broker.conf", settings)
+    command = [sys.executable, "-m", "sluicemq", "up", "--nameserver-port", str(name_server_port)]
+    command += [
+        "--broker-port",
+        str(broker_port),
+        "--store",
+        str(directory / "store"),
+        "-c",
+        str(path),
+    ]
+    started = time.monotonic()
+    with process(command, directory / "sluice.log", {"PYTHONPATH": str(SOURCE)}) as running:
+        await_line(running, directory / "sluice.log", "ready")
+        ready_s = time.monotonic() - started
+        pids = {"broker": running.pid}
+        yield Cluster(
+            "sluicemq", f"127.0.0.1:{name_server_port}", f"127.0.0.1:{broker_port}", pids, ready_s
+        )
+
+
+@contextlib.contextmanager
+def rocketmq_cluster(
+    directory: Path, *, heap: tuple[str, ...] = SMALL_HEAP, **configuration: str
+) -> Iterator[Cluster]:
+    """The real name server and broker 5.3.3, with the memory of a test."""
+    name_server_port, broker_port, _ = free_ports()
+    name_server_file = write_properties(
+        directory / "namesrv.conf",
+        {"listenPort": str(name_server_port), "bindAddress": "127.0.0.1"},
+    )
+    broker_file = write_properties(
+        directory / "broker.conf",
+        java_broker_settings(directory, name_server_port, broker_port) | configuration,
+    )
+    main = "org.apache.rocketmq"
+    with contextlib.ExitStack() as stack:
+        started = time.monotonic()
+        name_server = stack.enter_context(
+            java_server(
+                directory, "namesrv", f"{main}.namesrv.NamesrvStartup", name_server_file, SMALL_HEAP
+            )
+        )
+        await_port(name_server, name_server_port, directory / "namesrv.log")
+        broker = stack.enter_context(
+            java_server(directory, "broker", f"{main}.broker.BrokerStartup", broker_file, heap)
+        )
+        await_line(broker, directory / "broker.log", "boot success")
+        await_registered(broker, name_server_port, directory / "broker.log")
+        ready_s = time.monotonic() - started
+        pids = {"broker": broker.pid, "namesrv": name_server.pid}
+        yield Cluster(
+            "rocketmq", f"127.0.0.1:{name_server_port}", f"127.0.0.1:{broker_port}", pids, ready_s
+        )
+
+
+def java_broker_settings(
+    directory: Path, name_server_port: int, broker_port: int
+) -> dict[str, str]:
+    return {
+        "brokerClusterName": "DefaultCluster",
+        "brokerName": "broker-a",
+        "brokerId": "0",
+        "brokerRole": "ASYNC_MASTER",
+        "flushDiskType": "ASYNC_FLUSH",
+        "bindAddress": "127.0.0.1",
+        "brokerIP1": "127.0.0.1",
+        "brokerIP2": "127.0.0.1",
+        "listenPort": str(broker_port),
+        "namesrvAddr": f"127.0.0.1:{name_server_port}",
+        "autoCreateTopicEnable": "true",
+        "enablePropertyFilter": "true",
+        "storePathRootDir": str(directory / "store"),
+        "storePathCommitLog": str(directory / "store" / "commitlog"),
+        "mappedFileSizeCommitLog": str(256 << 20),
+        "diskMaxUsedSpaceRatio": "95",
+    }
+
+
+@contextlib.contextmanager
+def java_server(
+    directory: Path, name: str, main: str, configuration: Path, heap: tuple[str, ...]
+) -> Iterator[subprocess.Popen[bytes]]:
+    home = directory / "home"
+    home.mkdir(exist_ok=True)
+    flags = [*heap, "-Djava.net.preferIPv4Stack=true", f"-Duser.home={directory}", *JAVA_OPENINGS]
+    command = [
+        tool("java"),
+        *flags,
+        "-cp",
+        f"{jars('server-5.3.3')}/*",
+        main,
+        "-c",
+        str(configuration),
+    ]
+    # SIGTERM takes the real broker ten seconds, and its store is thrown away.
+    log, environment = directory / f"{name}.log", {"ROCKETMQ_HOME": str(home)}
+    with process(command, log, environment, signal.SIGKILL) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def process(
+    command: list[str],
+    log: Path,
+    environment: dict[str, str],
+    stop: signal.Signals = signal.SIGTERM,
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that never outlives the block: the signal `stop`, then SIGKILL."""
+    with log.open("wb") as output:
+        running = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+        )
+    try:
+        yield running
+    finally:
+        running.send_signal(stop)
+        try:
+            running.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+
+
+def await_line(running: subprocess.Popen[bytes], log: Path, text: str) -> None:
+    """Return once the log has a line with `text`."""
+    end = time.monotonic() + READY_TIMEOUT_S
+    while text not in log.read_text(errors="replace"):
+        alive_or_raise(running, log, end)
+        time.sleep(0.005)
+
+
+def await_port(running: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    end = time.monotonic() + READY_TIMEOUT_S
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        alive_or_raise(running, log, end)
+        time.sleep(0.02)
+
+
+def await_registered(running: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    """Return once the name server knows a broker: it may register after it says it has started."""
+    end = time.monotonic() + READY_TIMEOUT_S
+    while b"brokerAddrs" not in ask(port, GET_BROKER_CLUSTER_INFO):
+        alive_or_raise(running, log, end)
+        time.sleep(0.1)
+
+
+def ask(port: int, code: int) -> bytes:
+    """The answer to a request without fields, as bytes."""
+    header = json.dumps({"code": code, "flag": 0, "language": "JAVA", "opaque": 1, "version": 479})
+    with socket.create_connection(("127.0.0.1", port), 5) as connection:
+        lengths = struct.pack(">II", len(header) + 4, len(header))
+        connection.sendall(lengths + header.encode())
+        answer = connection.makefile("rb")
+        with answer:
+            return answer.read(struct.unpack(">I", answer.read(4))[0])
+
+
+def alive_or_raise(running: subprocess.Popen[bytes], log: Path, end: float) -> None:
+    if running.poll() is not None or time.monotonic() > end:
+        state = (
+            f"ended with code {running.returncode}"
+            if running.poll() is not None
+            else "does not get ready"
+        )
+        raise RuntimeError(f"{log.stem} {state}:\n{log.read_text(errors='replace')[-3000:]}")
+
+
+def write_properties(path: Path, settings: dict[str, str]) -> Path:
+    path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    return path
+
+
+def free_ports() -> tuple[int, int, int]:
+    """Ports of name server, broker (its neighbours -2 and +1 are free too) and metrics."""
+    for _ in range(50):
+        with contextlib.ExitStack() as stack:
+            try:
+                sockets = [stack.enter_context(bound(0)) for _ in range(3)]
+                broker_port = sockets[1].getsockname()[1]
+                for neighbour in (-2, 1):
+                    stack.enter_context(bound(broker_port + neighbour))
+                return sockets[0].getsockname()[1], broker_port, sockets[2].getsockname()[1]
+            except OSError:
+                continue
+    raise RuntimeError("no three free ports with free neighbours")
+
+
+def bound(port: int) -> socket.socket:
+    found = socket.socket()
+    found.bind(("127.0.0.1", port))
+    return found

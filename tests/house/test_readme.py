@@ -1,0 +1,144 @@
+"""The Python examples of README.md and docs are programs.
+
+All compile, and README's three run, in order, against a cluster started as README says.
+"""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "CONTRIBUTING.md"]
+EXAMPLE = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NAME_SERVER = "127.0.0.1:9876"
+
+
+def examples(document: Path) -> list[str]:
+    return EXAMPLE.findall(document.read_text())
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_python_examples_compile(document: Path) -> None:
+    for number, text in enumerate(examples(document)):
+        compile(text, f"{document.name}, example {number}", "exec")
+
+
+def test_readme_shows_produce_consume_and_spark() -> None:
+    produce, consume, spark = examples(ROOT / "README.md")
+    assert ".send(" in produce
+    assert "where=" in consume
+    assert 'format("rocketmq")' in spark
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the name server of `sluice up`, started as README says."""
+    directory = tmp_path_factory.mktemp("readme")
+    name_server, broker, metrics = free_ports()
+    configuration = directory / "broker.conf"
+    configuration.write_text(f"metricsPort={metrics}\n")
+    command = [
+        sys.executable,
+        "-m",
+        "sluicemq",
+        "up",
+        "--store",
+        str(directory / "store"),
+        "-c",
+        str(configuration),
+    ]
+    command += ["--nameserver-port", str(name_server), "--broker-port", str(broker)]
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command, env=environment(), stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline().startswith("ready"), (directory / "log").read_text()
+        yield f"127.0.0.1:{name_server}"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.stdout.close()
+        assert process.wait(20) == 0
+
+
+def test_readme_examples_run(cluster: str) -> None:
+    produce, consume, _ = readme(cluster, topic="flights")
+    assert len(run(produce).splitlines()) == 4
+    printed = run_until(consume, lines=2)
+    assert sorted(line.split()[1] for line in printed) == ["101", "853"]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_readme_spark_example_runs(cluster: str) -> None:
+    produce, _, spark = readme(cluster, topic="flights2")
+    run(produce)
+    printed = run(spark)
+    assert re.search(r"\|\s*UA\|\s*477\.0\|", printed), printed
+
+
+def readme(cluster: str, *, topic: str) -> list[str]:
+    """The examples, pointed at the cluster and, as the tests share it, at a topic of their own."""
+    return [
+        text.replace(NAME_SERVER, cluster).replace('"flights"', f'"{topic}"')
+        for text in examples(ROOT / "README.md")
+    ]
+
+
+def environment() -> dict[str, str]:
+    """As in an activated virtual environment: Spark would start any `python3` of the PATH."""
+    ours = {
+        "PYTHONPATH": str(ROOT / "src"),
+        "PYTHONUNBUFFERED": "1",
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    return {**os.environ, **ours}
+
+
+def run(text: str) -> str:
+    command = [sys.executable, "-c", text]
+    result = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=110, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def run_until(text: str, *, lines: int, timeout_s: float = 30) -> list[str]:
+    """The first lines of a program that goes on for ever."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", text],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    end = time.monotonic() + timeout_s
+    found: list[str] = []
+    try:
+        while len(found) < lines and time.monotonic() < end and (line := process.stdout.readline()):
+            found.append(line)
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+    return found
+
+
+def free_ports() -> list[int]:
+    with socket.socket() as first, socket.socket() as second, socket.socket() as third:
+        for one in (first, second, third):
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in (first, second, third)]

@@ -1,0 +1,177 @@
+"""The client commands of `sluice` against our own servers."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from sluicemq.cli import main
+from sluicemq.client.sync.producer import Producer
+from sluicemq.client.threaded.consumer import Consumer
+
+
+@pytest.fixture
+def sluice(cluster):
+    """Runs a command; its result has output, stderr and exit_code."""
+
+    def run(*arguments, **options):
+        runner = CliRunner()
+        environment = {"NAMESRV_ADDR": ";".join(cluster.addresses), "COLUMNS": "200"}
+        return runner.invoke(main, list(arguments), env=environment, **options)
+
+    return run
+
+
+def records(result):
+    assert result.exit_code == 0, result.output
+    return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_messages_that_were_produced_are_consumed(sluice):
+    assert sluice("topic", "create", "t", "-q", "2").output == "Topic t has 2 queues on broker-a.\n"
+    (sent,) = records(
+        sluice("produce", "t", "hello", "--tag", "A", "--key", "k1", "--key", "k2",
+               "-p", "n=5", "--json")
+    )  # fmt: skip
+    assert sent["status"] == "OK"
+    (got,) = records(sluice("consume", "t", "--max", "1", "--json"))
+    assert got["message_id"] == sent["message_id"]
+    assert (got["body"], got["tag"], got["keys"]) == ("hello", "A", ["k1", "k2"])
+    assert got["properties"]["n"] == "5"
+    assert (got["queue_id"], got["queue_offset"]) == (sent["queue_id"], sent["queue_offset"])
+
+
+def test_lines_of_stdin_and_of_a_file_become_messages_in_order(sluice, tmp_path):
+    sluice("topic", "create", "t", "-q", "1")
+    result = sluice("produce", "t", "-", input="".join(f"{n}\n" for n in range(1500)))
+    assert "1,500 messages stored in t." in result.output
+    path = tmp_path / "lines"
+    path.write_bytes(b"x\ny\r\n\xff")
+    assert len(records(sluice("produce", "t", "--file", str(path), "--json"))) == 3
+    got = records(sluice("consume", "t", "--timeout", "0.5", "--json"))
+    assert [one.get("body", one.get("body_hex")) for one in got] == [
+        *map(str, range(1500)), "x", "y", "ff",
+    ]  # fmt: skip
+
+
+def test_a_count_numbers_the_messages(sluice):
+    sluice("topic", "create", "t", "-q", "1")
+    sluice("produce", "t", "no {}", "--count", "3")
+    assert [one["body"] for one in records(sluice("consume", "t", "--max", "3", "--json"))] == [
+        "no 0", "no 1", "no 2",
+    ]  # fmt: skip
+
+
+def test_filters_and_groups_of_consume(sluice):
+    sluice("topic", "create", "t", "-q", "1")
+    for n in range(6):
+        sluice("produce", "t", str(n), "--tag", "AB"[n % 2], "-p", f"n={n}")
+    consume = ("consume", "t", "--timeout", "0.5", "--json")
+    assert [one["body"] for one in records(sluice(*consume, "--tags", "B"))] == ["1", "3", "5"]
+    assert [one["body"] for one in records(sluice(*consume, "--where", "n > 3"))] == ["4", "5"]
+    assert len(records(sluice(*consume, "--group", "g", "--max", "4"))) == 4
+    assert len(records(sluice(*consume, "--group", "g"))) == 2, "the group goes on where it was"
+    assert records(sluice(*consume, "--from", "last")) == []
+    groups = {one["group"] for one in records(sluice("group", "list", "--json"))}
+    assert groups == {"g"}, "consuming without a group leaves no trace"
+
+
+def test_topics_are_listed_shown_and_deleted(sluice):
+    assert sluice("topic", "list").exit_code == 0
+    sluice("topic", "create", "t", "-q", "3", "--perm", "6")
+    sluice("produce", "t", "x")
+    assert records(sluice("topic", "list", "--json")) == [
+        {
+            "topic": "t",
+            "brokers": 1,
+            "read_queues": 3,
+            "write_queues": 3,
+            "permission": "read+write",
+        }
+    ]
+    everything = {one["topic"] for one in records(sluice("topic", "list", "--all", "--json"))}
+    assert {"t", "TBW102"} <= everything
+    (shown,) = records(sluice("topic", "show", "t", "--json"))
+    assert sum(queue["messages"] for queue in shown["queues"]) == 1
+    assert "1 messages" in sluice("topic", "show", "t").output
+    refused = sluice("topic", "delete", "t", input="n\n")
+    assert refused.exit_code == 1
+    assert records(sluice("topic", "delete", "t", "--yes", "--json")) == [
+        {"topic": "t", "deleted": True}
+    ]
+    assert records(sluice("topic", "list", "--json")) == []
+
+
+def test_a_group_is_shown_with_its_members_and_lag(sluice, cluster):
+    sluice("topic", "create", "t", "-q", "2")
+    with Producer(cluster.addresses) as producer:
+        for _ in range(10):
+            producer.send("t", b"x")
+    with (
+        Consumer(cluster.addresses, "t", group="g") as first,
+        Consumer(cluster.addresses, "t", group="g") as second,
+        Consumer(cluster.addresses, "t", group="g") as third,
+    ):
+        for consumer in (first, second, third):
+            consumer.receive(0.3)
+        (report,) = records(sluice("group", "show", "g", "--json"))
+        text = sluice("group", "show", "g").output
+    assert sorted(len(member["queues"]) for member in report["members"]) == [0, 1, 1]
+    assert "3 members share 2 queues" in text
+    assert report["lag"] == 10
+    assert "3 members (1 idle), 10 messages behind" in text
+    assert "No member is online" in sluice("group", "show", "g").output
+    assert records(sluice("group", "create", "h", "--json")) == [
+        {"group": "h", "brokers": ["broker-a"]}
+    ]
+
+
+def test_the_cluster_is_shown(sluice, cluster):
+    (broker,) = records(sluice("cluster", "list", "--json"))
+    assert broker["broker"] == "broker-a"
+    assert broker["state"] == "up"
+    (runtime,) = records(sluice("cluster", "show", "broker-a", "--json"))
+    assert "putTps" in runtime
+    assert "putTps" in sluice("cluster", "show", cluster.brokers["broker-a"].address).output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        (["topic", "show", "nosuch"], 1, "sluice topic create nosuch"),
+        (["group", "show", "nosuch"], 1, "no broker knows the group 'nosuch'"),
+        (["cluster", "show", "nosuch"], 1, "The name server knows: broker-a"),
+        (["consume", "t", "--where", "n > 'x'"], 1, "character 5"),
+        (["consume", "t", "--from", "yesterday"], 1, "2013-01-01T00:00"),
+        (["produce", "t", "x", "-p", "novalue"], 1, "NAME=VALUE"),
+        (["produce", "t", "x", "--tag", "a|b"], 1, "contains '|'"),
+        (["produce", "t", "x", "--access-key", "only"], 1, "SLUICE_SECRET_KEY"),
+        (["produce", "t"], 2, "Give BODY"),
+        (["topic", "create", "t", "-q", "0"], 1, "at least one"),
+        (["topic", "list", "-n", "127.0.0.1:1"], 1, "no name server answers"),
+        (["topic", "list", "-n", "host:port"], 1, "Write host:port"),
+    ],
+)
+def test_what_goes_wrong_is_one_sentence_with_its_cure(sluice, arguments, code, text):
+    result = sluice(*arguments)
+    assert result.exit_code == code
+    assert text in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_consume_ends_with_0_on_a_signal_and_has_committed(cluster):
+    with Producer(cluster.addresses) as producer:
+        producer.send("t", b"x")
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from sluicemq.cli import main; main()",
+         "consume", "t", "--group", "g", "-n", cluster.addresses[0]],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout.readline().rstrip().endswith("x")
+    process.terminate()
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 0, errors
+    with Consumer(cluster.addresses, "t", group="g") as consumer:
+        assert consumer.receive(0.5) is None

@@ -1,0 +1,117 @@
+"""One Spark session and one real server process for all Spark tests; a topic for each test."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluicemq.client.sync.admin import Admin
+from sluicemq.client.sync.producer import Producer
+from sluicemq.model.message import Message
+
+ROOT = Path(__file__).parents[3]
+TOPICS = count(1)
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="session")
+def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of the name server of a `sluice up` on free ports; stopped in order at the end."""
+    store = tmp_path_factory.mktemp("store")
+    command = [
+        sys.executable, "-m", "sluicemq", "up", "--nameserver-port", "0", "--broker-port", "0",
+        "--store", str(store), "--log-level", "warning",
+    ]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            assert server.stdout is not None
+            ready = server.stdout.readline()
+            assert ready.startswith("ready "), ready
+            yield dict(part.split("=", 1) for part in ready.split()[1:])["nameserver"]
+        finally:
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(30) == 0
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The session that all tests share; push-down is on."""
+    from sluicemq.spark.session import spark_session
+
+    session = spark_session(
+        "tests",
+        master="local[2]",
+        settings={
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+            "spark.log.level": "ERROR",
+        },
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def admin(name_server: str) -> Iterator[Admin]:
+    with Admin(name_server) as admin:
+        yield admin
+
+
+@pytest.fixture(scope="session")
+def producer(name_server: str) -> Iterator[Producer]:
+    with Producer(name_server) as producer:
+        yield producer
+
+
+@pytest.fixture
+def topic(admin: Admin) -> str:
+    """A new topic of two queues."""
+    name = f"spark-test-{next(TOPICS)}"
+    admin.create_topic(name, queues=2)
+    return name
+
+
+@pytest.fixture
+def publish(producer: Producer, topic: str) -> Callable[..., None]:
+    """publish(first, count): numbered messages, even ones to queue 0 and odd ones to queue 1."""
+
+    def send(first: int, number: int) -> None:
+        for queue in producer.write_queues(topic):
+            messages = [
+                message(topic, index)
+                for index in range(first, first + number)
+                if index % 2 == queue.queue_id
+            ]
+            if messages:
+                producer.send_batch(messages, queue=queue)
+
+    return send
+
+
+def message(topic: str, index: int) -> Message:
+    """The numbered message: tag A, B or C; a delay that is absent in every tenth, text in one."""
+    properties = {"origin": ("EWR", "JFK", "LGA")[index % 3], "number": str(index)}
+    if index % 10:
+        properties["delay"] = "late" if index == 33 else str(index - 50)
+    return Message(topic, f"body-{index}".encode(), tag="ABC"[index % 3], keys=(f"k{index}", "all"),
+                   properties=properties)  # fmt: skip
+
+
+@pytest.fixture
+def read(spark: Any, name_server: str, topic: str) -> Callable[..., Any]:
+    """A DataFrame of the topic with further options."""
+
+    def load(**options: str) -> Any:
+        given = {"nameServers": name_server, "topic": topic}
+        given |= {name.replace("__", "."): value for name, value in options.items()}
+        return spark.read.format("rocketmq").options(**given).load()
+
+    return load

@@ -1,0 +1,212 @@
+"""Batch reads through Spark from a real broker process: every row, every option, every error."""
+
+import datetime
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sluicemq.client.sync.admin import Admin
+from sluicemq.client.sync.producer import Producer
+from sluicemq.model.message import Message
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+Read = Callable[..., Any]
+Publish = Callable[[int, int], None]
+
+
+def numbers(frame: Any) -> list[int]:
+    """The message numbers of a frame with bodies, sorted."""
+    return sorted(
+        int(bytes(row.body).decode().split("-")[1]) for row in frame.select("body").collect()
+    )
+
+
+def test_every_column_of_every_message_arrives(read: Read, publish: Publish, topic: str) -> None:
+    publish(0, 100)
+    rows = {row.queue_offset * 2 + row.queue_id: row for row in read().collect()}
+    assert sorted(rows) == list(range(100))
+    row = rows[33]
+    assert (row.topic, row.queue_id, row.queue_offset) == (topic, 1, 16)
+    assert (row.keys, row.tags, bytes(row.body)) == ("k33 all", "A", b"body-33")
+    assert row.properties["delay"] == "late"
+    assert row.properties["UNIQ_KEY"] == row.msg_id
+    assert row.reconsume_times == 0
+    assert abs(row.store_time - row.born_time) < datetime.timedelta(minutes=1)
+
+
+def test_start_and_end_may_be_chosen_by_offset(
+    read: Read, publish: Publish, admin: Admin, topic: str
+) -> None:
+    publish(0, 100)
+    broker = admin.queues(topic)[0].broker
+    frame = read(
+        startingOffsets=f'{{"{broker}": {{"0": 40, "1": "earliest"}}}}',
+        endingOffsets=f'{{"{broker}": {{"0": "latest", "1": 3}}}}',
+    )
+    assert numbers(frame) == sorted([*range(80, 100, 2), 1, 3, 5])
+
+
+def test_start_and_end_may_be_chosen_by_time(read: Read, publish: Publish) -> None:
+    publish(0, 20)
+    first = read().selectExpr("max(unix_millis(store_time)) t").first().t
+    while first >= _now_ms():
+        pass
+    publish(20, 20)
+    frame = read(startingTimestamp=str(first + 1))
+    assert numbers(frame) == list(range(20, 40))
+    assert numbers(read(endingTimestamp=str(first + 1))) == list(range(20))
+
+
+def _now_ms() -> int:
+    from sluicemq.clock import SYSTEM_CLOCK
+
+    return SYSTEM_CLOCK.now_ms()
+
+
+def test_ranges_are_split_into_partitions(read: Read, publish: Publish) -> None:
+    publish(0, 100)
+    assert read().rdd.getNumPartitions() == 2
+    frame = read(maxRecordsPerPartition="20")
+    assert frame.rdd.getNumPartitions() == 6
+    assert numbers(frame) == list(range(100))
+    assert read(minPartitions="5").rdd.getNumPartitions() >= 5
+
+
+def test_the_broker_filters_by_tags_and_the_reader_compares_them_again(
+    read: Read, producer: Producer, topic: str, publish: Publish
+) -> None:
+    publish(0, 30)
+    # "Aa" and "BB" have the same Java hash: the broker delivers both
+    producer.send_batch(
+        [Message(topic, b"body-900", tag="Aa"), Message(topic, b"body-901", tag="BB")]
+    )
+    assert numbers(read(filter__tags="A||Aa")) == [*range(0, 30, 3), 900]
+
+
+def test_the_broker_filters_by_sql92(read: Read, publish: Publish) -> None:
+    publish(0, 100)
+    frame = read(filter__sql="origin = 'JFK' AND delay BETWEEN 0 AND 20")
+    assert numbers(frame) == [n for n in range(50, 71) if n % 3 == 1 and n % 10]
+    both = read(filter__sql="delay > 0", filter__tags="B")
+    assert numbers(both) == [n for n in range(51, 100) if n % 3 == 1 and n % 10]
+
+
+def test_properties_become_typed_columns(read: Read, publish: Publish) -> None:
+    publish(0, 40)
+    frame = read(
+        columns="queue_id,queue_offset,prop:delay:int,prop:origin as place,prop:number:double"
+    )
+    assert frame.dtypes == [
+        ("queue_id", "int"), ("queue_offset", "bigint"), ("delay", "int"), ("place", "string"),
+        ("number", "double"),
+    ]  # fmt: skip
+    rows = {row.queue_offset * 2 + row.queue_id: row for row in frame.collect()}
+    assert (rows[7].delay, rows[7].place, rows[7].number) == (-43, "JFK", 7.0)
+    assert rows[10].delay is None
+    assert rows[33].delay is None
+
+
+def test_a_property_that_does_not_parse_can_be_an_error(read: Read, publish: Publish) -> None:
+    publish(0, 40)
+    with pytest.raises(Exception, match="'delay' has the value 'late', which is no int"):
+        read(columns="prop:delay:int", badProperties="fail").collect()
+
+
+def test_a_schema_of_the_user_narrows_and_promotes(
+    spark: Any, name_server: str, topic: str, publish: Publish
+) -> None:
+    publish(0, 10)
+    reader = spark.read.format("rocketmq").schema("delay int, tags string, queue_offset bigint")
+    frame = reader.options(nameServers=name_server, topic=topic).load()
+    assert frame.columns == ["delay", "tags", "queue_offset"]
+    assert sorted(row.delay for row in frame.collect() if row.delay is not None) == list(
+        range(-49, -40)
+    )
+
+
+COLUMNS = "tags,queue_id,queue_offset,store_time,body,prop:delay:int,prop:origin"
+
+
+@pytest.mark.parametrize(
+    ("predicate", "wanted"),
+    [
+        ("tags = 'A'", lambda n: n % 3 == 0),
+        ("tags in ('A', 'C') and queue_id = 1", lambda n: n % 3 != 1 and n % 2),
+        ("queue_offset between 10 and 19", lambda n: 20 <= n < 40),
+        ("delay > 10", lambda n: n % 10 and n > 60),
+        ("delay = 1 or delay = 2", lambda n: n in (51, 52)),
+        ("not (delay in (1, 2)) and origin <> 'JFK'",
+         lambda n: n % 10 and n % 3 != 1 and n not in (51, 52, 33)),
+        ("delay is null", lambda n: n % 10 == 0 or n == 33),
+        ("delay is not null and origin = 'EWR'", lambda n: n % 10 and n % 3 == 0 and n != 33),
+        ("origin like 'J%' and tags = 'B' and delay < 0",
+         lambda n: n % 3 == 1 and n % 10 and n < 50),
+        ("store_time >= '2020-01-01' and store_time < '2100-01-01'", lambda _: True),
+        ("store_time < '2020-01-01'", lambda _: False),
+        ("tags = 'A' and tags = 'B'", lambda _: False),
+    ],
+)  # fmt: skip
+def test_predicates_give_the_same_rows_pushed_down_or_not(
+    read: Read, publish: Publish, predicate: str, wanted: Callable[[int], object]
+) -> None:
+    publish(0, 100)
+    expected = [n for n in range(100) if wanted(n)]
+    assert numbers(read(columns=COLUMNS).where(predicate)) == expected
+    assert numbers(read(columns=COLUMNS, pushFilters="false").where(predicate)) == expected
+
+
+def test_predicates_really_reach_the_broker(read: Read, publish: Publish) -> None:
+    """What the source keeps is no longer in Spark's plan; what it cannot keep is."""
+    publish(0, 100)
+
+    def plan(predicate: str) -> str:
+        frame = read(columns=COLUMNS).where(predicate)
+        return str(frame._jdf.queryExecution().executedPlan().toString())
+
+    assert "Filter (" not in plan("delay > 10 and tags = 'A'")
+    assert "Filter (" in plan("length(origin) > 2")
+
+
+def test_a_read_works_without_the_push_down_setting(
+    spark: Any, read: Read, publish: Publish
+) -> None:
+    publish(0, 30)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    try:
+        assert numbers(read(columns=COLUMNS).where("tags = 'A'")) == list(range(0, 30, 3))
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+
+
+def test_an_empty_topic_gives_no_rows(read: Read) -> None:
+    assert read().count() == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "first_line"),
+    [
+        ({"topc": "x"}, "unknown option 'topc'. Did you mean 'topic'?"),
+        ({"topic": "no-such-topic"}, "no broker serves the topic 'no-such-topic'"),
+        ({"nameServers": "127.0.0.1:1"}, "no name server answers [127.0.0.1:1"),
+        ({"columns": "boddy"},
+         "'boddy' in the option 'columns' is not a column. Did you mean 'body'?"),
+        ({"filter__sql": "delay > 'x'"}, "The SQL92 expression does not compile at character 9"),
+        ({"startingOffsets": '{"nobody": {"0": 1}}'},
+         "the option 'startingOffsets' names nobody:0"),
+        ({"startingOffsets": '{"nobody": 1}'}, "must be earliest, latest or JSON"),
+        ({"maxOffsetsPerTrigger": "5"}, "'maxOffsetsPerTrigger' does not go with a batch read"),
+    ],
+)  # fmt: skip
+def test_a_mistake_stands_in_the_first_line_of_the_exception(
+    read: Read, options: dict[str, str], first_line: str
+) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark's own classes differ by version
+        read(**options).count()
+    assert first_line in str(caught.value).splitlines()[0]
+
+
+def test_a_missing_option_is_named(spark: Any) -> None:
+    with pytest.raises(Exception, match="the option 'topic' is missing"):
+        spark.read.format("rocketmq").option("nameServers", "127.0.0.1:1").load().count()

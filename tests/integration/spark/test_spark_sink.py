@@ -1,0 +1,113 @@
+"""Writing DataFrames to a topic, batch and streaming."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+Read = Callable[..., Any]
+Publish = Callable[[int, int], None]
+
+
+def write(frame: Any, name_server: str, topic: str, **options: str) -> None:
+    given = {"nameServers": name_server, "topic": topic} | options
+    frame.write.format("rocketmq").options(**given).mode("append").save()
+
+
+def test_rows_become_messages(spark: Any, read: Read, name_server: str, topic: str) -> None:
+    frame = spark.range(500).selectExpr(
+        "concat('body-', id) as value",
+        "if(id % 2 = 0, 'even', null) as tag",
+        "array(concat('k', id), 'all') as keys",
+        "map('number', cast(id as string), 'UNIQ_KEY', 'x', 'none', null) as properties",
+    )
+    write(frame, name_server, topic, batchMessages="64")
+    rows = read(columns="body,tags,keys,properties").collect()
+    assert len(rows) == 500
+    by_number = {int(row.properties["number"]): row for row in rows}
+    assert sorted(by_number) == list(range(500))
+    assert bytes(by_number[7].body) == b"body-7"
+    assert (by_number[7].tags, by_number[8].tags) == (None, "even")
+    assert by_number[7].keys == "k7 all"
+    assert len({row.properties["UNIQ_KEY"] for row in rows}) == 500
+    assert "none" not in by_number[7].properties
+
+
+def test_what_was_read_can_be_written_with_queue_and_topic_from_columns(
+    spark: Any, read: Read, name_server: str, topic: str, publish: Publish
+) -> None:
+    publish(0, 60)
+    copy = f"{topic}-copy"
+    frame = read().withColumn(
+        "topic", __import__("pyspark.sql.functions", fromlist=["lit"]).lit(copy)
+    )
+    frame.write.format("rocketmq").option("nameServers", name_server).mode("append").save()
+    found = (
+        spark.read.format("rocketmq").options(nameServers=name_server, topic=copy).load().collect()
+    )
+    assert {
+        (row.queue_id, bytes(row.body), row.keys, row.properties["origin"]) for row in found
+    } == {
+        (row.queue_id, bytes(row.body), row.keys, row.properties["origin"])
+        for row in read().collect()
+    }
+
+
+def test_a_stream_can_be_written(
+    spark: Any, read: Read, name_server: str, topic: str, publish: Publish, tmp_path: Path
+) -> None:
+    publish(0, 40)
+    source = spark.readStream.format("rocketmq").options(
+        nameServers=name_server, topic=topic, startingOffsets="earliest", columns="body,tags"
+    )
+    query = (
+        source.load()
+        .writeStream.format("rocketmq")
+        .options(nameServers=name_server, topic=f"{topic}-streamed")
+        .option("checkpointLocation", str(tmp_path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(120)
+    found = read(topic=f"{topic}-streamed")
+    assert sorted((bytes(row.body), row.tags) for row in found.collect()) == sorted(
+        (f"body-{n}".encode(), "ABC"[n % 3]) for n in range(40)
+    )
+
+
+@pytest.mark.parametrize(
+    ("expression", "text"),
+    [
+        ("id as body", "the column 'body' has the type 'bigint'. Cast it to binary or string"),
+        ("'x' as boddy", "the column 'boddy' cannot be written. Did you mean 'body'?"),
+        ("'x' as tag", "there is no column 'body' or 'value'"),
+        ("if(id = 3, null, 'x') as body", "a row has no body"),
+        ("'x' as body, 99 as queue_id", "has no queue 99"),
+        ("'x' as body, 'a|b' as tag", "contains '|'"),
+    ],
+)
+def test_a_mistake_is_named(
+    spark: Any, name_server: str, topic: str, expression: str, text: str
+) -> None:
+    frame = (
+        spark.range(10).selectExpr(*expression.split(", "))
+        if "null" not in expression
+        else (spark.range(10).selectExpr(expression))
+    )
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark's own classes differ by version
+        write(frame, name_server, topic)
+    assert text in str(caught.value)
+
+
+def test_a_topic_is_not_overwritten(spark: Any, name_server: str, topic: str) -> None:
+    writer = spark.range(1).selectExpr("'x' as body").write.format("rocketmq")
+    with pytest.raises(Exception, match="cannot be overwritten"):
+        writer.options(nameServers=name_server, topic=topic).mode("overwrite").save()
+
+
+def test_an_unreachable_name_server_is_named(spark: Any) -> None:
+    with pytest.raises(Exception, match=r"no name server answers \[127.0.0.1:1"):
+        write(spark.range(1).selectExpr("'x' as body"), "127.0.0.1:1", "t")

@@ -1,0 +1,18 @@
+"""A stepped broker with a topic `T` of four queues, and a client."""
+
+import pytest
+
+from sluicemq.model.topic import TopicConfig
+from sluicemq.testing.broker import SteppedBroker, SteppedClient
+
+
+@pytest.fixture
+def broker() -> SteppedBroker:
+    stepped = SteppedBroker()
+    stepped.core.topics.put(TopicConfig("T", 4, 4))
+    return stepped
+
+
+@pytest.fixture
+def client(broker: SteppedBroker) -> SteppedClient:
+    return broker.connect()

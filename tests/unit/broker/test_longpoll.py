@@ -1,0 +1,105 @@
+"""The list of parked pulls, with pulls that only count."""
+
+from sluicemq.broker.longpoll import LongPolls
+from sluicemq.broker.outcomes import Parked
+from sluicemq.model.ids import Host
+from sluicemq.net.peer import Peer
+from sluicemq.protocol.codec import decode
+from sluicemq.protocol.command import Command
+
+
+class Wire:
+    def write(self, data: bytes, /) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def new_peer() -> Peer:
+    return Peer(Wire(), Host("127.0.0.1", 1), Host("127.0.0.1", 2))
+
+
+class Polls:
+    def __init__(self, size_max: int = 10_000) -> None:
+        self.written: list[tuple[Peer, bytes]] = []
+        self.looks = 0
+        self.polls = LongPolls(lambda peer, frame: self.written.append((peer, frame)), size_max)
+
+    def park(self, peer: Peer, *, deadline_s: float = 15.0, wants: bool = True) -> Parked:
+        def look(parked: Parked, is_last: bool) -> bytes | None:
+            self.looks += 1
+            return b"last" if is_last else b"found" if wants else None
+
+        parked = Parked(Command(11), "T", 0, 5, deadline_s, look)
+        assert self.polls.park(parked, peer)
+        return parked
+
+
+def test_a_queue_wakes_its_own_pulls_alone_and_each_once() -> None:
+    polls = Polls()
+    peer = new_peer()
+    polls.park(peer)
+    polls.polls.wake("T", 1, 6)
+    polls.polls.wake("U", 0, 6)
+    assert polls.looks == 0
+    polls.polls.wake("T", 0, 6)
+    polls.polls.wake("T", 0, 7)
+    assert polls.written == [(peer, b"found")]
+    polls.polls.expire(100.0)
+    assert polls.looks == 1
+
+
+def test_a_pull_that_has_seen_so_far_is_not_asked_again() -> None:
+    polls = Polls()
+    polls.park(new_peer())
+    polls.polls.wake("T", 0, 5)
+    assert polls.looks == 0
+
+
+def test_a_look_that_fails_is_an_error_for_that_pull_alone() -> None:
+    polls = Polls()
+    bad, good = new_peer(), new_peer()
+
+    def look(parked: Parked, is_last: bool) -> bytes | None:
+        raise OSError(5, "bad sector")
+
+    assert polls.polls.park(Parked(Command(11, opaque=9), "T", 0, 5, 15.0, look), bad)
+    polls.park(good)
+    polls.polls.wake("T", 0, 6)
+    (bad_answer, good_answer) = polls.written
+    answer = decode(bad_answer[1][4:])
+    assert (bad_answer[0], answer.code, answer.opaque) == (bad, 1, 9)
+    assert good_answer == (good, b"found")
+    assert len(polls.polls) == 0
+
+
+def test_deadlines_are_kept_in_order_whatever_the_order_of_parking() -> None:
+    polls = Polls()
+    late, early = new_peer(), new_peer()
+    polls.park(late, deadline_s=20.0)
+    polls.park(early, deadline_s=10.0)
+    polls.polls.expire(10.0)
+    assert polls.written == [(early, b"last")]
+    polls.polls.expire(20.0)
+    assert polls.written == [(early, b"last"), (late, b"last")]
+    assert len(polls.polls) == 0
+
+
+def test_answered_pulls_do_not_pile_up_until_their_deadline() -> None:
+    polls = Polls()
+    peer = new_peer()
+    for _ in range(1000):
+        polls.park(peer)
+        polls.polls.wake("T", 0, 6)
+    assert len(polls.polls._deadlines) < 100
+
+
+def test_a_connection_that_breaks_takes_its_pulls_with_it() -> None:
+    polls = Polls()
+    gone, there = new_peer(), new_peer()
+    for _ in range(3):
+        polls.park(gone)
+    polls.park(there)
+    polls.polls.disconnect(gone)
+    assert len(polls.polls) == 1
+    polls.polls.wake("T", 0, 6)
+    assert polls.written == [(there, b"found")]

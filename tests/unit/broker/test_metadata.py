@@ -1,0 +1,258 @@
+"""Topics and groups as tools change and read them, and the files they are kept in."""
+
+import json
+import random
+
+import pytest
+
+from sluicemq.errors import RequestError, StoreDamagedError
+from sluicemq.model.topic import GroupConfig, TopicConfig
+from sluicemq.protocol import bodies
+from sluicemq.protocol.fastjson import loads
+from sluicemq.testing.broker import SteppedBroker, SteppedClient, pull_fields, send_fields
+from sluicemq.testing.files import CrashableFiles
+
+CREATE, CREATE_LIST, DELETE, ALL_TOPICS, TOPIC, SYSTEM_TOPICS = 17, 18, 215, 21, 351, 305
+CREATE_GROUP, CREATE_GROUPS, DELETE_GROUP, ALL_GROUPS, GROUP = 200, 225, 207, 201, 352
+ALL_OFFSETS = 43
+NEW = {
+    "topic": "New", "defaultTopic": "TBW102", "readQueueNums": 3, "writeQueueNums": 2, "perm": 6,
+    "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false", "attributes": "",
+    "force": "false",
+}  # fmt: skip
+
+
+def test_a_topic_is_created_changed_and_read(broker: SteppedBroker, client: SteppedClient) -> None:
+    made = client.call(CREATE, NEW | {"attributes": "+message.type=FIFO"})
+    assert (made.code, made.remark) == (0, "not set any response code")
+    config = bodies.decode_topic_config(client.call(TOPIC, {"topic": "New", "lo": "true"}).body)
+    assert config == TopicConfig("New", 3, 2, 6, attributes={"message.type": "FIFO"})
+    client.call(CREATE, NEW | {"perm": 4, "attributes": "-message.type,+a=b"})
+    config = bodies.decode_topic_config(client.call(TOPIC, {"topic": "New"}).body)
+    assert (config.perm, config.attributes) == (4, {"a": "b"})
+    assert client.call(TOPIC, {"topic": "nosuch"}).code == 17
+
+
+def test_the_same_topic_again_changes_nothing(broker: SteppedBroker, client: SteppedClient) -> None:
+    client.call(CREATE, NEW)
+    version = broker.core.topics.version
+    client.call(CREATE, NEW)
+    assert broker.core.topics.version == version
+    client.call(CREATE, NEW | {"perm": 4})
+    assert broker.core.topics.version.counter == version.counter + 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "text"),
+    [
+        ({"topic": "bad topic"}, 29, "illegal characters"),
+        ({"topic": ""}, 29, "blank"),
+        ({"topic": "TBW102"}, 29, "system topic"),
+        ({"topic": "DefaultCluster"}, 29, "system topic"),
+        ({"topic": "broker-a"}, 29, "system topic"),
+        ({"topic": "rmq_sys_wheel_timer"}, 29, "system topic"),
+        ({"readQueueNums": -1}, 29, "limit is 65536"),
+        ({"writeQueueNums": 1 << 20}, 29, "limit is 65536"),
+        ({"attributes": "message.type=FIFO"}, 1, "write +key=value"),
+        ({"attributes": "-message.type"}, 1, "a topic that exists"),
+    ],
+)
+def test_a_topic_that_cannot_be_is_refused(
+    broker: SteppedBroker, client: SteppedClient, changes: dict[str, object], code: int, text: str
+) -> None:
+    before = set(broker.core.topics.table)
+    answer = client.call(CREATE, NEW | changes)
+    assert answer.code == code
+    assert text in (answer.remark or "")
+    assert set(broker.core.topics.table) == before
+
+
+def test_a_list_of_topics_is_created_as_a_whole(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    def body(*names: str) -> bytes:
+        topics = [json.loads(bodies.encode_topic_config(TopicConfig(name))) for name in names]
+        return json.dumps({"topicConfigList": topics}).encode()
+
+    assert client.call(CREATE_LIST, None, body("One", "bad name")).code == 29
+    assert "One" not in broker.core.topics
+    assert client.call(CREATE_LIST, None, body("One", "Two")).code == 0
+    assert {"One", "Two"} <= set(broker.core.topics.table)
+
+
+def test_a_deleted_topic_takes_its_queues_and_offsets_along(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    client.call(310, send_fields(), b"x")
+    client.call(11, pull_fields(commitOffset=1, sysFlag=5))
+    assert client.call(DELETE, {"topic": "T"}).code == 0
+    assert client.call(11, pull_fields()).code == 17
+    assert broker.core.offsets.committed("G", "T", 0) == -1
+    assert ("T", 0) not in broker.store.queues()
+    broker.core.topics.put(TopicConfig("T", 1, 1))
+    assert (client.call(310, send_fields(), b"x").fields or {})["queueOffset"] == "0"
+
+
+def test_sends_of_the_turn_in_which_a_topic_is_deleted_are_answered_by_their_own_commit(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    """The deletion commits too: if the disk is full then, the sends before it must not be told
+    that they are stored."""
+    sends = [client.request(310, send_fields("BenchmarkTest"), b"x") for _ in range(2)]
+    deletion = client.request(DELETE, {"topic": "T"})
+    broker.files.fail_next("write", 28, path_part="commitlog")
+    client.feed(*sends, deletion)
+    broker.step()
+    assert [client.answers[send.opaque].code for send in sends] == [14, 14]
+    assert client.answers[deletion.opaque].code == 0
+
+
+@pytest.mark.parametrize("name", ["TBW102", "SCHEDULE_TOPIC_XXXX", ""])
+def test_system_topics_are_not_deleted(client: SteppedClient, name: str) -> None:
+    assert client.call(DELETE, {"topic": name}).code == 29
+
+
+def test_all_topics_come_at_once_and_tools_that_page_are_told_the_total(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    answer = client.call(ALL_TOPICS)
+    assert answer.fields is None
+    table = bodies.decode_topic_table(answer.body)
+    assert table.topics == broker.core.topics.configs()
+    assert table.data_version == broker.core.topics.version
+    paged = client.call(ALL_TOPICS, {"topicSeq": 0, "maxTopicNum": 10, "dataVersion": ""})
+    assert paged.fields == {"totalTopicNum": str(len(table.topics))}
+    groups = client.call(ALL_GROUPS, {"groupSeq": 0, "maxGroupNum": 10})
+    assert groups.fields == {"totalGroupNum": str(len(broker.core.groups))}
+
+
+def test_the_system_topics_that_tools_expect_are_there(client: SteppedClient) -> None:
+    names = set(bodies.decode_topic_list(client.call(SYSTEM_TOPICS).body))
+    assert names >= {
+        "SELF_TEST_TOPIC", "TBW102", "BenchmarkTest", "DefaultCluster", "broker-a",
+        "OFFSET_MOVED_EVENT", "SCHEDULE_TOPIC_XXXX", "DefaultCluster_REPLY_TOPIC",
+        "rmq_sys_REVIVE_LOG_DefaultCluster", "rmq_sys_SYNC_BROKER_MEMBER_broker-a",
+        "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "rmq_sys_wheel_timer",
+    }  # fmt: skip
+    assert "T" not in names
+
+
+# ------------------------------------------------------------------------------------- groups
+
+
+def test_a_group_is_created_read_and_deleted(broker: SteppedBroker, client: SteppedClient) -> None:
+    config = GroupConfig("G", retry_times_max=3, consume_message_orderly=True)
+    assert client.call(CREATE_GROUP, None, bodies.encode_group_config(config)).code == 0
+    assert bodies.decode_group_config(client.call(GROUP, {"group": "G"}).body) == config
+    assert bodies.decode_group_table(client.call(ALL_GROUPS).body).groups["G"] == config
+    client.call(15, {"topic": "T", "queueId": 0, "consumerGroup": "G", "commitOffset": 4})
+    client.call(DELETE_GROUP, {"groupName": "G", "cleanOffset": "false"})
+    assert broker.core.offsets.committed("G", "T", 0) == 4
+    client.call(DELETE_GROUP, {"groupName": "G", "cleanOffset": "true"})
+    assert broker.core.offsets.committed("G", "T", 0) == -1
+    assert "G" not in broker.core.groups
+
+
+def test_an_unknown_group_is_made_when_asked_for_only_where_groups_are_made(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    assert client.call(GROUP, {"group": "H"}).code == 0
+    broker.change(auto_create_group=False)
+    assert client.call(GROUP, {"group": "I"}).code == 26
+
+
+@pytest.mark.parametrize("name", ["", "bad name", "x" * 121])
+def test_a_group_needs_a_name(client: SteppedClient, name: str) -> None:
+    body = json.dumps({"groupName": name}).encode()
+    assert client.call(CREATE_GROUP, None, body).code == 29
+
+
+def test_a_list_of_groups(broker: SteppedBroker, client: SteppedClient) -> None:
+    body = json.dumps({"groupConfigList": [{"groupName": "A"}, {"groupName": "B"}]}).encode()
+    assert client.call(CREATE_GROUPS, None, body).code == 0
+    assert {"A", "B"} <= set(broker.core.groups.table)
+
+
+# -------------------------------------------------------------------------------------- files
+
+
+def restarted(broker: SteppedBroker, files: CrashableFiles | None = None) -> SteppedBroker:
+    broker.store.close()
+    return SteppedBroker(files=files or broker.files.kill())
+
+
+def test_tables_survive_a_restart(broker: SteppedBroker, client: SteppedClient) -> None:
+    client.call(CREATE, NEW)
+    client.call(GROUP, {"group": "G"})
+    client.call(11, pull_fields(commitOffset=7, sysFlag=5, queueId=2))
+    broker.core.groups.forbidden = {"G": {"T": 4}}
+    for document in broker.core.documents:
+        document.save()
+    after = restarted(broker)
+    assert after.core.topics.configs() == broker.core.topics.configs()
+    assert after.core.topics.version == broker.core.topics.version
+    assert after.core.groups.table == broker.core.groups.table
+    assert after.core.groups.forbidden == {"G": {"T": 4}}
+    assert after.core.offsets.table == {"T@G": {2: 7}}
+
+
+def test_a_broken_file_is_replaced_by_the_one_before(broker: SteppedBroker) -> None:
+    broker.core.topics.document.save()
+    broker.core.topics.put(TopicConfig("Later", 1, 1))
+    broker.core.topics.document.save()
+    broker.files.put("/store/config/topics.json", b"{broken")
+    after = restarted(broker)
+    assert "T" in after.core.topics
+    assert "Later" not in after.core.topics
+
+
+def test_two_broken_files_are_an_error_that_names_them(broker: SteppedBroker) -> None:
+    for name in ("topics.json", "topics.json.bak"):
+        broker.files.put(f"/store/config/{name}", b"{broken")
+    with pytest.raises(StoreDamagedError, match=r"topics\.json"):
+        restarted(broker)
+
+
+def test_files_that_fastjson_wrote_are_read() -> None:
+    files = CrashableFiles()
+    files.make_directory("/store/config")
+    files.put(
+        "/store/config/consumerOffset.json",
+        b'{\n\t"dataVersion":{"counter":3,"stateVersion":0,"timestamp":5},\n'
+        b'\t"groupTopicMap":{"G":["T"]},\n\t"offsetTable":{"T@G":{0:5,1:6\n\t\t}\n\t}\n}',
+    )
+    broker = SteppedBroker(files=files)
+    assert broker.core.offsets.table == {"T@G": {0: 5, 1: 6}}
+    answer = broker.connect().call(ALL_OFFSETS)
+    assert loads(answer.body)["offsetTable"] == {"T@G": {0: 5, 1: 6}}
+
+
+def test_a_table_survives_a_crash_as_it_was_saved_last(broker: SteppedBroker) -> None:
+    for seed in range(20):
+        broker.core.topics.put(TopicConfig(f"Topic{seed}", 1, 1))
+        broker.core.topics.document.save()
+        broker.core.topics.put(TopicConfig(f"Unsaved{seed}", 1, 1))
+        after = SteppedBroker(files=broker.files.crash(random.Random(seed)))
+        assert f"Topic{seed}" in after.core.topics
+        assert f"Unsaved{seed}" not in after.core.topics
+
+
+def test_a_file_that_cannot_be_written_stays_changed(broker: SteppedBroker) -> None:
+    document = broker.core.topics.document
+    document.save()
+    assert document.take() is None
+    broker.core.topics.put(TopicConfig("Later", 1, 1))
+    broker.files.fail_next("write", 28, path_part="topics.json")
+    with pytest.raises(OSError, match="space"):
+        document.save()
+    document.save()
+    assert "Later" in SteppedBroker(files=broker.files.kill()).core.topics
+
+
+def test_unknown_shapes_of_attribute_changes_are_errors() -> None:
+    from sluicemq.broker.metadata import changed_attributes
+
+    assert changed_attributes({"a": "1"}, "+b=2, -a ,", is_new=False) == {"b": "2"}
+    for wrong in ("b=2", "+b", "-", "+=2", "-a=1"):
+        with pytest.raises(RequestError):
+            changed_attributes({"a": "1"}, wrong, is_new=False)

@@ -1,0 +1,112 @@
+"""What Prometheus reads."""
+
+import logging
+import socket
+import urllib.request
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from sluicemq.broker.metrics import serve
+from sluicemq.broker.rates import Days, Rates
+from sluicemq.testing.broker import SteppedBroker, SteppedClient, pull_fields, send_fields
+
+NODE = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
+
+
+def samples(broker: SteppedBroker) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    registry = CollectorRegistry()
+    registry.register(broker.core.collector)
+    text = generate_latest(registry).decode()
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(broker: SteppedBroker, name: str, **labels: str) -> float:
+    return samples(broker)[name, frozenset((NODE | labels).items())]
+
+
+def test_traffic_is_counted_under_rocketmqs_names(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    for number in range(4):
+        tag = "AB"[number % 2]
+        client.call(310, send_fields(properties=f"UNIQ_KEY\x01X\x02TAGS\x01{tag}\x02"), b"x")
+    client.call(310, send_fields(properties="UNIQ_KEY\x01X\x02__SHARDINGKEY\x01k\x02"), b"x")
+    client.call(11, pull_fields(subscription="A"))
+    flags = {"topic": "T", "is_retry": "false", "is_system": "false"}
+    assert value(broker, "rocketmq_messages_in_total", message_type="normal", **flags) == 4
+    assert value(broker, "rocketmq_messages_in_total", message_type="fifo", **flags) == 1
+    assert value(broker, "rocketmq_throughput_in_total", message_type="normal", **flags) == (
+        broker.store.written_offset
+    )
+    assert value(broker, "rocketmq_messages_out_total", consumer_group="G", **flags) == 2
+    assert value(broker, "rocketmq_throughput_out_total", consumer_group="G", **flags) > 200
+    assert value(broker, "sluicemq_messages_filtered_total", consumer_group="G", **flags) == 3
+
+
+def test_lag_is_what_was_not_committed(broker: SteppedBroker, client: SteppedClient) -> None:
+    for _ in range(5):
+        client.call(310, send_fields(), b"x")
+    client.call(11, pull_fields(commitOffset=2, sysFlag=5))
+    labels = {"topic": "T", "consumer_group": "G", "is_retry": "false", "is_system": "false"}
+    assert value(broker, "rocketmq_consumer_lag_messages", **labels) == 3
+
+
+def test_state_is_shown(broker: SteppedBroker, client: SteppedClient) -> None:
+    client.call(310, send_fields(), bytes(2000))
+    client.feed(client.request(11, pull_fields(offset=1, sysFlag=6)))
+    assert value(broker, "rocketmq_storage_size") == broker.store.written_offset
+    assert value(broker, "rocketmq_broker_permission") == 6
+    assert value(broker, "rocketmq_topic_number") == len(broker.core.topics)
+    assert value(broker, "rocketmq_processor_watermark", processor="pull") == 1
+    assert value(broker, "rocketmq_message_size_bucket", le="1024.0") == 0
+    assert value(broker, "rocketmq_message_size_bucket", le="4096.0") == 1
+    assert value(broker, "rocketmq_message_size_count") == 1
+    assert value(broker, "sluicemq_send_latency_seconds_count") == 1
+
+
+def test_the_port_serves_and_closes(broker: SteppedBroker) -> None:
+    opened = serve(broker.core.collector, "127.0.0.1", 0)
+    assert opened is not None
+    port, close = opened
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        assert b"rocketmq_topic_number" in answer.read()
+    close()
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_a_port_in_use_is_a_warning(
+    broker: SteppedBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        caplog.set_level(logging.WARNING)
+        assert serve(broker.core.collector, "127.0.0.1", port) is None
+    assert str(port) in caplog.text
+    assert "metricsPromExporterPort" in caplog.text
+
+
+def test_rates_are_differences_of_samples() -> None:
+    rates = Rates()
+    assert rates.rate("put", 10) == 0.0
+    for second in range(100):
+        rates.sample(second, {"put": second * 5 if second < 90 else 450 + (second - 90) * 100})
+    assert rates.rate("put", 10) == pytest.approx(95, abs=6)
+    assert 0 < rates.rate("put", 600) < 20
+    assert rates.rate("unknown", 10) == 0.0
+
+
+def test_the_first_day_has_no_morning_before_it() -> None:
+    days = Days()
+    days.sample(0, {"put": 5})
+    assert (days.morning, days.yesterday) == ({}, {})
+    days.sample(86_400_000, {"put": 9})
+    assert days.morning == {"put": 9}

@@ -1,0 +1,336 @@
+"""Pulls: the order of checks, what the store's answer becomes, filters, waiting, bulk."""
+
+import dataclasses
+
+import pytest
+
+from sluicemq.config import BrokerConfig
+from sluicemq.model.subscription import SQL92, Subscription
+from sluicemq.model.topic import GroupConfig, TopicConfig
+from sluicemq.protocol import bodies
+from sluicemq.protocol.command import Command
+from sluicemq.record.codec import decode_records
+from sluicemq.testing.broker import SMALL, SteppedBroker, SteppedClient, pull_fields, send_fields
+
+OK, NO_PERMISSION, NO_TOPIC, NOT_FOUND, RETRY, MOVED = 0, 16, 17, 19, 20, 21
+PARSE_FAILED, NO_SUBSCRIPTION, NOT_LATEST, NO_GROUP, NO_FILTER, INVALID = 23, 24, 25, 26, 27, 29
+WAITS = 0x2 | 0x4
+
+
+def fill(client: SteppedClient, count: int, tags: str = "A", body: bytes = b"x" * 20) -> None:
+    for number in range(count):
+        tag = tags[number % len(tags)]
+        properties = f"UNIQ_KEY\x01AB{number}\x02TAGS\x01{tag}\x02n\x01{number}\x02"
+        client.call(310, send_fields(properties=properties), body)
+
+
+def numbers(answer: Command) -> list[int]:
+    return [int(m.properties["n"]) for m in decode_records(answer.body)]
+
+
+def offsets(answer: Command) -> tuple[int, int, int]:
+    fields = answer.fields or {}
+    return int(fields["nextBeginOffset"]), int(fields["minOffset"]), int(fields["maxOffset"])
+
+
+def beat(
+    client: SteppedClient, expression: str, kind: str = "TAG", version: int = 1, **rest: str
+) -> Command:
+    codes = frozenset([65]) if expression == "A" else frozenset()
+    subscription = Subscription("T", expression, kind, codes=codes, version=version)
+    data = bodies.ConsumerData("G", subscriptions=(subscription,), **rest)  # type: ignore[arg-type]
+    heartbeat = bodies.Heartbeat("client", consumers=(data,))
+    return client.call(34, {}, bodies.encode_heartbeat(heartbeat))
+
+
+# ------------------------------------------------------------------------------ what is found
+
+
+def test_a_pull_gets_messages_in_order_and_where_to_go_on(client: SteppedClient) -> None:
+    fill(client, 5)
+    answer = client.call(11, pull_fields(offset=1, maxMsgNums=3))
+    assert (answer.code, answer.remark, numbers(answer)) == (OK, "FOUND", [1, 2, 3])
+    assert answer.fields == {
+        "suggestWhichBrokerId": "0", "nextBeginOffset": "4", "minOffset": "0", "maxOffset": "5",
+        "topicSysFlag": "0", "groupSysFlag": "0",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("queue_id", "offset", "code", "remark", "next_offset"),
+    [
+        (0, 3, NOT_FOUND, "OFFSET_OVERFLOW_ONE", 3),
+        (0, 9, MOVED, "OFFSET_OVERFLOW_BADLY", 3),
+        (0, -1, MOVED, "OFFSET_TOO_SMALL", 0),
+        (1, 0, NOT_FOUND, "NO_MESSAGE_IN_QUEUE", 0),
+        (1, 5, MOVED, "NO_MESSAGE_IN_QUEUE", 0),
+    ],
+)
+def test_offsets_without_a_message(
+    client: SteppedClient, queue_id: int, offset: int, code: int, remark: str, next_offset: int
+) -> None:
+    fill(client, 3)
+    answer = client.call(11, pull_fields(offset=offset, queueId=queue_id))
+    assert (answer.code, answer.remark, offsets(answer)[0]) == (code, remark, next_offset)
+
+
+def test_361_is_a_pull_too(client: SteppedClient) -> None:
+    fill(client, 1)
+    assert client.call(361, pull_fields(sysFlag=0x14)).code == OK
+
+
+def test_an_ordinary_pull_is_limited_to_32_messages_and_256_kib(client: SteppedClient) -> None:
+    fill(client, 40)
+    assert len(numbers(client.call(11, pull_fields(maxMsgNums=1000)))) == 32
+    fill(client, 8, body=bytes(60_000))
+    assert len(numbers(client.call(11, pull_fields(offset=40)))) == 4
+
+
+def test_a_bulk_pull_has_the_limit_that_it_asks_for(client: SteppedClient) -> None:
+    fill(client, 100, body=bytes(1000))
+    many = pull_fields(maxMsgNums=10_000, sluiceBulk="true", maxMsgBytes=8 << 20)
+    assert len(numbers(client.call(11, many))) == 100
+    some = client.call(11, many | {"maxMsgBytes": 65_536})
+    assert 40 < len(numbers(some)) < 65
+    assert len(some.body) <= 65_536
+    assert len(numbers(client.call(11, many | {"sluiceBulk": "false"}))) == 32
+
+
+def test_many_bulk_pulls_at_once_get_small_answers_after_the_budget(client: SteppedClient) -> None:
+    broker = SteppedBroker(
+        config=BrokerConfig(write_buffer_bytes_max=65_536, bulk_pull_bytes_max=200_000),
+        store_config=dataclasses.replace(SMALL, commit_log_file_bytes=16 << 20),
+    )
+    broker.core.topics.put(TopicConfig("T", 1, 1))
+    client = broker.connect()
+    fill(client, 300, body=bytes(1000))
+    fields = pull_fields(maxMsgNums=10_000, sluiceBulk="true", maxMsgBytes=8 << 20)
+    pulls = [client.request(11, fields) for _ in range(4)]
+    client.feed(*pulls)
+    sizes = [len(client.answers[pull.opaque].body) for pull in pulls]
+    assert sizes[0] > 190_000
+    assert all(0 < size <= 65_536 for size in sizes[1:])
+    broker.step()
+    assert len(client.call(11, fields).body) > 190_000
+
+
+def test_the_offset_in_a_pull_is_committed_when_it_says_so(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    client.call(11, pull_fields(commitOffset=7))
+    assert broker.core.offsets.committed("G", "T", 0) == -1
+    client.call(11, pull_fields(commitOffset=7, sysFlag=0x5))
+    assert broker.core.offsets.committed("G", "T", 0) == 7
+
+
+# ------------------------------------------------------------------------------------- checks
+
+
+def test_checks_come_in_the_order_of_the_real_broker(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    """Each fault is repaired in turn; the next one then shows."""
+    broker.change(broker_permission=2, auto_create_group=False)
+    broker.core.topics.put(TopicConfig("X", 1, 1, perm=2))
+    broker.core.groups.forbidden = {"G": {"X": 4}}
+    fields = pull_fields("nosuch", queueId=9, sysFlag=0)
+
+    def ask() -> tuple[int, str | None]:
+        answer = client.call(11, fields)
+        assert answer.fields is not None
+        return answer.code, answer.fields.get("forbiddenType")
+
+    assert ask() == (NO_PERMISSION, "1")
+    broker.change(broker_permission=6)
+    assert ask() == (NO_GROUP, None)
+    broker.core.groups.put(GroupConfig("G", consume_enable=False))
+    assert ask() == (NO_PERMISSION, "2")
+    broker.core.groups.put(GroupConfig("G", consume_broadcast_enable=False))
+    assert ask() == (NO_TOPIC, None)
+    fields["topic"] = "X"
+    assert ask() == (NO_PERMISSION, "3")
+    broker.core.topics.put(TopicConfig("X", 1, 1, perm=6))
+    assert ask() == (NO_PERMISSION, "5")
+    broker.core.groups.forbidden = {}
+    assert ask() == (INVALID, None)
+    fields["queueId"] = 0
+    assert ask() == (NO_SUBSCRIPTION, None)
+    beat(client, "*", message_model="BROADCASTING")
+    assert ask() == (NO_PERMISSION, "4")
+    beat(client, "*", version=2)
+    assert ask() == (NO_SUBSCRIPTION, None)
+    fields |= {"topic": "T", "subVersion": 3}
+    assert ask() == (NOT_LATEST, None)
+    fields["subVersion"] = 2
+    assert ask()[0] == NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "name", ["consumerGroup", "topic", "queueId", "queueOffset", "maxMsgNums", "sysFlag"]
+)
+def test_a_missing_field_is_named(client: SteppedClient, name: str) -> None:
+    fields = pull_fields()
+    del fields[name]
+    answer = client.call(11, fields)
+    assert (answer.code, answer.remark) == (1, f"the custom field <{name}> is null")
+
+
+def test_a_field_that_is_no_number_is_named(client: SteppedClient) -> None:
+    answer = client.call(11, pull_fields(queueOffset="many"))
+    assert answer.code == 1
+    assert "queueOffset" in (answer.remark or "")
+
+
+# ------------------------------------------------------------------------------------ filters
+
+
+def test_tags_in_the_request(client: SteppedClient) -> None:
+    fill(client, 9, tags="ABC")
+    assert numbers(client.call(11, pull_fields(subscription="A || C"))) == [0, 2, 3, 5, 6, 8]
+    nothing = client.call(11, pull_fields(subscription="Z"))
+    assert (nothing.code, offsets(nothing)[0]) == (RETRY, 9)
+
+
+def test_sql92_in_the_request(client: SteppedClient) -> None:
+    fill(client, 9, tags="ABC")
+    fields = pull_fields(expressionType="SQL92", subscription="n >= 7 OR TAGS = 'B'")
+    assert numbers(client.call(11, fields)) == [1, 4, 7, 8]
+
+
+def test_a_bad_expression_in_the_request_is_23_with_the_reason(client: SteppedClient) -> None:
+    answer = client.call(11, pull_fields(expressionType="SQL92", subscription="a >> 5"))
+    assert answer.code == PARSE_FAILED
+    assert (answer.remark or "").startswith("parse the consumer's subscription failed")
+
+
+def test_sql92_can_be_switched_off(broker: SteppedBroker, client: SteppedClient) -> None:
+    broker.change(enable_property_filter=False)
+    answer = client.call(11, pull_fields(expressionType="SQL92", subscription="a > 5"))
+    assert answer.code == 1
+    assert "enablePropertyFilter=true" in (answer.remark or "")
+    beat(client, "a > 5", SQL92)
+    assert client.call(11, pull_fields(sysFlag=0)).code == 1
+
+
+def test_tags_of_the_group(client: SteppedClient) -> None:
+    fill(client, 6, tags="AB")
+    beat(client, "A")
+    assert numbers(client.call(11, pull_fields(sysFlag=0))) == [0, 2, 4]
+
+
+def test_sql92_of_the_group_and_its_mistakes(client: SteppedClient) -> None:
+    fill(client, 6)
+    beat(client, "n BETWEEN 2 AND 3", SQL92)
+    assert numbers(client.call(11, pull_fields(sysFlag=0))) == [2, 3]
+    beat(client, "n >> 2", SQL92, version=2)
+    answer = client.call(11, pull_fields(sysFlag=0, subVersion=2))
+    assert answer.code == NO_FILTER
+    beat(client, "n = 5", SQL92, version=3)
+    assert numbers(client.call(11, pull_fields(sysFlag=0))) == [5]
+
+
+def test_filtered_messages_are_counted(broker: SteppedBroker, client: SteppedClient) -> None:
+    fill(client, 6, tags="AB")
+    client.call(11, pull_fields(subscription="A"))
+    delivered = broker.core.pull.delivered["T", "G"]
+    assert (delivered.messages_out, delivered.filtered) == (3, 3)
+
+
+# ------------------------------------------------------------------------------------ waiting
+
+
+def park(client: SteppedClient, **changes: object) -> int:
+    request = client.request(11, pull_fields(**{"sysFlag": WAITS} | changes))  # type: ignore[arg-type]
+    client.feed(request)
+    return request.opaque
+
+
+def test_a_waiting_pull_is_answered_in_the_turn_that_brings_its_message(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    opaque = park(client)
+    assert opaque not in client.answers
+    producer = broker.connect()
+    producer.feed(producer.request(310, send_fields(properties="n\x010\x02UNIQ_KEY\x01A\x02")))
+    assert opaque not in client.answers
+    broker.step()
+    assert numbers(client.answers[opaque]) == [0]
+
+
+def test_producer_and_consumer_on_one_connection_get_one_write(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    opaque = park(client)
+    send = client.request(310, send_fields(), b"x")
+    client.feed(send)
+    before = client.writes
+    broker.step()
+    assert {opaque, send.opaque} <= set(client.answers)
+    assert client.writes == before + 1
+
+
+def test_a_waiting_pull_is_not_woken_by_what_its_filter_does_not_want(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    opaque = park(client, subscription="B")
+    producer = broker.connect()
+    fill(producer, 3, tags="A")
+    assert opaque not in client.answers
+    assert len(broker.core.polls) == 1
+    fill(producer, 1, tags="B")
+    answer = client.answers[opaque]
+    assert (numbers(answer), offsets(answer)[0]) == ([0], 4)
+    assert len(broker.core.polls) == 0
+
+
+def test_a_pull_that_waited_in_vain_gets_19_and_one_that_skipped_messages_moves_on(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    plain, filtered = park(client, queueId=1), park(client, subscription="B")
+    fill(broker.connect(), 3, tags="A")
+    broker.advance(14.9)
+    assert client.answers == {}
+    broker.advance(0.2)
+    assert client.answers[plain].code == NOT_FOUND
+    answer = client.answers[filtered]
+    assert (answer.code, offsets(answer)[0]) == (RETRY, 3)
+
+
+def test_when_long_polling_is_off_a_pull_waits_a_second(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    broker.change(long_polling_enable=False)
+    opaque = park(client)
+    broker.advance(1.1)
+    assert client.answers[opaque].code == NOT_FOUND
+
+
+def test_only_so_many_pulls_may_wait() -> None:
+    broker = SteppedBroker(config=BrokerConfig(parked_pulls_max=2))
+    broker.core.topics.put(TopicConfig("T", 1, 1))
+    client = broker.connect()
+    parked = [park(client) for _ in range(2)]
+    answer = client.call(11, pull_fields(sysFlag=WAITS))
+    assert answer.code == NOT_FOUND
+    assert not set(parked) & set(client.answers)
+
+
+def test_pulls_of_a_broken_connection_are_forgotten(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    park(client)
+    park(client, queueId=1)
+    client.disconnect()
+    assert len(broker.core.polls) == 0
+    fill(broker.connect(), 1)
+    broker.advance(20)
+    assert client.answers == {}
+
+
+def test_a_pull_behind_the_end_does_not_wait(client: SteppedClient) -> None:
+    fill(client, 1)
+    assert client.call(11, pull_fields(offset=5, sysFlag=WAITS)).code == MOVED
+
+
+def test_a_pull_that_does_not_want_to_wait_does_not(client: SteppedClient) -> None:
+    assert client.call(11, pull_fields(sysFlag=0x4)).code == NOT_FOUND

@@ -1,0 +1,110 @@
+"""What name servers are told, and when."""
+
+import logging
+import zlib
+
+import pytest
+
+from sluicemq.broker.registration import Registration
+from sluicemq.config import BrokerConfig
+from sluicemq.errors import ConnectionLostError
+from sluicemq.model.topic import TopicConfig
+from sluicemq.protocol import bodies
+from sluicemq.protocol.command import Command
+from sluicemq.protocol.headers import RegisterBrokerRequest, decode_header
+from sluicemq.testing.broker import SteppedBroker
+
+LOST = ConnectionLostError("Cannot connect to ns:9876: refused.")
+
+
+def registration(**changes: object) -> tuple[SteppedBroker, Registration]:
+    config = BrokerConfig(
+        broker_name="broker-a",
+        name_server_addresses=("one:9876", "two:9876"),
+        **changes,  # type: ignore[arg-type]
+    )
+    broker = SteppedBroker(config=config)
+    fields = {"sluiceAddressFixed": "true"}
+    made = Registration(broker.settings, broker.core.topics, "10.0.0.1:10911", fields)
+    return broker, made
+
+
+def test_the_request_holds_every_topic_its_checksum_and_our_own_fields() -> None:
+    broker, told = registration()
+    request = told.request()
+    header = decode_header(RegisterBrokerRequest, request.fields)
+    assert (header.broker, header.address, header.cluster) == (
+        "broker-a", "10.0.0.1:10911", "DefaultCluster",
+    )  # fmt: skip
+    assert (header.ha_address, header.broker_id, header.compressed) == ("10.0.0.1:10912", 0, False)
+    assert header.body_crc32 == zlib.crc32(request.body) & 0x7FFFFFFF
+    assert (request.fields or {})["sluiceAddressFixed"] == "true"
+    assert request.version >= 37
+    table = bodies.decode_register_body(request.body).table
+    assert table == broker.core.topics.snapshot()
+    assert len(table.topics) >= 13
+
+
+def test_a_broker_without_write_permission_says_so_in_its_topics() -> None:
+    broker, told = registration()
+    broker.core.topics.put(TopicConfig("T", 4, 4))
+    broker.change(broker_permission=4)
+    topics = bodies.decode_register_body(told.request().body).table.topics
+    assert (topics["T"].perm, topics["TBW102"].perm) == (4, 5)
+    assert broker.core.topics.table["T"].config.perm == 6
+
+
+def test_every_name_server_is_told_at_once_and_then_each_period() -> None:
+    _, told = registration()
+    assert [server.address for server in told.due(0.0)] == ["one:9876", "two:9876"]
+    for server in told.name_servers:
+        told.answered(server, Command(0), 0.0)
+    assert told.due(29.0) == []
+    assert told.wait_s(10.0) == pytest.approx(20.0)
+    assert len(told.due(30.0)) == 2
+
+
+def test_one_that_is_not_there_is_tried_again_with_growing_pauses() -> None:
+    _, told = registration()
+    one, two = told.name_servers
+    told.answered(two, Command(0), 1000.0)
+    now, pauses = 0.0, []
+    for _ in range(7):
+        told.failed(one, LOST, now)
+        pauses.append(told.wait_s(now))
+        now += pauses[-1]
+        assert told.due(now) == [one]
+    assert pauses == [0.5, 1, 2, 4, 8, 10, 10]
+
+
+def test_failure_and_return_are_said_once_each(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    _, told = registration()
+    one = told.name_servers[0]
+    for now in range(5):
+        told.failed(one, LOST, now)
+    told.answered(one, Command(0), 9.0)
+    told.answered(one, Command(0), 40.0)
+    said = [r.message for r in caplog.records if "one:9876" in r.message]
+    assert len(said) == 2
+    assert "refused" in said[0]
+    assert "correct namesrvAddr" in said[0]
+    assert "there again" in said[1]
+
+
+def test_ordered_topics_come_from_the_name_server() -> None:
+    broker, told = registration()
+    broker.core.topics.put(TopicConfig("T", 4, 4))
+    body = bodies.encode_kv_table({"T": "broker-a:4"})
+    told.answered(told.name_servers[0], Command(0, body=body), 0.0)
+    assert broker.core.topics.table["T"].config.order
+    told.answered(told.name_servers[0], Command(0, body=bodies.encode_kv_table({})), 1.0)
+    assert not broker.core.topics.table["T"].config.order
+
+
+def test_the_farewell_names_the_broker() -> None:
+    _, told = registration()
+    assert told.farewell().fields == {
+        "brokerName": "broker-a", "brokerAddr": "10.0.0.1:10911", "clusterName": "DefaultCluster",
+        "brokerId": "0",
+    }  # fmt: skip

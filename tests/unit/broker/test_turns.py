@@ -1,0 +1,250 @@
+"""The turn: one commit for all, answers after it, errors for exactly those it concerns."""
+
+import pytest
+
+from sluicemq.broker.outcomes import Durable
+from sluicemq.broker.turns import Turns
+from sluicemq.errors import StoreError, StoreFullError
+from sluicemq.model.ids import Host
+from sluicemq.net.peer import Peer
+from sluicemq.protocol.codec import encode
+from sluicemq.protocol.command import FLAG_RESPONSE, Command
+from sluicemq.protocol.connection import FrameReader
+from sluicemq.testing.broker import ManualClock
+
+
+class FakeStore:
+    def __init__(self) -> None:
+        self.on_visible = None
+        self.commits = 0
+        self.published: list[int] = []
+        self.error: Exception | None = None
+        self.news: list[tuple[str, int, int]] = []
+
+    def commit(self) -> int:
+        self.commits += 1
+        if self.error is not None:
+            raise self.error
+        if self.news and self.on_visible is not None:
+            self.on_visible(self.news)
+        return self.commits * 100
+
+    def publish(self, end_offset: int) -> None:
+        self.published.append(end_offset)
+
+
+class Wire:
+    def __init__(self) -> None:
+        self.writes: list[bytes] = []
+
+    def write(self, data: bytes, /) -> None:
+        self.writes.append(data)
+
+    def close(self) -> None: ...
+
+
+class Stage:
+    """Turns with a store, wires and a loop that do nothing by themselves."""
+
+    def __init__(self, *, sync: bool = False) -> None:
+        self.store = FakeStore()
+        self.clock = ManualClock()
+        self.soon: list[object] = []
+        self.syncs: list[object] = []
+        self.woken: list[tuple[str, int, int]] = []
+        self.turns = Turns(
+            self.store,
+            self.clock,
+            call_soon=self.soon.append,
+            wake=lambda *queue: self.woken.append(queue),
+            run_sync=self.syncs.append if sync else None,
+            sync_timeout_s=5.0,
+        )
+        self.wires: dict[Peer, Wire] = {}
+
+    def peer(self) -> Peer:
+        wire = Wire()
+        peer = Peer(wire, Host("127.0.0.1", 1), Host("127.0.0.1", 2))
+        self.wires[peer] = wire
+        return peer
+
+    def hold(self, peer: Peer, opaque: int, *, waits: bool = True, oneway: bool = False) -> None:
+        request = Command(310, {}, opaque=opaque)
+        answer = encode(Command(0, {"queueOffset": "7"}, opaque=opaque, flag=FLAG_RESPONSE))
+        self.turns.hold(Durable(b"" if oneway else answer, waits), request, peer)
+
+    def answers(self, peer: Peer) -> list[Command]:
+        return FrameReader().feed(b"".join(self.wires[peer].writes))
+
+
+def test_one_commit_serves_all_connections_of_a_turn_with_one_write_each() -> None:
+    stage = Stage()
+    one, two = stage.peer(), stage.peer()
+    for opaque in range(3):
+        stage.hold(one, opaque)
+        stage.hold(two, 10 + opaque)
+    assert [wire.writes for wire in stage.wires.values()] == [[], []]
+    assert len(stage.soon) == 1
+
+    stage.turns.end()
+
+    assert stage.store.commits == 1
+    assert [len(wire.writes) for wire in stage.wires.values()] == [1, 1]
+    assert [a.opaque for a in stage.answers(one)] == [0, 1, 2]
+    assert [a.opaque for a in stage.answers(two)] == [10, 11, 12]
+
+
+def test_the_next_turn_asks_for_its_own_end() -> None:
+    stage = Stage()
+    peer = stage.peer()
+    stage.hold(peer, 1)
+    stage.turns.end()
+    stage.hold(peer, 2)
+    assert len(stage.soon) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(StoreFullError("no room in /store.", cure="Free space."), 14),
+                        (StoreError("broken disk."), 1), (OSError(5, "Input/output error"), 1)],
+)  # fmt: skip
+def test_a_failed_commit_makes_errors_of_exactly_the_held_answers(
+    error: Exception, code: int
+) -> None:
+    stage = Stage()
+    one, two = stage.peer(), stage.peer()
+    stage.hold(one, 1)
+    stage.hold(two, 2)
+    stage.store.error = error
+    stage.turns.end()
+    stage.store.error = None
+    stage.hold(one, 3)
+    stage.turns.end()
+
+    assert [(a.opaque, a.code) for a in stage.answers(one)] == [(1, code), (3, 0)]
+    assert [(a.opaque, a.code) for a in stage.answers(two)] == [(2, code)]
+    assert str(error) in (stage.answers(two)[0].remark or "")
+
+
+def test_one_way_sends_are_committed_and_get_nothing_not_even_an_error() -> None:
+    stage = Stage()
+    peer = stage.peer()
+    stage.hold(peer, 1, oneway=True)
+    stage.turns.end()
+    stage.hold(peer, 2, oneway=True)
+    stage.store.error = StoreError("broken")
+    stage.turns.end()
+    assert stage.store.commits == 2
+    assert b"".join(stage.wires[peer].writes) == b""
+
+
+def test_long_polls_are_woken_in_the_turn_that_shows_the_messages() -> None:
+    stage = Stage()
+    stage.store.news = [("T", 0, 5)]
+    stage.hold(stage.peer(), 1)
+    stage.turns.end()
+    assert stage.woken == [("T", 0, 5)]
+
+
+# ------------------------------------------------------------------------------- SYNC_FLUSH
+
+
+def test_sync_answers_wait_for_the_fsync_and_not_longer() -> None:
+    stage = Stage(sync=True)
+    peer = stage.peer()
+    stage.hold(peer, 1)
+    stage.turns.end()
+    assert stage.answers(peer) == []
+    assert stage.store.published == []
+
+    stage.syncs.pop()(100)
+
+    assert stage.store.published == [100]
+    assert [a.opaque for a in stage.answers(peer)] == [1]
+    assert stage.turns.is_idle
+
+
+def test_turns_that_come_during_an_fsync_share_the_next_one() -> None:
+    stage = Stage(sync=True)
+    peer = stage.peer()
+    for opaque in range(4):
+        stage.hold(peer, opaque)
+        stage.turns.end()
+    assert len(stage.syncs) == 1
+    stage.syncs.pop()(100)
+    assert [a.opaque for a in stage.answers(peer)] == [0]
+    assert len(stage.syncs) == 1
+    stage.syncs.pop()(400)
+    assert [a.opaque for a in stage.answers(peer)] == [0, 1, 2, 3]
+    assert stage.syncs == []
+
+
+def test_who_does_not_want_to_wait_is_answered_after_the_commit_and_shown_after_the_fsync() -> None:
+    stage = Stage(sync=True)
+    peer = stage.peer()
+    stage.hold(peer, 1, waits=False)
+    stage.turns.end()
+    assert [a.code for a in stage.answers(peer)] == [0]
+    assert stage.store.published == []
+    stage.syncs.pop()(100)
+    assert stage.store.published == [100]
+
+
+def test_a_slow_fsync_is_answered_flush_disk_timeout_once() -> None:
+    stage = Stage(sync=True)
+    peer = stage.peer()
+    stage.hold(peer, 1)
+    stage.turns.end()
+    stage.clock.advance(5.1)
+    stage.turns.expire(stage.clock.monotonic_s())
+    stage.turns.expire(stage.clock.monotonic_s())
+    late = stage.answers(peer)
+    assert [(a.code, a.opaque, (a.fields or {})["queueOffset"]) for a in late] == [(10, 1, "7")]
+    stage.syncs.pop()(100)
+    assert stage.store.published == [100]
+    assert len(stage.answers(peer)) == 1
+
+
+def test_a_failed_fsync_is_an_error_and_shows_nothing() -> None:
+    stage = Stage(sync=True)
+    peer = stage.peer()
+    stage.hold(peer, 1)
+    stage.turns.end()
+    stage.syncs.pop()(StoreError("the disk failed"))
+    assert [a.code for a in stage.answers(peer)] == [1]
+    assert stage.store.published == []
+
+
+def test_a_reader_that_fails_when_it_is_woken_does_not_fail_the_sends() -> None:
+    stage = Stage()
+
+    def wake(*queue: object) -> None:
+        raise OSError(5, "the reader failed")
+
+    stage.turns._wake = wake
+    stage.store.news = [("T", 0, 1)]
+    peer = stage.peer()
+    stage.hold(peer, 1)
+    with pytest.raises(OSError, match="reader"):
+        stage.turns.end()
+    stage.turns.flush()
+    assert [a.code for a in stage.answers(peer)] == [0]
+
+
+def test_an_unforeseen_error_of_the_commit_answers_everyone_too() -> None:
+    stage = Stage()
+    peer = stage.peer()
+    stage.hold(peer, 1)
+    stage.store.error = KeyError("a mistake of ours")
+    stage.turns.end()
+    assert [a.code for a in stage.answers(peer)] == [1]
+
+
+def test_latency_is_counted_for_each_message() -> None:
+    stage = Stage()
+    peer = stage.peer()
+    stage.hold(peer, 1)
+    stage.hold(peer, 2)
+    stage.clock.advance(0.003)
+    stage.turns.end()
+    assert sum(stage.turns.latency_counts) == 2
+    assert stage.turns.latency_sum_s == pytest.approx(0.006)

@@ -1,0 +1,250 @@
+"""Routes, balance, reports, answers, subscriptions, start positions."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from sluicemq.client.core.answers import (
+    PullStatus,
+    SendStatus,
+    expect_success,
+    number,
+    pull_answer,
+    send_results,
+)
+from sluicemq.client.core.balance import allocate_average
+from sluicemq.client.core.consuming import ConsumeOptions, pause_s, retry_delay_s
+from sluicemq.client.core.credentials import Credentials, signed
+from sluicemq.client.core.inflight import InFlight
+from sluicemq.client.core.reports import QueueProgress, group_report, masters_of
+from sluicemq.client.core.routing import (
+    Routes,
+    as_created,
+    broker_address,
+    master_address,
+    read_queues,
+    write_queues,
+)
+from sluicemq.client.core.subscriptions import SubscriptionRegistry, make_subscription
+from sluicemq.errors import (
+    ConfigurationError,
+    GroupNotFoundError,
+    PermissionDeniedError,
+    ProtocolError,
+    SubscriptionConflictError,
+    TopicNotFoundError,
+)
+from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
+from sluicemq.protocol.bodies import ClusterInfo
+from sluicemq.protocol.command import Command
+
+ROUTE = TopicRoute(
+    (
+        BrokerData("b", "c1", {0: "b:1", 1: "b:2"}),
+        BrokerData("a", "c1", {1: "a:2", 2: "a:3"}),
+    ),
+    (QueueData("b", 3, 2, 6), QueueData("a", 1, 1, 6), QueueData("x", 1, 1, 4)),
+)
+
+
+def test_producers_see_writable_queues_whose_master_is_there():
+    assert write_queues("t", ROUTE) == [MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)]
+
+
+def test_consumers_see_readable_queues_in_the_order_all_clients_sort_them():
+    assert read_queues("t", ROUTE) == [
+        MessageQueue("t", "a", 0),
+        *(MessageQueue("t", "b", n) for n in range(3)),
+        MessageQueue("t", "x", 0),
+    ]
+
+
+def test_strict_order_keeps_its_queues_when_a_broker_is_away():
+    route = TopicRoute(ROUTE.brokers, ROUTE.queues, "b:1;gone:2")
+    assert write_queues("t", route) == [
+        MessageQueue("t", "b", 0),
+        MessageQueue("t", "gone", 0),
+        MessageQueue("t", "gone", 1),
+    ]
+
+
+def test_reading_takes_another_broker_id_when_the_wanted_one_is_away():
+    assert broker_address(ROUTE, "b", 1) == "b:2"
+    assert broker_address(ROUTE, "a") == "a:2"
+    assert broker_address(ROUTE, "zz") is None
+    assert master_address(ROUTE, "a") is None
+    assert master_address(ROUTE, "b") == "b:1"
+
+
+def test_a_topic_made_on_the_first_send_has_at_most_four_queues():
+    default = TopicRoute(ROUTE.brokers, (QueueData("b", 8, 8, 7),))
+    assert as_created(default).queues == (QueueData("b", 4, 4, 7),)
+
+
+def test_routes_are_fresh_for_30_seconds_and_an_unknown_answer_keeps_the_old_one():
+    routes = Routes()
+    assert not routes.is_fresh("t", 0.0)
+    assert routes.put("t", ROUTE, 100.0)
+    assert not routes.put("t", ROUTE, 101.0), "not changed"
+    assert routes.is_fresh("t", 130.9)
+    assert not routes.is_fresh("t", 131.0)
+    routes.put("t", None, 131.0)
+    assert routes.get("t") is ROUTE
+    assert len(routes.writers("t")) == 2
+    assert routes.addresses(["t"]) == {"b:1", "b:2", "a:2", "a:3"}
+    routes.forget("t")
+    assert not routes.is_fresh("t", 131.0)
+    assert routes.get("t") is ROUTE
+    routes.drop("t")
+    assert routes.get("t") is None
+    assert routes.writers("t") == []
+
+
+def queues(count):
+    return [MessageQueue("t", "a", n) for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("count", "members", "sizes"),
+    [(8, 3, [3, 3, 2]), (3, 3, [1, 1, 1]), (2, 4, [1, 1, 0, 0]), (0, 2, [0, 0]), (4, 1, [4])],
+)
+def test_shares_are_runs_of_queues_the_first_members_get_one_more(count, members, sizes):
+    ids = [f"m{n}" for n in range(members)]
+    shares = [allocate_average(one, queues(count), ids) for one in ids]
+    assert [len(share) for share in shares] == sizes
+    assert [queue for share in shares for queue in share] == queues(count)
+
+
+def test_who_is_not_a_member_gets_nothing():
+    assert allocate_average("z", queues(4), ["a", "b"]) == []
+
+
+def test_the_lowest_unacknowledged_offset_may_be_committed():
+    flight = InFlight(10)
+    for offset in (10, 11, 15):
+        flight.add(offset, 100)
+    flight.passed(20)
+    assert (flight.committable, flight.count, flight.size_bytes) == (10, 3, 300)
+    assert flight.ack(11)
+    assert flight.committable == 10
+    assert flight.ack(10)
+    assert flight.committable == 15
+    assert not flight.ack(10)
+    assert not flight.ack(99)
+    assert flight.ack(15)
+    assert (flight.committable, flight.count, flight.size_bytes) == (20, 0, 0)
+
+
+def test_room_ends_at_either_limit():
+    flight = InFlight(0)
+    flight.add(0, 50)
+    assert flight.has_room(2, 51)
+    assert not flight.has_room(1, 1000)
+    assert not flight.has_room(100, 50)
+
+
+def test_idle_members_are_named_with_the_reason():
+    report = group_report(
+        "g", ["m1", "m2", "m3"], [QueueProgress(queues(1)[0], 5, 12)], {"t": queues(2)}
+    )
+    assert [len(member.queues) for member in report.members] == [1, 1, 0]
+    assert "3 members share 2 queues" in report.members[2].idle_because
+    assert "stop 1 members" in report.members[2].idle_because
+    assert report.lag == 7
+    assert "No member is online" in group_report("g", [], [], {}).notes[0]
+    assert "used by two members" in group_report("g", ["m", "m"], [], {"t": queues(2)}).notes[0]
+    assert "no offsets yet" in group_report("g", ["m"], [], {}).members[0].idle_because
+
+
+def test_masters_of_an_unknown_cluster_name_the_known_ones():
+    info = ClusterInfo({data.broker: data for data in ROUTE.brokers}, {"c1": ("a", "b")})
+    assert masters_of(info) == masters_of(info, "c1") == {"b": "b:1"}
+    with pytest.raises(ConfigurationError, match="knows: c1"):
+        masters_of(info, "c2")
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(17, TopicNotFoundError), (26, GroupNotFoundError), (16, PermissionDeniedError)],
+)
+def test_codes_become_their_exceptions_with_a_cure(code, kind):
+    with pytest.raises(kind) as error:
+        expect_success(Command(code, remark="why"), "host:1")
+    assert error.value.code == code
+    assert "why" in str(error.value)
+    assert "host:1" in str(error.value)
+    assert error.value.cure
+
+
+def test_a_stored_message_may_have_missed_its_flush_or_slave():
+    queue = MessageQueue("t", "a", 0)
+    for code, status in [(10, SendStatus.FLUSH_DISK_TIMEOUT), (11, SendStatus.SLAVE_NOT_AVAILABLE)]:
+        fields = {"msgId": "X", "queueId": "2", "queueOffset": "7"}
+        (result,) = send_results(Command(code, fields), queue, ("ID",), "")
+        assert (result.status, result.queue.queue_id, result.queue_offset) == (status, 2, 7)
+        assert (result.message_id, result.offset_message_id) == ("ID", "X")
+
+
+def test_an_answer_without_its_number_is_a_protocol_error():
+    with pytest.raises(ProtocolError, match="offset is None"):
+        number(Command(0), "offset")
+    with pytest.raises(ProtocolError, match="'x'"):
+        number(Command(0, {"offset": "x"}), "offset")
+
+
+def test_pull_answers_keep_their_position_and_drop_a_body_that_is_none():
+    fields = {"nextBeginOffset": "5", "minOffset": "1", "maxOffset": "9"}
+    answer = pull_answer(Command(21, fields, b"junk", remark="OFFSET_RESET"), "")
+    assert answer.status is PullStatus.OFFSET_ILLEGAL
+    assert (answer.next_offset, answer.offset_min, answer.offset_max) == (5, 1, 9)
+    assert answer.data == b""
+    assert answer.remark == "OFFSET_RESET"
+
+
+def test_one_expression_for_a_group_and_topic_until_the_last_user_leaves():
+    registry = SubscriptionRegistry()
+    tags = make_subscription("t", tags="A")
+    registry.enter("c", "g", tags)
+    registry.enter("c", "g", make_subscription("t", tags="A", version=5))
+    sql = make_subscription("t", where="n > 1")
+    with pytest.raises(SubscriptionConflictError, match=r"tags='A'.*where='n > 1'"):
+        registry.enter("c", "g", sql)
+    registry.enter("other cluster", "g", sql)
+    registry.enter("c", "other group", sql)
+    registry.leave("c", "g", "t")
+    with pytest.raises(SubscriptionConflictError):
+        registry.enter("c", "g", sql)
+    registry.leave("c", "g", "t")
+    registry.enter("c", "g", sql)
+
+
+def test_a_filter_that_does_something_else_than_it_seems_is_logged(caplog):
+    make_subscription("t", where="a = 5 garbage")
+    assert "a = 5 garbage" in caplog.text
+
+
+def test_where_a_group_starts_is_checked():
+    moment = datetime(2013, 1, 1, tzinfo=UTC)
+    assert ConsumeOptions(start=moment).start_ms == 1_356_998_400_000
+    assert ConsumeOptions(start="last").consume_from == "CONSUME_FROM_LAST_OFFSET"
+    assert ConsumeOptions(start=5).consume_from == "CONSUME_FROM_TIMESTAMP"
+    for wrong in ({"start": "begin"}, {"count_max": 0}, {"pull_count": 0}):
+        with pytest.raises(ConfigurationError):
+            ConsumeOptions(**wrong)
+
+
+def test_pauses_grow_and_end():
+    assert [retry_delay_s(n) for n in (1, 2, 3, 7, 50)] == [1, 2, 4, 60, 60]
+    assert [pause_s(n) for n in (1, 2, 50)] == [0.2, 0.4, 5.0]
+
+
+def test_credentials_are_a_pair_and_keep_their_secret():
+    credentials = Credentials.of(("user", "hidden"))
+    assert "hidden" not in repr(credentials)
+    command = signed(Command(10, {"a": "1"}, b"x"), credentials)
+    assert command.fields["AccessKey"] == "user"
+    again = dict(command.fields)
+    assert signed(command, credentials).fields == again, "a retry signs the same content"
+    assert Credentials.of(None) is None
+    with pytest.raises(ConfigurationError, match="access_key, secret_key"):
+        Credentials.of(("user", ""))

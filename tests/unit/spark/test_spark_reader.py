@@ -1,0 +1,118 @@
+"""What an executor does with a range: joins answers, types columns, notices what is gone."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
+from sluicemq.model.ids import Host, encode_host
+from sluicemq.model.topic import MessageQueue
+from sluicemq.record.codec import encode_properties, encode_record
+from sluicemq.spark import reader
+from sluicemq.spark.plan import RangePartition, ReadPlan
+from sluicemq.spark.schema import parse_columns
+
+HOST = encode_host(Host("127.0.0.1", 10911))
+
+
+def record(offset: int, **properties: str) -> bytes:
+    return encode_record(
+        topic="t", queue_id=0, queue_offset=offset, physical_offset=offset, body=b"x",
+        properties=encode_properties(properties), flag=0, sys_flag=0, born_time_ms=1,
+        born_host=HOST, store_time_ms=2, store_host=HOST,
+    )  # fmt: skip
+
+
+class FakeBulk:
+    """Gives records one by one; offsets before `first_left` are gone once `fails_at` is reached."""
+
+    fails_at: int | None = None
+    first_left = 0
+
+    def __init__(self, _address: str, _topic: str, _queue: int, start: int, end: int, *_: Any,
+                 **__: Any) -> None:  # fmt: skip
+        self.position, self.end, self.bytes_read = start, end, 0
+
+    def __enter__(self) -> "FakeBulk":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[bytes]:
+        while self.position < self.end:
+            if FakeBulk.fails_at == self.position:
+                FakeBulk.fails_at = None
+                raise OffsetOutOfRangeError("offsets are gone.", cure="Somewhere else.")
+            yield record(self.position, n=str(self.position))
+            self.position += 1
+
+
+@pytest.fixture(autouse=True)
+def bulk(monkeypatch: pytest.MonkeyPatch) -> type[FakeBulk]:
+    monkeypatch.setattr(reader, "BulkReader", FakeBulk)
+    monkeypatch.setattr(FakeBulk, "fails_at", None)
+    return FakeBulk
+
+
+def partition(start: int, end: int) -> RangePartition:
+    return RangePartition(MessageQueue("t", "b", 0), start, end, "b:1")
+
+
+def offsets(plan: ReadPlan, one: RangePartition) -> list[int]:
+    batches = list(reader.read_range(plan, one))
+    return [offset for batch in batches for offset in batch.column("queue_offset").to_pylist()]
+
+
+def plan(columns: str = "queue_offset", **changes: Any) -> ReadPlan:
+    return ReadPlan(columns=parse_columns(columns), subscription=None, **changes)
+
+
+def test_small_answers_are_joined_into_one_batch() -> None:
+    batches = list(reader.read_range(plan(), partition(5, 105)))
+    assert [batch.num_rows for batch in batches] == [100]
+
+
+def test_joining_keeps_every_byte_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "BLOCK_BYTES_MIN", 4)
+    chunks = [b"abcd", b"e", b"f", memoryview(b"ghijk"), b"", b"l"]
+    assert [bytes(block) for block in reader.gathered(chunks)] == [b"abcd", b"efghijk", b"l"]
+    assert list(reader.gathered([])) == []
+
+
+def test_no_partition_no_rows() -> None:
+    assert list(reader.read_range(plan(), RangePartition(None, 0, 0, ""))) == []
+
+
+def test_columns_come_in_the_order_of_the_plan() -> None:
+    (batch,) = reader.read_range(plan("prop:n:int,queue_offset,broker"), partition(3, 5))
+    assert batch.to_pydict() == {"n": [3, 4], "queue_offset": [3, 4], "broker": ["b", "b"]}
+    assert batch.schema.types == [pa.int32(), pa.int64(), pa.string()]
+
+
+def test_messages_that_are_gone_are_an_error(bulk: type[FakeBulk]) -> None:
+    bulk.fails_at = 7
+    with pytest.raises(OffsetOutOfRangeError, match="failOnDataLoss=false"):
+        offsets(plan(), partition(5, 10))
+
+
+def test_messages_that_are_gone_may_be_skipped(
+    bulk: type[FakeBulk], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bulk.fails_at = 7
+    monkeypatch.setattr(reader, "_first_left", lambda *_: 9)
+    assert offsets(plan(fail_on_data_loss=False), partition(5, 12)) == [5, 6, 9, 10, 11]
+    assert "2 offsets of b:0 of 't' are gone" in caplog.text
+
+
+def test_values_that_are_not_of_their_type_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    (batch,) = reader.read_range(plan("prop:n:boolean"), partition(0, 3))
+    assert batch.column("n").to_pylist() == [None, None, None]
+    assert "3 values of the property column 'n' are null" in caplog.text
+
+
+def test_values_that_are_not_of_their_type_may_be_an_error() -> None:
+    with pytest.raises(ConfigurationError, match="'n' has the value '0', which is no boolean"):
+        list(reader.read_range(plan("prop:n:boolean", fail_on_bad_property=True), partition(0, 3)))

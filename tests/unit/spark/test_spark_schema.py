@@ -1,0 +1,83 @@
+"""Columns: the option's little language, and a user's own schema."""
+
+import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
+
+from sluicemq.errors import ConfigurationError
+from sluicemq.record.arrow import COLUMNS
+from sluicemq.spark.schema import (
+    ALL_COLUMNS,
+    BASE,
+    PROMOTED,
+    Column,
+    columns_of,
+    parse_columns,
+    struct_type,
+)
+from sluicemq.spark.typed import ARROW_TYPES
+
+
+def test_the_whole_schema_is_exactly_what_the_decoder_makes() -> None:
+    wanted = to_arrow_schema(struct_type(ALL_COLUMNS), timezone="UTC")
+    assert {field.name: field.type for field in wanted} == COLUMNS
+    assert wanted.names == list(COLUMNS) == list(BASE)
+
+
+def test_promoted_types_are_exactly_what_the_typed_columns_have() -> None:
+    fields = [StructField(name, data_type) for name, data_type in PROMOTED.items()]
+    wanted = to_arrow_schema(StructType(fields), timezone="UTC")
+    assert {field.name: field.type for field in wanted} == ARROW_TYPES
+
+
+def test_items_are_columns_and_properties_in_order() -> None:
+    text = "topic, body,prop:dep_delay:int , prop:origin,prop:`a,b:c`:double as abc,PROP:n:long"
+    assert parse_columns(text) == (
+        Column("topic", None, "string"),
+        Column("body", None, "binary"),
+        Column("dep_delay", "dep_delay", "int"),
+        Column("origin", "origin", "string"),
+        Column("abc", "a,b:c", "double"),
+        Column("n", "n", "bigint"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("topic,boody", r"'boody'.*Did you mean 'body'\?.*prop:boody"),
+        ("topic,,body", "empty item"),
+        ("topic,prop:x:integre", "'integre' in 'prop:x:integre' is not a type"),
+        ("prop:x:int:y", "not a column"),
+        ("topic,Topic", "'Topic'"),
+        ("prop:x:int,prop:x:string", "'x' is there twice"),
+        ("body:string", "not a column"),
+        ("prop:", "not a column"),
+    ],
+)
+def test_a_mistake_is_named_with_its_cure(text: str, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        parse_columns(text)
+
+
+def test_a_schema_of_the_user_promotes_what_is_no_column() -> None:
+    schema = StructType(
+        [
+            StructField("queue_offset", LongType()),
+            StructField("distance", IntegerType()),
+            StructField("place", StringType()),
+        ]
+    )
+    declared = parse_columns("prop:origin as place")
+    assert columns_of(schema, declared) == (
+        Column("queue_offset", None, "bigint"),
+        Column("distance", "distance", "int"),
+        Column("place", "origin", "string"),
+    )
+
+
+def test_a_schema_of_another_type_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"'queue_offset'.*'int'.*It is 'bigint'"):
+        columns_of(StructType([StructField("queue_offset", IntegerType())]), ())
+    with pytest.raises(ConfigurationError, match=r"'when'.*'timestamp'.*can be string, int"):
+        columns_of(StructType([StructField("when", BASE["born_time"])]), ())

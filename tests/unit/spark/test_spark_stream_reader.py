@@ -1,0 +1,228 @@
+"""The streaming reader against a cluster of numbers: retention, limits, vanished brokers."""
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from sluicemq.errors import (
+    ConfigurationError,
+    ConnectionLostError,
+    OffsetOutOfRangeError,
+    RouteNotFoundError,
+    SluiceError,
+)
+from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
+from sluicemq.spark import errors, stream
+from sluicemq.spark.plan import RangePartition
+from sluicemq.spark.schema import ALL_COLUMNS, struct_type
+
+A0, A1, B0 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)
+SCHEMA = struct_type(ALL_COLUMNS)
+OPTIONS = {"topic": "t", "nameServers": "127.0.0.1:9876"}
+
+
+class FakeAdmin:
+    """Queues with bounds; `lost` makes the next call fail once."""
+
+    def __init__(self, bounds: dict[MessageQueue, tuple[int, int]]) -> None:
+        self.bounds = bounds
+        self.committed: dict[MessageQueue, int] = {}
+        self.lost = 0
+        self.opened = 0
+
+    def queues(self, topic: str) -> list[MessageQueue]:
+        if self.lost:
+            self.lost -= 1
+            raise ConnectionLostError("gone")
+        if topic != "t":
+            raise RouteNotFoundError(f"no broker serves {topic!r}.")
+        return sorted(self.bounds)
+
+    def offsets(self, queue: MessageQueue) -> tuple[int, int]:
+        return self.bounds[queue]
+
+    def route(self, topic: str) -> TopicRoute:
+        names = sorted({queue.broker for queue in self.bounds})
+        return TopicRoute(
+            tuple(BrokerData(name, "c", {0: f"{name}:10911"}) for name in names),
+            tuple(QueueData(name, 2, 2, 6) for name in names),
+        )
+
+    def commit_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
+        if group == "denied":
+            raise SluiceError("no")
+        self.committed[queue] = offset
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def no_hidden_tracebacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors.os, "environ", {})
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
+    admin = FakeAdmin({A0: (0, 100), A1: (0, 50)})
+
+    def opened(_: object) -> FakeAdmin:
+        admin.opened += 1
+        return admin
+
+    monkeypatch.setattr(stream, "open_admin", opened)
+    return admin
+
+
+@pytest.fixture
+def make(cluster: FakeAdmin) -> Callable[..., Any]:
+    return lambda **options: stream.stream_reader(OPTIONS | options, SCHEMA)
+
+
+def point(**offsets: int) -> dict[str, Any]:
+    """A checkpoint: a0=5 is offset 5 of queue 0 of broker a."""
+    queues: dict[str, dict[str, int]] = {}
+    for name, offset in offsets.items():
+        queues.setdefault(name[0], {})[name[1]] = offset
+    return {"version": 1, "topic": "t", "filter": "TAG *", "queues": queues}
+
+
+def ranges(partitions: list[RangePartition]) -> list[tuple[str, int, int]]:
+    return [
+        (f"{one.queue.broker}{one.queue.queue_id}", one.start, one.end)
+        for one in partitions if one.queue is not None
+    ]  # fmt: skip
+
+
+def test_a_new_stream_starts_at_the_end_unless_told_otherwise(make: Any) -> None:
+    assert make().initialOffset() == point(a0=100, a1=50)
+    assert make(startingOffsets="earliest").initialOffset() == point(a0=0, a1=0)
+
+
+def test_a_limit_is_shared_by_lag(make: Any) -> None:
+    reader = make(maxOffsetsPerTrigger="30")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(30)
+    assert reader.latestOffset(point(a0=0, a1=0), limit) == point(a0=20, a1=10)
+    assert reader.latestOffset(point(a0=0, a1=0), ReadAllAvailable()) == point(a0=100, a1=50)
+
+
+def test_available_now_reads_nothing_that_came_later(make: Any, cluster: FakeAdmin) -> None:
+    reader = make()
+    reader.prepareForTriggerAvailableNow()
+    cluster.bounds = {A0: (0, 500), A1: (0, 50), B0: (0, 9)}
+    assert reader.latestOffset(point(a0=0, a1=0), ReadAllAvailable()) == point(a0=100, a1=50)
+    assert reader.reportLatestOffset() == point(a0=500, a1=50, b0=9)
+
+
+def test_partitions_are_the_ranges_between_two_checkpoints(make: Any) -> None:
+    found = make().partitions(point(a0=10, a1=50), point(a0=100, a1=50))
+    assert ranges(found) == [("a0", 10, 100)]
+    assert found[0].address == "a:10911"
+    assert make().partitions(point(a0=5, a1=5), point(a0=5, a1=5)) == []
+
+
+def test_a_new_queue_is_read_from_its_first_message(make: Any, cluster: FakeAdmin) -> None:
+    cluster.bounds[B0] = (3, 9)
+    reader = make()
+    end = reader.latestOffset(point(a0=100, a1=50), ReadAllAvailable())
+    assert end == point(a0=100, a1=50, b0=9)
+    assert ranges(reader.partitions(point(a0=100, a1=50), end)) == [("b0", 3, 9)]
+
+
+def test_a_broker_that_is_away_keeps_its_offsets(make: Any) -> None:
+    start = point(a0=0, a1=0, b0=7)
+    reader = make()
+    assert reader.latestOffset(start, ReadAllAvailable()) == point(a0=100, a1=50, b0=7)
+    with pytest.raises(OffsetOutOfRangeError, match="the broker of b:0 is not in the route"):
+        reader.partitions(start, point(a0=100, a1=50, b0=9))
+
+
+def test_retention_that_passed_the_stream_is_an_error(make: Any, cluster: FakeAdmin) -> None:
+    cluster.bounds[A0] = (40, 100)
+    with pytest.raises(OffsetOutOfRangeError, match=r"retention passed.*a:0.*30 messages are gone"):
+        make().partitions(point(a0=10, a1=50), point(a0=100, a1=50))
+
+
+def test_retention_may_be_accepted(make: Any, cluster: FakeAdmin) -> None:
+    cluster.bounds[A0] = (40, 100)
+    reader = make(failOnDataLoss="false")
+    assert ranges(reader.partitions(point(a0=10), point(a0=100))) == [("a0", 40, 100)]
+    assert ranges(reader.partitions(point(a0=10), point(a0=30))) == []
+
+
+def test_a_topic_that_ends_before_the_stream_is_an_error(make: Any, cluster: FakeAdmin) -> None:
+    cluster.bounds[A0] = (0, 5)
+    for step in (
+        lambda: make().latestOffset(point(a0=10, a1=50), ReadAllAvailable()),
+        lambda: make().partitions(point(a0=1), point(a0=10)),
+    ):
+        with pytest.raises(OffsetOutOfRangeError, match="made anew"):
+            step()
+
+
+def test_a_checkpoint_of_another_topic_is_an_error(make: Any) -> None:
+    other = point(a0=1) | {"topic": "x"}
+    with pytest.raises(ConfigurationError, match="checkpoint is of the topic 'x'"):
+        make().latestOffset(other, ReadAllAvailable())
+
+
+def test_a_dead_connection_is_replaced_once(make: Any, cluster: FakeAdmin) -> None:
+    reader = make()
+    cluster.lost = 1
+    assert reader.initialOffset() == point(a0=100, a1=50)
+    assert cluster.opened == 2
+    cluster.lost = 2
+    with pytest.raises(ConnectionLostError):
+        reader.initialOffset()
+
+
+def test_the_group_learns_the_offsets_and_its_trouble_stops_nothing(
+    make: Any, cluster: FakeAdmin, caplog: pytest.LogCaptureFixture
+) -> None:
+    make().commit(point(a0=1))
+    assert cluster.committed == {}
+    make(group="g").commit(point(a0=7, a1=8))
+    assert cluster.committed == {A0: 7, A1: 8}
+    make(group="denied").commit(point(a0=9))
+    assert "not committed to the group 'denied'" in caplog.text
+
+
+def test_tags_that_cannot_match_read_nothing(make: Any) -> None:
+    reader = make(**{"filter.tags": " || "})
+    assert reader.partitions(point(a0=0), point(a0=100)) == []
+
+
+def test_a_reader_that_cannot_be_made_says_why_when_asked() -> None:
+    reader = stream.stream_reader({"topic": "t"}, SCHEMA)
+    for ask in (
+        reader.initialOffset,
+        lambda: reader.latestOffset({}, None),
+        lambda: reader.read(None),
+    ):
+        with pytest.raises(ConfigurationError, match="'nameServers' is missing"):
+            ask()
+    assert errors.os.environ[errors.HIDE_TRACEBACK] == "1"
+
+
+def test_readers_are_pickled_without_their_connections(make: Any) -> None:
+    reader = make()
+    reader.initialOffset()
+    copy = pickle.loads(pickle.dumps(reader))
+    assert copy._admin is None
+    assert copy.plan == reader.plan
+
+
+def test_spark_4_1_has_no_limit_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, make: Any, cluster: FakeAdmin
+) -> None:
+    monkeypatch.setattr(stream, "SupportsTriggerAvailableNow", None)
+    with pytest.raises(ConfigurationError, match=r"needs Spark 4\.2"):
+        make(maxOffsetsPerTrigger="5").initialOffset()
+    reader = make()
+    assert reader.latestOffset() == point(a0=100, a1=50)
+    cluster.bounds = {A1: (0, 60)}
+    assert reader.latestOffset() == point(a0=100, a1=60)

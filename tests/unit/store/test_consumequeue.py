@@ -1,0 +1,131 @@
+"""Queues at recovery: units are put where the records say, once, and gaps stay gaps."""
+
+from typing import Any
+
+import pytest
+
+from sluicemq.errors import MessageIllegalError
+from sluicemq.store.consumequeue import ConsumeQueues, Queue, Unit
+from sluicemq.testing.files import CrashableFiles
+
+
+def unit(place: int) -> Unit:
+    return Unit(place, 100, 5)
+
+
+@pytest.fixture
+def queues() -> ConsumeQueues:
+    files = CrashableFiles()
+    files.make_directory("/cq")
+    return ConsumeQueues(files, "/cq", 100)  # five units a file
+
+
+def places(queue: Queue) -> list[int | None]:
+    found = [queue.unit(offset) for offset in range(queue.offset_min, queue.next_offset)]
+    return [None if u is None or u.is_blank else u.physical_offset for u in found]
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_unit_that_is_there_is_not_put_again(queues: ConsumeQueues, flushed: bool) -> None:
+    queue = queues.get(("T", 0))
+    for offset in range(12):
+        assert queue.put(offset, unit(offset * 100))
+    if flushed:
+        queue.flush()
+    for offset in range(12):
+        assert not queue.put(offset, unit(offset * 100))
+    assert places(queue) == list(range(0, 1200, 100))
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_later_record_with_a_known_offset_begins_the_queue_anew_there(
+    queues: ConsumeQueues, flushed: bool
+) -> None:
+    queue = queues.get(("T", 0))
+    for offset in range(12):
+        queue.put(offset, unit(offset * 100))
+    if flushed:
+        queue.flush()
+    assert queue.put(3, unit(5000))
+    assert places(queue) == [0, 100, 200, 5000]
+    queue.flush()
+    again = Queue(queue.segments.files, "/cq/T/0", 100, ("T", 0))
+    again.load(after_crash=False)
+    again.correct_min(0)
+    assert places(again) == [0, 100, 200, 5000]
+
+
+def test_gap_is_filled_with_blank_units(queues: ConsumeQueues) -> None:
+    queue = queues.get(("T", 0))
+    queue.put(0, unit(0))
+    queue.put(4, unit(500))
+    assert places(queue) == [0, None, None, None, 500]
+
+
+def test_first_unit_sets_where_an_empty_queue_begins(queues: ConsumeQueues) -> None:
+    queue = queues.get(("T", 0))
+    queue.put(7, unit(0))
+    queue.put(8, unit(100))
+    queue.correct_min(0)
+    assert (queue.offset_min, queue.next_offset) == (7, 9)
+    queue.flush()
+    again = Queue(queue.segments.files, "/cq/T/0", 100, ("T", 0))
+    again.load(after_crash=False)
+    again.correct_min(0)
+    assert (again.offset_min, again.next_offset) == (7, 9)
+    assert places(again) == [0, 100]
+
+
+def test_first_offset_moves_behind_records_deleted_from_the_log(queues: ConsumeQueues) -> None:
+    queue = queues.get(("T", 0))
+    for offset in range(12):
+        queue.put(offset, unit(offset * 100))
+    queue.flush()
+    for log_start, first in [(0, 0), (1, 1), (500, 5), (550, 6), (9999, 12)]:
+        queue.correct_min(log_start)
+        assert queue.offset_min == first
+
+
+def test_end_is_found_before_a_place_in_the_log(queues: ConsumeQueues) -> None:
+    queue = queues.get(("T", 0))
+    for offset in range(12):
+        queue.put(offset, unit(offset * 100))
+    queue.flush()
+    for before, end in [(0, 0), (1, 1), (500, 5), (1100, 11), (1101, 12), (9999, 12)]:
+        again = Queue(queue.segments.files, "/cq/T/0", 100, ("T", 0))
+        again.load(after_crash=True, before=before)
+        assert again.next_offset == end
+
+
+def test_long_queue_is_opened_with_few_reads(queues: ConsumeQueues, monkeypatch: Any) -> None:
+    queue = queues.get(("T", 0))
+    for offset in range(3000):
+        queue.put(offset, unit(offset * 100))
+    queue.flush()
+    looks: list[int] = []
+    original = Queue._peek
+    monkeypatch.setattr(
+        Queue, "_peek", lambda self, offset: (looks.append(offset), original(self, offset))[1]
+    )
+    again = Queue(queue.segments.files, "/cq/T/0", 100, ("T", 0))
+    again.load(after_crash=False)
+    assert again.next_offset == 3000
+    assert len(looks) <= 12
+
+
+def test_blank_units_are_passed_over_by_readers(bench: Any) -> None:
+    store = bench.open()
+    bench.send(b"0", b"1")
+    second = bench.messages()[1]
+    queue = store._queues.by_key["T", 0]
+    queue.truncate(1)
+    queue.put(3, Unit(second.physical_offset, second.size_bytes, 0))
+    result = store.read("T", 0, 0, 32)
+    assert (result.count, result.next_offset) == (2, 4)
+    assert store.read("T", 0, 1, 1).count == 1
+
+
+def test_queue_ids_and_topics_are_checked_for_new_queues_only(queues: ConsumeQueues) -> None:
+    with pytest.raises(MessageIllegalError):
+        queues.get(("a/b", 0))
+    assert queues.open(("t" * 300, 0)) is queues.get(("t" * 300, 0))

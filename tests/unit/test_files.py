@@ -1,0 +1,292 @@
+"""The file port: one contract for the real files and their crashable twin, locks, and tables."""
+
+import errno
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sluicemq.errors import StoreDamagedError, StoreLockedError
+from sluicemq.files import SYSTEM_FILES, Files, load_text, read_text, replace_text
+from sluicemq.testing.files import CrashableFiles
+
+pytestmark = pytest.mark.filterwarnings("error")
+
+
+@pytest.fixture(params=["system", "crashable"])
+def port(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Files, str]:
+    if request.param == "system":
+        return SYSTEM_FILES, str(tmp_path)
+    files = CrashableFiles()
+    files.make_directory("/root")
+    return files, "/root"
+
+
+def test_written_bytes_are_read_back(port: tuple[Files, str]) -> None:
+    files, root = port
+    file = files.open(f"{root}/a", create=True)
+    file.pwrite(b"hello", 3)
+    file.pwrite(memoryview(b"xy"), 0)
+    file.sync()
+    assert file.pread(100, 0) == b"xy\0hello"
+    assert file.pread(2, 4) == b"el"
+    assert file.size() == 8
+    file.close()
+    assert files.open(f"{root}/a").pread(8, 0) == b"xy\0hello"
+
+
+def test_grown_file_reads_as_zeros_and_knows_its_data(port: tuple[Files, str]) -> None:
+    files, root = port
+    file = files.open(f"{root}/a", create=True)
+    file.truncate(1 << 20)
+    assert file.size() == 1 << 20
+    assert file.data_start(0) is None
+    file.pwrite(b"x", 500_000)
+    start = file.data_start(0)
+    assert start is not None
+    assert 0 < start <= 500_000
+    assert file.data_start(600_000) is None
+    file.truncate(10)
+    assert file.size() == 10
+    assert file.data_start(10) is None
+
+
+def test_grown_file_takes_no_room(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    file = SYSTEM_FILES.open(str(path), create=True)
+    file.truncate(1 << 30)
+    file.close()
+    assert path.stat().st_blocks * 512 < 1 << 20
+
+
+def test_directories_are_made_listed_and_removed(port: tuple[Files, str]) -> None:
+    files, root = port
+    files.make_directory(f"{root}/x/y")
+    files.make_directory(f"{root}/x/z", durable=False)
+    files.open(f"{root}/x/a", create=True).close()
+    assert files.names(f"{root}/x") == ["a", "y", "z"]
+    assert files.names(f"{root}/none") == []
+    files.remove(f"{root}/x/y")
+    files.rename(f"{root}/x/a", f"{root}/x/b")
+    files.sync_directory(f"{root}/x")
+    assert files.names(f"{root}/x") == ["b", "z"]
+    assert not files.exists(f"{root}/x/a")
+    with pytest.raises(FileNotFoundError):
+        files.remove(f"{root}/x/a")
+    with pytest.raises(OSError, match="not empty"):
+        files.remove(f"{root}/x")
+    with pytest.raises(FileNotFoundError):
+        files.open(f"{root}/x/a")
+
+
+def test_usage_tells_total_and_free(port: tuple[Files, str]) -> None:
+    files, root = port
+    total, free = files.usage(root)
+    assert 0 < free <= total
+
+
+def test_second_lock_is_refused_until_the_first_is_released(port: tuple[Files, str]) -> None:
+    files, root = port
+    release = files.lock(f"{root}/lock")
+    assert read_text(files, f"{root}/lock") == "lock"
+    with pytest.raises(StoreLockedError, match="storePathRootDir"):
+        files.lock(f"{root}/lock")
+    release()
+    files.lock(f"{root}/lock")()
+
+
+def test_lock_of_another_process_names_it(tmp_path: Path) -> None:
+    script = (
+        "import sys; from sluicemq.files import SYSTEM_FILES\n"
+        "release = SYSTEM_FILES.lock(sys.argv[1]); print('locked', flush=True); sys.stdin.read()"
+    )
+    path = str(tmp_path / "lock")
+    with subprocess.Popen(
+        [sys.executable, "-c", script, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"locked\n"
+        with pytest.raises(StoreLockedError, match=f"locked by process {process.pid},"):
+            SYSTEM_FILES.lock(path)
+        process.kill()  # a dead process holds no lock
+        process.wait()
+        SYSTEM_FILES.lock(path)()
+
+
+def test_file_that_may_only_be_read_is_opened_for_reading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    (tmp_path / "a").write_bytes(b"abc")
+    original = os.open
+
+    def refuse(path: str, flags: int, *rest: Any) -> int:
+        if flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return original(path, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refuse)  # tests may run as root, who may write everywhere
+    file = SYSTEM_FILES.open(str(tmp_path / "a"))
+    assert file.pread(3, 0) == b"abc"
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        file.pwrite(b"x", 0)
+    file.close()
+    with pytest.raises(PermissionError):
+        SYSTEM_FILES.open(str(tmp_path / "b"), create=True)
+
+
+def test_short_write_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    original = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: original(fd, data[:3], at))
+    file = SYSTEM_FILES.open(str(tmp_path / "a"), create=True)
+    file.pwrite(b"0123456789", 5)
+    assert file.pread(100, 5) == b"0123456789"
+    monkeypatch.setattr(os, "pwrite", lambda *_: 0)
+    with pytest.raises(OSError, match="no more bytes"):
+        file.pwrite(b"x", 0)
+    file.close()
+
+
+# --- tables
+
+
+def test_replaced_table_keeps_the_previous_edition(port: tuple[Files, str]) -> None:
+    files, root = port
+    path = f"{root}/config/topics.json"
+    assert load_text(files, path, json.loads) is None
+    replace_text(files, path, '{"a": 1}')
+    assert not files.exists(path + ".bak")
+    replace_text(files, path, '{"a": 2}')
+    assert load_text(files, path, json.loads) == {"a": 2}
+    assert read_text(files, path + ".bak") == '{"a": 1}'
+    assert files.names(f"{root}/config") == ["topics.json", "topics.json.bak"]
+
+
+@pytest.mark.parametrize("broken", [b"", b"{", b"\xff\xfe", b"  \n"])
+def test_broken_table_falls_back_to_the_previous_edition(broken: bytes) -> None:
+    files = CrashableFiles()
+    files.put("/c/t.json", broken)
+    files.put("/c/t.json.bak", b'{"a": 1}')
+    assert load_text(files, "/c/t.json", json.loads) == {"a": 1}
+
+
+def test_table_without_any_good_edition_is_damage_that_names_both() -> None:
+    files = CrashableFiles()
+    files.put("/c/t.json", b"{")
+    files.put("/c/t.json.bak", b"]")
+    with pytest.raises(StoreDamagedError, match=r"/c/t.json: .*/c/t.json.bak: .*copy"):
+        load_text(files, "/c/t.json", json.loads)
+
+
+def test_table_survives_every_crash_as_the_old_or_the_new_edition() -> None:
+    seen = set()
+    for seed in range(200):
+        files = CrashableFiles()
+        replace_text(files, "/c/t.json", '{"a": 1}')
+        safe = len(files.operations)
+        files.fail_next(random.Random(seed).choice(["write", "sync", "rename", "sync_directory"]))
+        try:
+            replace_text(files, "/c/t.json", '{"a": 2}')
+        except OSError:
+            pass
+        else:
+            pytest.fail("the injected error did not strike")
+        assert len(files.operations) > safe
+        after = files.crash(random.Random(seed))
+        seen.add(load_text(after, "/c/t.json", json.loads)["a"])
+    assert seen == {1, 2}
+
+
+def test_replaced_table_is_durable_on_return() -> None:
+    for seed in range(50):
+        files = CrashableFiles()
+        replace_text(files, "/c/t.json", '{"a": 1}')
+        replace_text(files, "/c/t.json", '{"a": 2}')
+        after = files.crash(random.Random(seed))
+        assert load_text(after, "/c/t.json", json.loads) == {"a": 2}
+
+
+# --- the crashable twin's own promises
+
+
+def crashes(files: CrashableFiles, look: Callable[[CrashableFiles], Any]) -> set[Any]:
+    return {look(files.crash(random.Random(seed))) for seed in range(60)}
+
+
+def test_crash_keeps_what_was_synced_and_may_lose_what_was_not() -> None:
+    files = CrashableFiles()
+    files.put("/d/a", bytes(1600))
+    file = files.open("/d/a")
+    file.pwrite(b"1" * 10, 0)
+    file.sync()
+    file.pwrite(b"2" * 10, 20)
+    found = crashes(files, lambda after: after.content("/d/a")[:40])
+    assert {data[:10] for data in found} == {b"1" * 10}
+    assert {bytes(10), b"2" * 10} < {data[20:30] for data in found}
+    assert any(data[20:30] not in (bytes(10), b"2" * 10) for data in found), "some are torn"
+
+
+def test_crash_may_lose_an_earlier_write_and_keep_a_later_one() -> None:
+    files = CrashableFiles()
+    files.put("/d/a", bytes(10))
+    file = files.open("/d/a")
+    file.pwrite(b"1", 0)
+    file.pwrite(b"2", 5)
+    assert b"\0\0\0\0\0002\0\0\0\0" in crashes(files, lambda after: after.content("/d/a"))
+
+
+def test_crash_may_lose_a_name_whose_directory_was_not_synced() -> None:
+    files = CrashableFiles()
+    files.make_directory("/d")
+    file = files.open("/d/a", create=True)
+    file.pwrite(b"x", 0)
+    file.sync()
+    assert crashes(files, lambda after: after.exists("/d/a")) == {True, False}
+    files.sync_directory("/d")
+    assert crashes(files, lambda after: after.content("/d/a")) == {b"x"}
+
+
+def test_kill_keeps_everything_written_but_not_synced_yet() -> None:
+    files = CrashableFiles()
+    files.make_directory("/d")
+    files.lock("/d/lock")
+    files.open("/d/a", create=True).pwrite(b"x", 0)
+    after = files.kill()
+    assert after.content("/d/a") == b"x"
+    after.lock("/d/lock")
+    assert crashes(after, lambda again: again.exists("/d/a")) == {True, False}
+
+
+def test_full_disk_takes_a_part_and_has_room_again_when_a_file_goes() -> None:
+    files = CrashableFiles()
+    files.make_directory("/d")
+    files.free_bytes = 8192
+    file = files.open("/d/a", create=True)
+    with pytest.raises(OSError, match="No space left"):
+        file.pwrite(b"x" * 10_000, 0)
+    assert file.size() == 8192
+    file.pwrite(b"y", 100)  # what is there already may be overwritten
+    files.remove("/d/a")
+    files.open("/d/b", create=True).pwrite(b"x" * 8192, 0)
+
+
+def test_injected_error_strikes_once_where_it_was_asked_for() -> None:
+    files = CrashableFiles()
+    files.make_directory("/d")
+    files.fail_next("write", errno.EIO, path_part="b", written=2)
+    files.open("/d/a", create=True).pwrite(b"abc", 0)
+    with pytest.raises(OSError, match="Input/output"):
+        files.open("/d/b", create=True).pwrite(b"abc", 0)
+    assert files.content("/d/b") == b"ab"
+    files.open("/d/b").pwrite(b"abc", 0)
+    assert files.content("/d/b") == b"abc"
+    with pytest.raises(OSError, match="no descriptor"):
+        files.open("/d/b").fileno()
