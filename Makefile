@@ -53,7 +53,7 @@ check: $(STAMP) ## ruff, mypy --strict, import contracts, house rules
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/house
+	$(BIN)/python -m pytest -q -m "not spark" tests/house
 
 .PHONY: format
 format: $(STAMP) ## let ruff lay out the code

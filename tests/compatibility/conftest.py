@@ -28,13 +28,26 @@ DRIVERS: dict[str, Callable[[Path], drivers.Driver]] = {
 }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.compatibility)
-            item.add_marker(pytest.mark.xdist_group("compatibility"))
-            item.add_marker(pytest.mark.timeout(FIRST_FETCH_S))
+    ours = [item for item in items if here in item.path.parents]
+    impossible = [item for item in ours if cannot(item)]
+    for item in ours:
+        item.add_marker(pytest.mark.compatibility)
+        item.add_marker(pytest.mark.xdist_group("compatibility"))
+        item.add_marker(pytest.mark.timeout(FIRST_FETCH_S))
+    if impossible:
+        items[:] = [item for item in items if item not in impossible]
+        config.hook.pytest_deselected(items=impossible)
+
+
+def cannot(item: pytest.Item) -> bool:
+    """Whether the module's table CANNOT says that the client of this test has no such thing."""
+    assert isinstance(item, pytest.Function)
+    return any(
+        words in item.name and f"[{client}" in item.name
+        for words, client in getattr(item.module, "CANNOT", {})
+    )
 
 
 @pytest.fixture(scope="session")

@@ -338,5 +338,6 @@ def options_table() -> str:
     for option in OPTIONS:
         default = "" if option.default is None else f"`{str(option.default).lower()}`"
         names = ", ".join(f"`{name}`" for name in (option.name, *option.aliases))
-        lines.append(f"| {names} | {', '.join(sorted(option.use))} | {default} | {option.text} |")
+        text = option.text.replace("|", "\\|")
+        lines.append(f"| {names} | {', '.join(sorted(option.use))} | {default} | {text} |")
     return "\n".join(lines) + "\n"

@@ -334,3 +334,16 @@ def test_a_pull_behind_the_end_does_not_wait(client: SteppedClient) -> None:
 
 def test_a_pull_that_does_not_want_to_wait_does_not(client: SteppedClient) -> None:
     assert client.call(11, pull_fields(sysFlag=0x4)).code == NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("name", "sys_flag"),
+    [("commitOffset", 0x5), ("suspendTimeoutMillis", 0x6), ("commitOffset", 0x7)],
+)
+def test_a_field_that_this_pull_needs_is_named(
+    client: SteppedClient, name: str, sys_flag: int
+) -> None:
+    fields = pull_fields(sysFlag=sys_flag)
+    del fields[name]
+    answer = client.call(11, fields)
+    assert (answer.code, answer.remark) == (1, f"the custom field <{name}> is null")

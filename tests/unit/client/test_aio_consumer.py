@@ -10,6 +10,7 @@ from sluicemq.client.aio.sluice import Sluice
 from sluicemq.errors import (
     ClosedError,
     ConfigurationError,
+    ConnectionLostError,
     FilterSyntaxError,
     GroupNotFoundError,
     RequestError,
@@ -422,3 +423,45 @@ async def test_ending_a_subscription_while_a_balance_runs_harms_neither(fake, ca
                 mq._members["g"].notice()
                 await asyncio.sleep(0)
     assert "died" not in caplog.text
+
+
+async def test_a_broker_that_is_away_does_not_hinder_the_others(fake_two, caplog):
+    fake_two.topics["t"] = 1
+    await fake_two.brokers[1].server.close()
+    fake_two.broker.put("t", 0, b"x")
+    async with Sluice(fake_two.name_server) as mq, mq.subscribe("t", group="g") as stream:
+        assert (await take(stream, 1))[0].body == b"x"
+    assert caplog.text.count("heartbeat to") == 1, "said once, not every second"
+
+
+async def test_a_broker_that_joins_later_hears_of_the_group_and_is_read_from_its_start(fake_two):
+    fake_two.topics["t"] = 1
+    later = fake_two.brokers.pop()
+    later.put("t", 0, b"was there before us")
+    async with Sluice(fake_two.name_server) as mq:
+        async with mq.subscribe("t", group="g", start="last") as stream:
+            fake_two.brokers.append(later)
+            mq.cluster.routes.forget("t")
+            mq._members["g"].notice()
+            assert (await take(stream, 1))[0].body == b"was there before us"
+            await until(lambda: later.members.get("g"))
+
+
+async def test_no_reachable_broker_is_an_error_at_the_start(fake):
+    fake.topics["t"] = 1
+    await fake.broker.server.close()
+    async with Sluice(fake.name_server) as mq:
+        with pytest.raises(ConnectionLostError, match="no broker of the group 'g'"):
+            await mq.subscribe("t", group="g").receive()
+
+
+async def test_a_stream_that_was_dropped_leaves_its_group_with_the_client(fake):
+    fake.topics["t"] = 1
+    fake.broker.put("t", 0, b"x", TAGS="A")
+    async with Sluice(fake.name_server) as mq:
+        stream = mq.subscribe("t", group="g", tags="A||B")
+        await stream.start()
+        del stream
+    assert not fake.broker.members["g"]
+    async with Sluice(fake.name_server) as mq, mq.subscribe("t", group="g") as stream:
+        await take(stream, 1)
