@@ -1,7 +1,6 @@
 """Spark on our broker and on the real RocketMQ 5.3.3: the same rows, filters and offsets."""
 
-import gc
-from collections.abc import Iterator
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,12 @@ COMPRESSED = b"compressible " * 1_000
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
+def spark() -> Any:
+    """Never stopped: Spark has one session a process, which other test modules use as well."""
     from sluicemq.spark.session import spark_session
 
     settings = {"spark.sql.shuffle.partitions": "2", "spark.log.level": "ERROR"}
-    session = spark_session("compatibility", master="local[2]", settings=settings)
-    yield session
-    session.stop()
-    del session
-    gc.collect()
+    return spark_session("tests", master="local[2]", settings=settings)
 
 
 @pytest.fixture(scope="module", params=["sluicemq", "rocketmq"])
@@ -45,7 +41,16 @@ def filled(request: pytest.FixtureRequest, cluster: Any) -> clusters.Cluster:
                 messages = [message(index) for index in mine[first : first + 500]]
                 producer.send_batch(messages, queue=queue)
         producer.send(Message(TOPIC, COMPRESSED, tag="big"), queue=queues[0])
+        await_visible(admin, COUNT + 1)
     return running
+
+
+def await_visible(admin: Admin, count: int, topic: str = TOPIC) -> None:
+    """The real broker builds its queues a moment after it has acknowledged."""
+    deadline = time.monotonic() + 10
+    while sum(admin.offset_max(queue) for queue in admin.queues(topic)) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def message(index: int) -> Message:
@@ -116,4 +121,6 @@ def test_rows_are_written(spark: Any, filled: clusters.Cluster) -> None:
     frame = spark.range(2_000).selectExpr("concat('body-', id) as body", "'x' as tag")
     writer = frame.write.format("rocketmq").option("nameServers", filled.name_server)
     writer.option("topic", f"{TOPIC}-written").mode("append").save()
+    with Admin(filled.name_server) as admin:
+        await_visible(admin, 2_000, f"{TOPIC}-written")
     assert numbers(read(spark, filled, topic=f"{TOPIC}-written")) == list(range(2_000))

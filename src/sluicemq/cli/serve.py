@@ -102,7 +102,10 @@ def broker(
 @click.command()
 @_config_option
 @click.option("--host", help="Address to listen at (127.0.0.1; 0.0.0.0 serves other machines).")
-@click.option("--nameserver-port", type=PORT, default=9876, show_default=True)
+@click.option(
+    "--nameserver-port", type=PORT, default=9876, show_default=True,
+    help="Port of the name server; 0 takes a free one.",
+)  # fmt: skip
 @click.option("--broker-port", type=PORT, help="Port of the broker (10911); 0 takes a free one.")
 @click.option("--store", type=click.Path(file_okay=False), help="Directory of the store.")
 @_log_option

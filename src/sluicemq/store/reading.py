@@ -21,6 +21,7 @@ import enum
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final, Literal
 
 from sluicemq.config import StoreConfig
@@ -308,7 +309,7 @@ class _Gather:
         """How many more messages may come."""
         return 0 if self.is_missing else self._count_max - self.count
 
-    def take_all(self, units: memoryview | bytearray) -> int:
+    def take_all(self, units: memoryview | bytearray | bytes) -> int:
         """Take the units in order; returns how many were dealt with. HOT."""
         room, total, start, end = self.room, self.size_bytes, self._run_start, self._run_end
         bytes_max = self._bytes_max if self.count else _NO_LIMIT  # the first one always passes
@@ -339,13 +340,15 @@ class _Gather:
         return done
 
     def take_some(self, units: memoryview | bytearray, indices: Iterable[int]) -> int:
-        """Take the units at `indices`; returns the first index that found no room, or -1."""
-        for index in indices:
-            begin = index * UNIT_BYTES
-            unit = units[begin : begin + UNIT_BYTES]
-            if self.room <= 0 or not self.take_all(unit):
-                return index
-        return -1
+        """Take the units at `indices`; returns the first index that found no room, or -1.
+
+        They are put side by side first: one pass of `take_all` instead of one for each.
+        """
+        coming = iter(indices)
+        chosen = list(islice(coming, self.room))
+        begins = [index * UNIT_BYTES for index in chosen]
+        done = self.take_all(b"".join([units[begin : begin + UNIT_BYTES] for begin in begins]))
+        return chosen[done] if done < len(chosen) else next(coming, -1)
 
     def _turn_to(self, position: int, size: int) -> bool:
         """Go on in the log file that holds the record; False when there is none."""

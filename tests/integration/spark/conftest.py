@@ -1,6 +1,5 @@
 """One Spark session and one real server process for all Spark tests; a topic for each test."""
 
-import gc
 import os
 import signal
 import subprocess
@@ -49,11 +48,15 @@ def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The session that all tests share; push-down is on."""
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The session that all tests of a run share; push-down is on.
+
+    Never stopped: Spark has one session a process, which other test modules use as well. Its JVM
+    ends with this process.
+    """
     from sluicemq.spark.session import spark_session
 
-    session = spark_session(
+    return spark_session(
         "tests",
         master="local[2]",
         settings={
@@ -62,10 +65,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             "spark.log.level": "ERROR",
         },
     )
-    yield session
-    session.stop()
-    del session
-    gc.collect()  # now, while the warnings about it are not another test's
 
 
 @pytest.fixture(scope="session")
