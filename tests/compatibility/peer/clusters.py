@@ -253,5 +253,9 @@ def free_ports() -> tuple[int, int, int]:
 
 def bound(port: int) -> socket.socket:
     found = socket.socket()
-    found.bind(("127.0.0.1", port))
+    try:
+        found.bind(("127.0.0.1", port))
+    except OSError:
+        found.close()
+        raise
     return found

@@ -1,6 +1,7 @@
 """What an executor does with a range: joins answers, types columns, notices what is gone."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import encode_properties, encode_record
 from sluicemq.spark import reader
 from sluicemq.spark.plan import RangePartition, ReadPlan
-from sluicemq.spark.schema import parse_columns
+from sluicemq.spark.schema import BASE, parse_columns
 
 HOST = encode_host(Host("127.0.0.1", 10911))
 
@@ -116,3 +117,38 @@ def test_values_that_are_not_of_their_type_are_counted(caplog: pytest.LogCapture
 def test_values_that_are_not_of_their_type_may_be_an_error() -> None:
     with pytest.raises(ConfigurationError, match="'n' has the value '0', which is no boolean"):
         list(reader.read_range(plan("prop:n:boolean", fail_on_bad_property=True), partition(0, 3)))
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Calls of Python and C functions made by `work`."""
+    calls = 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_no_work_a_message_between_socket_and_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    chunks = {count: b"".join(record(n, n=str(n)) for n in range(count)) for count in (1000, 9000)}
+
+    class OneChunk(FakeBulk):
+        def __iter__(self) -> Iterator[bytes]:
+            yield chunks[self.end]
+
+    monkeypatch.setattr(reader, "BulkReader", OneChunk)
+    everything = ",".join((*BASE, "prop:n:int", "prop:n:double as x", "prop:none"))
+    wanted = plan(everything, tags=None)
+
+    def read(count: int) -> int:
+        return sum(batch.num_rows for batch in reader.read_range(wanted, partition(0, count)))
+
+    assert (read(1000), read(9000)) == (1000, 9000)
+    more = calls_of(lambda: read(9000)) - calls_of(lambda: read(1000))
+    assert more < 8000 * 0.2, f"{more} more calls for 8,000 more messages"
