@@ -45,7 +45,6 @@ from sluicemq.record.codec import decompress
 from sluicemq.record.shapes import (
     Properties,
     Shape,
-    odd_map,
     shape_arrays,
     text_column,
 )
@@ -81,7 +80,8 @@ class RecordDecoder:
 
     `columns` are names of `COLUMNS`; `promoted` maps further column names to property names, each
     a nullable string column. Rows whose tag is not in `tags` are left out (None: keep all); a
-    broker filters tags by hash, so a reader has to look again (spec/filter.md §1).
+    broker filters tags by hash, so a reader has to look again (spec/filter.md §1). Names in
+    `hidden` are left out of the column `properties`, and only there.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class RecordDecoder:
         promoted: dict[str, str] | None = None,
         broker: str = "",
         tags: frozenset[str] | None = None,
+        hidden: frozenset[str] = frozenset(),
     ) -> None:
         self.columns = tuple(columns)
         self.promoted = dict(promoted or {})
@@ -99,6 +100,8 @@ class RecordDecoder:
             + [pa.field(name, pa.string()) for name in self.promoted]
         )
         self._broker = broker.encode()
+        self._hidden = hidden
+        self._hidden_names = frozenset(name.encode() for name in hidden)
         self._tags = None if tags is None else pa.array(sorted(tags), pa.string())
         self._topics = Repeated()
         self._names: dict[tuple[bytes, ...], Any] = {}
@@ -167,13 +170,24 @@ class RecordDecoder:
 
     def _properties(self, block: Block) -> Any:
         found = block.properties
-        return shape_arrays(found, lambda shape: self._map(found, shape), odd_map)
+        return shape_arrays(found, lambda shape: self._map(found, shape), self._odd_map)
 
     def _map(self, found: Properties, shape: Shape) -> Any:
-        rows, width = len(shape.starts), len(shape.names)
-        values = variable(found.text, shape.starts.ravel(), shape.lengths.ravel(), pa.string())
+        shown = [turn for turn, name in enumerate(shape.names) if name not in self._hidden_names]
+        names = tuple(shape.names[turn] for turn in shown)
+        rows, width = len(shape.starts), len(names)
+        starts, lengths = shape.starts[:, shown].ravel(), shape.lengths[:, shown].ravel()
+        values = variable(found.text, starts, lengths, pa.string())
         offsets = pa.Array.from_buffers(pa.int32(), rows + 1, [None, even_offsets(rows, width)])
-        return pa.MapArray.from_arrays(offsets, self._name_array(shape.names, rows), values)
+        return pa.MapArray.from_arrays(offsets, self._name_array(names, rows), values)
+
+    def _odd_map(self, rows: list[dict[str, str]]) -> Any:
+        """The map array of rows that were decoded one by one."""
+        pairs = [
+            [(name, value) for name, value in row.items() if name not in self._hidden]
+            for row in rows
+        ]
+        return pa.array(pairs, PROPERTIES)
 
     def _name_array(self, names: tuple[bytes, ...], rows: int) -> Any:
         """The names, `rows` times in a row. Kept, since the blocks of a topic repeat them."""

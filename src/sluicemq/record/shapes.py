@@ -10,7 +10,7 @@ it is decoded by `codec.decode_properties`, alone, so that the meaning is the sc
     shape = names (k0, k1, …)   rows [r0, r1, …]   value starts and ends: a matrix rows x names
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -258,8 +258,3 @@ def text_column(found: Properties, name: str) -> Any:
         return pa.array([row.get(name) for row in rows], pa.string())
 
     return shape_arrays(found, column, odd_column)
-
-
-def odd_map(rows: list[Mapping[str, str]]) -> Any:
-    """A map array of rows that were decoded one by one."""
-    return pa.array([list(row.items()) for row in rows], pa.map_(pa.string(), pa.string()))

@@ -166,6 +166,14 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "The columns to read, in order; `prop:NAME[:TYPE]` makes a property a column of its own.",
     ),
     Option(
+        "properties",
+        _choice("own", "all"),
+        "own",
+        _READS,
+        "What the column `properties` holds: the message's own, or also those that producer and "
+        "broker put on every message.",
+    ),
+    Option(
         "badProperties",
         _choice("null", "fail"),
         "null",

@@ -16,7 +16,7 @@ from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
 from sluicemq.spark.offsets import QueueRange, split_ranges
 from sluicemq.spark.options import Options
-from sluicemq.spark.schema import Column, columns_of, parse_columns
+from sluicemq.spark.schema import SET_FOR_ALL, Column, columns_of, parse_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class ReadPlan:
     timeout_s: float = 30.0
     fail_on_data_loss: bool = True
     fail_on_bad_property: bool = False
+    hidden: frozenset[str] = SET_FOR_ALL
 
 
 class RangePartition(InputPartition):  # type: ignore[misc]
@@ -58,6 +59,7 @@ def read_plan(options: Options, schema: StructType) -> ReadPlan:
         timeout_s=options["timeoutMs"] / 1000,
         fail_on_data_loss=options["failOnDataLoss"],
         fail_on_bad_property=options["badProperties"] == "fail",
+        hidden=SET_FOR_ALL if options["properties"] == "own" else frozenset(),
     )
 
 

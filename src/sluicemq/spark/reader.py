@@ -61,6 +61,7 @@ def read_range(plan: ReadPlan, partition: RangePartition) -> Iterator[Any]:
         },
         broker=partition.queue.broker,
         tags=plan.tags,
+        hidden=plan.hidden,
     )
     for block in gathered(_chunks(plan, partition, tally)):
         for batch in decoder.decode(block):

@@ -8,7 +8,7 @@
 | msg_id | string | UNIQ_KEY; without one, store host and log offset in hex digits |
 | keys | string | as sent: several are separated by one space; null without |
 | tags | string | null without |
-| properties | map<string,string> | all of them, reserved ones too |
+| properties | map<string,string> | without `SET_FOR_ALL`, unless the option `properties` is `all` |
 | body | binary | decompressed when a client compressed it |
 | born_time, store_time | timestamp | clocks of producer and broker, in milliseconds |
 | reconsume_times | int | |
@@ -50,6 +50,11 @@ from pyspark.sql.types import (
 
 from sluicemq.errors import ConfigurationError
 
+SET_FOR_ALL: Final = frozenset({
+    "KEYS", "TAGS", "UNIQ_KEY", "WAIT", "MSG_REGION", "TRACE_ON", "CLUSTER",
+})  # fmt: skip
+"""Properties that producer and broker put on every message: three have columns of their own, the
+others say nothing about it (spec/remoting.md §11). Neither read into `properties` nor written."""
 BASE: Final[dict[str, DataType]] = {
     "topic": StringType(),
     "broker": StringType(),

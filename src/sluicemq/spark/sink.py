@@ -36,7 +36,7 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.spark.cluster import open_admin
 from sluicemq.spark.errors import plain_errors
 from sluicemq.spark.options import Options
-from sluicemq.spark.schema import BASE
+from sluicemq.spark.schema import BASE, SET_FOR_ALL
 
 logger = logging.getLogger(__name__)
 
@@ -54,10 +54,6 @@ _TYPES: Final = {
 }
 ROUTE_CHECKS: Final = 100
 ROUTE_CHECK_S: Final = 0.05
-SET_BY_OTHERS: Final = frozenset({
-    "TAGS", "KEYS", "UNIQ_KEY", "WAIT", "MSG_REGION", "TRACE_ON", "CLUSTER",
-})  # fmt: skip
-"""Properties that a message which was read carries because producer and broker set them."""
 
 
 @dataclass(frozen=True)
@@ -265,4 +261,4 @@ def _keys(keys: str | list[str | None] | None) -> tuple[str, ...]:
 
 def _own(properties: list[tuple[str, str | None]] | None) -> dict[str, str]:
     """A map column's entries without empty values and what others set."""
-    return {name: value for name, value in properties or () if value and name not in SET_BY_OTHERS}
+    return {name: value for name, value in properties or () if value and name not in SET_FOR_ALL}

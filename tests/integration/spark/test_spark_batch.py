@@ -31,9 +31,18 @@ def test_every_column_of_every_message_arrives(read: Read, publish: Publish, top
     assert (row.topic, row.queue_id, row.queue_offset) == (topic, 1, 16)
     assert (row.keys, row.tags, bytes(row.body)) == ("k33 all", "A", b"body-33")
     assert row.properties["delay"] == "late"
-    assert row.properties["UNIQ_KEY"] == row.msg_id
+    assert row.properties == {"origin": "EWR", "number": "33", "delay": "late"}
     assert row.reconsume_times == 0
     assert abs(row.store_time - row.born_time) < datetime.timedelta(minutes=1)
+
+
+def test_the_properties_that_all_messages_have_can_be_read_too(
+    read: Read, publish: Publish
+) -> None:
+    publish(0, 10)
+    for row in read(properties="all").collect():
+        assert row.properties["UNIQ_KEY"] == row.msg_id
+        assert row.properties["TAGS"] == row.tags
 
 
 def test_start_and_end_may_be_chosen_by_offset(

@@ -164,6 +164,16 @@ def test_the_last_of_two_equal_names_wins_as_in_the_scalar_codec() -> None:
     assert dict(decoded(data)[1]["properties"]) == {"a": "2", "b": "x"}
 
 
+def test_hidden_properties_are_missing_in_the_map_and_nowhere_else() -> None:
+    hidden = frozenset({"TAGS", "UNIQ_KEY", "other"})
+    odd = record(1, properties=b"a\x011\x02TAGS\x01T\x02a\x012\x02")
+    decoder = RecordDecoder(("tags", "msg_id", "properties"), promoted={"t": "TAGS"}, hidden=hidden)
+    first, second = decoded(record(0) + odd, decoder)
+    assert dict(first["properties"]) == {"price": "0", "region": "hz"}
+    assert (first["tags"], first["t"], first["msg_id"][:4]) == ("A", "A", "7F00")
+    assert (dict(second["properties"]), second["tags"]) == ({"a": "2"}, "T")
+
+
 def test_topics_may_differ_within_a_run() -> None:
     data = record(0) + record(1, topic="longer-than-trades") + record(2, topic="x" * 200)
     assert [row["topic"] for row in decoded(data)] == ["trades", "longer-than-trades", "x" * 200]
