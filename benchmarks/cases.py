@@ -25,10 +25,11 @@ class Plan:
     measure_s: float
     backlog: int
     latency_s: int
+    drains: int
 
 
-FULL = Plan(heat_s=20, warm_s=4, measure_s=6, backlog=1_000_000, latency_s=15)
-QUICK = Plan(heat_s=8, warm_s=1, measure_s=2, backlog=200_000, latency_s=4)
+FULL = Plan(heat_s=20, warm_s=4, measure_s=6, backlog=1_000_000, latency_s=15, drains=3)
+QUICK = Plan(heat_s=5, warm_s=1, measure_s=2, backlog=200_000, latency_s=3, drains=2)
 
 
 @dataclass
@@ -122,7 +123,6 @@ def _figure(cost: measure.Cost, counts: load.Counts) -> Figure:
 
 BACKLOG_TOPIC = "BenchBacklog"
 BACKLOG_BATCH = 100
-DRAINS = 3
 
 
 def fill(server: Server, plan: Plan) -> Figure:
@@ -212,12 +212,12 @@ def _java_sync(threads: int) -> Callable[[Server, Plan], Figure]:
 def java_drain(server: Server, plan: Plan) -> Figure:
     """Scanned messages a second: the Java push consumer drains the backlog through a 1 % tag.
 
-    The best of three: the client's own start-up and compiler are in each, least in the last.
+    The best of several: the client's own start-up and compiler are in each, least in the last.
     """
     assert server.java
     options: dict[str, Any] = {"ns": server.name_server, "topic": BACKLOG_TOPIC, "tag": "T01"}
     costs = []
-    for _ in range(DRAINS):
+    for _ in range(plan.drains):
         clock = _Clock(server.pid)
         server.java.call(
             "drain", expect=plan.backlog // 100, timeout_s=90, on_event=clock, **options

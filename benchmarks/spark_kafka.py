@@ -165,8 +165,8 @@ class Kafka:
         return reader.option("subscribe", TOPIC).option("includeHeaders", "true").load()
 
     def measure(
-        self, spark: Any, measure: Callable[..., dict[str, float]], messages: int, hits: int
-    ) -> dict[str, dict[str, float]]:
+        self, spark: Any, measure: Callable[..., dict[str, Any]], messages: int, hits: int
+    ) -> dict[str, dict[str, Any]]:
         """Times of all rows, and of the 1 % whose key Spark has to look for."""
         frame = self.frame(spark)
         return {
