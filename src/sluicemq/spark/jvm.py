@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -33,15 +34,16 @@ exec "{java}" "$@"
 def ensure_java(directory: str | None = None) -> str | None:
     """Makes a Java available to Spark and returns the JAVA_HOME that was set for it.
 
-    None when the machine has Java 17 or later already: then nothing is changed. The wrapper goes
-    under `directory` (default: the user's cache directory, where nobody else can put a program).
-    Raises ConfigurationError when there is no Java at all.
+    None when the machine has Java 17 or later already. The wrapper goes under `directory`
+    (default: the user's cache directory, where nobody else can put a program). Spark's workers
+    are told to use this interpreter, unless PYSPARK_PYTHON says another one: by themselves they
+    take the first `python3` on the PATH. Raises ConfigurationError when there is no Java at all.
     """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if machine_java_version() >= JAVA_VERSION_MIN:
         return None
     home = wrapped_home(directory)
     os.environ["JAVA_HOME"] = home
-    os.environ["PATH"] = os.pathsep.join([f"{home}/bin", os.environ.get("PATH", "")])
     return home
 
 

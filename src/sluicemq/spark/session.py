@@ -6,7 +6,6 @@ Nothing here is needed where a session exists already; there, one line switches 
 """
 
 import os
-import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,4 +50,3 @@ def make_importable() -> None:
     known = os.environ.get("PYTHONPATH", "")
     if root not in known.split(os.pathsep):
         os.environ["PYTHONPATH"] = os.pathsep.join(part for part in (root, known) if part)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -36,6 +36,11 @@ from sluicemq.store.scan import read_scanned
 
 TAG_SCAN_MAX: Final = 1 << 17
 PROPERTY_SCAN_MAX: Final = 2000
+"""Units of a filtered read: long misses cost little, a property filter reads the log for each."""
+PULL_SPAN_MAX: Final = 1600
+"""Units from the first match of an ordinary pull to its end. The Java push consumer holds back for
+50 ms when what it has not consumed yet spans 2,000 offsets (its consumeConcurrentlyMaxSpan): an
+answer of 32 matches that lie further apart would cost more than it brings."""
 _CHUNK_UNITS: Final = 256
 _NO_LIMIT: Final = 1 << 62
 EXTENSION_ADDRESS_MAX: Final = -(1 << 31) - 1
@@ -119,7 +124,10 @@ class LogReader:
             next_offset = _read_all(queue, offset, gather)
             scanned = next_offset - offset
         else:
-            next_offset, scanned = self._read_some(queue, offset, gather, message_filter, scan_max)
+            span = PULL_SPAN_MAX if bytes_max is None else _NO_LIMIT
+            next_offset, scanned = self._read_some(
+                queue, offset, gather, message_filter, scan_max, span
+            )
         gather.close()
         if gather.count:
             status = ReadStatus.FOUND
@@ -151,6 +159,7 @@ class LogReader:
         gather: "_Gather",
         message_filter: MessageFilter,
         scan_max: int | None,
+        span_max: int,
     ) -> tuple[int, int]:
         """The next offset, and how many units were looked at."""
         select, chunk, chunk_max, limit = self._selection(message_filter, scan_max)
@@ -164,8 +173,10 @@ class LogReader:
             left = gather.take_some(units, select(units))
             if left >= 0:
                 return position + left, position + left - offset
+            if gather.count:
+                end = min(end, position + span_max)
             position += len(units) // UNIT_BYTES
-            chunk = min(4 * chunk, chunk_max)
+            chunk = min(4 * chunk, chunk_max, span_max)
         return position, position - offset
 
     def _selection(

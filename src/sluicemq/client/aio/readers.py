@@ -105,13 +105,19 @@ class Readers:
             await self._commit(reader, offset)
 
     async def commit(self) -> None:
-        """Commits every queue whose offset moved; failures are logged and tried again later."""
-        await asyncio.gather(
-            *(
-                self._commit(reader, reader.in_flight.committable)
-                for reader in list(self._readers.values())
-            )
-        )
+        """Commits every queue whose offset moved; failures are logged and tried again later.
+
+        One after the other on each broker: the Java broker can lose one of two commits of a new
+        group that arrive at the same time (it looks for the group's table and makes one).
+        """
+        by_broker: dict[str, list[QueueReader]] = {}
+        for reader in self._readers.values():
+            by_broker.setdefault(reader.queue.broker, []).append(reader)
+        await asyncio.gather(*map(self._commit_in_turn, by_broker.values()))
+
+    async def _commit_in_turn(self, readers: list[QueueReader]) -> None:
+        for reader in readers:
+            await self._commit(reader, reader.in_flight.committable)
 
     async def _commit(self, reader: QueueReader, offset: int) -> None:
         if offset == reader.committed:
