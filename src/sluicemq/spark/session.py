@@ -41,7 +41,7 @@ def spark_session(
 
 
 def make_importable() -> None:
-    """Lets Spark's Python workers import this package and be run by this interpreter.
+    """Lets Spark's Python workers import this package.
 
     They inherit PYTHONPATH, not `sys.path`; without it a checkout that is not installed is
     invisible to them.

@@ -38,9 +38,11 @@ TAG_SCAN_MAX: Final = 1 << 17
 PROPERTY_SCAN_MAX: Final = 2000
 """Units of a filtered read: long misses cost little, a property filter reads the log for each."""
 PULL_SPAN_MAX: Final = 1600
-"""Units from the first match of an ordinary pull to its end. The Java push consumer holds back for
-50 ms when what it has not consumed yet spans 2,000 offsets (its consumeConcurrentlyMaxSpan): an
-answer of 32 matches that lie further apart would cost more than it brings."""
+"""Units that an ordinary pull looks at from the chunk of its first match on.
+
+The Java push consumer holds back for 50 ms when what it has not consumed yet spans 2,000 offsets
+(its consumeConcurrentlyMaxSpan): an answer of 32 matches that lie further apart would cost more
+than it brings."""
 _CHUNK_UNITS: Final = 256
 _NO_LIMIT: Final = 1 << 62
 EXTENSION_ADDRESS_MAX: Final = -(1 << 31) - 1

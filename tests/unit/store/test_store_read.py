@@ -8,7 +8,7 @@ import pytest
 
 from sluicemq.model.ids import tag_code
 from sluicemq.record.codec import decode_records
-from sluicemq.store.reading import ReadResult, ReadStatus
+from sluicemq.store.reading import PULL_SPAN_MAX, ReadResult, ReadStatus
 
 
 class Filter:
@@ -203,6 +203,20 @@ def test_next_offset_is_the_first_match_not_delivered(bench: Any) -> None:
     assert found(result) == [1, 4]
     assert result.next_offset == 7, "5 and 6 do not match and need not be looked at again"
     assert result.scanned == 7
+
+
+def test_an_ordinary_pull_does_not_span_more_than_a_java_consumer_holds(bench: Any) -> None:
+    store = bench.open(consume_queue_file_bytes=200_000, commit_log_file_bytes=1 << 20)
+    for number in range(6000):
+        bench.append(tag="wanted" if number % 1000 == 999 else "other")
+    store.commit()
+    chooser = Filter("wanted")
+    pulled = store.read("T", 0, 0, 32, None, chooser)
+    assert found(pulled) == [999]
+    assert 999 < pulled.next_offset <= 999 + PULL_SPAN_MAX
+    assert len(found(store.read("T", 0, 0, 32, 1 << 20, chooser))) == 6, "bulk is free of it"
+    nothing = store.read("T", 0, 0, 32, None, Filter("absent"))
+    assert nothing.next_offset == 6000, "misses are passed in one go"
 
 
 def test_scan_limit_ends_a_call_without_matches(bench: Any) -> None:
