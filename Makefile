@@ -72,6 +72,10 @@ simulate: $(STAMP) ## only the crash and property tests, with many more examples
 bench: $(STAMP) ## the figures, beside the real Java broker where Java is there (QUICK=1: two minutes)
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(ARGS)
 
+.PHONY: bench-spark
+bench-spark: $(STAMP) ## two million messages into Spark, beside the ceiling of a Python source
+	$(BIN)/python benchmarks/spark_read.py $(ARGS)
+
 .PHONY: clean
 clean: ## remove what the targets made, but not the virtual environment
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .demo build dist
