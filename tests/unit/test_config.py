@@ -358,3 +358,8 @@ def test_choices_are_written_as_they_are_read() -> None:
     for key in KEYS:
         if key.kind is Kind.CHOICE:
             assert len({value for _word, value in key.choices}) == len(key.choices)
+
+
+def test_a_log_over_several_paths_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="storePathCommitLog=/a,/b names several"):
+        load_broker_config("storePathCommitLog = /a,/b")

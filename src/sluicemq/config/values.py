@@ -8,6 +8,8 @@ at run time makes a new value, nobody changes one.
 import os
 from dataclasses import dataclass, field
 
+from sluicemq.errors import ConfigurationError
+
 CONSUME_QUEUE_UNIT_BYTES = 20
 
 
@@ -112,6 +114,11 @@ class StoreConfig:
         unit = CONSUME_QUEUE_UNIT_BYTES
         put = object.__setattr__
         put(self, "root", root)
+        if "," in self.commit_log_path:
+            raise ConfigurationError(
+                f"storePathCommitLog={self.commit_log_path} names several directories.",
+                cure="Name one: a log over several paths is not supported.",
+            )
         put(self, "commit_log_path", self.commit_log_path or f"{root}/commitlog")
         put(self, "consume_queue_path", self.consume_queue_path or f"{root}/consumequeue")
         # Rounded up to whole units, as the real one does (spec/config.md).
