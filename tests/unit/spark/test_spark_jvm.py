@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,10 @@ def test_the_machines_java_is_used_when_it_is_new_enough(
     fake_java(tmp_path, version)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setattr(jvm, "wrapped_home", lambda _: "/made")
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     assert jvm.ensure_java() == (None if good else "/made")
     assert os.environ["JAVA_HOME"] == (str(tmp_path) if good else "/made")
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable, "not the first python3 on the PATH"
 
 
 def test_without_any_java_the_cure_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,4 +131,3 @@ def test_workers_find_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = environment["PYTHONPATH"].split(session.os.pathsep)
     assert first.endswith("src")
     assert second == "/elsewhere"
-    assert environment["PYSPARK_PYTHON"] == sys.executable
