@@ -116,9 +116,8 @@ def run_cases(
     print_row("case", ours.name, theirs.name if theirs else "", "ratio", "aim")
     rows = []
     is_client_warm = False
-    for case in cases.CASES:
-        wanted = only in case.name or (only in "pull drain scanned" and case.run is cases.fill)
-        if not wanted or (case.needs_java and ours.java is None):
+    for case in cases.wanted(only):
+        if case.needs_java and ours.java is None:
             continue
         if case.needs_java and not is_client_warm:
             cases.heat_client(filter(None, (ours, theirs)), plan)

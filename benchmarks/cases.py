@@ -78,6 +78,7 @@ class Case:
     compare: Compare = Compare.CPU
     target: str = ""
     needs_java: bool = False
+    needs_backlog: bool = False
 
     def ratio(self, ours: Figure, theirs: Figure | None) -> str:
         if theirs is None:
@@ -304,13 +305,18 @@ CASES = [
         _sending("BenchBatch", lambda topic: frames.batch_sends(topic, batch=32), 1, 16),
     ),
     Case("fill the backlog, batches of 100", fill),
-    Case("pull, no filter", _pulling("*"), target="<= 0.50"),
-    Case("pull, tag of 10 %", _pulling("T10")),
-    Case("pull, tag of 1 %", _pulling("T01")),
+    Case("pull, no filter", _pulling("*"), target="<= 0.50", needs_backlog=True),
+    Case("pull, tag of 10 %", _pulling("T10"), needs_backlog=True),
+    Case("pull, tag of 1 %", _pulling("T01"), needs_backlog=True),
     Case("latency at 1,000/s, raw long poll: p99", latency, Compare.VALUE, "< 5 ms"),
     Case("Java client, sync, 16 threads", _java_sync(16), Compare.RATE, ">= 2", needs_java=True),
     Case(
-        "Java push consumer, tag of 1 %: scanned", java_drain, Compare.RATE, ">= 2", needs_java=True
+        "Java push consumer, tag of 1 %: scanned",
+        java_drain,
+        Compare.RATE,
+        ">= 2",
+        needs_java=True,
+        needs_backlog=True,
     ),
     Case(
         "Java client at 1,000/s, end to end: p99",
@@ -321,3 +327,10 @@ CASES = [
     ),
     Case("memory: at the end", memory_at_end, Compare.VALUE),
 ]
+
+
+def wanted(only: str) -> list[Case]:
+    """The cases with `only` in their name, and the filling of the backlog where one needs it."""
+    named = [case for case in CASES if only in case.name]
+    needs_fill = any(case.needs_backlog for case in named)
+    return [case for case in CASES if case in named or (needs_fill and case.run is fill)]

@@ -90,7 +90,7 @@ class _Reading:
     with it."""
 
     __slots__ = (
-        "bytes_max", "count_max", "delivered", "fields", "filter", "flags", "group", "offset",
+        "bytes_max", "consumed", "count_max", "delivered", "fields", "filter", "flags", "group", "offset",
         "queue_id", "sys_flag", "topic",
     )  # fmt: skip
 
@@ -98,6 +98,7 @@ class _Reading:
     flags: tuple[int, int]
     bytes_max: int | None
     delivered: Delivered
+    consumed: int | None
 
     def __init__(self, fields: Mapping[str, str] | None) -> None:
         """HOT: straight from the fields. Raises HeaderError for a missing or bad one."""
@@ -112,6 +113,7 @@ class _Reading:
             decode_header(PullMessageRequest, fields)  # says which field it is
             raise
         self.fields: Mapping[str, str] = fields  # type: ignore[assignment]
+        self.consumed = None
 
     def number(self, name: str) -> int:
         """A field that only some pulls need. Raises HeaderError."""
@@ -169,6 +171,7 @@ class Pull:
         if sys_flag & COMMIT_OFFSET:
             offset = reading.number("commitOffset")
             if offset >= 0:
+                reading.consumed = offset
                 self._offsets.commit(reading.group, reading.topic, reading.queue_id, offset)
         result = self._read(reading, reading.offset)
         if result.status is _FOUND:
@@ -345,6 +348,8 @@ class Pull:
             reading.count_max if reading.count_max > 0 else 1,
             reading.bytes_max,
             reading.filter,
+            None,
+            reading.consumed,
         )
         reading.delivered.filtered += result.scanned - result.count
         return result

@@ -15,10 +15,13 @@ a match that it did not deliver.
 
 How much an ordinary pull gets is RocketMQ's rule (spec/store.md §10): 32 messages or 256 KiB of
 what is likely in memory (the newest 40 % of RAM), 8 or 64 KiB of what has to come from the disk.
+With a filter it is also no more than the reader can hold (`PULL_SPAN_MAX`), reckoned from the
+first match it has not consumed: a pull names the offset up to which everything is consumed.
 """
 
 import enum
 import struct
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
@@ -37,12 +40,11 @@ from sluicemq.store.scan import read_scanned
 TAG_SCAN_MAX: Final = 1 << 17
 PROPERTY_SCAN_MAX: Final = 2000
 """Units of a filtered read: long misses cost little, a property filter reads the log for each."""
-PULL_SPAN_MAX: Final = 1600
-"""Units that an ordinary pull looks at from the chunk of its first match on.
+PULL_SPAN_MAX: Final = 2000
+"""How far apart the matches may lie that a client of ordinary pulls has and has not consumed.
 
-The Java push consumer holds back for 50 ms when what it has not consumed yet spans 2,000 offsets
-(its consumeConcurrentlyMaxSpan): an answer of 32 matches that lie further apart would cost more
-than it brings."""
+The Java push consumer holds back for 50 ms when they span more (its consumeConcurrentlyMaxSpan):
+an answer of 32 matches of a rare tag would cost more than it brings."""
 _CHUNK_UNITS: Final = 256
 _NO_LIMIT: Final = 1 << 62
 EXTENSION_ADDRESS_MAX: Final = -(1 << 31) - 1
@@ -109,11 +111,13 @@ class LogReader:
         bytes_max: int | None = None,
         message_filter: MessageFilter | None = None,
         scan_max: int | None = None,
+        consumed: int | None = None,
     ) -> ReadResult:
         """Messages of a queue from `offset` on that the filter lets through.
 
         `bytes_max` None is an ordinary pull, limited by RocketMQ's rule on top of `count_max`; a
         number is a bulk read, limited by what the caller says. The first message always passes.
+        `consumed` is the offset below which the reader has consumed everything, if it says so.
         """
         queue = self._by_key.get((topic, queue_id))
         if queue is None:
@@ -126,10 +130,9 @@ class LogReader:
             next_offset = _read_all(queue, offset, gather)
             scanned = next_offset - offset
         else:
-            span = PULL_SPAN_MAX if bytes_max is None else _NO_LIMIT
-            next_offset, scanned = self._read_some(
-                queue, offset, gather, message_filter, scan_max, span
-            )
+            if bytes_max is None:
+                gather.span_from = offset if consumed is None else min(consumed, offset)
+            next_offset, scanned = self._read_some(queue, offset, gather, message_filter, scan_max)
         gather.close()
         if gather.count:
             status = ReadStatus.FOUND
@@ -161,10 +164,13 @@ class LogReader:
         gather: "_Gather",
         message_filter: MessageFilter,
         scan_max: int | None,
-        span_max: int,
     ) -> tuple[int, int]:
         """The next offset, and how many units were looked at."""
         select, chunk, chunk_max, limit = self._selection(message_filter, scan_max)
+        if queue.offset_min <= gather.span_from < offset and any(
+            True for _ in select(queue.units(gather.span_from, 1))
+        ):
+            gather.reach = gather.span_from + PULL_SPAN_MAX  # the reader has that match still
         end = min(queue.visible_offset, offset + limit)
         position = offset
         while position < end:
@@ -172,13 +178,11 @@ class LogReader:
             if not len(units):
                 gather.is_missing = True
                 break
-            left = gather.take_some(units, select(units))
+            left = gather.take_some(units, position, select(units))
             if left >= 0:
                 return position + left, position + left - offset
-            if gather.count:
-                end = min(end, position + span_max)
             position += len(units) // UNIT_BYTES
-            chunk = min(4 * chunk, chunk_max, span_max)
+            chunk = min(4 * chunk, chunk_max)
         return position, position - offset
 
     def _selection(
@@ -302,7 +306,7 @@ class _Gather:
 
     __slots__ = (
         "_base", "_bytes_max", "_count_max", "_limit", "_log", "_run_end", "_run_start", "_view",
-        "count", "data", "is_missing", "size_bytes",
+        "count", "data", "is_missing", "reach", "size_bytes", "span_from",
     )  # fmt: skip
 
     def __init__(self, log: CommitLog, count_max: int, bytes_max: int) -> None:
@@ -316,6 +320,8 @@ class _Gather:
         self.count = 0
         self.size_bytes = 0
         self.is_missing = False
+        self.span_from = -1  # from where on the reader may hold matches; -1: it may hold any number
+        self.reach = -1  # the last offset it should hold; -1 until a match says where it begins
 
     @property
     def room(self) -> int:
@@ -352,16 +358,29 @@ class _Gather:
         self.size_bytes = total
         return done
 
-    def take_some(self, units: memoryview | bytearray, indices: Iterable[int]) -> int:
+    def take_some(
+        self, units: memoryview | bytearray, position: int, indices: Iterable[int]
+    ) -> int:
         """Take the units at `indices`; returns the first index that found no room, or -1.
 
-        They are put side by side first: one pass of `take_all` instead of one for each.
+        `position` is the queue offset of the first unit. The chosen ones are put side by side
+        first: one pass of `take_all` instead of one for each.
         """
         coming = iter(indices)
         chosen = list(islice(coming, self.room))
-        begins = [index * UNIT_BYTES for index in chosen]
+        wanted = chosen if self.span_from < 0 else self._within_reach(chosen, position)
+        begins = [index * UNIT_BYTES for index in wanted]
         done = self.take_all(b"".join([units[begin : begin + UNIT_BYTES] for begin in begins]))
         return chosen[done] if done < len(chosen) else next(coming, -1)
+
+    def _within_reach(self, chosen: list[int], position: int) -> list[int]:
+        """Those that the reader can hold beside what it holds already."""
+        if not chosen:
+            return chosen
+        first = position + chosen[0]
+        if self.reach < first and not self.count:
+            self.reach = first + PULL_SPAN_MAX  # it holds nothing, or does not count as Java does
+        return chosen[: bisect_right(chosen, self.reach - position)]
 
     def _turn_to(self, position: int, size: int) -> bool:
         """Go on in the log file that holds the record; False when there is none."""

@@ -8,7 +8,7 @@ import pytest
 
 from sluicemq.model.ids import tag_code
 from sluicemq.record.codec import decode_records
-from sluicemq.store.reading import PULL_SPAN_MAX, ReadResult, ReadStatus
+from sluicemq.store.reading import ReadResult, ReadStatus
 
 
 class Filter:
@@ -205,18 +205,37 @@ def test_next_offset_is_the_first_match_not_delivered(bench: Any) -> None:
     assert result.scanned == 7
 
 
-def test_an_ordinary_pull_does_not_span_more_than_a_java_consumer_holds(bench: Any) -> None:
+@pytest.fixture
+def rare(bench: Any) -> Any:
+    """7,000 messages, each hundredth with the tag `wanted`: 0, 100, 200, …"""
     store = bench.open(consume_queue_file_bytes=200_000, commit_log_file_bytes=1 << 20)
-    for number in range(6000):
-        bench.append(tag="wanted" if number % 1000 == 999 else "other")
+    for number in range(7000):
+        bench.append(tag="wanted" if number % 100 == 0 else "other")
     store.commit()
-    chooser = Filter("wanted")
-    pulled = store.read("T", 0, 0, 32, None, chooser)
-    assert found(pulled) == [999]
-    assert 999 < pulled.next_offset <= 999 + PULL_SPAN_MAX
-    assert len(found(store.read("T", 0, 0, 32, 1 << 20, chooser))) == 6, "bulk is free of it"
-    nothing = store.read("T", 0, 0, 32, None, Filter("absent"))
-    assert nothing.next_offset == 6000, "misses are passed in one go"
+    return store
+
+
+def pulled(store: Any, offset: int, consumed: int | None) -> list[int]:
+    """By an ordinary pull of a consumer that has consumed everything below `consumed`."""
+    result = store.read("T", 0, offset, 32, None, Filter("wanted"), None, consumed)
+    assert result.next_offset % 100 == 0, "the first match that was not delivered"
+    return found(result)
+
+
+def test_an_ordinary_pull_does_not_span_more_than_a_java_consumer_holds(rare: Any) -> None:
+    assert pulled(rare, 1, None) == list(range(100, 2101, 100)), "as far as 2,000 from the first"
+    nothing = rare.read("T", 0, 0, 32, None, Filter("absent"))
+    assert nothing.next_offset == 7000, "misses are passed in one go"
+
+
+def test_what_the_consumer_holds_still_counts_in_the_span(rare: Any) -> None:
+    assert pulled(rare, 3000, 1700) == list(range(3000, 3701, 100)), "it holds 1700 to 2900"
+    assert pulled(rare, 3000, 2901) == list(range(3000, 5001, 100)), "it holds nothing"
+    assert pulled(rare, 3000, 900) == list(range(3000, 5001, 100)), "it does not count as Java"
+
+
+def test_bulk_reads_are_free_of_the_span(rare: Any) -> None:
+    assert len(found(rare.read("T", 0, 0, 100, 1 << 20, Filter("wanted")))) == 70
 
 
 def test_scan_limit_ends_a_call_without_matches(bench: Any) -> None:
