@@ -90,8 +90,8 @@ class _Reading:
     with it."""
 
     __slots__ = (
-        "bytes_max", "consumed", "count_max", "delivered", "fields", "filter", "flags", "group", "offset",
-        "queue_id", "sys_flag", "topic",
+        "bytes_max", "consumed", "count_max", "delivered", "fields", "filter", "flags", "group",
+        "offset", "queue_id", "sys_flag", "topic",
     )  # fmt: skip
 
     filter: MessageFilter | None
