@@ -10,6 +10,7 @@ delayed, timed and half messages.
 """
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -283,14 +284,12 @@ class Send:
         )  # fmt: skip
 
     def _count_batch(self, topic: Topic, parts: Sequence[Part]) -> None:
-        sizes = self.sizes
-        total = len(parts) * topic.record_bytes
-        for _, body, stored, _ in parts:
-            size = len(body)
-            sizes[(size - 1).bit_length()] += 1
-            total += size + len(stored)
+        body_sizes = [len(part[1]) for part in parts]
+        for size, count in Counter(body_sizes).items():
+            self.sizes[(size - 1).bit_length()] += count
+        stored_bytes = sum(body_sizes) + sum([len(part[2]) for part in parts])
         topic.messages_in += len(parts)
-        topic.bytes_in += total
+        topic.bytes_in += stored_bytes + len(parts) * topic.record_bytes
 
     def _parts(self, command: Command) -> list[Part]:
         limit = self._settings.store.message_bytes_max
@@ -305,16 +304,21 @@ class Send:
             raise RefusalError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         if not messages:
             raise RefusalError(ResponseCode.MESSAGE_ILLEGAL, "The batch has no messages.")
-        suffix, limit = self._suffix_bytes, self._properties_max
-        is_suspect = any(name in command.body for name in _UNBUILT)
-        parts: list[Part] = []
-        for flag, body, own in messages:
-            if is_suspect:
+        if any(name in command.body for name in _UNBUILT):
+            for _, _, own in messages:
                 _refuse_unbuilt(text.as_dict(own.decode("utf-8", "replace")), 0)
-            stored = own + b"\x02" + suffix if own and own[-1] != 2 else own + suffix
-            if len(stored) > limit:
-                self._check_properties(len(stored))
-            parts.append((flag, body, stored, text.tag_code_of(own)))
+        suffix, open_suffix = self._suffix_bytes, b"\x02" + self._suffix_bytes
+        tag_code_of = text.tag_code_of
+        parts = [
+            (
+                flag,
+                body,
+                own + (suffix if own[-1:] == b"\x02" or not own else open_suffix),
+                tag_code_of(own) if b"TAGS\x01" in own else 0,
+            )
+            for flag, body, own in messages
+        ]
+        self._check_properties(max([len(stored) for _, _, stored, _ in parts]))
         return parts
 
     def _check_properties(self, size: int) -> None:

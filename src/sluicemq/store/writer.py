@@ -233,20 +233,78 @@ class Writer:
         """
         queue = self._queues.get((topic, queue_id))
         hosts = len(born_host) + len(store_host) - _HOSTS_IPV4
-        total = sum(len(part[1]) for part in parts)
-        self._check(total, b"")
-        size = sum(queue.fixed_bytes + hosts + len(part[1]) + len(part[2]) for part in parts)
+        body_bytes = sum([len(part[1]) for part in parts])
+        self._check(body_bytes, b"")
+        size = len(parts) * (queue.fixed_bytes + hosts) + body_bytes
+        size += sum([len(part[2]) for part in parts])
         if self._position == self._turn_start:
             self._begin()
         if self._position + size > self._room_end:
             self._next_file(size)
+        if sys_flag & _UNCOMMON or hosts:
+            work = self._append_batch_uncommon
+        else:
+            work = self._append_batch_plain
+        return work(queue, parts, sys_flag, born_time_ms, born_host, store_host)
+
+    def _append_batch_plain(
+        self,
+        queue: Queue,
+        parts: Sequence[Part],
+        sys_flag: int,
+        born_time_ms: int,
+        born_host: bytes,
+        store_host: bytes,
+    ) -> tuple[list[int], int]:
+        """`append` in a loop of its own, for there is room. Nothing changes before its end. HOT."""
+        fixed_bytes, topic_part, magic = queue.fixed_bytes, queue.topic_part, queue.magic
+        queue_id, now_ms, first = queue.queue_id, self._now_ms, queue.next_offset
+        position, offset = self._position, first
+        records: list[bytes | bytearray | memoryview] = []
+        units: list[bytes] = []
+        positions: list[int] = []
+        try:
+            for flag, body, properties, tag_code in parts:
+                body_bytes = len(body)
+                properties_bytes = len(properties)
+                if properties_bytes > PROPERTIES_BYTES_MAX or b"\0" in properties:
+                    self._check(body_bytes, properties)
+                size = fixed_bytes + body_bytes + properties_bytes
+                head = _pack_head(
+                    size, magic, _crc32(body) & CRC_MASK, queue_id, flag, offset, position,
+                    sys_flag, born_time_ms, born_host, now_ms, store_host, 0, 0, body_bytes,
+                )  # fmt: skip
+                records += (head, body, topic_part, _pack_length(properties_bytes), properties)
+                units.append(_pack_unit(position, size, tag_code))
+                positions.append(position)
+                position += size
+                offset += 1
+        except struct.error as error:
+            raise _illegal_number(error) from None
+        self._parts += records
+        queue.tail += b"".join(units)
+        if first == queue.committed_offset:
+            self.touched.append(queue)
+        queue.next_offset = offset
+        self._position = position
+        return positions, first
+
+    def _append_batch_uncommon(
+        self,
+        queue: Queue,
+        parts: Sequence[Part],
+        sys_flag: int,
+        born_time_ms: int,
+        born_host: bytes,
+        store_host: bytes,
+    ) -> tuple[list[int], int]:
         before = len(self._parts), self._position, queue.next_offset, len(self.touched)
         offsets = []
         try:
             for flag, body, properties, tag_code in parts:
                 position, _ = self.append(
-                    topic, queue_id, body, properties, tag_code, flag, sys_flag, born_time_ms,
-                    born_host, store_host,
+                    queue.topic, queue.queue_id, body, properties, tag_code, flag, sys_flag,
+                    born_time_ms, born_host, store_host,
                 )  # fmt: skip
                 offsets.append(position)
         except StoreError:

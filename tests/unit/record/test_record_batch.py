@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from sluicemq.errors import ProtocolError
-from sluicemq.record.batch import decode_batch, encode_batch
+from sluicemq.record.batch import COPIED_BYTES_MAX, decode_batch, encode_batch
 
 MESSAGES = [(0, b"one", b"a\x01b\x02"), (-7, b"", b""), (5, b"x" * 300, b"TAGS\x01t\x02")]
 
@@ -24,9 +24,11 @@ def test_batch_comes_back() -> None:
     assert plain(b"") == []
 
 
-def test_bodies_are_not_copied() -> None:
-    body = encode_batch(MESSAGES)
-    assert decode_batch(body)[2][1].obj is body
+def test_bodies_of_a_large_batch_are_not_copied() -> None:
+    body = encode_batch([*MESSAGES, (0, bytes(COPIED_BYTES_MAX), b"")])
+    large = decode_batch(body)[2][1]
+    assert isinstance(large, memoryview)
+    assert large.obj is body
 
 
 def test_every_cut_inside_a_message_is_refused() -> None:
