@@ -72,6 +72,10 @@ simulate: $(STAMP) ## only the crash and property tests, with many more examples
 bench: $(STAMP) ## the figures, beside the real Java broker where Java is there (QUICK=1: two minutes)
 	$(BIN)/python -m benchmarks $(if $(QUICK),--quick) $(ARGS)
 
+.PHONY: bench-store
+bench-store: $(STAMP) ## starting after a kill, SYNC_FLUSH with 64 senders, beside the real broker
+	$(BIN)/python -m benchmarks.stores $(ARGS)
+
 .PHONY: bench-spark
 bench-spark: $(STAMP) ## two million messages into Spark, beside the ceiling of a Python source
 	$(BIN)/python benchmarks/spark_read.py $(ARGS)
