@@ -12,6 +12,7 @@ from sluicemq.broker.clients import Consumers, Producers
 from sluicemq.broker.documents import Document
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.heartbeat import Heartbeats
+from sluicemq.broker.intake import Intake
 from sluicemq.broker.locks import QueueLocks
 from sluicemq.broker.longpoll import LongPolls
 from sluicemq.broker.metadata import Metadata
@@ -78,9 +79,11 @@ class BrokerCore:
             others=self._later,
             sync_timeout_s=settings.store.sync_flush_timeout_ms / 1000,
         )
+        self.intake = Intake(settings, store, self.turns)
         self.send = Send(
-            settings, self.topics, self.groups, self.locks, store, clock, host, unique_ids
-        )
+            settings, self.topics, self.groups, self.locks, store, self.intake, clock, host,
+            unique_ids,
+        )  # fmt: skip
         self.pull = Pull(
             settings, self.topics, self.groups, self.offsets, self.consumers, self.polls, store,
             clock, call_soon,

@@ -11,13 +11,15 @@ delayed, timed and half messages.
 
 import struct
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import orjson
 
 from sluicemq.broker import properties as text
 from sluicemq.broker.groups import Groups
+from sluicemq.broker.intake import ILLEGAL, Draft, Intake, RefusalError
 from sluicemq.broker.locks import QueueLocks
 from sluicemq.broker.outcomes import Durable
 from sluicemq.broker.settings import Settings
@@ -40,23 +42,10 @@ _pack_prefix: Final = struct.Struct(">II").pack
 _MONTH_MS: Final = 31 * 24 * 3600 * 1000
 _CLIENT_SAYS_MAX_SINCE: Final = 121  # V3_4_9: maxReconsumeTimes of a request counts
 FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _UNBUILT: Final = (b"DELAY", b"TIMER_", b"TRAN_MSG")
-ILLEGAL: Final = (
-    "the message is illegal, maybe msg body or properties length not matched. "
-    "msg body length limit {}B, msg properties length limit 32KB."
-)
-
 
 Work = Callable[[SendMessageRequest, Command, Peer], Durable]
-
-
-class RefusalError(Exception):
-    """A send that is answered with an error code."""
-
-    def __init__(self, code: int, remark: str) -> None:
-        super().__init__(remark)
-        self.code = code
-        self.remark = remark
 
 
 class Send:
@@ -69,6 +58,7 @@ class Send:
         groups: Groups,
         locks: QueueLocks,
         store: Store,
+        intake: Intake,
         clock: Clock,
         store_host: Host,
         unique_ids: UniqueIds,
@@ -79,6 +69,7 @@ class Send:
         self._locks = locks
         self._append = store.append
         self._append_batch = store.append_batch
+        self._intake = intake
         self._clock = clock
         self._unique_ids = unique_ids
         self._next_queue = 0
@@ -243,18 +234,18 @@ class Send:
             properties.setdefault(name, value)
         if "UNIQ_KEY" not in properties:
             properties["UNIQ_KEY"] = self._unique_id()
-        stored = text.as_text(properties).encode("utf-8", "replace")
-        self._check_properties(len(stored))
-        body = command.body
-        physical_offset, queue_offset = self._append(
-            topic.name, queue_id, body, stored, tag_code(properties.get("TAGS", "")),
-            header.flag, header.sys_flag, header.born_time_ms, peer.remote_bytes,
-            self.store_host, header.reconsume_times or 0,
+        draft = Draft(
+            topic.name, queue_id, command.body, properties, header.born_time_ms,
+            peer.remote_bytes, self.store_host, header.flag, header.sys_flag,
+            header.reconsume_times or 0,
         )  # fmt: skip
-        self._count(topic, len(body), len(stored), "__SHARDINGKEY" in properties)
+        stored = self._intake.accept(draft)
+        self._count(
+            topic, len(command.body), stored.properties_bytes, "__SHARDINGKEY" in properties
+        )
         return self._success(
-            command, queue_id, queue_offset, self._offset_id(physical_offset),
-            properties["UNIQ_KEY"], _waits(properties), topic, known,
+            command, queue_id, stored.queue_offset, self._offset_id(stored.physical_offset),
+            properties["UNIQ_KEY"], _waits(properties), topic, known, draft.answer_fields,
         )  # fmt: skip
 
     def _batch(self, header: SendMessageRequest, command: Command, peer: Peer) -> Durable:
@@ -318,17 +309,8 @@ class Send:
             )
             for flag, body, own in messages
         ]
-        self._check_properties(max([len(stored) for _, _, stored, _ in parts]))
+        self._intake.check_properties(max([len(stored) for _, _, stored, _ in parts]))
         return parts
-
-    def _check_properties(self, size: int) -> None:
-        if size > self._properties_max:
-            limit = self._settings.store.message_bytes_max
-            raise RefusalError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"{ILLEGAL.format(limit)} The properties have {size} bytes, the limit is "
-                f"{self._properties_max}. Put large values into the body.",
-            )
 
     # ------------------------------------------------------------------------------- where to
 
@@ -406,12 +388,15 @@ class Send:
         waits: bool,
         topic: Topic,
         known: bool,
+        added: Mapping[str, str] = _NOTHING,
     ) -> Durable:
         if command.is_oneway:
             return Durable(b"", waits)
         identity = b""
         if unique_id:
             identity = b'"transactionId":%b,' % orjson.dumps(_clean(unique_id))
+        if added:
+            identity += orjson.dumps(added)[1:-1] + b","
         header = self._answer_any % (
             queue_id, identity, message_id.encode(), queue_offset, command.opaque
         )  # fmt: skip

@@ -109,15 +109,20 @@ class Turns:
                 self._others(outcome, command, peer)
             return
         if not self._is_scheduled:
-            self._is_scheduled = True
-            self._started_s = self._clock.monotonic_s()
-            self._call_soon(self.end)
+            self.soon()
         answer, waits, announces = outcome
         held = (peer, command.opaque, answer, announces)
         if waits and self._run_sync is not None:
             self._waiting.append(held)
         else:
             self._held.append(held)
+
+    def soon(self) -> None:
+        """The turn has something to commit: it ends when the loop's iteration does."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._started_s = self._clock.monotonic_s()
+            self._call_soon(self.end)
 
     def write(self, peer: Peer, frame: bytes) -> None:
         """Adds a frame to what leaves at the end of this turn."""
