@@ -81,8 +81,8 @@ class BrokerCore:
         )
         self.intake = Intake(settings, store, self.turns)
         self.send = Send(
-            settings, self.topics, self.groups, self.locks, store, self.intake, clock, host,
-            unique_ids,
+            settings, self.topics, self.groups, self.locks, store, self.intake, self.turns, clock,
+            host, unique_ids,
         )  # fmt: skip
         self.pull = Pull(
             settings, self.topics, self.groups, self.offsets, self.consumers, self.polls, store,
@@ -93,6 +93,7 @@ class BrokerCore:
             self.rates, self.days,
         )  # fmt: skip
         self.handlers = self._families(files)
+        self.quick = self.send.quick()
         self.deferred = self.turns.hold
         """Takes what handlers return besides answers."""
 

@@ -27,6 +27,16 @@ def tag_code_of(properties: bytes) -> int:
     return _code_of(properties[start:] if end < 0 else properties[start:end])
 
 
+def tag_code_in(properties: str) -> int:
+    """The same for the text, whose last property is ended. HOT."""
+    start = properties.rfind("\x02TAGS\x01")
+    if start >= 0:
+        return tag_code(properties[start + 6 : properties.find(VALUE_END, start + 6)])
+    if properties.startswith("TAGS\x01"):
+        return tag_code(properties[5 : properties.find(VALUE_END, 5)])
+    return 0
+
+
 @lru_cache(maxsize=65_536)
 def _code_of(tag: bytes) -> int:
     return tag_code(tag.decode("utf-8", "replace"))

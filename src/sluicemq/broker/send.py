@@ -1,9 +1,9 @@
 """Sends: 310 (letters), 10 (long names), 320 (batch).
 
-`Send.send` is the hot path: it takes the letters from the dict, looks the topic up, appends and
-formats the answer in one go. Everything that is not the plain case (unknown topic, retry topic,
-batch, a property that needs care, a bad field) goes through `_send_any`, which does the same work
-by the book. tests/unit/broker/test_send.py holds the two equal.
+`Send.send_quick` is the hot path: it takes the letters from the header as it came, looks the topic
+up, appends and formats the answer in one go. Everything that is not the plain case (unknown topic,
+retry topic, batch, a property that needs care, a bad field) goes through `_send_any`, which does
+the same work by the book. tests/unit/broker/test_send.py holds the two equal.
 
 What later releases build is refused here, so that it is never stored as an ordinary message:
 delayed, timed and half messages.
@@ -13,7 +13,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -24,11 +24,13 @@ from sluicemq.broker.locks import QueueLocks
 from sluicemq.broker.outcomes import Durable
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topic, Topics, name_fault
+from sluicemq.broker.turns import Turns
 from sluicemq.clock import Clock
 from sluicemq.errors import MessageIllegalError, ProtocolError, StoreError, StoreFullError
-from sluicemq.model.ids import Host, UniqueIds, encode_host, tag_code
+from sluicemq.model.ids import Host, UniqueIds, encode_host
 from sluicemq.model.message import TIMER_PROPERTIES, TRANSACTION_MASK
 from sluicemq.model.topic import DLQ_PREFIX, PERM_WRITE, RETRY_PREFIX
+from sluicemq.net.dispatch import Quick
 from sluicemq.net.server import Handler, Peer
 from sluicemq.protocol.codec import SERVER_LANGUAGE
 from sluicemq.protocol.codes import RequestCode, ResponseCode
@@ -42,6 +44,7 @@ _pack_prefix: Final = struct.Struct(">II").pack
 _MONTH_MS: Final = 31 * 24 * 3600 * 1000
 _CLIENT_SAYS_MAX_SINCE: Final = 121  # V3_4_9: maxReconsumeTimes of a request counts
 FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+_REQUEST: Final = (0, FLAG_ONEWAY)
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 _UNBUILT: Final = (b"DELAY", b"TIMER_", b"TRAN_MSG")
 
@@ -59,17 +62,20 @@ class Send:
         locks: QueueLocks,
         store: Store,
         intake: Intake,
+        turns: Turns,
         clock: Clock,
         store_host: Host,
         unique_ids: UniqueIds,
     ) -> None:
         self._settings = settings
         self._topics = topics
+        self._by_name = topics.table
         self._groups = groups
         self._locks = locks
         self._append = store.append
         self._append_batch = store.append_batch
         self._intake = intake
+        self._keep = turns.keep
         self._clock = clock
         self._unique_ids = unique_ids
         self._next_queue = 0
@@ -112,83 +118,85 @@ class Send:
         self._answer_with_id = with_id.encode()
         self._answer_any = f'{begin}%b"msgId":"%b",{end}'.encode()
 
+    def quick(self) -> dict[int, Quick]:
+        return {RequestCode.SEND_MESSAGE_V2: self.send_quick}
+
     def handlers(self) -> dict[int, Handler]:
         return {
-            RequestCode.SEND_MESSAGE_V2: self.send,
+            RequestCode.SEND_MESSAGE_V2: self._send_letters,
             RequestCode.SEND_MESSAGE: self.send_long,
             RequestCode.SEND_BATCH_MESSAGE: self.send_batch,
         }
 
     # ---------------------------------------------------------------------------- the hot path
 
-    def send(self, command: Command, peer: Peer) -> Durable | Command:
-        """310. HOT: one plain message; all else goes to `_send_any`."""
+    def send_quick(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool:
+        """310. HOT: one plain message; False for all else, which goes to `_send_any`.
+
+        Nothing has changed when it is False, whatever the reason.
+        """
         try:
-            fields = command.fields
-            topic = self._topics.get(fields["b"])  # type: ignore[index]
-            queue_id = int(fields["e"])  # type: ignore[index]
-            sys_flag = 0 if fields["f"] == "0" else int(fields["f"])  # type: ignore[index]
-            born_time_ms = int(fields["g"])  # type: ignore[index]
-            flag = 0 if fields["h"] == "0" else int(fields["h"])  # type: ignore[index]
-            properties = fields["i"]  # type: ignore[index]
-        except (KeyError, ValueError, TypeError):
-            return self._send_letters(command, peer)
-        if (
-            topic is None
-            or topic.is_special
-            or not 0 <= queue_id < topic.queues
-            or sys_flag & TRANSACTION_MASK
-            or fields.get("m") == "true"  # type: ignore[union-attr]
-            or fields.get("j", "0") != "0"  # type: ignore[union-attr]
-            or "MSG_REGION" in properties
-            or "TRACE_ON" in properties
-            or "CLUSTER" in properties
-            or "DELAY" in properties
-            or "TIMER_" in properties
-            or "TRAN_MSG" in properties
-            or "POP_CK" in properties
-            or "__SHARDINGKEY" in properties
-            or ("WAIT\x01" in properties and "WAIT\x01true" not in properties)
-        ):
-            return self._send_letters(command, peer)
-        if properties and properties[-1] != "\x02":
-            properties += "\x02"
-        start = properties.rfind("UNIQ_KEY\x01") + 9
-        unique_id = properties[start : properties.find("\x02", start)]
-        # Ids are letters and digits; anything else, or another name that ends so, is not plain.
-        if start < 9 or (start > 9 and properties[start - 10] != "\x02") or not unique_id.isalnum():
-            return self._send_letters(command, peer)
-        start = properties.rfind("\x02TAGS\x01")
-        if start >= 0:
-            tag = tag_code(properties[start + 6 : properties.find("\x02", start + 6)])
-        elif properties.startswith("TAGS\x01"):
-            tag = tag_code(properties[5 : properties.find("\x02", 5)])
-        else:
-            tag = 0
-        body = command.body
-        stored = (properties + self._suffix).encode("utf-8", "replace")
-        if len(stored) > self._properties_max:
-            return self._send_letters(command, peer)
-        try:
+            fields = header["extFields"]
+            topic = self._by_name[fields["b"]]
+            properties = fields["i"]
+            queue_id = int(fields["e"])
+            if (
+                topic.is_special
+                or not 0 <= queue_id < topic.queues
+                or "DELAY" in properties
+                or "TRAN_MSG" in properties
+                or "TIMER_" in properties
+                or "MSG_REGION" in properties
+                or "TRACE_ON" in properties
+                or "CLUSTER" in properties
+                or "POP_CK" in properties
+                or "__SHARDINGKEY" in properties
+                or ("WAIT\x01true" not in properties and "WAIT\x01" in properties)
+                or fields.get("m") == "true"
+                or fields.get("j", "0") != "0"
+            ):
+                return False
+            if properties[-1:] != "\x02":
+                properties += "\x02"
+            start = properties.rfind("UNIQ_KEY\x01") + 9
+            unique_id = properties[start : properties.find("\x02", start)]
+            # Ids are letters and digits; anything else, or another name that ends so, is not plain.
+            if (
+                start < 9
+                or (start > 9 and properties[start - 10] != "\x02")
+                or not unique_id.isalnum()
+            ):
+                return False
+            tag = text.tag_code_in(properties) if "TAGS\x01" in properties else 0
+            stored = (properties + self._suffix).encode("utf-8", "replace")
+            if len(stored) > self._properties_max:
+                return False
+            sys_flag = fields["f"]
+            sys_flag = 0 if sys_flag == "0" else int(sys_flag)
+            flag = fields["h"]
+            opaque = header["opaque"]
+            kind = header["flag"]
+            if kind not in _REQUEST or sys_flag & TRANSACTION_MASK or opaque < 0:
+                return False
             physical_offset, queue_offset = self._append(
-                topic.name, queue_id, body, stored, tag, flag, sys_flag, born_time_ms,
-                peer.remote_bytes, self.store_host,
+                topic.name, queue_id, body, stored, tag, 0 if flag == "0" else int(flag),
+                sys_flag, int(fields["g"]), peer.remote_bytes, self.store_host,
             )  # fmt: skip
-        except (StoreError, OSError) as error:
-            return self._store_refuses(error)
+        except (KeyError, TypeError, ValueError, AttributeError, StoreError, OSError):
+            return False
         size = len(body)
         topic.messages_in += 1
         topic.bytes_in += size + len(stored) + topic.record_bytes
         self.sizes[(size - 1).bit_length()] += 1
-        if command.flag & FLAG_ONEWAY:
-            return Durable(b"")
-        header = self._answer_with_id % (
-            queue_id, unique_id.encode(), physical_offset, queue_offset, command.opaque
+        if kind == FLAG_ONEWAY:
+            self._keep(peer, opaque, b"")
+            return True
+        answer = self._answer_with_id % (
+            queue_id, unique_id.encode(), physical_offset, queue_offset, opaque
         )  # fmt: skip
-        length = len(header)
-        answer = _pack_prefix(length + 4, length) + header
-        # What Durable(answer) makes, in half of the time.
-        return tuple.__new__(Durable, (answer, True, False))
+        length = len(answer)
+        self._keep(peer, opaque, _pack_prefix(length + 4, length) + answer)
+        return True
 
     # ------------------------------------------------------------------------------ by the book
 

@@ -123,7 +123,7 @@ class Broker:
             announce=self._announce,
         )
         await self._in_executor(core.load)
-        server = self._new_server(Dispatcher(core.handlers, deferred=core.deferred))
+        server = self._new_server(Dispatcher(core.handlers, quick=core.quick, deferred=core.deferred))
         await server.start(config.bind_address, [config.listen_port])
         self._servers.append(server)
         core.send.move(host._replace(port=self.port))

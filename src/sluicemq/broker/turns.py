@@ -117,6 +117,15 @@ class Turns:
         else:
             self._held.append(held)
 
+    def keep(self, peer: Peer, opaque: int, answer: bytes) -> None:
+        """The same for an answer that waits for the fsync and announces nothing. HOT."""
+        if not self._is_scheduled:
+            self.soon()
+        if self._run_sync is None:
+            self._held.append((peer, opaque, answer, False))
+        else:
+            self._waiting.append((peer, opaque, answer, False))
+
     def soon(self) -> None:
         """The turn has something to commit: it ends when the loop's iteration does."""
         if not self._is_scheduled:

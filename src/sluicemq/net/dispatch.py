@@ -10,6 +10,11 @@ A handler is `(command, peer) -> outcome`:
     None      no answer (now or ever)
     others    handed to `deferred(outcome, command, peer)`, which answers later by `peer.write`
 
+Before that, a request code may have a *quick* handler: `(header, body, peer) -> taken`. It gets the
+header's JSON values as they are (nothing is checked, a field may be of any type) and says False for
+whatever is not plain; then the request goes the usual way. When it takes a request it sees to the
+answer itself, through `peer.write` or at the end of the turn.
+
 What goes wrong stays in its frame: an exception becomes an answer with a code and a remark, and is
 logged once for each kind; a one-way request gets none. Only bytes that are not the protocol raise
 ProtocolError: the connection has to be closed. Frames before the bad one are answered first.
@@ -20,12 +25,14 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import orjson
+
 from sluicemq.errors import ProtocolError, RequestError, SluiceError
 from sluicemq.net.peer import Peer
 from sluicemq.protocol.codec import (
     SERVER_LANGUAGE,
+    command_of,
     decode_header_bytes,
-    decode_json,
     encode,
     encode_answer,
 )
@@ -39,7 +46,9 @@ Outcome = Any
 Handler = Callable[[Command, Peer], Outcome]
 Deferred = Callable[[Any, Command, Peer], None]
 Before = Callable[[Command, Peer], Outcome]
+Quick = Callable[[dict[str, Any], bytes, Peer], bool]
 
+_loads: Final = orjson.loads
 _PREFIX: Final = struct.Struct(">II")
 _HEADER_MASK: Final = 0xFFFFFF
 LOGGED_MAX: Final = 256
@@ -57,11 +66,14 @@ class Dispatcher:
         self,
         handlers: Mapping[int, Handler],
         *,
+        quick: Mapping[int, Quick] | None = None,
         deferred: Deferred | None = None,
         before: Before | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
     ) -> None:
         self.handlers: dict[int, Handler] = {int(code): it for code, it in handlers.items()}
+        # Who looks at requests first has to see all of them.
+        self.quick: dict[int, Quick] = {} if before is not None else dict(quick or {})
         self.frame_bytes_max = frame_bytes_max
         self._deferred = deferred
         self._before = before
@@ -73,7 +85,7 @@ class Dispatcher:
         Returns the bytes used and the answers. Raises ProtocolError when the first frame is bad;
         a later bad frame ends the pass and raises when the rest is fed again.
         """
-        find = self.handlers.get if self._before is None else self._find_guarded
+        find_quick = self.quick.get
         frame_bytes_max = self.frame_bytes_max
         unpack = _PREFIX.unpack_from
         answers: list[bytes] = []
@@ -81,32 +93,47 @@ class Dispatcher:
         while size - position >= 8:
             total, mark = unpack(data, position)
             end = position + 4 + total
-            header_end = position + 8 + (mark & 0xFFFFFF)
+            header_end = position + 8 + (mark & _HEADER_MASK)
             if end > size and total <= frame_bytes_max:
                 break
             try:
                 if header_end > end or total > frame_bytes_max or mark > _HEADER_MASK:
                     command = self._read_odd(data[position:end], total, mark)
                 else:
-                    command = decode_json(data[position + 8 : header_end], data[header_end:end])
+                    header, body = data[position + 8 : header_end], data[header_end:end]
+                    try:
+                        values = _loads(header)
+                        quick = find_quick(values["code"])
+                        if quick is not None and quick(values, body, peer):
+                            position = end
+                            continue
+                    except Exception:  # noqa: BLE001 -- whatever it is: the usual way copes with it
+                        values = None
+                    command = command_of(values, header, body)
             except ProtocolError:
                 if position == 0:
                     raise
                 break
             position = end
-            try:
-                handler = find(command.code)
-                if command.flag & FLAG_RESPONSE or handler is None:
-                    outcome = self._unhandled(command, peer)
-                else:
-                    outcome = handler(command, peer)
-                if outcome.__class__ is not bytes and outcome is not None:
-                    outcome = self._settle(outcome, command, peer)
-            except Exception as error:  # noqa: BLE001 -- the server's loop: it must go on
-                outcome = self._failure(error, command)
-            if outcome is not None and not command.flag & FLAG_ONEWAY:
-                answers.append(outcome)
+            answer = self._answer(command, peer)
+            if answer is not None:
+                answers.append(answer)
         return position, answers[0] if len(answers) == 1 else b"".join(answers)
+
+    def _answer(self, command: Command, peer: Peer) -> bytes | None:
+        """The usual way: what the handler of the code says, None when nothing is answered now."""
+        find = self.handlers.get if self._before is None else self._find_guarded
+        try:
+            handler = find(command.code)
+            if command.flag & FLAG_RESPONSE or handler is None:
+                outcome = self._unhandled(command, peer)
+            else:
+                outcome = handler(command, peer)
+            if outcome.__class__ is not bytes and outcome is not None:
+                outcome = self._settle(outcome, command, peer)
+        except Exception as error:  # noqa: BLE001 -- the server's loop: it must go on
+            outcome = self._failure(error, command)
+        return None if command.flag & FLAG_ONEWAY else outcome
 
     def _read_odd(self, frame: bytes, total: int, mark: int) -> Command:
         """A frame with impossible lengths, or with another header than JSON."""

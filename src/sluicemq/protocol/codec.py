@@ -75,13 +75,22 @@ def decode_header_bytes(serialization: int, header: bytes, body: bytes | memoryv
 
 
 def decode_json(header: bytes, body: bytes | memoryview) -> Command:
-    """A JSON header -> Command. HOT: plain headers pass here, anything odd goes the slow way.
+    """A JSON header -> Command. Raises ProtocolError."""
+    try:
+        values = _loads(header)
+    except ValueError:
+        values = None
+    return command_of(values, header, body)
+
+
+def command_of(values: Any, header: bytes, body: bytes | memoryview) -> Command:
+    """The same when `values` is what orjson made of the header, or None when it made nothing. HOT:
+    plain headers pass here, anything odd goes the slow way.
 
     The join and the `|` are type checks made in C: they fail on values that are not text, and on
     numbers that are not integers.
     """
     try:
-        values = _loads(header)
         fields = values.get("extFields")
         if fields is not None:
             "".join(fields.values())
@@ -97,7 +106,7 @@ def decode_json(header: bytes, body: bytes | memoryview) -> Command:
             and (remark is None or remark.__class__ is str)
         ):
             return Command(code, fields, body, opaque, flag, remark, language, version)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (TypeError, KeyError, AttributeError):
         pass
     return _decode_odd_json(header, body)
 

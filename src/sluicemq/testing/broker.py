@@ -168,7 +168,9 @@ class SteppedBroker:
             run_sync=self._syncs.append,
         )
         self.core.load()
-        self.dispatcher = Dispatcher(self.core.handlers, deferred=self.core.deferred)
+        self.dispatcher = Dispatcher(
+            self.core.handlers, quick=self.core.quick, deferred=self.core.deferred
+        )
 
     def change(self, **fields: object) -> None:
         """Settings of the broker change while it runs."""

@@ -205,3 +205,37 @@ def test_a_closed_peer_takes_nothing(peer: Peer) -> None:
     peer.write(b"late")
     assert carrier.closed
     assert carrier.written == []
+
+
+def test_a_quick_handler_sees_the_header_as_it_is_and_may_take_the_request(peer: Peer) -> None:
+    seen: list[tuple[Any, bytes]] = []
+
+    def quick(header: dict[str, Any], body: bytes, peer: Peer) -> bool:
+        seen.append((header["opaque"], body))
+        return bool(header["opaque"] % 2)
+
+    dispatcher = Dispatcher({7: lambda c, _: Command(0)}, quick={7: quick})
+    chunk = b"".join(request(7, n, b"x" * n) for n in range(5))
+    used, answers = dispatcher.feed(chunk, peer)
+    assert used == len(chunk)
+    assert seen == [(n, b"x" * n) for n in range(5)]
+    assert [c.opaque for c in answers_of(answers)] == [0, 2, 4], "the others are its own business"
+
+
+def test_a_quick_handler_that_fails_leaves_the_request_to_the_usual_way(peer: Peer) -> None:
+    def quick(header: dict[str, Any], body: bytes, peer: Peer) -> bool:
+        raise RuntimeError("a bug")
+
+    dispatcher = Dispatcher({7: lambda c, _: Command(0)}, quick={7: quick})
+    (answer,) = answers_of(dispatcher.feed(request(7), peer)[1])
+    assert answer.code == 0
+
+
+def test_who_looks_first_sees_requests_with_a_quick_handler_too(peer: Peer) -> None:
+    dispatcher = Dispatcher(
+        {7: lambda c, _: Command(0)},
+        quick={7: lambda *_: True},
+        before=lambda c, _: Command(16, remark="no"),
+    )
+    (answer,) = answers_of(dispatcher.feed(request(7), peer)[1])
+    assert (answer.code, answer.remark) == (16, "no")
