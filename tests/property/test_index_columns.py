@@ -1,0 +1,89 @@
+"""The keys of many records in columns are those of the records one by one, whatever stands in them,
+damaged ones included."""
+
+import random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluicemq.record.codec import encode_record
+from sluicemq.store.index_columns import key_columns, plain_columns, walk
+
+TOPICS = ["T", "Topic", "%RETRY%" + "g" * 190, "日本", "TopicLonger_" + "x" * 50]
+NAMES = ["UNIQ_KEY", "KEYS", "KEYS", "TAGS", "a", "UNIQ_KEYS", "XKEYS", "é", "KEY"]
+VALUES = [
+    "", "a", "k1 k2", " x  y ", "7F000001000118B4AAC2000000000001", "é", "日本 k", "q\x01r", " ",
+    "v" * 100, "w" * 1500, "Aa",
+]  # fmt: skip
+
+
+def a_record(rng: random.Random, position: int) -> bytes:
+    pairs = [f"{rng.choice(NAMES)}\x01{rng.choice(VALUES)}\x02" for _ in range(rng.randint(0, 6))]
+    properties = "".join(pairs).encode()
+    if rng.random() < 0.2:
+        properties = properties.rstrip(b"\x02")
+    return encode_record(
+        topic=rng.choice(TOPICS), queue_id=0, queue_offset=0, physical_offset=position,
+        body=bytes([2]) * rng.randint(0, 300), properties=properties, flag=0,
+        sys_flag=rng.choice([0, 4, 8, 12]), born_time_ms=1, born_host=bytes(rng.choice([8, 20])),
+        store_time_ms=rng.randint(1, 1 << 41), store_host=bytes(rng.choice([8, 20])),
+    )  # fmt: skip
+
+
+def a_log(rng: random.Random) -> tuple[bytearray, list[int]]:
+    """Records with something before and behind them, and where they begin."""
+    data, starts = bytearray(rng.randint(0, 50)), []
+    for _ in range(rng.randint(1, 60)):
+        starts.append(len(data))
+        data += a_record(rng, len(data))
+    return data + bytes(rng.choice([0, 10, 8000])), starts
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_columns_say_what_single_records_say(seed: int) -> None:
+    data, starts = a_log(random.Random(seed))
+    places = np.array(starts, np.int64)
+    columns, plain = (made(memoryview(data), places) for made in (key_columns, plain_columns))
+    for ours, expected in zip(columns, plain, strict=True):
+        assert ours.tolist() == expected.tolist()
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_damaged_lengths_lead_nowhere(seed: int) -> None:
+    """Any byte behind size and magic may be wrong: the others' keys are found as if nothing was."""
+    rng = random.Random(seed)
+    data, starts = a_log(rng)
+    places = np.array(starts, np.int64)
+    before = plain_columns(memoryview(bytes(data)), places)
+    damaged = rng.sample(range(len(starts)), min(3, len(starts)))
+    for number in damaged:
+        end = starts[number + 1] if number + 1 < len(starts) else starts[number] + 91
+        for _ in range(rng.randint(1, 8)):
+            data[rng.randrange(starts[number] + 8, end)] = rng.choice([0, 1, 0x7F, 0x80, 0xFF])
+    columns = key_columns(memoryview(data), places)
+    untouched = [list(zip(*found, strict=True)) for found in (columns, before)]
+    found, expected = ([row for row in rows if row[1] not in damaged] for rows in untouched)
+    assert found == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 1 << 32), piece=st.integers(1, 60_000))
+def test_a_walk_in_pieces_finds_every_record(seed: int, piece: int) -> None:
+    rng = random.Random(seed)
+    data, starts = bytearray(), []
+    equal = a_record(rng, 0)
+    for _ in range(rng.randint(0, 300)):
+        starts.append(len(data))
+        data += equal if rng.random() < 0.9 else a_record(rng, len(data))
+    data += (40).to_bytes(4) + (0xCBD43194).to_bytes(4) + bytes(32)
+    found: list[int] = []
+    at, steps = 0, 0
+    while at < len(data):
+        places, at = walk(memoryview(data), at, min(at + piece, len(data)))
+        found += places.tolist()
+        steps += 1
+        assert steps <= len(data) + 1
+    assert found == starts

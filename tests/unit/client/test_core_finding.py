@@ -1,0 +1,114 @@
+"""Finding messages as conversations: what is asked of whom, and what is believed."""
+
+from typing import Any
+
+import pytest
+
+from sluicemq.client.core import finding
+from sluicemq.client.core.operations import Ask, RouteOf
+from sluicemq.errors import ConfigurationError, MessageNotFoundError, RequestError
+from sluicemq.model.ids import Host, encode_host, offset_message_id
+from sluicemq.model.topic import BrokerData, TopicRoute
+from sluicemq.protocol import bodies
+from sluicemq.protocol.command import Command
+from sluicemq.record.codec import encode_properties, encode_record
+
+A, B = Host("10.0.0.1", 10911), Host("10.0.0.2", 10911)
+
+
+def record(
+    host: Host, offset: int, time_ms: int, unique: str, keys: str, topic: str = "T"
+) -> bytes:
+    return encode_record(
+        topic=topic, queue_id=0, queue_offset=0, physical_offset=offset, body=b"x",
+        properties=encode_properties({"UNIQ_KEY": unique, "KEYS": keys}), flag=0, sys_flag=0,
+        born_time_ms=1, born_host=encode_host(host), store_time_ms=time_ms,
+        store_host=encode_host(host),
+    )  # fmt: skip
+
+
+class Answers:
+    """Two brokers, as a shell would ask them: `stored` are (address, code) -> answers."""
+
+    def __init__(self, stored: dict[tuple[str, int], Command]) -> None:
+        self.stored = stored
+        self.asked: list[tuple[str, int]] = []
+
+    def drive(self, talk: Any) -> Any:
+        answer = None
+        while True:
+            try:
+                wanted = talk.send(answer)
+            except StopIteration as done:
+                return done.value
+            answer = self.answer(wanted)
+
+    def answer(self, wanted: Ask | RouteOf) -> Any:
+        if isinstance(wanted, RouteOf):
+            brokers = [BrokerData("a", "C", {0: str(A)}), BrokerData("b", "C", {0: str(B), 1: "s"})]
+            return TopicRoute(brokers=tuple(brokers), queues=())
+        self.asked.append((str(wanted.where), wanted.command.code))
+        if wanted.command.code == 106:
+            info = bodies.ClusterInfo(
+                {n: BrokerData(n, "C", {0: str(h)}) for n, h in (("a", A), ("b", B))},
+                {"C": ["a", "b"]},
+            )
+            return Command(0, body=bodies.encode_cluster_info(info))
+        if wanted.command.code == 206:
+            return Command(0, body=bodies.encode_topic_list(["T", "U"]))
+        missing = Command(22 if wanted.command.code == 12 else 1, {}, remark="nothing")
+        return self.stored.get((str(wanted.where), wanted.command.code), missing)
+
+
+def test_all_brokers_of_the_topic_are_asked_and_collisions_are_dropped() -> None:
+    on_a = record(A, 0, 5, "1", "k other") + record(A, 500, 9, "2", "BBBB")
+    on_b = record(B, 0, 7, "3", "k") + record(B, 500, 8, "4", "k", topic="U")
+    answers = Answers({(str(A), 12): Command(0, body=on_a), (str(B), 12): Command(0, body=on_b)})
+    found = answers.drive(finding.messages_by_key("T", "k", 0, 10, 64))
+    assert [(m.broker, m.message_id) for m in found] == [("b", "3"), ("a", "1")]
+    assert answers.asked == [(str(A), 12), (str(B), 12)]
+    assert len(answers.drive(finding.messages_by_key("T", "k", 0, 10, 1))) == 1
+
+
+def test_a_broker_that_refuses_is_an_error() -> None:
+    answers = Answers({(str(B), 12): Command(2, {}, remark="the key index is being built")})
+    with pytest.raises(RequestError, match="the key index is being built"):
+        answers.drive(finding.messages_by_key("T", "k", 0, 10, 64))
+
+
+def test_an_id_of_a_broker_is_asked_there_first_and_believed_when_the_message_says_so() -> None:
+    there, elsewhere = record(B, 500, 8, "4", "k"), record(A, 500, 8, "9", "k")
+    answers = Answers(
+        {(str(B), 33): Command(0, body=there), (str(A), 33): Command(0, body=elsewhere)}
+    )
+    identity = offset_message_id(encode_host(B), 500)
+    assert answers.drive(finding.message_by_id(identity, None)).message_id == "4"
+    assert answers.asked[-1] == (str(B), 33)
+    assert (str(A), 33) not in answers.asked
+    answers = Answers({(str(A), 33): Command(0, body=elsewhere)})
+    with pytest.raises(MessageNotFoundError, match=f"no message has the id {identity}"):
+        answers.drive(finding.message_by_id(identity, None))
+
+
+@pytest.mark.parametrize("topic", [None, "U"])
+def test_an_id_of_a_producer_is_looked_for_in_every_topic_or_in_the_one(topic: str | None) -> None:
+    there = record(B, 500, 8, "C0A8", "k", topic="U")
+    answers = Answers({(str(B), 12): Command(0, body=there)})
+    assert answers.drive(finding.message_by_id(" C0A8 ", topic)).topic == "U"
+    assert answers.asked.count((str(A), 12)) == (1 if topic else 2)
+
+
+@pytest.mark.parametrize(
+    ("key", "begin", "end", "count", "text"),
+    [
+        ("two words", 0, 1, 1, "is not a key"),
+        ("", 0, 1, 1, "is not a key"),
+        ("k", 2, 1, 1, "begins at 2 ms"),
+        ("k", 0, 1, 0, "0 messages are asked for"),
+    ],
+)
+def test_what_cannot_be_asked_is_said(
+    key: str, begin: int, end: int, count: int, text: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        Answers({}).drive(finding.messages_by_key("T", key, begin, end, count))
