@@ -145,3 +145,46 @@ def _walk(raw: Bytes, start: int) -> Positions:
         starts.append(start)
         start += size
     return np.array(starts, np.int64)
+
+
+def leading_starts(raw: Bytes) -> Positions:
+    """Starts of records that follow one another from the first byte on: as many as one look proves.
+
+    `raw` begins with a record and may end anywhere, also inside one, in zeros or in nonsense. All
+    returned records lie wholly in `raw`, as far as sizes and magic numbers say. Where nothing can
+    be proved the answer is empty: the caller looks at single records and asks again behind them.
+    """
+    if len(raw) < RECORD_BYTES_MIN:
+        return np.empty(0, np.int64)
+    starts = _equal_run(raw)
+    return starts if len(starts) else _leading_lanes(raw)
+
+
+def _leading_lanes(raw: Bytes) -> Positions:
+    """As `_lanes`, up to the last place where a lane began: what follows proves nothing."""
+    first = max(int(sizes_at(raw, np.zeros(1, np.int64))[0]), RECORD_BYTES_MIN)
+    lanes = min(LANES, len(raw) // (first * LANE_RECORDS_MIN))
+    if lanes < 2:
+        return np.empty(0, np.int64)
+    begins = _lane_begins(raw, lanes)
+    far = np.flatnonzero(np.diff(begins) > 4 * (len(raw) // lanes))
+    if len(far):  # a lane this long takes too many steps
+        begins = begins[: far[0] + 1]
+    while len(begins) > 1:
+        ends = begins[1:]
+        places = _step_lanes(raw, begins[:-1], ends)
+        if places is not None:
+            return _proved(raw, places, ends)
+        begins = begins[: (len(begins) + 1) // 2]  # something stops a lane: nearer ones may do
+    return np.empty(0, np.int64)
+
+
+def _proved(raw: Bytes, places: Positions, ends: Positions) -> Positions:
+    """The starts in the leading lanes that end exactly where the next one begins."""
+    steps = (places >= ends).argmax(axis=0)
+    missed = np.flatnonzero(places[steps, np.arange(len(ends))] != ends)
+    lanes = int(missed[0]) if len(missed) else len(ends)
+    inside = np.arange(len(places))[:, np.newaxis] < steps[:lanes]
+    starts: Positions = places[:, :lanes].T[inside.T]
+    small = np.flatnonzero(sizes_at(raw, starts) < RECORD_BYTES_MIN)
+    return starts[: small[0]] if len(small) else starts

@@ -9,8 +9,11 @@ instead of at the start of some file; at any start the digest tells whether queu
 The mark has two slots that are written in turn, each with its CRC: a torn write spoils one, the
 other still holds. Layout of a slot (offset 1024 and 2048), big-endian:
 
-    | "SLCM" 4 | crc of the rest 4 | sequence 8 | log position 8 | queues 8 | sum of ends 8 |
-    | store time 8 |
+    | "SLC" 3 | version 1 | crc of the rest 4 | sequence 8 | log position 8 | queues 8 |
+    | sum of ends 8 | store time 8 | index position 8 | index entries 8 | index file 8 |
+
+Version 2 is this. Version "M" (the first) ends behind the store time and is still read: its index
+position is 0, so that the index is looked at from the beginning.
 
 `abort` exists while a store is open: who finds it starts after a crash.
 """
@@ -24,9 +27,9 @@ from sluicemq.files import Files, process_id
 CHECKPOINT_BYTES: Final = 4096
 SLOTS: Final = (1024, 2048)
 _JAVA: Final = struct.Struct(">5q")
-_MARK: Final = struct.Struct(">qqqqq")
 _SLOT: Final = struct.Struct(">4sI")
-_MAGIC: Final = b"SLCM"
+_MAGIC: Final = b"SLC\x02"
+_LAYOUTS: Final = {b"SLCM": struct.Struct(">5q"), _MAGIC: struct.Struct(">8q")}
 _MARGIN_MS: Final = 3000
 """What RocketMQ takes off the smallest time to be on the safe side."""
 
@@ -35,7 +38,9 @@ class Mark(NamedTuple):
     """Everything before `log_offset` is durable: in the log and in the queues.
 
     `queues` is how many queues have units and `units` the sum of their ends, both as of
-    `log_offset`; `store_time_ms` is that of the last record before it (0: none).
+    `log_offset`; `store_time_ms` is that of the last record before it (0: none). The key index
+    is durable up to `index_offset` in the log: with all its older files, and of the one named
+    `index_file` (0: there is none) the entries before number `index_count`.
     """
 
     sequence: int
@@ -43,13 +48,24 @@ class Mark(NamedTuple):
     queues: int
     units: int
     store_time_ms: int
+    index_offset: int = 0
+    index_count: int = 0
+    index_file: int = 0
+
+    def without_queues(self) -> "Mark":
+        """The next mark, which holds for the log alone: no queues agree with it."""
+        return self._replace(sequence=self.sequence + 1, queues=-1, units=-1)
 
 
 class Checkpoint(NamedTuple):
-    """What the file says. `java_time_ms` is the time up to which RocketMQ trusts its files."""
+    """What the file says. `java_time_ms` is the time up to which RocketMQ trusts its files.
+
+    `index_time_ms` is RocketMQ's own field for the index (spec/store.md §5).
+    """
 
     java_time_ms: int
     mark: Mark | None
+    index_time_ms: int = 0
 
 
 def read_checkpoint(files: Files, path: str) -> Checkpoint:
@@ -62,28 +78,36 @@ def read_checkpoint(files: Files, path: str) -> Checkpoint:
     finally:
         file.close()
     data += bytes(CHECKPOINT_BYTES - len(data))
-    log_time, queue_time, _, _, _ = _JAVA.unpack_from(data)
+    log_time, queue_time, index_time, _, _ = _JAVA.unpack_from(data)
     marks = [mark for at in SLOTS if (mark := _read_slot(data, at)) is not None]
-    return Checkpoint(max(0, min(log_time, queue_time) - _MARGIN_MS), max(marks, default=None))
+    java_time = max(0, min(log_time, queue_time) - _MARGIN_MS)
+    return Checkpoint(java_time, max(marks, default=None), index_time)
+
+
+def slots_of(data: bytes) -> list[Mark | None]:
+    """The mark in each slot of a whole file; None where there is none or a torn one."""
+    return [_read_slot(data, at) for at in SLOTS]
 
 
 def _read_slot(data: bytes, at: int) -> Mark | None:
     magic, crc = _SLOT.unpack_from(data, at)
-    content = data[at + _SLOT.size : at + _SLOT.size + _MARK.size]
-    if magic != _MAGIC or crc != zlib.crc32(content):
+    layout = _LAYOUTS.get(magic)
+    if layout is None:
         return None
-    return Mark._make(_MARK.unpack(content))
+    content = data[at + _SLOT.size : at + _SLOT.size + layout.size]
+    return Mark(*layout.unpack(content)) if crc == zlib.crc32(content) else None
 
 
 def write_checkpoint(files: Files, path: str, mark: Mark, *, index_time_ms: int = 0) -> None:
     """Write and sync; everything the mark claims has to be synced before."""
-    content = _MARK.pack(*mark)
+    content = _LAYOUTS[_MAGIC].pack(*mark)
     is_new = not files.exists(path)
     file = files.open(path, create=True)
     try:
         if file.size() != CHECKPOINT_BYTES:
             file.truncate(CHECKPOINT_BYTES)
-        time = mark.store_time_ms
+        # RocketMQ reads the log again from here: what its index lacks has to be behind.
+        time = min(mark.store_time_ms, index_time_ms or mark.store_time_ms)
         file.pwrite(_JAVA.pack(time, time, index_time_ms, 0, 0), 0)
         slot = _SLOT.pack(_MAGIC, zlib.crc32(content)) + content
         file.pwrite(slot, SLOTS[mark.sequence % len(SLOTS)])
@@ -92,6 +116,20 @@ def write_checkpoint(files: Files, path: str, mark: Mark, *, index_time_ms: int 
         file.close()
     if is_new:
         files.sync_directory(path.rpartition("/")[0])
+
+
+def write_index_time(files: Files, path: str, time_ms: int) -> None:
+    """RocketMQ's field for the index alone, not synced, and only beside a mark of ours. RocketMQ
+    throws away index files that are newer than this when it starts after a crash: say it before
+    such a file is written."""
+    if not files.exists(path):
+        return
+    file = files.open(path)
+    try:
+        if any(slots_of(file.pread(CHECKPOINT_BYTES, 0).ljust(CHECKPOINT_BYTES, b"\0"))):
+            file.pwrite(struct.pack(">q", time_ms), 16)
+    finally:
+        file.close()
 
 
 def write_abort(files: Files, path: str) -> None:

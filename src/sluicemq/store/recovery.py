@@ -7,23 +7,38 @@
                                     vouches for (spec/store.md §7.3), else at the first
     queues missing or too short     everything is walked, all queues are built anew
 
-Queues are found missing by the digest in the mark (how many, and the sum of their ends), or by a
-gap in offsets during a walk. The end of the log is the end of the last good record. What follows
-is a torn tail: later files are removed, the rest of the file is zeroed, both are synced before the
-first append, and units that point there are dropped. Only before the mark bad bytes are damage.
+Queues are found missing by the digest in the mark (how many, and the sum of their ends), by files
+that are missing or have a size of their own, or by a gap in offsets during a walk. The end of the
+log is the end of the last good record. What follows is a torn tail: later files are removed, the
+rest of the file is zeroed, both are synced before the first append, and units that point there are
+dropped. Bad bytes before the mark are damage, and the start stops with a report before anything
+is changed; in a store without a mark it is damage when a record behind the bad bytes is older than
+the checkpoint, which says that it and everything before was on disk.
 
-Nothing is dispatched twice: a queue ignores units that it has (`Queue.put`).
+A record's queue and offset have no checksum. One that cannot be (it goes back in its queue, or
+skips more offsets than there was room for in the log) waits for the next one of its queue: only
+when that goes on from it the queue does as well, else the record is passed over, and the log of the
+broker says so.
+
+Long walks go in columns (`sweep`), a record where they do not help singly. Nothing is dispatched
+twice: a queue ignores units that it has (`Queue.put`).
 """
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sluicemq.errors import StoreDamagedError
+from sluicemq.record.codec import FIXED_BYTES
 from sluicemq.store.checkpoint import Checkpoint, Mark
 from sluicemq.store.commitlog import CommitLog
-from sluicemq.store.consumequeue import ConsumeQueues, Queue, Unit
+from sluicemq.store.consumequeue import OFFSET_MAX, ConsumeQueues, Queue, Unit
+from sluicemq.store.damage import bad_place, damage_error, next_record
 from sluicemq.store.scan import Scanned, read_scanned, scan_end, scan_records
+from sluicemq.store.walking import sweep_records
+
+if TYPE_CHECKING:
+    from sluicemq.store.sweep import Group
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +56,15 @@ class Recovery:
     """One start-up: `load`, then `run`; log and queues are ready for use after that."""
 
     def __init__(
-        self, log: CommitLog, queues: ConsumeQueues, checkpoint: Checkpoint, *, check_crc: bool
+        self,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        checkpoint: Checkpoint,
+        *,
+        check_crc: bool,
+        root: str = "",
     ) -> None:
+        self._root = root or log.segments.directory.rpartition("/")[0]
         self._log = log
         self._queues = queues
         self._checkpoint = checkpoint
@@ -50,9 +72,11 @@ class Recovery:
         self._mark: Mark | None = None
         self._after_crash = False
         self._start = 0
+        self._is_incomplete = False
         self._by_name: dict[tuple[bytes, int], Queue] = {}
         self._added = 0
         self._time_ms = 0
+        self._suspects: dict[Queue, tuple[int, Unit]] = {}
 
     def load(self, *, after_crash: bool) -> None:
         """Find the files; after an orderly stop this changes nothing.
@@ -63,32 +87,52 @@ class Recovery:
         self._after_crash = after_crash
         self._mark = self._usable_mark()
         if not after_crash:
-            self._queues.load(after_crash=False)
+            self._load_queues()
             return
         self._start = self._mark.log_offset if self._mark is not None else self._start_by_time()
-        self._queues.load(after_crash=True, before=self._start)
+        self._load_queues(before=self._start)
+
+    def _load_queues(self, before: int | None = None) -> None:
+        try:
+            self._queues.load(after_crash=self._after_crash, before=before)
+        except StoreDamagedError as error:
+            if self._queues.is_size_plausible():
+                raise  # the setting is wrong, not the files
+            logger.warning("%s", error.fact)
+            self._is_incomplete = True
 
     def run(self, on_rebuild: Callable[[], None]) -> Recovered:
         """Find the end and make the queues agree. `abort` must exist by now.
 
-        `on_rebuild` has to forget the mark, durably: it is called before all queues are built
-        anew. Raises StoreDamagedError when bytes before the mark are not what they must be.
+        `on_rebuild` has to make sure, durably, that no later start trusts the queues: it is called
+        before all are built anew. Raises StoreDamagedError when bytes before the mark are not what
+        they must be.
         """
-        start = self._start_crashed() if self._after_crash else self._start_stopped()
+        start = None
+        self._queues.finish_deletions()
+        if not self._is_incomplete:
+            start = self._start_crashed() if self._after_crash else self._start_stopped()
         end = None if start is None else self._walk(start, may_gap=start == self._log.start)
         is_rebuilt = end is None
         if end is None:
+            self._require_whole_log()
             on_rebuild()
             end = self._rebuild()
-        if self._mark is not None and end < self._mark.log_offset:
-            raise self._damage(end, self._mark)
+        self._require_mark(end)
         self._finish(end)
         return Recovered(end, self._time_ms or self._last_time(), self._added, is_rebuilt)
 
     def _usable_mark(self) -> Mark | None:
         mark = self._checkpoint.mark
         segments = self._log.segments
-        if mark is None or not len(segments) or mark.log_offset < segments.start:
+        if mark is not None and mark.log_offset and not len(segments):
+            raise StoreDamagedError(
+                f"There is no file in {segments.directory}, and the checkpoint says that"
+                f" {mark.log_offset} bytes of the log were safely on disk.",
+                cure="Bring the files back (is the disk mounted?). To begin anew and lose all"
+                f" messages, remove checkpoint and consumequeue from {self._root}.",
+            )
+        if mark is None or mark.log_offset < segments.start:
             return None
         if mark.log_offset > segments.end:
             raise self._damage(segments.end, mark)
@@ -99,10 +143,12 @@ class Recovery:
     def _start_stopped(self) -> int | None:
         for queue in self._queues:
             self._trim(queue)
+        if self._is_incomplete:
+            return None
         mark = self._mark
         if mark is not None and not self._has_record(mark.log_offset) and not self._agrees(mark):
             return None
-        return self._end_of_units()
+        return max(self._end_of_units(), mark.log_offset if mark is not None else 0)
 
     def _start_crashed(self) -> int | None:
         if self._mark is None:
@@ -110,7 +156,11 @@ class Recovery:
         if not self._agrees(self._mark):
             return None
         last = self._last_unit()  # its record is looked at again: the mark vouches for it
-        return self._log.start if last is None else max(last.physical_offset, self._log.start)
+        is_there = last is not None and last.physical_offset >= self._log.start
+        if last is not None and is_there and not self._record_of(last, check_crc=self._check_crc):
+            return None  # queue or log are damaged: building anew finds out
+        # What lies between it and the mark stands in no queue: topics that were deleted.
+        return self._mark.log_offset
 
     def _agrees(self, mark: Mark) -> bool:
         return self._queues.totals() == (mark.queues, mark.units)
@@ -126,8 +176,10 @@ class Recovery:
             unit = queue.unit(end - 1)
             if unit is not None and self._is_sound(unit):
                 break
-            if unit is not None and self._mark is not None:
-                self._require_behind(unit, self._mark)
+            mark = self._mark
+            if mark is not None and unit is not None and unit.physical_offset < mark.log_offset:
+                self._is_incomplete = True  # the mark vouches for it: queue or log are damaged
+                return
             end -= 1
         if end < queue.next_offset:
             logger.warning(
@@ -136,22 +188,17 @@ class Recovery:
             )  # fmt: skip
             queue.truncate(end)
 
-    def _require_behind(self, unit: Unit, mark: Mark) -> None:
-        """A unit whose record is not there is damage when the mark vouches for it."""
-        if unit.physical_offset < mark.log_offset:
-            raise self._damage(unit.physical_offset, mark)
-
     def _is_sound(self, unit: Unit) -> bool:
         """Its record is there, or was there before the log's first files were deleted."""
         is_gone = unit.physical_offset < self._log.start
         return unit.is_blank or is_gone or self._record_of(unit) is not None
 
-    def _record_of(self, unit: Unit) -> Scanned | None:
+    def _record_of(self, unit: Unit, *, check_crc: bool = False) -> Scanned | None:
         segment = self._log.segments.at(unit.physical_offset)
         if segment is None:
             return None
         at = unit.physical_offset - segment.base
-        scanned = read_scanned(segment.view(), at, segment.base, check_crc=False)
+        scanned = read_scanned(segment.view(), at, segment.base, check_crc=check_crc)
         return scanned if scanned is not None and scanned.size_bytes == unit.size_bytes else None
 
     def _last_unit(self) -> Unit | None:
@@ -177,43 +224,92 @@ class Recovery:
     def _walk(self, start: int, *, may_gap: bool) -> int | None:
         """Put every record from `start` on into its queue; the end, or None at a gap."""
         end = start
-        for scanned in scan_records(self._log, start, check_crc=self._check_crc):
-            if scanned.is_queued and not self._dispatch(scanned, may_gap=may_gap):
+        for found in sweep_records(self._log, start, check_crc=self._check_crc):
+            if isinstance(found, Scanned):
+                is_complete = self._dispatch(found, may_gap=may_gap)
+            else:
+                is_complete = all(self._dispatch_group(g, may_gap=may_gap) for g in found.groups)
+            if not is_complete:
                 return None
-            end = scanned.end
-            self._time_ms = scanned.store_time_ms
+            end = found.end
+            self._time_ms = found.store_time_ms
+        for queue, (offset, unit) in self._suspects.items():
+            if offset == 0:  # the topic was deleted and made again, and has one message
+                self._place(queue, offset, unit)
+            else:
+                _report_suspect(queue, offset, unit)
+        self._suspects.clear()
         return scan_end(self._log, end)
 
     def _dispatch(self, scanned: Scanned, *, may_gap: bool) -> bool:
         """False at a gap: the queue lacks units before this one."""
-        key = (scanned.topic, scanned.queue_id)
-        queue = self._by_name.get(key)
-        if queue is None:
-            name = (scanned.topic.decode(errors="replace"), scanned.queue_id)
-            queue = self._by_name[key] = self._queues.open(name)
-        if not self._put(queue, scanned.queue_offset, scanned, may_gap=may_gap):
+        if not scanned.is_queued:
+            return True
+        queue = self._queue(scanned.topic, scanned.queue_id)
+        unit = Unit(scanned.position, scanned.size_bytes, scanned.tag_code())
+        if not self._put(queue, scanned.queue_offset, unit, may_gap=may_gap):
             return False
         return all(
-            self._put(self._queues.open(other), offset, scanned, may_gap=True)
+            self._put(self._queues.open(other), offset, unit, may_gap=True)
             for other, offset in scanned.other_queues()
         )
 
-    def _put(self, queue: Queue, offset: int, scanned: Scanned, *, may_gap: bool) -> bool:
+    def _dispatch_group(self, group: "Group", *, may_gap: bool) -> bool:
+        """As `_dispatch`, for many units of one queue."""
+        queue = self._queue(group.topic, group.queue_id)
+        is_row = group.is_row and queue.topic not in self._queues.deleted.ends
+        added = queue.extend(int(group.offsets[0]), group.units.tobytes()) if is_row else None
+        if added is None:
+            return all(
+                self._put(queue, offset, Unit._make(unit), may_gap=may_gap)
+                for offset, unit in group.rows()
+            )
+        if added:
+            self._added += added
+            self._queues.note(queue)
+        return True
+
+    def _queue(self, topic: bytes, queue_id: int) -> Queue:
+        queue = self._by_name.get((topic, queue_id))
+        if queue is None:
+            name = (topic.decode(errors="replace"), queue_id)
+            queue = self._by_name[topic, queue_id] = self._queues.open(name)
+        return queue
+
+    def _put(self, queue: Queue, offset: int, unit: Unit, *, may_gap: bool) -> bool:
+        """False at a gap."""
+        if not self._queues.deleted.counts(queue.topic, unit.physical_offset):
+            return True
+        suspect = self._suspects.pop(queue, None)
+        if suspect is not None and suspect[0] + 1 == offset:
+            self._place(queue, *suspect)
+        elif suspect is not None:
+            _report_suspect(queue, *suspect)
+        if queue.queue_id < 0 or not 0 <= offset <= OFFSET_MAX:
+            _report_suspect(queue, offset, unit)
+            return True
+        if not _is_plausible(queue, offset, unit):
+            self._suspects[queue] = (offset, unit)
+            return True
         if offset > queue.next_offset and not may_gap:
             logger.warning(
                 "queue %s/%d lacks the units from %d to %d",
                 queue.topic, queue.queue_id, queue.next_offset, offset,
             )  # fmt: skip
             return False
-        if queue.put(offset, Unit(scanned.position, scanned.size_bytes, scanned.tag_code())):
+        self._place(queue, offset, unit)
+        return True
+
+    def _place(self, queue: Queue, offset: int, unit: Unit) -> None:
+        if queue.put(offset, unit):
             self._added += 1
             self._queues.note(queue)
-        return True
 
     def _rebuild(self) -> int:
         logger.warning("consume queues are missing or too short: building all from the log")
         self._queues.remove_all()
         self._by_name.clear()
+        self._suspects.clear()
         self._added = 0
         end = self._walk(self._log.start, may_gap=True)
         return self._log.start if end is None else end
@@ -230,6 +326,7 @@ class Recovery:
             # A killed process leaves written records that are not on disk: readers see them now.
             self._sync_log(from_offset=self._start)
         self._queues.truncate_log(end)
+        self._queues.deleted.cut(end)
         for queue in self._queues:
             queue.correct_min(log.start)
         log.set_end(end)
@@ -246,10 +343,60 @@ class Recovery:
         scanned = self._record_of(unit) if unit is not None else None
         return scanned.store_time_ms if scanned is not None else 0
 
+    # --- damage
+
+    def _require_whole_log(self) -> None:
+        """Raise for damage before the queues are removed: they tell a repair what was lost."""
+        mark = self._mark
+        if mark is None:
+            return
+        end = self._log.start
+        for found in sweep_records(self._log, end, check_crc=self._check_crc):
+            end = found.end
+            if end >= mark.log_offset:
+                return
+        self._require_mark(scan_end(self._log, end))
+
+    def _require_mark(self, end: int) -> None:
+        mark = self._mark
+        if mark is not None:
+            if end < mark.log_offset:
+                raise self._damage(end, mark)
+            return
+        known_ms = self._checkpoint.java_time_ms
+        record = next_record(self._log, end) if known_ms else None
+        if record is not None and record.store_time_ms <= known_ms:
+            raise damage_error(
+                self._log, bad_place(self._log, end),
+                f"The checkpoint says that everything stored until {known_ms} ms was safely on"
+                " disk.", self._root,
+            )  # fmt: skip
+
     def _damage(self, end: int, mark: Mark) -> StoreDamagedError:
-        return StoreDamagedError(
-            f"The commit log in {self._log.segments.directory} is damaged at {end}: the checkpoint"
-            f" says that everything before {mark.log_offset} was safely on disk.",
-            cure="Bring the files back from a copy. To start with what can be read before the"
-            " damage, and lose what follows it, remove the file checkpoint.",
-        )
+        return damage_error(
+            self._log, bad_place(self._log, end),
+            f"The checkpoint says that everything before {mark.log_offset} was safely on disk.",
+            self._root,
+        )  # fmt: skip
+
+
+def _is_plausible(queue: Queue, offset: int, unit: Unit) -> bool:
+    """Whether a record with this offset can be where it is, as far as the queue knows."""
+    end = queue.next_offset
+    if end in (offset, queue.offset_min):
+        return True
+    if offset < end:
+        known = queue.unit(offset)
+        return known is not None and known.physical_offset >= unit.physical_offset
+    last = queue.unit(end - 1)
+    if last is None or last.is_blank:
+        return True
+    return (offset - end + 1) * FIXED_BYTES <= unit.physical_offset - last.physical_offset
+
+
+def _report_suspect(queue: Queue, offset: int, unit: Unit) -> None:
+    logger.error(
+        "the record at %d of the log is damaged and is passed over: it says that it is message %d"
+        " of queue %s/%d, which cannot be; stop the broker and run `sluice store repair`",
+        unit.physical_offset, offset, queue.topic, queue.queue_id,
+    )  # fmt: skip

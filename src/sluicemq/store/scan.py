@@ -7,7 +7,8 @@ record leads to the next file.
 
 The CRC covers the body alone, and a torn write leaves zeros behind what arrived. A record can
 therefore look whole while its topic or properties are lost: neither may hold such zeros (`is_torn`;
-the writer refuses properties that would look so).
+the writer refuses properties that would look so). With `forceVerifyPropCRC` a record also needs the
+checksum of its whole, see `record.checksum`.
 
 The common record (V1, IPv4) is read with one `struct` call, any other with the record codec.
 """
@@ -23,10 +24,11 @@ from sluicemq.model.ids import tag_code
 from sluicemq.model.message import (
     BORN_HOST_IPV6,
     DELAY,
-    PREPARED,
     STORE_HOST_IPV6,
     TAGS,
+    UNQUEUED,
 )
+from sluicemq.record.checksum import is_sealed
 from sluicemq.record.codec import (
     CRC_MASK,
     FIXED_BYTES,
@@ -54,6 +56,12 @@ _MULTI_START: Final = MULTI_DISPATCH.encode() + b"\x01"
 _PROPERTY_END: Final = 2
 ZEROS_NEVER_STORED: Final = bytes(16)
 """Properties hold no run of zeros as long as this, and do not end with a zero."""
+LOST_NAME: Final = "SLUICE_LOST"
+LOST_CODE: Final = int.from_bytes(b"LOST") << 32
+"""The tag code of a place holder (`offline.repair`): our readers pass over it. Its lower half, all
+that RocketMQ compares, is that of a message without a tag."""
+LOST_MARK: Final = int.from_bytes(b"SLUICELO")
+"""What a place holder has for the offset of its prepared message, which no ordinary one has."""
 _TWO: Final = struct.Struct(">ii")
 _SHORT: Final = struct.Struct(">h")
 _IPV6: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
@@ -70,6 +78,7 @@ class Scanned(NamedTuple):
     store_time_ms: int
     topic: bytes
     properties: bytes
+    prepared_offset: int = 0
 
     @property
     def end(self) -> int:
@@ -78,11 +87,18 @@ class Scanned(NamedTuple):
     @property
     def is_queued(self) -> bool:
         """Prepared and rolled-back messages stand in no queue (spec/store.md §3)."""
-        return not self.sys_flag & PREPARED
+        return not self.sys_flag & UNQUEUED
+
+    @property
+    def is_lost(self) -> bool:
+        """Only the place holder of a message that a repair could not save (`offline.repair`)."""
+        return self.prepared_offset == LOST_MARK
 
     def tag_code(self) -> int:
         """What its queue's unit says: the hash of the tag, or a delayed message's time (ms)."""
         properties = self.properties
+        if self.is_lost:
+            return LOST_CODE
         if self.topic == _SCHEDULE_TOPIC:
             return self._delayed_code()
         at = properties.find(_TAGS_START)
@@ -127,12 +143,22 @@ def scan_records(log: CommitLog, start: int, *, check_crc: bool = True) -> Itera
         view, base, size = segment.view(), segment.base, segment.size
         at = position - base
         while size - at >= BLANK_BYTES and not is_blank(view, at):
-            scanned = read_scanned(view, at, base, check_crc=check_crc)
+            scanned = read_counting(log, view, at, base, check_crc=check_crc)
             if scanned is None:
                 return
             yield scanned
             at += scanned.size_bytes
         position = segment.end
+
+
+def read_counting(
+    log: CommitLog, view: memoryview, at: int, base: int, *, check_crc: bool
+) -> Scanned | None:
+    """The record, if it counts: with its checksum where the log requires one."""
+    scanned = read_scanned(view, at, base, check_crc=check_crc)
+    if scanned is None or not (check_crc and log.requires_checksum):
+        return scanned
+    return scanned if is_sealed(view[at : at + scanned.size_bytes]) else None
 
 
 def scan_end(log: CommitLog, end: int) -> int:
@@ -153,9 +179,23 @@ def read_scanned(view: memoryview, at: int, base: int, *, check_crc: bool) -> Sc
     """The record at `at` of a file that begins at `base`; None when it is not wholly good."""
     if len(view) - at < FIXED_BYTES:
         return None
-    size, magic, crc, queue_id, _, offset, position, flag, _, _, time, _, _, _, body_bytes = (
-        RECORD_HEAD.unpack_from(view, at)
-    )
+    (
+        size,
+        magic,
+        crc,
+        queue_id,
+        _,
+        offset,
+        position,
+        flag,
+        _,
+        _,
+        time,
+        _,
+        _,
+        prepared,
+        body_bytes,
+    ) = RECORD_HEAD.unpack_from(view, at)
     if magic != MAGIC_V1 or flag & _IPV6:
         return _read_other(view, at, base, check_crc=check_crc) if magic in _MAGICS else None
     body = at + RECORD_HEAD.size
@@ -173,7 +213,7 @@ def read_scanned(view: memoryview, at: int, base: int, *, check_crc: bool) -> Sc
     name, rest = bytes(view[topic : properties - 2]), bytes(view[properties:end])
     if check_crc and is_torn(name, rest):
         return None
-    return Scanned(position, size, queue_id, offset, flag, time, name, rest)
+    return Scanned(position, size, queue_id, offset, flag, time, name, rest, prepared)
 
 
 def is_torn(topic: bytes, properties: bytes) -> bool:
@@ -205,4 +245,5 @@ def _read_other(view: memoryview, at: int, base: int, *, check_crc: bool) -> Sca
         head.store_time_ms,
         topic,
         properties,
+        head.prepared_offset,
     )

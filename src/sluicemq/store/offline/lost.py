@@ -1,0 +1,247 @@
+"""Which messages a damaged log has lost, by topic, queue and offset.
+
+Two witnesses: the offsets of the good records (each queue counts in ones, so a jump from 5 to 9
+with a hole between the two records says that 6, 7 and 8 were in it), and the units of the queues
+(which say it also at a queue's ends, and how long the records were). A unit alone counts only where
+no good record contradicts it: a damaged unit must not make a good message a lost one.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sluicemq.record.codec import FIXED_BYTES
+from sluicemq.store.consumequeue import OFFSET_MAX, UNIT_BYTES
+from sluicemq.store.offline.layout import Series
+from sluicemq.store.offline.salvage import Hole
+from sluicemq.store.scan import Scanned
+from sluicemq.store.sweep import Group, Sweep
+
+QueueKey = tuple[str, int]
+_UNIT: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
+_READ_UNITS: Final = 1 << 17
+
+
+class Lost(NamedTuple):
+    """A message that is gone: about where in the log it lay (exactly, when a unit told)."""
+
+    position: int
+    key: QueueKey
+    offset: int
+
+
+class _Gap(NamedTuple):
+    """The offsets [first, end) of a queue are missing between two places in the log."""
+
+    first: int
+    end: int
+    after: int
+    before: int
+
+
+class _Place(NamedTuple):
+    """A record of a queue: its offset, where it lies and ends."""
+
+    offset: int
+    position: int
+    end: int
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the good records say of a queue."""
+
+    first: _Place
+    last: _Place
+    gaps: list[_Gap] = field(default_factory=list)
+    suspect: _Place | None = None
+
+    def is_plausible(self, place: _Place) -> bool:
+        """A record's offset has no checksum: one that goes back, or skips more than there is room
+        for, may be damaged (as in `store.recovery`)."""
+        skipped = place.offset - self.last.offset
+        return skipped > 0 and skipped * FIXED_BYTES <= place.position - self.last.position
+
+    def accept(self, place: _Place) -> None:
+        if place.offset > self.last.offset + 1:
+            gap = _Gap(self.last.offset + 1, place.offset, self.last.position, place.position)
+            self.gaps.append(gap)
+        self.last = place
+
+    def may_lack(self, offset: int, position: int) -> bool:
+        """Whether the records leave room for one with this offset at this place."""
+        if position < self.first.position:
+            return offset < self.first.offset
+        if position > self.last.position:
+            return offset > self.last.offset
+        at = bisect_right(self.gaps, position, key=lambda gap: gap.after) - 1
+        if at < 0:
+            return False
+        gap = self.gaps[at]
+        return gap.first <= offset < gap.end and position < gap.before
+
+
+def _place(group: Group, row: int) -> _Place:
+    position = int(group.units["position"][row])
+    return _Place(int(group.offsets[row]), position, position + int(group.units["size"][row]))
+
+
+class Census:
+    """Counts the good records of all queues as a walk finds them; then knows what is lost."""
+
+    def __init__(self) -> None:
+        self._seen: dict[QueueKey, _Seen] = {}
+        self._names: dict[bytes, str] = {}
+        self.records = 0
+        self.contradicted: dict[Hole, QueueKey] = {}
+        """Records whose offset cannot be in the queue that they name; complete after `finish`."""
+        self.doubtful: set[int] = set()
+        """Positions of records that may or may not be right: no queue gets them, they stay."""
+
+    def add(self, found: Sweep | Scanned) -> None:
+        if isinstance(found, Scanned):
+            self.records += 1
+            if found.is_queued:
+                place = _Place(found.queue_offset, found.position, found.end)
+                self._add(self._key(found.topic, found.queue_id), place)
+                for key, offset in found.other_queues():
+                    self._add(key, place._replace(offset=offset))
+            return
+        self.records += found.count
+        for group in found.groups:
+            self._add_group(group)
+
+    def _key(self, topic: bytes, queue_id: int) -> QueueKey:
+        name = self._names.get(topic)
+        if name is None:
+            name = self._names[topic] = topic.decode(errors="replace")
+        return name, queue_id
+
+    def _add(self, key: QueueKey, place: _Place) -> None:
+        if key[1] < 0 or not 0 <= place.offset <= OFFSET_MAX:
+            self._contradict(key, place)
+            return
+        seen = self._seen.get(key)
+        if seen is None:
+            self._seen[key] = _Seen(place, place)
+            return
+        suspect, seen.suspect = seen.suspect, None
+        if suspect is not None:
+            if suspect.offset + 1 == place.offset:
+                if suspect.offset and seen.first == seen.last:
+                    self._contradict(key, seen.first)  # not the two, but the one before is wrong
+                    seen.first = suspect
+                seen.last = suspect  # the topic was made again, or the queue goes on from there
+            else:
+                self._contradict(key, suspect)
+        if seen.is_plausible(place):
+            seen.accept(place)
+        else:
+            seen.suspect = place
+
+    def _contradict(self, key: QueueKey, place: _Place) -> None:
+        reason = f"it says that it is message {place.offset} of queue {key[0]}/{key[1]}"
+        self.contradicted[Hole(place.position, place.end, f"{reason}, which cannot be")] = key
+
+    def _add_group(self, group: Group) -> None:
+        key = self._key(group.topic, group.queue_id)
+        # Two in a row confirm each other, and with them all that follow.
+        is_row = group.is_row and len(group.offsets) > 1
+        for row in range(2 if is_row else len(group.offsets)):
+            self._add(key, _place(group, row))
+        seen = self._seen.get(key)
+        if is_row and seen is not None and seen.suspect is None:
+            seen.last = _place(group, -1)
+
+    def finish(self, queues: dict[QueueKey, Series]) -> None:
+        """Judge the records that were still in doubt at the end of the log."""
+        for key, seen in self._seen.items():
+            place, seen.suspect = seen.suspect, None
+            if place is None:
+                continue
+            position = _position_of_unit(queues.get(key), place.offset)
+            is_lone = seen.first == seen.last
+            if position == place.position:
+                if is_lone and place.offset:
+                    self._contradict(key, seen.first)
+                    seen.first = place
+                seen.last = place
+            elif place.offset == 0 and not position:
+                seen.last = place  # the topic was made again, and has one message
+            elif position is not None and position in (seen.first.position, seen.last.position):
+                self._contradict(key, place)
+            else:
+                self.doubtful.add(place.position)
+
+    def lost(self, holes: list[Hole], queues: dict[QueueKey, Series]) -> list[Lost]:
+        """The messages that lay in these holes, in the order in which they may be put back."""
+        starts = [hole.start for hole in holes]
+        found: list[Lost] = []
+        for key in sorted(self._seen.keys() | queues.keys()):
+            known = _rising(self._from_units(key, queues.get(key), holes, starts))
+            found += self._of_queue(key, known, holes, starts)
+        return sorted(found)
+
+    def _from_units(
+        self, key: QueueKey, series: Series | None, holes: list[Hole], starts: list[int]
+    ) -> Iterator[tuple[int, int]]:
+        """(offset, position) of the units that point into holes and contradict no record."""
+        seen = self._seen.get(key)
+        ends = np.array([hole.end for hole in holes])
+        for first, units in _units(series) if series is not None and holes else ():
+            places = units["position"].astype(np.int64)
+            holes_of = np.searchsorted(starts, places, side="right") - 1
+            inside = (holes_of >= 0) & (units["size"] >= FIXED_BYTES)
+            inside &= places + units["size"] <= ends[np.maximum(holes_of, 0)]
+            for row in np.flatnonzero(inside).tolist():
+                offset, position = first + row, int(places[row])
+                if seen is None or seen.may_lack(offset, position):
+                    yield offset, position
+
+    def _of_queue(
+        self, key: QueueKey, known: dict[int, int], holes: list[Hole], starts: list[int]
+    ) -> Iterator[Lost]:
+        for gap in self._seen[key].gaps if key in self._seen else ():
+            hole = bisect_left(starts, gap.after)
+            if hole == len(holes) or holes[hole].start >= gap.before:
+                continue  # no damage between the two: the queue was like this
+            position = holes[hole].start
+            for offset in range(gap.first, gap.end):
+                position = known.pop(offset, position)
+                yield Lost(position, key, offset)
+        for offset, position in known.items():
+            yield Lost(position, key, offset)
+
+
+def _position_of_unit(series: Series | None, offset: int) -> int | None:
+    """Where the queue's files say that the message lies; None when they do not say."""
+    data = series.read(offset * UNIT_BYTES, UNIT_BYTES) if series is not None else b""
+    return int.from_bytes(data[:8]) if len(data) == UNIT_BYTES and any(data[8:12]) else None
+
+
+def _rising(units: Iterator[tuple[int, int]]) -> dict[int, int]:
+    """Without the units that lie before one with a smaller offset: those are damaged."""
+    known: dict[int, int] = {}
+    last = -1
+    for offset, position in units:
+        if position > last:
+            known[offset] = last = position
+    return known
+
+
+def _units(series: Series) -> Iterator[tuple[int, NDArray[Any]]]:
+    """(queue offset of the first, units) of the parts of the files that may hold something."""
+    for item in series.items:
+        at = item.base
+        while at < item.end and (found := series.data_start(at)) is not None:
+            at = max(at, found - found % UNIT_BYTES)
+            data = series.read(at, min(_READ_UNITS * UNIT_BYTES, item.end - at))
+            count = len(data) // UNIT_BYTES
+            if not count:
+                break
+            yield at // UNIT_BYTES, np.frombuffer(data, _UNIT, count)
+            at += count * UNIT_BYTES

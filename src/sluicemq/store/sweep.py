@@ -1,0 +1,356 @@
+"""Checking records of the commit log by the thousand, in columns (NumPy): what `scan` does singly.
+
+A piece of the log is swept in stages, each cheaper than the next one:
+
+    starts       each record names the size of the one before (`record.walk.leading_starts`)
+    structure    sizes of the parts, stored position, store time: whole columns at once
+    bodies       zlib over slices of the map, the only work for each record by itself
+    properties   gathered side by side; separators found in one pass, tags hashed in columns
+
+The rule is `scan.read_scanned`'s, and it has the last word: a row that is not plainly good (bad,
+zeros inside properties, a record that stands in several queues) ends the columns before it, and the
+caller reads that record alone. So columns can only be too short, never wrong. Tags that are not
+plain (beyond ASCII, twice, delayed messages) are read by the scalar code, row by row.
+"""
+
+import zlib
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sluicemq.model.message import BORN_HOST_IPV6, STORE_HOST_IPV6, UNQUEUED
+from sluicemq.record.checksum import is_sealed
+from sluicemq.record.codec import CRC_MASK, MAGIC_V1, MAGIC_V2
+from sluicemq.record.walk import RECORD_BYTES_MIN, Bytes, Positions, leading_starts
+from sluicemq.store.scan import LOST_CODE, LOST_MARK, read_scanned
+
+PIECE_BYTES: Final = 4 << 20
+SCHEDULE_TOPIC: Final = b"SCHEDULE_TOPIC_XXXX"
+_HEAD: Final = np.dtype([
+    ("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("queue_id", ">i4"), ("flag", ">i4"),
+    ("queue_offset", ">i8"), ("position", ">i8"), ("sys_flag", ">i4"),
+])  # fmt: skip
+_UNIT: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
+_STORE_TIME_AT: Final = 56
+_BODY_LENGTH_AT: Final = 84
+_TOPIC_V1_MAX: Final = 127
+_NAME_VALUE, _PROPERTY = 1, 2
+_TAGS: Final = np.uint64(int.from_bytes(b"TAGS"))
+_LOW_HALF: Final = np.uint64(0xFFFFFFFF)
+_DISPATCH: Final = np.uint64(int.from_bytes(b"DISPATCH"))
+"""The last eight bytes of INNER_MULTI_DISPATCH."""
+_ASCII_END: Final = 0x80
+_TAG_BYTES_MAX: Final = 128
+_TOPICS_MAX: Final = 8
+Mask = NDArray[np.bool_]
+
+
+class Sweep:
+    """Consecutive good records. `topics[topic_of[n]]` is the topic of record n."""
+
+    def __init__(self, piece: "_Piece", count: int, codes: Positions) -> None:
+        self._piece = piece
+        self._codes = codes
+        self.count = count
+
+    @property
+    def start(self) -> int:
+        """Position in the log of the first record."""
+        return self._piece.base + int(self._piece.starts[0])
+
+    @property
+    def end(self) -> int:
+        """Position in the log behind the last record."""
+        return self._piece.base + int(self._piece.ends[self.count - 1])
+
+    @property
+    def store_time_ms(self) -> int:
+        """Of the last record."""
+        return int(self._piece.times[self.count - 1])
+
+    @property
+    def topics(self) -> list[bytes]:
+        return self._piece.topics[0]
+
+    @cached_property
+    def groups(self) -> "list[Group]":
+        """The records that stand in queues, by queue, each in the order of the log."""
+        piece, count = self._piece, self.count
+        heads = piece.heads[:count]
+        queued = np.flatnonzero((heads["sys_flag"].astype(np.int32) & UNQUEUED) == 0)
+        ids = heads["queue_id"].astype(np.int64)
+        keys = (piece.topics[1][:count] << 32) + (ids & 0xFFFFFFFF)
+        order = queued[np.argsort(keys[queued], kind="stable")]
+        keys = keys[order]
+        units = np.empty(len(order), _UNIT)
+        units["position"] = piece.starts[order] + piece.base
+        units["size"] = heads["size"][order]
+        units["code"] = self._codes[order]
+        offsets = heads["queue_offset"][order].astype(np.int64)
+        cuts = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(order)]
+        return [
+            Group(self.topics[int(keys[a]) >> 32], int(ids[order[a]]), offsets[a:b], units[a:b])
+            for a, b in pairwise(cuts)
+            if b > a
+        ]
+
+
+class Group:
+    """The units of one queue found in a sweep, in order, with their queue offsets."""
+
+    __slots__ = ("offsets", "queue_id", "topic", "units")
+
+    def __init__(
+        self, topic: bytes, queue_id: int, offsets: Positions, units: NDArray[Any]
+    ) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.offsets = offsets
+        self.units = units
+
+    @property
+    def is_row(self) -> bool:
+        """Whether each offset is the one before plus 1."""
+        first, last = int(self.offsets[0]), int(self.offsets[-1])
+        count = len(self.offsets)
+        return last - first == count - 1 and bool((np.diff(self.offsets) == 1).all())
+
+    def rows(self) -> list[tuple[int, tuple[int, int, int]]]:
+        """(queue offset, (position, size, tag code)) of each."""
+        units: list[tuple[int, int, int]] = self.units.tolist()
+        return list(zip(self.offsets.tolist(), units, strict=True))
+
+
+def sweep_piece(
+    view: memoryview, at: int, base: int, *, check_crc: bool, requires_checksum: bool = False
+) -> Sweep | None:
+    """The good records from `at` on in a file that begins at `base`: as many as one piece holds.
+
+    None when too few can be told from others this way.
+    """
+    raw = np.frombuffer(view, np.uint8, min(PIECE_BYTES, len(view) - at), at)
+    starts = leading_starts(raw)
+    if not len(starts):
+        return None
+    piece = _Piece(raw, starts, base + at)
+    count = piece.structured
+    if check_crc and count:
+        count = piece.checked(view[at : at + len(raw)], count, whole=requires_checksum)
+    if not count:
+        return None
+    tags = _Tags(piece, count)
+    bad = np.flatnonzero(tags.cut)
+    count = int(bad[0]) if len(bad) else count
+    for row in np.flatnonzero(tags.odd[:count]).tolist():
+        place = at + int(starts[row])
+        scanned = read_scanned(view, place, base, check_crc=False)
+        if scanned is None:  # cannot be: it was checked above
+            return Sweep(piece, row, tags.codes) if row else None
+        tags.codes[row] = scanned.tag_code()
+    return Sweep(piece, count, tags.codes) if count else None
+
+
+class _Piece:
+    """Records in `raw`, which lies at `base` in the log; columns of places are relative to it."""
+
+    def __init__(self, raw: Bytes, starts: Positions, base: int) -> None:
+        self.raw = raw
+        self.base = base
+        heads = gather(raw, starts, _HEAD)
+        ends = starts + heads["size"]
+        fits = int(np.searchsorted(ends, len(raw), side="right"))
+        self.starts, self.heads, self.ends = starts[:fits], heads[:fits], ends[:fits]
+        self.crcs = self.heads["crc"].astype(np.int64)
+        self._measure()
+
+    def _measure(self) -> None:
+        raw, starts, ends = self.raw, self.starts, self.ends
+        flags = self.heads["sys_flag"].astype(np.int32)
+        born = np.where(flags & BORN_HOST_IPV6, 12, 0)
+        extra = born + np.where(flags & STORE_HOST_IPV6, 12, 0)
+        inside = starts + _BODY_LENGTH_AT + extra + 7 <= ends
+        bodies = np.where(inside, starts + _BODY_LENGTH_AT + extra, starts)
+        self.times = gather(raw, np.where(inside, starts + _STORE_TIME_AT + born, starts), ">i8")
+        self.prepared = gather(raw, np.where(inside, bodies - 8, starts), ">i8")
+        lengths = gather(raw, bodies, ">i4").astype(np.int64)
+        is_second = self.heads["magic"] == MAGIC_V2
+        self.bodies = bodies + 4
+        at = self.bodies + lengths
+        inside &= (lengths >= 0) & (at + 3 + is_second <= ends)
+        self.body_ends = at = np.where(inside, at, starts)
+        topic_lengths = raw[at].astype(np.int64)
+        if is_second.any():
+            topic_lengths[is_second] = gather(raw, at[is_second], ">i2")
+        self.topic_lengths = topic_lengths
+        self.topic_starts = at + 1 + is_second
+        at = self.topic_starts + topic_lengths
+        inside &= (topic_lengths > 0) & (at + 2 <= ends)
+        inside &= is_second | (topic_lengths <= _TOPIC_V1_MAX)
+        at = np.where(inside, at, starts)
+        self.properties = at + 2
+        self.properties_bytes = gather(raw, at, ">i2").astype(np.int64)
+        inside &= (self.properties_bytes >= 0) & (self.properties + self.properties_bytes == ends)
+        self._inside = inside
+
+    @property
+    def structured(self) -> int:
+        """How many records agree with themselves and with their place, from the first on."""
+        good = self._inside & (self.times != 0)
+        good &= self.heads["position"] == self.starts + self.base
+        bad = np.flatnonzero(~good)
+        return int(bad[0]) if len(bad) else len(good)
+
+    def checked(self, view: memoryview, count: int, *, whole: bool) -> int:
+        """How many bodies agree with their CRC (and records with their checksum)."""
+        crc32 = zlib.crc32
+        starts, ends = self.bodies[:count].tolist(), self.body_ends[:count].tolist()
+        found = [crc32(view[start:end]) for start, end in zip(starts, ends, strict=True)]
+        bad = np.flatnonzero((np.array(found, np.int64) & CRC_MASK) != self.crcs[:count])
+        count = int(bad[0]) if len(bad) else count
+        if whole:
+            starts, ends = self.starts[:count].tolist(), self.ends[:count].tolist()
+            for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+                if not is_sealed(view[start:end]):
+                    return number
+        return count
+
+    @cached_property
+    def topics(self) -> tuple[list[bytes], Positions]:
+        """The different topics, and which one each record has. Looked at after `structured`."""
+        count = self.structured
+        starts, lengths = self.topic_starts[:count], self.topic_lengths[:count]
+        numbers = np.full(count, -1, np.int64)
+        topics: list[bytes] = []
+        left = np.arange(count)
+        while len(left) and len(topics) < _TOPICS_MAX:
+            start, length = int(starts[left[0]]), int(lengths[left[0]])
+            name = self.raw[start : start + length]
+            same = lengths[left] == length
+            rows = left[same]
+            texts = gather(self.raw, starts[rows], f"V{length}").view(np.uint8).reshape(-1, length)
+            same[same] = (texts == name).all(axis=1)
+            numbers[left[same]] = len(topics)
+            topics.append(name.tobytes())
+            left = left[~same]
+        if len(left):
+            self._name_singly(left, topics, numbers)
+        return topics, numbers
+
+    def _name_singly(self, rows: Positions, topics: list[bytes], numbers: Positions) -> None:
+        known = {topic: number for number, topic in enumerate(topics)}
+        data = self.raw.data
+        starts, lengths = self.topic_starts[rows].tolist(), self.topic_lengths[rows].tolist()
+        numbers[rows] = [
+            known.setdefault(bytes(data[start : start + length]), len(known))
+            for start, length in zip(starts, lengths, strict=True)
+        ]
+        topics[:] = known
+
+
+class _Tags:
+    """The tag codes of the first `count` records of a piece, and where they are not to be had.
+
+    `cut`: the columns have to end before; `odd`: the scalar code has to say.
+    """
+
+    def __init__(self, piece: _Piece, count: int) -> None:
+        self.codes = np.zeros(count, np.int64)
+        topics, topic_of = piece.topics
+        topic_of = topic_of[:count]
+        self.cut = np.isin(topic_of, [n for n, topic in enumerate(topics) if 0 in topic])
+        self.odd = np.isin(
+            topic_of, [n for n, topic in enumerate(topics) if topic == SCHEDULE_TOPIC]
+        )
+        sizes = piece.properties_bytes[:count]
+        for size in np.unique(sizes).tolist():
+            if size:
+                rows = np.flatnonzero(sizes == size)
+                text = gather(piece.raw, piece.properties[rows], f"V{size}").view(np.uint8)
+                self._look(rows, text.reshape(-1, size))
+        is_lost = piece.prepared[:count] == LOST_MARK
+        self.codes[is_lost] = LOST_CODE
+        self.odd[is_lost] = False
+
+    def _look(self, rows: Positions, text: Bytes) -> None:
+        """At properties of one length, those of `rows`."""
+        count, width = text.shape
+        if not text.all():
+            self.cut[rows] |= ~text.all(axis=1)
+        # Each row gets eight bytes before it (as if a property ended there), a separator behind it.
+        matrix = np.full((count, width + 9), _PROPERTY, np.uint8)
+        matrix[:, 8:-1] = text
+        flat = matrix.reshape(-1)
+        equals = np.flatnonzero(flat == _NAME_VALUE)
+        if not len(equals):
+            return
+        before = gather(flat, equals - 8, ">u8").astype(np.uint64)
+        owners = rows[equals // (width + 9)]
+        self.cut[owners[before == _DISPATCH]] = True
+        hits = np.flatnonzero((before & _LOW_HALF) == _TAGS)
+        owners = owners[hits]
+        is_name = (before[hits] >> np.uint64(32)) & np.uint64(0xFF) == _PROPERTY
+        self.odd[owners[~is_name]] = True
+        self.odd[owners[1:][owners[1:] == owners[:-1]]] = True
+        bad, found = _hashes(flat, equals[hits] + 1)
+        self.odd[owners[bad]] = True
+        self.codes[owners] = found
+
+
+def _hashes(flat: Bytes, starts: Positions) -> tuple[Mask, Positions]:
+    """Java's string hash of the ASCII texts that begin there and end before a separator 0x02."""
+    count = len(starts)
+    hashes = np.zeros(count, np.uint32)
+    bad = np.zeros(count, np.bool_)
+    at = starts
+    live = np.arange(count)
+    for _ in range(_TAG_BYTES_MAX):
+        letters = flat[at]
+        going = letters != _PROPERTY
+        if not going.all():
+            live, at, letters = live[going], at[going], letters[going]
+        if not len(live):
+            return bad, hashes.view(np.int32).astype(np.int64)
+        hashes[live] = hashes[live] * np.uint32(31) + letters
+        bad[live[(letters >= _ASCII_END) | (letters == _NAME_VALUE)]] = True
+        at = at + 1
+    bad[live] = True
+    return bad, hashes.view(np.int32).astype(np.int64)
+
+
+def unproved_heads(
+    view: memoryview,
+    base: int,
+    units: bytes | bytearray | memoryview,
+    queue_id: int,
+    offsets: Sequence[int],
+) -> list[int]:
+    """Which units (by number) have no record of their size at their position in this file.
+
+    Only size, magic number, position, queue id and offset are looked at. Units of other files are
+    among them.
+    """
+    rows = np.frombuffer(units, _UNIT)
+    places = rows["position"].astype(np.int64) - base
+    raw = np.frombuffer(view, np.uint8)
+    inside = (places >= 0) & (places <= len(raw) - RECORD_BYTES_MIN)
+    heads = gather(raw, np.where(inside, places, 0), _HEAD)
+    good = inside & (heads["size"] == rows["size"]) & (heads["position"] == rows["position"])
+    good &= (heads["magic"] == MAGIC_V1) | (heads["magic"] == MAGIC_V2)
+    good &= (heads["queue_id"] == queue_id) & (heads["queue_offset"] == np.array(offsets))
+    good &= (rows["code"] != LOST_CODE) & (places + rows["size"] <= len(raw))
+    return np.flatnonzero(~good).tolist()
+
+
+def gather(raw: Bytes, starts: Positions, kind: Any) -> NDArray[Any]:
+    """One value of `kind` at each start, whatever the alignment. Starts must be inside."""
+    dtype = np.dtype(kind)
+    if not len(starts):
+        return np.empty(0, dtype)
+    at: NDArray[Any] = np.ndarray(
+        (len(raw) - dtype.itemsize + 1,), dtype=dtype, buffer=raw.data, strides=(1,)
+    )
+    return at[starts]

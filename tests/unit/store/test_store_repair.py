@@ -1,0 +1,327 @@
+"""Repair: every whole record stays, at its place; what is lost is named; readers read on."""
+
+import json
+import random
+import struct
+from typing import Any
+
+import pytest
+
+from sluicemq.errors import StoreDamagedError, StoreError, StoreLockedError
+from sluicemq.store.checkpoint import read_checkpoint
+from sluicemq.store.commitlog import CommitLog
+from sluicemq.store.offline.repair import LostRange, RepairReport, repair
+from sluicemq.store.scan import LOST_CODE, LOST_NAME, scan_records
+
+LOG = "/store/commitlog/"
+QUEUES = (("A", 0), ("A", 1), ("B", 0))
+
+
+def fill(bench: Any, count: int = 40, size: int = 200) -> list[tuple[str, int, int, int, bytes]]:
+    """(topic, queue, queue offset, position, body) of what was sent."""
+    bench.open()
+    sent = []
+    for number in range(count):
+        topic, queue_id = QUEUES[number % 3]
+        body = b"%04d" % number + bytes([number % 251]) * (number % size)
+        position, offset = bench.append(body, topic=topic, queue_id=queue_id, tag="t")
+        sent.append((topic, queue_id, offset, position, body))
+        if number % 5 == 4:
+            bench.store.commit()
+    bench.store.close()
+    return sent
+
+
+def run(bench: Any, **options: Any) -> RepairReport:
+    return repair("/store", files=bench.files, stamp="now", **options)
+
+
+def overwrite(bench: Any, position: int, data: bytes) -> None:
+    for at, byte in enumerate(data, position):
+        base = at - at % 4096
+        bench.files.open(f"{LOG}{base:020d}").pwrite(bytes([byte]), at % 4096)
+
+
+def read_all(bench: Any, key: tuple[str, int]) -> dict[int, bytes]:
+    """Queue offset -> body of all that a reader gets; he must get to the end."""
+    low, high = bench.store.queue_offsets(*key)
+    found: dict[int, bytes] = {}
+    offset = low
+    while offset < high:
+        result = bench.store.read(*key, offset, 32)
+        assert result.next_offset > offset, "a stuck reader"
+        for message in _decode(b"".join(result.data)):
+            assert (message.topic, message.queue_id) == key
+            found[message.queue_offset] = message.body
+        offset = result.next_offset
+    return found
+
+
+def _decode(data: bytes) -> list[Any]:
+    from sluicemq.record.codec import decode_records
+
+    return decode_records(data, decompress=False)
+
+
+def log_positions(bench: Any) -> set[int]:
+    log = CommitLog(bench.files, "/store/commitlog", 4096)
+    log.segments.load(removes=False)
+    return {record.position for record in scan_records(log, 0)}
+
+
+def all_files(bench: Any, directory: str = "/store") -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    for name in bench.files.names(directory):
+        path = f"{directory}/{name}"
+        inside = all_files(bench, path)
+        found |= inside or {path: bench.files.content(path)}
+    return found
+
+
+def test_sound_store_is_left_alone(bench: Any) -> None:
+    fill(bench)
+    before = all_files(bench)
+    for write in (False, True):
+        report = run(bench, write=write)
+        assert report.is_sound
+        assert (report.records, report.messages_lost, report.is_written) == (40, 0, False)
+        after = all_files(bench)
+        after.pop("/store/lock"), before.pop("/store/lock", None)
+        assert after == before
+
+
+def test_damaged_body_loses_that_message_alone(bench: Any) -> None:
+    sent = fill(bench)
+    topic, queue_id, offset, position, _ = sent[17]
+    overwrite(bench, position + 90, b"??")
+    before = all_files(bench)
+    report = run(bench)
+    assert all_files(bench) == before, "looking changes nothing"
+    assert [(d.start, d.messages_lost) for d in report.damaged] == [(position, 1)]
+    assert "CRC" in report.damaged[0].reason
+    assert report.lost == [LostRange(topic, queue_id, offset, offset)]
+    report = run(bench, write=True)
+    assert report.is_written
+    assert report.not_placed == []
+    for kill in (False, True):
+        bench.open()
+        for key in QUEUES:
+            expected = {
+                o: b
+                for t, q, o, _, b in sent
+                if (t, q) == key and (t, q, o) != (topic, queue_id, offset)
+            }
+            assert read_all(bench, key) == expected
+        assert bench.store.recovered.is_rebuilt is False
+        if kill:
+            bench.files = bench.files.kill()
+        else:
+            bench.store.close()
+    assert run(bench).is_sound
+    places = log_positions(bench)
+    assert all(position in places for *_, position, _ in sent), "everything is at its place"
+
+
+def test_backup_holds_what_was_overwritten(bench: Any) -> None:
+    sent = fill(bench)
+    overwrite(bench, sent[5][3] + 4, b"\xff" * 30)
+    before = all_files(bench)
+    report = run(bench, write=True)
+    assert report.backup == "/store/repair-now"
+    lines = bench.files.content("/store/repair-now/manifest.jsonl").decode().splitlines()
+    saved = bench.files.content("/store/repair-now/overwritten.bin")
+    after = all_files(bench)
+    for line in reversed(lines):
+        fact = json.loads(line)
+        path = f"/store/{fact['file']}"
+        content = bytearray(after[path])
+        start = fact["backup_offset"]
+        old = saved[start : start + fact["size_bytes"]]
+        content[fact["offset"] : fact["offset"] + len(old)] = old
+        after[path] = bytes(content)
+    for path, content in before.items():
+        if path not in ("/store/checkpoint", "/store/lock"):
+            assert after[path] == content, path
+    told = json.loads(bench.files.content("/store/repair-now/report.json"))
+    assert told["lost"] == [r._asdict() for r in report.lost]
+
+
+def test_place_holders_keep_offsets_when_queues_are_built_anew(bench: Any) -> None:
+    sent = fill(bench)
+    for number in (3, 4, 5, 20):
+        overwrite(bench, sent[number][3], bytes(60))
+    assert run(bench, write=True).messages_lost == 4
+    bench.open()
+    bench.store.close()
+    for topic in bench.files.names("/store/consumequeue"):
+        for queue_id in bench.files.names(f"/store/consumequeue/{topic}"):
+            for name in bench.files.names(f"/store/consumequeue/{topic}/{queue_id}"):
+                bench.files.remove(f"/store/consumequeue/{topic}/{queue_id}/{name}")
+    bench.open()
+    assert bench.store.recovered.is_rebuilt
+    lost = {sent[number][:3] for number in (3, 4, 5, 20)}
+    for key in QUEUES:
+        expected = {o: b for t, q, o, _, b in sent if (t, q) == key and (t, q, o) not in lost}
+        assert read_all(bench, key) == expected
+
+
+def test_place_holder_says_what_it_is(bench: Any) -> None:
+    sent = fill(bench)
+    overwrite(bench, sent[9][3], bytes(60))
+    run(bench, write=True)
+    log = CommitLog(bench.files, "/store/commitlog", 4096)
+    log.segments.load()
+    record = next(r for r in scan_records(log, sent[9][3]))
+    assert (record.topic, record.queue_id, record.queue_offset) == (b"A", 0, sent[9][2])
+    assert record.properties == f"{LOST_NAME}\x011\x02".encode()
+    assert record.is_lost and record.tag_code() == LOST_CODE
+
+
+@pytest.mark.parametrize("cut", [0, 1, 100, 4095])
+def test_file_that_is_missing_or_short_is_bridged(bench: Any, cut: int) -> None:
+    sent = fill(bench, 150)
+    names = bench.files.names(LOG[:-1])
+    assert len(names) > 2
+    path = LOG + names[1]
+    data = bench.files.content(path)
+    bench.files.remove(path)
+    if cut:
+        bench.files.put(path, data[:cut])
+    with pytest.raises(StoreDamagedError):
+        bench.open()
+    bench.files.remove("/store/lock")
+    report = run(bench, write=True)
+    assert report.bad_files
+    assert bool(report.damaged) == (cut < 4095), "the last byte of that file was not in use"
+    bench.open()
+    for key in QUEUES:
+        found = read_all(bench, key)
+        for topic, queue_id, offset, position, body in sent:
+            if (topic, queue_id) == key and (position + 95 + len(body) <= 4096 or position >= 8192):
+                assert found[offset] == body
+        assert (
+            bench.store.queue_offsets(*key)[1]
+            == max(o for t, q, o, *_ in sent if (t, q) == key) + 1
+        )
+
+
+def test_damaged_end_that_was_safe_keeps_its_offsets(bench: Any) -> None:
+    sent = fill(bench)
+    overwrite(bench, sent[-2][3], b"\xff" * 100)
+    overwrite(bench, sent[-1][3], b"\xff" * 100)
+    with pytest.raises(StoreDamagedError, match="sluice store repair"):
+        bench.open()
+    report = run(bench, write=True)
+    assert {(r.topic, r.queue_id, r.first) for r in report.lost} == {s[:3] for s in sent[-2:]}
+    bench.open()
+    for topic, queue_id, offset, *_ in sent[-2:]:
+        assert bench.store.queue_offsets(topic, queue_id)[1] == offset + 1
+        assert bench.append(b"new", topic=topic, queue_id=queue_id)[1] == offset + 1
+    bench.store.commit()
+    assert read_all(bench, ("A", 0))[14] == b"new"
+    bench.reopen(kill=True)
+    assert read_all(bench, ("A", 0))[14] == b"new"
+
+
+def test_last_file_that_is_gone_is_made_again(bench: Any) -> None:
+    sent = fill(bench, 60)
+    names = bench.files.names(LOG[:-1])
+    end = bench.store.written_offset
+    for name in names:
+        if int(name) >= end - end % 4096:
+            bench.files.remove(LOG + name)
+    with pytest.raises(StoreDamagedError):
+        bench.open()
+    run(bench, write=True)
+    bench.open()
+    for key in QUEUES:
+        assert (
+            bench.store.queue_offsets(*key)[1]
+            == max(o for t, q, o, *_ in sent if (t, q) == key) + 1
+        )
+        read_all(bench, key)
+
+
+def test_torn_tail_is_no_damage(bench: Any) -> None:
+    fill(bench)
+    end = bench.store.written_offset
+    overwrite(bench, end, b"\xff" * 20)
+    report = run(bench)
+    assert report.is_sound
+    assert report.tail_bytes == 20
+    assert report.log_end == end
+
+
+def test_wrong_and_missing_units_are_mended(bench: Any) -> None:
+    sent = fill(bench)
+    path = "/store/consumequeue/A/0/" + "0" * 20
+    bench.files.open(path).pwrite(struct.pack(">qiq", 77, 99, 1), 40)
+    for name in bench.files.names("/store/consumequeue/B/0"):
+        bench.files.remove(f"/store/consumequeue/B/0/{name}")
+    bench.files.remove("/store/consumequeue/B/0")
+    report = run(bench)
+    assert (report.wrong_units, report.missing_queues, report.messages_lost) == (1 + 13, 1, 0)
+    run(bench, write=True)
+    bench.open()
+    assert not bench.store.recovered.is_rebuilt
+    for key in QUEUES:
+        assert read_all(bench, key) == {o: b for t, q, o, _, b in sent if (t, q) == key}
+
+
+def test_damaged_unit_does_not_make_a_message_lost(bench: Any) -> None:
+    sent = fill(bench)
+    overwrite(bench, sent[20][3], b"\xff" * 50)
+    unit = struct.pack(">qiq", sent[20][3], 100, 1)
+    bench.files.open("/store/consumequeue/A/0/" + "0" * 20).pwrite(unit, 40)
+    report = run(bench, write=True)
+    assert report.lost == [LostRange(*sent[20][:2], sent[20][2], sent[20][2])]
+    bench.open()
+    assert read_all(bench, ("A", 0))[2] == next(
+        b for t, q, o, _, b in sent if (t, q, o) == ("A", 0, 2)
+    )
+
+
+def test_repair_refuses_a_running_broker_and_a_wrong_directory(bench: Any) -> None:
+    fill(bench)
+    bench.open()
+    with pytest.raises(StoreLockedError):
+        run(bench, write=True)
+    assert run(bench).is_sound, "looking is allowed"
+    with pytest.raises(StoreError, match="does not exist"):
+        repair("/elsewhere", files=bench.files)
+
+
+def test_interrupted_repair_is_finished_by_the_next(bench: Any) -> None:
+    sent = fill(bench)
+    overwrite(bench, sent[9][3], b"\xff" * 50)
+    overwrite(bench, sent[30][3], b"\xff" * 50)
+    damaged = bench.files
+    rng = random.Random(1)
+    for step in range(1, 12):
+        bench.files = damaged.kill()
+        bench.files.fail_next(
+            "sync", 5, path_part=["repair", "commitlog", "consumequeue"][step % 3]
+        )
+        try:
+            run(bench, write=True)
+        except OSError:
+            bench.files = bench.files.crash(rng)
+            run(bench, write=True)
+        bench.open()
+        for key in QUEUES:
+            found = read_all(bench, key)
+            expected = {o: b for t, q, o, _, b in sent if (t, q) == key}
+            missing = expected.keys() - found.keys()
+            assert missing <= {sent[9][2], sent[30][2]}
+            assert all(found[o] == expected[o] for o in found)
+
+
+def test_mark_after_a_repair_is_new_and_keeps_the_index(bench: Any) -> None:
+    sent = fill(bench)
+    before = read_checkpoint(bench.files, "/store/checkpoint").mark
+    overwrite(bench, sent[9][3], b"\xff" * 50)
+    run(bench, write=True)
+    after = read_checkpoint(bench.files, "/store/checkpoint").mark
+    assert before is not None and after is not None
+    assert after.sequence == before.sequence + 1
+    assert after._replace(sequence=0) == before._replace(sequence=0)
