@@ -1,0 +1,408 @@
+"""`sluice store`: look into a store directory, ours or Java's, without a broker.
+
+`info`, `ls`, `dump` and `verify` take no lock and write nothing: they also work beside a running
+broker, on a copy, and on files that may only be read. `repair` lives in a module of its own.
+
+Exit codes: 0 done and in order, 1 findings (`verify`) or an error, 2 wrong usage; `verify` says 2
+also when the store cannot be read at all.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from sluicemq.cli.output import json_option, print_json, print_records, print_table, show_time
+from sluicemq.errors import ConfigurationError, SluiceError, StoreError
+from sluicemq.files import lock_holder
+
+if TYPE_CHECKING:
+    from sluicemq.store.offline.dump import Selection
+    from sluicemq.store.offline.layout import StoreLayout
+    from sluicemq.store.offline.verify import Verified
+
+F = TypeVar("F", bound=Callable[..., Any])
+PARTS: Final = ("log", "queue", "index", "checkpoint", "config")
+EXIT_FINDINGS: Final = 1
+EXIT_UNREADABLE: Final = 2
+_LAZY: Final = {"repair": "store_repair"}
+"""Commands that are imported when they are called, by the module that holds them as `command`."""
+
+
+class StoreGroup(click.Group):
+    """The group; further commands come from modules of their own, when these are there."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *(name for name in _LAZY if _has_module(name))]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _LAZY or not _has_module(cmd_name):
+            return super().get_command(ctx, cmd_name)
+        command = importlib.import_module(f"sluicemq.cli.{_LAZY[cmd_name]}").command
+        assert isinstance(command, click.Command)
+        return command
+
+
+def _has_module(name: str) -> bool:
+    return importlib.util.find_spec(f"sluicemq.cli.{_LAZY[name]}") is not None
+
+
+@click.group(cls=StoreGroup)
+def command() -> None:
+    """Look into a store directory, ours or Java's, without a broker."""
+
+
+def store_options(function: F) -> F:
+    """DIR, and where log and queues lie when they are not in it."""
+    for option in (
+        click.option(
+            "--consume-queue",
+            "queue_path",
+            default="",
+            metavar="DIR",
+            help="Where the queues lie when they are not in DIR/consumequeue.",
+        ),
+        click.option(
+            "--commit-log",
+            "log_path",
+            default="",
+            metavar="DIR",
+            help="Where the log lies (storePathCommitLog); several directories: a,b.",
+        ),
+        click.argument("directory", metavar="DIR"),
+    ):
+        function = option(function)
+    return function
+
+
+@contextmanager
+def opened(directory: str, log_path: str, queue_path: str) -> Iterator["StoreLayout"]:
+    """The store in a directory. What the system refuses becomes a sentence: StoreError."""
+    from sluicemq.store.offline.layout import StoreLayout  # noqa: PLC0415 - NumPy: 80 ms
+
+    try:
+        layout = StoreLayout.find(
+            directory, commit_log_path=log_path, consume_queue_path=queue_path
+        )
+        try:
+            yield layout
+        finally:
+            layout.close()
+    except BrokenPipeError:  # `| head` has read enough
+        raise
+    except OSError as error:
+        raise StoreError(
+            f"{error.filename or directory} cannot be read: {error.strerror}.",
+            cure="Check its permissions, and the disk.",
+        ) from error
+
+
+# ------------------------------------------------------------------------------------- info, ls
+
+
+@command.command("info")
+@store_options
+@json_option
+def info(directory: str, log_path: str, queue_path: str, as_json: bool) -> None:
+    """What the store in DIR holds, where it begins and ends, and whether a broker runs on it."""
+    from sluicemq.store.offline.info import describe  # noqa: PLC0415
+
+    with opened(directory, log_path, queue_path) as layout:
+        found = describe(layout) | {"locked_by": lock_holder(f"{layout.root}/lock")}
+    if as_json:
+        print_json(found)
+    else:
+        _print_info(found)
+
+
+def _print_info(found: dict[str, Any]) -> None:
+    log, queues, index = found["log"], found["queues"], found["index"]
+    rows: list[list[object]] = [
+        ["state", _state(found)],
+        ["log", f"{log['files']} files of {_bytes(log['file_bytes'])}, from {log['start']:,}"],
+        ["topics", f"{queues['topics']:,} in {queues['queues']:,} queues"],
+        ["messages", f"{queues['messages']:,} of together {_bytes(queues['message_bytes'])}"],
+        ["first message", show_time(found["first_time_ms"])],
+        ["last message", show_time(found["last_time_ms"])],
+        ["queue files", f"{queues['files']:,} of {_bytes(queues['file_bytes'])}"],
+        ["queues with extension", queues["extensions"]],
+        ["index", f"{index['files']} files, {index['entries']:,} keys"],
+        *_checkpoint_rows(found["checkpoint"]),
+    ]
+    problems = [
+        f"{doc['file']}: {doc['problem']}" for doc in found["documents"] if "problem" in doc
+    ]
+    rows.append(["documents", f"{len(found['documents'])}, {len(problems)} unreadable"])
+    print_table(found["root"], ["what", ""], rows)
+    for problem in problems:
+        click.echo(problem)
+
+
+def _state(found: dict[str, Any]) -> str:
+    if found["locked_by"]:
+        return f"in use by process {found['locked_by']}"
+    return (
+        "a broker runs, or it ended without an orderly stop" if found["interrupted"] else "stopped"
+    )
+
+
+def _checkpoint_rows(checkpoint: dict[str, Any] | None) -> list[list[object]]:
+    if checkpoint is None:
+        return [["checkpoint", "none"]]
+    rows: list[list[object]] = [["checkpoint: log", show_time(checkpoint["log_time_ms"])]]
+    rows.append(["checkpoint: queues", show_time(checkpoint["queue_time_ms"])])
+    newest = max(checkpoint["marks"], key=lambda mark: mark["sequence"], default=None)
+    if newest is not None:
+        rows.append(["mark: safe up to", newest["log_offset"]])
+    return rows
+
+
+def _bytes(size: int) -> str:
+    """To three digits: `1.07 GB`."""
+    value = float(size)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"
+
+
+@command.command("ls")
+@store_options
+@click.option("-t", "--topic", help="Only the queues of this topic.")
+@click.option("-s", "--summary", is_flag=True, help="One line a topic.")
+@json_option
+def ls(
+    directory: str, log_path: str, queue_path: str, topic: str | None, summary: bool, as_json: bool
+) -> None:
+    """Topics and queues with their offsets, sizes and times."""
+    from sluicemq.store.offline.info import list_queues  # noqa: PLC0415
+
+    with opened(directory, log_path, queue_path) as layout:
+        records = [queue._asdict() for queue in list_queues(layout, topic)]
+    if summary:
+        records = _summary(records)
+    if not as_json:
+        for record in records:
+            for name in ("first", "last"):
+                record[f"{name}_stored"] = show_time(record.pop(f"{name}_time_ms"))
+    missing = f"No queues of {topic}." if topic else "No queues."
+    print_records("", records, as_json=as_json, empty=missing)
+
+
+def _summary(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    topics: dict[str, dict[str, Any]] = {}
+    for record in records:
+        found = topics.setdefault(
+            record["topic"],
+            {"topic": record["topic"], "queues": 0, "messages": 0, "size_bytes": 0,
+             "first_time_ms": 0, "last_time_ms": 0},
+        )  # fmt: skip
+        found["queues"] += 1
+        found["messages"] += record["messages"]
+        found["size_bytes"] += record["size_bytes"]
+        times = [time for time in (found["first_time_ms"], record["first_time_ms"]) if time]
+        found["first_time_ms"] = min(times, default=0)
+        found["last_time_ms"] = max(found["last_time_ms"], record["last_time_ms"])
+    return list(topics.values())
+
+
+# ------------------------------------------------------------------------------------- dump
+
+
+@command.command("dump")
+@store_options
+@click.argument("parts", nargs=-1, type=click.Choice(PARTS), metavar="[PART]...")
+@click.option("-t", "--topic", help="Only this topic.")
+@click.option("-q", "--queue", "queue_id", type=click.IntRange(min=0), help="Only this queue.")
+@click.option("--offsets", metavar="A:B", help="Only these queue offsets, both included; A: or :B.")
+@click.option("--tags", help="Only messages with one of these tags, A||B.")
+@click.option("--where", help="Only messages that match this SQL92 expression.")
+@click.option("--key", help="Only messages with this key or unique key.")
+@click.option("--since", metavar="TIME", help="Only stored at that time or later.")
+@click.option("--until", metavar="TIME", help="Only stored at that time or earlier.")
+@click.option("--limit", type=click.IntRange(min=0), help="Stop after so many lines.")
+@click.option(
+    "--body", type=click.Choice(["text", "base64", "none"]), default="text", show_default=True,
+    help="How bodies are shown; as text those that are not UTF-8 come in base64.",
+)  # fmt: skip
+def dump(
+    directory: str,
+    log_path: str,
+    queue_path: str,
+    parts: tuple[str, ...],
+    limit: int | None,
+    body: str,
+    **wanted: Any,
+) -> None:
+    """Print parts of the store as JSON lines: log (if none is named), queue, index, checkpoint,
+    config.
+
+    Damaged bytes in the log are a line of their own, and the log goes on behind them. A TIME is
+    milliseconds since 1970 or a date like 2013-01-01T00:00 (local time).
+    """
+    selection = select(**wanted)
+    with opened(directory, log_path, queue_path) as layout:
+        for value in islice(_dumped(layout, parts or PARTS[:1], selection, body), limit):
+            print_json(value)
+
+
+def _dumped(
+    layout: "StoreLayout", parts: Sequence[str], selection: "Selection", body: str
+) -> Iterator[dict[str, Any]]:
+    from sluicemq.store.offline import dump as dumps  # noqa: PLC0415
+
+    sources: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+        "log": lambda: dumps.dump_log(layout, selection, body),
+        "queue": lambda: dumps.dump_queues(layout, selection),
+        "index": lambda: dumps.dump_index(layout, selection),
+        "checkpoint": lambda: dumps.dump_checkpoint(layout),
+        "config": lambda: dumps.dump_documents(layout),
+    }
+    for part in parts:
+        yield from sources[part]()
+
+
+def select(
+    *,
+    topic: str | None = None,
+    queue_id: int | None = None,
+    offsets: str | None = None,
+    tags: str | None = None,
+    where: str | None = None,
+    key: str | None = None,
+    since: str | None = None,
+    until: str | None = None,
+) -> "Selection":
+    """The options as a selection. Raises ConfigurationError or FilterSyntaxError."""
+    from sluicemq.store.offline.dump import Selection  # noqa: PLC0415
+
+    low, high = parse_range(offsets)
+    matches, codes = _filter(tags, where)
+    widest = Selection()
+    return Selection(
+        topic=topic,
+        queue_id=queue_id,
+        offset_min=widest.offset_min if low is None else low,
+        offset_max=widest.offset_max if high is None else high,
+        time_min_ms=widest.time_min_ms if since is None else parse_time(since),
+        time_max_ms=widest.time_max_ms if until is None else parse_time(until),
+        key=key,
+        matches=matches,
+        tag_codes=codes,
+    )
+
+
+def _filter(tags: str | None, where: str | None) -> tuple[Any, frozenset[int] | None]:
+    """What decides on properties, and what a unit's code may be when tags alone decide."""
+    if tags is not None and where is not None:
+        raise ConfigurationError(
+            "--tags and --where are given.", cure="Write the tags into --where: TAGS IN ('A', 'B')."
+        )
+    if where is not None:
+        from sluicemq.filter.parser import compile_sql92  # noqa: PLC0415
+
+        return compile_sql92(where).matches, None
+    if tags is None:
+        return None, None
+    from sluicemq.filter.tags import parse_tags  # noqa: PLC0415
+
+    expression, names, codes = parse_tags(tags)
+    if expression == "*":
+        return None, None
+    return lambda properties: properties.get("TAGS") in names, codes
+
+
+def parse_range(text: str | None) -> tuple[int | None, int | None]:
+    """`A:B`, `A:`, `:B` or `A`. Raises ConfigurationError."""
+    if text is None:
+        return None, None
+    low, colon, high = text.partition(":")
+    if not all(part.isdecimal() or not part for part in (low, high)) or not (low or high):
+        raise ConfigurationError(
+            f"--offsets {text!r} is no range.", cure="Write 10:20, 10: or :20, or one offset."
+        )
+    first = int(low) if low else None
+    return first, (first if not colon else int(high) if high else None)
+
+
+def parse_time(text: str) -> int:
+    """Milliseconds since 1970, or a date. Raises ConfigurationError."""
+    if text.isdecimal():
+        return int(text)
+    try:
+        return round(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        raise ConfigurationError(
+            f"{text!r} is no time.", cure="Use milliseconds since 1970 or 2013-01-01T00:00."
+        ) from None
+
+
+# ------------------------------------------------------------------------------------- verify
+
+
+@command.command("verify")
+@store_options
+@json_option
+@click.option("--all", "show_all", is_flag=True, help="Every finding, not the first 100 of a kind.")
+@click.option("-q", "--quiet", is_flag=True, help="No notes and no progress bar.")
+@click.pass_context
+def verify_command(
+    context: click.Context,
+    directory: str,
+    log_path: str,
+    queue_path: str,
+    as_json: bool,
+    show_all: bool,
+    quiet: bool,
+) -> None:
+    """Check every record, queue unit, index entry and small file of the store in DIR.
+
+    Exit code 0 when all is in order (notes do not count), 1 with findings, 2 when it cannot be
+    read.
+    """
+    from sluicemq.cli.progress import byte_progress  # noqa: PLC0415
+    from sluicemq.store.offline.verify import verify  # noqa: PLC0415
+
+    kept = 1 << 60 if show_all else 100
+    try:
+        with (
+            opened(directory, log_path, queue_path) as layout,
+            byte_progress("verifying", shown=not quiet) as progress,
+        ):
+            result = verify(layout, progress, kept)
+    except SluiceError as error:
+        click.echo(f"sluice: {error}", err=True)
+        context.exit(EXIT_UNREADABLE)
+    _print_verified(result, as_json=as_json, quiet=quiet)
+    context.exit(0 if result.findings.is_clean else EXIT_FINDINGS)
+
+
+def _print_verified(result: "Verified", *, as_json: bool, quiet: bool) -> None:
+    findings = result.findings
+    shown = [found for found in findings.kept if not (quiet and found.severity == "note")]
+    totals = {name: findings.total(name) for name in ("error", "warning", "note")}
+    if as_json:
+        for found in shown:
+            print_json(found._asdict())
+        print_json({
+            "severity": "summary", "clean": findings.is_clean, **totals,
+            "hidden": findings.hidden, "records": result.records, "units": result.units,
+            "index_entries": result.entries, "log_start": result.log_start,
+            "log_end": result.log_end,
+        })  # fmt: skip
+        return
+    for found in shown:
+        click.echo(f"{found.severity}: {found.place}: {found.text} [{found.kind}]")
+    for kind, count in findings.hidden.items():
+        click.echo(f"... and {count:,} more of [{kind}]; --all shows them")
+    looked = f"{result.records:,} records, {result.units:,} units, {result.entries:,} index entries"
+    verdict = "in order" if findings.is_clean else (
+        f"{totals['error']:,} errors, {totals['warning']:,} warnings"
+    )  # fmt: skip
+    click.echo(f"{looked}; log from {result.log_start:,} to {result.log_end:,}: {verdict}.")

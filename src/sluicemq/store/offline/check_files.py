@@ -1,0 +1,196 @@
+"""The small things of a store: names and sizes of files, the checkpoint, the documents in config/.
+
+Sizes are compared with each other, since the settings are not known: a broker does not start when
+a file has another size than it expects (spec/store.md §1).
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from sluicemq.errors import ProtocolError
+from sluicemq.protocol.fastjson import loads
+from sluicemq.store.checkpoint import CHECKPOINT_BYTES, SLOTS, slots_of
+from sluicemq.store.offline.findings import ERROR, NOTE, WARNING, Findings
+from sluicemq.store.offline.layout import QueueKey, Series, StoreLayout, file_size, read_file
+from sluicemq.store.scan import SCHEDULE_TOPIC
+from sluicemq.store.segments import is_segment_name
+
+JSON_DOCUMENTS: Final = ("transactionMetrics", "timermetrics")
+"""Documents in config/ that are JSON without saying so in their names."""
+_LONG_BYTES: Final = 8
+_SLOT_BYTES: Final = 1024
+
+
+def check_series(layout: StoreLayout, findings: Findings) -> None:
+    """Sizes and names of all files of log and queues."""
+    _check_empty(layout, findings, layout.log_paths)
+    _check_sizes(layout, findings, "commitlog", [layout.log], gaps=False)
+    for kind, queues in (
+        ("consumequeue", layout.queues),
+        ("batchconsumequeue", layout.batch_queues),
+        ("consumequeue_ext", layout.extensions),
+    ):
+        _check_sizes(layout, findings, kind, queues.values(), gaps=True)
+
+
+def _check_empty(layout: StoreLayout, findings: Findings, directories: Iterable[str]) -> None:
+    for directory in directories:
+        for name in layout.files.names(directory):
+            path = f"{directory}/{name}"
+            if is_segment_name(name) and not file_size(layout.files, path):
+                findings.add(
+                    NOTE, "empty-file", layout.name_of(path),
+                    "it has no bytes: the trace of a crash at its creation",
+                )  # fmt: skip
+
+
+def _check_sizes(
+    layout: StoreLayout, findings: Findings, kind: str, all_series: Iterable[Series], *, gaps: bool
+) -> None:
+    """`gaps`: say where files are missing (of the log the walk says it)."""
+    every = list(all_series)
+    sizes = Counter(item.size for series in every for item in series.items)
+    usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
+    for series in every:
+        end = None
+        for item in series.items:
+            name = layout.name_of(item.path)
+            if item.size != usual:
+                findings.add(
+                    ERROR, "file-size", name,
+                    f"it has {item.size} bytes, files of {kind} have {usual}: no broker starts",
+                )  # fmt: skip
+            if item.base % usual:
+                findings.add(
+                    ERROR, "file-name", name,
+                    f"its name is no multiple of the size of its kind, {usual}",
+                )  # fmt: skip
+            if gaps and end is not None and item.base > end:
+                findings.add(
+                    ERROR, "missing-file", name, f"the file {end:020d} before it is missing"
+                )
+            if end is not None and item.base < end:
+                findings.add(ERROR, "file-name", name, "it begins inside the file before it")
+            end = item.end
+
+
+def check_checkpoint(
+    layout: StoreLayout, findings: Findings, log_end: int, last_time_ms: int
+) -> None:
+    """`log_end` is where the log goes on, `last_time_ms` the latest store time in it (0: none)."""
+    data = read_file(layout.files, layout.checkpoint_path)
+    if data is None:
+        findings.add(NOTE, "checkpoint", "checkpoint", "there is none: the next start scans more")
+        return
+    if len(data) != CHECKPOINT_BYTES:
+        findings.add(
+            WARNING, "checkpoint", "checkpoint",
+            f"it has {len(data)} bytes instead of {CHECKPOINT_BYTES}",
+        )  # fmt: skip
+        data = data.ljust(CHECKPOINT_BYTES, b"\0")
+    for number, name in enumerate(("log", "queue", "index")):
+        time_ms = int.from_bytes(data[number * _LONG_BYTES :][:_LONG_BYTES], "big", signed=True)
+        if time_ms < 0 or (last_time_ms and time_ms > last_time_ms):
+            findings.add(
+                WARNING, "checkpoint", "checkpoint",
+                f"its {name} time {time_ms} is later than the last record ({last_time_ms}):"
+                " the next start may trust too much",
+            )  # fmt: skip
+    _check_marks(data, findings, log_end)
+
+
+def _check_marks(data: bytes, findings: Findings, log_end: int) -> None:
+    marks = slots_of(data)
+    for at, mark in zip(SLOTS, marks, strict=True):
+        if mark is None and any(data[at : at + _SLOT_BYTES]):
+            findings.add(
+                WARNING, "checkpoint", f"checkpoint byte {at}",
+                "the mark there is torn; the other one counts" if any(marks)
+                else "the marks there are damaged: the next start scans more",
+            )  # fmt: skip
+    mark = max((mark for mark in marks if mark is not None), default=None)
+    if mark is not None and mark.log_offset > log_end:
+        findings.add(
+            ERROR, "checkpoint", "checkpoint",
+            f"it says that everything before {mark.log_offset} was safely on disk, but the log"
+            f" ends at {log_end}",
+        )  # fmt: skip
+
+
+def read_document(layout: StoreLayout, path: str) -> Any:
+    """The value of a JSON document, None when it is not there or empty. Raises ProtocolError."""
+    data = read_file(layout.files, path)
+    return loads(data) if data and data.strip() else None
+
+
+def known_topics(layout: StoreLayout) -> set[str] | None:
+    """The topics in topics.json; None when it cannot be read."""
+    for edition in ("", ".bak"):
+        try:
+            value = read_document(layout, f"{layout.root}/config/topics.json{edition}")
+        except ProtocolError:
+            continue
+        if isinstance(value, dict) and isinstance(value.get("topicConfigTable"), dict):
+            return set(value["topicConfigTable"])
+    return None
+
+
+def check_documents(layout: StoreLayout, findings: Findings, ends: Mapping[QueueKey, int]) -> None:
+    """Each document can be read, and progress in it does not lie behind a queue's end."""
+    for path in layout.documents():
+        name = layout.name_of(path)
+        if not name.endswith((".json", *JSON_DOCUMENTS)):
+            continue
+        try:
+            value = read_document(layout, path)
+        except ProtocolError as error:
+            _add_unreadable(layout, findings, path, error)
+            continue
+        if name.endswith("/consumerOffset.json"):
+            _check_progress(findings, name, value, ends)
+        elif name.endswith("/delayOffset.json"):
+            _check_delays(findings, name, value, ends)
+
+
+def _add_unreadable(
+    layout: StoreLayout, findings: Findings, path: str, error: ProtocolError
+) -> None:
+    try:
+        has_backup = read_document(layout, f"{path}.bak") is not None
+    except ProtocolError:
+        has_backup = False
+    findings.add(
+        WARNING if has_backup else ERROR, "document", layout.name_of(path),
+        f"{error.fact}; its .bak can be read" if has_backup
+        else f"{error.fact}; there is no .bak that can be read",
+    )  # fmt: skip
+
+
+def _table(value: Any, name: str) -> dict[Any, Any]:
+    table = value.get(name) if isinstance(value, dict) else None
+    return table if isinstance(table, dict) else {}
+
+
+def _check_progress(
+    findings: Findings, name: str, value: Any, ends: Mapping[QueueKey, int]
+) -> None:
+    for key, offsets in _table(value, "offsetTable").items():
+        topic, _, group = str(key).partition("@")
+        for queue_id, offset in offsets.items() if isinstance(offsets, dict) else ():
+            end = ends.get((topic, int(queue_id)))
+            if end is not None and isinstance(offset, int) and offset > end:
+                findings.add(
+                    WARNING, "progress", name,
+                    f"group {group} is at {offset} of {topic}/{queue_id}, which ends at {end}",
+                )  # fmt: skip
+
+
+def _check_delays(findings: Findings, name: str, value: Any, ends: Mapping[QueueKey, int]) -> None:
+    for level, offset in _table(value, "offsetTable").items():
+        end = ends.get((SCHEDULE_TOPIC, int(level) - 1))
+        if end is not None and isinstance(offset, int) and offset > end:
+            findings.add(
+                WARNING, "progress", name,
+                f"delay level {level} is at {offset}, its queue ends at {end}",
+            )  # fmt: skip

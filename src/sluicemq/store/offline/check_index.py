@@ -1,0 +1,319 @@
+"""Index files against the log: chains, headers, and every entry against its message's keys.
+
+A key index holds, for every message, its unique key first and then each of its keys, in the order
+of the log (spec/store.md §4). So a run of records says exactly which entries must stand in the
+index, in which order: the comparison is one of columns. Only when it fails the two are compared as
+sets, to say what is missing and what does not belong.
+
+While a broker of ours runs, or after it crashed, only that part of the index counts which the mark
+in the checkpoint vouches for: the next start builds the rest anew. RocketMQ writes its index into
+maps; after a crash of it the last file is not trusted either, so what is wrong there is a warning.
+"""
+
+from collections import Counter
+
+import numpy as np
+
+from sluicemq.model.message import KEYS, ROLLED_BACK, TRANSACTION_MASK, UNIQ_KEY
+from sluicemq.store.checkpoint import Mark
+from sluicemq.store.offline.columns import Columns, Mask, Positions, java_hashes
+from sluicemq.store.offline.findings import ERROR, NOTE, WARNING, Findings
+from sluicemq.store.offline.index_files import IndexFile, load_index
+from sluicemq.store.offline.layout import StoreLayout
+from sluicemq.store.offline.walk import Damage
+
+_SPACE = 0x20
+
+
+class IndexCheck:
+    """Give it each run of records and each damage in the order of the log, then call `finish`."""
+
+    def __init__(self, layout: StoreLayout, findings: Findings, mark: Mark | None) -> None:
+        self._layout = layout
+        self._findings = findings
+        self._interrupted = layout.was_interrupted
+        self._mark = mark
+        self._paths = self._settled(layout.indexes)
+        self._unsettled = layout.indexes[-1] if self._interrupted and layout.indexes else ""
+        self._loaded: list[IndexFile] = []
+        self._has_index = bool(self._paths)
+        self.entries = 0
+        self._indexed_end = -1
+        self._missing = 0
+        self._missing_late = 0
+        self._missing_first = self._missing_last = -1
+        self._repeated = 0
+
+    def _settled(self, paths: list[str]) -> list[str]:
+        """The files that have to be right: all but those which an interrupted broker was making."""
+        if not self._interrupted or self._mark is None:
+            return list(paths)
+        settled = [path for path in paths if _number(path) <= self._mark.index_file]
+        for path in paths[len(settled) :]:
+            self._findings.add(
+                NOTE, "unsettled-index", self._layout.name_of(path),
+                "it was being made when the store was interrupted: the next start makes it anew",
+            )  # fmt: skip
+        return settled
+
+    def _severity(self, path: str) -> str:
+        return WARNING if path == self._unsettled else ERROR
+
+    # --- while walking
+
+    def records(self, columns: Columns) -> None:
+        """Compare the entries of all records of a run."""
+        rows, hashes = expected_entries(columns)
+        if not self._has_index:
+            self._missing += len(rows)
+            return
+        start, end = columns.base + int(columns.starts[0]), int(columns.ends[-1]) + columns.base
+        found = self._take(start, end)
+        if not found:
+            self._note_missing(columns.positions[rows])
+        elif len(found) > 1 or not self._agrees(*found[0], columns, rows, hashes):
+            self._compare(found, columns, rows, hashes)
+
+    def damage(self, damage: Damage) -> None:
+        """Entries that lead into damaged bytes are told as one."""
+        if self._has_index and not damage.is_gap:
+            count = sum(int(mask.sum()) for _, mask in self._take(damage.start, damage.end))
+            if count:
+                self._findings.add(
+                    NOTE, "index", f"commitlog {damage.start}",
+                    f"{count} entries of the index lead into damaged bytes",
+                )  # fmt: skip
+
+    def _take(self, start: int, end: int) -> list[tuple[IndexFile, Mask]]:
+        """The files with entries for [start, end), and which entries those are."""
+        while self._paths and (not self._loaded or self._loaded[-1].nearly_last < end):
+            self._load(self._paths.pop(0))
+        self._loaded = [file for file in self._loaded if file.last >= start or file is self._last]
+        found = []
+        for file in self._loaded:
+            mask = (file.positions >= start) & (file.positions < end)
+            if mask.any():
+                found.append((file, mask))
+        return found
+
+    @property
+    def _last(self) -> IndexFile:
+        return self._loaded[-1]
+
+    def _load(self, path: str) -> None:
+        mark, limit = self._mark, None
+        if self._interrupted and mark is not None and _number(path) == mark.index_file:
+            limit = mark.index_count
+        try:
+            file = load_index(self._layout.files, path, limit)
+        except OSError as error:
+            self._findings.add(ERROR, "unreadable", self._layout.name_of(path), str(error))
+            return
+        if file is None:
+            self._findings.add(
+                self._severity(path), "index", self._layout.name_of(path),
+                "its size or header is no index file's",
+            )  # fmt: skip
+            return
+        self.entries += len(file.positions)
+        self._loaded.append(file)
+        for text in file.problems():
+            self._findings.add(self._severity(path), "index", self._layout.name_of(path), text)
+
+    def _agrees(
+        self, file: IndexFile, mask: Mask, columns: Columns, rows: Positions, hashes: Positions
+    ) -> bool:
+        if int(mask.sum()) != len(rows):
+            return False
+        positions = columns.positions[rows]
+        if (file.positions[mask] != positions).any() or (file.hashes[mask] != hashes).any():
+            return False
+        self._indexed_end = int(positions[-1])
+        times = columns.store_time[rows]
+        self._check_ends(file, np.flatnonzero(mask), times)
+        wrong = file.times[mask] != file.expected_times(times)
+        for number in (np.flatnonzero(mask)[wrong] + 1).tolist():
+            self._wrong_time(file, number)
+        return True
+
+    def _check_ends(self, file: IndexFile, numbers: Positions, times: Positions) -> None:
+        """The header's times are those of the first and the last message."""
+        header = file.header
+        if file.is_cut:
+            return
+        ends = (
+            (0, "begin", header.begin_time_ms),
+            (len(file.hashes) - 1, "end", header.end_time_ms),
+        )
+        for number, name, time_ms in ends:
+            for found in times[numbers == number].tolist():
+                if found != time_ms:
+                    self._findings.add(
+                        self._severity(file.path), "index", self._layout.name_of(file.path),
+                        f"its {name} time is {time_ms}, its message there was stored at {found}",
+                    )  # fmt: skip
+
+    def _wrong_time(self, file: IndexFile, number: int) -> None:
+        self._findings.add(
+            self._severity(file.path), "index",
+            f"{self._layout.name_of(file.path)} entry {number}",
+            f"its time, {file.times[number - 1]} s after the file's first, is not that of its"
+            f" message at {file.positions[number - 1]}",
+        )  # fmt: skip
+
+    def _compare(
+        self,
+        found: list[tuple[IndexFile, Mask]],
+        columns: Columns,
+        rows: Positions,
+        hashes: Positions,
+    ) -> None:
+        """Entry by entry, where files or orders differ."""
+        positions = columns.positions[rows]
+        wanted = Counter(zip(positions.tolist(), hashes.tolist(), strict=True))
+        times = dict(zip(positions.tolist(), columns.store_time[rows].tolist(), strict=True))
+        known = set(wanted)
+        for file, mask in found:
+            for at in np.flatnonzero(mask).tolist():
+                entry = (int(file.positions[at]), int(file.hashes[at]))
+                if entry not in known:
+                    self._findings.add(
+                        self._severity(file.path), "index",
+                        f"{self._layout.name_of(file.path)} entry {at + 1}",
+                        f"no message with a key of hash {entry[1]} is at {entry[0]}",
+                    )  # fmt: skip
+                    continue
+                time_ms = np.array([times[entry[0]]])
+                self._check_ends(file, np.array([at]), time_ms)
+                if file.times[at] != file.expected_times(time_ms)[0]:
+                    self._wrong_time(file, at + 1)
+                self._repeated += not wanted[entry]
+                wanted[entry] = max(wanted[entry] - 1, 0)
+                self._indexed_end = max(self._indexed_end, entry[0])
+        missing = [position for (position, _), n in wanted.items() for _ in range(n)]
+        self._note_missing(np.array(missing, np.int64))
+
+    def _note_missing(self, positions: Positions) -> None:
+        if not len(positions):
+            return
+        self._missing += len(positions)
+        self._missing_late += int((positions >= self._late_from).sum())
+        if self._missing_first < 0:
+            self._missing_first = int(positions[0])
+        self._missing_last = int(positions[-1])
+
+    @property
+    def _late_from(self) -> int:
+        """What has no entry from here on gets one when a broker starts."""
+        if self._mark is not None:
+            return self._mark.index_offset
+        return self._indexed_end if self._interrupted else 1 << 62
+
+    # --- at the end
+
+    def finish(self, log_start: int, log_end: int) -> None:
+        while self._paths:
+            self._load(self._paths.pop(0))
+            self._check_places(self._loaded[-1:], log_end)
+        self._check_places(self._loaded, log_end)
+        if not self._missing:
+            return
+        if not self._has_index:
+            self._findings.add(
+                NOTE, "no-index", "index",
+                f"there is no index: none of the {self._missing} keys can be looked up",
+            )  # fmt: skip
+            return
+        late = self._missing_late == self._missing
+        self._findings.add(
+            NOTE if late else WARNING, "not-indexed", f"commitlog {self._missing_first}",
+            f"{self._missing} keys of records from {self._missing_first} to {self._missing_last}"
+            " are in no index file: they cannot be looked up"
+            + ("; a broker adds them when it starts" if late else ""),
+        )  # fmt: skip
+
+    def _check_places(self, files: list[IndexFile], log_end: int) -> None:
+        for file in files:
+            for at in np.flatnonzero((file.positions >= log_end) | (file.positions < 0)).tolist():
+                self._findings.add(
+                    WARNING if self._interrupted else ERROR,
+                    "index", f"{self._layout.name_of(file.path)} entry {at + 1}",
+                    f"it says {file.positions[at]}, the log ends at {log_end}",
+                )  # fmt: skip
+
+
+def _number(path: str) -> int:
+    return int(path.rpartition("/")[2])
+
+
+def expected_entries(columns: Columns) -> tuple[Positions, Positions]:
+    """(row, hash) of each entry that the index must hold for these records, in its order."""
+    texts = columns.texts
+    ids, names = columns.topics
+    seeds = np.array([_seed(name) for name in names], np.int64)
+    indexed = (columns.sys_flag & TRANSACTION_MASK) != ROLLED_BACK
+    all_rows: list[Positions] = []
+    all_hashes: list[Positions] = []
+    for name in (UNIQ_KEY, KEYS):
+        rows, starts, ends = _last_of_each(*texts.values(name.encode()))
+        keep = indexed[rows]
+        rows, starts, ends = rows[keep], starts[keep], ends[keep]
+        if name == KEYS:
+            rows, starts, ends = _split(texts.text, rows, starts, ends)
+        if len(rows):
+            all_rows.append(rows)
+            found = java_hashes(texts.text, starts, ends, seeds[ids[rows]])
+            all_hashes.append(_key_hashes(found.astype(np.int64)))
+    if not all_rows:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    rows = np.concatenate(all_rows)
+    hashes: Positions = np.concatenate(all_hashes)
+    order = np.argsort(rows, kind="stable")
+    return rows[order], hashes[order]
+
+
+def _seed(topic: bytes) -> int:
+    """The hash of `topic#`, as an unsigned number."""
+    data = np.frombuffer(topic + b"#", np.uint8)
+    return int(java_hashes(data, np.array([0]), np.array([len(data)]))[0]) & 0xFFFFFFFF
+
+
+def _key_hashes(hashes: Positions) -> Positions:
+    """Java's abs, whose one negative result counts as 0."""
+    result = np.abs(hashes)
+    result[hashes == -(1 << 31)] = 0
+    return result
+
+
+def _last_of_each(
+    rows: Positions, starts: Positions, ends: Positions
+) -> tuple[Positions, Positions, Positions]:
+    """A name that a record has twice counts once."""
+    if len(rows) < 2:
+        return rows, starts, ends
+    last = np.append(rows[1:] != rows[:-1], True)
+    return rows[last], starts[last], ends[last]
+
+
+def _split(
+    text: np.ndarray[tuple[int], np.dtype[np.uint8]],
+    rows: Positions,
+    starts: Positions,
+    ends: Positions,
+) -> tuple[Positions, Positions, Positions]:
+    """The parts of each value, which one space separates; empty ones are left out."""
+    spaces = np.flatnonzero(text == _SPACE)
+    if not len(spaces) or not len(rows):
+        return rows, starts, ends
+    inside = np.searchsorted(starts, spaces, side="right") - 1
+    good = (inside >= 0) & (spaces < ends[np.maximum(inside, 0)])
+    spaces, inside = spaces[good], inside[good]
+    begin = np.concatenate((starts, spaces + 1))
+    owner = np.concatenate((np.arange(len(rows)), inside))
+    order = np.argsort(begin, kind="stable")
+    begin, owner = begin[order], owner[order]
+    stop = np.append(begin[1:] - 1, 0)
+    is_last = np.append(owner[1:] != owner[:-1], True)
+    stop[is_last] = ends[owner[is_last]]
+    some = stop > begin
+    return rows[owner[some]], begin[some], stop[some]

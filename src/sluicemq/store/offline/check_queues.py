@@ -1,0 +1,358 @@
+"""Consume queues against the log, both ways: every record has its unit, every unit its record.
+
+While the log is walked, each run of records is compared with the units that should be there, in
+columns; a unit that agrees is marked as seen. What does not agree at once (delayed messages, whose
+code is a time; addresses in ConsumeQueueExt; light queues; damage) is looked at one by one, with
+the same code that makes units at recovery. At the end each queue is read once: what nobody saw is
+explained.
+
+A record without a unit is no damage by itself: a deleted topic leaves its records in the log until
+they expire, and a topic made again uses the same offsets for later records.
+"""
+
+from collections import defaultdict
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from sluicemq.errors import ProtocolError
+from sluicemq.model.message import DELAY, PREPARED, TAGS
+from sluicemq.record.codec import decode_properties, parse_head
+from sluicemq.store.offline.columns import Columns, Mask, Positions, java_hashes
+from sluicemq.store.offline.findings import ERROR, NOTE, WARNING, Findings
+from sluicemq.store.offline.layout import QueueKey, StoreLayout
+from sluicemq.store.offline.units import (
+    UnitArray,
+    UnitFile,
+    is_address,
+    is_blank,
+    is_used,
+    read_extension,
+)
+from sluicemq.store.offline.walk import Damage
+from sluicemq.store.scan import LIGHT_PREFIX, MULTI_DISPATCH, SCHEDULE_TOPIC, Scanned
+
+INNER_BATCH: Final = 0x80
+STRAYS_MAX: Final = 100_000
+_QUEUE_BITS: Final = 1 << 33
+_SPARSE: Final = 64
+
+
+class Stray(NamedTuple):
+    """A record whose unit is not there, or says something else."""
+
+    key: QueueKey
+    offset: int
+    position: int
+    unit_position: int | None
+
+
+class CheckedQueue:
+    """One queue and which of its units have been found right."""
+
+    def __init__(self, units: UnitFile) -> None:
+        self.units = units
+        self.seen = np.zeros(max(units.end - units.first, 0), np.bool_)
+        self.last_position = -1
+        for _, last in units.pieces(units.end - 1):
+            self.last_position = int(last["position"][-1])
+
+
+class QueueCheck:
+    """Give it each run of records, then call `finish`."""
+
+    def __init__(self, layout: StoreLayout, findings: Findings, topics: set[str] | None) -> None:
+        """`topics` are those that topics.json knows; None when it cannot be read."""
+        self._layout = layout
+        self._findings = findings
+        self._topics = topics
+        self._interrupted = layout.was_interrupted
+        self.queues = {key: CheckedQueue(UnitFile(s)) for key, s in layout.queues.items()}
+        self._strays: list[Stray] = []
+        self._delays: dict[int, list[tuple[int, str]]] = defaultdict(list)
+        self.units = sum(queue.units.end - queue.units.first for queue in self.queues.values())
+
+    @property
+    def log_end(self) -> int:
+        """The last position that a unit names: about where the log ends."""
+        return max((queue.last_position for queue in self.queues.values()), default=0)
+
+    # --- while walking
+
+    def records(self, columns: Columns) -> None:
+        """Compare the units of all records of a run."""
+        queued = (columns.sys_flag & (PREPARED | INNER_BATCH)) == 0
+        codes = tag_codes(columns)
+        ids, names = columns.topics
+        rows = np.flatnonzero(queued)
+        group = ids[rows] * _QUEUE_BITS + columns.queue_id[rows] + (_QUEUE_BITS >> 1)
+        order = np.argsort(group, kind="stable")
+        edges = np.flatnonzero(np.diff(group[order])) + 1
+        for part in np.split(rows[order], edges) if len(rows) else ():
+            topic = names[int(ids[part[0]])].decode("utf-8", "replace")
+            self._match((topic, int(columns.queue_id[part[0]])), columns, part, codes[part])
+        multi, _, _ = columns.texts.values(MULTI_DISPATCH.encode())
+        for row in np.unique(multi[queued[multi]]).tolist():
+            self._check_others(columns, row)
+
+    def _match(self, key: QueueKey, columns: Columns, rows: Positions, codes: Positions) -> None:
+        queue = self.queues.get(key)
+        offsets = columns.queue_offset[rows]
+        if queue is None:
+            self._stray(key, offsets, columns.positions[rows], None)
+            return
+        units, there = _units_at(queue.units, offsets)
+        placed = there & (units["position"] == columns.positions[rows])
+        placed &= units["size"] == columns.sizes[rows]
+        queue.seen[offsets[placed] - queue.units.first] = True
+        if placed.all() and (units["code"] == codes).all():  # as a rule
+            return
+        if not placed.all():
+            known = np.where(there, units["position"], -1)[~placed]
+            self._stray(key, offsets[~placed], columns.positions[rows][~placed], known)
+        for at in np.flatnonzero(placed & (units["code"] != codes)).tolist():
+            self._check_code(key, int(offsets[at]), int(units["code"][at]), columns, int(rows[at]))
+
+    def _stray(
+        self, key: QueueKey, offsets: Positions, positions: Positions, known: Positions | None
+    ) -> None:
+        room = STRAYS_MAX - len(self._strays)
+        for at in range(min(len(offsets), room)):
+            unit = None if known is None or known[at] < 0 else int(known[at])
+            self._strays.append(Stray(key, int(offsets[at]), int(positions[at]), unit))
+        if len(offsets) > room:
+            self._findings.count(ERROR, "record-without-unit", len(offsets) - max(room, 0))
+
+    def _check_code(
+        self, key: QueueKey, offset: int, code: int, columns: Columns, row: int
+    ) -> None:
+        """A code that is not simply the hash of the tag."""
+        record = scanned(columns, row)
+        place = f"{key[0]}/{key[1]} offset {offset}"
+        if is_address(code):
+            found = read_extension(self._layout.extensions.get(key), code)
+            if found is None:
+                self._findings.add(
+                    ERROR, "extension", place, f"its unit's address {code} leads to no extension"
+                )
+                return
+            if found.store_time_ms != record.store_time_ms:
+                self._findings.add(
+                    ERROR, "extension", place,
+                    f"its extension has store time {found.store_time_ms},"
+                    f" its record {record.store_time_ms}",
+                )  # fmt: skip
+            code = found.tag_code
+        if code == record.tag_code():
+            return
+        if key[0] == SCHEDULE_TOPIC and (level := _delay_level(record)):
+            self._delays[level].append((code - record.store_time_ms, place))
+            return
+        tag = decode_properties(record.properties).get(TAGS, "")
+        self._findings.add(
+            ERROR, "tag-code", place,
+            f"its unit has code {code}, the record at {record.position} has tag {tag!r}"
+            f" (code {record.tag_code()})",
+        )  # fmt: skip
+
+    def _check_others(self, columns: Columns, row: int) -> None:
+        record = scanned(columns, row)
+        position = np.array([record.position])
+        for key, offset in record.other_queues():
+            queue = self.queues.get(key)
+            if queue is None:
+                self._stray(key, np.array([offset]), position, None)
+                continue
+            units, there = _units_at(queue.units, np.array([offset]))
+            if not there[0] or units["position"][0] != record.position:
+                known = np.array([units["position"][0] if there[0] else -1])
+                self._stray(key, np.array([offset]), position, known)
+                continue
+            queue.seen[offset - queue.units.first] = True
+            expected = (record.size_bytes, record.tag_code())
+            if (int(units["size"][0]), int(units["code"][0])) != expected:
+                self._findings.add(
+                    ERROR, "unit", f"{key[0]}/{key[1]} offset {offset}",
+                    f"size and code of its unit are not those of the record at {record.position}",
+                )  # fmt: skip
+
+    # --- at the end
+
+    def finish(self, log_start: int, log_end: int, damages: list[Damage]) -> None:
+        """Look at every unit that no record claimed, and at every record without a unit."""
+        self._finish_delays()
+        for stray in self._strays:
+            self._finish_stray(stray)
+        for key, queue in sorted(self.queues.items()):
+            self._finish_queue(key, queue, log_start, log_end, damages)
+
+    def _finish_delays(self) -> None:
+        """Delay times differ from the default table: in order when all of a level are the same."""
+        for level, found in self._delays.items():
+            times = {delay for delay, _ in found}
+            if len(times) == 1 and len(found) > 1 and (only := times.pop()) > 0 and not only % 1000:
+                continue
+            for delay, place in found:
+                self._findings.add(
+                    ERROR, "tag-code", place,
+                    f"a message of delay level {level} is due {delay} ms after it was stored",
+                )  # fmt: skip
+
+    def _finish_stray(self, stray: Stray) -> None:
+        queue = self.queues.get(stray.key)
+        topic, queue_id = stray.key
+        place = f"{topic}/{queue_id} offset {stray.offset}"
+        where = f"the record at {stray.position}"
+        severity, kind = ERROR, "record-without-unit"
+        if queue is None:
+            text = f"{where} is in no queue: {topic}/{queue_id} has no files"
+            if self._topics is not None and topic not in self._topics and LIGHT_PREFIX not in topic:
+                severity, kind = NOTE, "deleted-topic"
+                text = f"{where} is of a topic that does not exist (any more)"
+        elif stray.offset >= queue.units.end:
+            if stray.position < queue.last_position:
+                severity, kind = NOTE, "deleted-topic"
+                text = f"{where} is of an earlier life of its topic: the queue ends before it"
+            else:
+                text = f"{where} is in no queue: {topic}/{queue_id} ends at {queue.units.end}"
+        elif stray.offset >= queue.units.first and queue.seen[stray.offset - queue.units.first]:
+            severity, kind = NOTE, "deleted-topic"
+            text = f"{where} is of an earlier life of its topic: another one has its offset now"
+        elif stray.unit_position is None:
+            text = f"{where} is in no queue: there is no unit at its offset"
+        else:
+            text = f"{where} is in no queue: the unit at its offset says {stray.unit_position}"
+        if (
+            severity == ERROR
+            and self._interrupted
+            and (queue is None or stray.offset >= queue.units.end)
+        ):
+            severity, kind = NOTE, "not-queued-yet"
+            text += "; a broker adds it when it starts"
+        self._findings.add(severity, kind, place, text)
+
+    def _finish_queue(
+        self, key: QueueKey, queue: CheckedQueue, start: int, end: int, damages: list[Damage]
+    ) -> None:
+        name = f"{key[0]}/{key[1]}"
+        may_be_gone, last = True, -1
+        for offset, units in queue.units.pieces():
+            first = offset - queue.units.first
+            seen = queue.seen[first : first + len(units)]
+            live = is_used(units) & ~is_blank(units)
+            gone = live & ~seen & (units["position"] < start)
+            if may_be_gone:  # only at the front: everything before the first that is not gone
+                inside = np.flatnonzero(live & ~gone)
+                front = int(inside[0]) if len(inside) else len(units)
+                gone[front:] = False
+                may_be_gone = front == len(units)
+                odd = ~seen & ~gone
+                odd[:front] &= is_used(units)[:front] & ~is_blank(units)[:front]
+                odd[:front] |= ~is_used(units)[:front]
+            else:
+                odd = ~seen
+            for at in np.flatnonzero(odd).tolist():
+                self._explain(f"{name} offset {offset + at}", units[at], end, damages)
+            last = self._check_order(name, offset, units, seen, last)
+        if (stale := queue.units.data_behind()) is not None:
+            self._findings.add(
+                WARNING, "queue-tail", name,
+                f"behind its last unit ({queue.units.end - 1}) there are bytes that are not zero,"
+                f" at {stale} of the queue",
+            )  # fmt: skip
+
+    def _check_order(self, name: str, offset: int, units: UnitArray, seen: Mask, last: int) -> int:
+        """Units go forward in the log; returns the position of the last one."""
+        rows = np.flatnonzero(seen)
+        if not len(rows):
+            return last
+        positions = units["position"][rows].astype(np.int64)
+        back = np.flatnonzero(np.diff(positions, prepend=last) <= 0)
+        for at in back.tolist():
+            self._findings.add(
+                ERROR, "unit-order", f"{name} offset {offset + int(rows[at])}",
+                f"its record at {positions[at]} lies before that of the unit ahead",
+            )  # fmt: skip
+        return int(positions[-1])
+
+    def _explain(self, place: str, unit: Any, end: int, damages: list[Damage]) -> None:
+        position, size = int(unit["position"]), int(unit["size"])
+        if size <= 0 or position < 0:
+            text = f"it is no unit (position {position}, size {size}), and more follow"
+            self._findings.add(ERROR, "unit", place, text)
+        elif is_blank(np.array([unit]))[0]:
+            text = "the unit is blank: the message of this offset is not known"
+            self._findings.add(WARNING, "blank-unit", place, text)
+        elif position + size > end:
+            severity = WARNING if self._interrupted else ERROR
+            text = (
+                f"its record [{position}, {position + size}) lies behind the end of the log, {end}"
+            )
+            self._findings.add(severity, "unit-behind-log", place, text)
+        elif any(damage.start <= position < damage.end for damage in damages):
+            text = f"its record at {position} lies in damaged bytes: the message is lost"
+            self._findings.add(ERROR, "lost-message", place, text)
+        else:
+            self._findings.add(ERROR, "unit", place, self._what_is_at(position, size))
+
+    def _what_is_at(self, position: int, size: int) -> str:
+        data = self._layout.log.read(position, min(max(size, 0), 1 << 26))
+        try:
+            head = parse_head(data)
+        except ProtocolError:
+            return f"no record of {size} bytes is at {position}, where its unit says"
+        topic = str(data[head.topic], "utf-8", "replace")
+        if head.physical_offset != position:
+            return f"no record begins at {position}, where its unit says"
+        return (
+            f"its unit says {position}, where a record of {head.size_bytes} bytes is that says"
+            f" {topic}/{head.queue_id} offset {head.queue_offset}"
+        )
+
+
+def tag_codes(columns: Columns) -> Positions:
+    """The hash of each record's tag, 0 without one."""
+    codes = np.zeros(len(columns), np.int64)
+    rows, starts, ends = columns.texts.values(TAGS.encode())
+    if len(rows):
+        codes[rows] = java_hashes(columns.texts.text, starts, ends)
+    return codes
+
+
+def scanned(columns: Columns, row: int) -> Scanned:
+    """One row as recovery sees it."""
+    return Scanned(
+        int(columns.positions[row]),
+        int(columns.sizes[row]),
+        int(columns.queue_id[row]),
+        int(columns.queue_offset[row]),
+        int(columns.sys_flag[row]),
+        int(columns.store_time[row]),
+        columns.part(row, "topic"),
+        columns.part(row, "properties"),
+    )
+
+
+def _units_at(units: UnitFile, offsets: Positions) -> tuple[UnitArray, Mask]:
+    """The unit at each offset, and whether there is one (else the unit is nonsense)."""
+    found = np.zeros(len(offsets), units.kind)
+    there = (offsets >= units.first) & (offsets < units.end)
+    inside = offsets[there]
+    if not len(inside):
+        return found, there
+    low, high = int(inside.min()), int(inside.max())
+    if high - low > len(inside) * _SPARSE + 4096:  # a damaged offset among good ones
+        for row in np.flatnonzero(there).tolist():
+            one = units.read(int(offsets[row]), 1)
+            there[row] = len(one) == 1
+            found[row : row + 1] = one
+        return found, there
+    read = units.read(low, high - low + 1)
+    there[there] = inside - low < len(read)
+    found[there] = read[offsets[there] - low]
+    return found, there
+
+
+def _delay_level(record: Scanned) -> int:
+    level = decode_properties(record.properties).get(DELAY, "")
+    return int(level) if level.isdecimal() else 0

@@ -1,0 +1,338 @@
+"""The content of a store as plain values, one at a time: for `sluice store dump` and for scripts.
+
+Each `dump_…` walks over one part of the store and yields dicts that JSON can say. The log is walked
+from end to end, also over damage (which is told as a value of its own); what a `Selection` says
+about topic, queue, offset and time is decided in columns, so that only wanted records are decoded.
+"""
+
+import base64
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from sluicemq.errors import ProtocolError
+from sluicemq.model.ids import java_hash
+from sluicemq.model.message import KEYS, TRANSACTION_MASK, UNIQ_KEY, StoredMessage
+from sluicemq.record.codec import CRC_MASK, decode_properties, decode_record, decompress, parse_head
+from sluicemq.store.offline.columns import Columns
+from sluicemq.store.offline.index_files import IndexFile, load_index
+from sluicemq.store.offline.info import (
+    index_headers,
+    read_checkpoint_file,
+    read_documents,
+    store_time_ms,
+)
+from sluicemq.store.offline.layout import QueueKey, StoreLayout, read_file
+from sluicemq.store.offline.units import (
+    BATCH_UNIT,
+    UnitFile,
+    is_address,
+    is_blank,
+    is_used,
+    read_extension,
+)
+from sluicemq.store.offline.walk import Blank, Damage, LogWalk
+from sluicemq.store.scan import SCHEDULE_TOPIC
+
+BODY_TEXT: Final = "text"
+BODY_BASE64: Final = "base64"
+BODY_NONE: Final = "none"
+TRANSACTIONS: Final = {0x4: "prepared", 0x8: "commit", 0xC: "rollback"}
+_TIMER_FIELDS: Final = (
+    "last_read_time_ms", "last_flush_position", "last_queue_offset", "master_queue_offset",
+    "state_version", "timestamp", "counter",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What is wanted; None and the widest range want everything. Ranges include their ends.
+
+    `matches` decides on a message's properties (tags or SQL92), `tag_codes` is what a unit's code
+    may be, when that says the same.
+    """
+
+    topic: str | None = None
+    queue_id: int | None = None
+    offset_min: int = 0
+    offset_max: int = (1 << 63) - 1
+    time_min_ms: int = 0
+    time_max_ms: int = (1 << 63) - 1
+    key: str | None = None
+    matches: Callable[[Mapping[str, str]], bool] | None = None
+    tag_codes: frozenset[int] | None = None
+
+    @property
+    def is_everything(self) -> bool:
+        return self == Selection()
+
+    @property
+    def has_times(self) -> bool:
+        return self.time_min_ms > 0 or self.time_max_ms < (1 << 63) - 1
+
+    def wants_queue(self, key: QueueKey) -> bool:
+        return self.topic in (None, key[0]) and self.queue_id in (None, key[1])
+
+    def wants_time(self, time_ms: int) -> bool:
+        return self.time_min_ms <= time_ms <= self.time_max_ms
+
+    def wants(self, properties: Mapping[str, str]) -> bool:
+        """By key, tag and expression."""
+        keys = (properties.get(UNIQ_KEY), *properties.get(KEYS, "").split(" "))
+        if self.key is not None and self.key not in keys:
+            return False
+        return self.matches is None or self.matches(properties)
+
+
+def dump_log(
+    layout: StoreLayout, selection: Selection, body: str = BODY_TEXT
+) -> Iterator[dict[str, Any]]:
+    """Messages in the order of the log; damage, blank ends of files, and the tail between them."""
+    walk = LogWalk(layout.log)
+    for found in walk:
+        if isinstance(found, Columns):
+            for row in _wanted_rows(found, selection):
+                value = _message(found, row, selection, body)
+                if value is not None:
+                    yield value
+        elif isinstance(found, Damage):
+            yield {
+                "kind": "damage", "position": found.start, "end": found.end,
+                "reason": found.reason,
+            }  # fmt: skip
+        elif isinstance(found, Blank) and selection.is_everything:
+            yield {"kind": "blank", "position": found.start, "end": found.end}
+    if walk.tail is not None:
+        tail = walk.tail
+        yield {"kind": "tail", "position": tail.start, "end": tail.end, "reason": tail.reason}
+
+
+def _wanted_rows(columns: Columns, selection: Selection) -> list[int]:
+    good = (columns.queue_offset >= selection.offset_min) & (
+        columns.queue_offset <= selection.offset_max
+    )
+    good &= (columns.store_time >= selection.time_min_ms) & (
+        columns.store_time <= selection.time_max_ms
+    )
+    if selection.queue_id is not None:
+        good &= columns.queue_id == selection.queue_id
+    if selection.topic is not None:
+        ids, names = columns.topics
+        name = selection.topic.encode()
+        good &= ids == (names.index(name) if name in names else -1)
+    return list(np.flatnonzero(good).tolist())
+
+
+def _message(columns: Columns, row: int, selection: Selection, body: str) -> dict[str, Any] | None:
+    decides = selection.key is not None or selection.matches is not None
+    if decides and not selection.wants(decode_properties(columns.part(row, "properties"))):
+        return None
+    return message_value(bytes(columns.record(row)), body)
+
+
+def message_value(record: bytes, body: str) -> dict[str, Any]:
+    """One stored record as plain values."""
+    head = parse_head(record)
+    message = decode_record(record, decompress=False)
+    value: dict[str, Any] = {
+        "kind": "message",
+        "position": message.physical_offset,
+        "size": message.size_bytes,
+        "version": 2 if record[7] == 0xAB else 1,
+        "topic": message.topic,
+        "queue_id": message.queue_id,
+        "queue_offset": message.queue_offset,
+        "message_id": message.message_id,
+        "offset_message_id": message.offset_message_id,
+        "flag": message.flag,
+        "sys_flag": message.sys_flag,
+        "transaction": TRANSACTIONS.get(message.sys_flag & TRANSACTION_MASK),
+        "born_time_ms": message.born_time_ms,
+        "born_host": str(message.born_host),
+        "store_time_ms": message.store_time_ms,
+        "store_host": str(message.store_host),
+        "reconsume_times": message.reconsume_times,
+        "prepared_offset": message.prepared_offset,
+        "body_crc": message.body_crc,
+        "body_crc_agrees": zlib.crc32(record[head.body]) & CRC_MASK == message.body_crc,
+        "properties": dict(message.properties),
+        "body_bytes": len(message.body),
+    }
+    if body != BODY_NONE:
+        value |= _body_value(message, body)
+    return value
+
+
+def _body_value(message: StoredMessage, body: str) -> dict[str, str]:
+    """The body as its sender knew it; as it lies when it cannot be decompressed."""
+    result = {}
+    try:
+        data = decompress(message.body, message.sys_flag)
+    except ProtocolError as error:
+        data = message.body
+        result["body_problem"] = error.fact
+    if body == BODY_TEXT:
+        try:
+            return {**result, "body": data.decode()}
+        except UnicodeDecodeError:
+            pass
+    return {**result, "body_base64": base64.b64encode(data).decode()}
+
+
+def dump_queues(layout: StoreLayout, selection: Selection) -> Iterator[dict[str, Any]]:
+    """Units of the wanted queues, in order; batch queues after them."""
+    for key, series in sorted(layout.queues.items()):
+        if selection.wants_queue(key):
+            units = UnitFile(series)
+            limit = min(selection.offset_max + 1, units.end)
+            for start, part in units.pieces(selection.offset_min, limit):
+                yield from _units(layout, key, start, part, selection)
+    for key, series in sorted(layout.batch_queues.items()):
+        if selection.wants_queue(key):
+            for start, part in UnitFile(series, BATCH_UNIT).pieces():
+                yield from _batch_units(key, start, part, selection)
+
+
+def _units(
+    layout: StoreLayout, key: QueueKey, start: int, part: Any, selection: Selection
+) -> Iterator[dict[str, Any]]:
+    used, blank = is_used(part), is_blank(part)
+    for at in range(len(part)):
+        position, size, code = part[at].tolist()
+        value: dict[str, Any] = {
+            "kind": "unit", "topic": key[0], "queue_id": key[1], "offset": start + at,
+            "position": position, "size": size,
+        }  # fmt: skip
+        if blank[at] or not used[at]:
+            if selection.matches is None and selection.key is None and not selection.has_times:
+                yield {**value, "blank" if blank[at] else "unused": True}
+            continue
+        value |= _code(layout, key, code)
+        if _wants_unit(layout, position, size, value.get("tag_code"), selection):
+            yield value
+
+
+def _code(layout: StoreLayout, key: QueueKey, code: int) -> dict[str, Any]:
+    if is_address(code):
+        found = read_extension(layout.extensions.get(key), code)
+        extension = None if found is None else found._asdict() | {"bitmap": found.bitmap.hex()}
+        tag = {} if found is None else {"tag_code": found.tag_code}
+        return {**tag, "extension_address": code, "extension": extension}
+    return {"due_time_ms" if key[0] == SCHEDULE_TOPIC and code > 1 << 31 else "tag_code": code}
+
+
+def _wants_unit(
+    layout: StoreLayout, position: int, size: int, code: int | None, selection: Selection
+) -> bool:
+    if selection.has_times and not selection.wants_time(store_time_ms(layout, position)):
+        return False
+    if selection.tag_codes is not None and code not in selection.tag_codes:
+        return False
+    if selection.key is None and selection.matches is None:
+        return True
+    data = layout.log.read(position, size)
+    try:
+        head = parse_head(data)
+    except ProtocolError:
+        return False
+    return selection.wants(decode_properties(data[head.properties]))
+
+
+def _batch_units(
+    key: QueueKey, start: int, part: Any, selection: Selection
+) -> Iterator[dict[str, Any]]:
+    for at in np.flatnonzero(is_used(part)).tolist():
+        fields = dict(zip(part.dtype.names, part[at].tolist(), strict=True))
+        first, last = fields["first"], fields["first"] + fields["count"] - 1
+        wanted = selection.offset_min <= last and first <= selection.offset_max
+        if wanted and selection.wants_time(fields["store_time"]):
+            yield {
+                "kind": "batch_unit", "topic": key[0], "queue_id": key[1], "number": start + at,
+                "offset": first, "count": fields["count"], "position": fields["position"],
+                "size": fields["size"], "tag_code": fields["code"],
+                "store_time_ms": fields["store_time"],
+            }  # fmt: skip
+
+
+def dump_index(layout: StoreLayout, selection: Selection) -> Iterator[dict[str, Any]]:
+    """Each index file's header, then its wanted entries in order."""
+    hashes = _key_hashes(layout, selection)
+    for path, size, header in index_headers(layout):
+        name = layout.name_of(path)
+        file = load_index(layout.files, path)
+        yield {
+            "kind": "index_file", "file": name, "bytes": size, **header._asdict(),
+            "slots": None if file is None else len(file.slots),
+        }  # fmt: skip
+        if file is not None:
+            yield from _entries(layout, name, file, hashes, selection)
+
+
+def _key_hashes(layout: StoreLayout, selection: Selection) -> set[int] | None:
+    """The hashes that the wanted key may have; None when every key is wanted."""
+    if selection.key is None:
+        return None
+    topics = {topic for topic, _ in layout.queues} if selection.topic is None else {selection.topic}
+    found = {abs(java_hash(f"{topic}#{selection.key}")) for topic in topics}
+    return {0 if value == 1 << 31 else value for value in found}
+
+
+def _entries(
+    layout: StoreLayout,
+    name: str,
+    file: IndexFile,
+    hashes: set[int] | None,
+    selection: Selection,
+) -> Iterator[dict[str, Any]]:
+    wanted = np.ones(len(file.hashes), np.bool_)
+    if hashes is not None:
+        wanted = np.isin(file.hashes, list(hashes))
+    times = file.header.begin_time_ms + file.times * 1000
+    wanted &= (times + 999 >= selection.time_min_ms) & (times <= selection.time_max_ms)
+    for at in np.flatnonzero(wanted).tolist():
+        position = int(file.positions[at])
+        if selection.topic is not None and _topic_at(layout, position) != selection.topic:
+            continue
+        yield {
+            "kind": "entry", "file": name, "number": at + 1,
+            "slot": int(file.hashes[at] % len(file.slots)), "hash": int(file.hashes[at]),
+            "position": position, "seconds": int(file.times[at]), "time_ms": int(times[at]),
+            "previous": int(file.previous[at]),
+        }  # fmt: skip
+
+
+def _topic_at(layout: StoreLayout, position: int) -> str | None:
+    size = int.from_bytes(layout.log.read(position, 4), "big")
+    data = layout.log.read(position, min(size, 1 << 26))
+    try:
+        return str(data[parse_head(data).topic], "utf-8", "replace")
+    except ProtocolError:
+        return None
+
+
+def dump_checkpoint(layout: StoreLayout) -> Iterator[dict[str, Any]]:
+    """One value, or none without a checkpoint."""
+    fields = read_checkpoint_file(layout)
+    if fields is not None:
+        yield {"kind": "checkpoint", **fields}
+
+
+def dump_documents(layout: StoreLayout) -> Iterator[dict[str, Any]]:
+    """The documents in config/, as they are after reading; keys are text."""
+    for name, value, problem in read_documents(layout):
+        rest = {"problem": problem} if problem else {"value": _plain(value)}
+        yield {"kind": "document", "file": name, **rest}
+    data = read_file(layout.files, f"{layout.root}/config/timercheck", 8 * len(_TIMER_FIELDS))
+    if data is not None and len(data) == 8 * len(_TIMER_FIELDS):
+        numbers = np.frombuffer(data, ">i8").tolist()
+        fields = dict(zip(_TIMER_FIELDS, numbers, strict=True))
+        yield {"kind": "document", "file": "config/timercheck", "value": fields}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value

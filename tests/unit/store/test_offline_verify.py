@@ -1,0 +1,409 @@
+"""`verify` says what is wrong with a damaged store, where, and how bad it is; and nothing else."""
+
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sluicemq.config import StoreConfig
+from sluicemq.errors import StoreError
+from sluicemq.model.ids import tag_code
+from sluicemq.record.codec import encode_properties
+from sluicemq.store.offline.check_index import expected_entries
+from sluicemq.store.offline.columns import Columns
+from sluicemq.store.offline.dump import Selection, dump_queues
+from sluicemq.store.offline.info import list_queues
+from sluicemq.store.offline.layout import StoreLayout
+from sluicemq.store.offline.verify import Verified, verify
+from sluicemq.store.offline.walk import LogWalk
+from sluicemq.store.store import Store
+
+HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
+HOST_IPV6 = bytes(15) + b"\x01" + struct.pack(">i", 10911)
+LOG, QUEUE = 4096, 400
+BODY = 300
+
+
+class HandClock:
+    """Moves when a test says so."""
+
+    ms = 1_700_000_000_000
+
+    def now_ms(self) -> int:
+        return self.ms
+
+    def monotonic_s(self) -> float:
+        return self.ms / 1000
+
+
+def config(root: Path) -> StoreConfig:
+    return StoreConfig(root=str(root), commit_log_file_bytes=LOG, consume_queue_file_bytes=QUEUE)
+
+
+def fill(store: Store, count: int = 40, topics: str = "AB") -> list[tuple[str, int, int]]:
+    """(topic, physical offset, queue offset) of messages with tags, keys, IPv6 hosts."""
+    sent = []
+    for number in range(count):
+        topic = topics[number % len(topics)]
+        tag = ["", "red", "grün"][number % 3]
+        properties = {"UNIQ_KEY": f"{number:032X}", "KEYS": f"k{number} all ä{number}", "n": "1"}
+        properties |= {"TAGS": tag} if tag else {}
+        host = HOST_IPV6 if number % 5 == 0 else HOST
+        place, offset = store.append(
+            topic, 0, bytes([number]) * BODY, encode_properties(properties), tag_code(tag), 0, 0,
+            1, host, HOST,
+        )  # fmt: skip
+        sent.append((topic, place, offset))
+    store.commit()
+    return sent
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def sent(root: Path) -> list[tuple[str, int, int]]:
+    store = Store.open(config(root))
+    try:
+        return fill(store)
+    finally:
+        store.close()
+
+
+def check(root: Path) -> Verified:
+    layout = StoreLayout.find(str(root))
+    try:
+        return verify(layout)
+    finally:
+        layout.close()
+
+
+def kinds(result: Verified, *severities: str) -> set[str]:
+    return {kind for severity, kind in result.findings.by_kind if severity in severities}
+
+
+def bad(result: Verified) -> set[str]:
+    return kinds(result, "error", "warning")
+
+
+def change(root: Path, position: int, data: bytes, directory: str = "commitlog") -> None:
+    size = LOG if directory == "commitlog" else QUEUE
+    path = root / directory / f"{position - position % size:020d}"
+    content = bytearray(path.read_bytes())
+    content[position % size : position % size + len(data)] = data
+    path.write_bytes(content)
+
+
+Places = list[tuple[str, int, int]]
+
+
+def test_a_sound_store_is_in_order_and_all_of_it_is_counted(root: Path, sent: Places) -> None:
+    result = check(root)
+    assert result.findings.is_clean, result.findings.kept
+    assert (result.records, result.units) == (40, 40)
+    assert result.log_start == 0
+    assert result.log_end > sent[-1][1]
+    assert len(list((root / "commitlog").iterdir())) > 3
+
+
+def test_a_body_that_changed_is_named_by_its_place(root: Path, sent: Places) -> None:
+    _, place, _ = sent[7]
+    change(root, place + 150, b"x")
+    result = check(root)
+    assert [(f.kind, f.place) for f in result.findings.kept if f.severity != "note"] == [
+        ("body-crc", f"commitlog {place}")
+    ]
+
+
+def test_damaged_bytes_are_bridged_and_the_lost_messages_named(root: Path, sent: Places) -> None:
+    first, last = sent[6], sent[8]
+    change(root, first[1], b"\xff" * (last[1] - first[1]))
+    result = check(root)
+    found = {f.kind: f for f in result.findings.kept if f.severity == "error"}
+    assert set(found) == {"damage", "lost-message"}
+    assert found["damage"].place == f"commitlog {first[1]}"
+    assert f"up to {last[1]}" in found["damage"].text
+    assert result.findings.by_kind["error", "lost-message"] == 2
+    assert result.records == 38
+
+
+def test_damage_up_to_the_end_of_a_file_ends_there(root: Path, sent: Places) -> None:
+    second = next(place for _, place, _ in sent if place >= LOG)
+    before = [place for _, place, _ in sent if place < LOG][-1]
+    change(root, before, bytes(LOG - before))
+    result = check(root)
+    damage = next(f for f in result.findings.kept if f.kind == "damage")
+    assert f"up to {second}" in damage.text
+    assert result.records == 39
+
+
+def test_a_missing_file_of_the_log_is_named(root: Path, sent: Places) -> None:
+    (root / "commitlog" / f"{LOG:020d}").unlink()
+    result = check(root)
+    assert any("a file is missing" in f.text and f.kind == "damage" for f in result.findings.kept)
+    assert "lost-message" in bad(result)
+
+
+def test_a_file_of_another_size_is_named(root: Path, sent: Places) -> None:
+    path = root / "commitlog" / f"{LOG:020d}"
+    path.write_bytes(path.read_bytes()[:-1])
+    result = check(root)
+    assert any(f.kind == "file-size" and f.place.endswith(path.name) for f in result.findings.kept)
+
+
+def test_a_stale_record_that_lies_elsewhere_is_no_record(root: Path, sent: Places) -> None:
+    place, following = sent[4][1], sent[5][1]
+    data = b"".join(p.read_bytes() for p in sorted((root / "commitlog").iterdir()))
+    change(root, following, data[place:following][: sent[6][1] - following])
+    result = check(root)
+    assert any(f"says that it lies at {place}" in f.text for f in result.findings.kept)
+
+
+@pytest.mark.parametrize(
+    ("at", "data", "kind"),
+    [
+        (0, struct.pack(">q", 77), "unit"),
+        (8, struct.pack(">i", 9), "unit"),
+        (12, struct.pack(">q", 99), "tag-code"),
+        (0, bytes(20), "unit"),
+        (0, struct.pack(">qiq", 0, 0x7FFFFFFF, 0), "blank-unit"),
+        (0, struct.pack(">q", 1 << 40), "unit-behind-log"),
+        (12, struct.pack(">q", -(1 << 63)), "extension"),
+    ],
+)
+def test_each_wrong_field_of_a_unit_is_found(
+    root: Path, sent: Places, at: int, data: bytes, kind: str
+) -> None:
+    change(root, 5 * 20 + at, data, "consumequeue/A/0")
+    result = check(root)
+    assert kind in bad(result), result.findings.kept
+    assert any(f.place == "A/0 offset 5" for f in result.findings.kept if f.kind == kind)
+
+
+def test_a_record_without_its_last_unit_is_told_but_not_while_a_broker_may_run(
+    root: Path, sent: Places
+) -> None:
+    change(root, 19 * 20, bytes(20), "consumequeue/A/0")
+    assert bad(check(root)) == {"record-without-unit"}
+    (root / "abort").write_text("1")
+    result = check(root)
+    assert result.findings.is_clean
+    assert "not-queued-yet" in kinds(result, "note")
+
+
+def test_bytes_behind_the_last_unit_are_told(root: Path) -> None:
+    store = Store.open(config(root))
+    fill(store, 10, "A")
+    store.close()
+    change(root, 15 * 20 + 3, b"\x05", "consumequeue/A/0")
+    assert bad(check(root)) == {"queue-tail"}
+
+
+def test_records_of_a_deleted_topic_are_a_note(root: Path, sent: Places) -> None:
+    store = Store.open(config(root))
+    store.delete_topic("A")
+    fill(store, 6, "A")
+    store.close()
+    result = check(root)
+    assert result.findings.is_clean, result.findings.kept
+    assert result.findings.by_kind["note", "deleted-topic"] == 20
+
+
+def test_queues_whose_files_are_gone_are_told_when_the_topic_exists(
+    root: Path, sent: Places
+) -> None:
+    for path in (root / "consumequeue" / "B" / "0").iterdir():
+        path.unlink()
+    (root / "consumequeue" / "B" / "0").rmdir()
+    assert check(root).findings.by_kind["error", "record-without-unit"] == 20
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config" / "topics.json").write_text('{"topicConfigTable":{"A":{}}}')
+    assert check(root).findings.is_clean
+
+
+def test_a_store_that_a_broker_is_writing_is_in_order_at_every_moment(root: Path) -> None:
+    clock = HandClock()
+    small = replace(config(root), commit_log_file_bytes=1 << 16)
+    store = Store.open(small, clock=clock)
+    for number in range(40):
+        fill(store, 12)
+        clock.ms += 300
+        store.sync()
+        store.tick()
+        if number % 4 == 0:
+            result = check(root)
+            assert result.findings.is_clean, result.findings.kept
+            assert result.records == 12 * (number + 1)
+    store.close()
+    assert check(root).findings.is_clean
+
+
+def test_a_torn_tail_is_a_warning_after_a_crash(root: Path, sent: Places) -> None:
+    end = check(root).log_end
+    change(root, end, b"\x00\x00\x02\x00\xda\xa3\x20\xa7torn")
+    (root / "abort").write_text("1")
+    result = check(root)
+    assert bad(result) == kinds(result, "warning") == {"tail"}
+    assert result.log_end == end
+
+
+def test_deleted_first_files_leave_a_store_in_order(root: Path, sent: Places) -> None:
+    (root / "commitlog" / f"{0:020d}").unlink()
+    result = check(root)
+    assert result.findings.is_clean, result.findings.kept
+    assert result.log_start == LOG
+
+
+def test_queue_files_of_which_one_is_missing_are_told(root: Path) -> None:
+    store = Store.open(config(root))
+    fill(store, 70, "A")
+    store.close()
+    (root / "consumequeue" / "A" / "0" / f"{QUEUE:020d}").unlink()
+    assert {"missing-file", "record-without-unit"} <= bad(check(root))
+
+
+def test_the_mark_of_the_checkpoint_cannot_lie_behind_the_end(root: Path, sent: Places) -> None:
+    for path in sorted((root / "commitlog").iterdir())[-2:]:
+        path.write_bytes(bytes(LOG))
+    assert {"checkpoint", "unit-behind-log"} <= bad(check(root))
+
+
+@pytest.mark.parametrize("has_backup", [True, False])
+def test_a_document_that_cannot_be_read_is_told(root: Path, sent: Places, has_backup: bool) -> None:
+    directory = root / "config"
+    directory.mkdir(exist_ok=True)
+    (directory / "topics.json").write_text('{"topic')
+    if has_backup:
+        (directory / "topics.json.bak").write_text('{"topicConfigTable":{"A":{},"B":{}}}')
+    result = check(root)
+    assert ("document" in kinds(result, "error")) is not has_backup
+    assert "document" in bad(result)
+
+
+def test_progress_behind_the_end_of_a_queue_is_told(root: Path, sent: Places) -> None:
+    (root / "config").mkdir(exist_ok=True)
+    (root / "config" / "consumerOffset.json").write_text('{"offsetTable":{"A@g":{0:21}}}')
+    result = check(root)
+    assert [f.text for f in result.findings.kept if f.kind == "progress"] == [
+        "group g is at 21 of A/0, which ends at 20"
+    ]
+
+
+def test_findings_are_counted_beyond_those_that_are_kept(root: Path, sent: Places) -> None:
+    for _, place, _ in sent:
+        change(root, place + 150, b"\xff")
+    layout = StoreLayout.find(str(root))
+    result = verify(layout, kept_per_kind=3)
+    layout.close()
+    assert result.findings.by_kind["error", "body-crc"] == 40
+    assert len([f for f in result.findings.kept if f.kind == "body-crc"]) == 3
+    assert result.findings.hidden["body-crc"] == 37
+
+
+def test_keys_of_many_records_are_hashed_as_java_does(root: Path, sent: Places) -> None:
+    def java(text: str) -> int:
+        value = 0
+        data = text.encode("utf-16-be")
+        for at in range(0, len(data), 2):
+            value = (value * 31 + int.from_bytes(data[at : at + 2], "big")) & 0xFFFFFFFF
+        return abs(value - (1 << 32) if value >> 31 else value)
+
+    layout = StoreLayout.find(str(root))
+    found = []
+    for run in LogWalk(layout.log):
+        if isinstance(run, Columns):
+            rows, hashes = expected_entries(run)
+            places = run.positions[rows].tolist()
+            found += list(zip(places, hashes.tolist(), strict=True))
+    layout.close()
+    wanted = [
+        (place, java(f"{topic}#{key}"))
+        for number, (topic, place, _) in enumerate(sent)
+        for key in (f"{number:032X}", f"k{number}", "all", f"ä{number}")
+    ]
+    assert found == wanted
+
+
+NO_STORES: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "missing": (lambda p: p / "nowhere", "does not exist"),
+    "empty": (lambda p: p, "holds no commit log"),
+    "above": (lambda p: _make(p, "store/commitlog"), "Name "),
+    "inside": (lambda p: _make(p, "commitlog") / "commitlog", "the directory above it"),
+    "rocksdb": (lambda p: _make(p, "consumequeue_r", "x"), "RocksDB"),
+}
+
+
+def _make(path: Path, directory: str, name: str = f"{0:020d}") -> Path:
+    (path / directory).mkdir(parents=True)
+    (path / directory / name).write_bytes(b"\0")
+    return path
+
+
+@pytest.mark.parametrize("name", NO_STORES)
+def test_a_directory_that_is_no_store_is_refused_with_a_cure(name: str, tmp_path: Path) -> None:
+    make, text = NO_STORES[name]
+    with pytest.raises(StoreError, match=text) as caught:
+        StoreLayout.find(str(make(tmp_path)))
+    assert caught.value.cure
+
+
+def batch_unit(place: int, size: int, first: int, count: int) -> bytes:
+    return struct.pack(">qiqqqhii", place, size, 0, 1_700_000_000_000, first, count, -1, 0)
+
+
+def test_units_of_batch_queues_are_listed_and_checked(root: Path, sent: Places) -> None:
+    data = (root / "commitlog" / f"{0:020d}").read_bytes()
+    directory = root / "batchconsumequeue" / "C" / "0"
+    directory.mkdir(parents=True)
+    units = b"".join(
+        batch_unit(place, struct.unpack_from(">i", data, place)[0], 10 * number, 10)
+        for number, (_, place, _) in enumerate(sent[:3])
+    )
+    file = directory / f"{0:020d}"
+    file.write_bytes(units.ljust(460, b"\0"))
+    assert check(root).findings.is_clean
+    layout = StoreLayout.find(str(root))
+    (queue,) = list_queues(layout, "C")
+    assert (queue.kind, queue.offset_min, queue.offset_max, queue.messages) == ("batch", 0, 30, 30)
+    assert [v["offset"] for v in dump_queues(layout, Selection(topic="C", offset_min=15))] == [
+        10, 20,
+    ]  # fmt: skip
+    layout.close()
+    file.write_bytes(batch_unit(3, 99, 0, 10).ljust(460, b"\0"))
+    assert [f.place for f in check(root).findings.kept if f.severity == "error"] == ["C/0 batch 0"]
+
+
+@pytest.mark.parametrize(
+    ("delays", "is_clean"), [((10, 10), True), ((7, 7), True), ((7, 8), False)]
+)
+def test_delayed_messages_are_due_after_the_time_of_their_level(
+    root: Path, delays: tuple[int, int], is_clean: bool
+) -> None:
+    clock = HandClock()
+    store = Store.open(config(root), clock=clock)
+    for delay_s in delays:
+        properties = encode_properties({"DELAY": "3", "TAGS": "red", "REAL_TOPIC": "A"})
+        due_ms = clock.ms + delay_s * 1000
+        store.append(
+            "SCHEDULE_TOPIC_XXXX", 2, b"body", properties, due_ms, 0, 0, 1, HOST, HOST
+        )  # fmt: skip
+    store.commit()
+    store.close()
+    result = check(root)
+    assert result.findings.is_clean is is_clean, result.findings.kept
+    assert bad(result) <= {"tag-code"}
+
+
+def test_a_light_queue_that_lacks_a_message_is_told(root: Path) -> None:
+    store = Store.open(config(root))
+    multi = {"INNER_MULTI_DISPATCH": "%LMQ%x", "INNER_MULTI_QUEUE_OFFSET": "0"}
+    store.append("A", 0, b"body", encode_properties(multi), 0, 0, 0, 1, HOST, HOST)
+    store.commit()
+    store.close()
+    result = check(root)
+    assert bad(result) == {"record-without-unit"}
+    assert "%LMQ%x/0 offset 0" in {f.place for f in result.findings.kept}
