@@ -12,7 +12,8 @@ socket buffers. A clock that went back by less than a minute is waited for (stor
 must not fall, searching by time relies on it), a larger step is followed.
 
 `append` is the hot path: one dict look-up, one pack for the head, one for the unit, one checksum,
-no object that lives on. What is not the common case (IPv6, transactions) goes through the codec.
+no object that lives on. What is not the common case (IPv6, transactions, the checksum property)
+goes through the codec.
 """
 
 import logging
@@ -25,7 +26,8 @@ from sluicemq.clock import Clock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import MessageIllegalError, ProtocolError, StoreError
 from sluicemq.model.ids import HOST_BYTES_IPV4
-from sluicemq.model.message import BORN_HOST_IPV6, PREPARED, STORE_HOST_IPV6
+from sluicemq.model.message import BORN_HOST_IPV6, INNER_BATCH, PREPARED, STORE_HOST_IPV6
+from sluicemq.record.checksum import seal, with_place
 from sluicemq.record.codec import (
     CRC_MASK,
     MAGIC_BLANK,
@@ -41,8 +43,9 @@ from sluicemq.store.scan import ZEROS_NEVER_STORED
 logger = logging.getLogger(__name__)
 
 CLOCK_STEP_BACK_MAX_MS: Final = 60_000
-_UNCOMMON: Final = PREPARED | BORN_HOST_IPV6 | STORE_HOST_IPV6
+_UNCOMMON: Final = PREPARED | INNER_BATCH | BORN_HOST_IPV6 | STORE_HOST_IPV6
 _HOSTS_IPV4: Final = 2 * HOST_BYTES_IPV4
+_CODE_BYTES: Final = 8
 _BLANK: Final = struct.Struct(">ii")
 _pack_head: Final = RECORD_HEAD.pack
 _pack_length: Final = struct.Struct(">h").pack
@@ -57,9 +60,11 @@ class Writer:
     """The turn being written, and where the next record goes."""
 
     __slots__ = (
+        "_adds_checksum",
         "_body_bytes_max",
         "_by_key",
         "_clock",
+        "_common_hosts",
         "_file_bytes",
         "_log",
         "_now_ms",
@@ -81,6 +86,9 @@ class Writer:
         self._queues = queues
         self._by_key = queues.by_key
         self._clock = clock
+        self._adds_checksum = config.checksum_property
+        # The length of both hosts of a common record; with checksums no record is common.
+        self._common_hosts = -1 if config.checksum_property else _HOSTS_IPV4
         self._body_bytes_max = config.message_bytes_max
         self._file_bytes = config.commit_log_file_bytes
         self._parts: list[bytes | bytearray | memoryview] = []
@@ -126,7 +134,7 @@ class Writer:
         position = self._position
         if position == self._turn_start:
             self._begin()
-        if sys_flag & _UNCOMMON or len(born_host) + len(store_host) != _HOSTS_IPV4:
+        if sys_flag & _UNCOMMON or len(born_host) + len(store_host) != self._common_hosts:
             return self._append_uncommon(
                 queue, body, properties, tag_code, flag, sys_flag, born_time_ms, born_host,
                 store_host, reconsume_times, prepared_offset,
@@ -160,9 +168,17 @@ class Writer:
         self._position = position + size
         return position, offset
 
+    def delay_last(self, topic: str, queue_id: int, delay_ms: int) -> int:
+        """The message just appended to a queue is due so long after its store time: its unit says
+        when, in place of a tag code (spec/delivery.md §1). Returns that time."""
+        due_ms = self._now_ms + delay_ms
+        tail = self._by_key[topic, queue_id].tail
+        tail[-_CODE_BYTES:] = due_ms.to_bytes(_CODE_BYTES, "big")
+        return due_ms
+
     def _begin(self) -> None:
         """The first append of a turn: may we write, and what time is it?"""
-        self._log.check()
+        self._log.check_room()
         now, last = self._clock.now_ms(), self.last_time_ms
         if now < last:
             if last - now <= CLOCK_STEP_BACK_MAX_MS:
@@ -185,13 +201,20 @@ class Writer:
         reconsume_times: int,
         prepared_offset: int,
     ) -> tuple[int, int]:
-        """Any hosts; prepared and rolled-back messages, which stand in no queue (offset 0)."""
+        """Any hosts, checksums; prepared and rolled-back messages, in no queue (offset 0)."""
+        if sys_flag & INNER_BATCH:
+            raise MessageIllegalError(
+                "The message is several in one record (sysFlag 0x80): they need a BatchCQ topic.",
+                cure="Send a batch of ordinary messages; SluiceMQ writes no batch queues.",
+            )
+        if self._adds_checksum:
+            properties = with_place(properties)
         self._check(len(body), properties)
         is_queued = not sys_flag & PREPARED
         offset = queue.next_offset if is_queued else 0
 
         def encode(position: int) -> bytes:
-            return encode_record(
+            record = encode_record(
                 topic=queue.topic, queue_id=queue.queue_id, queue_offset=offset,
                 physical_offset=position, body=body, properties=properties, flag=flag,
                 sys_flag=sys_flag, born_time_ms=born_time_ms, born_host=born_host,
@@ -199,6 +222,7 @@ class Writer:
                 reconsume_times=reconsume_times, prepared_offset=prepared_offset,
                 version2=queue.magic == MAGIC_V2,
             )  # fmt: skip
+            return seal(record) if self._adds_checksum else record
 
         try:
             record = encode(self._position)
@@ -232,6 +256,8 @@ class Writer:
         Returns the physical offsets and the first queue offset. Raises as `append`.
         """
         queue = self._queues.get((topic, queue_id))
+        if self._adds_checksum:
+            parts = [(flag, body, with_place(own), tag) for flag, body, own, tag in parts]
         hosts = len(born_host) + len(store_host) - _HOSTS_IPV4
         body_bytes = sum([len(part[1]) for part in parts])
         self._check(body_bytes, b"")
@@ -241,7 +267,7 @@ class Writer:
             self._begin()
         if self._position + size > self._room_end:
             self._next_file(size)
-        if sys_flag & _UNCOMMON or hosts:
+        if sys_flag & _UNCOMMON or hosts or self._adds_checksum:
             work = self._append_batch_uncommon
         else:
             work = self._append_batch_plain

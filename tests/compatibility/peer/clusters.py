@@ -23,7 +23,7 @@ from peer.toolchain import HERE, jars, tool
 
 SOURCE = HERE.parents[1] / "src"
 READY_TIMEOUT_S = 60
-STOP_TIMEOUT_S = 15
+STOP_TIMEOUT_S = 60
 GET_BROKER_CLUSTER_INFO = 106
 
 # What the real servers need on Java 17: the same openings that their own start scripts make.
@@ -79,9 +79,13 @@ def sluice_cluster(directory: Path, **configuration: str) -> Iterator[Cluster]:
 
 @contextlib.contextmanager
 def rocketmq_cluster(
-    directory: Path, *, heap: tuple[str, ...] = SMALL_HEAP, **configuration: str
+    directory: Path,
+    *,
+    heap: tuple[str, ...] = SMALL_HEAP,
+    stop: signal.Signals = signal.SIGKILL,
+    **configuration: str,
 ) -> Iterator[Cluster]:
-    """The real name server and broker 5.3.3, with the memory of a test."""
+    """The real name server and broker 5.3.3, with the memory of a test; `stop` ends the broker."""
     name_server_port, broker_port, _ = free_ports()
     name_server_file = write_properties(
         directory / "namesrv.conf",
@@ -101,7 +105,9 @@ def rocketmq_cluster(
         )
         await_port(name_server, name_server_port, directory / "namesrv.log")
         broker = stack.enter_context(
-            java_server(directory, "broker", f"{main}.broker.BrokerStartup", broker_file, heap)
+            java_server(
+                directory, "broker", f"{main}.broker.BrokerStartup", broker_file, heap, stop=stop
+            )
         )
         await_line(broker, directory / "broker.log", "boot success")
         await_registered(broker, name_server_port, directory / "broker.log")
@@ -137,24 +143,40 @@ def java_broker_settings(
 
 @contextlib.contextmanager
 def java_server(
-    directory: Path, name: str, main: str, configuration: Path, heap: tuple[str, ...]
+    directory: Path,
+    name: str,
+    main: str,
+    configuration: Path,
+    heap: tuple[str, ...],
+    *,
+    release: str = "5.3.3",
+    # SIGTERM takes the real broker ten seconds, and as a rule its store is thrown away.
+    stop: signal.Signals = signal.SIGKILL,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    home = directory / "home"
-    home.mkdir(exist_ok=True)
+    home = java_home(directory)
     flags = [*heap, "-Djava.net.preferIPv4Stack=true", f"-Duser.home={directory}", *JAVA_OPENINGS]
     command = [
         tool("java"),
         *flags,
         "-cp",
-        f"{jars('server-5.3.3')}/*",
+        f"{jars(f'server-{release}')}/*",
         main,
         "-c",
         str(configuration),
     ]
-    # SIGTERM takes the real broker ten seconds, and its store is thrown away.
     log, environment = directory / f"{name}.log", {"ROCKETMQ_HOME": str(home)}
-    with process(command, log, environment, signal.SIGKILL) as running:
+    with process(command, log, environment, stop) as running:
         yield running
+
+
+def java_home(directory: Path) -> Path:
+    """The ROCKETMQ_HOME of a test. Servers and tools of 4.9 end when the logback files are not
+    there."""
+    conf = directory / "home" / "conf"
+    conf.mkdir(parents=True, exist_ok=True)
+    for name in ("namesrv", "broker", "tools"):
+        (conf / f"logback_{name}.xml").write_text("<configuration/>")
+    return conf.parent
 
 
 @contextlib.contextmanager

@@ -4,13 +4,20 @@ The Java, the Go and the Python driver understand the same words, so one suite r
 them:
 
     send   ns topic mode=sync|async|oneway|batch count tags prefix size
+           keyed=N: the queue of message i by the hash of key-(i modulo N)
     push   ns topic group tag|sql model=clustering|broadcasting instances expect timeout_s
-           with `count` (and what `send` takes) it produces once the consumers are balanced
+           with `count` (and what `send` takes) it produces once the consumers are balanced;
+           orderly=1; fail=N: the first N deliveries of each message fail, and come again after
+           `level` (or at once, in order) at most `max` times
     lite   ns topic group tag|sql mode=subscribe|assign expect timeout_s
+    transact  ns topic group count outcomes checks expect timeout_s: message i in a transaction
+           that ends as the i-th of `outcomes` says (commit, rollback, unknown); waits for `expect`
+           checks, which are answered by the i-th of `checks`; mute=1 (Java): beside a producer of
+           the group that answers none
     admin  ns words                                                         (mqadmin)
 
 Events are {"event": "sent", "body": ...} for each message produced, {"event": "got", ...} for each
-consumed, {"event": "printed", "text": ...} for mqadmin.
+consumed, {"event": "checked", ...} for each check of a transaction, {"event": "printed", "text": ...} for mqadmin.
 """
 
 import json
