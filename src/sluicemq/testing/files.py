@@ -1,19 +1,14 @@
 """`CrashableFiles`: the file port in memory, which forgets what was not synced when it is crashed.
 
-What a crash (power loss) may do, after sqlite's test6.c and pebble's MemFS:
+`crash` is a power loss: each unsynced change meets its fate by the rules of `testing.fate`. `kill`
+is the end of a process only: everything written stays, and is still unsynced. `power_fails_after`
+lets the power fail in the middle of what is done next: the change after so many raises `PowerLost`
+(of a write nobody knows how much arrives), and so does every later one.
 
-    a write that was not synced      is kept, dropped, torn (its beginning arrives) or scattered
-                                     (some of its 512-byte sectors arrive), each on its own, so
-                                     later writes may survive earlier ones
-    a change of size, not synced     is kept or lost; when lost, so is all that came after it
-    names made, removed or renamed   of each directory the first so many changes are kept, up to
-                                     all; a rename is one change
-    what was synced                  stays
-
-`kill` is the end of a process only: everything written stays, and is still unsynced. Errors can be
-injected (`fail_next`), the disk can be full (`free_bytes`), and `syncs_lie` plants the bug that
-every such test must find. `operations` is the record of what was done, in order: a test appends
-its own marks to it and asserts what came before what.
+Errors can be injected (`fail_next`: ENOSPC, EIO of writes and syncs, short writes), the disk can be
+full (`free_bytes`), bits rot (`rot`), and `syncs_lie` plants the bug that every such test must
+find. `operations` is the record of what was done, in order: a test appends its own marks to it and
+asserts what came before what.
 
 File contents are kept in memory at full size: configure small files.
 """
@@ -21,18 +16,33 @@ File contents are kept in memory at full size: configure small files.
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import StoreLockedError
 from sluicemq.files import LOCK_CONTENT, File
+from sluicemq.testing.fate import (
+    BLOCK_BYTES,
+    Entry,
+    Names,
+    Node,
+    apply_entry,
+    apply_surviving,
+)
 
 if TYPE_CHECKING:
     import random
 
-BLOCK_BYTES: Final = 4096
-SECTOR_BYTES: Final = 512
 TOTAL_BYTES: Final = 1 << 40
+CHANGES: Final = frozenset(
+    ("write", "sync", "truncate", "create", "remove", "rename", "sync_directory")
+)
+"""The operations that `power_fails_after` counts."""
+
+
+class PowerLost(BaseException):
+    """The power failed; no handler of errors may live on after it."""
 
 
 class Operation(NamedTuple):
@@ -45,79 +55,35 @@ class Operation(NamedTuple):
     size: int = 0
 
 
-class _Write(NamedTuple):
-    offset: int
-    data: bytes
-
-
-class _Resize(NamedTuple):
-    size: int
-
-
 @dataclass
-class _Node:
-    """A file's content: what is safe, what is there now, and the changes between."""
-
-    safe: bytearray = field(default_factory=bytearray)
-    now: bytearray = field(default_factory=bytearray)
-    pending: list[_Write | _Resize] = field(default_factory=list)
-    blocks: set[int] = field(default_factory=set)
-
-    def sync(self) -> None:
-        self.safe = bytearray(self.now)
-        self.pending.clear()
-
-    def after_crash(self, rng: "random.Random") -> "_Node":
-        content = bytearray(self.safe)
-        for change in self.pending:
-            if isinstance(change, _Resize):
-                if rng.random() < 0.3:
-                    break
-                _resize(content, change.size)
-            else:
-                _apply_maybe(content, change, rng)
-        blocks = {at // BLOCK_BYTES for at in range(0, len(content), BLOCK_BYTES)}
-        used = {b for b in blocks if any(content[b * BLOCK_BYTES : (b + 1) * BLOCK_BYTES])}
-        return _Node(content, bytearray(content), [], used)
-
-    def copy(self) -> "_Node":
-        return _Node(
-            bytearray(self.safe), bytearray(self.now), list(self.pending), set(self.blocks)
-        )
-
-
-class _Entry(NamedTuple):
-    """A change of names in a directory: `node` None and no `old` is a removal."""
-
-    path: str
-    node: "_Node | None"
-    is_directory: bool = False
-    old: str = ""
-
-
-class _Fault(NamedTuple):
+class _Fault:
     kind: str
     path_part: str
     number: int
     written: int
+    after: int
 
 
 class CrashableFile:
     """A file of `CrashableFiles`; lies in memory, so the store reads it without a map."""
 
-    def __init__(self, files: "CrashableFiles", path: str, node: _Node) -> None:
+    def __init__(self, files: "CrashableFiles", path: str, node: Node) -> None:
         self._files = files
         self._node = node
         self.path = path
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         data = bytes(data)
-        fault = self._files.fault("write", self.path)
-        size = len(data) if fault is None else fault.written
+        self._node.modified_ms = self._files.clock.now_ms()
+        try:
+            fault = self._files.fault("write", self.path)
+        except PowerLost:
+            self._files.last_write(self._node, offset, data)
+            raise
+        size = len(data) if fault is None else min(fault.written, len(data))
         room = self._files.take(self._node, offset, size)
         if room:
-            _write(self._node, offset, data[:room])
-            self._node.pending.append(_Write(offset, data[:room]))
+            self._node.write(offset, data[:room])
             self._files.note("write", self.path, offset, room)
         if fault is not None:
             raise OSError(fault.number, os.strerror(fault.number), self.path)
@@ -129,16 +95,19 @@ class CrashableFile:
         return bytes(self._node.now[offset : offset + size])
 
     def sync(self) -> None:
-        self._files.check("sync", self.path)
+        try:
+            self._files.check("sync", self.path)
+        except OSError:
+            self._node.fail_sync()
+            raise
         self._files.note("sync", self.path)
         if not self._files.syncs_lie:
             self._node.sync()
 
     def truncate(self, size: int) -> None:
         self._files.check("truncate", self.path)
-        self._node.now = bytearray(self._node.now)  # views of the old size stay what they were
-        _resize(self._node.now, size)
-        self._node.pending.append(_Resize(size))
+        self._node.modified_ms = self._files.clock.now_ms()
+        self._node.truncate(size)
         self._files.note("truncate", self.path, 0, size)
 
     def size(self) -> int:
@@ -168,16 +137,22 @@ class CrashableFiles:
     """A file system in memory with `sluicemq.files.Files`' face. See the module for its faults."""
 
     def __init__(self) -> None:
-        self._entries: dict[str, _Node | None] = {}  # now: None is a directory
-        self._safe: dict[str, _Node | None] = {}
-        self._changes: dict[str, list[_Entry]] = {}  # of each directory, not synced
+        self._entries: Names = {}  # now
+        self._safe: Names = {}
+        self._changes: dict[str, list[Entry]] = {}  # of each directory, not synced
         self._locked: set[str] = set()
         self._faults: list[_Fault] = []
         self.operations: list[Operation] = []
         self.free_bytes: int | None = None
         """None: endless. Blocks of 4096 bytes are taken from it at their first write."""
+        self.total_bytes = TOTAL_BYTES
+        """The size of the disk, for `usage`; of an endless one the half is free."""
+        self.clock: Clock = SYSTEM_CLOCK
+        """Where `modified_ms` comes from."""
         self.syncs_lie = False
         """The planted bug: syncs of files and directories do nothing."""
+        self.power_fails_after: int | None = None
+        """So many more changes are done, then PowerLost is raised."""
 
     # --- the port
 
@@ -188,7 +163,7 @@ class CrashableFiles:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             self.check("create", path)
             self._require_directory(path)
-            self._change(_Entry(path, _Node()))
+            self._change(Entry(path, Node()))
             self.note("create", path)
         node = self._entries[path]
         if node is None:
@@ -213,7 +188,7 @@ class CrashableFiles:
             path = _parent(path)
         for directory in reversed(missing):
             self.check("create", directory)
-            self._change(_Entry(directory, None, is_directory=True))
+            self._change(Entry(directory, None, is_directory=True))
             self.note("create", directory)
             if durable:
                 self.sync_directory(_parent(directory))
@@ -227,7 +202,7 @@ class CrashableFiles:
         node = self._entries[path]
         if node is not None and self.free_bytes is not None:
             self.free_bytes += len(node.blocks) * BLOCK_BYTES
-        self._change(_Entry(path, None))
+        self._change(Entry(path, None, inner=tuple(self._changes.pop(path, ()))))
         self.note("remove", path)
 
     def rename(self, old: str, new: str) -> None:
@@ -235,7 +210,7 @@ class CrashableFiles:
         self.check("rename", old)
         if old not in self._entries:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), old)
-        self._change(_Entry(new, self._entries[old], old=old))
+        self._change(Entry(new, self._entries[old], old=old))
         self.note("rename", new)
 
     def sync_directory(self, path: str) -> None:
@@ -244,7 +219,7 @@ class CrashableFiles:
         if self.syncs_lie:
             return
         for change in self._changes.pop(path, []):
-            _apply_entry(self._safe, change)
+            apply_entry(self._safe, change)
 
     def lock(self, path: str) -> Callable[[], None]:
         if path in self._locked:
@@ -259,19 +234,33 @@ class CrashableFiles:
 
     def usage(self, path: str) -> tuple[int, int]:
         self.check("usage", path)
-        return TOTAL_BYTES, TOTAL_BYTES // 2 if self.free_bytes is None else self.free_bytes
+        free = self.total_bytes // 2 if self.free_bytes is None else self.free_bytes
+        return self.total_bytes, free
+
+    def modified_ms(self, path: str) -> int:
+        node = self._entries.get(path)
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return node.modified_ms
 
     # --- what a test does
 
     def fail_next(
-        self, kind: str, number: int = errno.EIO, *, path_part: str = "", written: int = 0
+        self,
+        kind: str,
+        number: int = errno.EIO,
+        *,
+        path_part: str = "",
+        written: int = 0,
+        after: int = 0,
     ) -> None:
         """The next operation of this kind on a path that contains `path_part` raises OSError.
 
         Kinds as in `Operation`, and `read`, `open`, `usage`. Of a failing write the first
-        `written` bytes arrive.
+        `written` bytes arrive; what a failing sync was to save is lost. `after` such operations
+        succeed before.
         """
-        self._faults.append(_Fault(kind, path_part, number, written))
+        self._faults.append(_Fault(kind, path_part, number, written, after))
 
     def clear_faults(self) -> None:
         """Take back the injected errors that have not struck."""
@@ -285,32 +274,56 @@ class CrashableFiles:
         """A possible disk after a power loss now; this one stays as it is."""
         survived = dict(self._safe)
         for changes in self._changes.values():
-            for change in changes[: rng.randint(0, len(changes))]:
-                _apply_entry(survived, change)
-        files = CrashableFiles()
-        files.free_bytes, files.syncs_lie = self.free_bytes, self.syncs_lie
+            apply_surviving(survived, changes, rng)
+        files = self._new()
+        nodes: dict[int, Node] = {}
         for path, node in sorted(survived.items()):  # a directory before what it holds
             if files.exists(_parent(path)):
-                files._entries[path] = None if node is None else node.after_crash(rng)
+                if node is not None and id(node) not in nodes:
+                    nodes[id(node)] = node.after_crash(rng)
+                files._entries[path] = None if node is None else nodes[id(node)]
         files._safe = dict(files._entries)
         return files
 
     def kill(self) -> "CrashableFiles":
         """The disk as another process finds it after this one was killed."""
-        files = CrashableFiles()
-        copies: dict[int, _Node] = {}
+        files = self._new()
+        copies: dict[int, Node] = {}
 
-        def copy(node: _Node | None) -> _Node | None:
-            return None if node is None else copies.setdefault(id(node), node.copy())
+        def copy(node: Node | None) -> Node | None:
+            if node is not None and id(node) not in copies:
+                copies[id(node)] = node.after_kill()
+            return None if node is None else copies[id(node)]
+
+        def copy_entry(entry: Entry) -> Entry:
+            inner = tuple(copy_entry(change) for change in entry.inner)
+            return entry._replace(node=copy(entry.node), inner=inner)
 
         files._entries = {path: copy(node) for path, node in self._entries.items()}
         files._safe = {path: copy(node) for path, node in self._safe.items()}
         files._changes = {
-            directory: [entry._replace(node=copy(entry.node)) for entry in changes]
+            directory: [copy_entry(entry) for entry in changes]
             for directory, changes in self._changes.items()
         }
-        files.free_bytes, files.syncs_lie = self.free_bytes, self.syncs_lie
         return files
+
+    def _new(self) -> "CrashableFiles":
+        files = CrashableFiles()
+        files.free_bytes, files.syncs_lie = self.free_bytes, self.syncs_lie
+        files.total_bytes, files.clock = self.total_bytes, self.clock
+        return files
+
+    def rot(self, path: str, rng: "random.Random", start: int = 0, end: int | None = None) -> int:
+        """A bit of the file turns over, for every reader and for good; returns its byte's place."""
+        node = self._entries[path]
+        if node is None or len(node.now) <= start:
+            raise IsADirectoryError(errno.EISDIR, "there is nothing that could rot", path)
+        at = rng.randrange(start, len(node.now) if end is None else end)
+        bit = 1 << rng.randrange(8)
+        for content in (node.now, node.safe):
+            if at < len(content):
+                content[at] ^= bit
+        return at
 
     def content(self, path: str) -> bytes:
         """What a reader finds in the file now."""
@@ -337,7 +350,7 @@ class CrashableFiles:
         if fault is not None:
             raise OSError(fault.number, os.strerror(fault.number), path)
 
-    def take(self, node: _Node, offset: int, size: int) -> int:
+    def take(self, node: Node, offset: int, size: int) -> int:
         """How many of the bytes find room on the disk."""
         for block in range(offset // BLOCK_BYTES, (offset + size - 1) // BLOCK_BYTES + 1):
             if block in node.blocks:
@@ -351,15 +364,26 @@ class CrashableFiles:
 
     def fault(self, kind: str, path: str) -> _Fault | None:
         """The error that was injected for this operation, which is used up now."""
+        if kind in CHANGES and self.power_fails_after is not None:
+            self.power_fails_after -= 1
+            if self.power_fails_after < 0:
+                raise PowerLost(f"{kind} {path}")
         for fault in self._faults:
             if fault.kind == kind and fault.path_part in path:
-                self._faults.remove(fault)
-                return fault
+                if fault.after == 0:
+                    self._faults.remove(fault)
+                    return fault
+                fault.after -= 1
         return None
 
-    def _change(self, change: _Entry) -> None:
+    def last_write(self, node: Node, offset: int, data: bytes) -> None:
+        """The power fails during this write: it is under way, as any that was not synced."""
+        if self.power_fails_after == -1:
+            node.write(offset, data)
+
+    def _change(self, change: Entry) -> None:
         self._changes.setdefault(_parent(change.path), []).append(change)
-        _apply_entry(self._entries, change)
+        apply_entry(self._entries, change)
 
     def _require_directory(self, path: str) -> None:
         if not self.exists(_parent(path)):
@@ -368,52 +392,3 @@ class CrashableFiles:
 
 def _parent(path: str) -> str:
     return path.rpartition("/")[0]
-
-
-def _apply_entry(entries: dict[str, _Node | None], change: _Entry) -> None:
-    if change.old:
-        entries.pop(change.old, None)
-    if change.node is not None or change.is_directory:
-        entries[change.path] = change.node
-    else:
-        entries.pop(change.path, None)
-
-
-def _resize(content: bytearray, size: int) -> None:
-    if size < len(content):
-        del content[size:]
-    else:
-        content.extend(bytes(size - len(content)))
-
-
-def _write(node: _Node, offset: int, data: bytes) -> None:
-    if offset + len(data) > len(node.now):
-        node.now = bytearray(node.now)
-        _resize(node.now, offset + len(data))
-    node.now[offset : offset + len(data)] = data
-
-
-def _put(content: bytearray, offset: int, data: bytes) -> None:
-    if data:
-        _resize(content, max(len(content), offset + len(data)))
-        content[offset : offset + len(data)] = data
-
-
-def _apply_maybe(content: bytearray, write: _Write, rng: "random.Random") -> None:
-    """One unsynced write meets its fate."""
-    fate = rng.random()
-    if fate < 0.4:
-        _put(content, *write)
-    elif fate < 0.6:
-        _put(content, write.offset, write.data[: rng.randint(0, len(write.data))])
-    elif fate < 0.75:
-        _scatter(content, write, rng)
-
-
-def _scatter(content: bytearray, write: _Write, rng: "random.Random") -> None:
-    at = 0
-    while at < len(write.data):
-        size = SECTOR_BYTES - (write.offset + at) % SECTOR_BYTES
-        if rng.random() < 0.5:
-            _put(content, write.offset + at, write.data[at : at + size])
-        at += size
