@@ -65,8 +65,9 @@ compat: $(STAMP) ## only the tests with the real Java and Go clients and the rea
 	$(BIN)/python -m pytest tests/compatibility -v $(ARGS)
 
 .PHONY: simulate
-simulate: $(STAMP) ## only the crash and property tests, with many more examples
-	SLUICEMQ_EXAMPLES=2000 $(BIN)/python -m pytest tests/crash tests/property $(ARGS)
+simulate: $(STAMP) ## 2,000 seeds (SEEDS=n) of crashes in each simulated world, then the crash and property tests with more examples
+	$(BIN)/python -m sluicemq.testing.simulation --seeds $(or $(SEEDS),2000)
+	SLUICEMQ_EXAMPLES=500 $(BIN)/python -m pytest -n auto tests/crash tests/property $(ARGS)
 
 .PHONY: bench
 bench: $(STAMP) ## the figures, beside the real Java broker where Java is there (QUICK=1: two minutes)

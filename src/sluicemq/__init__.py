@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     from sluicemq.client.aio.received import ReceivedMessage
     from sluicemq.client.aio.sluice import Sluice
     from sluicemq.client.core.answers import PullStatus, SendResult, SendStatus
+    from sluicemq.client.core.consuming import OffsetMoved
     from sluicemq.client.core.credentials import Credentials
+    from sluicemq.client.core.transactions import (
+        TransactionListener,
+        TransactionResult,
+        TransactionState,
+    )
     from sluicemq.errors import (
         ClientError,
         ClosedError,
@@ -35,12 +41,14 @@ if TYPE_CHECKING:
         FilterError,
         FilterSyntaxError,
         GroupNotFoundError,
+        MessageNotFoundError,
         NameServerUnreachableError,
         OffsetOutOfRangeError,
         PermissionDeniedError,
         ProtocolError,
         RequestError,
         RequestTimeoutError,
+        RetryLaterError,
         RouteNotFoundError,
         SendError,
         SendUnknownError,
@@ -64,7 +72,13 @@ _PLACES = {
     "sluicemq.client.aio.pull": ("PullConsumer", "PullResult"),
     "sluicemq.client.aio.received": ("ReceivedMessage",),
     "sluicemq.client.core.answers": ("PullStatus", "SendResult", "SendStatus"),
+    "sluicemq.client.core.consuming": ("OffsetMoved",),
     "sluicemq.client.core.credentials": ("Credentials",),
+    "sluicemq.client.core.transactions": (
+        "TransactionListener",
+        "TransactionResult",
+        "TransactionState",
+    ),
     "sluicemq.errors": (
         "ClientError",
         "ClosedError",
@@ -73,12 +87,14 @@ _PLACES = {
         "FilterError",
         "FilterSyntaxError",
         "GroupNotFoundError",
+        "MessageNotFoundError",
         "NameServerUnreachableError",
         "OffsetOutOfRangeError",
         "PermissionDeniedError",
         "ProtocolError",
         "RequestError",
         "RequestTimeoutError",
+        "RetryLaterError",
         "RouteNotFoundError",
         "SendError",
         "SendUnknownError",
@@ -108,9 +124,11 @@ __all__ = [
     "LitePullConsumer",
     "Message",
     "MessageFilter",
+    "MessageNotFoundError",
     "MessageQueue",
     "MessageStream",
     "NameServerUnreachableError",
+    "OffsetMoved",
     "OffsetOutOfRangeError",
     "PermissionDeniedError",
     "Producer",
@@ -122,6 +140,7 @@ __all__ = [
     "ReceivedMessage",
     "RequestError",
     "RequestTimeoutError",
+    "RetryLaterError",
     "RouteNotFoundError",
     "SendError",
     "SendResult",
@@ -134,6 +153,9 @@ __all__ = [
     "SubscriptionConflictError",
     "TopicConfig",
     "TopicNotFoundError",
+    "TransactionListener",
+    "TransactionResult",
+    "TransactionState",
     "UnsupportedByBrokerError",
     "__version__",
 ]

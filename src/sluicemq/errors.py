@@ -25,7 +25,8 @@
         ├── SubscriptionConflictError
         ├── OffsetOutOfRangeError
         ├── UnsupportedByBrokerError
-        └── ClosedError
+        ├── ClosedError
+        └── RetryLaterError   raised by a handler: give me the message again
 
 The text of every error names the value, the limit and the cure; `cure` holds the last part alone.
 Errors never carry secrets.
@@ -148,8 +149,27 @@ class OffsetOutOfRangeError(ClientError):
     """The offset asked for is not in the queue any more, or not yet."""
 
 
+class MessageNotFoundError(ClientError):
+    """No stored message has that id."""
+
+
 class UnsupportedByBrokerError(ClientError):
     """The broker lacks a feature that only SluiceMQ has; the text names it."""
+
+
+class RetryLaterError(ClientError):
+    """A handler raises it to get the message again, without an error in the log.
+
+    `delay_level`: 0 the group's ladder (10 s, 30 s … 2 h), n a level of the broker, -1 never: dead
+    letters. None: as the consumer is set up. `suspend_s`: how long an ordered queue rests.
+    """
+
+    def __init__(
+        self, text: str = "", *, delay_level: int | None = None, suspend_s: float | None = None
+    ) -> None:
+        super().__init__(text)
+        self.delay_level = delay_level
+        self.suspend_s = suspend_s
 
 
 class ClosedError(ClientError):

@@ -94,7 +94,11 @@ class Files(Protocol):
         ...
 
     def usage(self, path: str) -> tuple[int, int]:
-        """Total and free bytes of the file system that holds `path`."""
+        """Total and free bytes of the file system that holds `path`, as far as we may use it."""
+        ...
+
+    def modified_ms(self, path: str) -> int:
+        """When the file was last written, in ms since 1970. Raises FileNotFoundError."""
         ...
 
 
@@ -229,10 +233,48 @@ class SystemFiles:
 
     def usage(self, path: str) -> tuple[int, int]:
         state = os.statvfs(path)
-        return state.f_blocks * state.f_frsize, state.f_bavail * state.f_frsize
+        used = state.f_blocks - state.f_bfree  # what is kept for root counts as neither: as `df`
+        return (used + state.f_bavail) * state.f_frsize, state.f_bavail * state.f_frsize
+
+    def modified_ms(self, path: str) -> int:
+        return os.stat(path).st_mtime_ns // 1_000_000  # noqa: PTH116 - paths are text on this port
 
 
 SYSTEM_FILES: Final = SystemFiles()
+
+
+class ReadOnlyFiles(SystemFiles):
+    """The file system of this machine for who must not change it: the way under an overlay."""
+
+    __slots__ = ()
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Not even opened for writing. `create` of a file that is missing raises OSError."""
+        if create and not self.exists(path):
+            raise _read_only(path)
+        return SystemFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def make_directory(self, path: str, *, durable: bool = True) -> None:
+        raise _read_only(path)
+
+    def remove(self, path: str) -> None:
+        raise _read_only(path)
+
+    def rename(self, old: str, new: str) -> None:
+        raise _read_only(old)
+
+    def sync_directory(self, path: str) -> None:
+        raise _read_only(path)
+
+    def lock(self, path: str) -> Callable[[], None]:
+        raise _read_only(path)
+
+
+def _read_only(path: str) -> OSError:
+    return OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+
+READ_ONLY_FILES: Final = ReadOnlyFiles()
 
 
 def _locked_error(path: str, owner: int | None) -> StoreLockedError:
@@ -241,6 +283,18 @@ def _locked_error(path: str, owner: int | None) -> StoreLockedError:
         f"{path} is locked by {who}, which is running.",
         cure="Stop it, or give this broker a storePathRootDir of its own.",
     )
+
+
+def lock_holder(path: str) -> int | None:
+    """The process that holds a lock file, asked without taking the lock; None: nobody we know."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return _lock_owner(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _lock_owner(descriptor: int) -> int | None:
@@ -259,6 +313,26 @@ def memory_bytes() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
         return 4 << 30
+
+
+_CURES: Final = {
+    errno.EISDIR: "Move the directory away: a file belongs there.",
+    errno.ENOTDIR: "Move the file away: a directory belongs there.",
+    errno.ELOOP: "A symbolic link leads in a circle: remove it, or let it lead to the right place.",
+    errno.ENOENT: "Bring it back from a copy, or remove the link that leads nowhere.",
+    errno.ENOSPC: "Make room on that disk.",
+    errno.EDQUOT: "Make room, or raise the quota.",
+    errno.EEXIST: "Move away what has that name: a link that leads nowhere, or a file.",
+    errno.EIO: "Check the disk.",
+}
+
+
+def cure_of(error: OSError) -> str:
+    """What a user can do about an error of the file system in a store."""
+    return _CURES.get(
+        error.errno or 0,
+        "The broker must be able to write there: change the rights, or set storePathRootDir.",
+    )
 
 
 def process_id() -> int:

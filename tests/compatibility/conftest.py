@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +18,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 from peer import clusters, drivers, toolchain
 
 FIRST_FETCH_S = 700  # the first test that needs them waits for the jars
-CLUSTERS = {"sluicemq": clusters.sluice_cluster, "rocketmq": clusters.rocketmq_cluster}
+# Brokers that ask soon how a transaction ended. The real one keeps back for a moment which have
+# ended, and asks about them too when its timeout is no longer than that.
+QUICK_CHECKS = {"transactionTimeOut": "2000", "transactionCheckInterval": "1000"}
+CLUSTERS = {
+    "sluicemq": partial(clusters.sluice_cluster, **QUICK_CHECKS),
+    "rocketmq": partial(
+        clusters.rocketmq_cluster, **QUICK_CHECKS, transactionOpBatchInterval="100"
+    ),
+}
 DRIVERS: dict[str, Callable[[Path], drivers.Driver]] = {
     "java-4.9.8": lambda directory: drivers.java_driver("client-4.9.8", directory),
     "java-5.3.3": lambda directory: drivers.java_driver("client-5.3.3", directory),

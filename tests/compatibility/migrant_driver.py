@@ -25,7 +25,7 @@ def main() -> None:
         command, *words = line.split()
         options = {key: unquote(value) for key, _, value in (word.partition("=") for word in words)}
         try:
-            {"send": send, "push": push, "lite": lite}[command](options)
+            {"send": send, "push": push, "lite": lite, "transact": transact}[command](options)
         except Exception as error:
             emit("failed", error=f"{type(error).__name__}: {error}")
         else:
@@ -54,8 +54,11 @@ def send(options: Options) -> None:
     mode = options.get("mode", "sync")
     try:
         if mode == "sync":
-            for message in messages:
-                sent(message, producer.send(message))
+            keyed = int(options.get("keyed", 0))
+            selector = mq.SelectMessageQueueByHash() if keyed else None
+            for i, message in enumerate(messages):
+                arg = f"key-{i % keyed}" if keyed else None
+                sent(message, producer.send(message, selector=selector, arg=arg))
         elif mode == "batch":
             for start in range(0, len(messages), 10):
                 batch = messages[start : start + 10]
@@ -121,10 +124,64 @@ def got(consumer: int, message: mq.MessageExt) -> None:
     )
 
 
+class Ledger(mq.TransactionListener):
+    """The local transaction of message i ends as the i-th of `outcomes` says, its check as the i-th
+    of `checks`."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self.asked = threading.Semaphore(0)
+
+    def _ending(self, name: str, number: str | None) -> mq.LocalTransactionState:
+        words = self._options.get(name, "commit").split(",")
+        return {
+            "commit": mq.LocalTransactionState.COMMIT_MESSAGE,
+            "rollback": mq.LocalTransactionState.ROLLBACK_MESSAGE,
+            "unknown": mq.LocalTransactionState.UNKNOW,
+        }[words[int(number or 0) % len(words)]]
+
+    def execute_local_transaction(self, message: mq.Message, arg: Any) -> mq.LocalTransactionState:
+        return self._ending("outcomes", message.properties["n"])
+
+    def check_local_transaction(self, message: mq.MessageExt) -> mq.LocalTransactionState:
+        body, identity = message.body.decode(), message.transaction_id
+        emit("checked", body=body, topic=message.topic, msg_id=identity)
+        self.asked.release()
+        return self._ending("checks", message.get_user_property("n"))
+
+
+def transact(options: Options) -> None:
+    ledger = Ledger(options)
+    producer = mq.TransactionMQProducer(options["group"], namesrv_addr=options["ns"])
+    producer.set_transaction_listener(ledger)
+    producer.start()
+    try:
+        for i in range(int(options.get("count", 1))):
+            message = make_message(options, i)
+            sent(message, producer.send_message_in_transaction(message).send_result)
+        for missing in range(int(options.get("expect", 0)), 0, -1):
+            if not ledger.asked.acquire(timeout=float(options.get("timeout_s", 20))):
+                emit("incomplete", missing=missing)
+                break
+        time.sleep(SETTLE_S)
+    finally:
+        producer.shutdown()
+
+
 def expression(options: Options) -> str | mq.MessageSelector:
     if "sql" in options:
         return mq.MessageSelector.by_sql(options["sql"])
     return options.get("tag", "*")
+
+
+def verdict(options: Options, message: mq.MessageExt, context: Any) -> Any:
+    """The first `fail` deliveries of each message fail."""
+    if message.reconsume_times >= int(options.get("fail", 0)):
+        return None
+    if "orderly" in options:
+        return mq.ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+    context.delay_level_when_next_consume = int(options.get("level", 0))
+    return mq.ConsumeConcurrentlyStatus.RECONSUME_LATER
 
 
 def push(options: Options) -> None:
@@ -132,7 +189,7 @@ def push(options: Options) -> None:
     complete = threading.Event()
 
     def listener_of(number: int) -> Any:
-        def listen(messages: list[mq.MessageExt]) -> mq.ConsumeConcurrentlyStatus:
+        def listen(messages: list[mq.MessageExt], context: Any) -> Any:
             nonlocal left
             for message in messages:
                 got(number, message)
@@ -141,7 +198,7 @@ def push(options: Options) -> None:
                     done = left <= 0
                 if done:
                     complete.set()
-            return mq.ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+            return verdict(options, messages[0], context)
 
         return listen
 
@@ -151,7 +208,9 @@ def push(options: Options) -> None:
             consumer = mq.DefaultMQPushConsumer(options["group"], namesrv_addr=options["ns"])
             consumer.set_consume_from_where(mq.ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET)
             consumer.subscribe(options["topic"], expression(options))
-            consumer.register_message_listener(listener_of(number))
+            consumer.set_max_reconsume_times(int(options.get("max", -1)))
+            consumer.set_suspend_current_queue_time_millis(50)
+            consumer.register_message_listener(listener_of(number), orderly="orderly" in options)
             consumer.start()
             consumers.append(consumer)
         if "count" in options:

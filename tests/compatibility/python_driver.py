@@ -8,6 +8,7 @@ reads whole queues the way Spark does (`lite mode=bulk`).
 import asyncio
 import json
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -17,9 +18,11 @@ from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.answers import SendResult
 from sluicemq.client.core.subscriptions import make_subscription
+from sluicemq.client.core.transactions import TransactionListener, TransactionState
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.client.sync.producer import Producer
+from sluicemq.errors import RetryLaterError
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.record.codec import decode_records
 
@@ -59,6 +62,7 @@ def messages(options: Options) -> Iterator[Message]:
             tag=tags[i % len(tags)],
             keys=(f"k-{i}",),
             properties=properties,
+            sharding_key=f"key-{i % int(options['keyed'])}" if "keyed" in options else None,
         )
 
 
@@ -77,11 +81,11 @@ def sent(message: Message, result: SendResult | None) -> None:
     )
 
 
-def got(consumer: int, record: StoredMessage) -> None:
+def got(consumer: int, record: StoredMessage, message: ReceivedMessage | None = None) -> None:
     emit(
         "got",
         consumer=consumer,
-        topic=record.topic,
+        topic=record.topic if message is None else message.topic,
         body=record.body.decode(),
         tag=record.tag,
         keys=" ".join(record.keys),
@@ -89,7 +93,7 @@ def got(consumer: int, record: StoredMessage) -> None:
         msg_id=record.message_id,
         queue=record.queue_id,
         offset=record.queue_offset,
-        reconsumed=record.reconsume_times,
+        reconsumed=record.reconsume_times + (message.attempt - 1 if message else 0),
     )
 
 
@@ -111,11 +115,43 @@ def tens(all_messages: Iterable[Message]) -> Iterator[list[Message]]:
         yield batch
 
 
+class Ledger(TransactionListener):
+    """The local transaction of message i ends as the i-th of `outcomes` says, its check as the i-th
+    of `checks`."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self.asked = threading.Semaphore(0)
+
+    def _ending(self, name: str, number: str) -> TransactionState:
+        words = self._options.get(name, "commit").split(",")
+        return TransactionState[words[int(number) % len(words)].upper()]
+
+    def execute_local(
+        self, message: Message, transaction_id: str, argument: Any
+    ) -> TransactionState:
+        return self._ending("outcomes", message.properties["n"])
+
+    def check(self, message: StoredMessage) -> TransactionState:
+        body, identity = message.body.decode(), message.message_id
+        emit("checked", body=body, topic=message.topic, msg_id=identity)
+        self.asked.release()
+        return self._ending("checks", message.properties["n"])
+
+    def wait(self) -> None:
+        for missing in range(int(self._options.get("expect", 0)), 0, -1):
+            if not self.asked.acquire(timeout=float(self._options.get("timeout_s", 20))):
+                emit("incomplete", missing=missing)
+                break
+        time.sleep(SETTLE_S)
+
+
 # ---- the asyncio client
 
 
 def run_aio(command: str, options: Options) -> None:
-    asyncio.run({"send": send, "push": push, "lite": lite}[command](options))
+    commands = {"send": send, "push": push, "lite": lite, "transact": transact}
+    asyncio.run(commands[command](options))
 
 
 async def send(options: Options) -> None:
@@ -169,16 +205,24 @@ async def push(options: Options) -> None:
     def handler_of(number: int) -> Any:
         async def handle(message: ReceivedMessage) -> None:
             nonlocal left
-            got(number, message.record)
+            got(number, message.record, message)
             left -= 1
             if left <= 0:
                 complete.set()
+            if message.reconsume_times + message.attempt - 1 < int(options.get("fail", 0)):
+                raise RetryLaterError(delay_level=int(options.get("level", 0)), suspend_s=0.05)
 
         return handle
 
     try:
         for number, client in enumerate(clients):
-            consumer = client.consumer(options["group"], handler_of(number))
+            times_max = int(options["max"]) if "max" in options else None
+            consumer = client.consumer(
+                options["group"],
+                handler_of(number),
+                ordered="orderly" in options,
+                max_reconsume_times=times_max,
+            )
             await consumer.subscribe(options["topic"], **selection(options)).start()
         emit("started")
         if "count" in options:
@@ -192,6 +236,15 @@ async def push(options: Options) -> None:
     finally:
         for client in clients:
             await client.close()
+
+
+async def transact(options: Options) -> None:
+    ledger = Ledger(options)
+    async with Sluice(options["ns"]) as mq:
+        producer = mq.producer(options["group"], listener=ledger)
+        for message in messages(options):
+            sent(message, (await producer.send_in_transaction(message)).send_result)
+        await asyncio.to_thread(ledger.wait)
 
 
 async def lite(options: Options) -> None:
@@ -225,7 +278,7 @@ async def lite(options: Options) -> None:
 
 
 def run_sync(command: str, options: Options) -> None:
-    {"send": send_blocking, "lite": read_in_bulk}[command](options)
+    {"send": send_blocking, "lite": read_in_bulk, "transact": transact_blocking}[command](options)
 
 
 def send_blocking(options: Options) -> None:
@@ -244,6 +297,14 @@ def send_blocking(options: Options) -> None:
                 sent(message, producer.send(message))
     if mode == "oneway":
         time.sleep(LEAVE_S)
+
+
+def transact_blocking(options: Options) -> None:
+    ledger = Ledger(options)
+    with Producer(options["ns"], group=options["group"], listener=ledger) as producer:
+        for message in messages(options):
+            sent(message, producer.send_in_transaction(message).send_result)
+        ledger.wait()
 
 
 def read_in_bulk(options: Options) -> None:

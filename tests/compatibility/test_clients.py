@@ -41,10 +41,14 @@ CANNOT = {
     ),
     ("broadcasting", "python"): "our client has no broadcasting yet",
     ("push_consumer", "python-sync"): "the blocking shell has no push consumer",
+    ("retried", "python-sync"): "the blocking shell has no push consumer",
+    ("in_order", "python-sync"): "the blocking shell has no push consumer",
     (
         "lite_pull_consumer_assigns",
         "python-sync",
     ): "the blocking shell reads ranges, it commits nothing",
+    ("without_a_listener", "go"): "a Java producer is enough",
+    ("without_a_listener", "python"): "the real broker keeps on asking it",
     ("async", "python-sync"): "the blocking shell has no asynchronous send",
 }
 COUNT = 60
@@ -229,3 +233,104 @@ def test_lite_pull_consumer_assigns_seeks_and_commits(pair: Pair) -> None:
         event["queue"]: event["offset"] for event in events if event["event"] == "committed"
     }
     assert {queue: committed[queue] for queue in ends} == dict(ends)
+
+
+# ---- retries, dead letters and order: the first `fail` deliveries of each message fail
+
+
+def failing(
+    pair: Pair, what: str, deliveries: int, keyed: int | None = None, **options: object
+) -> tuple[str, list[Event]]:
+    """Six messages of a topic of their own, handled until `deliveries` have been made in all."""
+    topic, group = pair.topic(what), pair.group(what)
+    pair.call("send", topic=topic, count=6, prefix=what, keyed=keyed)
+    events = pair.call("push", topic=topic, group=group, expect=deliveries, timeout_s=60, **options)
+    assert not [event for event in events if event["event"] == "incomplete"]
+    return group, [event for event in events if event["event"] == "got"]
+
+
+def deliveries_of(received: list[Event]) -> dict[str, list[int]]:
+    """Body -> how often it had come before, delivery by delivery."""
+    found: dict[str, list[int]] = {}
+    for event in received:
+        found.setdefault(event["body"], []).append(event["reconsumed"])
+    return found
+
+
+def dead_letters(pair: Pair, group: str, expect: int) -> list[str]:
+    events = pair.call(
+        "push", topic=f"%DLQ%{group}", group=f"{group}_dead", expect=expect, timeout_s=20
+    )
+    return sorted(event["body"] for event in events if event["event"] == "got")
+
+
+def test_a_failed_message_is_retried_and_comes_under_its_own_topic(pair: Pair) -> None:
+    _, received = failing(pair, "retried", 12, fail=1, level=1)
+    assert deliveries_of(received) == {f"retried-{n}": [0, 1] for n in range(6)}
+    assert {event["topic"] for event in received} == {pair.topic("retried")}
+
+
+def test_a_message_that_is_retried_too_often_becomes_a_dead_letter(pair: Pair) -> None:
+    group, received = failing(pair, "buried", 12, fail=99, level=1, max=1)
+    assert deliveries_of(received) == {f"buried-{n}": [0, 1] for n in range(6)}
+    assert dead_letters(pair, group, 6) == [f"buried-{n}" for n in range(6)]
+
+
+def test_messages_of_a_key_are_handled_in_order_although_they_fail(pair: Pair) -> None:
+    _, received = failing(pair, "ordered", 12, keyed=3, fail=1, orderly=1)
+    assert deliveries_of(received) == {f"ordered-{n}": [0, 1] for n in range(6)}
+    by_key: dict[int, list[int]] = {}
+    for event in received:
+        number = int(event["body"].rpartition("-")[2])
+        by_key.setdefault(number % 3, []).append(number)
+    assert by_key == {key: [key, key, key + 3, key + 3] for key in range(3)}
+
+
+def test_what_fails_too_often_in_order_becomes_a_dead_letter(pair: Pair) -> None:
+    # The Go client allows one retry more than it is told (checkReconsumeTimes of v2.1.2).
+    times = 3 if pair.name.startswith("go") else 2
+    group, received = failing(pair, "given_up", 6 * times, keyed=3, fail=99, orderly=1, max=1)
+    assert deliveries_of(received) == {f"given_up-{n}": list(range(times)) for n in range(6)}
+    assert dead_letters(pair, group, 6) == [f"given_up-{n}" for n in range(6)]
+
+
+# ---- transactions
+
+
+def transact(pair: Pair, what: str, prefix: str, **options: object) -> list[Event]:
+    """Run a producer; the bodies of the messages whose transactions were checked."""
+    events = pair.call(
+        "transact", topic=pair.topic(what), group=pair.group(what), prefix=prefix, **options
+    )
+    assert not [event for event in events if event["event"] == "incomplete"]
+    sent_ids = {event["body"]: event["msg_id"] for event in events if event["event"] == "sent"}
+    checked = [event for event in events if event["event"] == "checked"]
+    assert {event["topic"] for event in checked} <= {pair.topic(what)}
+    for event in checked:
+        assert event["msg_id"] == sent_ids.get(event["body"], event["msg_id"])
+    return [event["body"] for event in checked]
+
+
+def test_only_messages_of_committed_transactions_are_consumed(pair: Pair) -> None:
+    checked = transact(
+        pair, "transact", "tx", count=8, outcomes="commit,rollback,unknown,unknown",
+        checks="rollback,rollback,commit,rollback", expect=4,
+    )  # fmt: skip
+    assert sorted(checked) == ["tx-2", "tx-3", "tx-6", "tx-7"]
+    expected = ["tx-0", "tx-2", "tx-4", "tx-6"]
+    pair.consume("push", "transact", expected, "transact")
+
+
+def test_a_producer_answers_for_one_of_its_group_that_is_gone(pair: Pair) -> None:
+    assert transact(pair, "orphans", "gone", count=3, outcomes="unknown") == []
+    checked = transact(
+        pair, "orphans", "here", count=1, checks="commit,rollback,commit", expect=3
+    )  # fmt: skip
+    assert sorted(checked) == ["gone-0", "gone-1", "gone-2"]
+    pair.consume("push", "orphans", ["gone-0", "gone-2", "here-0"], "orphans")
+
+
+def test_a_producer_without_a_listener_does_not_keep_checks_from_the_others(pair: Pair) -> None:
+    checked = transact(pair, "mute", "asked", count=6, outcomes="unknown", expect=6, mute=1)
+    assert sorted(checked) == [f"asked-{n}" for n in range(6)]
+    pair.consume("push", "mute", ["mute", *(f"asked-{n}" for n in range(6))], "mute")

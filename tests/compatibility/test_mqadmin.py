@@ -122,5 +122,39 @@ def test_broker_status_counts_the_messages(admin: Admin) -> None:
     assert int(status["commitLogMaxOffset"]) > 0
 
 
+@pytest.mark.parametrize(
+    "command", ["cleanExpiredCQ", "cleanUnusedTopic", "deleteExpiredCommitLog"]
+)
+def test_clean_up_can_be_asked_for(admin: Admin, command: str) -> None:
+    (row,) = [row for row in admin.rows("clusterList") if admin.cluster.broker in row]
+    assert "success" in admin(command, "-b", row[3])
+    assert "success" in admin(command, "-c", "DefaultCluster")
+    rows = [row for row in admin.rows("topicStatus", "-t", TOPIC) if row[1].isdigit()]
+    assert sum(int(row[3]) - int(row[2]) for row in rows) == COUNT, "what is used stays"
+
+
+def test_a_message_is_found_by_its_key_its_unique_key_and_its_id(admin: Admin) -> None:
+    (row,) = admin.rows("queryMsgByKey", "-t", TOPIC, "-k", "k-7")
+    unique_key, *place = row
+    found = fields_of(admin("queryMsgByUniqueKey", "-t", TOPIC, "-i", unique_key))
+    assert found["Keys"] == "[k-7]"
+    assert [found["Queue ID"], found["Queue Offset"]] == place
+    host, port = found["Store Host"].split(":")
+    packed = bytes(map(int, host.split("."))) + int(port).to_bytes(4)
+    identity = (packed + int(found["CommitLog Offset"]).to_bytes(8)).hex().upper()
+    viewed = fields_of(admin("queryMsgById", "-t", TOPIC, "-i", identity))
+    assert (viewed["OffsetID"], viewed["Keys"]) == (identity, "[k-7]")
+
+
+def test_a_key_that_no_message_has_finds_none(admin: Admin) -> None:
+    assert "no message" in admin("queryMsgByKey", "-t", TOPIC, "-k", "k-none")
+
+
+def fields_of(text: str) -> dict[str, str]:
+    """`Name:    value` lines."""
+    lines = (line.partition(":") for line in text.splitlines())
+    return {name.strip(): value.strip() for name, colon, value in lines if colon}
+
+
 def test_a_topic_that_is_not_there_is_named_in_the_error(admin: Admin) -> None:
     assert "Tnowhere" in admin("topicRoute", "-t", "Tnowhere")

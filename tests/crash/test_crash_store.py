@@ -272,7 +272,7 @@ def test_planted_bug_in_the_order_of_syncs_is_found(machine: type[StoreMachine])
 def test_planted_recovery_without_crc_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     original = scan_records
     monkeypatch.setattr(
-        recovery, "scan_records", lambda log, start, **_: original(log, start, check_crc=False)
+        recovery, "sweep_records", lambda log, start, **_: original(log, start, check_crc=False)
     )
     found = 0
     for seed in range(400):  # a body that misses a sector in the middle: one crash in eighty

@@ -166,9 +166,8 @@ def test_the_sample_of_the_article_loads() -> None:
     assert broker.auto_create_topic is False
     assert broker.auto_create_group is False
     assert store.flush_sync is False
-    assert warnings == [
-        "Without effect here, because retention is not built yet: deleteWhen, fileReservedTime."
-    ]
+    assert (store.file_reserved_hours, store.delete_hours) == (48, ("04",))
+    assert warnings == []
 
 
 @pytest.mark.parametrize(
@@ -189,6 +188,61 @@ def test_the_sample_of_the_article_loads() -> None:
 def test_a_store_key_sets_its_field(line: str, field: str, value: object) -> None:
     _, store, _ = load_broker_config(line, environment=HOME)
     assert getattr(store, field) == value
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "value", "taken"),
+    [
+        ("diskMaxUsedSpaceRatio=5", "disk_used_ratio_max", 5, 10),
+        ("diskMaxUsedSpaceRatio=99", "disk_used_ratio_max", 99, 95),
+        ("diskSpaceCleanForciblyRatio=20", "disk_forced_ratio", 20, 30),
+        ("diskSpaceCleanForciblyRatio=86", "disk_forced_ratio", 86, 85),
+        ("diskSpaceWarningLevelRatio=30", "disk_warning_ratio", 30, 35),
+        ("diskSpaceWarningLevelRatio=98", "disk_warning_ratio", 98, 90),
+    ],
+)
+def test_disk_ratios_are_brought_into_the_real_broker_s_limits_and_that_is_said(
+    line: str, field: str, value: int, taken: int
+) -> None:
+    _, store, warnings = load_broker_config(line, environment=HOME)
+    assert getattr(store, field) == taken
+    assert warnings == [f"{line.partition('=')[0]} = {value} is taken as {taken}."]
+
+
+def test_java_s_system_properties_for_the_disk_win_over_the_keys() -> None:
+    text = "diskSpaceWarningLevelRatio=80\nrocketmq.broker.diskSpaceWarningLevelRatio=0.7"
+    _, store, warnings = load_broker_config(text, environment=HOME)
+    assert (store.disk_warning_ratio, warnings) == (70, [])
+    options = {
+        "JAVA_OPT": "-server -Xmx8g -Drocketmq.broker.diskSpaceCleanForciblyRatio=0.65",
+        "JAVA_OPT_EXT": "-Drocketmq.broker.diskSpaceWarningLevelRatio=0.99",
+    }
+    _, store, warnings = load_broker_config(text, environment=HOME | options)
+    assert (store.disk_forced_ratio, store.disk_warning_ratio) == (65, 90)
+    assert warnings == ["diskSpaceWarningLevelRatio = 99 is taken as 90."]
+
+
+def test_a_system_property_that_is_no_fraction_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match=r"Write a fraction, as in 0\.85"):
+        load_broker_config("rocketmq.broker.diskSpaceWarningLevelRatio=90%", environment=HOME)
+
+
+def test_a_changed_system_property_goes_to_the_file_under_the_name_of_its_key() -> None:
+    text = "rocketmq.broker.diskSpaceWarningLevelRatio=0.85"
+    _, store, _ = update_broker_config(BrokerConfig(), StoreConfig(), text)
+    assert store.disk_warning_ratio == 85
+    assert known_entries(text, Part.BROKER, Part.STORE) == {"diskSpaceWarningLevelRatio": "85"}
+
+
+@pytest.mark.parametrize("text", ["24", "04;noon", "-1", "4;5.5"])
+def test_an_hour_of_deletion_that_is_none_is_an_error(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"deleteWhen = .* is no hour.*04;16"):
+        load_broker_config(f"deleteWhen = {text}", environment=HOME)
+
+
+def test_several_hours_of_deletion_are_separated_by_semicolons() -> None:
+    _, store, _ = load_broker_config("deleteWhen = 04; 16", environment=HOME)
+    assert store.delete_hours == ("04", "16")
 
 
 def test_the_store_paths_lie_below_the_root_unless_given() -> None:
@@ -238,10 +292,18 @@ def test_an_alias_beside_the_key_itself_is_ignored_with_a_warning() -> None:
 
 
 def test_the_article_s_spelling_of_a_key_without_effect_is_not_unknown() -> None:
-    _, _, warnings = load_broker_config("transactionMsgTimeout=6000", environment=HOME)
+    _, _, warnings = load_broker_config("haSlaveFallbehindMax=6000", environment=HOME)
     assert warnings == [
-        "Without effect here, because transactions are not built yet: transactionMsgTimeout."
+        "Without effect here, because replication is not built yet: haSlaveFallbehindMax."
     ]
+
+
+@pytest.mark.parametrize(
+    "name", ["transactionTimeOut", "transactionMsgTimeout", "transactionTimeout"]
+)
+def test_every_spelling_of_the_time_of_transactions_counts(name: str) -> None:
+    broker, _, _ = load_broker_config(f"{name}=7000", environment=HOME)
+    assert broker.transaction_timeout_ms == 7000
 
 
 @pytest.mark.parametrize(
@@ -350,7 +412,7 @@ def test_a_bad_value_in_a_change_changes_nothing() -> None:
 
 
 def test_only_known_keys_of_a_change_go_to_the_file_under_their_own_names() -> None:
-    text = "mapedFileSizeCommitLog=65536\nnope=1\ndeleteWhen=05"
+    text = "mapedFileSizeCommitLog=65536\nnope=1\nuseTLS=false"
     assert known_entries(text, Part.BROKER, Part.STORE) == {"mappedFileSizeCommitLog": "65536"}
 
 
@@ -363,3 +425,17 @@ def test_choices_are_written_as_they_are_read() -> None:
 def test_a_log_over_several_paths_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="storePathCommitLog=/a,/b names several"):
         load_broker_config("storePathCommitLog = /a,/b")
+
+
+def test_queue_extensions_are_answered_with_what_replaces_them() -> None:
+    _broker, store, warnings = load_broker_config("enableConsumeQueueExt = true")
+    assert "columns replace ConsumeQueueExt" in warnings[0]
+    assert not store.checksum_property
+
+
+def test_checksums_are_asked_for_in_the_words_of_rocketmq() -> None:
+    text = "enabledAppendPropCRC = true\nforceVerifyPropCRC = true"
+    _broker, store, warnings = load_broker_config(text)
+    assert (store.checksum_property, store.checksum_property_required, warnings) == (True, True, [])
+    with pytest.raises(ConfigurationError, match="throw away every message"):
+        load_broker_config("forceVerifyPropCRC = true")

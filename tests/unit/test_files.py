@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import StoreDamagedError, StoreLockedError
 from sluicemq.files import SYSTEM_FILES, Files, load_text, read_text, replace_text
 from sluicemq.testing.files import CrashableFiles
@@ -82,6 +83,16 @@ def test_directories_are_made_listed_and_removed(port: tuple[Files, str]) -> Non
         files.remove(f"{root}/x")
     with pytest.raises(FileNotFoundError):
         files.open(f"{root}/x/a")
+
+
+def test_the_time_of_the_last_write_is_told(port: tuple[Files, str]) -> None:
+    files, root = port
+    before_ms = SYSTEM_CLOCK.now_ms() - 2000  # file systems are coarse
+    file = files.open(f"{root}/file", create=True)
+    file.pwrite(b"x", 0)
+    assert before_ms <= files.modified_ms(f"{root}/file") <= SYSTEM_CLOCK.now_ms()
+    with pytest.raises(FileNotFoundError):
+        files.modified_ms(f"{root}/nothing")
 
 
 def test_usage_tells_total_and_free(port: tuple[Files, str]) -> None:

@@ -6,6 +6,7 @@ from sluicemq.broker.clients import Consumers, Member, Producers
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.rates import Rates
+from sluicemq.broker.retention import GroupWatch
 from sluicemq.broker.runtime import RuntimeInfo
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topic, Topics
@@ -48,6 +49,7 @@ class Admin:
         store: Store,
         runtime: RuntimeInfo,
         rates: Rates,
+        watch: GroupWatch,
         files: Files,
         clock: Clock,
     ) -> None:
@@ -60,6 +62,7 @@ class Admin:
         self._store = store
         self._runtime = runtime
         self._rates = rates
+        self._watch = watch
         self._files = files
         self._clock = clock
         self._version = DataVersion(0, clock.now_ms())
@@ -149,7 +152,9 @@ class Admin:
         found = {}
         for queue_id in range(topic.config.read_queues):
             end = self._store.queue_offsets(topic.name, queue_id)[1]
-            committed = max(self._offsets.committed(group, topic.name, queue_id), 0)
+            known = self._offsets.committed(group, topic.name, queue_id)
+            risk = self._watch.risk(topic.name, queue_id, known)
+            committed = max(known, 0)
             time_ms = self._store.store_time_ms(topic.name, queue_id, committed - 1)
             queue = MessageQueue(topic.name, self._settings.broker.broker_name, queue_id)
             found[queue] = bodies.QueueProgress(
@@ -157,6 +162,7 @@ class Admin:
                 committed,
                 max(time_ms, 0),
                 max(committed, self._offsets.fetched(group, topic.name, queue_id)),
+                *(risk or ()),
             )
         return found
 

@@ -124,12 +124,16 @@ def _is_same(old: Subscription, new: Subscription) -> bool:
 
 class Consumers:
     """Consumer groups that are online. `on_change(group)` is called when members have to balance
-    anew."""
+    anew, `on_subscribed(group name, subscriptions)` at each full heartbeat, and with none when the
+    last member of a group has left."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.groups: dict[str, ConsumerGroup] = {}
         self.on_change: Callable[[ConsumerGroup], None] = lambda group: None
+        self.on_subscribed: Callable[[str, Iterable[Subscription]], None] = lambda group, wanted: (
+            None
+        )
 
     def heartbeat(self, data: ConsumerData, member: Member, fingerprint: int) -> bool:
         """A heartbeat with subscriptions. Returns whether the fingerprint was another before."""
@@ -145,6 +149,7 @@ class Consumers:
             known = group.members[member.peer] = member
         known.client_id, known.seen_ms = member.client_id, member.seen_ms
         changed = group.subscribe(data.subscriptions, known)
+        self.on_subscribed(data.group, data.subscriptions)
         before, group.fingerprint = group.fingerprint, fingerprint
         if joined or changed:
             self.on_change(group)
@@ -191,6 +196,7 @@ class Consumers:
     def _left(self, group: ConsumerGroup) -> None:
         if not group.members:
             del self.groups[group.name]
+            self.on_subscribed(group.name, ())
         self.on_change(group)
 
     def groups_of(self, topic: str) -> set[str]:

@@ -7,10 +7,16 @@ for the end of a turn and `run_sync` for an fsync elsewhere.
 
 from collections.abc import Callable
 
+from sluicemq.broker import readonly
 from sluicemq.broker.admin import Admin
+from sluicemq.broker.checkback import CheckBack
 from sluicemq.broker.clients import Consumers, Producers
+from sluicemq.broker.delayed import WAITING_TOPICS, Delayed
 from sluicemq.broker.documents import Document
+from sluicemq.broker.ending import Ending
+from sluicemq.broker.filters import ConsumerFilters
 from sluicemq.broker.groups import Groups
+from sluicemq.broker.halves import HALF_TOPIC, OP_TOPIC
 from sluicemq.broker.heartbeat import Heartbeats
 from sluicemq.broker.intake import Intake
 from sluicemq.broker.locks import QueueLocks
@@ -19,13 +25,19 @@ from sluicemq.broker.metadata import Metadata
 from sluicemq.broker.metrics import BrokerCollector, Parts
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.outcomes import Announced, Parked
+from sluicemq.broker.pending import Pending
 from sluicemq.broker.pull import Pull
 from sluicemq.broker.queries import Queries
 from sluicemq.broker.rates import Days, Rates
+from sluicemq.broker.retention import Cleaning, GroupWatch
+from sluicemq.broker.retries import Retries
 from sluicemq.broker.runtime import RuntimeInfo
 from sluicemq.broker.send import Send
+from sluicemq.broker.sendback import SendBack
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
+from sluicemq.broker.transaction_checks import TransactionChecks
+from sluicemq.broker.transactions import Transactions
 from sluicemq.broker.turns import RunSync, Turns
 from sluicemq.clock import Clock
 from sluicemq.files import Files
@@ -59,11 +71,14 @@ class BrokerCore:
         self.settings = settings
         self.store = store
         self._clock = clock
+        self._host = host
         self._announce = announce or Peer.write
         self.topics = Topics(settings, files, clock)
         self.groups = Groups(settings, files, clock)
         self.offsets = Offsets(settings, files, clock)
+        self.filters = ConsumerFilters(settings, files, clock)
         self.consumers = Consumers(clock)
+        self.consumers.on_subscribed = self.filters.subscribed
         self.producers = Producers(clock)
         self.locks = QueueLocks(clock)
         self.rates = Rates()
@@ -73,17 +88,28 @@ class BrokerCore:
             store,
             clock,
             call_soon=call_soon,
-            wake=self.polls.wake,
+            wake=self._wake,
             run_sync=run_sync if settings.store.flush_sync else None,
             announce=self._announce,
             others=self._later,
             sync_timeout_s=settings.store.sync_flush_timeout_ms / 1000,
         )
         self.intake = Intake(settings, store, self.turns)
-        self.send = Send(
-            settings, self.topics, self.groups, self.locks, store, self.intake, self.turns, clock,
-            host, unique_ids,
+        self.delayed = Delayed(
+            settings, store, self.intake, self.turns, files=files, clock=clock,
+            call_soon=call_soon,
         )  # fmt: skip
+        self.transactions = Transactions(
+            settings, self.topics, self.offsets, store, self.intake, self.turns, clock, host,
+            CheckBack(self.producers, settings.broker.broker_name),
+        )  # fmt: skip
+        self.checks = TransactionChecks(settings, self.transactions, clock)
+        self.retries = Retries(self.topics, self.groups, self.locks, clock)
+        self.send = Send(
+            settings, self.topics, self.retries, store, self.intake, self.turns, clock, host,
+            unique_ids,
+        )  # fmt: skip
+        self.send_back = SendBack(settings, self.topics, self.retries, store, self.intake, host)
         self.pull = Pull(
             settings, self.topics, self.groups, self.offsets, self.consumers, self.polls, store,
             clock, call_soon,
@@ -92,8 +118,11 @@ class BrokerCore:
             settings, self.topics, self.send, self.pull, self.polls, self.turns, store,
             self.rates, self.days,
         )  # fmt: skip
+        self.runtime.more.append(self.delayed.runtime)
+        self.watch = GroupWatch(self.offsets, store, clock)
+        self.cleaning = Cleaning(settings, self.topics, self.watch, store, clock, self.turns.end)
         self.handlers = self._families(files)
-        self.quick = self.send.quick()
+        self.quick = {} if settings.is_read_only else self.send.quick()
         self.deferred = self.turns.hold
         """Takes what handlers return besides answers."""
 
@@ -102,16 +131,22 @@ class BrokerCore:
         handlers: dict[int, Handler] = {}
         for family in (
             self.send,
+            self.send_back,
+            Ending(settings, self.transactions, clock),
             self.pull,
             Heartbeats(settings, self.topics, self.groups, self.consumers, self.producers, clock),
             Queries(settings, self.topics, self.groups, self.offsets, self.locks, store),
             Metadata(settings, self.topics, self.groups, self.offsets, store, self.turns.end),
             Admin(
                 settings, self.topics, self.groups, self.offsets, self.consumers, self.producers,
-                store, self.runtime, self.rates, files, clock,
+                store, self.runtime, self.rates, self.watch, files, clock,
             ),
+            self.cleaning,
+            Pending(settings, self.topics, self.delayed, self.intake, clock, self._host),
         ):  # fmt: skip
             handlers |= {int(code): handler for code, handler in family.handlers().items()}
+        if settings.is_read_only:
+            handlers |= readonly.refusals(settings.store.root)
         return handlers
 
     def load(self) -> None:
@@ -120,8 +155,16 @@ class BrokerCore:
         Raises StoreDamagedError, OSError.
         """
         self.topics.load()
+        if not self.settings.is_read_only:
+            store = self.store
+            self.topics.adopt(key for key in store.queues() if store.queue_offsets(*key)[1])
         self.groups.load()
         self.offsets.load()
+        self.filters.load()
+        self.delayed.load()
+        self.transactions.load()
+        if self.settings.is_read_only:
+            readonly.show_all(self.store, self.topics, self.groups, self.offsets)
         self.topics.document.save()
         self.groups.document.save()
 
@@ -131,7 +174,10 @@ class BrokerCore:
 
     @property
     def documents(self) -> tuple[Document, ...]:
-        return self.topics.document, self.groups.document, self.offsets.document
+        return (
+            self.topics.document, self.groups.document, self.offsets.document,
+            self.filters.document, *self.delayed.documents,
+        )  # fmt: skip
 
     @property
     def collector(self) -> BrokerCollector:
@@ -140,7 +186,7 @@ class BrokerCore:
             Parts(
                 self.settings, self.topics, self.groups, self.offsets, self.consumers,
                 self.producers, self.polls, self.send, self.pull, self.turns, self.store,
-                self._clock,
+                self.watch, self.retries, self.transactions, self.checks, self._clock,
             )
         )  # fmt: skip
 
@@ -160,6 +206,20 @@ class BrokerCore:
     def _write(self, peer: Peer, frame: bytes) -> None:
         self.turns.write(peer, frame)
 
+    def _wake(self, topic: str, queue_id: int, offset_max: int) -> None:
+        """Messages of a queue have become visible."""
+        self.polls.wake(topic, queue_id, offset_max)
+        if topic in WAITING_TOPICS:
+            self.delayed.arrived(topic, queue_id)
+        elif topic in (HALF_TOPIC, OP_TOPIC):
+            self.transactions.arrived()
+
+    def move(self, host: Host) -> None:
+        """The host that stands in records and message ids is this one."""
+        self.send.move(host)
+        self.send_back.move(host)
+        self.transactions.move(host)
+
     def disconnected(self, peer: Peer) -> None:
         """A connection is gone."""
         self.polls.disconnect(peer)
@@ -169,10 +229,12 @@ class BrokerCore:
     # ---------------------------------------------------------------------------- by the clock
 
     def sweep(self) -> None:
-        """A few times a second: long polls and fsyncs whose time is over."""
+        """A few times a second: long polls and fsyncs whose time is over, messages that are due."""
         now_s = self._clock.monotonic_s()
         self.polls.expire(now_s)
         self.turns.expire(now_s)
+        self.delayed.run()
+        self.checks.run()
 
     def second(self) -> None:
         """Once a second: samples for rates."""

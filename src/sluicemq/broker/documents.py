@@ -7,8 +7,8 @@ executor. A file that cannot be written stays marked as changed and is tried aga
 from collections.abc import Callable
 from typing import TypeVar
 
-from sluicemq.errors import ProtocolError
-from sluicemq.files import Files, load_text, replace_text
+from sluicemq.errors import ProtocolError, StoreError
+from sluicemq.files import Files, cure_of, load_text, replace_text
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class Document:
     def load(self, parse: Callable[[str], T]) -> T | None:
         """The parsed file, or its .bak when it is broken; None when there is none.
 
-        Raises StoreDamagedError when both are broken.
+        Raises StoreDamagedError when both are broken, StoreError when one cannot be read.
         """
 
         def parsed(text: str) -> T:
@@ -36,7 +36,13 @@ class Document:
             except ProtocolError as error:
                 raise ValueError(str(error)) from error
 
-        return load_text(self._files, self.path, parsed)
+        try:
+            return load_text(self._files, self.path, parsed)
+        except OSError as error:
+            raise StoreError(
+                f"{error.filename or self.path} cannot be read: {error.strerror or error}.",
+                cure=cure_of(error),
+            ) from error
 
     def take(self) -> str | None:
         """The text to write, or None when nothing changed since the last time."""

@@ -15,6 +15,7 @@ from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.topic import GROUP_LENGTH_MAX, PERM_READ, DataVersion, GroupConfig
 from sluicemq.protocol import bodies
+from sluicemq.protocol.bodies.unknown import Unknown
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class Groups:
         self.table: dict[str, GroupConfig] = {}
         self.forbidden: dict[str, dict[str, int]] = {}
         self.version = DataVersion()
+        self._unknown = Unknown()
         self.on_change: Callable[[str], None] = lambda name: None
         self.document = Document(
             files, f"{settings.store.root}/config/subscriptionGroup.json", self._render
@@ -52,9 +54,9 @@ class Groups:
 
     def load(self) -> None:
         """Reads the file and adds RocketMQ's own groups. Raises StoreDamagedError."""
-        found = self.document.load(bodies.decode_group_table)
+        found = self.document.load(bodies.decode_group_table_file)
         if found is not None:
-            self.version = found.data_version
+            self.version, self._unknown = found.data_version, found.unknown
             self.table.update(found.groups)
             self.forbidden = {group: dict(bits) for group, bits in found.forbidden.items()}
         missing = [name for name in SYSTEM_GROUPS if name not in self.table]
@@ -68,7 +70,7 @@ class Groups:
 
     def snapshot(self) -> bodies.GroupTable:
         """The table as 201 and the file carry it."""
-        return bodies.GroupTable(dict(self.table), self.version, self.forbidden)
+        return bodies.GroupTable(dict(self.table), self.version, self.forbidden, self._unknown)
 
     def may_read(self, group: str, topic: str) -> bool:
         """Is the group not kept from the topic? (Set with RocketMQ's tools, spec/admin.md 353.)"""
@@ -102,6 +104,7 @@ class Groups:
     def remove(self, name: str) -> bool:
         if self.table.pop(name, None) is None:
             return False
+        self._unknown.items.pop(name, None)
         log.info("group %s deleted", name)
         self._bump()
         self.on_change(name)

@@ -43,8 +43,9 @@ class Draft:
     """A message on its way into the store. Hosts are encoded (`model.ids.encode_host`).
 
     `stored_text` is what is stored as properties when that is not the text of `properties`;
-    `tag_code` what the queue's unit says when that is not the hash of the tag. `answer_fields`
-    are added to the answer of a send.
+    `tag_code` what the queue's unit says when that is not the hash of the tag; with `delay_ms` the
+    unit says when the message is due, so long after its store time. `answer_fields` are added to
+    the answer of a send.
     """
 
     topic: str
@@ -60,6 +61,7 @@ class Draft:
     prepared_offset: int = 0
     stored_text: str | None = None
     tag_code: int | None = None
+    delay_ms: int | None = None
     answer_fields: dict[str, str] = field(default_factory=dict)
 
 
@@ -81,6 +83,7 @@ class Intake:
     def __init__(self, settings: Settings, store: Store, turns: Turns) -> None:
         self._settings = settings
         self._append = store.append
+        self._delay_last = store.delay_last
         self._turns = turns
         self.rewrites: list[Rewrite] = []
 
@@ -96,7 +99,7 @@ class Intake:
     def put(self, draft: Draft) -> Stored:
         """`accept` for what the broker stores by itself: the turn is ended as well."""
         stored = self.accept(draft)
-        self._turns.soon()
+        self._turns.own()
         return stored
 
     def append(self, draft: Draft) -> Stored:
@@ -114,6 +117,8 @@ class Intake:
             draft.born_time_ms, draft.born_host, draft.store_host, draft.reconsume_times,
             draft.prepared_offset,
         )  # fmt: skip
+        if draft.delay_ms is not None:
+            self._delay_last(draft.topic, draft.queue_id, draft.delay_ms)
         return Stored(physical_offset, queue_offset, len(stored))
 
     def check_properties(self, size: int) -> None:

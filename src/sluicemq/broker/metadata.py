@@ -16,7 +16,13 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.broker.topics import name_fault as topic_fault
 from sluicemq.errors import RequestError
-from sluicemq.model.topic import TOPIC_LENGTH_MAX, GroupConfig, TopicConfig
+from sluicemq.model.topic import (
+    CLEANUP_POLICY,
+    COMPACTION,
+    TOPIC_LENGTH_MAX,
+    GroupConfig,
+    TopicConfig,
+)
 from sluicemq.net.server import Handler, Peer
 from sluicemq.protocol import bodies
 from sluicemq.protocol.bodies.groups import group_from
@@ -84,12 +90,14 @@ class Metadata:
         header = decode_header(CreateTopicRequest, command.fields)
         old = self._topics.get(header.topic)
         attributes = dict(old.config.attributes) if old is not None else {}
+        made = changed_attributes(attributes, header.attributes or "", is_new=old is None)
         config = TopicConfig(
             header.topic, header.read_queues, header.write_queues, header.perm,
             header.filter_type or "SINGLE_TAG", header.sys_flag or 0, header.order,
-            changed_attributes(attributes, header.attributes or "", is_new=old is None),
+            made,
         )  # fmt: skip
         self._check_topic(config)
+        refuse_compaction(attributes, made)
         self._topics.put(config)
         return Announced(Command(ResponseCode.SUCCESS, remark="not set any response code"))
 
@@ -99,14 +107,17 @@ class Metadata:
         configs = [
             topic_from(as_object(item, "A topic")) for item in take_list(values, "topicConfigList")
         ]
+        checked = []
         for config in configs:
             self._check_topic(config)
-        for config in configs:
             old = self._topics.get(config.name)
             attributes = dict(old.config.attributes) if old is not None else {}
             changes = ",".join(f"{key}={value}" for key, value in config.attributes.items())
             made = changed_attributes(attributes, changes, is_new=old is None)
-            self._topics.put(dataclasses.replace(config, attributes=made))
+            refuse_compaction(attributes, made)
+            checked.append(dataclasses.replace(config, attributes=made))
+        for config in checked:
+            self._topics.put(config)
         return Announced(Command(ResponseCode.SUCCESS))
 
     def _check_topic(self, config: TopicConfig) -> None:
@@ -228,6 +239,20 @@ class Metadata:
         """43."""
         body = bodies.encode_consumer_offsets(self._offsets.snapshot())
         return Command(ResponseCode.SUCCESS, body=body)
+
+
+def refuse_compaction(old: Mapping[str, str], new: Mapping[str, str]) -> None:
+    """Raises RequestError for a topic that is to become one of compaction.
+
+    One that a Java broker made stays what it is: its messages are in the log like all others.
+    """
+    if new.get(CLEANUP_POLICY) == COMPACTION and old.get(CLEANUP_POLICY) != COMPACTION:
+        raise RequestError(
+            ResponseCode.INVALID_PARAMETER,
+            f"Compaction topics ({CLEANUP_POLICY}={COMPACTION}) are not supported: SluiceMQ does "
+            f"not write the folder compaction. Leave the attribute out, or write "
+            f"{CLEANUP_POLICY}=DELETE; to keep the latest message of a key, keep it in a table.",
+        )
 
 
 def changed_attributes(old: Mapping[str, str], changes: str, *, is_new: bool) -> dict[str, str]:

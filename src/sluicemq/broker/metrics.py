@@ -18,9 +18,13 @@ from sluicemq.broker.groups import Groups
 from sluicemq.broker.longpoll import LongPolls
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.pull import Pull
+from sluicemq.broker.retention import GroupWatch
+from sluicemq.broker.retries import Retries
 from sluicemq.broker.send import Send
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
+from sluicemq.broker.transaction_checks import TransactionChecks
+from sluicemq.broker.transactions import Transactions
 from sluicemq.broker.turns import LATENCY_BOUNDS_S, Turns
 from sluicemq.clock import Clock
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
@@ -53,6 +57,10 @@ class Parts:
     pull: Pull
     turns: Turns
     store: Store
+    watch: GroupWatch
+    retries: Retries
+    transactions: Transactions
+    checks: TransactionChecks
     clock: Clock
 
 
@@ -75,7 +83,10 @@ class BrokerCollector:
         """Every metric of now."""
         yield from self._traffic_in()
         yield from self._traffic_out()
+        yield from self._failures()
+        yield from self._transactions()
         yield from self._lag()
+        yield from self._retention()
         yield from self._clients()
         yield from self._sizes()
         yield from self._state()
@@ -119,6 +130,21 @@ class BrokerCollector:
         failed.add_metric(self._values(), self._parts.send.failures)
         yield failed
 
+    def _failures(self) -> "Iterator[Metric]":
+        retries = self._parts.retries
+        retried = self._counter(
+            "sluicemq_messages_retried", "Messages that come to a group again.", "consumer_group"
+        )
+        for group, count in retries.retried.copy().items():
+            retried.add_metric(self._values(group), count)
+        yield retried
+        dead = self._counter(
+            "rocketmq_send_to_dlq_messages", "Dead letters of a group.", "consumer_group"
+        )
+        for group, count in retries.dead.copy().items():
+            dead.add_metric(self._values(group), count)
+        yield dead
+
     def _traffic_out(self) -> "Iterator[Metric]":
         labels = ("topic", "consumer_group", "is_retry", "is_system")
         messages = self._counter("rocketmq_messages_out", "Messages delivered.", *labels)
@@ -146,11 +172,71 @@ class BrokerCollector:
         for key, queues in table.items():
             topic, _, group = key.partition("@")
             for queue_id, offset in queues.items():
-                end = self._parts.store.queue_offsets(topic, queue_id)[1]
-                behind[topic, group] = behind.get((topic, group), 0) + max(end - offset, 0)
+                first, end = self._parts.store.queue_offsets(topic, queue_id)
+                lag_here = max(end - max(offset, first), 0)
+                behind[topic, group] = behind.get((topic, group), 0) + lag_here
         for (topic, group), count in behind.items():
             lag.add_metric(self._values(topic, group, *self._flags(topic)), count)
         yield lag
+
+    def _transactions(self) -> "Iterator[Metric]":
+        transactions, checks = self._parts.transactions, self._parts.checks
+        back = transactions.check_back
+        for name, text, counts in (
+            ("rocketmq_commit_messages", "Transactions committed.", transactions.committed),
+            ("rocketmq_rollback_messages", "Transactions rolled back.", transactions.rolled_back),
+        ):
+            ended = self._counter(name, text, "topic")
+            for topic, count in counts.copy().items():
+                ended.add_metric(self._values(topic), count)
+            yield ended
+        for name, text, count in (
+            ("checks", "Times that a client was asked how a transaction ended.", back.sent),
+            ("checks_unanswered", "... and had not answered by the next time.", back.unanswered),
+            ("given_up", "Transactions that nobody would decide.", checks.given_up),
+            ("lost", "Half messages deleted before they were decided.", checks.lost),
+        ):
+            total = self._counter(f"sluicemq_transactions_{name}", text)
+            total.add_metric(self._values(), count)
+            yield total
+        halves = self._gauge("rocketmq_half_messages", "Transactions that are not decided.")
+        halves.add_metric(self._values(), len(transactions.table))
+        yield halves
+
+    def _retention(self) -> "Iterator[Metric]":
+        """Who loses what by the deletion of old files, and how full the disk is."""
+        watch, retention = self._parts.watch, self._parts.store.retention
+        pair = ("topic", "consumer_group")
+        lost = self._counter(
+            "sluicemq_messages_lost",
+            "Messages that were deleted before the group read them.",
+            *pair,
+        )
+        for (topic, group), count in watch.lost.copy().items():
+            lost.add_metric(self._values(topic, group), count)
+        yield lost
+        risk = self._gauge(
+            "sluicemq_messages_at_risk", "Unread messages that will be deleted next.", *pair
+        )
+        when = self._gauge(
+            "sluicemq_loss_time_seconds",
+            "When the first of them is deleted at the earliest.",
+            *pair,
+        )
+        for (topic, group), found in watch.at_risk.copy().items():
+            risk.add_metric(self._values(topic, group), found.messages)
+            when.add_metric(self._values(topic, group), found.loss_ms / 1000)
+        yield risk
+        yield when
+        files = self._counter("sluicemq_log_files_deleted", "Files of the log that were deleted.")
+        files.add_metric(self._values(), retention.files_deleted)
+        yield files
+        disk = self._gauge("sluicemq_disk_used_percent", "Of the fullest disk of the store.")
+        disk.add_metric(self._values(), watch.disk_percent)
+        yield disk
+        refusing = self._gauge("sluicemq_sends_refused_disk_full", "1 while sends are refused.")
+        refusing.add_metric(self._values(), int(retention.is_refusing))
+        yield refusing
 
     def _clients(self) -> "Iterator[Metric]":
         consumers = self._gauge(

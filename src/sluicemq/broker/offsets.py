@@ -15,6 +15,7 @@ from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.topic import DataVersion
 from sluicemq.protocol import bodies
+from sluicemq.protocol.bodies.unknown import Unknown
 
 log = logging.getLogger(__name__)
 
@@ -30,16 +31,21 @@ class Offsets:
         self.table: dict[str, dict[int, int]] = {}
         self.pulled: dict[str, dict[int, int]] = {}
         self.version = DataVersion()
+        self._unknown = Unknown()
         self._commits = 0
-        self.document = Document(
-            files, f"{settings.store.root}/config/consumerOffset.json", self._render
-        )
+        directory = f"{settings.store.root}/config"
+        self.document = Document(files, f"{directory}/consumerOffset.json", self._render)
+        self._light_document = Document(files, f"{directory}/lmqConsumerOffset.json", self._render)
 
     def load(self) -> None:
-        """Raises StoreDamagedError."""
-        found = self.document.load(bodies.decode_consumer_offsets)
+        """A broker with light queues (enableLmq) had it all in another file: that one is read when
+        ours is missing. Raises StoreDamagedError."""
+        found = self.document.load(bodies.decode_consumer_offsets_file)
+        if found is None:
+            found = self._light_document.load(bodies.decode_consumer_offsets_file)
+            self.document.changed = found is not None
         if found is not None:
-            self.version = found.data_version
+            self.version, self._unknown = found.data_version, found.unknown
             self.table = {key: dict(queues) for key, queues in found.offsets.items()}
 
     def _render(self) -> str:
@@ -47,7 +53,7 @@ class Offsets:
 
     def snapshot(self) -> bodies.ConsumerOffsets:
         """The table as 43 and the file carry it."""
-        return bodies.ConsumerOffsets(self.table, self.version)
+        return bodies.ConsumerOffsets(self.table, self.version, self._unknown)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         key = f"{topic}@{group}"
@@ -84,6 +90,13 @@ class Offsets:
     def groups_of(self, topic: str) -> set[str]:
         """Groups that have committed on the topic."""
         return {group for name, group in self._keys() if name == topic}
+
+    def groups_by_topic(self) -> dict[str, list[str]]:
+        """For every topic the groups that have committed on it."""
+        found: dict[str, list[str]] = {}
+        for topic, group in self._keys():
+            found.setdefault(topic, []).append(group)
+        return found
 
     def _keys(self) -> Iterator[tuple[str, str]]:
         """Keys with more than one separator are not ours (spec/delivery.md §5)."""

@@ -1,10 +1,10 @@
-"""Questions about queues and how far they are consumed: 14 15 29 30 31 32 33 41 42.
+"""Questions about queues, messages and how far they are consumed: 12 14 15 29 30 31 32 33 41 42.
 
 Answers follow the real broker's, odd ones included: 30 for a queue that a topic does not have is 0
 (spec/traffic, item 23).
 """
 
-from typing import Literal
+from typing import Final, Literal
 
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.locks import QueueLocks
@@ -23,6 +23,8 @@ from sluicemq.protocol.headers import (
     GetMinOffsetRequest,
     OffsetResponse,
     QueryConsumerOffsetRequest,
+    QueryMessageRequest,
+    QueryMessageResponse,
     SearchOffsetRequest,
     UpdateConsumerOffsetRequest,
     ViewMessageRequest,
@@ -31,6 +33,10 @@ from sluicemq.protocol.headers import (
 )
 from sluicemq.record.codec import parse_head
 from sluicemq.store.store import Store
+
+INDEX_UNIQUE: Final = "U"
+INDEX_TAG: Final = "T"
+NOTHING_FOUND: Final = "can not find message, maybe time range not correct"
 
 
 class Queries:
@@ -60,6 +66,7 @@ class Queries:
             RequestCode.GET_MIN_OFFSET: self.min_offset,
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.offset_by_time,
             RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest_time,
+            RequestCode.QUERY_MESSAGE: self.query_message,
             RequestCode.VIEW_MESSAGE_BY_ID: self.view_message,
             RequestCode.LOCK_BATCH_MQ: self.lock,
             RequestCode.UNLOCK_BATCH_MQ: self.unlock,
@@ -136,6 +143,36 @@ class Queries:
             ResponseCode.SUCCESS, encode_header(GetEarliestStoreTimeResponse(time_ms=time_ms))
         )
 
+    def query_message(self, command: Command, peer: Peer) -> Command:
+        """12: messages by key or by unique key, newest first (spec/store.md §4)."""
+        header = decode_header(QueryMessageRequest, command.fields)
+        config = self._settings.store
+        is_unique = header.is_unique_key is True or header.index_type == INDEX_UNIQUE
+        count = config.query_count if is_unique else header.count_max
+        found = None
+        if header.index_type != INDEX_TAG:  # RocketMQ has such an index only in RocksDB
+            found = self._store.keys.find(
+                header.topic, header.key, min(count, config.query_count_max),
+                header.begin_time_ms, header.end_time_ms, is_unique=is_unique,
+            )  # fmt: skip
+        if found is None:
+            return _no_index(header)
+        if found.behind_bytes:
+            return Command(
+                ResponseCode.SYSTEM_BUSY,
+                {},
+                remark=f"the key index is being built: {found.behind_bytes} bytes of the log are"
+                " left; try again later",
+            )
+        fields = encode_header(
+            QueryMessageResponse(
+                index_time_ms=found.last_time_ms, index_physical_offset=found.last_offset
+            )
+        )
+        if not found.records:
+            return Command(ResponseCode.QUERY_NOT_FOUND, fields, remark=NOTHING_FOUND)
+        return Command(ResponseCode.SUCCESS, fields, body=b"".join(found.records))
+
     def view_message(self, command: Command, peer: Peer) -> Command:
         """33: the message that begins at an offset of the commit log."""
         header = decode_header(ViewMessageRequest, command.fields)
@@ -162,6 +199,15 @@ class Queries:
 
 def _offset(value: int) -> Command:
     return Command(ResponseCode.SUCCESS, encode_header(OffsetResponse(offset=value)))
+
+
+def _no_index(header: QueryMessageRequest) -> Command:
+    reason = (
+        "messages cannot be queried by tag: consume with a filter instead"
+        if header.index_type == INDEX_TAG
+        else "messages cannot be queried by key: messageIndexEnable is false on this broker"
+    )
+    return Command(ResponseCode.SYSTEM_ERROR, {}, remark=reason)
 
 
 def _no_topic(name: str) -> Command:

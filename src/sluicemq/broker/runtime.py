@@ -4,7 +4,7 @@ Numbers of thread pools are there because clusterList fails without them; we hav
 are empty and waits are 0.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from sluicemq.broker.longpoll import LongPolls
@@ -55,6 +55,8 @@ class RuntimeInfo:
         self._store = store
         self._rates = rates
         self._days = days
+        self.more: list[Callable[[], dict[str, str]]] = []
+        """Parts of the table that others know."""
 
     def counters(self) -> dict[str, int]:
         """The counters that rates and day sums are made of; sampled once a second."""
@@ -91,6 +93,8 @@ class RuntimeInfo:
             "sluiceParkedPulls": str(len(self._polls)),
         }
         table |= self._pools() | self._days_table(counters) | self._put_table(counters)
+        for part in self.more:
+            table |= part()
         return table | self._store.runtime()
 
     def _pools(self) -> dict[str, str]:

@@ -5,8 +5,8 @@ up, appends and formats the answer in one go. Everything that is not the plain c
 retry topic, batch, a property that needs care, a bad field) goes through `_send_any`, which does
 the same work by the book. tests/unit/broker/test_send.py holds the two equal.
 
-What later releases build is refused here, so that it is never stored as an ordinary message:
-delayed, timed and half messages.
+What a message cannot be (a half or a delayed one in a batch) is refused, so that it is never stored
+as an ordinary message.
 """
 
 import struct
@@ -18,18 +18,18 @@ from typing import Any, Final
 import orjson
 
 from sluicemq.broker import properties as text
-from sluicemq.broker.groups import Groups
+from sluicemq.broker.halves import HALF_TOPIC
 from sluicemq.broker.intake import ILLEGAL, Draft, Intake, RefusalError
-from sluicemq.broker.locks import QueueLocks
 from sluicemq.broker.outcomes import Durable
+from sluicemq.broker.retries import Retries
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topic, Topics, name_fault
 from sluicemq.broker.turns import Turns
 from sluicemq.clock import Clock
 from sluicemq.errors import MessageIllegalError, ProtocolError, StoreError, StoreFullError
 from sluicemq.model.ids import Host, UniqueIds, encode_host
-from sluicemq.model.message import TIMER_PROPERTIES, TRANSACTION_MASK
-from sluicemq.model.topic import DLQ_PREFIX, PERM_WRITE, RETRY_PREFIX
+from sluicemq.model.message import PREPARED, TIMER_PROPERTIES, TRAN_MSG, TRANSACTION_MASK
+from sluicemq.model.topic import PERM_WRITE, RETRY_PREFIX
 from sluicemq.net.dispatch import Quick
 from sluicemq.net.server import Handler, Peer
 from sluicemq.protocol.codec import SERVER_LANGUAGE
@@ -42,11 +42,10 @@ from sluicemq.store.writer import Part
 
 _pack_prefix: Final = struct.Struct(">II").pack
 _MONTH_MS: Final = 31 * 24 * 3600 * 1000
-_CLIENT_SAYS_MAX_SINCE: Final = 121  # V3_4_9: maxReconsumeTimes of a request counts
 FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 _REQUEST: Final = (0, FLAG_ONEWAY)
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
-_UNBUILT: Final = (b"DELAY", b"TIMER_", b"TRAN_MSG")
+_NOT_IN_BATCH: Final = (b"DELAY", b"TIMER_", b"TRAN_MSG")
 
 Work = Callable[[SendMessageRequest, Command, Peer], Durable]
 
@@ -58,8 +57,7 @@ class Send:
         self,
         settings: Settings,
         topics: Topics,
-        groups: Groups,
-        locks: QueueLocks,
+        retries: Retries,
         store: Store,
         intake: Intake,
         turns: Turns,
@@ -70,8 +68,7 @@ class Send:
         self._settings = settings
         self._topics = topics
         self._by_name = topics.table
-        self._groups = groups
-        self._locks = locks
+        self._retries = retries
         self._append = store.append
         self._append_batch = store.append_batch
         self._intake = intake
@@ -230,13 +227,13 @@ class Send:
             return self._store_refuses(error)
 
     def _single(self, header: SendMessageRequest, command: Command, peer: Peer) -> Durable:
-        known = header.topic in self._topics
+        topics_before = len(self._topics)
         topic = self._topic(header, peer)
         queue_id = self._queue_id(topic, header.queue_id, peer)
         properties = text.as_dict(header.properties or "")
-        _refuse_unbuilt(properties, header.sys_flag)
+        _check_kind(properties, header.sys_flag)
         if header.topic.startswith(RETRY_PREFIX):
-            topic, queue_id = self._retry_topic(header, command, topic, queue_id)
+            topic, queue_id = self._retry_topic(header, command, topic, queue_id, properties)
         properties.pop("POP_CK", None)
         for name, value in self._added.items():
             properties.setdefault(name, value)
@@ -248,12 +245,18 @@ class Send:
             header.reconsume_times or 0,
         )  # fmt: skip
         stored = self._intake.accept(draft)
+        if header.topic.startswith(RETRY_PREFIX):
+            group = header.topic.removeprefix(RETRY_PREFIX)
+            self._retries.stored(group, topic, properties["UNIQ_KEY"], draft.reconsume_times)
+        # A half message enters its own topic when it is committed.
         self._count(
-            topic, len(command.body), stored.properties_bytes, "__SHARDINGKEY" in properties
-        )
+            self._by_name.get(HALF_TOPIC, topic) if draft.topic == HALF_TOPIC else topic,
+            len(command.body), stored.properties_bytes, "__SHARDINGKEY" in properties,
+        )  # fmt: skip
         return self._success(
             command, queue_id, stored.queue_offset, self._offset_id(stored.physical_offset),
-            properties["UNIQ_KEY"], _waits(properties), topic, known, draft.answer_fields,
+            properties["UNIQ_KEY"], _waits(properties), topic,
+            len(self._topics) == topics_before, draft.answer_fields,
         )  # fmt: skip
 
     def _batch(self, header: SendMessageRequest, command: Command, peer: Peer) -> Durable:
@@ -268,7 +271,8 @@ class Send:
         topic = self._topic(header, peer)
         queue_id = self._queue_id(topic, header.queue_id, peer)
         own = text.as_dict(header.properties or "")
-        _refuse_unbuilt(own, header.sys_flag)
+        _refuse_in_batch(own)
+        _check_kind(own, header.sys_flag)
         parts = self._parts(command)
         physical_offsets, queue_offset = self._append_batch(
             topic.name, queue_id, parts, header.sys_flag, header.born_time_ms,
@@ -303,9 +307,10 @@ class Send:
             raise RefusalError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         if not messages:
             raise RefusalError(ResponseCode.MESSAGE_ILLEGAL, "The batch has no messages.")
-        if any(name in command.body for name in _UNBUILT):
+        if any(name in command.body for name in _NOT_IN_BATCH):
             for _, _, own in messages:
-                _refuse_unbuilt(text.as_dict(own.decode("utf-8", "replace")), 0)
+                properties = text.as_dict(own.decode("utf-8", "replace"))
+                _refuse_in_batch(properties)
         suffix, open_suffix = self._suffix_bytes, b"\x02" + self._suffix_bytes
         tag_code_of = text.tag_code_of
         parts = [
@@ -365,24 +370,23 @@ class Send:
         return queue_id
 
     def _retry_topic(
-        self, header: SendMessageRequest, command: Command, topic: Topic, queue_id: int
+        self,
+        header: SendMessageRequest,
+        command: Command,
+        topic: Topic,
+        queue_id: int,
+        properties: dict[str, str],
     ) -> tuple[Topic, int]:
-        """Where a message for retry goes: too many attempts, or a group that consumes in order,
-        lead to the dead letter topic (spec/remoting.md §17). Raises RefusalError."""
+        """Where a message for retry goes, which a consumer sends by itself when 36 fails: too many
+        attempts, or a group that consumes in order, lead to the dead letters, at once
+        (spec/remoting.md §17). Raises RefusalError."""
         group = header.topic.removeprefix(RETRY_PREFIX)
-        config = self._groups.table.get(group)
-        if config is None:
-            raise RefusalError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group not exist, {group}. Create it, or set "
-                "autoCreateSubscriptionGroup=true in broker.conf.",
-            )
-        times_max = config.retry_times_max
-        if header.reconsume_times_max is not None and command.version >= _CLIENT_SAYS_MAX_SINCE:
-            times_max = header.reconsume_times_max
-        if (header.reconsume_times or 0) > times_max or self._locks.holds_any(group):
-            return self._topics.ensure(DLQ_PREFIX + group, 1), 0
-        return topic, queue_id
+        config = self._retries.config(group)
+        times = header.reconsume_times or 0
+        times_max = self._retries.times_max(config, header.reconsume_times_max, command.version)
+        if times <= times_max and not self._retries.is_ordered(group):
+            return topic, queue_id
+        return self._retries.bury(group, properties), 0
 
     # -------------------------------------------------------------------------------- answers
 
@@ -448,24 +452,31 @@ def _clean(value: str) -> str:
     return value.encode("utf-8", "replace").decode()
 
 
-def _refuse_unbuilt(properties: dict[str, str], sys_flag: int) -> None:
-    """Raises RefusalError for what a later release builds."""
-    if sys_flag & TRANSACTION_MASK or properties.get("TRAN_MSG", "").lower() == "true":
+def _check_kind(properties: dict[str, str], sys_flag: int) -> None:
+    """Raises RefusalError when flags and properties disagree whether it is a half message: it would
+    be hidden for ever, or shown at once."""
+    kind = sys_flag & TRANSACTION_MASK
+    is_half = properties.get(TRAN_MSG, "").lower() == "true"
+    if kind not in (0, PREPARED) or (kind and not is_half):
         raise RefusalError(
             ResponseCode.MESSAGE_ILLEGAL,
-            "transactional messages are not built yet: they come in a later release of SluiceMQ. "
-            "The message was not stored. Send it without a transaction.",
+            f"the sysFlag {sys_flag:#x} says another kind of message than the property TRAN_MSG="
+            f"{properties.get(TRAN_MSG)}. The message was not stored.",
         )
-    if properties.get("DELAY", "0") != "0":
+
+
+def _refuse_in_batch(properties: dict[str, str]) -> None:
+    """Raises RefusalError for what no message of a batch can be (spec/store.md §2.5)."""
+    if properties.get(TRAN_MSG, "").lower() == "true":
         raise RefusalError(
             ResponseCode.MESSAGE_ILLEGAL,
-            f"delayed messages (property DELAY={properties['DELAY']}) are not built yet: they "
-            "come in a later release of SluiceMQ. The message was not stored.",
+            "a batch cannot be part of a transaction (property TRAN_MSG=true). The batch was not "
+            "stored. Send messages of transactions one by one.",
         )
-    for name in (*TIMER_PROPERTIES, "TIMER_DEL_UNIQKEY"):
-        if name in properties:
+    for name in ("DELAY", *TIMER_PROPERTIES, "TIMER_DEL_UNIQKEY"):
+        if properties.get(name, "0") != "0":
             raise RefusalError(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"timed messages (property {name}) are not built yet: they come in a later "
-                "release of SluiceMQ. The message was not stored.",
+                f"a message of a batch cannot be delayed (property {name}={properties[name]}). "
+                "The batch was not stored. Send delayed messages one by one.",
             )

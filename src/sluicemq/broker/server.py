@@ -14,9 +14,10 @@ import logging
 import os
 import secrets
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Final, TypeVar
 
+from sluicemq.broker import readonly
 from sluicemq.broker.addresses import advertised_address, listening_addresses, stored_host
 from sluicemq.broker.core import BrokerCore
 from sluicemq.broker.documents import Document
@@ -30,7 +31,9 @@ from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_address, join
 from sluicemq.model.ids import UniqueIds, encode_host
 from sluicemq.net.dialer import Channel, ChannelPool
-from sluicemq.net.server import Dispatcher, Peer, RemotingServer
+from sluicemq.net.dispatch import Dispatcher
+from sluicemq.net.network import SOCKETS, Listener, Network
+from sluicemq.net.peer import Peer
 from sluicemq.store.store import Store
 
 log = logging.getLogger("sluicemq.broker")
@@ -39,6 +42,11 @@ T = TypeVar("T")
 VIP_PORT_BELOW: Final = 2  # spec/remoting.md §1
 SWEEP_S: Final = 0.2
 EXPIRY_SWEEP_S: Final = 10.0
+FILTERS_PERIOD_S: Final = 10.0  # spec/store.md §11
+CLEAN_S: Final = 1.0
+INDEX_S: Final = 0.1
+INDEX_PAUSE_S: Final = 0.005
+"""Between two slices of an index that is built anew: messages go first."""
 # Together less than the 5 s after which RocketMQ's tools give up a change of a topic.
 DIAL_WAIT_S: Final = 1.5
 REGISTER_WAIT_S: Final = 3.0
@@ -57,8 +65,15 @@ class Broker:
         *,
         clock: Clock = SYSTEM_CLOCK,
         files: Files = SYSTEM_FILES,
+        network: Network = SOCKETS,
+        executor: Executor | None = None,
+        read_only: bool = False,
     ) -> None:
-        self.settings = Settings(config, store_config)
+        """`read_only`: the store is a copy that must not change; see `readonly.py`. `executor` does
+        what blocks; by default two threads."""
+        if read_only:
+            files = readonly.overlay(files)
+        self.settings = Settings(config, store_config, is_read_only=read_only)
         self.address = ""
         """host:port that clients are told."""
         self.metrics_port: int | None = None
@@ -67,8 +82,9 @@ class Broker:
         self.registration: Registration
         self._clock = clock
         self._files = files
-        self._executor = ThreadPoolExecutor(EXECUTOR_THREADS, "sluice-broker")
-        self._servers: list[RemotingServer] = []
+        self._network = network
+        self._executor = executor or ThreadPoolExecutor(EXECUTOR_THREADS, "sluice-broker")
+        self._servers: list[Listener] = []
         self._announced: list[tuple[Peer, bytes]] = []
         self._news = asyncio.Event()
         self._tables_changed = False
@@ -77,7 +93,10 @@ class Broker:
         self._sweeper: asyncio.TimerHandle | None = None
         self._close_metrics: Callable[[], None] | None = None
         self._pool = ChannelPool(
-            timeout_s=DIAL_WAIT_S, on_close=self._name_server_lost, clock=clock
+            timeout_s=DIAL_WAIT_S,
+            on_close=self._name_server_lost,
+            clock=clock,
+            connect=network.dial,
         )
 
     @property
@@ -102,7 +121,10 @@ class Broker:
             raise
 
     def _open_store(self) -> Store:
-        return Store.open(self.settings.store, files=self._files, clock=self._clock)
+        settings = self.settings
+        if settings.is_read_only:
+            readonly.prepare(settings, self._files)
+        return Store.open(settings.store, files=self._files, clock=self._clock)
 
     async def _open(self) -> None:
         config = self.settings.broker
@@ -123,10 +145,15 @@ class Broker:
             announce=self._announce,
         )
         await self._in_executor(core.load)
-        server = self._new_server(Dispatcher(core.handlers, quick=core.quick, deferred=core.deferred))
+        core.delayed.call_later = loop.call_later
+        if not self.settings.is_read_only:
+            core.cleaning.look()
+        server = self._new_server(
+            Dispatcher(core.handlers, quick=core.quick, deferred=core.deferred)
+        )
         await server.start(config.bind_address, [config.listen_port])
         self._servers.append(server)
-        core.send.move(host._replace(port=self.port))
+        core.move(host._replace(port=self.port))
         self.address = join(advertised.address, self.port)
         log.info("%s", explain_address(advertised, self.port))
         fields = {
@@ -146,9 +173,9 @@ class Broker:
                 await self._told.wait()
         log.info("broker %s listens at %s:%d", config.broker_name, config.bind_address, self.port)
 
-    def _new_server(self, dispatcher: Dispatcher) -> RemotingServer:
+    def _new_server(self, dispatcher: Dispatcher) -> Listener:
         config = self.settings.broker
-        return RemotingServer(
+        return self._network.listener(
             dispatcher,
             on_disconnect=self.core.disconnected,
             idle_timeout_s=config.idle_timeout_s,
@@ -199,10 +226,15 @@ class Broker:
             await life
         if self._sweeper is not None:
             self._sweeper.cancel()
+        self.core.delayed.stop()
         await self._settle()
         for server in self._servers:
             await server.close()
         await self._pool.close()
+        with contextlib.suppress(SluiceError, OSError):  # closing the store says it
+            await self._in_executor(self.store.sync)  # what was delivered is safe: so it is saved
+            self.core.checks.stop()
+            await self._in_executor(self.core.delayed.save)
         await self._save(*self.core.documents)
         try:
             await self._in_executor(self.store.close)
@@ -262,8 +294,14 @@ class Broker:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._tell())
             group.create_task(self._each(self._offsets_period_s, self._save_offsets))
+            group.create_task(self._each(lambda: FILTERS_PERIOD_S, self._save_filters))
             group.create_task(self._each(self._flush_period_s, self._flush))
+            group.create_task(self._each(self._delay_period_s, self._save_delayed))
+            group.create_task(self._each(self._timer_period_s, self._save_timers))
+            group.create_task(self._each(lambda: INDEX_S, self._index))
             group.create_task(self._each(lambda: 1.0, self._second))
+            if not self.settings.is_read_only:
+                group.create_task(self._each(lambda: CLEAN_S, self._clean))
             group.create_task(self._each(lambda: EXPIRY_SWEEP_S, self._expire_clients))
 
     async def _each(
@@ -290,12 +328,54 @@ class Broker:
     async def _save_offsets(self) -> None:
         await self._save(self.core.offsets.document)
 
+    def _delay_period_s(self) -> float:
+        return self.settings.store.delay_offset_flush_interval_ms / 1000
+
+    def _timer_period_s(self) -> float:
+        return self.settings.store.timer_flush_interval_ms / 1000
+
+    async def _save_delayed(self) -> None:
+        self.core.delayed.clean()
+        await self._save(*self.core.delayed.documents)
+
+    async def _save_timers(self) -> None:
+        timers = self.core.delayed.timers
+        saving = timers.begin_save()
+        if saving is None:
+            return
+        is_written = False
+        try:
+            await self._in_executor(saving.run)
+            is_written = True
+        finally:
+            timers.end_save(saving, is_written=is_written)
+
+    async def _save_filters(self) -> None:
+        self.core.filters.clean()
+        await self._save(self.core.filters.document)
+
     async def _flush(self) -> None:
         if self.store.tick():
             await self._in_executor(self.store.sync)
 
+    async def _index(self) -> None:
+        """The key index follows the log, in slices between which everything else has its turn."""
+        keys = self.store.keys
+        keys.follows_ticks = False
+        if keys.backlog_bytes and not keys.is_warm:
+            await self._in_executor(keys.warm_up)
+        while not keys.catch_up():
+            await asyncio.sleep(0 if keys.is_close else INDEX_PAUSE_S)
+
     async def _second(self) -> None:
         self.core.second()
+
+    async def _clean(self) -> None:
+        for step in self.core.cleaning.run():
+            if callable(step):
+                await self._in_executor(step)
+            else:
+                await asyncio.sleep(step)
 
     async def _expire_clients(self) -> None:
         self.core.expire_clients()

@@ -11,7 +11,7 @@ A topic that a send names and nobody made is created from the topic that the pro
 import dataclasses
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from sluicemq.broker.documents import Document
@@ -20,6 +20,8 @@ from sluicemq.clock import Clock
 from sluicemq.config import BrokerConfig
 from sluicemq.files import Files
 from sluicemq.model.topic import (
+    CLEANUP_POLICY,
+    COMPACTION,
     DEFAULT_TOPIC,
     DLQ_PREFIX,
     PERM_INHERIT,
@@ -31,6 +33,7 @@ from sluicemq.model.topic import (
     TopicConfig,
 )
 from sluicemq.protocol import bodies
+from sluicemq.protocol.bodies.unknown import Unknown
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +47,7 @@ NOT_FOR_SENDS: Final = frozenset({
 })  # fmt: skip
 _SYSTEM_NAMES: Final = NOT_FOR_SENDS | {DEFAULT_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
 SYSTEM_PREFIX: Final = "rmq_sys_"
+LIGHT_PREFIX: Final = "%LMQ%"  # light queues have no topic (spec/store.md §3.1)
 RECORD_BYTES: Final = 91  # of a record without body, topic and properties (spec/store.md §2.1)
 
 
@@ -131,10 +135,12 @@ class Topics:
 
     def __init__(self, settings: Settings, files: Files, clock: Clock) -> None:
         self._settings = settings
+        self._queues_default = settings.broker.default_topic_queues
         self._clock = clock
         self.table: dict[str, Topic] = {}
         self.get = self.table.get  # one call less on the send path
         self.version = DataVersion()
+        self._unknown = Unknown()
         self.on_change: Callable[[str], None] = lambda name: None
         self.document = Document(files, f"{settings.store.root}/config/topics.json", self._render)
 
@@ -142,15 +148,38 @@ class Topics:
 
     def load(self) -> None:
         """Reads the file and adds the system topics. Raises StoreDamagedError."""
-        found = self.document.load(bodies.decode_topic_table)
+        found = self.document.load(bodies.decode_topic_table_file)
         if found is not None:
-            self.version = found.data_version
+            self.version, self._unknown = found.data_version, found.unknown
             for config in found.topics.values():
                 self.table[config.name] = Topic(config)
+                if config.attributes.get(CLEANUP_POLICY) == COMPACTION:
+                    log.warning("topic %s: all messages are shown, none compacted", config.name)
         missing = [t for t in system_topics(self._settings.broker) if t.name not in self.table]
         for config in missing:
             self.table[config.name] = Topic(config)
         if missing:
+            self._bump()
+
+    def adopt(self, queues: Iterable[tuple[str, int]]) -> None:
+        """Add the topics that only the store knows, from its (topic, queue id).
+
+        A send had made them, and the power failed before the table was saved: what was
+        acknowledged there stays readable.
+        """
+        counts: dict[str, int] = {}
+        for name, queue_id in queues:
+            if name not in self.table and not name.startswith(LIGHT_PREFIX):
+                counts[name] = max(counts.get(name, 0), queue_id + 1)
+        for name, used in counts.items():
+            default = 1 if name.startswith(RETRY_PREFIX) else self._queues_default
+            count = max(used, default)
+            log.warning(
+                "topic %s has messages and is not in %s: added with %d queues",
+                name, self.document.path, count,
+            )  # fmt: skip
+            self.table[name] = Topic(TopicConfig(name, count, count, READ_WRITE))
+        if counts:
             self._bump()
 
     def _render(self) -> str:
@@ -158,7 +187,7 @@ class Topics:
 
     def snapshot(self) -> bodies.TopicTable:
         """The table as 21, 103 and the file carry it."""
-        return bodies.TopicTable(self.configs(), self.version)
+        return bodies.TopicTable(self.configs(), self.version, self._unknown)
 
     def configs(self) -> dict[str, TopicConfig]:
         return {name: topic.config for name, topic in self.table.items()}
@@ -188,6 +217,7 @@ class Topics:
     def remove(self, name: str) -> bool:
         if self.table.pop(name, None) is None:
             return False
+        self._unknown.items.pop(name, None)
         log.info("topic %s deleted", name)
         self._bump()
         self.on_change(name)

@@ -91,6 +91,7 @@ class Turns:
         self._outgoing: dict[Peer, list[bytes]] = {}
         self._news: Visible = []
         self._is_scheduled = False
+        self._has_own = False
         self._started_s = 0.0
         self._next: Batch | None = None
         self._running: list[Batch] = []
@@ -98,6 +99,8 @@ class Turns:
         self.latency_sum_s = 0.0
         self.turns = 0
         self.commits_failed = 0
+        self.on_failed: list[Callable[[], None]] = []
+        """Told when a commit has failed: what the turn had appended never was."""
         store.on_visible = self.visible
 
     # ------------------------------------------------------------------------- during a turn
@@ -125,6 +128,19 @@ class Turns:
             self._held.append((peer, opaque, answer, False))
         else:
             self._waiting.append((peer, opaque, answer, False))
+
+    def own(self) -> None:
+        """The broker itself has appended something: as `soon`, and it wants to be seen, also when
+        nobody else's answer waits for an fsync."""
+        self._has_own = True
+        self.soon()
+
+    def end_own(self) -> bool:
+        """End the turn now, with what the broker has appended; False when that is not stored."""
+        failed = self.commits_failed
+        self._has_own = True
+        self.end()
+        return failed == self.commits_failed
 
     def soon(self) -> None:
         """The turn has something to commit: it ends when the loop's iteration does."""
@@ -158,6 +174,7 @@ class Turns:
         self._is_scheduled = False
         held, self._held = self._held, []
         waiting, self._waiting = self._waiting, []
+        own, self._has_own = self._has_own, False
         self.turns += 1
         try:
             self._store.commit()
@@ -165,12 +182,14 @@ class Turns:
             self.commits_failed += 1
             if not isinstance(error, StoreError | OSError):
                 log.exception("the commit of a turn failed")
+            for undo in self.on_failed:
+                undo()
             self._fail(held + waiting, error)
             self.flush()
             return
         self._release(held, self._started_s)
         self._wake_all()
-        if waiting or (held and self._run_sync is not None):
+        if waiting or ((held or own) and self._run_sync is not None):
             # Also for those alone that do not wait: others see their messages after the fsync.
             self._await_sync(waiting)
         self.flush()

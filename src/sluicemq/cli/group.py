@@ -1,4 +1,4 @@
-"""`sluice group list|create|show`: who consumes, how far, and who idles and why."""
+"""`sluice group list|create|show|lag`: who consumes, how far, who idles and why, who loses what."""
 
 import click
 
@@ -11,7 +11,7 @@ from sluicemq.cli.output import (
     print_table,
     show_time,
 )
-from sluicemq.client.core.reports import GroupReport
+from sluicemq.client.core.reports import GroupReport, QueueLag
 from sluicemq.client.sync.admin import Admin
 from sluicemq.model.topic import RETRY_PREFIX, GroupConfig
 
@@ -22,7 +22,7 @@ SYSTEM_PREFIXES = (
 
 @click.group()
 def command() -> None:
-    """List, create and show consumer groups."""
+    """List, create and show consumer groups, and what they have not read."""
 
 
 @command.command("list")
@@ -88,6 +88,81 @@ def show(
         print_json(_record(report))
     else:
         _print(report)
+
+
+@command.command("lag")
+@click.argument("name", required=False)
+@click.option(
+    "--at-risk",
+    "only_risks",
+    is_flag=True,
+    help="Only queues whose unread messages will be deleted next; exit code 1 when there are any.",
+)
+@click.option("-a", "--all", "show_all", is_flag=True, help="The groups of the system too.")
+@client_options
+@json_option
+def lag(
+    name: str | None,
+    only_risks: bool,
+    show_all: bool,
+    name_servers: str,
+    access_key: str | None,
+    secret_key: str | None,
+    as_json: bool,
+) -> None:
+    """Unread messages of group NAME (or of all) in each queue, and which are deleted when."""
+    with Admin(name_servers, credentials=credentials(access_key, secret_key)) as admin:
+        found = [
+            item
+            for item in admin.lag(name)
+            if (name or show_all or not item.group.startswith(SYSTEM_PREFIXES))
+            and (item.messages_at_risk or not only_risks)
+        ]
+    if as_json:
+        for item in found:
+            print_json(_lag_record(item))
+    else:
+        _print_lag(found)
+    if only_risks and found:
+        raise SystemExit(1)
+
+
+def _lag_record(item: QueueLag) -> dict[str, object]:
+    return {
+        "group": item.group,
+        "topic": item.queue.topic,
+        "broker": item.queue.broker,
+        "queue_id": item.queue.queue_id,
+        "committed": item.committed,
+        "offset_min": item.offset_min,
+        "offset_max": item.offset_max,
+        "lag": item.lag,
+        "lost": item.lost,
+        "at_risk": item.messages_at_risk,
+        "loss_time_ms": item.loss_time_ms,
+    }
+
+
+def _print_lag(found: list[QueueLag]) -> None:
+    rows = [
+        [item.group, *item.queue, item.committed, item.offset_min, item.offset_max, item.lag,
+         item.lost, item.messages_at_risk, show_time(item.loss_time_ms)]
+        for item in found
+        if not item.queue.topic.startswith(RETRY_PREFIX) or item.lag or item.lost
+    ]  # fmt: skip
+    if rows:
+        columns = [
+            "group", "topic", "broker", "queue", "committed", "first", "end", "lag", "lost",
+            "at risk", "deleted from",
+        ]  # fmt: skip
+        print_table("", columns, rows)
+    at_risk = sum(item.messages_at_risk for item in found)
+    times = [item.loss_time_ms for item in found if item.messages_at_risk]
+    click.echo(
+        f"{sum(item.lag for item in found):,} messages behind; "
+        + (f"{at_risk:,} of them are deleted from {show_time(min(times))} on." if times
+           else "none of them is about to be deleted.")
+    )  # fmt: skip
 
 
 def _record(report: GroupReport) -> dict[str, object]:

@@ -43,6 +43,8 @@ IN_FLIGHT_MAX = 1000
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Send each line of a file as a message.",
 )
+@click.option("--delay", type=float, help="Deliver so many seconds from now.")
+@click.option("--delay-level", type=int, default=0, help="Deliver after a level of the brokers.")
 @client_options
 @json_option
 def command(
@@ -53,6 +55,8 @@ def command(
     pairs: tuple[str, ...],
     count: int,
     path: Path | None,
+    delay: float | None,
+    delay_level: int,
     name_servers: str,
     access_key: str | None,
     secret_key: str | None,
@@ -63,7 +67,13 @@ def command(
 
     Prints one line a message (up to 10, then a sum), with --json one JSON line each.
     """
-    options = {"tag": tag, "keys": keys, "properties": parse_pairs(pairs)}
+    options = {
+        "tag": tag,
+        "keys": keys,
+        "properties": parse_pairs(pairs),
+        "delay": delay,
+        "delay_level": delay_level,
+    }
     bodies = _bodies(body, count, path)
     pair = credentials(access_key, secret_key)
     sent = asyncio.run(_send(name_servers, pair, topic, bodies, options, as_json))

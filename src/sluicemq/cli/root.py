@@ -26,10 +26,16 @@ COMMANDS: Final = {
     "broker": Entry("serve", "broker", "Run a broker."),
     "produce": Entry("produce", "command", "Send messages."),
     "consume": Entry("consume", "command", "Receive messages."),
+    "message": Entry("message", "command", "Find stored messages by key or id."),
+    "transaction": Entry(
+        "transaction", "command", "Undecided transactions: list and decide them."
+    ),
     "topic": Entry("topic", "command", "List, create and show topics."),
     "group": Entry("group", "command", "List, create and show consumer groups."),
+    "delay": Entry("delay", "command", "List and cancel delayed messages."),
     "cluster": Entry("cluster", "command", "Show the brokers of a cluster."),
     "filter": Entry("filter", "command", "Check and try filter expressions."),
+    "store": Entry("store", "command", "Look into a store directory, without a broker."),
 }
 
 

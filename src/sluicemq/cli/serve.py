@@ -27,6 +27,7 @@ from sluicemq.config import (
     parse_properties,
 )
 from sluicemq.errors import ConfigurationError
+from sluicemq.files import SYSTEM_FILES
 from sluicemq.model.addresses import is_wildcard, join
 
 LOOPBACK = "127.0.0.1"
@@ -44,6 +45,10 @@ _config_option = click.option(
     help="A file in RocketMQ's format (key = value).",
 )  # fmt: skip
 _host_option = click.option("--host", help="Address to listen at.")
+_read_only_option = click.option(
+    "--read-only", is_flag=True,
+    help="Show a copy of a store, of RocketMQ or ours, and change nothing of it.",
+)  # fmt: skip
 _log_option = click.option(
     "--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True,
     help="What is logged to stderr.",
@@ -77,6 +82,7 @@ def nameserver(path: str | None, host: str | None, port: int | None, log_level: 
 @click.option("--port", type=PORT, help="Port to listen at (10911); 0 takes a free one.")
 @click.option("--store", type=click.Path(file_okay=False), help="Directory of the store.")
 @click.option("-n", "--nameserver", help="Name servers, host:port;host:port.")
+@_read_only_option
 @_log_option
 def broker(
     path: str | None,
@@ -84,19 +90,26 @@ def broker(
     port: int | None,
     store: str | None,
     nameserver: str | None,
+    read_only: bool,
     log_level: str,
 ) -> None:
-    """Run a broker until SIGTERM or Ctrl-C."""
+    """Run a broker until SIGTERM or Ctrl-C.
+
+    With --read-only it registers with the name servers of --nameserver alone: a copied
+    configuration names those of another broker.
+    """
     _start_log(log_level)
     text = _read_config(path)
     overrides = _broker_options(text, path, port, store)
     overrides |= _given(bindAddress=host, namesrvAddr=nameserver)
     config, store_config, warnings = load_broker_config(text, overrides=overrides)
     _log_warnings(path, warnings)
+    if read_only and nameserver is None:
+        config = replace(config, name_server_addresses=())
 
     async def start(stack: contextlib.AsyncExitStack) -> str:
-        address = await start_broker(config, store_config, stack)
-        return f"broker={address} store={store_config.root}"
+        address = await start_broker(config, store_config, stack, read_only=read_only)
+        return f"broker={address} {_store_text(store_config, read_only)}"
 
     _run(start)
 
@@ -110,6 +123,7 @@ def broker(
 )  # fmt: skip
 @click.option("--broker-port", type=PORT, help="Port of the broker (10911); 0 takes a free one.")
 @click.option("--store", type=click.Path(file_okay=False), help="Directory of the store.")
+@_read_only_option
 @_log_option
 def up(
     path: str | None,
@@ -117,6 +131,7 @@ def up(
     nameserver_port: int,
     broker_port: int | None,
     store: str | None,
+    read_only: bool,
     log_level: str,
 ) -> None:
     """Run a name server and a broker in one process until SIGTERM or Ctrl-C.
@@ -133,12 +148,17 @@ def up(
 
     async def start(stack: contextlib.AsyncExitStack) -> str:
         names = name_server_of(config, store_config, nameserver_port)
-        names_address = await start_name_server(names, stack)
+        names_address = await start_name_server(names, stack, read_only=read_only)
         here = replace(config, name_server_addresses=(names_address,))
-        address = await start_broker(here, store_config, stack)
-        return f"nameserver={names_address} broker={address} store={store_config.root}"
+        address = await start_broker(here, store_config, stack, read_only=read_only)
+        text = _store_text(store_config, read_only)
+        return f"nameserver={names_address} broker={address} {text}"
 
     _run(start)
+
+
+def _store_text(store: StoreConfig, read_only: bool) -> str:
+    return f"store={store.root}{' read-only' if read_only else ''}"
 
 
 # ---------------------------------------------------------------------------------- servers
@@ -154,11 +174,14 @@ def name_server_of(config: BrokerConfig, store: StoreConfig, port: int) -> NameS
     )
 
 
-async def start_name_server(config: NameServerConfig, stack: contextlib.AsyncExitStack) -> str:
+async def start_name_server(
+    config: NameServerConfig, stack: contextlib.AsyncExitStack, *, read_only: bool = False
+) -> str:
     """Start one whose closing the stack does; its address from this machine."""
-    from sluicemq.nameserver.server import NameServer  # noqa: PLC0415 - not for `--help`
+    from sluicemq.files_overlay import OverlayFiles  # noqa: PLC0415 - not for `--help`
+    from sluicemq.nameserver.server import NameServer  # noqa: PLC0415
 
-    server = NameServer(config)
+    server = NameServer(config, files=OverlayFiles() if read_only else SYSTEM_FILES)
     await server.start()
     stack.push_async_callback(server.close)
     address = LOOPBACK if is_wildcard(config.bind_address) else config.bind_address
@@ -166,12 +189,16 @@ async def start_name_server(config: NameServerConfig, stack: contextlib.AsyncExi
 
 
 async def start_broker(
-    config: BrokerConfig, store: StoreConfig, stack: contextlib.AsyncExitStack
+    config: BrokerConfig,
+    store: StoreConfig,
+    stack: contextlib.AsyncExitStack,
+    *,
+    read_only: bool = False,
 ) -> str:
     """Start one whose closing the stack does; the address that clients are told."""
     from sluicemq.broker.server import Broker  # noqa: PLC0415 - the name server needs none of it
 
-    server = Broker(config, store)
+    server = Broker(config, store, read_only=read_only)
     await server.start()
     stack.push_async_callback(server.close)
     return str(server.address)

@@ -73,6 +73,12 @@ def list_topics(
     help="2 write, 4 read, 6 both.",
 )
 @click.option("-c", "--cluster", help="Only the brokers of that cluster.")
+@click.option(
+    "-o/-O",
+    "--order/--no-order",
+    default=None,
+    help="Strict order: the number of queues stays while a broker is away.",
+)
 @client_options
 @json_option
 def create(
@@ -80,6 +86,7 @@ def create(
     queues: int,
     perm: str,
     cluster: str | None,
+    order: bool | None,
     name_servers: str,
     access_key: str | None,
     secret_key: str | None,
@@ -87,11 +94,20 @@ def create(
 ) -> None:
     """Create or change topic NAME on every broker."""
     with Admin(name_servers, credentials=credentials(access_key, secret_key)) as admin:
-        brokers = admin.create_topic(name, queues=queues, perm=int(perm), cluster=cluster)
+        brokers = admin.create_topic(
+            name, queues=queues, perm=int(perm), cluster=cluster, order=order
+        )
+        route = admin.find_route(name) if order else None
     if as_json:
         print_json({"topic": name, "queues": queues, "brokers": brokers})
     else:
         click.echo(f"Topic {name} has {queues} queues on {', '.join(brokers)}.")
+    if route is not None and not route.order_topic_config:
+        click.echo(
+            "The name server keeps the order table but does not hand it out, so the order is not "
+            "strict yet: set orderMessageEnable=true in namesrv.conf.",
+            err=True,
+        )
 
 
 @command.command("show")

@@ -4,13 +4,19 @@ A broker forgets a client that is silent for 120 s, gives its queues to others a
 handler that blocks the event loop for minutes must not cause that (design/product.md). So
 heartbeats run on a thread of their own, with its own small loop and its own connection to each
 broker: the connection that registers the client (34, 35), and on which the broker sends requests
-to it (40: members changed). Pulls, sends and offsets use the data connections of the user's loop.
+to it (40: members changed; 39: how did a transaction end?). Pulls, sends and offsets use the data
+connections of the user's loop.
 
     user's loop  --describe / use / beat-->  keeper thread  --34, 35-->  brokers
-                 <--on_change(group)-------                 <--40-----
+                 <--on_change, on_check----                 <--40, 39-
+                  --tell------------------>                 --37----->
 
-`on_change` is called on the keeper's thread: the asyncio shell wraps it in `call_soon_threadsafe`.
+`on_change` and `on_check` are called on the keeper's thread: the asyncio shell wraps them in
+`call_soon_threadsafe`. A check is answered on the connection it came by (`tell`).
 The thread is a daemon: a program that ends without `close` still ends.
+
+`has_thread=False` is the same on the loop that calls it, for clusters in one process whose time is
+the loop's (testing.embedded): a handler that blocks that loop blocks the broker as well.
 """
 
 import asyncio
@@ -25,7 +31,7 @@ from sluicemq.client.core import requests
 from sluicemq.client.core.answers import SUCCESS
 from sluicemq.client.core.credentials import Credentials, signed
 from sluicemq.errors import ClosedError, SluiceError
-from sluicemq.net.dialer import Channel, dial
+from sluicemq.net.dialer import Channel, Dial, dial
 from sluicemq.protocol.bodies import ConsumerData, Heartbeat
 from sluicemq.protocol.codes import RequestCode, ResponseCode
 from sluicemq.protocol.command import FLAG_RESPONSE, Command
@@ -46,11 +52,15 @@ class Keeper:
         *,
         credentials: Credentials | None = None,
         on_change: Callable[[str], None] = lambda group: None,
+        on_check: Callable[[Command, str], None] = lambda command, address: None,
         period_s: float = PERIOD_S,
+        connect: Dial = dial,
+        has_thread: bool = True,
     ) -> None:
         self.client_id = client_id
         self._credentials = credentials
         self._on_change = on_change
+        self._on_check = on_check
         self._period_s = period_s
         self._producers: tuple[str, ...] = ()
         self._consumers: dict[str, ConsumerData] = {}
@@ -58,6 +68,9 @@ class Keeper:
         self._channels: dict[str, Channel] = {}
         self._versions: dict[str, int] = {}
         self._down: dict[str, tuple[int, float]] = {}
+        self._connect = connect
+        self._has_thread = has_thread
+        self._main_task: asyncio.Task[None] | None = None
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
@@ -87,6 +100,18 @@ class Keeper:
         """A heartbeat to every broker now; the future holds what went wrong at each address."""
         return self._submit(self._beat_all(everywhere=True))
 
+    def tell(self, address: str, command: Command) -> None:
+        """Sends a one-way request on the keeper's connection to a broker; dropped without one."""
+
+        async def send() -> None:
+            channel = self._channels.get(address)
+            with contextlib.suppress(SluiceError):
+                if channel is not None:
+                    channel.oneway(signed(command, self._credentials))
+
+        with contextlib.suppress(ClosedError):
+            self._submit(send())
+
     def leave(self, *, producer: str | None = None, consumer: str | None = None) -> "Future[None]":
         """Takes a group out of the heartbeats and unregisters it everywhere at once."""
         if producer:
@@ -110,6 +135,8 @@ class Keeper:
         if self._closed:
             coroutine.close()
             raise ClosedError("this client is closed.", cure="Make a new one.")
+        if not self._has_thread:
+            return self._submit_here(coroutine)
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._run, name=f"sluicemq keeper {self.client_id}", daemon=True
@@ -119,6 +146,29 @@ class Keeper:
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
+    def _submit_here(self, coroutine: Coroutine[Any, Any, _T]) -> "Future[_T]":
+        loop = asyncio.get_running_loop()
+        if self._main_task is None:
+            self._prepare(loop)
+            self._main_task = loop.create_task(self._main(), name="sluicemq keeper")
+        return asyncio.run_coroutine_threadsafe(coroutine, loop)
+
+    async def end(self, timeout_s: float = 3.0) -> None:
+        """`close` for those who must not block."""
+        if self._has_thread:
+            await asyncio.to_thread(self.close, timeout_s)
+            return
+        task, self._main_task, self._closed = self._main_task, None, True
+        if task is not None:
+            self._signal()
+            await asyncio.wait([task], timeout=timeout_s)
+
+    def _prepare(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._wake = asyncio.Event()
+        self._beating = asyncio.Lock()
+        self._ready.set()
+
     def _run(self) -> None:
         asyncio.run(self._main())
 
@@ -127,10 +177,9 @@ class Keeper:
             self._wake.set()
 
     async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._wake = asyncio.Event()
-        self._beating = asyncio.Lock()
-        self._ready.set()
+        if self._has_thread:
+            self._prepare(asyncio.get_running_loop())
+        assert self._wake is not None
         while not self._closed:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._period_s):
@@ -199,7 +248,7 @@ class Keeper:
     async def _channel(self, address: str) -> Channel:
         channel = self._channels.get(address)
         if channel is None or channel.closed:
-            channel = await dial(
+            channel = await self._connect(
                 address,
                 timeout_s=CALL_TIMEOUT_S,
                 on_request=self._on_request,
@@ -220,7 +269,9 @@ class Keeper:
                 await channel.call(signed(command, self._credentials), 1.0)
 
     def _on_request(self, command: Command, channel: Channel) -> Command | None:
-        del channel
+        if command.code == RequestCode.CHECK_TRANSACTION_STATE:
+            self._on_check(command, channel.address)
+            return None
         if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
             self._on_change((command.fields or {}).get("consumerGroup", ""))
             return None

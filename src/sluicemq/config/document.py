@@ -77,6 +77,36 @@ under another number, and address translation between the client and the name se
 
 """
 
+_RETENTION = """\
+## What is deleted, and when
+
+The files of the commit log go in order, never the newest, each as a whole with all its topics:
+
+- when a file was last written `fileReservedTime` hours ago: in the hours of `deleteWhen`, or at any
+  hour while more than `diskMaxUsedSpaceRatio` of the disk are used, or when asked
+  (`mqadmin deleteExpiredCommitLog`);
+- whatever its age, while more than `diskSpaceCleanForciblyRatio` are used, unless
+  `cleanFileForciblyEnable = false`. As soon as there is room it stops; RocketMQ deletes
+  `deleteFileBatchMax` files without looking again. As in RocketMQ, a `diskMaxUsedSpaceRatio` above
+  it comes first: then files are kept until sends are refused;
+- above `diskSpaceWarningLevelRatio` sends are refused (code 14) with a text that names path, used,
+  limit and free; reading goes on. The disk is then looked at every second, and sending works again
+  by itself.
+
+Used and free are what `df` shows. Consume queue and index files follow the log. A file also waits
+until a checkpoint covers it, at most 10 s (SYNC_FLUSH: 60 s).
+
+Nobody loses messages without a word. Before a file goes, each consumer group that has not read all
+of it is logged with topic and number and counted in `sluicemq_messages_lost_total`; from
+`sluiceRetentionWarningPercent` of `fileReservedTime` on, the log, `sluicemq_messages_at_risk`,
+`sluicemq_loss_time_seconds` and `sluice group lag` say who is about to lose what, and when. A
+consumer that comes too late goes on at the first message that is left (code 21), says so in its
+log, and calls `on_moved` of `Sluice(...)`. `mqadmin cleanExpiredCQ` deletes files only: RocketMQ
+also drops a queue all of whose messages are gone, which then counts from 0 and confuses its
+consumers.
+
+"""
+
 _TITLES = {
     Part.BROKER: "Broker",
     Part.STORE: "Store (same file as the broker's)",
@@ -86,7 +116,9 @@ _TITLES = {
 
 def configuration_markdown() -> str:
     """The whole document."""
-    return "".join((_HEAD, *(_section(part) for part in Part), _ADDRESSES, *_inert_section()))
+    return "".join(
+        (_HEAD, *(_section(part) for part in Part), _RETENTION, _ADDRESSES, *_inert_section())
+    )
 
 
 def _section(part: Part) -> str:

@@ -78,23 +78,20 @@ _REASONS: Final = {
         syncBrokerMetadataPeriod syncControllerMetadataPeriod syncFromLastFile
         syncMasterFlushOffsetWhenStartup totalReplicas
     """,
-    "delayed and timed messages are not built yet": """
-        allowRecallWhenBrokerNotWriteable delayOffsetUpdateVersionStep enableScheduleAsyncDeliver
-        enableScheduleMessageStats flushDelayOffsetInterval mappedFileSizeTimerLog
-        messageDelayLevel recallMessageEnable scheduleAsyncDeliverMaxPendingLimit
-        scheduleAsyncDeliverMaxResendNum2Blocked timerCheckMetricsWhen
-        timerColdDataCheckIntervalMs timerCongestNumEachSlot timerEnableCheckMetrics
-        timerEnableDisruptor timerEnableRetryUntilSuccess timerFlushIntervalMs
-        timerGetMessageThreadNum timerInterceptDelayLevel timerMaxDelaySec
-        timerMetricSmallThreshold timerPrecisionMs timerProgressLogIntervalMs
-        timerPutMessageThreadNum timerRollWindowSlot timerSkipUnknownError timerStopDequeue
-        timerStopEnqueue timerWarmEnable timerWheelEnable
+    "the one loop delivers delayed and timed messages, exactly and until it succeeds": """
+        delayOffsetUpdateVersionStep enableScheduleAsyncDeliver enableScheduleMessageStats
+        scheduleAsyncDeliverMaxPendingLimit scheduleAsyncDeliverMaxResendNum2Blocked
+        timerCheckMetricsWhen timerColdDataCheckIntervalMs timerEnableCheckMetrics
+        timerEnableDisruptor timerEnableRetryUntilSuccess timerGetMessageThreadNum
+        timerInterceptDelayLevel timerMetricSmallThreshold timerProgressLogIntervalMs
+        timerPutMessageThreadNum timerSkipUnknownError timerStopDequeue timerStopEnqueue
+        timerWarmEnable
     """,
-    "queue extensions and bloom filters are not used: filters are exact without them": """
-        bitMapLengthConsumeQueueExt enableCalcFilterBitMap enableConsumeQueueExt
-        expectConsumerNumUseFilter filterDataCleanTimeSpan filterSupportRetry
-        mappedFileSizeConsumeQueueExt maxConsumeQueueScan maxErrorRateOfBloomFilter
-        maxFilterMessageSize
+    "columns replace ConsumeQueueExt, whose files are read, kept as found and not written": """
+        bitMapLengthConsumeQueueExt enableConsumeQueueExt mappedFileSizeConsumeQueueExt
+    """,
+    "bloom filters are not used: filters are exact without them": """
+        enableCalcFilterBitMap filterSupportRetry maxConsumeQueueScan maxFilterMessageSize
     """,
     "there is no RocksDB here": """
         bottomMostCompressionTypeForConsumeQueueStore cleanRocksDBDirtyCQIntervalMin
@@ -102,14 +99,10 @@ _REASONS: Final = {
         rocksdbCQDoubleWriteEnable rocksdbCompressionType rocksdbFlushWalFrequency
         rocksdbWalFileRollingThreshold statRocksDBCQIntervalSec storeType
     """,
-    "retention is not built yet": """
-        cleanFileForciblyEnable cleanOfflineBrokerInterval cleanResourceInterval
+    "a file is deleted at once: who reads it keeps what it has mapped": """
         cleanSwapedMapInterval correctLogicMinOffsetForceInterval
-        correctLogicMinOffsetSleepInterval deleteCommitLogFilesInterval
-        deleteConsumeQueueFilesInterval deleteFileBatchMax deleteWhen
-        destroyMapedFileIntervalForcibly diskSpaceCleanForciblyRatio enableCleanExpiredOffset
-        fileReservedTime logicalDiskSpaceCleanForciblyThreshold maxBatchDeleteFilesNum
-        redeleteHangedFileInterval
+        correctLogicMinOffsetSleepInterval destroyMapedFileIntervalForcibly
+        logicalDiskSpaceCleanForciblyThreshold maxBatchDeleteFilesNum redeleteHangedFileInterval
     """,
     "sockets are asyncio's here": """
         clientChannelMaxIdleTimeSeconds clientCloseSocketIfTimeout
@@ -134,25 +127,20 @@ _REASONS: Final = {
         useReentrantLockWhenPutMessage wakeCommitWhenPutMessage wakeFlushWhenPutMessage
         warmMapedFileEnable
     """,
-    "compaction is not built yet": """
+    "compaction topics are refused, what lies in the folder compaction is kept as found": """
         compactionCqMappedFileSize compactionMappedFileSize compactionScheduleInternal
         compactionThreadNum enableCompaction maxOffsetMapSize
     """,
-    "the key index is not built yet": """
-        defaultQueryMaxNum maxHashSlotNum maxIndexNum messageIndexEnable messageIndexSafe
-        putMsgIndexHightWater queryMessageThreadPoolNums storePathIndex
+    "the key index is built behind the log, and is exact after a crash": """
+        messageIndexSafe putMsgIndexHightWater queryMessageThreadPoolNums storePathIndex
     """,
     "lite topics and multi-dispatch are not built yet": """
         enableLmq enableLmqStats enableMultiDispatch maxLmqConsumeQueueNum
     """,
-    "checksums of properties are not built": """
-        enabledAppendPropCRC forceVerifyPropCRC
-    """,
-    "transactions are not built yet": """
+    "the end of a transaction is written at once, by the one loop": """
         checkTransactionMessageEnable endTransactionPoolQueueCapacity endTransactionThreadPoolNums
-        rejectTransactionMessage transactionCheckInterval transactionCheckMax
         transactionMetricFlushInterval transactionOpBatchInterval transactionOpMsgMaxSize
-        transactionTimeOut waitTimeMillsInTransactionQueue
+        waitTimeMillsInTransactionQueue
     """,
     "name servers are given by namesrvAddr": """
         fetchNameSrvAddrByDnsLookup fetchNamesrvAddrByAddressServer fetchNamesrvAddrInterval
@@ -169,15 +157,17 @@ _REASONS: Final = {
     """,
     "SluiceMQ has no use for it": """
         asyncSendEnable broadcastOffsetExpireMaxSecond broadcastOffsetExpireSecond
-        channelNotActiveInterval clearRetryTopicWhenDeleteTopic clusterTest
+        channelNotActiveInterval cleanOfflineBrokerInterval clearRetryTopicWhenDeleteTopic
+        clusterTest
         compatibleWithOldNameSrv compressedRegister configManagerVersion
         consumerFallbehindThreshold consumerOffsetUpdateVersionStep
         disableConsumeIfConsumerReadSlowly disappearTimeAfterStart enableBatchPush
+        enableCleanExpiredOffset
         enableBroadcastOffsetStore enableBuildConsumeQueueConcurrently enableCreateSysGroup
         enableMixedMessageType enableNetWorkFlowControl enableRegisterProducer
         enableSharedConsumeQueue enableShutdownGracefully enableSingleTopicRegister
         enableSplitRegistration flushConsumerOffsetHistoryInterval forceRegister forwardTimeout
-        highSpeedMode litePullMessageEnable maxChecksumRange maxMsgsNumBatch messageStorePlugIn
+        highSpeedMode litePullMessageEnable maxChecksumRange messageStorePlugIn
         productEnvName pullBatchMaxMessageCount readUnCommitted realTimeNotifyConsumerChange
         rejectPullConsumerEnable rocketmqHome shutdownWaitTimeSeconds splitRegistrationSize
         startAcceptSendRequestTimeStamp storeReplyMessageEnable subscriptionExpiredTimeout
@@ -188,8 +178,6 @@ _REASONS: Final = {
 INERT: Final = {name: reason for reason, names in _REASONS.items() for name in names.split()}
 
 INERT_ALIASES: Final = {
-    "transactionMsgTimeout": "transactionTimeOut",
-    "transactionTimeout": "transactionTimeOut",
     "haSlaveFallbehindMax": "haMaxGapNotInSync",
 }
 """Spellings of older releases and of the seeds' articles."""

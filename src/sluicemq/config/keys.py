@@ -113,6 +113,14 @@ _BROKER_KEYS = (
     _key(B, BOOLEAN, "enablePropertyFilter", "enable_property_filter",
          "SQL92 filters are allowed. **Differs from RocketMQ, where the default is false.**",
          live=True),
+    _key(B, INTEGER, "expectConsumerNumUseFilter", "filter_groups_expected",
+         "For so many groups a Java broker lays out its filter bitmaps. Only what "
+         "consumerFilter.json says of them depends on it.", minimum=1, maximum=100_000),
+    _key(B, INTEGER, "maxErrorRateOfBloomFilter", "filter_error_percent",
+         "... and with so many percent of false positives.", minimum=1, maximum=99),
+    _key(B, INTEGER, "filterDataCleanTimeSpan", "filter_kept_ms",
+         "The SQL92 expression of a group that is gone is kept so many ms.", minimum=1000,
+         maximum=2**63 - 1),
     _key(B, BOOLEAN, "longPollingEnable", "long_polling_enable",
          "A pull without messages waits for them as long as the consumer says.", live=True),
     _key(B, INTEGER, "shortPollingTimeMills", "short_polling_ms",
@@ -122,6 +130,25 @@ _BROKER_KEYS = (
          "Consumers hear at once when one joins or leaves their group.", live=True),
     _key(B, BOOLEAN, "useServerSideResetOffset", "server_side_reset",
          "Resetting offsets is done by the broker, not by the consumers.", live=True),
+    _key(B, BOOLEAN, "recallMessageEnable", "recall_enable",
+         "Timed messages may be taken back by their recall handle (request 370).", live=True),
+    _key(B, BOOLEAN, "allowRecallWhenBrokerNotWriteable", "recall_when_read_only",
+         "... also when brokerPermission allows no sends.", live=True),
+    _key(B, BOOLEAN, "rejectTransactionMessage", "reject_transactions",
+         "Messages of transactions are refused.", live=True),
+    _key(B, INTEGER, "transactionTimeOut", "transaction_timeout_ms",
+         "A transaction that is undecided for so many ms is checked: a client of its producer "
+         "group is asked. A message may say its own time (CHECK_IMMUNITY_TIME_IN_SECONDS).",
+         live=True, aliases=("transactionMsgTimeout", "transactionTimeout")),
+    _key(B, INTEGER, "transactionCheckInterval", "transaction_check_interval_ms",
+         "... and again every so many ms.", minimum=100, live=True),
+    _key(B, INTEGER, "transactionCheckMax", "transaction_check_max",
+         "After so many checks a transaction is given up; its message goes to "
+         "TRANS_CHECK_MAX_TIME_TOPIC. Checks without a client to ask do not count, unlike "
+         "RocketMQ's.", live=True),
+    _key(B, INTEGER, "sluiceTransactionsOpenMax", "transactions_open_max",
+         "More undecided transactions are refused; each takes about 600 bytes of memory.",
+         minimum=1, live=True),
     _key(B, INTEGER, "flushConsumerOffsetInterval", "consumer_offset_flush_interval_ms",
          "Consumer offsets go to disk every so many ms.", minimum=100),
     _key(B, INTEGER, "registerNameServerPeriod", "register_period_ms",
@@ -193,6 +220,13 @@ _STORE_KEYS = (
          "Bytes of a message's body.", minimum=1, maximum=15 * 1024 * 1024),
     _key(S, BOOLEAN, "checkCRCOnRecover", "check_crc_on_recover",
          "Recovery checks the checksum of each body."),
+    _key(S, BOOLEAN, "enabledAppendPropCRC", "checksum_property",
+         "Each message is stored with a checksum of its whole record, as its last property "
+         "`__CRC32#`; takes time."),
+    _key(S, BOOLEAN, "forceVerifyPropCRC", "checksum_property_required",
+         "Recovery checks that checksum instead of the body's, and takes a record without it for "
+         "a torn one: set it only when every message of the store was written with "
+         "enabledAppendPropCRC, which has to be true too."),
     _key(S, INTEGER, "accessMessageInMemoryMaxRatio", "memory_ratio",
          "Share of the machine's memory, in percent, up to which the end of the log is taken to "
          "be in memory.", minimum=1, maximum=100),
@@ -206,12 +240,74 @@ _STORE_KEYS = (
          "Messages of one pull's answer from disk.", minimum=1, maximum=100_000),
     _key(S, BOOLEAN, "autoMessageVersionOnTopicLen", "version_by_topic_length",
          "Topics longer than 127 bytes (retry topics) are stored in records of version 2."),
+    _key(S, BOOLEAN, "messageIndexEnable", "index_enable",
+         "Messages can be found by their keys."),
+    _key(S, INTEGER, "maxHashSlotNum", "index_slots",
+         "Hash slots of an index file. Default: 5000000; with log files below 64 MiB one for each "
+         "200 bytes of them."),
+    _key(S, INTEGER, "maxIndexNum", "index_entries",
+         "Entries of an index file, which has 40 + 4 x maxHashSlotNum + 20 x maxIndexNum bytes. "
+         "Default: four for each slot, that is 20000000."),
+    _key(S, INTEGER, "defaultQueryMaxNum", "query_count",
+         "Messages of one answer to a query by unique key.", minimum=1, live=True),
+    _key(S, INTEGER, "maxMsgsNumBatch", "query_count_max",
+         "Messages of one answer to a query by key, whatever the client asks for.",
+         minimum=1, live=True),
+    _key(S, INTEGER, "fileReservedTime", "file_reserved_hours",
+         "Hours that a commit log file is kept after it was last written.", live=True),
+    _key(S, LIST, "deleteWhen", "delete_hours",
+         "Hours of the day, local time, in which files older than fileReservedTime are deleted: "
+         "04, or 04;16.", live=True),
     _key(S, INTEGER, "diskMaxUsedSpaceRatio", "disk_used_ratio_max",
-         "Percent of the disk from which a warning is logged.", minimum=10, maximum=99),
+         "Percent of the disk above which files older than fileReservedTime are deleted at any "
+         "hour; taken as 10 to 95.", maximum=100, live=True),
+    _key(S, INTEGER, "diskSpaceCleanForciblyRatio", "disk_forced_ratio",
+         "Percent of the disk above which the oldest files are deleted whatever their age; taken "
+         "as 30 to 85. Also `rocketmq.broker.diskSpaceCleanForciblyRatio = 0.85`, here or with -D "
+         "in the variable JAVA_OPT.", maximum=100, live=True),
     _key(S, INTEGER, "diskSpaceWarningLevelRatio", "disk_warning_ratio",
-         "Percent of the disk from which sends are refused.", minimum=35, maximum=100),
+         "Percent of the disk above which sends are refused; taken as 35 to 90. Also "
+         "`rocketmq.broker.diskSpaceWarningLevelRatio = 0.90`, here or with -D in the variable "
+         "JAVA_OPT.", maximum=100, live=True),
+    _key(S, BOOLEAN, "cleanFileForciblyEnable", "clean_forcibly",
+         "Files may be deleted before their time when the disk is too full.", live=True),
+    _key(S, INTEGER, "cleanResourceInterval", "clean_interval_ms",
+         "The broker looks for files to delete every so many ms.", minimum=100, live=True),
+    _key(S, INTEGER, "deleteFileBatchMax", "delete_files_max",
+         "Commit log files that are deleted at most each time.", minimum=1, live=True),
+    _key(S, INTEGER, "deleteCommitLogFilesInterval", "delete_file_interval_ms",
+         "Pause between two of them, in ms.", live=True),
+    _key(S, INTEGER, "deleteConsumeQueueFilesInterval", "delete_queue_file_interval_ms",
+         "Pause between the deletions of consume queue files, in ms.", live=True),
+    _key(S, INTEGER, "sluiceRetentionWarningPercent", "retention_warning_percent",
+         "Percent of fileReservedTime from which consumer groups are warned of what they have "
+         "not read.", minimum=1, maximum=100, live=True),
     _key(S, INTEGER, "sluiceFilterScanUnitsMax", "filter_scan_units_max",
          "Entries of a consume queue that one filtered pull looks at.", minimum=1024),
+    _key(S, TEXT, "messageDelayLevel", "delay_levels",
+         "What each delay level means, level 1 first: whole numbers with s, m, h or d. A higher "
+         "level than the last is taken as the last."),
+    _key(S, INTEGER, "flushDelayOffsetInterval", "delay_offset_flush_interval_ms",
+         "How far delayed messages are delivered goes to disk every so many ms; what was delivered "
+         "since comes again after a crash.", minimum=100),
+    _key(S, BOOLEAN, "timerWheelEnable", "timer_enable",
+         "Messages may be delivered at any time (timed messages). `false` refuses new ones; those "
+         "that wait are delivered all the same.", live=True),
+    _key(S, INTEGER, "timerMaxDelaySec", "timer_delay_max_s",
+         "Timed messages that are due later than in so many seconds are refused.", live=True),
+    _key(S, INTEGER, "timerPrecisionMs", "timer_precision_ms",
+         "Width of a slot of the timer wheel in ms. Delivery is precise to the ms whatever it is.",
+         minimum=100, maximum=60_000),
+    _key(S, INTEGER, "timerRollWindowSlot", "timer_roll_window_slots",
+         "Timed messages that are due later than in so many slots are stored again on the way.",
+         minimum=2, maximum=7 * 86_400 - 60),
+    _key(S, INTEGER, "timerCongestNumEachSlot", "timer_slot_messages_max",
+         "More timed messages in one slot are refused.", minimum=1, live=True),
+    _key(S, INTEGER, "timerFlushIntervalMs", "timer_flush_interval_ms",
+         "Timer wheel and log go to disk every so many ms.", minimum=100),
+    _key(S, INTEGER, "mappedFileSizeTimerLog", "timer_log_file_bytes",
+         "Size of a timer log file; that of existing files has to be the same.",
+         minimum=4096, aliases=("mapedFileSizeTimerLog",)),
 )
 
 _NAME_SERVER_KEYS = (

@@ -13,13 +13,18 @@ from typing import Any, NamedTuple
 from sluicemq.config.inert import INERT, INERT_ALIASES, REFUSED
 from sluicemq.config.keys import Key, Kind, Part, keys_of
 from sluicemq.config.properties import parse_properties
-from sluicemq.config.values import BrokerConfig, NameServerConfig, StoreConfig
+from sluicemq.config.values import RATIO_LIMITS, BrokerConfig, NameServerConfig, StoreConfig
 from sluicemq.errors import ConfigurationError, PermissionDeniedError
 
 NO_PERMISSION = 16
 BROKER_BLACK_LIST = frozenset({"configBlackList", "brokerConfigPath"})
 NAME_SERVER_BLACK_LIST = frozenset({"configBlackList", "configStorePath", "kvConfigPath"})
 ALWAYS_BLACK = frozenset({"rocketmqHome"})
+SYSTEM_PROPERTIES = {
+    f"rocketmq.broker.{name}": name
+    for name in ("diskSpaceWarningLevelRatio", "diskSpaceCleanForciblyRatio")
+}
+"""Java system properties that win over the keys of the file; their values are fractions."""
 
 Settings = BrokerConfig | StoreConfig | NameServerConfig
 
@@ -46,7 +51,9 @@ def load_broker_config(
     is the process' own unless given. Raises ConfigurationError for a bad value.
     """
     environment = os.environ if environment is None else environment
-    entries = {"namesrvAddr": environment.get("NAMESRV_ADDR", "")} | parse_properties(text)
+    entries = {"namesrvAddr": environment.get("NAMESRV_ADDR", "")} | _with_system_properties(
+        parse_properties(text) | _java_options(environment)
+    )
     found = _find(entries | dict(overrides or {}), (Part.BROKER, Part.STORE), environment)
     broker, store = BrokerConfig(**found.of(Part.BROKER)), StoreConfig(**found.of(Part.STORE))
     broker = replace(
@@ -55,7 +62,7 @@ def load_broker_config(
         # Clamped, not refused, as the real one does (spec/namesrv.md §3).
         register_period_ms=min(max(broker.register_period_ms, 10_000), 60_000),
     )
-    return broker, store, found.warnings + _about_sizes(store)
+    return broker, store, found.warnings + _about_ratios(found) + _about_sizes(store)
 
 
 def load_name_server_config(
@@ -88,7 +95,7 @@ def update_broker_config(
 
     Raises PermissionDeniedError for a key in the black list, ConfigurationError for a bad value.
     """
-    entries = parse_properties(text)
+    entries = _with_system_properties(parse_properties(text))
     _refuse(entries, BROKER_BLACK_LIST)
     found = _find(entries, (Part.BROKER, Part.STORE), os.environ)
     changed_store = replace(store, **found.of(Part.STORE))
@@ -96,7 +103,7 @@ def update_broker_config(
     return (
         replace(broker, **found.of(Part.BROKER)),
         changed_store,
-        warnings + _about_sizes(changed_store),
+        warnings + _about_ratios(found) + _about_sizes(changed_store),
     )
 
 
@@ -114,8 +121,31 @@ def update_name_server_config(
 def known_entries(text: str, *parts: Part) -> dict[str, str]:
     """The entries of a change that set something, under the keys' own names: for the file."""
     names = {alias: key.name for key in keys_of(*parts) for alias in (*key.aliases, key.name)}
-    entries = parse_properties(text)
+    entries = _with_system_properties(parse_properties(text))
     return {names[name]: value for name, value in entries.items() if name in names}
+
+
+def _java_options(environment: Mapping[str, str]) -> dict[str, str]:
+    """The system properties that a start script would hand to Java (`-Dname=value`)."""
+    words = f"{environment.get('JAVA_OPT', '')} {environment.get('JAVA_OPT_EXT', '')}".split()
+    options = dict(word[2:].split("=", 1) for word in words if word[:2] == "-D" and "=" in word)
+    return {name: options[name] for name in SYSTEM_PROPERTIES if name in options}
+
+
+def _with_system_properties(entries: Mapping[str, str]) -> dict[str, str]:
+    """The entries with each of Java's system properties under the name of its key, in percent."""
+    changed = dict(entries)
+    for name, key in SYSTEM_PROPERTIES.items():
+        text = changed.pop(name, "")
+        if not text:
+            continue
+        try:
+            changed[key] = str(round(float(text) * 100))
+        except (ValueError, OverflowError):
+            raise ConfigurationError(
+                f"{name} = {text} is not valid.", cure="Write a fraction, as in 0.85."
+            ) from None
+    return changed
 
 
 def _refuse(entries: Iterable[str], black_list: Iterable[str]) -> None:
@@ -231,6 +261,17 @@ def _expand_variable(name: str, part: str, environment: Mapping[str, str]) -> st
             cure="Set it in the environment or write the path out.",
         )
     return value + tail
+
+
+def _about_ratios(found: Found) -> list[str]:
+    """The real broker brings these into their limits without a word."""
+    return [
+        f"{key.name} = {value} is taken as {min(max(value, low), high)}."
+        for key in keys_of(Part.STORE)
+        if key.field in RATIO_LIMITS
+        for low, high in (RATIO_LIMITS[key.field],)
+        if not low <= (value := found.values.get((Part.STORE, key.field), low)) <= high
+    ]
 
 
 def _about_sizes(store: StoreConfig) -> list[str]:

@@ -8,9 +8,22 @@ at run time makes a new value, nobody changes one.
 import os
 from dataclasses import dataclass, field
 
+from sluicemq.config.delays import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import ConfigurationError
 
 CONSUME_QUEUE_UNIT_BYTES = 20
+INDEX_SLOTS = 5_000_000
+INDEX_ENTRIES_PER_SLOT = 4
+SMALL_LOG_FILE_BYTES = 64 * 1024 * 1024
+"""Log files below this size are those of tests: index files of 420 MB would be out of proportion."""
+
+
+RATIO_LIMITS = {
+    "disk_used_ratio_max": (10, 95),
+    "disk_forced_ratio": (30, 85),
+    "disk_warning_ratio": (35, 90),
+}
+"""Percentages that are brought into their limits, as the real broker does (spec/store.md §9)."""
 
 
 def host_name() -> str:
@@ -61,10 +74,20 @@ class BrokerConfig:
     trace_on: bool = True
     region: str = "DefaultRegion"
     enable_property_filter: bool = True
+    filter_groups_expected: int = 32
+    filter_error_percent: int = 20
+    filter_kept_ms: int = 24 * 3600 * 1000
     long_polling_enable: bool = True
     short_polling_ms: int = 1000
     notify_consumer_changes: bool = True
     server_side_reset: bool = True
+    recall_enable: bool = False
+    recall_when_read_only: bool = True
+    reject_transactions: bool = False
+    transaction_timeout_ms: int = 6000
+    transaction_check_interval_ms: int = 30_000
+    transaction_check_max: int = 15
+    transactions_open_max: int = 250_000
     consumer_offset_flush_interval_ms: int = 5000
     register_period_ms: int = 30_000
     register_timeout_ms: int = 24_000
@@ -99,30 +122,81 @@ class StoreConfig:
     sync_flush_timeout_ms: int = 5000
     message_bytes_max: int = 4 * 1024 * 1024
     check_crc_on_recover: bool = True
+    checksum_property: bool = False
+    checksum_property_required: bool = False
     memory_ratio: int = 40
     max_transfer_bytes_memory: int = 262_144
     max_transfer_count_memory: int = 32
     max_transfer_bytes_disk: int = 65_536
     max_transfer_count_disk: int = 8
     version_by_topic_length: bool = True
+    index_enable: bool = True
+    index_slots: int = 0
+    index_entries: int = 0
+    query_count: int = 32
+    query_count_max: int = 64
+    file_reserved_hours: int = 72
+    delete_hours: tuple[str, ...] = ("04",)
     disk_used_ratio_max: int = 75
+    disk_forced_ratio: int = 85
     disk_warning_ratio: int = 90
+    clean_forcibly: bool = True
+    clean_interval_ms: int = 10_000
+    delete_files_max: int = 10
+    delete_file_interval_ms: int = 100
+    delete_queue_file_interval_ms: int = 100
+    retention_warning_percent: int = 80
     filter_scan_units_max: int = 1_000_000
+    delay_levels: str = DEFAULT_LEVELS
+    delay_offset_flush_interval_ms: int = 10_000
+    timer_enable: bool = True
+    timer_delay_max_s: int = 259_200
+    timer_precision_ms: int = 1000
+    timer_roll_window_slots: int = 172_800
+    timer_slot_messages_max: int = 2**31 - 1
+    timer_flush_interval_ms: int = 1000
+    timer_log_file_bytes: int = 100 * 1024 * 1024
+
+    @property
+    def delay_levels_ms(self) -> tuple[int, ...]:
+        """The delay of level 1, 2, …"""
+        return parse_delay_levels(self.delay_levels)
 
     def __post_init__(self) -> None:
         root = self.root.rstrip("/") or "/"
         unit = CONSUME_QUEUE_UNIT_BYTES
         put = object.__setattr__
         put(self, "root", root)
+        parse_delay_levels(self.delay_levels)
         if "," in self.commit_log_path:
             raise ConfigurationError(
                 f"storePathCommitLog={self.commit_log_path} names several directories.",
                 cure="Name one: a log over several paths is not supported.",
             )
+        if self.checksum_property_required and not self.checksum_property:
+            raise ConfigurationError(
+                "forceVerifyPropCRC = true without enabledAppendPropCRC = true: a recovery would"
+                " throw away every message that is stored from now on.",
+                cure="Set enabledAppendPropCRC = true too.",
+            )
         put(self, "commit_log_path", self.commit_log_path or f"{root}/commitlog")
         put(self, "consume_queue_path", self.consume_queue_path or f"{root}/consumequeue")
         # Rounded up to whole units, as the real one does (spec/config.md).
         put(self, "consume_queue_file_bytes", -(-self.consume_queue_file_bytes // unit) * unit)
+        if not self.index_slots:
+            log_bytes = self.commit_log_file_bytes
+            small = max(log_bytes // 200, 100)
+            put(self, "index_slots", small if log_bytes < SMALL_LOG_FILE_BYTES else INDEX_SLOTS)
+        if not self.index_entries:
+            put(self, "index_entries", INDEX_ENTRIES_PER_SLOT * self.index_slots)
+        for name, (low, high) in RATIO_LIMITS.items():
+            put(self, name, min(max(getattr(self, name), low), high))
+        for hour in self.delete_hours:
+            if not (hour.isascii() and hour.isdigit() and int(hour) < 24):
+                raise ConfigurationError(
+                    f"deleteWhen = {';'.join(self.delete_hours)} is not valid: {hour} is no hour.",
+                    cure="Write hours from 00 to 23, separated by ; as in 04;16.",
+                )
 
 
 @dataclass(frozen=True, slots=True)

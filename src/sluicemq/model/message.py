@@ -19,15 +19,20 @@ MSG_REGION = "MSG_REGION"
 TRACE_ON = "TRACE_ON"
 CLUSTER = "CLUSTER"
 RETRY_TOPIC = "RETRY_TOPIC"
+ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+RECONSUME_TIME = "RECONSUME_TIME"
+MAX_RECONSUME_TIMES = "MAX_RECONSUME_TIMES"
 REAL_TOPIC = "REAL_TOPIC"
 TRAN_MSG = "TRAN_MSG"
+PRODUCER_GROUP = "PGROUP"
+CHECK_IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 TIMER_PROPERTIES = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 
 RESERVED_PROPERTIES = frozenset({
     KEYS, TAGS, WAIT, DELAY, UNIQ_KEY, SHARDING_KEY, MSG_REGION, TRACE_ON, CLUSTER, RETRY_TOPIC,
-    REAL_TOPIC, "REAL_QID", TRAN_MSG, "PGROUP", "ORIGIN_MESSAGE_ID", "RECONSUME_TIME",
-    "MAX_RECONSUME_TIMES", "INSTANCE_ID", "TRANSACTION_CHECK_TIMES",
-    "CHECK_IMMUNITY_TIME_IN_SECONDS",
+    REAL_TOPIC, "REAL_QID", TRAN_MSG, PRODUCER_GROUP, ORIGIN_MESSAGE_ID, RECONSUME_TIME,
+    MAX_RECONSUME_TIMES, "INSTANCE_ID", "TRANSACTION_CHECK_TIMES",
+    CHECK_IMMUNITY,
     "CORRELATION_ID", "REPLY_TO_CLIENT", "TTL", "MSG_TYPE", "POP_CK", "INNER_NUM", "INNER_BASE",
     *TIMER_PROPERTIES,
 })  # fmt: skip
@@ -37,6 +42,10 @@ TRANSACTION_MASK = 0xC
 PREPARED = 0x4
 COMMITTED = 0x8
 ROLLED_BACK = 0xC
+INNER_BATCH = 0x80
+UNQUEUED = PREPARED | INNER_BATCH
+"""Bits of records that stand in no consume queue: half messages and those rolled back; several
+messages in one record, for which RocketMQ has queue files of their own (spec/store.md §2.5)."""
 BORN_HOST_IPV6 = 0x10
 STORE_HOST_IPV6 = 0x20
 COMPRESSION_MASK = 0x700
@@ -47,7 +56,11 @@ COMPRESSION_ZLIB = 0x300
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a producer sends. `properties` are the user's own; reserved names are refused."""
+    """What a producer sends. `properties` are the user's own; reserved names are refused.
+
+    At most one of the last three says when to deliver it: a level of the brokers, ms from now, or
+    ms since 1970.
+    """
 
     topic: str
     body: bytes
@@ -58,6 +71,8 @@ class Message:
     wait_store_ok: bool = True
     sharding_key: str | None = None
     delay_level: int = 0
+    delay_ms: int | None = None
+    deliver_at_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Permissions are bits: 4 read, 2 write, 1 inherit (a topic that others may be cre
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 PERM_PRIORITY = 8
 PERM_READ = 4
@@ -17,9 +17,13 @@ RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 DEFAULT_TOPIC = "TBW102"
 DEFAULT_CLUSTER = "DefaultCluster"
+ORDER_TOPICS = "ORDER_TOPIC_CONFIG"
+"""The name servers' namespace of strict order topics: topic -> `broker:queues;…`."""
 TOPIC_LENGTH_MAX = 127
 RETRY_TOPIC_LENGTH_MAX = 255
 GROUP_LENGTH_MAX = 120
+CLEANUP_POLICY = "cleanup.policy"
+COMPACTION = "COMPACTION"
 
 
 class MessageQueue(NamedTuple):
@@ -70,6 +74,8 @@ class GroupConfig:
     sys_flag: int = 0
     consume_timeout_minutes: int = 15
     attributes: Mapping[str, str] = field(default_factory=dict)
+    retry_policy: Mapping[str, Any] | None = None
+    """RocketMQ's JSON of it; None is the standard one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,9 @@ from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.nameserver.handlers import HANDLERS, Handler, Parts, tolerant
 from sluicemq.nameserver.keyvalues import KeyValues
 from sluicemq.nameserver.routes import RouteTable
-from sluicemq.net.server import Dispatcher, Peer, RemotingServer
+from sluicemq.net.dispatch import Dispatcher
+from sluicemq.net.network import SOCKETS, Network
+from sluicemq.net.peer import Peer
 from sluicemq.protocol.command import Command
 
 log = logging.getLogger("sluicemq.nameserver")
@@ -33,6 +35,7 @@ class NameServer:
         *,
         clock: Clock = SYSTEM_CLOCK,
         files: Files = SYSTEM_FILES,
+        network: Network = SOCKETS,
     ) -> None:
         """Reads the key-value configuration. Raises StoreDamagedError when it is broken."""
         self._clock = clock
@@ -41,7 +44,7 @@ class NameServer:
         self.dispatcher = Dispatcher(
             {int(code): self._bind(tolerant(handler)) for code, handler in HANDLERS.items()}
         )
-        self._server = RemotingServer(
+        self._server = network.listener(
             self.dispatcher,
             on_disconnect=self.disconnected,
             idle_timeout_s=config.idle_timeout_s,

@@ -13,7 +13,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import (
@@ -269,7 +269,17 @@ def cannot_connect(address: str, error: OSError) -> ConnectionLostError:
     )
 
 
-Dial = Callable[[str], Any]
+class Dial(Protocol):
+    """How a pool connects: `dial`, or that of another network."""
+
+    async def __call__(
+        self,
+        address: str,
+        *,
+        timeout_s: float = DIAL_TIMEOUT_S,
+        on_request: OnRequest | None = None,
+        on_close: OnClose | None = None,
+    ) -> Channel: ...
 
 
 class ChannelPool:
@@ -282,7 +292,10 @@ class ChannelPool:
         on_request: OnRequest | None = None,
         on_close: OnClose | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        connect: Dial | None = None,
     ) -> None:
+        """`connect`: None is `dial`."""
+        self._connect = connect
         self._timeout_s = timeout_s
         self._on_request = on_request
         self._on_close = on_close
@@ -314,7 +327,7 @@ class ChannelPool:
         if failure is not None and self._clock.monotonic_s() < failure[0]:
             raise type(failure[2])(str(failure[2]))
         try:
-            channel = await dial(
+            channel = await (self._connect or dial)(
                 address,
                 timeout_s=self._timeout_s,
                 on_request=self._on_request,

@@ -9,9 +9,10 @@ re-enters its caller, and arrive in order. Nothing is lost and nothing is limite
 """
 
 import asyncio
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 
-from sluicemq.errors import ConnectionLostError, ProtocolError
+from sluicemq.errors import ConfigurationError, ConnectionLostError, ProtocolError
 from sluicemq.model.ids import Host
 from sluicemq.net.dialer import Channel, OnClose, OnRequest
 from sluicemq.net.dispatch import Dispatcher
@@ -20,6 +21,8 @@ from sluicemq.protocol.connection import Pieces
 
 OnPeer = Callable[[Peer], None]
 _CLIENT_PORT_FIRST = 40_000
+_SERVER_PORTS = itertools.cycle(range(20_000, 40_000))
+"""Of the process, so that two networks do not share an address: clients remember addresses."""
 
 
 class _Wire:
@@ -96,6 +99,40 @@ class _Endpoint:
         self.links: set[_Link] = set()
 
 
+class MemoryListener:
+    """Serves a dispatcher at ports of a memory network; the face of `net.network.Listener`."""
+
+    def __init__(
+        self, network: "MemoryNetwork", dispatcher: Dispatcher, on_disconnect: OnPeer | None
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.ports: tuple[int, ...] = ()
+        self._network = network
+        self._on_disconnect = on_disconnect
+        self._host = ""
+
+    async def start(self, host: str | None, ports: Sequence[int]) -> None:
+        self._host = host or "127.0.0.1"
+        found = tuple(port or next(_SERVER_PORTS) for port in ports)
+        for port in found:
+            if self._network.serves(f"{self._host}:{port}"):
+                raise ConfigurationError(
+                    f"Port {port} is in use already in this memory network.",
+                    cure="Close what serves it, or use port 0.",
+                )
+        self.ports = found
+        for port in found:
+            self._network.serve(
+                f"{self._host}:{port}", self.dispatcher, on_disconnect=self._on_disconnect
+            )
+
+    async def close(self) -> None:
+        """Answers that were written are on their way before the connections end."""
+        await asyncio.sleep(0)
+        for port in self.ports:
+            self._network.stop(f"{self._host}:{port}")
+
+
 class MemoryNetwork:
     """Addresses are any texts `host:port`; hosts have to be IP addresses when they are stored."""
 
@@ -113,6 +150,17 @@ class MemoryNetwork:
     ) -> None:
         """Serve `dispatcher` at `address`."""
         self._endpoints[address] = _Endpoint(dispatcher, on_connect, on_disconnect)
+
+    def listener(
+        self, dispatcher: Dispatcher, *, on_disconnect: OnPeer | None = None, **limits: float
+    ) -> MemoryListener:
+        """For `net.network.Network`. Nothing is limited here, so `limits` are not looked at."""
+        del limits
+        return MemoryListener(self, dispatcher, on_disconnect)
+
+    def serves(self, address: str) -> bool:
+        """Whether somebody serves there."""
+        return address in self._endpoints
 
     def stop(self, address: str) -> None:
         """Stop serving there; its connections break."""

@@ -113,6 +113,12 @@ class RequestCode(IntEnum):
     AUTH_GET_ACL = 3009
     AUTH_LIST_ACL = 3010
 
+    # tools -> broker, ours alone
+    SLUICE_LIST_DELAYED = 900101
+    SLUICE_CANCEL_DELAYED = 900102
+    SLUICE_LIST_TRANSACTIONS = 900111
+    SLUICE_RESOLVE_TRANSACTION = 900112
+
     # -> name server
     PUT_KV_CONFIG = 100
     GET_KV_CONFIG = 101

@@ -10,7 +10,7 @@ parser:
     {"$ref": path}         the value at that path; as a key, the only object key of that map
     1L, 1.5D               the number
 
-`dumps` writes the fastjson form, `dumps_strict` and `dumps_file` the plain one.
+`dumps` and `dumps_pretty` write the fastjson form, `dumps_strict` and `dumps_file` the plain one.
 """
 
 import json
@@ -32,6 +32,8 @@ _WORDS: Final = {"true": True, "false": False, "null": None, "NaN": None}
 _WORD: Final = re.compile(r"[A-Za-z]+")
 _REFERENCE: Final = "$ref"
 _STEP: Final = re.compile(r"[^.\[\]$]+")
+
+_INTEGERS: Final = {int}
 
 ObjectKey = tuple[tuple[str, Any], ...]
 
@@ -319,6 +321,53 @@ def dumps_file(value: Any) -> str:
     it as it reads its own (spec/store.md §11)."""
     option = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS | orjson.OPT_INDENT_2
     return orjson.dumps(value, option=option).decode()
+
+
+def dumps_pretty(value: Any) -> str:
+    """As fastjson writes the files of `config/` (spec/store.md §11): tabs, no blank after a colon,
+    integer keys raw and in one line, keys in the order given, None left out.
+
+    A tuple is written in one line, as Java's arrays and sets are, a list with a line for each item.
+    """
+    parts: list[str] = []
+    _write_pretty(value, "\n", parts)
+    return "".join(parts)
+
+
+def _write_pretty(value: Any, line: str, parts: list[str]) -> None:
+    if isinstance(value, Mapping):
+        _write_pretty_object(value, line, parts)
+    elif isinstance(value, list | tuple) and value:
+        inner = line + "\t" if isinstance(value, list) else ""
+        for index, item in enumerate(value):
+            parts.append(("," if index else "[") + inner)
+            _write_pretty(item, line + "\t", parts)
+        parts.append((line if inner else "") + "]")
+    else:
+        parts.append(_scalar(value))
+
+
+def _write_pretty_object(values: Mapping[Any, Any], line: str, parts: list[str]) -> None:
+    if set(map(type, values)) | set(map(type, values.values())) == _INTEGERS:  # offsets: many
+        pairs = ",".join(["%d:%d" % pair for pair in values.items()])  # noqa: UP031 - half the time
+        parts.append(f"{{{pairs}{line}}}")
+        return
+    inner, begin = line + "\t", "{"
+    for key, item in values.items():
+        if item is None:
+            continue
+        name = str(key) if isinstance(key, int) else inner + _pretty_key(key)
+        if item.__class__ is int:
+            parts.append(f"{begin}{name}:{item}")
+        else:
+            parts.append(f"{begin}{name}:")
+            _write_pretty(item, inner, parts)
+        begin = ","
+    parts.append(f"{line}}}" if begin == "," else "{}")
+
+
+def _pretty_key(key: str | ObjectKey) -> str:
+    return dumps(dict(key)).decode() if isinstance(key, tuple) else _scalar(str(key))
 
 
 def text(value: Any) -> str:

@@ -10,7 +10,7 @@ Classes, life cycle (`start`, `shutdown`) and vocabulary are the original ones, 
 case, calls block. Underneath is the asyncio client on a thread of its own (`client.threaded`), so
 checks, retries and errors (`sluicemq.errors`) are SluiceMQ's. New programs: `sluicemq.Sluice`.
 
-Not here yet: orderly listeners, transactions, request-reply, broadcasting.
+Not here yet: request-reply, broadcasting.
 """
 
 from sluicemq.model.topic import MessageQueue
@@ -18,6 +18,20 @@ from sluicemq.rocketmq.clients import (
     DefaultLitePullConsumer,
     DefaultMQProducer,
     DefaultMQPushConsumer,
+)
+from sluicemq.rocketmq.listening import (
+    ConsumeConcurrentlyContext,
+    ConsumeOrderlyContext,
+    ConsumeOrderlyStatus,
+    MessageListenerConcurrently,
+    MessageListenerOrderly,
+)
+from sluicemq.rocketmq.selecting import SelectMessageQueueByHash
+from sluicemq.rocketmq.transactions import (
+    LocalTransactionState,
+    TransactionListener,
+    TransactionMQProducer,
+    TransactionSendResult,
 )
 from sluicemq.rocketmq.values import (
     ConsumeConcurrentlyStatus,
@@ -30,15 +44,25 @@ from sluicemq.rocketmq.values import (
 )
 
 __all__ = [
+    "ConsumeConcurrentlyContext",
     "ConsumeConcurrentlyStatus",
     "ConsumeFromWhere",
+    "ConsumeOrderlyContext",
+    "ConsumeOrderlyStatus",
     "DefaultLitePullConsumer",
     "DefaultMQProducer",
     "DefaultMQPushConsumer",
+    "LocalTransactionState",
     "Message",
     "MessageExt",
+    "MessageListenerConcurrently",
+    "MessageListenerOrderly",
     "MessageQueue",
     "MessageSelector",
+    "SelectMessageQueueByHash",
     "SendResult",
     "SendStatus",
+    "TransactionListener",
+    "TransactionMQProducer",
+    "TransactionSendResult",
 ]

@@ -6,7 +6,6 @@ from typing import Any, Self
 from sluicemq.client.aio.consumer import PushConsumer
 from sluicemq.client.aio.litepull import LitePullConsumer
 from sluicemq.client.aio.producer import Producer
-from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.answers import SendResult as CoreSendResult
 from sluicemq.client.core.consuming import Start
@@ -14,8 +13,8 @@ from sluicemq.client.threaded.portal import Portal
 from sluicemq.errors import ClosedError, ConfigurationError, SluiceError
 from sluicemq.model.subscription import SQL92
 from sluicemq.model.topic import MessageQueue
+from sluicemq.rocketmq.listening import Listener, Listening
 from sluicemq.rocketmq.values import (
-    ConsumeConcurrentlyStatus,
     ConsumeFromWhere,
     Message,
     MessageExt,
@@ -104,20 +103,31 @@ class DefaultMQProducer(_Client):
         portal, sluice = self._open()
 
         async def make() -> Producer:
-            return sluice.producer(
-                self.group,
-                timeout_ms=self.send_msg_timeout_ms,
-                retries=self.retry_times_when_send_failed,
-                retries_async=self.retry_times_when_send_async_failed,
-                compress_from_bytes=self.compress_msg_body_over_howmuch,
-            )
+            return sluice.producer(self.group, **self._options())
 
-        self._producer = portal.call(make())
+        try:
+            self._producer = portal.call(make())
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "timeout_ms": self.send_msg_timeout_ms,
+            "retries": self.retry_times_when_send_failed,
+            "retries_async": self.retry_times_when_send_async_failed,
+            "compress_from_bytes": self.compress_msg_body_over_howmuch,
+        }
 
     def _ready(self) -> tuple[Portal, Producer]:
         portal = self._running()
         assert self._producer is not None
         return portal, self._producer
+
+    def recall_message(self, topic: str, recall_handle: str) -> str:
+        """Takes a timed message back; returns its id. The topic stands in the handle as well."""
+        portal, producer = self._ready()
+        return portal.call(producer.recall(recall_handle))
 
     def send(
         self,
@@ -179,14 +189,13 @@ class DefaultMQProducer(_Client):
         portal.call(self._sluice.admin.create_topic(topic, queues=queue_num))
 
 
-Listener = Callable[[list[MessageExt]], ConsumeConcurrentlyStatus | None]
-
-
 class DefaultMQPushConsumer(_Client):
     """Calls a listener with one message at a time, on `consume_thread_max` threads.
 
-    RECONSUME_LATER and an exception keep the message: it is tried again here after a pause and
-    stays unacknowledged (see `client.aio.consumer.PushConsumer`).
+    After RECONSUME_LATER or an exception the message comes again by way of the broker, after 10 s,
+    30 s … 2 h, at most `max_reconsume_times` times (-1: 16); then it is a dead letter. An orderly
+    listener gets it again at once, before any other of its queue, after
+    `suspend_current_queue_time_millis`; -1 means without end.
     """
 
     def __init__(self, consumer_group: str, **options: Any) -> None:
@@ -195,7 +204,9 @@ class DefaultMQPushConsumer(_Client):
         self.consume_from_where = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
         self.consume_timestamp_ms = 0
         self._topics: dict[str, MessageSelector] = {}
-        self._listener: Listener | None = None
+        self.max_reconsume_times = -1
+        self.suspend_current_queue_time_millis = 1000
+        self._listening: Listening | None = None
 
     def set_consume_from_where(self, where: ConsumeFromWhere) -> None:
         self.consume_from_where = where
@@ -204,12 +215,19 @@ class DefaultMQPushConsumer(_Client):
         """Tags ("A || B", "*") or a MessageSelector."""
         self._topics[topic] = _selector(expression)
 
-    def register_message_listener(self, listener: Listener) -> None:
-        """`listener(messages)` returns a ConsumeConcurrentlyStatus."""
-        self._listener = listener
+    def set_max_reconsume_times(self, times: int) -> None:
+        self.max_reconsume_times = times
+
+    def set_suspend_current_queue_time_millis(self, time_ms: int) -> None:
+        self.suspend_current_queue_time_millis = time_ms
+
+    def register_message_listener(self, listener: Listener, *, orderly: bool = False) -> None:
+        """A MessageListenerConcurrently or MessageListenerOrderly, or a function of the messages
+        (and a context) that returns a status; see `rocketmq.listening`."""
+        self._listening = Listening(listener, orderly=orderly)
 
     def start(self) -> None:
-        if self._listener is None or not self._topics:
+        if self._listening is None or not self._topics:
             raise ConfigurationError(
                 "the consumer has no listener, or no topic.",
                 cure="Call subscribe and register_message_listener before start.",
@@ -229,21 +247,17 @@ class DefaultMQPushConsumer(_Client):
             raise
 
     def _make(self, sluice: Sluice) -> PushConsumer:
+        assert self._listening is not None
+        times_max = self.max_reconsume_times
         return sluice.consumer(
             self.group,
-            self._consume,
+            self._listening,
             concurrency=self.consume_thread_max,
             start=_start(self.consume_from_where, self.consume_timestamp_ms),
+            ordered=self._listening.is_orderly,
+            max_reconsume_times=None if times_max == -1 else times_max,
+            suspend_s=min(max(self.suspend_current_queue_time_millis, 10), 30_000) / 1000,
         )
-
-    def _consume(self, message: ReceivedMessage) -> None:
-        assert self._listener is not None
-        if self._listener([MessageExt(message)]) is ConsumeConcurrentlyStatus.RECONSUME_LATER:
-            raise ReconsumeLaterError("the listener answered RECONSUME_LATER.")
-
-
-class ReconsumeLaterError(SluiceError):
-    """The listener wants the message again."""
 
 
 class DefaultLitePullConsumer(_Client):

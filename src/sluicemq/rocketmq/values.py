@@ -71,6 +71,10 @@ class Message:
         self.wait_store_msg_ok = True
         self.delay_time_level = 0
         self.sharding_key: str | None = None
+        self.transaction_id: str | None = None
+        """Set when it is sent in a transaction."""
+        self.delay_time_ms: int | None = None
+        self.deliver_time_ms: int | None = None
 
     def set_tags(self, tags: str) -> None:
         self.tags = tags
@@ -91,6 +95,16 @@ class Message:
     def set_delay_time_level(self, level: int) -> None:
         self.delay_time_level = level
 
+    def set_delay_time_sec(self, seconds: int) -> None:
+        self.delay_time_ms = seconds * 1000
+
+    def set_delay_time_ms(self, milliseconds: int) -> None:
+        self.delay_time_ms = milliseconds
+
+    def set_deliver_time_ms(self, time_ms: int) -> None:
+        """Milliseconds since 1970."""
+        self.deliver_time_ms = time_ms
+
     def put_user_property(self, name: str, value: str) -> None:
         self.properties[name] = value
 
@@ -106,6 +120,8 @@ class Message:
             self.wait_store_msg_ok,
             self.sharding_key,
             self.delay_time_level,
+            self.delay_time_ms,
+            self.deliver_time_ms,
         )
 
 
@@ -144,6 +160,11 @@ class MessageExt:
     @property
     def offset_msg_id(self) -> str:
         return self._received.offset_message_id
+
+    @property
+    def transaction_id(self) -> str:
+        """The id of the transaction that it was sent in: that of the message."""
+        return self._received.message_id
 
     @property
     def queue_id(self) -> int:
@@ -194,6 +215,7 @@ class SendResult:
     offset_msg_id: str
     message_queue: MessageQueue
     queue_offset: int
+    recall_handle: str | None = None
 
     @staticmethod
     def of(result: CoreSendResult) -> "SendResult":
@@ -203,4 +225,5 @@ class SendResult:
             result.offset_message_id,
             result.queue,
             result.queue_offset,
+            result.recall_handle,
         )

@@ -26,17 +26,23 @@ from sluicemq.store.segments import Segment, SegmentFiles
 
 SIZE_KEY: Final = "mappedFileSizeCommitLog"
 BLANK_BYTES: Final = 8
-_FULL_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT)
+FULL_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CommitLog:
     """The files and how far they are written and synced. See the module for threads and errors."""
 
-    def __init__(self, files: Files, directory: str, file_bytes: int) -> None:
-        self.segments = SegmentFiles(files, directory, file_bytes, SIZE_KEY)
+    def __init__(
+        self, files: Files, directory: str, file_bytes: int, *, requires_checksum: bool = False
+    ) -> None:
+        self.segments = SegmentFiles(files, directory, file_bytes, SIZE_KEY, cuts_in_order=True)
+        self.requires_checksum = requires_checksum
+        """A record counts only with its checksum property (`record.checksum`)."""
         self.written_offset = 0
         self.synced_offset = 0
         self.failure: OSError | None = None
+        self.refusal: StoreFullError | None = None
+        """Why nothing may be appended for the time being: the disk is too full (`retention`)."""
         self._sync_lock = threading.Lock()
 
     @property
@@ -55,6 +61,12 @@ class CommitLog:
                 f"The commit log in {self.segments.directory} refuses writes: {self.failure}.",
                 cure="Check the disk, then start the broker again: it recovers what is safe.",
             )
+
+    def check_room(self) -> None:
+        """Raises StoreError or StoreFullError when nothing may be appended."""
+        self.check()
+        if self.refusal is not None:
+            raise StoreFullError(self.refusal.fact + ".", cure=self.refusal.cure)
 
     def write(self, pieces: Sequence[tuple[int, bytes]], end: int) -> None:
         """Write (position, bytes) pieces, each within one file, and let the log end at `end`.
@@ -76,8 +88,12 @@ class CommitLog:
         if not segments.files.exists(segments.directory):
             segments.files.make_directory(segments.directory)
         segment = segments.add(position - position % segments.file_bytes)
-        segment.file().sync()
-        segments.files.sync_directory(segments.directory)
+        try:
+            segment.file().sync()
+            segments.files.sync_directory(segments.directory)
+        except OSError:
+            segments.drop_last()  # nothing may be written where no later sync saves the name
+            raise
         return segment
 
     def prepare_next(self) -> None:
@@ -97,7 +113,7 @@ class CommitLog:
 
     def _write_error(self, error: OSError) -> StoreError:
         directory = self.segments.directory
-        if error.errno not in _FULL_ERRORS:
+        if error.errno not in FULL_ERRORS:
             return StoreError(
                 f"Writing the commit log in {directory} failed: {error}.", cure="Check the disk."
             )

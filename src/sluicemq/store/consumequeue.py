@@ -26,10 +26,13 @@ from sluicemq.errors import MessageIllegalError
 from sluicemq.files import Files
 from sluicemq.model.topic import RETRY_PREFIX, RETRY_TOPIC_LENGTH_MAX, TOPIC_LENGTH_MAX
 from sluicemq.record.codec import FIXED_BYTES, MAGIC_V1, MAGIC_V2
+from sluicemq.store.deleted import DeletedTopics
 from sluicemq.store.segments import Segment, SegmentFiles
 
 UNIT: Final = struct.Struct(">qiq")
 UNIT_BYTES: Final = 20
+OFFSET_MAX: Final = 1 << 56
+"""A larger queue offset in a record can only be damage."""
 BLANK_SIZE: Final = 0x7FFFFFFF
 BLANK_UNIT: Final = UNIT.pack(0, BLANK_SIZE, 0)
 SIZE_KEY: Final = "mappedFileSizeConsumeQueue"
@@ -68,11 +71,20 @@ class Queue:
         "tail_start",
         "topic",
         "topic_part",
+        "unsynced",
         "visible_offset",
     )
 
-    def __init__(self, files: Files, directory: str, file_bytes: int, key: tuple[str, int]) -> None:
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        file_bytes: int,
+        key: tuple[str, int],
+        unsynced: set[str] | None = None,
+    ) -> None:
         topic, queue_id = key
+        self.unsynced = set() if unsynced is None else unsynced
         name = topic.encode()
         is_long = len(name) > TOPIC_LENGTH_MAX  # spec/store.md §2.1: V1's length is a signed byte
         self.topic = topic
@@ -131,12 +143,33 @@ class Queue:
                 return False
             self.truncate(offset)
         if self.next_offset == self.offset_min and offset != self.next_offset:
-            self.segments.cut(0)
+            self._cut(0)
             self.reset(offset)
         self.tail += BLANK_UNIT * (offset - self.next_offset)
         self.next_offset = offset
         self._add_unit(unit)
         return True
+
+    def extend(self, offset: int, data: bytes) -> int | None:
+        """Add consecutive units found in the log at recovery, as `put` would one by one.
+
+        Returns how many were not there yet; None, having done nothing, when they do not simply
+        follow what is there: then `put` has to see each.
+        """
+        known = min((self.next_offset - offset) * UNIT_BYTES, len(data))
+        if known < 0:
+            return None
+        at = 0
+        while at < known:
+            piece = self.units(offset + at // UNIT_BYTES, (known - at) // UNIT_BYTES)
+            if not len(piece) or bytes(piece) != data[at : at + len(piece)]:
+                return None
+            at += len(piece)
+        self.tail += data[known:]
+        count = (len(data) - known) // UNIT_BYTES
+        self.next_offset += count
+        self.committed_offset = self.visible_offset = self.next_offset
+        return count
 
     def _add_unit(self, unit: Unit) -> None:
         self.tail += UNIT.pack(*unit)
@@ -201,13 +234,27 @@ class Queue:
 
     def correct_min(self, log_start: int) -> None:
         """Set offset_min behind blank units and those whose records are deleted from the log."""
+        self.offset_min = self.first_from(log_start)
+
+    def first_from(self, log_offset: int) -> int:
+        """The first offset whose record lies at `log_offset` or behind; the end when none does."""
         has_files = len(self.segments) > 0
         first = self.segments.start // UNIT_BYTES if has_files else self.tail_start
 
         def is_gone(unit: Unit) -> bool:
-            return unit.is_blank or unit.physical_offset < log_start
+            return unit.is_blank or unit.physical_offset < log_offset
 
-        self.offset_min = self._bisect(first, self.next_offset, is_gone)
+        unit = self._peek(first) if has_files and first < self.next_offset else None
+        if unit is not None and not is_gone(unit):
+            return first  # as a rule; and a damaged unit in the middle cannot mislead
+        return self._bisect(first, self.next_offset, is_gone)
+
+    def place_of(self, offset: int) -> int:
+        """Where the record of a queue offset lies in the log; -1 without one. Makes no map."""
+        unit = self._peek(offset) if self.segments.start <= offset * UNIT_BYTES else None
+        for segment in self.segments:
+            segment.release()
+        return -1 if unit is None or offset >= self.next_offset else unit.physical_offset
 
     def truncate(self, offset: int) -> None:
         """Forget the units from `offset` on, in memory and in the files."""
@@ -218,7 +265,14 @@ class Queue:
             self._set_end(offset)
         self.offset_min = min(self.offset_min, offset)
         if offset * UNIT_BYTES < self.segments.end:
-            self.segments.cut(offset * UNIT_BYTES)
+            self._cut(offset * UNIT_BYTES)
+
+    def _cut(self, position: int) -> None:
+        """What was cut must not come back after an orderly stop: the next checkpoint syncs it."""
+        if self.segments.cut(position):
+            self.unsynced.add(self.segments.directory)
+            if self.segments.last is not None:
+                self.unsynced.add(self.segments.last.path)
 
     def _bisect(self, low: int, high: int, is_before: Callable[[Unit], bool]) -> int:
         """The first offset in [low, high) whose unit is not `is_before`; `high` when all are."""
@@ -265,6 +319,8 @@ class ConsumeQueues:
         """Queues with units that are not in their files."""
         self.unsynced: set[str] = set()
         """Files and directories written since the last checkpoint took them."""
+        self.deleted = DeletedTopics(files, "")
+        """Topics whose old records do not count."""
 
     def __iter__(self) -> Iterator[Queue]:
         return iter(self.by_key.values())
@@ -276,13 +332,28 @@ class ConsumeQueues:
         """
         self.by_key.clear()
         self.dirty.clear()
+        for key in self._on_disk():
+            queue = self._new(key)
+            queue.load(after_crash=after_crash, before=before, removes=removes)
+            if after_crash:
+                queue.truncate(queue.next_offset)
+
+    def is_size_plausible(self) -> bool:
+        """Whether the files on disk, all of one other size, may well be of another setting."""
+        sizes: set[int] = set()
+        for key in self._on_disk():
+            sizes.update(self._new_segments(key).sizes())
+        return len(sizes) == 1 and all(size and not size % UNIT_BYTES for size in sizes)
+
+    def _on_disk(self) -> Iterator[tuple[str, int]]:
         for topic in self._files.names(self._directory):
             for name in self._files.names(f"{self._directory}/{topic}"):
                 if name.isascii() and name.isdigit():
-                    queue = self._new((topic, int(name)))
-                    queue.load(after_crash=after_crash, before=before, removes=removes)
-                    if after_crash:
-                        queue.truncate(queue.next_offset)
+                    yield topic, int(name)
+
+    def _new_segments(self, key: tuple[str, int]) -> SegmentFiles:
+        directory = f"{self._directory}/{key[0]}/{key[1]}"
+        return SegmentFiles(self._files, directory, self._file_bytes, SIZE_KEY)
 
     def get(self, key: tuple[str, int]) -> Queue:
         """The queue, made when it is new. Raises MessageIllegalError when the name cannot be."""
@@ -308,7 +379,9 @@ class ConsumeQueues:
 
     def _new(self, key: tuple[str, int]) -> Queue:
         directory = f"{self._directory}/{key[0]}/{key[1]}"
-        queue = self.by_key[key] = Queue(self._files, directory, self._file_bytes, key)
+        queue = self.by_key[key] = Queue(
+            self._files, directory, self._file_bytes, key, self.unsynced
+        )
         return queue
 
     def flush(self) -> None:
@@ -341,8 +414,17 @@ class ConsumeQueues:
             self._files.remove(directory)
             self._files.sync_directory(self._directory)
 
+    def finish_deletions(self) -> None:
+        """Remove the queues of deleted topics that a crash has left."""
+        for (topic, _), queue in list(self.by_key.items()):
+            last = queue.unit(queue.next_offset - 1) if queue.next_offset else None
+            if last is not None and not self.deleted.counts(topic, last.physical_offset):
+                self.delete(topic)
+
     def remove_all(self) -> None:
-        """Remove every queue with its files: they are built anew."""
+        """Remove every queue with its files, loaded or not: they are built anew."""
+        for key in self._on_disk():
+            self.open(key)
         for topic in {topic for topic, _ in self.by_key}:
             self.delete(topic)
 

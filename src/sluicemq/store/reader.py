@@ -33,7 +33,7 @@ class StoreReader:
         for queue in self._queues:
             queue.correct_min(self._log.start)
         self._reader = LogReader(self._log, self._queues, config)
-        self._reader.visible_end = self._find_end()
+        self._reader.visible_end = self._reader.soundness.trusted_from = self._find_end()
 
     @classmethod
     def open(

@@ -22,7 +22,7 @@ first match it has not consumed: a pull names the offset up to which everything 
 import enum
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal
@@ -36,6 +36,7 @@ from sluicemq.record.codec import decode_properties, properties_slice
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT, UNIT_BYTES, ConsumeQueues, Queue
 from sluicemq.store.scan import read_scanned
+from sluicemq.store.sound import Soundness
 
 TAG_SCAN_MAX: Final = 1 << 17
 PROPERTY_SCAN_MAX: Final = 2000
@@ -46,11 +47,13 @@ PULL_SPAN_MAX: Final = 2000
 The Java push consumer holds back for 50 ms when they span more (its consumeConcurrentlyMaxSpan):
 an answer of 32 matches of a rare tag would cost more than it brings."""
 _CHUNK_UNITS: Final = 256
+_READ_UNITS_MAX: Final = 4096
 _NO_LIMIT: Final = 1 << 62
 EXTENSION_ADDRESS_MAX: Final = -(1 << 31) - 1
 """Tag codes up to this are addresses in a ConsumeQueueExt file (spec/store.md §3.2)."""
 _unpack_units: Final = UNIT.iter_unpack
 _TIME: Final = struct.Struct(">q")
+_first_position: Final = _TIME.unpack_from
 _STORE_TIME_IPV4: Final = 56
 _STORE_TIME_IPV6: Final = 68
 _SYS_FLAG_LOW_BYTE: Final = 39
@@ -99,6 +102,7 @@ class LogReader:
         self._has_extension = log.segments.files.exists(f"{config.root}/consumequeue_ext")
         self.visible_end = 0
         """The end of the visible part of the log."""
+        self.soundness = Soundness(log)
 
     # --- by queue offset
 
@@ -125,7 +129,8 @@ class LogReader:
         low, high = queue.offset_min, queue.visible_offset
         if not low <= offset < high:
             return _outside(offset, low, high)
-        gather = _Gather(self._log, *self._limits(queue, offset, count_max, bytes_max))
+        limits = self._limits(queue, offset, count_max, bytes_max)
+        gather = _Gather(self._log, self.soundness, queue, *limits, is_bulk=bytes_max is not None)
         if message_filter is None:
             next_offset = _read_all(queue, offset, gather)
             scanned = next_offset - offset
@@ -223,8 +228,14 @@ class LogReader:
         return by_record
 
     def _properties(self, position: int, size: int) -> dict[str, str]:
+        if not self._is_readable(position, size):
+            return {}
         record = self._log.record(position, size)
         return decode_properties(record[properties_slice(record)]) if record is not None else {}
+
+    def _is_readable(self, position: int, size: int) -> bool:
+        sound = self.soundness
+        return sound.is_trusted(position) or sound.is_sound(position, size, is_whole=True)
 
     def _missing(self, queue: Queue, offset: int) -> ReadResult:
         """The unit is there and its record is not: it was deleted with the log's first files."""
@@ -262,7 +273,9 @@ class LogReader:
     def _time_at(self, queue: Queue, offset: int) -> int:
         """Of a message that is not there: -1, as if it were old."""
         unit = queue.unit(offset)
-        record = None if unit is None else self._log.record(unit.physical_offset, unit.size_bytes)
+        if unit is None or not self._is_readable(unit.physical_offset, unit.size_bytes):
+            return -1
+        record = self._log.record(unit.physical_offset, unit.size_bytes)
         if record is None:
             return -1
         is_ipv6 = record[_SYS_FLAG_LOW_BYTE] & 0x10
@@ -287,6 +300,36 @@ class LogReader:
         queue = self._by_key.get((topic, queue_id))
         return -1 if queue is None else self.store_time_ms(topic, queue_id, queue.offset_min)
 
+    def latest_time_ms(self, topic: str | None = None, queue_id: int | None = None) -> int:
+        """The store time of the last message of a queue, or of all queues; -1 without one."""
+        if topic is None or queue_id is None:
+            keys = list(self._by_key)
+            return max((self.latest_time_ms(*key) for key in keys), default=-1)
+        queue = self._by_key.get((topic, queue_id))
+        return (
+            -1 if queue is None else self.store_time_ms(topic, queue_id, queue.visible_offset - 1)
+        )
+
+    # --- for the broker's own queues
+
+    def units(
+        self, topic: str, queue_id: int, offset: int, count: int
+    ) -> memoryview | bytearray | bytes:
+        """Visible units of a queue from `offset` on as they are stored: at most `count`, empty when
+        there is none. Fewer where a file ends."""
+        queue = self._by_key.get((topic, queue_id))
+        if queue is None or not queue.offset_min <= offset < queue.visible_offset:
+            return b""
+        return queue.units(offset, min(count, queue.visible_offset - offset))
+
+    def view_at(self, physical_offset: int) -> memoryview | None:
+        """The log from `physical_offset` to its file's end, unchecked: for who has the place of a
+        record from a queue. None when the log does not hold it."""
+        if not self._log.start <= physical_offset < self.visible_end:
+            return None
+        segment = self._log.segments.at(physical_offset)
+        return None if segment is None else segment.view()[physical_offset - segment.base :]
+
     # --- by place
 
     def record_at(self, physical_offset: int) -> bytes | None:
@@ -305,12 +348,25 @@ class _Gather:
     """Collects records within limits, as slices of the log."""
 
     __slots__ = (
-        "_base", "_bytes_max", "_count_max", "_limit", "_log", "_run_end", "_run_start", "_view",
-        "count", "data", "is_missing", "reach", "size_bytes", "span_from",
+        "_base", "_bytes_max", "_count_max", "_is_bulk", "_limit", "_log", "_queue",
+        "_run_end", "_run_start", "_sound", "_view", "count", "data", "is_missing", "reach",
+        "size_bytes", "span_from",
     )  # fmt: skip
 
-    def __init__(self, log: CommitLog, count_max: int, bytes_max: int) -> None:
+    def __init__(
+        self,
+        log: CommitLog,
+        sound: Soundness,
+        queue: Queue,
+        count_max: int,
+        bytes_max: int,
+        *,
+        is_bulk: bool,
+    ) -> None:
         self._log = log
+        self._sound = sound
+        self._queue = queue
+        self._is_bulk = is_bulk
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._run_start = self._run_end = -1  # of adjacent records, not yet sliced
@@ -328,11 +384,17 @@ class _Gather:
         """How many more messages may come."""
         return 0 if self.is_missing else self._count_max - self.count
 
-    def take_all(self, units: memoryview | bytearray | bytes) -> int:
-        """Take the units in order; returns how many were dealt with. HOT."""
+    def take_all(self, units: memoryview | bytearray | bytes, offsets: Sequence[int]) -> int:
+        """Take the units in order; returns how many were dealt with. HOT.
+
+        `offsets` are their queue offsets.
+        """
         room, total, start, end = self.room, self.size_bytes, self._run_start, self._run_end
         bytes_max = self._bytes_max if self.count else _NO_LIMIT  # the first one always passes
         done = taken = 0
+        if len(units) and not self._sound.is_trusted(_first_position(units)[0]):
+            is_whole = not self._is_bulk
+            units = self._sound.blank_bad(units, self._queue, offsets, is_whole=is_whole)
         for position, size, _ in _unpack_units(units):
             if size == BLANK_SIZE:
                 done += 1
@@ -370,7 +432,10 @@ class _Gather:
         chosen = list(islice(coming, self.room))
         wanted = chosen if self.span_from < 0 else self._within_reach(chosen, position)
         begins = [index * UNIT_BYTES for index in wanted]
-        done = self.take_all(b"".join([units[begin : begin + UNIT_BYTES] for begin in begins]))
+        done = self.take_all(
+            b"".join([units[begin : begin + UNIT_BYTES] for begin in begins]),
+            [position + index for index in wanted],
+        )
         return chosen[done] if done < len(chosen) else next(coming, -1)
 
     def _within_reach(self, chosen: list[int], position: int) -> list[int]:
@@ -403,11 +468,11 @@ def _read_all(queue: Queue, offset: int, gather: _Gather) -> int:
     """Without a filter; returns the next offset."""
     high = queue.visible_offset
     while offset < high and gather.room > 0:
-        units = queue.units(offset, min(high - offset, gather.room))
+        units = queue.units(offset, min(high - offset, gather.room, _READ_UNITS_MAX))
         if not len(units):
             gather.is_missing = True
             break
-        done = gather.take_all(units)
+        done = gather.take_all(units, range(offset, offset + len(units) // UNIT_BYTES))
         offset += done
         if done * UNIT_BYTES < len(units):
             break

@@ -10,6 +10,7 @@ socket. When the last slice and the segment are gone, so is the map. A test doub
 `read_view` instead of something that can be mapped.
 """
 
+import contextlib
 import errno
 import mmap
 from collections.abc import Iterator
@@ -128,13 +129,23 @@ class SegmentFiles:
     """The files of one directory, in order. Offsets are those of the whole sequence.
 
     `size_key` is the name of the setting that says how large the files are: it stands in the
-    error when they are not.
+    error when they are not. With `cuts_in_order` a removal at the end is durable before the next:
+    after a power loss no file is missing in the middle, whatever the order of its journal.
     """
 
-    __slots__ = ("_segments", "directory", "file_bytes", "files", "size_key")
+    __slots__ = ("_cuts_in_order", "_segments", "directory", "file_bytes", "files", "size_key")
 
-    def __init__(self, files: Files, directory: str, file_bytes: int, size_key: str) -> None:
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        file_bytes: int,
+        size_key: str,
+        *,
+        cuts_in_order: bool = False,
+    ) -> None:
         self.files = files
+        self._cuts_in_order = cuts_in_order
         self._segments: list[Segment] = []
         self.directory = directory
         self.file_bytes = file_bytes
@@ -183,6 +194,10 @@ class SegmentFiles:
             path = f"{self.directory}/{name}"
             self._segments.append(Segment(self.files, path, int(name), self.file_bytes))
 
+    def sizes(self) -> list[int]:
+        """Of the files on disk, loaded or not."""
+        return [self._size(n) for n in self.files.names(self.directory) if is_segment_name(n)]
+
     def _whole_count(self, names: list[str], sizes: list[int]) -> int:
         for index, (name, size) in enumerate(zip(names, sizes, strict=True)):
             if size == 0 or int(name) != int(names[0]) + index * self.file_bytes:
@@ -202,7 +217,15 @@ class SegmentFiles:
             raise StoreDamagedError(
                 f"{path} has {size} bytes, but {self.size_key} is {self.file_bytes}.",
                 cure=f"Set {self.size_key}={size} if all files there have that size,"
-                " or bring back the file from a copy.",
+                " or bring back the file from a copy."
+                if size
+                else "Bring back the file from a copy.",
+            )
+        if int(name) % self.file_bytes:
+            raise StoreDamagedError(
+                f"{path} has a name that no file of {self.file_bytes} bytes has: they begin at"
+                " multiples of that.",
+                cure=f"Move the file away if it is not of this store, or set {self.size_key}.",
             )
         if self._segments and int(name) != self.end:
             missing = f"{self.end:0{NAME_DIGITS}d}"
@@ -214,7 +237,7 @@ class SegmentFiles:
 
     def at(self, offset: int) -> Segment | None:
         """The file that holds `offset`."""
-        segments = self._segments
+        segments = self._segments  # read once: `remove_first` exchanges it
         if not segments:
             return None
         index = (offset - segments[0].base) // self.file_bytes
@@ -237,6 +260,23 @@ class SegmentFiles:
         self._segments.append(segment)
         return segment
 
+    def remove_first(self) -> str:
+        """Let go of the first file and return its path: the caller removes it from the disk.
+
+        Who holds a slice of it reads on. Another thread may be in `at` meanwhile.
+        """
+        first, *rest = self._segments
+        self._segments = rest
+        first.close()
+        return first.path
+
+    def drop_last(self) -> None:
+        """The file that was just added cannot be relied on: it never was."""
+        segment = self._segments.pop()
+        segment.close()
+        with contextlib.suppress(OSError):
+            self.files.remove(segment.path)
+
     def cut(self, offset: int) -> bool:
         """Drop everything from `offset` on: later files go, the rest of its file reads as zeros.
 
@@ -247,6 +287,8 @@ class SegmentFiles:
             segment = self._segments.pop()
             segment.close()
             self.files.remove(segment.path)
+            if self._cuts_in_order:
+                self.files.sync_directory(self.directory)
             changed = True
         if self._segments and offset < self.end:
             changed |= self._segments[-1].zero_from(offset)
@@ -256,7 +298,8 @@ class SegmentFiles:
         """Remove the files and the directory."""
         self.cut(0)
         for name in self.files.names(self.directory):
-            self.files.remove(f"{self.directory}/{name}")
+            with contextlib.suppress(FileNotFoundError):  # retention may just remove it
+                self.files.remove(f"{self.directory}/{name}")
         if self.files.exists(self.directory):
             self.files.remove(self.directory)
 

@@ -31,10 +31,15 @@ from sluicemq.store.checkpoint import (
     write_abort,
     write_checkpoint,
 )
-from sluicemq.store.commitlog import CommitLog
+from sluicemq.store.commitlog import FULL_ERRORS, CommitLog
 from sluicemq.store.consumequeue import ConsumeQueues, Queue
+from sluicemq.store.deleted import DeletedTopics
+from sluicemq.store.directory import cannot_open, check_directory
+from sluicemq.store.index_file import is_index_name
+from sluicemq.store.keys import Keys
 from sluicemq.store.reading import LogReader, ReadResult, ReadStatus
 from sluicemq.store.recovery import Recovered, Recovery
+from sluicemq.store.retention import Retention
 from sluicemq.store.segments import is_segment_name
 from sluicemq.store.writer import Writer, warn_clock
 
@@ -71,6 +76,7 @@ class Store:
         clock: Clock,
         log: CommitLog,
         queues: ConsumeQueues,
+        keys: Keys,
         recovered: Recovered,
         sequence: int,
         unlock: Callable[[], None],
@@ -86,7 +92,8 @@ class Store:
         self._sequence = sequence
         self._checkpoint_lock = threading.Lock()
         self._checkpoint_due: _CheckpointDue | None = None
-        self._marked: tuple[int, int, int, int] | None = None
+        self._marked: tuple[int, ...] | None = None
+        self._durable_mark = 0
         self._start_ms = clock.now_ms()
         now = clock.monotonic_s()
         self._sync_s = self._queues_flush_s = self._checkpoint_s = now
@@ -106,7 +113,17 @@ class Store:
         self.offset_by_time = reader.offset_by_time
         self.store_time_ms = reader.store_time_ms
         self.earliest_time_ms = reader.earliest_time_ms
+        self.latest_time_ms = reader.latest_time_ms
         self.record_at = reader.record_at
+        self.units = reader.units
+        self.view_at = reader.view_at
+        self.delay_last = writer.delay_last
+
+        self.retention = Retention(log, queues, config, files, clock, self._removable_end)
+        """What is deleted, and when sends are refused; the broker runs it."""
+        self.keys = keys
+        """Messages by their keys; the broker lets the index catch up."""
+        keys.follow(self.consumers, self.retention.on_start_moved, reader.record_at)
 
     @classmethod
     def open(
@@ -120,13 +137,14 @@ class Store:
         unlock: Callable[[], None] | None = None
         try:
             files.make_directory(config.root)
+            check_directory(files, config)
             unlock = files.lock(f"{config.root}/lock")
             return cls._open_locked(config, files, clock, unlock)
         except (SluiceError, OSError) as error:
             if unlock is not None:
                 unlock()
             if isinstance(error, OSError):
-                raise _cannot_open(config.root, error) from error
+                raise cannot_open(config.root, error) from error
             raise
 
     @classmethod
@@ -135,26 +153,38 @@ class Store:
     ) -> "Store":
         abort, checkpoint_path = f"{config.root}/abort", f"{config.root}/checkpoint"
         after_crash = files.exists(abort)
-        log = CommitLog(files, config.commit_log_path, config.commit_log_file_bytes)
+        log = CommitLog(
+            files,
+            config.commit_log_path,
+            config.commit_log_file_bytes,
+            requires_checksum=config.checksum_property_required,
+        )
         queues = ConsumeQueues(
             files,
             config.consume_queue_path,
             config.consume_queue_file_bytes,
             long_topics=config.version_by_topic_length,
         )
+        queues.deleted = DeletedTopics(files, f"{config.root}/config/deletedTopics.json")
+        queues.deleted.load()
         checkpoint = read_checkpoint(files, checkpoint_path)
-        recovery = Recovery(log, queues, checkpoint, check_crc=config.check_crc_on_recover)
+        recovery = Recovery(
+            log, queues, checkpoint, check_crc=config.check_crc_on_recover, root=config.root
+        )
         recovery.load(after_crash=after_crash)
         write_abort(files, abort)
 
-        def forget_mark() -> None:
-            if files.exists(checkpoint_path):
+        def distrust_queues() -> None:
+            if checkpoint.mark is not None:
+                write_checkpoint(files, checkpoint_path, checkpoint.mark.without_queues())
+            elif files.exists(checkpoint_path):
                 files.remove(checkpoint_path)
                 files.sync_directory(config.root)
 
-        recovered = recovery.run(forget_mark)
+        recovered = recovery.run(distrust_queues)
         sequence = checkpoint.mark.sequence if checkpoint.mark is not None else 0
-        store = cls(config, files, clock, log, queues, recovered, sequence, unlock)
+        keys = Keys(config, files, clock, log, checkpoint, after_crash=after_crash)
+        store = cls(config, files, clock, log, queues, keys, recovered, sequence, unlock)
         store._after_recovery(after_crash=after_crash)
         return store
 
@@ -168,10 +198,12 @@ class Store:
                 "recovered %s: the log ends at %d, %d queue entries were added",
                 self._config.root, recovered.end, recovered.units_added,
             )  # fmt: skip
-            # What recovery wrote is not synced yet: nothing may rely on the old mark any more.
-            self._queues.flush()
-            self._request_checkpoint()
-            self._make_checkpoint()
+        elif not self.keys.has_news:
+            return
+        # What recovery wrote is not synced yet: nothing may rely on the old mark any more.
+        self._queues.flush()
+        self._request_checkpoint()
+        self._make_checkpoint()
 
     # --- writing (append and append_batch are the writer's)
 
@@ -236,6 +268,7 @@ class Store:
         """
         now = self._clock.monotonic_s()
         config = self._config
+        self.keys.tick(self._writer.last_time_ms)
         if (now - self._queues_flush_s) * 1000 >= config.consume_queue_flush_interval_ms:
             self._queues_flush_s = now
             self._flush_queues()
@@ -277,12 +310,13 @@ class Store:
         """Note what a mark at the present end needs; `sync` makes it, since it waits."""
         if self._checkpoint_due is not None or self._queues.dirty:
             return
-        state = (self._log.written_offset, *self._queues.totals(), self._writer.last_time_ms)
-        if state == self._marked and not self._queues.unsynced:
+        totals, index_mark = self._queues.totals(), self.keys.mark()
+        state = (self._log.written_offset, *totals, self._writer.last_time_ms, *index_mark)
+        if state == self._marked and not self._queues.unsynced and self.keys.is_synced:
             return
         self._sequence += 1
         self._marked = state
-        paths = sorted(self._queues.unsynced)
+        paths = sorted(self._queues.unsynced) + self.keys.paths_to_sync()
         self._queues.unsynced.clear()
         self._checkpoint_due = _CheckpointDue(Mark(self._sequence, *state), paths)
 
@@ -291,24 +325,41 @@ class Store:
             due = self._checkpoint_due
             if due is None:
                 return
+            self._log.check()  # what failed to sync is never tried again
             try:
                 if self._log.synced_offset < due.mark.log_offset:
                     self._log.sync()
                 for path in due.paths:
                     self._sync_path(path)
-                write_checkpoint(self._files, f"{self._config.root}/checkpoint", due.mark)
+                self._write_mark(due.mark)
             except OSError as error:
                 self._log.failure = error
                 self._log.check()
             self._checkpoint_due = None
 
+    def _write_mark(self, mark: Mark) -> None:
+        """A full disk is no harm: the mark before holds, another is made later."""
+        try:
+            path, index_ms = f"{self._config.root}/checkpoint", self.keys.index_time_ms
+            write_checkpoint(self._files, path, mark, index_time_ms=index_ms)
+            self._durable_mark = mark.log_offset
+        except OSError as error:
+            if error.errno not in FULL_ERRORS:
+                raise
+            self._marked = None
+            logger.warning("there is no room for a new checkpoint: %s", error)
+
     def _sync_path(self, path: str) -> None:
         if not self._files.exists(path):
             return  # its topic was deleted meanwhile
-        if not is_segment_name(path.rpartition("/")[2]):
+        name = path.rpartition("/")[2]
+        if not is_segment_name(name) and not is_index_name(name):
             self._files.sync_directory(path)
             return
-        file = self._files.open(path)
+        try:
+            file = self._files.open(path)
+        except FileNotFoundError:
+            return  # retention was faster
         try:
             file.sync()
         finally:
@@ -343,6 +394,10 @@ class Store:
         """Everything before is on disk."""
         return self._log.synced_offset
 
+    def _removable_end(self) -> int:
+        """Files that end before it may be deleted: readers see beyond them, the mark is behind."""
+        return min(self._reader.visible_end, self._durable_mark)
+
     def delete_topic(self, topic: str) -> None:
         """Drop the queues of a topic with their files; its records stay in the log.
 
@@ -350,7 +405,13 @@ class Store:
         """
         self.commit()
         self._make_checkpoint()
-        self._queues.delete(topic)
+        self._log.sync()
+        try:
+            self._queues.deleted.add(topic, self._log.written_offset, self._log.start)
+            self._queues.delete(topic)
+        except OSError as error:  # half of it may be gone: the next start finishes it
+            self._log.failure = error
+            self._log.check()
         self._queues.flush()
         self._request_checkpoint()
         self._make_checkpoint()
@@ -386,6 +447,7 @@ class Store:
         try:
             if self._log.failure is None:
                 self.commit()
+                self.keys.finish(self._writer.last_time_ms)
                 self._queues.flush()
                 self._log.sync()
                 self._make_checkpoint()
@@ -397,16 +459,9 @@ class Store:
             raise
         finally:
             self._queues.close()
+            self.keys.close()
             self._log.close()
             self._unlock()
-
-
-def _cannot_open(root: str, error: OSError) -> StoreError:
-    return StoreError(
-        f"The store in {root} cannot be opened: {error.strerror or error}"
-        f"{f' ({error.filename})' if error.filename else ''}.",
-        cure="The broker must be able to write there: change the rights, or set storePathRootDir.",
-    )
 
 
 def _binary(size: float) -> str:

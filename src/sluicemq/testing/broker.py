@@ -10,12 +10,15 @@ what came before it.
 """
 
 import collections
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 
 from sluicemq.broker.core import BrokerCore
+from sluicemq.broker.readonly import overlay, prepare
 from sluicemq.broker.settings import Settings
 from sluicemq.config import BrokerConfig, StoreConfig
+from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds, encode_host
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.peer import Peer
@@ -26,7 +29,10 @@ from sluicemq.store.store import Store
 from sluicemq.testing.files import CrashableFiles
 
 START_MS = 1_700_000_000_000
-SMALL = StoreConfig(root="/store", commit_log_file_bytes=1 << 20, consume_queue_file_bytes=20_000)
+SMALL = StoreConfig(
+    root="/store", commit_log_file_bytes=1 << 20, consume_queue_file_bytes=20_000,
+    timer_log_file_bytes=1 << 16,
+)  # fmt: skip
 
 
 def send_fields(topic: str = "T", properties: str = "", **changes: object) -> dict[str, object]:
@@ -147,25 +153,34 @@ class SteppedBroker:
         store_config: StoreConfig = SMALL,
         files: CrashableFiles | None = None,
         clock: ManualClock | None = None,
+        read_only: bool = False,
+        holds_announcements: bool = False,
     ) -> None:
+        """`read_only`: over what is in `files`, as `--read-only` does. `holds_announcements`:
+        answers to changes of topics and groups wait for `finish_announcements`, as in a server."""
         self.files = files or CrashableFiles()
-        self.clock = clock or ManualClock()
+        self.clock = self.files.clock = clock or ManualClock()
         self.host = Host("127.0.0.1", 10911)
         config = config or BrokerConfig(broker_name="broker-a", metrics_enable=False)
-        self.settings = Settings(config, store_config)
+        self.settings = Settings(config, store_config, is_read_only=read_only)
+        port: Files = overlay(self.files) if read_only else self.files
+        if read_only:
+            prepare(self.settings, port)
         self._soon: collections.deque[Callable[[], None]] = collections.deque()
         self._syncs: collections.deque[Callable[[int | BaseException], None]] = collections.deque()
+        self._announced: list[tuple[Peer, bytes]] = []
         self._ports = iter(range(50_000, 60_000))
-        self.store = Store.open(store_config, files=self.files, clock=self.clock)
+        self.store = Store.open(self.settings.store, files=port, clock=self.clock)
         self.core = BrokerCore(
             self.settings,
             self.store,
-            files=self.files,
+            files=port,
             clock=self.clock,
             host=self.host,
             unique_ids=UniqueIds(encode_host(self.host)[:-4], 1, 1),
             call_soon=self._soon.append,
             run_sync=self._syncs.append,
+            announce=self._hold if holds_announcements else None,
         )
         self.core.load()
         self.dispatcher = Dispatcher(
@@ -177,6 +192,11 @@ class SteppedBroker:
         broker = dataclasses.replace(self.settings.broker, **fields)  # type: ignore[arg-type]
         self.settings.replace(broker, self.settings.store)
 
+    def change_store(self, **fields: object) -> None:
+        """Settings of its store change while it runs."""
+        store = dataclasses.replace(self.settings.store, **fields)  # type: ignore[arg-type]
+        self.settings.replace(self.settings.broker, store)
+
     def connect(self, address: str = "127.0.0.1") -> SteppedClient:
         return SteppedClient(self, Host(address, next(self._ports)))
 
@@ -185,10 +205,29 @@ class SteppedBroker:
         for _ in range(len(self._soon)):
             self._soon.popleft()()
 
+    def clean(self) -> None:
+        """What retention has to do now: see `broker.retention.Cleaning.run`."""
+        for step in self.core.cleaning.run():
+            if callable(step):
+                step()
+
     def advance(self, seconds: float) -> None:
         """Time passes, and the sweep comes by."""
         self.clock.advance(seconds)
         self.core.sweep()
+
+    def settle(self) -> None:
+        """Turns of the loop and fsyncs, until nothing is left to do at this moment."""
+        while self._soon or self._syncs:
+            self.step()
+            while self._syncs:
+                self.finish_sync()
+
+    def run(self, seconds: float, step_s: float = 0.05) -> None:
+        """Time passes in small steps, and the loop does what each brings."""
+        for _ in range(round(seconds / step_s)):
+            self.advance(step_s)
+            self.settle()
 
     @property
     def syncs_waiting(self) -> int:
@@ -199,3 +238,32 @@ class SteppedBroker:
         """The oldest fsync happens now, or fails."""
         done = self._syncs.popleft()
         done(self.store.sync() if error is None else error)
+
+    def _hold(self, peer: Peer, answer: bytes) -> None:
+        self._announced.append((peer, answer))
+
+    def finish_announcements(self) -> None:
+        """Changed tables are saved, then the answers that waited for that leave.
+
+        As in the server, which tells the log of the broker when a table cannot be written.
+        """
+        announced, self._announced = self._announced, []
+        for document in (self.core.topics.document, self.core.groups.document):
+            with contextlib.suppress(OSError):
+                document.save()
+        for peer, answer in announced:
+            peer.write(answer)
+
+    def close(self) -> None:
+        """Stop in order: answers leave, tables and store are on disk."""
+        self.core.turns.end()
+        while self._syncs:
+            self.finish_sync()
+        self.finish_announcements()
+        self.core.delayed.stop()
+        self.store.sync()
+        self.core.checks.stop()
+        self.core.delayed.save()
+        for document in self.core.documents:
+            document.save()
+        self.store.close()

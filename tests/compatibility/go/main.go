@@ -93,6 +93,8 @@ func (o options) run(command string) (err error) {
 		return o.push()
 	case "lite":
 		return o.lite()
+	case "transact":
+		return o.transact()
 	}
 	return errors.New("unknown command " + command)
 }
@@ -106,7 +108,12 @@ func instance() string { return fmt.Sprintf("driver-%d", time.Now().UnixNano()) 
 // ---- producing
 
 func (o options) send() error {
+	selector := producer.NewRoundRobinQueueSelector()
+	if o.number("keyed", 0) > 0 {
+		selector = producer.NewHashQueueSelector()
+	}
 	p, err := rocketmq.NewProducer(
+		producer.WithQueueSelector(selector),
 		producer.WithNsResolver(o.resolver()),
 		producer.WithGroupName("go-driver-producer"),
 		producer.WithInstanceName(instance()),
@@ -191,6 +198,9 @@ func (o options) message(i int) *primitive.Message {
 	message := primitive.NewMessage(o["topic"], []byte(body))
 	message.WithTag(tags[i%len(tags)])
 	message.WithKeys([]string{fmt.Sprintf("k-%d", i)})
+	if keyed := o.number("keyed", 0); keyed > 0 {
+		message.WithShardingKey(fmt.Sprintf("key-%d", i%keyed))
+	}
 	message.WithProperty("n", strconv.Itoa(i))
 	message.WithProperty("parity", []string{"even", "odd"}[i%2])
 	message.WithProperty("name", "h\u00e9\u4e2d")
@@ -241,20 +251,33 @@ func (o options) push() error {
 		*open *= int64(instances)
 		settings = append(settings, consumer.WithConsumerModel(consumer.BroadCasting))
 	}
+	fail := o.number("fail", 0) // the first so many deliveries of each message fail
+	_, orderly := o["orderly"]
+	settings = append(settings, consumer.WithMaxReconsumeTimes(int32(o.number("max", -1))),
+		consumer.WithConsumerOrder(orderly), consumer.WithSuspendCurrentQueueTimeMillis(50*time.Millisecond))
 	for i := 0; i < instances; i++ {
 		number := i
 		c, err := rocketmq.NewPushConsumer(append(settings, consumer.WithInstance(instance()))...)
 		if err != nil {
 			return err
 		}
-		err = c.Subscribe(o["topic"], o.selector(), func(_ context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
+		err = c.Subscribe(o["topic"], o.selector(), func(ctx context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
 			for _, message := range messages {
 				got(number, message)
 				if atomic.AddInt64(open, -1) == 0 {
 					close(complete)
 				}
 			}
-			return consumer.ConsumeSuccess, nil
+			switch {
+			case int(messages[0].ReconsumeTimes) >= fail:
+				return consumer.ConsumeSuccess, nil
+			case orderly:
+				return consumer.SuspendCurrentQueueAMoment, nil
+			}
+			if retry, found := primitive.GetConcurrentlyCtx(ctx); found {
+				retry.DelayLevelWhenNextConsume = o.number("level", 0)
+			}
+			return consumer.ConsumeRetryLater, nil
 		})
 		if err != nil {
 			return err

@@ -14,15 +14,22 @@ import java.util.TreeMap;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
+import java.util.function.Consumer;
 import org.apache.rocketmq.client.ClientConfig;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.TransactionListener;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
+import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -69,6 +76,7 @@ public final class Driver {
         switch (command) {
             case "send": send(); break;
             case "push": push(); break;
+            case "transact": transact(); break;
             case "lite": lite(); break;
             case "admin": admin(); break;
             default: throw new IllegalArgumentException(command);
@@ -92,7 +100,7 @@ public final class Driver {
         int count = number("count", 1);
         switch (mode) {
             case "sync":
-                for (int i = 0; i < count; i++) sent(message(i), producer.send(message(i)));
+                for (int i = 0; i < count; i++) sent(message(i), sendOne(producer, i));
                 break;
             case "async":
                 sendAsync(producer, count);
@@ -115,6 +123,13 @@ public final class Driver {
             default:
                 throw new IllegalArgumentException(mode);
         }
+    }
+
+    /** With `keyed`: the queue by the hash of key-(i modulo keyed). */
+    private SendResult sendOne(DefaultMQProducer producer, int i) throws Exception {
+        int keyed = number("keyed", 0);
+        if (keyed == 0) return producer.send(message(i));
+        return producer.send(message(i), new SelectMessageQueueByHash(), "key-" + i % keyed);
     }
 
     private void sendAsync(DefaultMQProducer producer, int count) throws Exception {
@@ -164,6 +179,52 @@ public final class Driver {
         }
     }
 
+    // ---- transactions
+
+    /** The local transaction of message i ends as the i-th of `outcomes` says, its check as the i-th of `checks`. */
+    private void transact() throws Exception {
+        TransactionMQProducer producer = configured(new TransactionMQProducer(options.get("group")));
+        CountDownLatch open = new CountDownLatch(number("expect", 0));
+        producer.setTransactionListener(new TransactionListener() {
+            @Override public LocalTransactionState executeLocalTransaction(Message message, Object argument) {
+                return ending("outcomes", message);
+            }
+
+            @Override public LocalTransactionState checkLocalTransaction(MessageExt message) {
+                emit("checked", "body", new String(message.getBody(), StandardCharsets.UTF_8),
+                    "topic", message.getTopic(), "msg_id", message.getTransactionId());
+                open.countDown();
+                return ending("checks", message);
+            }
+        });
+        producer.setSendMsgTimeout(10_000);
+        DefaultMQProducer mute = configured(new DefaultMQProducer(options.get("group")));
+        try {
+            if (options.containsKey("mute")) { // a member of the group that answers no checks
+                mute.start();
+                mute.send(new Message(options.get("topic"), "A", "mute", "mute".getBytes(StandardCharsets.UTF_8)));
+            }
+            producer.start();
+            for (int i = 0; i < number("count", 1); i++) {
+                sent(message(i), producer.sendMessageInTransaction(message(i), null));
+            }
+            if (!open.await(number("timeout_s", 20), TimeUnit.SECONDS)) emit("incomplete", "missing", open.getCount());
+            Thread.sleep(SETTLE_MS);
+        } finally {
+            producer.shutdown();
+            mute.shutdown();
+        }
+    }
+
+    private LocalTransactionState ending(String name, Message message) {
+        String[] words = text(name, "commit").split(",");
+        switch (words[Integer.parseInt(message.getUserProperty("n")) % words.length]) {
+            case "commit": return LocalTransactionState.COMMIT_MESSAGE;
+            case "rollback": return LocalTransactionState.ROLLBACK_MESSAGE;
+            default: return LocalTransactionState.UNKNOW;
+        }
+    }
+
     // ---- consuming
 
     private void push() throws Exception {
@@ -174,13 +235,11 @@ public final class Driver {
         List<DefaultMQPushConsumer> consumers = new ArrayList<>();
         for (int i = 0; i < instances; i++) {
             final int consumer = i;
-            consumers.add(pushConsumer(broadcasting, (messages, context) -> {
-                for (MessageExt message : messages) {
-                    got(consumer, message);
-                    if (open.decrementAndGet() == 0) complete.countDown();
-                }
-                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
-            }));
+            consumers.add(pushConsumer(broadcasting));
+            listen(consumers.get(i), message -> {
+                got(consumer, message);
+                if (open.decrementAndGet() == 0) complete.countDown();
+            });
         }
         try {
             for (DefaultMQPushConsumer consumer : consumers) consumer.start();
@@ -196,8 +255,28 @@ public final class Driver {
         }
     }
 
-    private DefaultMQPushConsumer pushConsumer(boolean broadcasting, MessageListenerConcurrently listener)
-            throws Exception {
+    /** The first `fail` deliveries of each message fail: they come again, after `level` or after a rest. */
+    private void listen(DefaultMQPushConsumer consumer, Consumer<MessageExt> take) {
+        int fail = number("fail", 0);
+        consumer.setMaxReconsumeTimes(number("max", -1));
+        consumer.setSuspendCurrentQueueTimeMillis(50);
+        if (options.containsKey("orderly")) {
+            consumer.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
+                messages.forEach(take);
+                return messages.get(0).getReconsumeTimes() < fail
+                    ? ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT : ConsumeOrderlyStatus.SUCCESS;
+            });
+            return;
+        }
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            messages.forEach(take);
+            context.setDelayLevelWhenNextConsume(number("level", 0));
+            return messages.get(0).getReconsumeTimes() < fail
+                ? ConsumeConcurrentlyStatus.RECONSUME_LATER : ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+    }
+
+    private DefaultMQPushConsumer pushConsumer(boolean broadcasting) throws Exception {
         DefaultMQPushConsumer consumer = configured(new DefaultMQPushConsumer(options.get("group")));
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setConsumeThreadMin(2);
@@ -209,7 +288,6 @@ public final class Driver {
         } else {
             consumer.subscribe(topic, text("tag", "*"));
         }
-        consumer.registerMessageListener(listener);
         return consumer;
     }
 

@@ -1,5 +1,6 @@
 """The client commands of `sluice` against our own servers."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -175,3 +176,77 @@ def test_consume_ends_with_0_on_a_signal_and_has_committed(cluster):
     assert process.returncode == 0, errors
     with Consumer(cluster.addresses, "t", group="g") as consumer:
         assert consumer.receive(0.5) is None
+
+
+def test_messages_are_found_by_key_and_by_both_ids(sluice):
+    sluice("topic", "create", "t", "-q", "2")
+    sluice("topic", "create", "other", "-q", "1")
+    sent = [
+        records(sluice("produce", "t", f"no {n}", "--key", "k", "--key", f"k{n}", "--json"))[0]
+        for n in range(3)
+    ]
+    sluice("produce", "other", "not this", "--key", "k")
+    found = records(sluice("message", "query", "-t", "t", "-k", "k", "--json"))
+    assert [one["body"] for one in found] == ["no 2", "no 1", "no 0"]
+    (one,) = records(sluice("message", "query", "-t", "t", "-k", "k1", "--json"))
+    assert (one["message_id"], one["keys"]) == (sent[1]["message_id"], ["k", "k1"])
+    assert (
+        len(records(sluice("message", "query", "-t", "t", "-k", "k", "--max", "2", "--json"))) == 2
+    )
+    for identity in (one["message_id"], one["offset_message_id"]):
+        assert records(sluice("message", "show", identity, "--json")) == [one]
+    assert records(sluice("message", "show", one["message_id"], "-t", "t", "--json")) == [one]
+    shown = sluice("message", "show", one["message_id"]).output
+    assert "no 1" in shown
+    assert one["offset_message_id"] in shown
+    assert "no 2" in sluice("message", "query", "-t", "t", "-k", "k").output
+
+
+def test_messages_are_found_within_a_range_of_time(sluice):
+    sluice("topic", "create", "t", "-q", "1")
+    sluice("produce", "t", "x", "--key", "k")
+    query = ("message", "query", "-t", "t", "-k", "k", "--json")
+    (one,) = records(sluice(*query))
+    stored = one["store_time_ms"]
+    assert records(sluice(*query, "--begin", str(stored), "--end", str(stored))) == [one]
+    assert records(sluice(*query, "--begin", str(stored + 1))) == []
+    assert records(sluice(*query, "--end", str(stored - 1))) == []
+    assert records(sluice(*query, "--begin", "2013-01-01T00:00")) == [one]
+
+
+def test_what_cannot_be_found_is_said_with_its_cure(sluice):
+    sluice("topic", "create", "t", "-q", "1")
+    result = sluice("message", "show", "7F0000010001D41A00000BD5A5F30000")
+    assert result.exit_code == 1
+    assert "no message has the id 7F0000010001D41A00000BD5A5F30000" in result.stderr
+    result = sluice("message", "query", "-t", "t", "-k", "k")
+    assert (result.exit_code, result.stderr) == (0, "No message of t has the key k.\n")
+    result = sluice("message", "query", "-t", "t", "-k", "two words")
+    assert (result.exit_code, "separated by spaces" in result.stderr) == (1, True)
+    result = sluice("message", "query", "-t", "t", "-k", "k", "--begin", "soon")
+    assert (result.exit_code, "--begin 'soon' is no moment" in result.stderr) == (1, True)
+    result = sluice("message", "query", "-t", "nowhere", "-k", "k")
+    assert (result.exit_code, "nowhere" in result.stderr) == (1, True)
+    result = sluice("message", "query", "-t", "t", "-k", "k", "--begin", "9", "--end", "8")
+    assert (result.exit_code, "Exchange them" in result.stderr) == (1, True)
+
+
+def test_a_topic_of_strict_order_says_what_the_name_server_lacks(sluice, cluster):
+    result = sluice("topic", "create", "t", "-q", "2", "--order")
+    assert result.exit_code == 0
+    assert "set orderMessageEnable=true" in result.stderr
+    assert cluster.name_servers[0].parts.key_values.get("ORDER_TOPIC_CONFIG", "t") == "broker-a:2"
+    parts = cluster.name_servers[0].parts
+    parts.config = dataclasses.replace(parts.config, order_message_enable=True)
+    assert sluice("topic", "create", "t", "-q", "2", "-o").stderr == ""
+    assert sluice("topic", "delete", "t", "-y").exit_code == 0
+    assert parts.key_values.get("ORDER_TOPIC_CONFIG", "t") is None
+
+
+def test_topics_that_say_nothing_about_order_keep_theirs(sluice, cluster):
+    sluice("topic", "create", "t", "-q", "2", "--order")
+    sluice("topic", "create", "t", "-q", "2")
+    key_values = cluster.name_servers[0].parts.key_values
+    assert key_values.get("ORDER_TOPIC_CONFIG", "t") == "broker-a:2"
+    sluice("topic", "create", "t", "-q", "2", "--no-order")
+    assert key_values.get("ORDER_TOPIC_CONFIG", "t") is None

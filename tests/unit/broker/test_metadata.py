@@ -55,6 +55,7 @@ def test_the_same_topic_again_changes_nothing(broker: SteppedBroker, client: Ste
         ({"writeQueueNums": 1 << 20}, 29, "limit is 65536"),
         ({"attributes": "message.type=FIFO"}, 1, "write +key=value"),
         ({"attributes": "-message.type"}, 1, "a topic that exists"),
+        ({"attributes": "+cleanup.policy=COMPACTION"}, 29, "cleanup.policy=DELETE"),
     ],
 )
 def test_a_topic_that_cannot_be_is_refused(
@@ -65,6 +66,26 @@ def test_a_topic_that_cannot_be_is_refused(
     assert answer.code == code
     assert text in (answer.remark or "")
     assert set(broker.core.topics.table) == before
+
+
+def test_a_compaction_topic_that_java_made_can_be_changed(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    attributes = {"cleanup.policy": "COMPACTION"}
+    broker.core.topics.put(TopicConfig("New", attributes=attributes))
+    client.call(CREATE, NEW | {"perm": 4})
+    config = bodies.decode_topic_config(client.call(TOPIC, {"topic": "New"}).body)
+    assert (config.perm, config.attributes) == (4, attributes)
+
+
+def test_a_list_of_topics_with_one_of_compaction_is_refused(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    topics = [TopicConfig("One"), TopicConfig("Two", attributes={"+cleanup.policy": "COMPACTION"})]
+    entries = [json.loads(bodies.encode_topic_config(topic)) for topic in topics]
+    answer = client.call(CREATE_LIST, None, json.dumps({"topicConfigList": entries}).encode())
+    assert (answer.code, "cleanup.policy" in (answer.remark or "")) == (29, True)
+    assert "One" not in broker.core.topics
 
 
 def test_a_list_of_topics_is_created_as_a_whole(

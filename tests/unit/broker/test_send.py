@@ -189,15 +189,13 @@ def refusal(answer: Command) -> tuple[int, str]:
         "UNIQ_KEY\x01AB\x02TRAN_MSG\x01TRUE\x02",
     ],
 )
-@pytest.mark.parametrize("code", [310, 320])
-def test_what_a_later_release_builds_is_refused_and_not_stored(
-    broker: SteppedBroker, client: SteppedClient, properties: str, code: int
+def test_what_no_message_of_a_batch_can_be_is_refused_and_not_stored(
+    broker: SteppedBroker, client: SteppedClient, properties: str
 ) -> None:
-    body = encode_batch([(0, b"x", b""), (0, b"y", properties.encode())]) if code == 320 else b"x"
-    fields = send_fields(properties="" if code == 320 else properties)
-    result, remark = refusal(client.call(code, fields, body))
+    body = encode_batch([(0, b"x", b""), (0, b"y", properties.encode())])
+    result, remark = refusal(client.call(320, send_fields(properties=""), body))
     assert result == 13
-    assert "later release" in remark
+    assert "batch" in remark
     assert list(broker.store.queues()) == []
 
 
@@ -213,11 +211,6 @@ def test_delay_level_zero_is_an_ordinary_message(
         client.call(310, send_fields(properties="UNIQ_KEY\x01A\x02DELAY\x010\x02"), b"").code == 0
     )
     assert len(stored(broker)) == 1
-
-
-def test_send_back_is_not_supported_yet(client: SteppedClient) -> None:
-    assert client.call(36, {"group": "G", "offset": 0, "delayLevel": 0}).code == 3
-    assert client.call(37, {}).code == 3
 
 
 @pytest.mark.parametrize(
@@ -374,6 +367,7 @@ def test_random_bytes_as_a_batch_never_break_the_broker(client: SteppedClient) -
 
 
 def test_a_message_for_retry_needs_its_group(broker: SteppedBroker, client: SteppedClient) -> None:
+    broker.change(auto_create_group=False)
     assert refusal(client.call(310, send_fields("%RETRY%G"), b"x"))[0] == 26
     broker.core.groups.put(GroupConfig("G"))
     assert client.call(310, send_fields("%RETRY%G", j=3), b"x").code == 0

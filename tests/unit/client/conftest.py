@@ -47,12 +47,14 @@ class FakeBroker:
         self.seen: Counter[int] = Counter()
         self.log: list[tuple[int, dict[str, str]]] = []
         self.script: dict[int, Handler] = {}
+        self.silence = Never()
+        self.locks: dict[tuple[str, MessageQueue], str] = {}
         handlers: dict[int, Handler] = {
             10: self.send, 310: self.send, 320: self.send, 11: self.pull, 14: self.query_offset,
             15: self.commit, 29: self.by_time, 30: self.max, 31: self.min, 34: self.heartbeat,
             35: self.unregister, 38: self.consumers, 46: self.check, 17: self.create_topic,
             208: self.consume_stats, 202: self.topic_stats, 201: self.all_groups,
-            215: self.delete_topic,
+            215: self.delete_topic, 36: self.send_back, 41: self.lock, 42: self.unlock,
         }  # fmt: skip
         table = {code: self._counted(code, handler) for code, handler in handlers.items()}
         self.server = RemotingServer(
@@ -95,7 +97,9 @@ class FakeBroker:
         else:
             parts = [(int(fields["h"]), body, fields["i"].encode())]
         ids: list[str] = []
-        first = self.put_all(topic, queue_id, parts, int(fields["f"]), ids_to=ids)
+        first = self.put_all(
+            topic, queue_id, parts, int(fields["f"]), ids_to=ids, times=int(fields["j"])
+        )
         answer = {
             "msgId": ",".join(ids),
             "queueId": str(queue_id),
@@ -113,6 +117,7 @@ class FakeBroker:
         sys_flag: int,
         *,
         ids_to: list[str],
+        times: int = 0,
     ) -> int:
         key = (topic, queue_id)
         queue = self.queues.setdefault(key, [])
@@ -129,6 +134,7 @@ class FakeBroker:
                     topic=topic, queue_id=queue_id, queue_offset=offset, physical_offset=physical,
                     body=body, properties=properties, flag=flag, sys_flag=sys_flag,
                     born_time_ms=1, born_host=host, store_time_ms=1000 + offset, store_host=host,
+                    reconsume_times=times,
                 )
             )  # fmt: skip
             tags.append((decoded.get("TAGS"), decoded))
@@ -227,6 +233,26 @@ class FakeBroker:
     def _key(command: Command) -> tuple[str, int]:
         fields = command.fields or {}
         return fields["topic"], int(fields["queueId"])
+
+    def send_back(self, command: Command, peer: Peer) -> Command:
+        """It says yes, and does nothing: `log` has what was asked."""
+        return Command(0)
+
+    def lock(self, command: Command, peer: Peer) -> Command:
+        batch = bodies.decode_lock_batch(command.body)
+        held = [
+            queue
+            for queue in batch.queues
+            if self.locks.setdefault((batch.group, queue), batch.client_id) == batch.client_id
+        ]
+        return Command(0, body=bodies.encode_locked_queues(held))
+
+    def unlock(self, command: Command, peer: Peer) -> Command:
+        batch = bodies.decode_lock_batch(command.body)
+        for queue in batch.queues:
+            if self.locks.get((batch.group, queue)) == batch.client_id:
+                del self.locks[batch.group, queue]
+        return Command(0)
 
     # ------------------------------------------------------------------------- groups
 

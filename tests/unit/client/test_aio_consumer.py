@@ -7,6 +7,7 @@ import time
 import pytest
 
 from sluicemq.client.aio.sluice import Sluice
+from sluicemq.client.core.consuming import OffsetMoved
 from sluicemq.errors import (
     ClosedError,
     ConfigurationError,
@@ -17,6 +18,7 @@ from sluicemq.errors import (
     RouteNotFoundError,
     SubscriptionConflictError,
 )
+from sluicemq.model.topic import MessageQueue
 from sluicemq.protocol.command import Command
 
 
@@ -216,11 +218,32 @@ async def test_an_offset_outside_the_queue_moves_the_reader_and_is_told(fake, ca
     fake.broker.first["t", 0] = 100
     fake.broker.put("t", 0, b"first kept")
     fake.broker.committed["g", "t", 0] = 7
-    async with Sluice(fake.name_server) as mq, mq.subscribe("t", group="g") as stream:
-        (message,) = await take(stream, 1)
-        assert message.queue_offset == 100
-    assert "93 messages are skipped" in caplog.text
+    moved = []
+
+    def on_moved(event):
+        moved.append(event)
+        raise ValueError("of the application: it does not end the reading")
+
+    async with Sluice(fake.name_server, on_moved=on_moved) as mq:
+        async with mq.subscribe("t", group="g") as stream:
+            (message,) = await take(stream, 1)
+            assert message.queue_offset == 100
+    assert "93 messages are lost: the broker deleted them" in caplog.text
+    assert moved == [OffsetMoved("g", MessageQueue("t", "broker-a", 0), 7, 100, 93)]
     assert fake.broker.committed["g", "t", 0] == 101
+
+
+async def test_an_offset_behind_the_end_is_told_and_nothing_counts_as_lost(fake, caplog):
+    fake.topics["t"] = 1
+    fake.broker.put("t", 0, b"only one")
+    fake.broker.committed["g", "t", 0] = 50
+    moved = []
+    async with Sluice(fake.name_server, on_moved=moved.append) as mq:
+        async with mq.subscribe("t", group="g"), asyncio.timeout(5):
+            while not moved:
+                await asyncio.sleep(0.01)
+    assert "49 come again" in caplog.text
+    assert [(event.old, event.new, event.lost) for event in moved] == [(50, 1, 0)]
 
 
 async def test_fetching_ahead_is_bounded_by_count(fake, monkeypatch):
@@ -347,45 +370,6 @@ async def test_a_plain_function_may_block_on_a_thread_of_its_own(fake):
         async with mq.consumer("g", handler, concurrency=8).subscribe("t"):
             await until(lambda: len(seen) == 8)
         assert time.monotonic() - began < 0.8
-
-
-async def test_a_failing_handler_gets_the_message_again_and_it_stays_unacknowledged(
-    fake, monkeypatch
-):
-    monkeypatch.setattr("sluicemq.client.aio.consumer.retry_delay_s", lambda attempt: 0.05)
-    fake.topics["t"] = 1
-    for index in range(3):
-        fake.broker.put("t", 0, b"%d" % index)
-    attempts = []
-
-    async def handler(message):
-        attempts.append((int(message.body), message.attempt))
-        if message.body == b"1" and message.attempt < 3:
-            raise ValueError("not yet")
-
-    async with Sluice(fake.name_server) as mq:
-        consumer = mq.consumer("g", handler).subscribe("t")
-        async with consumer:
-            await until(lambda: (1, 3) in attempts)
-    assert attempts.count((0, 1)) == attempts.count((2, 1)) == 1
-    assert [number for body, number in attempts if body == 1] == [1, 2, 3]
-    assert fake.broker.committed["g", "t", 0] == 3
-
-
-async def test_a_handler_that_never_succeeds_holds_the_committed_offset(fake):
-    fake.topics["t"] = 1
-    for index in range(3):
-        fake.broker.put("t", 0, b"%d" % index)
-    seen = []
-
-    async def handler(message):
-        seen.append(int(message.body))
-        if message.body == b"1":
-            raise ValueError("never")
-
-    async with Sluice(fake.name_server) as mq, mq.consumer("g", handler).subscribe("t"):
-        await until(lambda: len(seen) == 3)
-    assert fake.broker.committed["g", "t", 0] == 1
 
 
 async def test_closing_the_client_ends_waiting_loops(fake):

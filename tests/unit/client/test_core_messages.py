@@ -124,7 +124,8 @@ def test_name_server_addresses_come_in_every_usual_spelling():
     [
         (Message("other", b""), "message 1 of the batch goes to the topic 'other'"),
         (Message("t", b"", wait_store_ok=False), "message 1 of the batch has wait_store_ok=False"),
-        (Message("t", b"", delay_level=2), "message 1 of the batch has the delay level 2"),
+        (Message("t", b"", delay_level=2), "message 1 of the batch is delayed"),
+        (Message("t", b"", sharding_key="k"), "message 1 of the batch has the sharding key 'k'"),
     ],
 )
 def test_a_batch_is_refused_by_the_index_of_the_message_at_fault(second, text):

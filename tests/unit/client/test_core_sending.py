@@ -2,7 +2,13 @@
 
 import pytest
 
-from sluicemq.client.core.sending import Attempts, QueueChooser, avoid_s, choose_by
+from sluicemq.client.core.sending import (
+    Attempts,
+    QueueChooser,
+    avoid_s,
+    choose_by,
+    choose_by_key,
+)
 from sluicemq.errors import (
     ConnectionLostError,
     RequestError,
@@ -115,3 +121,13 @@ def test_a_selector_has_to_choose_one_of_the_queues():
     assert choose_by(lambda queues, _: queues[2], QUEUES, message) == QUEUES[2]
     with pytest.raises(SendError, match="not one of the 4 queues"):
         choose_by(lambda queues, _: queues[2]._replace(queue_id=9), QUEUES, message)
+
+
+@pytest.mark.parametrize(
+    ("key", "java_hash"),
+    [("hello", 99162322), ("20034568923546", 567306561), ("polygenelubricants", -(2**31))],
+)
+def test_a_key_leads_to_the_queue_that_a_java_producer_chooses(key, java_hash):
+    queues = [MessageQueue("t", "b", n) for n in range(7)]
+    # Java: hash % size, truncated towards zero, then its absolute value.
+    assert choose_by_key(queues, key).queue_id == abs(java_hash) % 7

@@ -346,23 +346,27 @@ def test_migrants_find_their_push_consumer(fake_thread):
     assert fake_thread.broker.committed["g", "t", 0] == 10
 
 
-def test_reconsume_later_brings_the_message_again(fake_thread, monkeypatch):
-    monkeypatch.setattr("sluicemq.client.aio.consumer.retry_delay_s", lambda attempt: 0.02)
-    fill(fake_thread, 1)
+def test_reconsume_later_sends_the_message_back_with_the_level_of_the_context(fake_thread):
+    fill(fake_thread, 3)
     seen = []
 
-    def listener(messages):
+    def listener(messages, context):
         seen.append(messages[0].reconsume_times)
-        later = ConsumeConcurrentlyStatus.RECONSUME_LATER
-        return later if len(seen) < 3 else ConsumeConcurrentlyStatus.CONSUME_SUCCESS
+        context.delay_level_when_next_consume = 5
+        return ConsumeConcurrentlyStatus.RECONSUME_LATER
 
     consumer = DefaultMQPushConsumer("g", namesrv_addr=fake_thread.name_server)
     consumer.consume_from_where = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+    consumer.set_max_reconsume_times(7)
     consumer.subscribe("t", "*")
     consumer.register_message_listener(listener)
     with consumer:
-        until(lambda: len(seen) == 3)
-    assert seen == [0, 1, 2]
+        until(lambda: fake_thread.broker.seen[36] == 3)
+    backs = [fields for code, fields in fake_thread.broker.log if code == 36]
+    assert [back["delayLevel"] for back in backs] == ["5"] * 3
+    assert {back["maxReconsumeTimes"] for back in backs} == {"7"}
+    assert fake_thread.broker.committed["g", "t", 0] == 3
+    assert seen == [0, 0, 0]
 
 
 def test_migrants_find_their_lite_pull_consumer(fake_thread):

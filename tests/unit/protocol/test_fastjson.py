@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sluicemq.errors import ProtocolError
 from sluicemq.protocol import fastjson
@@ -83,6 +85,47 @@ def test_a_file_is_plain_json_with_quoted_integer_keys() -> None:
     text = fastjson.dumps_file({"offsetTable": {"T@G": {1: 5, 0: 7}}, "a": 1})
     assert json.loads(text) == {"a": 1, "offsetTable": {"T@G": {"0": 7, "1": 5}}}
     assert text.index('"a"') < text.index('"offsetTable"')
+
+
+def test_a_pretty_file_is_laid_out_as_fastjson_does() -> None:
+    value = {
+        "a": {}, "b": {0: 1, 1: 2}, "c": [5, [], {"x": True}], "d": (1, 2), "e": None,
+        "f": {0: {"n": "\u00e9\n"}, 1: [1]},
+    }  # fmt: skip
+    assert fastjson.dumps_pretty(value) == (
+        '{\n\t"a":{},\n\t"b":{0:1,1:2\n\t},\n\t"c":[\n\t\t5,\n\t\t[],\n\t\t{\n\t\t\t"x":true\n\t\t}'
+        '\n\t],\n\t"d":[1,2],\n\t"f":{0:{\n\t\t\t"n":"é\\n"\n\t\t},1:[\n\t\t\t1\n\t\t]\n\t}\n}'
+    )
+
+
+def test_objects_as_keys_stay_so_in_a_pretty_file() -> None:
+    text = fastjson.dumps_pretty({"a": {MQ: 5}})
+    assert text == f'{{\n\t"a":{{\n\t\t{MQ_TEXT}:5\n\t}}\n}}'
+    assert fastjson.loads(text) == {"a": {MQ: 5}}
+
+
+_SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text()
+_TREES = st.recursive(
+    _SCALARS,
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(st.text(), inner)
+        | st.dictionaries(st.integers(0, 99), inner)
+    ),
+    max_leaves=20,
+)
+
+
+@given(_TREES)
+def test_a_pretty_file_reads_back_without_its_nulls(value: object) -> None:
+    def without_nulls(tree: object) -> object:
+        if isinstance(tree, dict):
+            kept = {key: item for key, item in tree.items() if item is not None}
+            return {key: without_nulls(item) for key, item in kept.items()}
+        return [without_nulls(item) for item in tree] if isinstance(tree, list) else tree
+
+    text = fastjson.dumps_pretty({"tree": value} if value is not None else {})
+    assert fastjson.loads(text).get("tree") == without_nulls(value)
 
 
 def test_values_become_the_text_that_java_would_see() -> None:

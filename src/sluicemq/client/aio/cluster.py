@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import SUCCESS, TOPIC_NOT_EXIST, expect_success, request_error
+from sluicemq.client.core.consuming import OffsetMoved
 from sluicemq.client.core.credentials import Credentials, signed
 from sluicemq.client.core.names import parse_name_servers
 from sluicemq.client.core.routing import (
@@ -20,6 +21,7 @@ from sluicemq.client.core.routing import (
     no_route,
     no_writable_queue,
 )
+from sluicemq.client.core.tracing import Tracing
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import (
     ConnectionLostError,
@@ -29,7 +31,7 @@ from sluicemq.errors import (
     SluiceError,
 )
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue, TopicRoute
-from sluicemq.net.dialer import Channel, ChannelPool
+from sluicemq.net.dialer import Channel, ChannelPool, Dial
 from sluicemq.protocol.bodies import decode_cluster_info, decode_topic_route
 from sluicemq.protocol.command import Command
 
@@ -46,17 +48,22 @@ class Cluster:
         credentials: Credentials | tuple[str, str] | None = None,
         timeout_s: float = CALL_TIMEOUT_S,
         clock: Clock = SYSTEM_CLOCK,
+        connect: Dial | None = None,
     ) -> None:
         self.name_servers = parse_name_servers(name_servers)
         self.credentials = Credentials.of(credentials)
         self.timeout_s = timeout_s
         self.clock = clock
         self.routes = Routes()
-        self._pool = ChannelPool()
+        self._pool = ChannelPool(clock=clock, connect=connect)
         self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._first = 0
         self.on_route: Callable[[str], None] = lambda topic: None
         """Called when the route of a topic has changed."""
+        self.on_moved: Callable[[OffsetMoved], None] | None = None
+        """Called when a broker has sent a consumer to another place of a queue."""
+        self.trace: Tracing | None = None
+        """Notes what producers and consumers do, when that is wanted."""
 
     async def channel(self, address: str) -> Channel:
         """The connection to an address, opened when there is none."""
@@ -71,6 +78,10 @@ class Cluster:
         return await channel.call(
             signed(command, self.credentials), self.timeout_s if timeout_s is None else timeout_s
         )
+
+    def signed(self, command: Command) -> Command:
+        """The command as this client's credentials sign it."""
+        return signed(command, self.credentials)
 
     async def ask_name_server(self, command: Command) -> Command:
         """The first name server that answers, starting with the one that answered last.

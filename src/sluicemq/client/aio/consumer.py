@@ -5,8 +5,9 @@
         await message.ack()
 
 Both share the group's `Member`. A message is acknowledged by `ack` (stream) or by the handler's
-return (handler); an exception, leaving the loop or a crash leaves it unacknowledged, and the lowest
-unacknowledged offset of each queue is what is committed.
+return (handler). `reject`, or a handler that raises, gives it back: the broker delivers it again
+later, and in the end puts it to the group's dead letters. Leaving the loop or a crash leaves it
+unacknowledged, and the lowest unacknowledged offset of each queue is what is committed.
 """
 
 import asyncio
@@ -18,11 +19,13 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from sluicemq.client.aio.member import Member
+from sluicemq.client.aio.ordered import OrderedFeed
 from sluicemq.client.aio.received import Feed, ReceivedMessage
 from sluicemq.client.aio.tasks import Tasks
 from sluicemq.client.core.consuming import retry_delay_s
 from sluicemq.client.core.subscriptions import make_subscription
-from sluicemq.errors import ClosedError, ConfigurationError
+from sluicemq.client.core.trace import Outcome
+from sluicemq.errors import ClosedError, ConfigurationError, RetryLaterError, SluiceError
 from sluicemq.model.subscription import Subscription
 
 _log = logging.getLogger("sluicemq.client")
@@ -46,8 +49,11 @@ class MessageStream:
     unacknowledged, that queue pauses.
     """
 
-    def __init__(self, groups: Groups, group: str, subscription: Subscription) -> None:
+    def __init__(
+        self, groups: Groups, group: str, subscription: Subscription, *, ordered: bool = False
+    ) -> None:
         self.group = group
+        self._ordered = ordered
         self.subscription = subscription
         self._groups = groups
         self._feed: Feed | None = None
@@ -62,7 +68,7 @@ class MessageStream:
         """
         async with self._starting:
             if self._feed is None:
-                feed = Feed(is_shareable=True)
+                feed = (OrderedFeed if self._ordered else Feed)(is_shareable=True)
                 member = await self._groups.join(self.group, self.subscription, feed)
                 self._feed = member.feed_of(self.subscription.topic) or feed
 
@@ -73,6 +79,7 @@ class MessageStream:
         assert self._feed is not None
         message = await self._feed.get(self)
         message.held_by(self._held)
+        message.taken()
         return message
 
     async def receive_many(
@@ -134,8 +141,9 @@ class PushConsumer:
 
     The handler may be a coroutine function (runs on the loop) or a plain function (runs on a thread
     of its own pool, so that it may block). Its return acknowledges. When it raises, the message is
-    kept, and handled again here after 1 s, 2 s … 60 s; it stays unacknowledged meanwhile, so a
-    crash repeats it. (Sending it back to the broker's retry topic, and dead letters, come later.)
+    rejected (`ReceivedMessage.reject`); RetryLaterError says when it shall come again. Should the
+    message be stored nowhere for that, it is handled again here after 1 s, 2 s … 60 s, and stays
+    unacknowledged meanwhile.
     """
 
     def __init__(
@@ -146,6 +154,7 @@ class PushConsumer:
         *,
         concurrency: int = 20,
         version_ms: Callable[[], int] = lambda: 0,
+        ordered: bool = False,
     ) -> None:
         if concurrency < 1:
             raise ConfigurationError(f"concurrency is {concurrency}.", cure="Use 1 or more.")
@@ -155,7 +164,7 @@ class PushConsumer:
         self._concurrency = concurrency
         self._version_ms = version_ms
         self._subscriptions: dict[str, Subscription] = {}
-        self._feed = Feed()
+        self._feed = OrderedFeed() if ordered else Feed()
         self._tasks = Tasks()
         self._pool: ThreadPoolExecutor | None = None
         self._busy = 0
@@ -215,29 +224,45 @@ class PushConsumer:
                 return
             if message.is_current:
                 await self._handle(message)
+            else:
+                message.settle()
 
     async def _handle(self, message: ReceivedMessage) -> None:
         self._busy += 1
+        message.taken()
         try:
             await self._call(message)
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
-            delay_s = retry_delay_s(message.attempt)
-            _log.warning(
-                "handler of %s failed on %s (attempt %d), again in %g s",
-                self.group,
-                message,
-                message.attempt,
-                delay_s,
-                exc_info=error,
-            )
-            message.attempt += 1
-            asyncio.get_running_loop().call_later(delay_s, self._feed.put_back, [message])
+            await self._failed(message, error)
         else:
             message.settle()
         finally:
             self._busy -= 1
             if not self._busy:
                 self._quiet.set()
+
+    async def _failed(self, message: ReceivedMessage, error: Exception) -> None:
+        """The message comes again: by way of the broker, or else here."""
+        level, suspend_s = None, None
+        is_wish = isinstance(error, RetryLaterError)
+        message.finished(Outcome.FAILED if is_wish else Outcome.EXCEPTION)
+        if isinstance(error, RetryLaterError):
+            level, suspend_s = error.delay_level, error.suspend_s
+        else:
+            _log.warning(
+                "handler of %s failed on %s (retry %d, attempt %d)",
+                self.group, message, message.reconsume_times, message.attempt, exc_info=error,
+            )  # fmt: skip
+        try:
+            await message.reject(level, suspend_s=suspend_s)
+        except SluiceError as failure:
+            delay_s = retry_delay_s(message.attempt)
+            _log.warning(
+                "group %s: %s could not be sent back, it is handled again here in %g s: %s",
+                self.group, message, delay_s, failure,
+            )  # fmt: skip
+            message.attempt += 1
+            asyncio.get_running_loop().call_later(delay_s, self._feed.put_back, [message])
 
     async def _call(self, message: ReceivedMessage) -> None:
         if self._pool is None:
@@ -267,6 +292,8 @@ class PushConsumer:
                     self._busy,
                 )
         await self._tasks.close()
+        if self._pool is None:  # no handler runs any more: its message is free
+            self._feed.expel(None, ClosedError("this consumer is closed."))
         for topic in self._subscriptions:
             await self._groups.leave(self.group, topic)
         if self._pool is not None:

@@ -4,19 +4,23 @@ A member tells every broker of its topics what it subscribes to (heartbeats, on 
 thread), shares the queues of each topic with the other members by the average allocation, and
 reads its share. It balances when the broker says that members changed (40), every 20 s, and every
 second while it does not see itself in the list of members. With `retry`, the group's %RETRY% topic
-belongs to every subscription, as in the Java client: messages that other members sent back arrive
-under their own topic's feed.
+belongs to every subscription, as in the Java client: messages that members sent back arrive under
+their own topic's feed. An ordered group locks each queue before it reads it (`ordered`).
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future
+from typing import cast
 
 from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.aio.ordered import OrderedFeed, OrderedReaders, OrderedRetrySink
 from sluicemq.client.aio.readers import Readers
-from sluicemq.client.aio.received import Feed, ReceivedMessage, Sink
+from sluicemq.client.aio.received import Feed, Sink
+from sluicemq.client.aio.retrysink import RetrySink
+from sluicemq.client.aio.sendback import SendBack
 from sluicemq.client.aio.tasks import Tasks
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import (
@@ -76,11 +80,26 @@ class Member:
         self._subscriptions: dict[str, Subscription] = {}
         self._feeds: dict[str, Feed] = {}
         self._seen: dict[str, set[MessageQueue]] = {}
-        self.readers = Readers(
-            cluster, group, options, on_pending=self._beat_soon, filtered_here=not retry
-        )
+        self.readers = self._make_readers()
         self._started = False
         self._asked: Future[dict[str, SluiceError | None]] | None = None
+
+    def _make_readers(self) -> Readers:
+        cluster, group, options = self._cluster, self.group, self.options
+        if not self.retry:
+            return Readers(cluster, group, options, on_pending=self._beat_soon, filtered_here=True)
+        send_back = SendBack(cluster, group, options.retry.times_max)
+        if not options.ordered:
+            return Readers(cluster, group, options, on_pending=self._beat_soon, send_back=send_back)
+        return OrderedReaders(
+            cluster,
+            self._keeper.client_id,
+            group,
+            options,
+            on_pending=self._beat_soon,
+            on_change=self.notice,
+            send_back=send_back,
+        )
 
     @property
     def topics(self) -> list[str]:
@@ -131,7 +150,8 @@ class Member:
         self._keeper.use(_addresses(route))
         await self._beat(must_reach=_addresses(route))
         await self._check_group(topic, route)
-        await self.balance()
+        if not await self.balance():
+            self.notice()  # in a second, not in twenty
 
     async def remove(self, topic: str) -> None:
         """Ends a subscription: its queues go to other members."""
@@ -291,17 +311,21 @@ class Member:
         return complete
 
     async def _take(self, queue: MessageQueue, subscription: Subscription, *, is_new: bool) -> bool:
-        """Begins to read a queue; False when its broker is away (the next balance tries again)."""
+        """Begins to read a queue; False when its broker is away, or another member is not done
+        with it (the next balance tries again)."""
         sink = self._sink_for(queue.topic)
         try:
-            await self.readers.add(queue, subscription, sink, is_new=is_new)
+            return await self.readers.add(queue, subscription, sink, is_new=is_new)
         except SluiceError as error:
             _log.warning("%s cannot read %s yet: %s", self.group, queue, error)
             return False
-        return True
 
     def _sink_for(self, topic: str) -> Sink:
-        return RetrySink(self._feeds) if topic == self._retry_topic else self._feeds[topic]
+        if topic != self._retry_topic:
+            return self._feeds[topic]
+        if self.options.ordered:
+            return OrderedRetrySink(cast(dict[str, OrderedFeed], self._feeds))
+        return RetrySink(self._feeds)
 
     async def _members(self, route: TopicRoute) -> tuple[str, ...]:
         """Asked of the first broker that answers: every consumer beats at all of them."""
@@ -310,30 +334,6 @@ class Member:
             if members is not None:
                 return members
         raise ConnectionLostError(f"no broker tells the members of {self.group!r}.")
-
-
-class RetrySink:
-    """Sends the messages of a retry topic to the feeds of the topics they came from."""
-
-    __slots__ = ("_feeds",)
-
-    def __init__(self, feeds: dict[str, Feed]) -> None:
-        self._feeds = feeds
-
-    def put(self, messages: list[ReceivedMessage]) -> None:
-        """A message of a topic that is not subscribed to any more goes to any feed."""
-        for message in messages:
-            feed = self._feeds.get(message.topic) or next(iter(self._feeds.values()), None)
-            if feed is not None:
-                feed.put([message])
-
-    def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None:
-        for feed in self._feeds.values():
-            feed.discard(unwanted)
-
-    def fail(self, error: BaseException) -> None:
-        for feed in self._feeds.values():
-            feed.fail(error)
 
 
 def _addresses(route: TopicRoute, *, masters_only: bool = False) -> list[str]:

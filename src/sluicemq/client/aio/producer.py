@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.aio.transactions import Transaction, Transactions
 from sluicemq.client.core import batches, requests
-from sluicemq.client.core.answers import SendResult, send_results
+from sluicemq.client.core.answers import SendResult, expect_success, fields_of, send_results
 from sluicemq.client.core.credentials import signed
+from sluicemq.client.core.delays import DELAY_LEVEL_MAX, recalled
 from sluicemq.client.core.messages import (
     COMPRESS_FROM_BYTES,
     Outgoing,
@@ -30,7 +32,10 @@ from sluicemq.client.core.sending import (
     QueueChooser,
     Selector,
     choose_by,
+    choose_by_key,
 )
+from sluicemq.client.core.tracing import Tracing
+from sluicemq.client.core.transactions import TransactionListener, TransactionResult
 from sluicemq.client.identity import MessageIds
 from sluicemq.errors import (
     ClosedError,
@@ -41,7 +46,7 @@ from sluicemq.errors import (
     SluiceError,
 )
 from sluicemq.model.message import Message
-from sluicemq.model.topic import MessageQueue
+from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
 from sluicemq.protocol.command import Command
 
 _log = logging.getLogger("sluicemq.client")
@@ -76,13 +81,19 @@ class Producer:
         retries: int = RETRIES,
         retries_async: int = 0,
         compress_from_bytes: int = COMPRESS_FROM_BYTES,
+        delay_level_max: int = DELAY_LEVEL_MAX,
+        listener: TransactionListener | None = None,
         on_first: Callable[[str, str], None] = lambda group, topic: None,
+        trace: Tracing | None = None,
     ) -> None:
         self.group = checked_group(group)
+        self.transactions = Transactions(cluster, self.group, listener)
+        self.trace = self.transactions.trace = trace
         self.timeout_ms = timeout_ms
         self.retries = retries
         self.retries_async = retries_async
         self.compress_from_bytes = compress_from_bytes
+        self.delay_level_max = delay_level_max
         self._cluster = cluster
         self._ids = MessageIds(cluster.clock)
         self._chooser = QueueChooser()
@@ -109,9 +120,11 @@ class Producer:
     ) -> SendResult:
         """Sends one message and waits until it is stored.
 
-        `queue` fixes the queue, `selector` chooses one for each message; without both it goes
-        round robin and a failed attempt goes to the next broker. `rare`: flag, wait_store_ok,
-        sharding_key, delay_level.
+        `queue` fixes the queue, `selector` chooses one for each message, `sharding_key` leads to
+        the same one each time; without them it goes round robin and a failed attempt goes to the
+        next broker. `rare`: flag, wait_store_ok, sharding_key, and when to deliver: delay_level (1
+        to 18 unless `delay_level_max` says otherwise), delay (seconds or timedelta) or deliver_at
+        (datetime or ms since 1970).
         """
         message = self._message(topic, body, tag, keys, properties, rare)
         outgoing = self._prepare(message)
@@ -153,7 +166,9 @@ class Producer:
         """Hands one message to the network and does not wait for the broker: it may get lost."""
         queue = rest.pop("queue", None)
         outgoing = self._prepare(make_message(topic, body, **rest))
-        queue = queue or self._choose(await self._cluster.write_queues(outgoing.topic), None)
+        if queue is None:
+            queues = await self._cluster.write_queues(outgoing.topic)
+            queue = self._choose(outgoing, queues, None)
         channel = await self._cluster.channel(self._cluster.master(queue))
         channel.oneway(self._request(outgoing, queue, batch=False, oneway=True))
 
@@ -184,6 +199,73 @@ class Producer:
                 raise
         return results
 
+    def transaction(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        tag: str | None = None,
+        keys: str | Sequence[str] = (),
+        properties: Mapping[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        timeout_ms: int | None = None,
+        check_after_s: int | None = None,
+        **rare: Any,
+    ) -> Transaction:
+        """A message that becomes visible when the block commits: see `Transaction`.
+
+        `check_after_s`: ask this group not before so many seconds how it ended (the broker's
+        transactionTimeOut without it); a commit that comes later may be refused. Delays are
+        refused. Raises ConfigurationError here.
+        """
+        message = self._message(topic, body, tag, keys, properties, rare)
+
+        async def send(half: Outgoing) -> SendResult:
+            attempts = self._attempts(timeout_ms, self.retries)
+            return (await self._tracked(half, (half.message_id,), queue, attempts))[0]
+
+        return Transaction(self.transactions, self._prepare(message), send, check_after_s)
+
+    async def send_in_transaction(
+        self, message: Message, argument: Any = None, *, check_after_s: int | None = None
+    ) -> TransactionResult:
+        """RocketMQ's form: stores the half message, lets the listener execute the local
+        transaction, tells the broker how that ended. Raises as `send`, and ConfigurationError
+        without a listener."""
+        self.transactions.expect_listener()
+        outgoing = self._prepare(message)
+        place, result = await self.transactions.begin(outgoing, check_after_s, self.send_copy)
+        return await self.transactions.run(place, result, message, argument)
+
+    async def answer_checks(self, *topics: str) -> None:
+        """Makes this producer known to the brokers of the topics before it sends there: they may
+        ask its listener about transactions that other processes of the group have left. Without
+        topics: to the brokers that create topics. Raises RouteNotFoundError.
+        """
+        self.transactions.expect_listener()
+        for topic in topics or (DEFAULT_TOPIC,):
+            await self._cluster.route(topic)
+            self._on_first(self.group, topic)
+
+    async def recall(self, handle: str) -> str:
+        """Takes a timed message back by the `recall_handle` of its send; returns its message id.
+
+        Brokers allow it with recallMessageEnable = true. Success means that the message will not be
+        delivered if it was there. Raises ConfigurationError when it is no handle, RequestError when
+        the broker refuses (too late, switched off).
+        """
+        found = recalled(handle)
+        queue = MessageQueue(found.topic, found.broker, 0)
+        await self._cluster.route(found.topic)
+        address = self._cluster.master(queue)
+        answer = await self._cluster.call(address, requests.recall(self.group, found))
+        return fields_of(expect_success(answer, address)).get("msgId", found.unique_id)
+
+    async def send_copy(self, outgoing: Outgoing) -> SendResult:
+        """Sends what is made ready already: the copies that consumers send to a retry topic."""
+        attempts = self._attempts(None, self.retries)
+        return (await self._tracked(outgoing, (outgoing.message_id,), None, attempts))[0]
+
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that a message of the topic may go to. Raises RouteNotFoundError."""
         return list(await self._cluster.write_queues(topic))
@@ -205,13 +287,22 @@ class Producer:
     def _prepare(self, message: Message) -> Outgoing:
         if self._closed:
             raise ClosedError("this producer is closed.", cure="Make a new one.")
-        return prepare(message, self._ids.next(), compress_from_bytes=self.compress_from_bytes)
+        return prepare(
+            message,
+            self._ids.next(),
+            compress_from_bytes=self.compress_from_bytes,
+            delay_level_max=self.delay_level_max,
+        )
 
     def _attempts(self, timeout_ms: int | None, retries: int) -> Attempts:
         now_s = self._cluster.clock.monotonic_s()
         return Attempts(now_s, self.timeout_ms if timeout_ms is None else timeout_ms, retries)
 
-    def _choose(self, queues: Sequence[MessageQueue], last_broker: str | None) -> MessageQueue:
+    def _choose(
+        self, outgoing: Outgoing, queues: Sequence[MessageQueue], last_broker: str | None
+    ) -> MessageQueue:
+        if outgoing.sharding_key:
+            return choose_by_key(queues, outgoing.sharding_key)
         return self._chooser.choose(queues, self._cluster.clock.monotonic_s(), last_broker)
 
     async def _tracked(
@@ -249,7 +340,7 @@ class Producer:
         cluster, clock = self._cluster, self._cluster.clock
         while True:
             target = queue or self._choose(
-                await cluster.write_queues(outgoing.topic), attempts.last_broker
+                outgoing, await cluster.write_queues(outgoing.topic), attempts.last_broker
             )
             began_s, written = clock.monotonic_s(), False
             try:
@@ -268,10 +359,18 @@ class Producer:
                 results = send_results(answer, target, ids, address)
             except (ConnectionLostError, RequestTimeoutError, RequestError) as error:
                 if not self._may_retry(target, outgoing, attempts, error, written=written):
+                    if self.trace is not None:
+                        cost_s = clock.monotonic_s() - began_s
+                        self.trace.failed(self.group, outgoing, ids, cost_s, batch=batch)
                     raise attempts.verdict(outgoing.topic, outgoing.message_id, error) from error
             else:
                 done_s = clock.monotonic_s()
-                self._chooser.answered(target.broker, done_s - began_s, done_s)
+                cost_s = done_s - began_s
+                self._chooser.answered(target.broker, cost_s, done_s)
+                if self.trace is not None:
+                    self.trace.sent(
+                        self.group, outgoing, results, address, answer, cost_s, batch=batch
+                    )
                 return results
 
     def _may_retry(
@@ -302,6 +401,8 @@ class Producer:
             born_time_ms=self._cluster.clock.now_ms(),
             batch=batch,
             oneway=oneway,
+            reconsume_times=outgoing.reconsume_times,
+            reconsume_times_max=outgoing.reconsume_times_max,
         )
         return signed(command, self._cluster.credentials)
 

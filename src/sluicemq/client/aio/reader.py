@@ -13,6 +13,7 @@ from typing import Final
 
 from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.received import ReceivedMessage, Sink
+from sluicemq.client.aio.sendback import SendBack
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import (
     FLOW_CONTROL,
@@ -27,11 +28,14 @@ from sluicemq.client.core.consuming import (
     PULL_TIMEOUT_S,
     SUSPEND_TIMEOUT_MS,
     ConsumeOptions,
+    OffsetMoved,
     pause_s,
 )
 from sluicemq.client.core.inflight import InFlight
+from sluicemq.client.core.tracing import Delivery
 from sluicemq.errors import ProtocolError, RequestError, SluiceError
 from sluicemq.filter.tags import tag_matches
+from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_records
@@ -57,6 +61,7 @@ class QueueReader:
         on_pending: Callable[[], None] = lambda: None,
         filtered_here: bool = False,
         committed: int | None = None,
+        send_back: SendBack | None = None,
     ) -> None:
         self.queue = queue
         self.subscription = subscription
@@ -66,6 +71,7 @@ class QueueReader:
         self._cluster = cluster
         self._group = group
         self._options = options
+        self._send_back = send_back
         self._on_pending = on_pending
         self._filtered_here = filtered_here
         self._generation = 0
@@ -83,6 +89,30 @@ class QueueReader:
         if not self._room.is_set() and self._has_room():
             self._room.set()
         return counted
+
+    async def reject(
+        self, message: ReceivedMessage, delay_level: int | None, suspend_s: float | None
+    ) -> bool:
+        """A message is not done: a copy comes again, and this one is. Raises SluiceError."""
+        del suspend_s
+        if not message.is_current:
+            return False
+        if self._send_back is None:
+            _log.warning("%s is rejected and dropped: this consumer has no retries", message)
+        else:
+            level = self._options.retry.level if delay_level is None else delay_level
+            await self._send_back.send_back(message.record, level)
+        return self.ack(message.generation, message.queue_offset)
+
+    @property
+    def may_commit(self) -> bool:
+        """Whether what is acknowledged here may become the group's offset."""
+        return True
+
+    def taken(self, record: StoredMessage) -> Delivery | None:
+        """A message is handed to the application."""
+        trace = self._cluster.trace
+        return None if trace is None else trace.taken(self._group, record)
 
     def owns(self, generation: int) -> bool:
         """Whether messages of that generation still count."""
@@ -178,7 +208,8 @@ class QueueReader:
     async def _pull(self) -> PullAnswer:
         in_flight = self.in_flight
         address = await self._cluster.address(self.queue)
-        commit = in_flight.committable if self._options.auto_commit else 0
+        may_commit = self._options.auto_commit and self.may_commit
+        commit = in_flight.committable if may_commit else 0
         command = requests.pull(
             self._group,
             self.queue,
@@ -212,6 +243,11 @@ class QueueReader:
     def _moved(self, answer: PullAnswer) -> None:
         """21: the broker says where to go on (deleted by retention, ahead of the end, or reset)."""
         old, new = self.in_flight.position, answer.next_offset
+        lost = new - old if old < new <= answer.offset_min else 0
+        if lost:
+            what = f"{lost} messages are lost: the broker deleted them before they were read"
+        else:
+            what = f"{new - old} messages are skipped" if new > old else f"{old - new} come again"
         _log.warning(
             "group %s: offset %d of %s is not in the queue (%d to %d)%s; going on at %d, %s",
             self._group,
@@ -221,7 +257,10 @@ class QueueReader:
             answer.offset_max,
             f" [{answer.remark}]" if answer.remark else "",
             new,
-            f"{new - old} messages are skipped" if new > old else f"{old - new} come again",
+            what,
         )
         self.move(new)
         self.committed = None
+        if self._cluster.on_moved is not None:  # what goes wrong there is none of our business
+            event = OffsetMoved(self._group, self.queue, old, new, lost)
+            asyncio.get_running_loop().call_soon(self._cluster.on_moved, event)

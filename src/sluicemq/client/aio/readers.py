@@ -8,6 +8,7 @@ from collections.abc import Callable
 from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.reader import QueueReader
 from sluicemq.client.aio.received import Sink
+from sluicemq.client.aio.sendback import SendBack
 from sluicemq.client.aio.tasks import Tasks
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import QUERY_NOT_FOUND, expect_success, number
@@ -30,12 +31,14 @@ class Readers:
         *,
         on_pending: Callable[[], None] = lambda: None,
         filtered_here: bool = False,
+        send_back: SendBack | None = None,
     ) -> None:
         self.options = options
         self._cluster = cluster
         self._group = group
         self._on_pending = on_pending
         self._filtered_here = filtered_here
+        self._send_back = send_back
         self._readers: dict[MessageQueue, QueueReader] = {}
         self._running: dict[MessageQueue, asyncio.Task[None]] = {}
         self._tasks = Tasks()
@@ -51,13 +54,30 @@ class Readers:
 
     async def add(
         self, queue: MessageQueue, subscription: Subscription, feed: Sink, *, is_new: bool = False
-    ) -> None:
+    ) -> bool:
         """Starts reading where the group stands; `is_new`: a queue that appeared after the
-        start."""
+        start. False when somebody else must finish with it first."""
         position, committed = await self.start_offset(queue, is_new=is_new)
         if queue in self._readers:
-            return
-        reader = QueueReader(
+            return True
+        reader = self._make(queue, subscription, position, committed, feed)
+        self._readers[queue] = reader
+        if committed is None and self.options.auto_commit:
+            # Said at once: a crash before the first commit must not move a group that began at
+            # "last" past what came meanwhile.
+            await self._commit(reader, position)
+        self._running[queue] = self._tasks.spawn(reader.run(), f"sluicemq read {queue}")
+        return True
+
+    def _make(
+        self,
+        queue: MessageQueue,
+        subscription: Subscription,
+        position: int,
+        committed: int | None,
+        feed: Sink,
+    ) -> QueueReader:
+        return QueueReader(
             self._cluster,
             self._group,
             queue,
@@ -68,13 +88,8 @@ class Readers:
             on_pending=self._on_pending,
             filtered_here=self._filtered_here,
             committed=committed,
+            send_back=self._send_back,
         )
-        self._readers[queue] = reader
-        if committed is None and self.options.auto_commit:
-            # Said at once: a crash before the first commit must not move a group that began at
-            # "last" past what came meanwhile.
-            await self._commit(reader, position)
-        self._running[queue] = self._tasks.spawn(reader.run(), f"sluicemq read {queue}")
 
     async def start_offset(
         self, queue: MessageQueue, *, is_new: bool = False
@@ -120,7 +135,7 @@ class Readers:
             await self._commit(reader, reader.in_flight.committable)
 
     async def _commit(self, reader: QueueReader, offset: int) -> None:
-        if offset == reader.committed:
+        if offset == reader.committed or not reader.may_commit:
             return
         try:
             await self._cluster.ask(

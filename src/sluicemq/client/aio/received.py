@@ -5,17 +5,26 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from sluicemq.client.core.retrying import first_topic
+from sluicemq.client.core.trace import Outcome
+from sluicemq.client.core.tracing import Delivery
 from sluicemq.model.ids import Host
-from sluicemq.model.message import RETRY_TOPIC, StoredMessage
+from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue
 
 
 class Origin(Protocol):
-    """The queue reader that a message came from: it hears of acknowledgements."""
+    """The queue reader that a message came from: it hears what became of it."""
 
     def ack(self, generation: int, offset: int) -> bool: ...
 
     def owns(self, generation: int) -> bool: ...
+
+    async def reject(
+        self, message: "ReceivedMessage", delay_level: int | None, suspend_s: float | None
+    ) -> bool: ...
+
+    def taken(self, record: StoredMessage) -> Delivery | None: ...
 
 
 class ReceivedMessage:
@@ -26,7 +35,7 @@ class ReceivedMessage:
     times are milliseconds since 1970; `attempt` counts deliveries by this process, from 1.
     """
 
-    __slots__ = ("_holder", "attempt", "generation", "origin", "record")
+    __slots__ = ("_delivery", "_holder", "attempt", "generation", "origin", "record")
 
     def __init__(self, record: StoredMessage, origin: Origin, generation: int) -> None:
         self.record = record
@@ -34,6 +43,7 @@ class ReceivedMessage:
         self.origin = origin
         self.generation = generation
         self._holder: dict[int, ReceivedMessage] | None = None
+        self._delivery: Delivery | None = None
 
     async def ack(self) -> bool:
         """Done with this message: it will not be delivered to the group again.
@@ -44,11 +54,42 @@ class ReceivedMessage:
         """
         return self.settle()
 
+    async def reject(
+        self, delay_level: int | None = None, *, suspend_s: float | None = None
+    ) -> bool:
+        """Not done: deliver it again later, or nowhere any more.
+
+        The broker stores a copy that comes to the group again; when that is safe the original
+        counts as done. `delay_level`: 0 the ladder 10 s, 30 s … 2 h, n a level of the broker, -1
+        the dead letters at once; None as the consumer is set up. In an ordered group the message
+        stays where it is and comes again after `suspend_s`, before any other of its queue.
+
+        False when its queue has gone to another member meanwhile. Raises SluiceError when it could
+        not be stored anywhere: then it is unacknowledged still, and may be rejected again.
+        """
+        self.finished(Outcome.FAILED)
+        rejected = await self.origin.reject(self, delay_level, suspend_s)
+        if self._holder is not None:
+            self._holder.pop(id(self), None)
+        return rejected
+
     def settle(self) -> bool:
         """`ack` for code that cannot await; must run on the loop's thread."""
         if self._holder is not None:
             self._holder.pop(id(self), None)
+        if self._delivery is not None:
+            self.finished(Outcome.SUCCESS)
         return self.origin.ack(self.generation, self.record.queue_offset)
+
+    def taken(self) -> None:
+        """It is handed to the application now: noted when traces are on."""
+        self._delivery = self.origin.taken(self.record)
+
+    def finished(self, outcome: Outcome) -> None:
+        """The application is done with it; only the first word after `taken` counts."""
+        delivery, self._delivery = self._delivery, None
+        if delivery is not None:
+            delivery.finished(outcome)
 
     def held_by(self, holder: "dict[int, ReceivedMessage]") -> None:
         """Notes in `holder` that it was handed out; `ack` takes it out again."""
@@ -62,7 +103,7 @@ class ReceivedMessage:
 
     @property
     def topic(self) -> str:
-        return self.record.properties.get(RETRY_TOPIC) or self.record.topic
+        return first_topic(self.record)
 
     @property
     def body(self) -> bytes:
@@ -190,7 +231,7 @@ class Feed:
 
     async def get(self, owner: object = None) -> ReceivedMessage:
         """The next message; waits for one. Raises the error that ended the feed, or `expel`'s."""
-        while not self._items:
+        while (message := self._take(owner)) is None:
             if self._error is not None:
                 raise self._error
             taker = asyncio.get_running_loop().create_future()
@@ -202,4 +243,9 @@ class Feed:
                 if taker.done() and not taker.cancelled():
                     self._wake(1)
                 raise
-        return self._items.popleft()
+        return message
+
+    def _take(self, owner: object) -> ReceivedMessage | None:
+        """The next message that may be handed out now."""
+        del owner
+        return self._items.popleft() if self._items else None

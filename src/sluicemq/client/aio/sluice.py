@@ -12,10 +12,11 @@ leaves the groups.
 """
 
 import asyncio
+import logging
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -27,22 +28,29 @@ from sluicemq.client.aio.member import Member
 from sluicemq.client.aio.producer import DEFAULT_GROUP, CloseReport, OnDone, Producer
 from sluicemq.client.aio.pull import READ_GROUP, PullConsumer
 from sluicemq.client.aio.received import Feed
+from sluicemq.client.aio.tasks import Tasks
+from sluicemq.client.aio.transactions import Transaction
 from sluicemq.client.core.answers import SendResult
-from sluicemq.client.core.consuming import ConsumeOptions, Start
+from sluicemq.client.core.consuming import ConsumeOptions, OffsetMoved, Start
 from sluicemq.client.core.credentials import Credentials
 from sluicemq.client.core.inflight import BYTES_MAX, COUNT_MAX
 from sluicemq.client.core.messages import checked_group
+from sluicemq.client.core.retrying import RetryRules
 from sluicemq.client.core.sending import SEND_TIMEOUT_MS
 from sluicemq.client.core.subscriptions import SubscriptionRegistry, make_subscription
+from sluicemq.client.core.transactions import Question, end_transaction, question_of
 from sluicemq.client.identity import make_client_id
 from sluicemq.client.keeper import Keeper
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.errors import ClosedError, ConfigurationError
+from sluicemq.errors import ClosedError, ConfigurationError, ProtocolError
 from sluicemq.model.message import Message
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
+from sluicemq.net.network import SOCKETS, Network
+from sluicemq.protocol.command import Command
 
 DEFAULT_NAME_SERVER: Final = "127.0.0.1:9876"
+_log = logging.getLogger("sluicemq.client")
 _registry = SubscriptionRegistry()
 _registry_lock = threading.Lock()
 """One for the process: two clients in one program must not contradict each other either."""
@@ -57,7 +65,8 @@ class Sluice:
     """A client of a RocketMQ-compatible cluster, for asyncio. Use it in the loop that made it.
 
     `name_servers` is `host:port;host:port` or a list; `credentials` a pair (access key, secret
-    key). Errors are those of `sluicemq.errors`.
+    key). `on_moved` is called when a consumer has to go on at another offset, for instance because
+    what it wanted was deleted. Errors are those of `sluicemq.errors`.
     """
 
     def __init__(
@@ -68,16 +77,30 @@ class Sluice:
         producer_group: str = DEFAULT_GROUP,
         send_timeout_ms: int = SEND_TIMEOUT_MS,
         client_id: str | None = None,
+        on_moved: Callable[[OffsetMoved], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        network: Network = SOCKETS,
+        heartbeat_thread: bool = True,
     ) -> None:
+        """`network` and `heartbeat_thread=False` are for clusters in one process (testing): what
+        carries the bytes, and heartbeats from the caller's own loop."""
         self.client_id = client_id or make_client_id(clock)
         self.cluster = Cluster(
-            name_servers or default_name_servers(), credentials=credentials, clock=clock
+            name_servers or default_name_servers(),
+            credentials=credentials,
+            clock=clock,
+            connect=network.dial,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keeper = Keeper(
-            self.client_id, credentials=self.cluster.credentials, on_change=self._on_change
+            self.client_id,
+            credentials=self.cluster.credentials,
+            on_change=self._on_change,
+            on_check=self._on_check,
+            connect=network.dial,
+            has_thread=heartbeat_thread,
         )
+        self._tasks = Tasks()
         self._members: dict[str, Member] = {}
         self._users: dict[tuple[str, str], int] = {}
         self._joining = asyncio.Lock()
@@ -87,6 +110,7 @@ class Sluice:
         )
         self._closed = False
         self.cluster.on_route = self._on_route
+        self.cluster.on_moved = on_moved
         self.admin = Admin(self.cluster)
         self.producer_defaults: dict[str, Any] = {
             "group": producer_group,
@@ -117,6 +141,7 @@ class Sluice:
 
     def _introduce(self, group: str, topic: str) -> None:
         """The brokers of a topic learn of a producer group by the next heartbeat, sent now."""
+        self._loop = asyncio.get_running_loop()
         self._keeper.produce(group)
         self._keeper.use(self.cluster.routes.addresses([topic]))
         self._keeper.beat()
@@ -125,12 +150,25 @@ class Sluice:
         self, topic: str | Message, body: bytes | str | None = None, **options: Any
     ) -> SendResult:
         """Sends one message and waits until it is stored; see `Producer.send` for the options:
-        tag, keys, properties, queue, selector, timeout_ms, flag, wait_store_ok, sharding_key."""
+        tag, keys, properties, queue, selector, timeout_ms, flag, wait_store_ok, sharding_key,
+        delay_level, delay, deliver_at."""
         return await self.default_producer.send(topic, body, **options)
+
+    def transaction(
+        self, topic: str | Message, body: bytes | str | None = None, **options: Any
+    ) -> Transaction:
+        """`async with mq.transaction("orders", body) as tx:` the message becomes visible when the
+        block is left normally, never when it raises; see `Producer.transaction`. For checks by
+        other processes and after a restart make a `producer` with a listener."""
+        return self.default_producer.transaction(topic, body, **options)
 
     async def send_batch(self, messages: Sequence[Message], **options: Any) -> list[SendResult]:
         """Sends messages of one topic in requests of at most 1 MiB; see `Producer.send_batch`."""
         return await self.default_producer.send_batch(messages, **options)
+
+    async def recall(self, handle: str) -> str:
+        """Takes a timed message back by its `recall_handle`; see `Producer.recall`."""
+        return await self.default_producer.recall(handle)
 
     async def send_oneway(
         self, topic: str | Message, body: bytes | str | None = None, **options: Any
@@ -156,19 +194,31 @@ class Sluice:
         start: Start = "first",
         prefetch_count: int = COUNT_MAX,
         prefetch_bytes: int = BYTES_MAX,
+        ordered: bool = False,
+        max_reconsume_times: int | None = None,
+        retry_delay_level: int = 0,
+        suspend_s: float = 1.0,
     ) -> MessageStream:
         """The messages of a topic for a group, filtered by tags ("A||B") or SQL92 (`where`).
 
         `start`: where a group without a committed offset begins: "first", "last", a datetime or
-        milliseconds since 1970. The network is first used when the stream is iterated. Raises
-        FilterSyntaxError and ConfigurationError for what is wrong without asking anybody.
+        milliseconds since 1970. `ordered`: one message of a queue at a time, and the next one when
+        it is acknowledged. The last three say what `message.reject()` does (`RetryRules`). The
+        network is first used when the stream is iterated. Raises FilterSyntaxError and
+        ConfigurationError for what is wrong without asking anybody.
         """
         self._check_open()
-        options = ConsumeOptions(start=start, count_max=prefetch_count, bytes_max=prefetch_bytes)
+        rules = RetryRules(max_reconsume_times, retry_delay_level, suspend_s)
+        options = ConsumeOptions(
+            start=start, count_max=prefetch_count, bytes_max=prefetch_bytes, ordered=ordered,
+            retry=rules,
+        )  # fmt: skip
         subscription = make_subscription(
             topic, tags=tags, where=where, version=self.cluster.clock.now_ms()
         )
-        stream = MessageStream(_Joiner(self, options), checked_group(group), subscription)
+        stream = MessageStream(
+            _Joiner(self, options), checked_group(group), subscription, ordered=ordered
+        )
         self._consumers.add(stream)
         return stream
 
@@ -181,16 +231,31 @@ class Sluice:
         start: Start = "first",
         prefetch_count: int = COUNT_MAX,
         prefetch_bytes: int = BYTES_MAX,
+        ordered: bool = False,
+        max_reconsume_times: int | None = None,
+        retry_delay_level: int = 0,
+        suspend_s: float = 1.0,
     ) -> PushConsumer:
-        """A consumer that calls `handler(message)`; subscribe it to topics, then start it."""
+        """A consumer that calls `handler(message)`; subscribe it to topics, then start it.
+
+        `ordered`: one message of a queue at a time, in its order; one that fails holds its queue
+        and comes again after `suspend_s`. Else a failed message comes again by way of the broker
+        after `retry_delay_level` (0: 10 s, 30 s … 2 h). After `max_reconsume_times` (None: 16, or
+        what the group says; ordered: no end) it goes to the dead letters.
+        """
         self._check_open()
-        options = ConsumeOptions(start=start, count_max=prefetch_count, bytes_max=prefetch_bytes)
+        rules = RetryRules(max_reconsume_times, retry_delay_level, suspend_s)
+        options = ConsumeOptions(
+            start=start, count_max=prefetch_count, bytes_max=prefetch_bytes, ordered=ordered,
+            retry=rules,
+        )  # fmt: skip
         consumer = PushConsumer(
             _Joiner(self, options),
             checked_group(group),
             handler,
             concurrency=concurrency,
             version_ms=self.cluster.clock.now_ms,
+            ordered=ordered,
         )
         self._consumers.add(consumer)
         return consumer
@@ -239,7 +304,7 @@ class Sluice:
                 if member is None:
                     member = Member(self.cluster, self._keeper, group, options, retry=retry)
                     self._members[group] = member
-                _check_sharing(member, subscription.topic, feed, retry=retry)
+                _check_sharing(member, subscription.topic, feed, options, retry=retry)
                 if key not in self._users:
                     await self._add(member, subscription, feed)
                 self._users[key] = self._users.get(key, 0) + 1
@@ -281,6 +346,32 @@ class Sluice:
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._notice, group)
 
+    def _on_check(self, command: Command, address: str) -> None:
+        """Called on the keeper's thread."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._asked, command, address)
+
+    def _asked(self, command: Command, address: str) -> None:
+        """A broker asks how a transaction ended."""
+        try:
+            question = question_of(command)
+        except ProtocolError as error:
+            _log.warning("a question about a transaction from %s is odd: %s", address, error)
+            return
+        if not self._closed:
+            self._tasks.spawn(self._answer(question, address), "sluicemq transaction check")
+
+    async def _answer(self, question: Question, address: str) -> None:
+        """By the first producer of the group that knows; by nobody, and the broker asks another
+        client."""
+        place = question.place
+        for producer in [one for one in self._producers if one.group == place.group]:
+            state = await producer.transactions.check(question)
+            if state is not None:
+                self._keeper.tell(address, end_transaction(place, state, is_check=True))
+                return
+
     def _notice(self, group: str) -> None:
         member = self._members.get(group)
         if member is not None:
@@ -306,7 +397,8 @@ class Sluice:
             self._users[group, topic] = 1
             await self.leave(group, topic)
         reports = [await producer.close() for producer in self._producers]
-        await asyncio.to_thread(self._keeper.close)
+        await self._tasks.close()
+        await self._keeper.end()
         await self.cluster.close()
         unknown = tuple(message_id for report in reports for message_id in report.unknown)
         return CloseReport(sum(report.settled for report in reports), unknown)
@@ -327,8 +419,11 @@ class Sluice:
         return f"<Sluice {';'.join(self.cluster.name_servers)} as {self.client_id}>"
 
 
-def _check_sharing(member: Member, topic: str, feed: Feed, *, retry: bool) -> None:
-    """Only streams share a topic: a handler or a poll beside them would starve, or starve them."""
+def _check_sharing(
+    member: Member, topic: str, feed: Feed, options: ConsumeOptions, *, retry: bool
+) -> None:
+    """Only streams share a topic: a handler or a poll beside them would starve, or starve them.
+    A group consumes in order or not, and has one rule for retries."""
     known = member.feed_of(topic)
     is_same = known is None or known is feed or (known.is_shareable and feed.is_shareable)
     if not is_same or member.retry != retry:
@@ -336,6 +431,13 @@ def _check_sharing(member: Member, topic: str, feed: Feed, *, retry: bool) -> No
             f"the group {member.group!r} is already read by another kind of consumer, or by "
             "another handler, of this client.",
             cure="Use another group, or a Sluice of its own.",
+        )
+    own = (member.options.ordered, member.options.retry)
+    if own != (options.ordered, options.retry):
+        raise ConfigurationError(
+            f"the group {member.group!r} is read by this client already with ordered={own[0]} and "
+            f"{own[1]}; now it is ordered={options.ordered} and {options.retry}.",
+            cure="Give all consumers of a group the same.",
         )
 
 

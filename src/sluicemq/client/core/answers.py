@@ -20,6 +20,7 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.protocol.command import Command
 
 SUCCESS: Final = 0
+MESSAGE_ILLEGAL: Final = 13
 SYSTEM_ERROR: Final = 1
 TOPIC_NOT_EXIST: Final = 17
 PULL_NOT_FOUND: Final = 19
@@ -42,7 +43,10 @@ SUBSCRIPTION_PENDING = frozenset({
 _ERRORS: dict[int, tuple[type[RequestError], str]] = {
     2: (RequestError, "The broker is overloaded: send more slowly, or add a broker."),
     3: (RequestError, "The server is older than this feature: upgrade it."),
-    13: (RequestError, "Make the message smaller (body 4 MiB, properties 32 KiB by default)."),
+    MESSAGE_ILLEGAL: (
+        RequestError,
+        "Make the message smaller (body 4 MiB, properties 32 KiB by default).",
+    ),
     14: (RequestError, "The broker cannot write: look at its disk space and its log."),
     16: (
         PermissionDeniedError,
@@ -66,6 +70,8 @@ _ERRORS: dict[int, tuple[type[RequestError], str]] = {
 def request_error(answer: Command, address: str = "") -> RequestError:
     """The exception for an answer that is not success."""
     kind, cure = _ERRORS.get(answer.code, (RequestError, ""))
+    if answer.code == MESSAGE_ILLEGAL and "delay" in (answer.remark or ""):
+        cure = "Deliver it sooner, or raise timerMaxDelaySec on the brokers (3 days by default)."
     return kind(answer.code, (answer.remark or "").strip(), address=address, cure=cure)
 
 
@@ -102,7 +108,8 @@ class SendResult:
     """What became of a sent message.
 
     `message_id` is the id made by this client (UNIQ_KEY), `offset_message_id` says where the
-    message lies, `queue_offset` is its position in `queue`. A one-way send has no result.
+    message lies, `queue_offset` is its position in `queue`; of a delayed message both are where it
+    waits. `recall_handle` takes a timed message back. A one-way send has no result.
     """
 
     status: SendStatus
@@ -110,6 +117,7 @@ class SendResult:
     offset_message_id: str
     queue: MessageQueue
     queue_offset: int
+    recall_handle: str | None = None
 
 
 def send_results(
@@ -123,9 +131,15 @@ def send_results(
     places = fields.get("msgId", "").split(",")
     stored = queue._replace(queue_id=int(fields.get("queueId") or queue.queue_id))
     first = number(answer, "queueOffset")
+    handle = fields.get("recallHandle")
     return [
         SendResult(
-            status, message_id, places[index] if index < len(places) else "", stored, first + index
+            status,
+            message_id,
+            places[index] if index < len(places) else "",
+            stored,
+            first + index,
+            handle,
         )
         for index, message_id in enumerate(message_ids)
     ]

@@ -9,6 +9,7 @@ MiB, the size that RocketMQ recommends; a single larger message travels alone.
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from sluicemq.client.core.delays import is_delayed
 from sluicemq.client.core.messages import Outgoing
 from sluicemq.errors import SendError
 from sluicemq.model.message import UNIQ_KEY, WAIT, Message
@@ -37,11 +38,17 @@ def check_batch(messages: Sequence[Message]) -> None:
                 f"has wait_store_ok={message.wait_store_ok}, message 0 {first.wait_store_ok}",
                 "Give all messages of a batch the same.",
             )
-        if message.delay_level:
+        if is_delayed(message):
             _refuse(
                 index,
-                f"has the delay level {message.delay_level}",
+                "is delayed",
                 "Send delayed messages one by one.",
+            )
+        if message.sharding_key != first.sharding_key:
+            _refuse(
+                index,
+                f"has the sharding key {message.sharding_key!r}, message 0 {first.sharding_key!r}",
+                "A batch goes to one queue: send one for each key.",
             )
         if message.topic.startswith(RETRY_PREFIX):
             _refuse(
@@ -75,4 +82,5 @@ def join(parts: Sequence[Outgoing], batch_id: str) -> Outgoing:
     body = encode_batch((part.flag, part.body, part.properties.encode()) for part in parts)
     wait = parts[0].wait_store_ok
     properties = f"{UNIQ_KEY}\x01{batch_id}\x02{WAIT}\x01{'true' if wait else 'false'}\x02"
-    return Outgoing(parts[0].topic, body, properties, batch_id, 0, 0, wait)
+    key = parts[0].sharding_key
+    return Outgoing(parts[0].topic, body, properties, batch_id, 0, 0, wait, sharding_key=key)

@@ -1,11 +1,13 @@
 """Numbers and choices of a consumer: where a new group starts, how much is fetched ahead."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal
 
 from sluicemq.client.core.inflight import BYTES_MAX, COUNT_MAX
+from sluicemq.client.core.retrying import RetryRules
 from sluicemq.errors import ConfigurationError
+from sluicemq.model.topic import MessageQueue
 from sluicemq.protocol.bodies import FROM_FIRST_OFFSET, FROM_LAST_OFFSET, FROM_TIMESTAMP
 
 Start = Literal["first", "last"] | int | datetime
@@ -22,6 +24,7 @@ class ConsumeOptions:
 
     `start` only matters for queues without a committed offset that are there when the consumer
     starts; a queue that appears later is read from its first message, so that nothing is skipped.
+    `ordered`: one message of a queue at a time, under a lock at its broker.
     """
 
     start: Start = "first"
@@ -31,6 +34,8 @@ class ConsumeOptions:
     commit_period_s: float = 5.0
     balance_period_s: float = 20.0
     auto_commit: bool = True
+    ordered: bool = False
+    retry: RetryRules = field(default_factory=RetryRules)
 
     def __post_init__(self) -> None:
         if self.start not in ("first", "last") and not isinstance(self.start, int | datetime):
@@ -56,8 +61,24 @@ class ConsumeOptions:
         return FROM_LAST_OFFSET if self.start == "last" else FROM_TIMESTAMP
 
 
+@dataclass(frozen=True, slots=True)
+class OffsetMoved:
+    """The broker sent a group to another place of a queue: from offset `old` to `new`.
+
+    `lost` messages between were deleted by retention before the group had read them; it is 0 when
+    the offset was reset, or lay behind the queue's end.
+    """
+
+    group: str
+    queue: MessageQueue
+    old: int
+    new: int
+    lost: int
+
+
 def retry_delay_s(attempt: int) -> float:
-    """How long a message waits after its `attempt`-th failure (from 1): 1 s, 2 s … 60 s."""
+    """How long a message that could not be sent back waits here, after its `attempt`-th failure
+    (from 1): 1 s, 2 s … 60 s."""
     return min(60.0, float(1 << min(attempt - 1, 6)))
 
 

@@ -8,9 +8,17 @@ client does, and keep their plain form when that is smaller.
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Final
 
+from sluicemq.client.core.delays import (
+    DELAY_LEVEL_MAX,
+    delay_ms_of,
+    delay_properties,
+    deliver_at_ms_of,
+    is_delayed,
+)
 from sluicemq.client.core.names import (
     check_group,
     check_keys,
@@ -22,7 +30,6 @@ from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import (
     COMPRESSED,
     COMPRESSION_ZLIB,
-    DELAY,
     KEYS,
     SHARDING_KEY,
     TAGS,
@@ -43,7 +50,8 @@ checked_group = lru_cache(maxsize=1024)(check_group)
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message as it goes into a send request. `properties` is the joined text."""
+    """A message as it goes into a send request. `properties` is the joined text; the counts are of
+    the copies that consumers send to a retry topic; `sharding_key` chooses the queue."""
 
     topic: str
     body: bytes
@@ -52,6 +60,9 @@ class Outgoing:
     sys_flag: int
     flag: int
     wait_store_ok: bool
+    reconsume_times: int = 0
+    reconsume_times_max: int | None = None
+    sharding_key: str | None = None
 
 
 def make_message(
@@ -65,8 +76,14 @@ def make_message(
     wait_store_ok: bool = True,
     sharding_key: str | None = None,
     delay_level: int = 0,
+    delay: timedelta | float | None = None,
+    deliver_at: datetime | int | None = None,
 ) -> Message:
-    """The arguments of `send` as a `Message`; a `Message` given as topic passes through."""
+    """The arguments of `send` as a `Message`; a `Message` given as topic passes through.
+
+    `delay` is seconds or a timedelta, `deliver_at` a datetime with a time zone or ms since 1970.
+    Raises ConfigurationError.
+    """
     if isinstance(topic, Message):
         if body is not None:
             raise ConfigurationError(
@@ -83,6 +100,8 @@ def make_message(
         wait_store_ok,
         sharding_key,
         delay_level,
+        delay_ms_of(delay),
+        deliver_at_ms_of(deliver_at),
     )
 
 
@@ -104,6 +123,7 @@ def prepare(
     *,
     body_bytes_max: int = BODY_BYTES_MAX,
     compress_from_bytes: int = COMPRESS_FROM_BYTES,
+    delay_level_max: int = DELAY_LEVEL_MAX,
 ) -> Outgoing:
     """Checks a message and makes it ready. HOT.
 
@@ -122,18 +142,19 @@ def prepare(
             f"the body has {len(body):,} bytes, the limit is {body_bytes_max:,}.",
             cure="Split it, or store it elsewhere and send its address.",
         )
-    properties = _properties(message, message_id)
+    properties = _properties(message, message_id, delay_level_max)
     sys_flag = 0
     if compress_from_bytes and len(body) >= compress_from_bytes:
         smaller = zlib.compress(body, _COMPRESS_LEVEL)
         if len(smaller) < len(body):
             body, sys_flag = smaller, COMPRESSED | COMPRESSION_ZLIB
     return Outgoing(
-        topic, body, properties, message_id, sys_flag, message.flag, message.wait_store_ok
-    )
+        topic, body, properties, message_id, sys_flag, message.flag, message.wait_store_ok,
+        0, None, message.sharding_key,
+    )  # fmt: skip
 
 
-def _properties(message: Message, message_id: str) -> str:
+def _properties(message: Message, message_id: str, delay_level_max: int) -> str:
     parts = [f"{UNIQ_KEY}\x01{message_id}\x02{WAIT}\x01", "true\x02"]
     if not message.wait_store_ok:
         parts[1] = "false\x02"
@@ -141,8 +162,8 @@ def _properties(message: Message, message_id: str) -> str:
         parts.append(f"{TAGS}\x01{checked_tag(message.tag)}\x02")
     if message.keys:
         parts.append(f"{KEYS}\x01{' '.join(check_keys(message.keys))}\x02")
-    if message.sharding_key or message.delay_level:
-        parts.append(_rare_properties(message))
+    if message.sharding_key or is_delayed(message):
+        parts.append(_rare_properties(message, delay_level_max))
     own = message.properties
     if own:
         check_properties(own)
@@ -154,17 +175,13 @@ def _properties(message: Message, message_id: str) -> str:
     return text
 
 
-def _rare_properties(message: Message) -> str:
+def _rare_properties(message: Message, delay_level_max: int) -> str:
     parts = []
     if message.sharding_key:
         check_properties({"shardingKey": message.sharding_key})
         parts.append(f"{SHARDING_KEY}\x01{message.sharding_key}\x02")
-    if message.delay_level:
-        if message.delay_level < 0:
-            raise ConfigurationError(
-                f"the delay level is {message.delay_level}.", cure="Levels are 1 to 18; 0 is none."
-            )
-        parts.append(f"{DELAY}\x01{message.delay_level}\x02")
+    for name, value in delay_properties(message, delay_level_max).items():
+        parts.append(f"{name}\x01{value}\x02")
     return "".join(parts)
 
 

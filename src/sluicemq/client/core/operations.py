@@ -9,7 +9,7 @@ blocking shell with plain calls, so both have the same operations and no line tw
     talk.send(answer)                   # ... until StopIteration brings the value
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -25,7 +25,13 @@ from sluicemq.client.core.answers import (
     request_error,
 )
 from sluicemq.client.core.names import check_group, check_topic
-from sluicemq.client.core.reports import GroupReport, QueueProgress, group_report, masters_of
+from sluicemq.client.core.reports import (
+    GroupReport,
+    QueueLag,
+    QueueProgress,
+    group_report,
+    masters_of,
+)
 from sluicemq.client.core.routing import read_queues
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import (
@@ -41,6 +47,8 @@ from sluicemq.protocol.command import Command
 
 T = TypeVar("T")
 NAME_SERVER: Final = ""
+DELAYED_PAGE: Final = 1000
+TRANSACTIONS_PAGE: Final = 1000
 _NOTHING_THERE: Final = frozenset({SYSTEM_ERROR, GROUP_NOT_EXIST, TOPIC_NOT_EXIST})
 
 
@@ -93,6 +101,12 @@ def earliest_time_ms(queue: MessageQueue) -> Talk[int]:
     return number(answer, "timestamp")
 
 
+def latest_time_ms(queue: MessageQueue) -> Talk[int]:
+    answer = yield Ask(queue, requests.topic_stats(queue.topic))
+    stats = bodies.decode_topic_stats(answer.body).queues.get(queue)
+    return stats.last_time_ms if stats is not None and stats.last_time_ms > 0 else -1
+
+
 def committed_offset(group: str, queue: MessageQueue) -> Talk[int | None]:
     answer = yield Ask(queue, requests.offset_of_group(group, queue), must_succeed=False)
     if answer.code == QUERY_NOT_FOUND:
@@ -128,7 +142,7 @@ def queues(topic: str) -> Talk[list[MessageQueue]]:
 
 
 def topic_to_create(
-    name: str, queue_count: int, write_queues: int | None, perm: int, *, order: bool
+    name: str, queue_count: int, write_queues: int | None, perm: int, *, order: bool | None
 ) -> TopicConfig:
     """Raises ConfigurationError for a name, count or permission that cannot be."""
     check_topic(name)
@@ -141,13 +155,25 @@ def topic_to_create(
         raise ConfigurationError(
             f"the permission is {perm}.", cure="It is 2 (write), 4 (read) or 6 (both)."
         )
-    return TopicConfig(name, queue_count, writers, perm, order=order)
+    return TopicConfig(name, queue_count, writers, perm, order=bool(order))
 
 
-def create_topic(config: TopicConfig, cluster: str | None) -> Talk[list[str]]:
+def create_topic(
+    config: TopicConfig,
+    cluster: str | None,
+    name_servers: tuple[str, ...] = (),
+    order: bool | None = None,
+) -> Talk[list[str]]:
+    """`order`: True puts the topic into the order table of every name server, which hands it out
+    with the route; False takes it out; None leaves the table alone."""
     found = yield from masters(cluster)
     if not found:
         raise ConfigurationError("no broker is registered.", cure="Start one: sluice broker.")
+    if order is not None:  # first, so that the brokers hear of it when they register the topic
+        value = ";".join(f"{broker}:{config.write_queues}" for broker in sorted(found))
+        table = requests.put_order(config.name, value) if order else None
+        for server in name_servers:
+            yield Ask(server, table or requests.delete_order(config.name))
     for address in found.values():
         yield Ask(address, requests.update_topic(config))
     return sorted(found)
@@ -160,6 +186,8 @@ def delete_topic(name: str, cluster: str | None, name_servers: tuple[str, ...]) 
     for server in name_servers:
         for cluster_name in info.clusters if cluster is None else [cluster]:
             yield Ask(server, requests.delete_topic_on_name_server(name, cluster_name))
+        if cluster is None:
+            yield Ask(server, requests.delete_order(name), must_succeed=False)
 
 
 def topic_offsets(topic: str) -> Talk[dict[MessageQueue, bodies.QueueStats]]:
@@ -187,6 +215,66 @@ def groups_of_topic(topic: str) -> Talk[list[str]]:
 def runtime(address: str) -> Talk[dict[str, str]]:
     answer = yield Ask(address, requests.runtime_info())
     return bodies.decode_kv_table(answer.body)
+
+
+# --------------------------------------------------------------------- delayed messages
+
+
+def delayed(
+    topic: str | None, key: str | None, count_max: int
+) -> Talk[dict[str, list[bodies.WaitingMessage]]]:
+    """By broker address, each list by the time of delivery."""
+    found: dict[str, list[bodies.WaitingMessage]] = {}
+    for address in (yield from masters()).values():
+        mine: list[bodies.WaitingMessage] = []
+        cursor: str | None = None
+        while len(mine) < count_max:
+            page = min(count_max - len(mine), DELAYED_PAGE)
+            answer = yield Ask(address, requests.list_delayed(topic, key, cursor, page))
+            mine += bodies.decode_waiting(answer.body)
+            cursor = (answer.fields or {}).get("cursor")
+            if not cursor:
+                break
+        found[address] = sorted(mine, key=lambda item: item.due_ms)
+    return found
+
+
+def cancel_delayed(address: str, handle: str) -> Talk[None]:
+    yield Ask(address, requests.cancel_delayed(handle))
+
+
+# -------------------------------------------------------------------------- transactions
+
+
+def transactions(
+    group: str | None, topic: str | None, count_max: int
+) -> Talk[dict[str, list[bodies.OpenTransaction]]]:
+    """Undecided ones by broker address, each list with the oldest halves first."""
+    found: dict[str, list[bodies.OpenTransaction]] = {}
+    for address in (yield from masters()).values():
+        mine: list[bodies.OpenTransaction] = []
+        after: int | None = None
+        while len(mine) < count_max:
+            page = min(count_max - len(mine), TRANSACTIONS_PAGE)
+            answer = yield Ask(address, requests.list_transactions(group, topic, after, page))
+            mine += bodies.decode_open_transactions(answer.body)
+            text = (answer.fields or {}).get("after")
+            if not text:
+                break
+            after = int(text)
+        found[address] = mine
+    return found
+
+
+def resolve_transaction(transaction_id: str, outcome: int) -> Talk[str | None]:
+    """The address of the broker that had it; None when it is undecided nowhere."""
+    for address in (yield from masters()).values():
+        request = requests.resolve_transaction(transaction_id, outcome)
+        answer = yield Ask(address, request, must_succeed=False)
+        if answer.code != QUERY_NOT_FOUND:
+            expect_success(answer, address)
+            return address
+    return None
 
 
 # -------------------------------------------------------------------------------- groups
@@ -228,9 +316,56 @@ def progress(group: str, topic: str | None = None) -> Talk[list[QueueProgress]]:
         expect_success(answer, address)
         for queue, item in bodies.decode_consume_stats(answer.body).queues.items():
             found[queue] = QueueProgress(
-                queue, item.consumer_offset, item.broker_offset, item.last_time_ms
-            )
+                queue, item.consumer_offset, item.broker_offset, item.last_time_ms,
+                item.messages_at_risk, item.loss_time_ms,
+            )  # fmt: skip
     return [found[queue] for queue in sorted(found)]
+
+
+def lag(name: str | None = None) -> Talk[list[QueueLag]]:
+    """Of one group, or of all."""
+    names = list((yield from groups())) if name is None else [name]
+    addresses = list((yield from masters()).values())
+    first: dict[str, dict[MessageQueue, int]] = {}
+    found: list[QueueLag] = []
+    for group_name in names:
+        for item in (yield from progress(group_name)):
+            topic = item.queue.topic
+            if topic not in first:
+                first[topic] = yield from _first_offsets(topic, addresses)
+            found.append(
+                QueueLag(
+                    group_name,
+                    item.queue,
+                    item.committed,
+                    first[topic].get(item.queue, 0),
+                    item.offset_max,
+                    item.messages_at_risk,
+                    item.loss_time_ms,
+                )
+            )
+    if name is not None and not found and name not in (known := (yield from groups())):
+        raise _unknown_group(name, known)
+    return found
+
+
+def _first_offsets(topic: str, addresses: list[str]) -> Talk[dict[MessageQueue, int]]:
+    """The first stored offset of each queue of a topic that the brokers have."""
+    found: dict[MessageQueue, int] = {}
+    for address in addresses:
+        answer = yield Ask(address, requests.topic_stats(topic), must_succeed=False)
+        if answer.code in _NOTHING_THERE:
+            continue
+        stats = bodies.decode_topic_stats(expect_success(answer, address).body)
+        found |= {queue: item.offset_min for queue, item in stats.queues.items()}
+    return found
+
+
+def _unknown_group(name: str, known: Iterable[str]) -> ConfigurationError:
+    return ConfigurationError(
+        f"no broker knows the group {name!r}.",
+        cure=f"They know: {', '.join(known) or 'none'}.",
+    )
 
 
 def group(name: str) -> Talk[GroupReport]:
@@ -239,10 +374,7 @@ def group(name: str) -> Talk[GroupReport]:
     if not made and not online:
         known = yield from groups()
         if name not in known:
-            raise ConfigurationError(
-                f"no broker knows the group {name!r}.",
-                cure=f"They know: {', '.join(known) or 'none'}.",
-            )
+            raise _unknown_group(name, known)
     own: dict[str, list[MessageQueue]] = {}
     for topic in sorted({item.queue.topic for item in made}):
         if not topic.startswith(RETRY_PREFIX):

@@ -36,11 +36,42 @@ class QueueProgress:
     committed: int
     offset_max: int
     last_time_ms: int = 0
+    messages_at_risk: int = 0
+    loss_time_ms: int = 0
 
     @property
     def lag(self) -> int:
         """Messages not yet committed; a filter's misses count until they are passed."""
         return max(0, self.offset_max - self.committed)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLag:
+    """What a group has before it in one queue: the queue holds `offset_min` up to, not including,
+    `offset_max`.
+
+    `messages_at_risk` of the unread ones are deleted next, from `loss_time_ms` on (ms since 1970;
+    both 0 when none is in danger, or when the broker is not ours and does not tell).
+    """
+
+    group: str
+    queue: MessageQueue
+    committed: int
+    offset_min: int
+    offset_max: int
+    messages_at_risk: int = 0
+    loss_time_ms: int = 0
+
+    @property
+    def lag(self) -> int:
+        """Messages that are there and not committed; a filter's misses count until passed."""
+        return max(0, self.offset_max - max(self.committed, self.offset_min))
+
+    @property
+    def lost(self) -> int:
+        """Messages that were deleted before the group committed them; a group that has committed
+        nothing begins where it wants, and has lost none."""
+        return max(0, self.offset_min - self.committed) if self.committed > 0 else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,20 @@ its letters itself (spec/remoting.md §8) behind a test that compares it with th
 command made here has no opaque yet: the connection gives it one.
 """
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from sluicemq.client.core.routing import NEW_TOPIC_QUEUES
+from sluicemq.model.message import StoredMessage
+from sluicemq.model.recall import RecallHandle
 from sluicemq.model.subscription import TAG, Subscription
-from sluicemq.model.topic import DEFAULT_TOPIC, GroupConfig, MessageQueue, TopicConfig
+from sluicemq.model.topic import (
+    DEFAULT_TOPIC,
+    ORDER_TOPICS,
+    GroupConfig,
+    MessageQueue,
+    TopicConfig,
+)
 from sluicemq.protocol import bodies, headers
 from sluicemq.protocol.codes import RequestCode
 from sluicemq.protocol.command import FLAG_ONEWAY, Command
@@ -50,6 +59,8 @@ def send(
     born_time_ms: int = 0,
     batch: bool = False,
     oneway: bool = False,
+    reconsume_times: int = 0,
+    reconsume_times_max: int | None = None,
 ) -> Command:
     """One message, or a batch body when `batch`. HOT: a literal of its fields, nothing generic."""
     fields = {
@@ -62,13 +73,65 @@ def send(
         "g": str(born_time_ms),
         "h": str(flag),
         "i": properties,
-        "j": "0",
+        "j": str(reconsume_times) if reconsume_times else "0",
         "k": "false",
         "m": "true" if batch else "false",
         "n": queue.broker,
     }
+    if reconsume_times_max is not None:
+        fields["l"] = str(reconsume_times_max)
     code = _SEND_BATCH if batch else _SEND
     return Command(code, fields, body, flag=FLAG_ONEWAY if oneway else 0)
+
+
+def recall(group: str, handle: RecallHandle) -> Command:
+    """Takes a timed message back."""
+    header = headers.RecallMessageRequest(
+        group=group, topic=handle.topic, recall_handle=handle.encode(), broker=handle.broker
+    )
+    return _command(RequestCode.RECALL_MESSAGE, header)
+
+
+def list_delayed(topic: str | None, key: str | None, cursor: str | None, count: int) -> Command:
+    """A page of the messages that wait on a SluiceMQ broker."""
+    header = headers.ListDelayedRequest(topic=topic, key=key, cursor=cursor, count_max=count)
+    return _command(RequestCode.SLUICE_LIST_DELAYED, header)
+
+
+def cancel_delayed(handle: str) -> Command:
+    """Never deliver a message that waits on a SluiceMQ broker."""
+    return _command(RequestCode.SLUICE_CANCEL_DELAYED, headers.CancelDelayedRequest(handle=handle))
+
+
+def send_back(
+    group: str, record: StoredMessage, topic: str, level: int, times_max: int | None
+) -> Command:
+    """Deliver a message again later; `topic` is the one it was first read from."""
+    header = headers.SendBackRequest(
+        physical_offset=record.physical_offset,
+        group=group,
+        delay_level=level,
+        origin_message_id=record.message_id,
+        origin_topic=topic,
+        unit_mode=False,
+        reconsume_times_max=times_max,
+        broker=record.broker or None,
+    )
+    return _command(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+
+
+def lock_queues(group: str, client_id: str, queues: Iterable[MessageQueue]) -> Command:
+    """These queues of one broker for this client alone, for a minute."""
+    command = _command(RequestCode.LOCK_BATCH_MQ)
+    command.body = bodies.encode_lock_batch(bodies.LockBatch(group, client_id, tuple(queues)))
+    return command
+
+
+def unlock_queues(group: str, client_id: str, queues: Iterable[MessageQueue]) -> Command:
+    """They are free for others."""
+    command = _command(RequestCode.UNLOCK_BATCH_MQ)
+    command.body = bodies.encode_lock_batch(bodies.LockBatch(group, client_id, tuple(queues)))
+    return command
 
 
 def pull(
@@ -199,6 +262,18 @@ def topic_list() -> Command:
     return _command(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
 
 
+def put_order(topic: str, value: str) -> Command:
+    """Makes a topic one of strict order at a name server; `value` is `broker:queues;…`."""
+    header = headers.PutKvRequest(namespace=ORDER_TOPICS, key=topic, value=value)
+    return _command(RequestCode.PUT_KV_CONFIG, header)
+
+
+def delete_order(topic: str) -> Command:
+    """Takes that back."""
+    header = headers.DeleteKvRequest(namespace=ORDER_TOPICS, key=topic)
+    return _command(RequestCode.DELETE_KV_CONFIG, header)
+
+
 def update_topic(config: TopicConfig) -> Command:
     """Creates or changes a topic on one broker."""
     header = headers.CreateTopicRequest(
@@ -267,5 +342,30 @@ def message_at(topic: str, physical_offset: int) -> Command:
     return _command(RequestCode.VIEW_MESSAGE_BY_ID, header)
 
 
+def messages_by_key(
+    topic: str, key: str, begin_ms: int, end_ms: int, count_max: int, *, is_unique: bool
+) -> Command:
+    """Messages of one broker with a key, or with that id of their producer."""
+    header = headers.QueryMessageRequest(
+        topic=topic, key=key, count_max=count_max, begin_time_ms=begin_ms, end_time_ms=end_ms,
+        is_unique_key=is_unique,
+    )  # fmt: skip
+    return _command(RequestCode.QUERY_MESSAGE, header)
+
+
 def _place(queue: MessageQueue) -> dict[str, Any]:
     return {"topic": queue.topic, "queue_id": queue.queue_id, "broker": queue.broker or None}
+
+
+def list_transactions(
+    group: str | None, topic: str | None, after: int | None, count: int
+) -> Command:
+    """A page of the undecided transactions of a SluiceMQ broker."""
+    header = headers.ListTransactionsRequest(group=group, topic=topic, after=after, count_max=count)
+    return _command(RequestCode.SLUICE_LIST_TRANSACTIONS, header)
+
+
+def resolve_transaction(transaction_id: str, outcome: int) -> Command:
+    """Commit (8) or roll back (12) a transaction on a SluiceMQ broker."""
+    header = headers.ResolveTransactionRequest(transaction_id=transaction_id, outcome=outcome)
+    return _command(RequestCode.SLUICE_RESOLVE_TRANSACTION, header)

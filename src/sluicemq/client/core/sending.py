@@ -18,6 +18,7 @@ from sluicemq.errors import (
     SendUnknownError,
     SluiceError,
 )
+from sluicemq.model.ids import java_hash
 from sluicemq.model.message import Message
 from sluicemq.model.topic import MessageQueue
 
@@ -96,6 +97,13 @@ def choose_by(selector: Selector, queues: Sequence[MessageQueue], message: Messa
             cure="Return one element of the sequence it is given.",
         )
     return queue
+
+
+def choose_by_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQueue:
+    """The queue of a key: the one that a Java producer's SelectMessageQueueByHash chooses for this
+    text, so that producers of both kinds keep one order. It is another queue as soon as the number
+    of queues changes: strict order topics keep it (docs/ordering.md)."""
+    return queues[abs(java_hash(sharding_key)) % len(queues)]
 
 
 class Attempts:

@@ -7,13 +7,15 @@ positions in one queue, times are milliseconds since 1970.
 
 from typing import Any, TypeVar
 
-from sluicemq.client.core import operations
+from sluicemq.client.core import finding, operations
 from sluicemq.client.core.answers import expect_success
 from sluicemq.client.core.operations import NAME_SERVER, Ask, RouteOf, Talk
-from sluicemq.client.core.reports import GroupReport, QueueProgress
+from sluicemq.client.core.reports import GroupReport, QueueLag, QueueProgress
+from sluicemq.client.core.transactions import TransactionState
 from sluicemq.client.sync.cluster import Cluster
+from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import GroupConfig, MessageQueue
-from sluicemq.protocol.bodies import ClusterInfo, QueueStats
+from sluicemq.protocol.bodies import ClusterInfo, OpenTransaction, QueueStats, WaitingMessage
 
 T = TypeVar("T")
 
@@ -67,6 +69,10 @@ class Admin(Cluster):
         """When the first stored message was stored; -1 without one."""
         return self._drive(operations.earliest_time_ms(queue))
 
+    def latest_time_ms(self, queue: MessageQueue) -> int:
+        """When the last stored message was stored; -1 without one."""
+        return self._drive(operations.latest_time_ms(queue))
+
     def committed_offset(self, group: str, queue: MessageQueue) -> int | None:
         """The committed offset of a group, None when it never committed."""
         return self._drive(operations.committed_offset(group, queue))
@@ -96,14 +102,16 @@ class Admin(Cluster):
         write_queues: int | None = None,
         perm: int = 6,
         cluster: str | None = None,
-        order: bool = False,
+        order: bool | None = None,
     ) -> list[str]:
         """Creates or changes a topic on every master (of one cluster); returns the broker names.
 
+        `order`: True makes it a topic of strict order: producers keep the number of its queues also
+        while a broker is away (the name servers need orderMessageEnable=true); False ends that.
         Raises ConfigurationError for a bad name, count or cluster, RequestError when refused.
         """
         config = operations.topic_to_create(name, queues, write_queues, perm, order=order)
-        made = self._drive(operations.create_topic(config, cluster))
+        made = self._drive(operations.create_topic(config, cluster, self.name_servers, order))
         self.routes.forget(name)
         return made
 
@@ -119,6 +127,31 @@ class Admin(Cluster):
     def groups_of_topic(self, topic: str) -> list[str]:
         """The groups that read a topic, or have offsets in it."""
         return self._drive(operations.groups_of_topic(topic))
+
+    def delayed(
+        self, topic: str | None = None, *, key: str | None = None, count_max: int = 10_000
+    ) -> dict[str, list[WaitingMessage]]:
+        """Messages that wait for their delivery, by broker address and time; of a topic, with a
+        key or message id, or all. Only SluiceMQ brokers answer."""
+        return self._drive(operations.delayed(topic, key, count_max))
+
+    def cancel_delayed(self, address: str, handle: str) -> None:
+        """Never deliver a message that `delayed` lists. Raises RequestError when it is too late."""
+        self._drive(operations.cancel_delayed(address, handle))
+
+    def transactions(
+        self, *, group: str | None = None, topic: str | None = None, count_max: int = 10_000
+    ) -> dict[str, list[OpenTransaction]]:
+        """Undecided transactions by broker address, the oldest half messages first; of a producer
+        group, of a topic, or all. Only SluiceMQ brokers answer."""
+        return self._drive(operations.transactions(group, topic, count_max))
+
+    def resolve_transaction(self, transaction_id: str, state: TransactionState) -> str | None:
+        """Commit or roll back by hand; the broker's address, None when it is undecided nowhere.
+
+        Only SluiceMQ brokers answer. Raises RequestError.
+        """
+        return self._drive(operations.resolve_transaction(transaction_id, int(state)))
 
     def groups(self) -> dict[str, GroupConfig]:
         """Every consumer group known to any master."""
@@ -136,9 +169,36 @@ class Admin(Cluster):
         """How far a group is in each queue it has offsets for."""
         return self._drive(operations.progress(group, topic))
 
+    def lag(self, group: str | None = None) -> list[QueueLag]:
+        """How many messages a group (None: every group) has before it in each queue, and how many
+        of them are about to be deleted."""
+        return self._drive(operations.lag(group))
+
     def group(self, name: str) -> GroupReport:
         """Members, their shares, who is idle and why, lag per queue."""
         return self._drive(operations.group(name))
+
+    def messages_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        begin_ms: int = 0,
+        end_ms: int = finding.TIME_MAX_MS,
+        count_max: int = finding.COUNT_MAX,
+    ) -> list[StoredMessage]:
+        """Messages of a topic that bear a key, stored from `begin_ms` to `end_ms`, newest first.
+
+        Raises RequestError when a broker keeps no index, or is still building it.
+        """
+        return self._drive(finding.messages_by_key(topic, key, begin_ms, end_ms, count_max))
+
+    def message_by_id(self, message_id: str, *, topic: str | None = None) -> StoredMessage:
+        """The message with this id, that of its producer or that of its broker.
+
+        Without `topic` the first kind is looked for in all topics. Raises MessageNotFoundError.
+        """
+        return self._drive(finding.message_by_id(message_id, topic))
 
     def runtime(self, address: str) -> dict[str, str]:
         """The counters of one broker."""

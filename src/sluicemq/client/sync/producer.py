@@ -1,7 +1,8 @@
 """The blocking producer: for scripts, threads and Spark workers.
 
 The same decisions as the asyncio producer (queue choice, retries, deadline, checks) from the same
-core; every call waits for its answer. No background thread: nothing is sent that was not asked for.
+core; every call waits for its answer. No background thread: nothing is sent that was not asked for
+(transactions, which brokers ask about, have one: `client.sync.transactions`).
 
     with Producer("127.0.0.1:9876") as producer:
         producer.send("flights", body, tag="UA")
@@ -11,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sluicemq.client.core import batches, requests
-from sluicemq.client.core.answers import SendResult, send_results
+from sluicemq.client.core.answers import SendResult, expect_success, fields_of, send_results
 from sluicemq.client.core.credentials import Credentials, signed
+from sluicemq.client.core.delays import DELAY_LEVEL_MAX, recalled
 from sluicemq.client.core.messages import Outgoing, checked_group, make_message, prepare
 from sluicemq.client.core.routing import master_address, no_writable_queue
 from sluicemq.client.core.sending import (
@@ -22,9 +24,12 @@ from sluicemq.client.core.sending import (
     QueueChooser,
     Selector,
     choose_by,
+    choose_by_key,
 )
+from sluicemq.client.core.transactions import TransactionListener, TransactionResult
 from sluicemq.client.identity import MessageIds
 from sluicemq.client.sync.cluster import Cluster
+from sluicemq.client.sync.transactions import Transaction, Transactions
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import (
     ConnectionLostError,
@@ -33,7 +38,7 @@ from sluicemq.errors import (
     SluiceError,
 )
 from sluicemq.model.message import Message
-from sluicemq.model.topic import MessageQueue
+from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.protocol.command import Command
 
@@ -56,14 +61,18 @@ class Producer(Cluster):
         credentials: Credentials | tuple[str, str] | None = None,
         timeout_ms: int = SEND_TIMEOUT_MS,
         retries: int = RETRIES,
+        delay_level_max: int = DELAY_LEVEL_MAX,
+        listener: TransactionListener | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         super().__init__(name_servers, credentials=credentials, clock=clock)
         self.group = checked_group(group)
         self.timeout_ms = timeout_ms
         self.retries = retries
+        self.delay_level_max = delay_level_max
         self._ids = MessageIds(clock)
         self._chooser = QueueChooser()
+        self.transactions = Transactions(self, self.group, listener)
 
     def send(
         self,
@@ -81,7 +90,7 @@ class Producer(Cluster):
         message = make_message(
             topic, body, tag=tag, keys=_keys(keys), properties=properties, **rare
         )
-        outgoing = prepare(message, self._ids.next())
+        outgoing = self._prepare(message)
         if selector is not None:
             queue = choose_by(selector, self.write_queues(message.topic), message)
         return self._deliver(outgoing, (outgoing.message_id,), queue=queue)[0]
@@ -90,8 +99,8 @@ class Producer(Cluster):
         self, topic: str | Message, body: bytes | str | None = None, **rest: Any
     ) -> None:
         """Hands one message to the network and does not wait: it may get lost."""
-        outgoing = prepare(make_message(topic, body, **rest), self._ids.next())
-        queue = self._chooser.choose(self.write_queues(outgoing.topic), self.clock.monotonic_s())
+        outgoing = self._prepare(make_message(topic, body, **rest))
+        queue = self._choose(outgoing, self.clock.monotonic_s(), None)
         address = self._master(queue)
         channel = self.take(address, self.timeout_s)
         channel.send(self._request(outgoing, queue, batch=False, oneway=True))
@@ -119,6 +128,68 @@ class Producer(Cluster):
                 raise
         return results
 
+    def recall(self, handle: str) -> str:
+        """Takes a timed message back by the `recall_handle` of its send; see the asyncio one."""
+        found = recalled(handle)
+        self.route(found.topic)
+        address = self._master(MessageQueue(found.topic, found.broker, 0))
+        answer = self.call(address, requests.recall(self.group, found))
+        return fields_of(expect_success(answer, address)).get("msgId", found.unique_id)
+
+    def _prepare(self, message: Message) -> Outgoing:
+        return prepare(message, self._ids.next(), delay_level_max=self.delay_level_max)
+
+    def transaction(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        queue: MessageQueue | None = None,
+        check_after_s: int | None = None,
+        **rest: Any,
+    ) -> Transaction:
+        """A message that becomes visible when the `with` block commits: see `Transaction`.
+
+        `check_after_s`: ask this group not before so many seconds how it ended (the broker's
+        transactionTimeOut without it); a commit that comes later may be refused. `rest`: see
+        `make_message`; delays are refused. Raises ConfigurationError here.
+        """
+
+        def send(half: Outgoing) -> SendResult:
+            return self._deliver(half, (half.message_id,), queue=queue)[0]
+
+        outgoing = prepare(make_message(topic, body, **rest), self._ids.next())
+        return Transaction(self.transactions, outgoing, send, check_after_s)
+
+    def send_in_transaction(
+        self, message: Message, argument: Any = None, *, check_after_s: int | None = None
+    ) -> TransactionResult:
+        """RocketMQ's form: stores the half message, lets the listener execute the local
+        transaction, tells the broker how that ended. Raises as `send`, and ConfigurationError
+        without a listener."""
+        self.transactions.expect_listener()
+        outgoing = prepare(message, self._ids.next())
+
+        def send(half: Outgoing) -> SendResult:
+            return self._deliver(half, (half.message_id,), queue=None)[0]
+
+        place, result = self.transactions.begin(outgoing, check_after_s, send)
+        return self.transactions.run(place, result, message, argument)
+
+    def answer_checks(self, *topics: str) -> None:
+        """Makes this producer known to the brokers of the topics before it sends there: they may
+        ask its listener about transactions that other processes of the group have left. Without
+        topics: to the brokers that create topics. Raises RouteNotFoundError.
+        """
+        self.transactions.expect_listener()
+        for topic in topics or (DEFAULT_TOPIC,):
+            self.transactions.introduce(topic)
+
+    def close(self) -> None:
+        """Closes every connection; further calls raise ClosedError."""
+        self.transactions.close()
+        super().close()
+
     def write_queues(self, topic: str) -> list[MessageQueue]:
         """The queues that a message of the topic may go to. Raises RouteNotFoundError."""
         self.route(topic, create=True)
@@ -127,6 +198,12 @@ class Producer(Cluster):
             self.routes.forget(topic)
             raise no_writable_queue(topic)
         return queues
+
+    def _choose(self, outgoing: Outgoing, now_s: float, last_broker: str | None) -> MessageQueue:
+        queues = self.write_queues(outgoing.topic)
+        if outgoing.sharding_key:
+            return choose_by_key(queues, outgoing.sharding_key)
+        return self._chooser.choose(queues, now_s, last_broker)
 
     def _deliver(
         self,
@@ -139,9 +216,7 @@ class Producer(Cluster):
         attempts = Attempts(self.clock.monotonic_s(), self.timeout_ms, self.retries)
         while True:
             now_s = self.clock.monotonic_s()
-            target = queue or self._chooser.choose(
-                self.write_queues(outgoing.topic), now_s, attempts.last_broker
-            )
+            target = queue or self._choose(outgoing, now_s, attempts.last_broker)
             written = False
             try:
                 address = self._master(target)

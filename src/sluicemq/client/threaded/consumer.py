@@ -45,6 +45,13 @@ class BlockingMessage(ReceivedMessage):
         """Done with this message; does not wait. Commits follow every 5 s and at close."""
         self._portal.soon(self._inner.settle)
 
+    def reject(  # type: ignore[override]
+        self, delay_level: int | None = None, *, suspend_s: float | None = None
+    ) -> bool:
+        """Not done: deliver it again later. Waits until that is stored; see
+        `ReceivedMessage.reject`."""
+        return self._portal.call(self._inner.reject(delay_level, suspend_s=suspend_s))
+
 
 class _Blocking:
     """A `Sluice` on a loop of its own, in a `with` statement."""
@@ -84,7 +91,11 @@ async def _make(name_servers: NameServers, credentials: Keys) -> Sluice:
 
 
 class Consumer(_Blocking):
-    """The messages of one topic for one group, to loop over. Use it from one thread."""
+    """The messages of one topic for one group, to loop over. Use it from one thread.
+
+    `ordered` and the rest are those of `Sluice.subscribe`: max_reconsume_times, retry_delay_level,
+    suspend_s.
+    """
 
     def __init__(
         self,
@@ -97,7 +108,9 @@ class Consumer(_Blocking):
         start: Start = "first",
         prefetch_count: int = COUNT_MAX,
         prefetch_bytes: int = BYTES_MAX,
+        ordered: bool = False,
         credentials: Keys = None,
+        **rules: Any,
     ) -> None:
         super().__init__(name_servers, credentials)
 
@@ -110,6 +123,8 @@ class Consumer(_Blocking):
                 start=start,
                 prefetch_count=prefetch_count,
                 prefetch_bytes=prefetch_bytes,
+                ordered=ordered,
+                **rules,
             )
 
         try:
@@ -118,11 +133,13 @@ class Consumer(_Blocking):
             self.close()
             raise
         self._waiting: deque[ReceivedMessage] = deque()
+        self._ordered = ordered
 
     def receive(self, timeout_s: float | None = None) -> BlockingMessage | None:
         """The next message; None when none came within `timeout_s`."""
         if not self._waiting:
-            fetched = self._portal.call(self._stream.receive_many(_FETCH_COUNT, timeout_s))
+            count = 1 if self._ordered else _FETCH_COUNT  # what waits here could be lost
+            fetched = self._portal.call(self._stream.receive_many(count, timeout_s))
             self._waiting.extend(fetched)
         return BlockingMessage(self._waiting.popleft(), self._portal) if self._waiting else None
 
@@ -134,7 +151,11 @@ class Consumer(_Blocking):
 
 
 class PushConsumer(_Blocking):
-    """Calls a handler on `concurrency` threads; its return acknowledges, see the asyncio one."""
+    """Calls a handler on `concurrency` threads; its return acknowledges, see the asyncio one.
+
+    The handler asks for the message again by raising RetryLaterError, or anything else. `ordered`
+    and the rest are those of `Sluice.consumer`.
+    """
 
     def __init__(
         self,
@@ -144,12 +165,16 @@ class PushConsumer(_Blocking):
         *,
         concurrency: int = 20,
         start: Start = "first",
+        ordered: bool = False,
         credentials: Keys = None,
+        **rules: Any,
     ) -> None:
         super().__init__(name_servers, credentials)
 
         async def make() -> AsyncPushConsumer:
-            return self._sluice.consumer(group, handler, concurrency=concurrency, start=start)
+            return self._sluice.consumer(
+                group, handler, concurrency=concurrency, start=start, ordered=ordered, **rules
+            )
 
         try:
             self._consumer = self._portal.call(make())

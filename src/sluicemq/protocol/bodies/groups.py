@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from sluicemq.model.topic import DataVersion, GroupConfig
 from sluicemq.protocol import fastjson
@@ -17,7 +17,18 @@ from sluicemq.protocol.bodies.reading import (
     take_object,
     take_text,
 )
-from sluicemq.protocol.bodies.topics import NO_VERSION, data_version_from, data_version_object
+from sluicemq.protocol.bodies.topics import (
+    FILE_BUCKETS,
+    NO_VERSION,
+    data_version_from,
+    data_version_object,
+)
+from sluicemq.protocol.bodies.unknown import Unknown, completed, unknown_fields
+from sluicemq.protocol.javamap import hash_map
+
+STANDARD_RETRIES: Final = {"type": "CUSTOMIZED"}
+"""The retry policy of a group that has none of its own: RocketMQ's intervals."""
+FORBIDDEN_BUCKETS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +38,12 @@ class GroupTable:
     groups: Mapping[str, GroupConfig] = field(default_factory=dict)
     data_version: DataVersion = NO_VERSION
     forbidden: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    unknown: Unknown = field(default_factory=Unknown)
+    """Of a file, what it says besides."""
 
 
 def group_object(group: GroupConfig) -> dict[str, Any]:
-    """A group as a JSON object. Retry intervals are the standard ones (CUSTOMIZED, no list)."""
+    """A group as a JSON object."""
     return {
         "attributes": dict(group.attributes),
         "brokerId": group.broker_id,
@@ -40,7 +53,7 @@ def group_object(group: GroupConfig) -> dict[str, Any]:
         "consumeMessageOrderly": group.consume_message_orderly,
         "consumeTimeoutMinute": group.consume_timeout_minutes,
         "groupName": group.name,
-        "groupRetryPolicy": {"type": "CUSTOMIZED"},
+        "groupRetryPolicy": dict(group.retry_policy or STANDARD_RETRIES),
         "groupSysFlag": group.sys_flag,
         "notifyConsumerIdsChangedEnable": group.notify_changes_enable,
         "retryMaxTimes": group.retry_times_max,
@@ -52,6 +65,7 @@ def group_object(group: GroupConfig) -> dict[str, Any]:
 def group_from(values: Mapping[Any, Any], name: str = "") -> GroupConfig:
     """The inverse of `group_object`; `name` stands in for an absent groupName."""
     plain = GroupConfig(take_text(values, "groupName", name))
+    policy = take_object(values, "groupRetryPolicy")
     return GroupConfig(
         plain.name,
         take_boolean(values, "consumeEnable", plain.consume_enable),
@@ -66,6 +80,7 @@ def group_from(values: Mapping[Any, Any], name: str = "") -> GroupConfig:
         take_integer(values, "groupSysFlag", plain.sys_flag),
         take_integer(values, "consumeTimeoutMinute", plain.consume_timeout_minutes),
         as_texts(take_object(values, "attributes")),
+        None if policy in ({}, STANDARD_RETRIES) else policy,
     )
 
 
@@ -95,13 +110,37 @@ def encode_group_table(table: GroupTable) -> bytes:
 
 
 def encode_group_table_file(table: GroupTable) -> str:
-    """The text of `subscriptionGroup.json`."""
-    return fastjson.dumps_file(_table_object(table))
+    """The text of `subscriptionGroup.json`, as RocketMQ writes it."""
+    known = _table_object(table)
+    groups = hash_map(known["subscriptionGroupTable"], FILE_BUCKETS)
+    known["subscriptionGroupTable"] = {
+        name: table.unknown.complete(name, item | {"attributes": hash_map(item["attributes"])})
+        for name, item in groups.items()
+    }
+    known["forbiddenTable"] = {
+        name: hash_map(bits)
+        for name, bits in hash_map(known["forbiddenTable"], FORBIDDEN_BUCKETS).items()
+    }
+    return fastjson.dumps_pretty(completed(known, table.unknown.fields))
+
+
+def decode_group_table_file(text: str) -> GroupTable:
+    """The inverse of `encode_group_table_file`, of any release; fields that we do not know stay."""
+    values = load_object(text, "group table")
+    table = _table_from(values)
+    table.unknown.fields.update(unknown_fields(values, _table_object(GroupTable())))
+    known = group_object(GroupConfig(""))
+    for name, item in take_object(values, "subscriptionGroupTable").items():
+        table.unknown.take(fastjson.text(name), as_object(item, "A group"), known)
+    return table
 
 
 def decode_group_table(data: Data) -> GroupTable:
-    """201's answer or a `subscriptionGroup.json`."""
-    values = load_object(data, "group table")
+    """201's answer."""
+    return _table_from(load_object(data, "group table"))
+
+
+def _table_from(values: Mapping[Any, Any]) -> GroupTable:
     return GroupTable(
         {
             fastjson.text(name): group_from(as_object(item, "A group"), fastjson.text(name))

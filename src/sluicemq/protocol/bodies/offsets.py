@@ -1,8 +1,8 @@
 """Offsets of queues and of groups: 43, 202, 208, 220, 222, `consumerOffset.json`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from sluicemq.model.topic import DataVersion, MessageQueue
 from sluicemq.protocol import fastjson
@@ -18,6 +18,12 @@ from sluicemq.protocol.bodies.reading import (
     take_object,
 )
 from sluicemq.protocol.bodies.topics import NO_VERSION, data_version_from, data_version_object
+from sluicemq.protocol.bodies.unknown import Unknown, completed, unknown_fields
+from sluicemq.protocol.javamap import hash_map, hash_map_of_integers, hash_ordered
+
+SEPARATOR: Final = "@"
+# Of RocketMQ's maps, for the order in the file: keys, a key's queues, groups, a group's topics.
+KEY_BUCKETS, QUEUE_BUCKETS, GROUP_BUCKETS, TOPIC_SET_BUCKETS = 1024, 64, 128, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,8 @@ class ConsumerOffsets:
 
     offsets: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     data_version: DataVersion = NO_VERSION
+    unknown: Unknown = field(default_factory=Unknown)
+    """Of a file, what it says besides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +55,17 @@ class TopicStats:
 
 @dataclass(frozen=True, slots=True)
 class QueueProgress:
-    """How far a group is in a queue; `last_time_ms`: when its last consumed message was stored."""
+    """How far a group is in a queue; `last_time_ms`: when its last consumed message was stored.
+
+    Ours alone: `messages_at_risk` are unread and go with the next files, from `loss_time_ms` on.
+    """
 
     broker_offset: int
     consumer_offset: int
     last_time_ms: int = 0
     pull_offset: int = 0
+    messages_at_risk: int = 0
+    loss_time_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +92,57 @@ def encode_consumer_offsets(offsets: ConsumerOffsets) -> bytes:
 
 
 def encode_consumer_offsets_file(offsets: ConsumerOffsets) -> str:
-    """The text of `consumerOffset.json`."""
-    return fastjson.dumps_file(_offset_objects(offsets))
+    """The text of `consumerOffset.json`, as RocketMQ writes it."""
+    table = {
+        key: hash_map_of_integers(queues, QUEUE_BUCKETS)
+        for key, queues in hash_map(offsets.offsets, KEY_BUCKETS).items()
+    }
+    known = {
+        "dataVersion": data_version_object(offsets.data_version),
+        "groupTopicMap": _topics_by_group(table),
+        "offsetTable": table,
+    }
+    return fastjson.dumps_pretty(completed(known, offsets.unknown.fields))
+
+
+def _topics_by_group(keys: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """What RocketMQ derives and writes beside the offsets, for who reads the file."""
+    found: dict[str, list[str]] = {}
+    for key in keys:
+        topic, _, group = key.partition(SEPARATOR)
+        if topic and group and SEPARATOR not in group:
+            found.setdefault(group, []).append(topic)
+    return {
+        group: tuple(hash_ordered(topics, TOPIC_SET_BUCKETS))
+        for group, topics in hash_map(found, GROUP_BUCKETS).items()
+    }
+
+
+def decode_consumer_offsets_file(text: str) -> ConsumerOffsets:
+    """The inverse of `encode_consumer_offsets_file`, of any release, with what it says besides.
+
+    Also of `lmqConsumerOffset.json`, where light queues have a table of their own: topic@group to
+    the offset of their only queue.
+    """
+    values = load_object(text, "consumer offsets")
+    offsets = _offsets_from(values)
+    light = take_object(values, "lmqOffsetTable")
+    if light:
+        table = {**offsets.offsets}
+        for key, offset in light.items():
+            table[fastjson.text(key)] = {0: as_integer(offset, "An offset")}
+        offsets = ConsumerOffsets(table, offsets.data_version, offsets.unknown)
+    known = ("dataVersion", "groupTopicMap", "offsetTable", "lmqOffsetTable")
+    offsets.unknown.fields.update(unknown_fields(values, known))
+    return offsets
 
 
 def decode_consumer_offsets(data: Data) -> ConsumerOffsets:
-    """43's answer or a `consumerOffset.json`; queue ids with quotes or without."""
-    values = load_object(data, "consumer offsets")
+    """43's answer; queue ids with quotes or without."""
+    return _offsets_from(load_object(data, "consumer offsets"))
+
+
+def _offsets_from(values: Mapping[Any, Any]) -> ConsumerOffsets:
     return ConsumerOffsets(
         {
             fastjson.text(key): {
@@ -150,11 +207,18 @@ def encode_consume_stats(stats: ConsumeStats) -> bytes:
                     "consumerOffset": item.consumer_offset,
                     "lastTimestamp": item.last_time_ms,
                     "pullOffset": item.pull_offset,
+                    **_risk_object(item),
                 }
                 for queue, item in stats.queues.items()
             },
         }
     )
+
+
+def _risk_object(item: QueueProgress) -> dict[str, Any]:
+    if not item.messages_at_risk:
+        return {}
+    return {"sluiceLossTime": item.loss_time_ms, "sluiceMessagesAtRisk": item.messages_at_risk}
 
 
 def decode_consume_stats(data: Data) -> ConsumeStats:
@@ -176,6 +240,8 @@ def _progress_from(value: Any) -> QueueProgress:
         take_integer(values, "consumerOffset"),
         take_integer(values, "lastTimestamp"),
         take_integer(values, "pullOffset"),
+        take_integer(values, "sluiceMessagesAtRisk"),
+        take_integer(values, "sluiceLossTime"),
     )
 
 

@@ -16,10 +16,14 @@ from sluicemq.protocol.bodies.reading import (
     take_object,
     take_text,
 )
+from sluicemq.protocol.bodies.unknown import Unknown, completed, unknown_fields
+from sluicemq.protocol.javamap import hash_map
 
 TOPIC_QUEUES_DEFAULT = 16
 """What Java takes for the number of queues that a topic's JSON does not name."""
 NO_VERSION = DataVersion()
+FILE_BUCKETS = 2048
+"""RocketMQ makes the maps of topics and of groups for 1024 entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,8 @@ class TopicTable:
 
     topics: Mapping[str, TopicConfig] = field(default_factory=dict)
     data_version: DataVersion = NO_VERSION
+    unknown: Unknown = field(default_factory=Unknown)
+    """Of a file, what it says besides."""
 
 
 def data_version_object(version: DataVersion) -> dict[str, int]:
@@ -129,15 +135,33 @@ def encode_topic_table(table: TopicTable) -> bytes:
 
 
 def decode_topic_table(data: Data) -> TopicTable:
-    """21's answer or a `topics.json`."""
+    """21's answer."""
     return topic_table_from(load_object(data, "topic table"))
 
 
 def encode_topic_table_file(table: TopicTable) -> str:
-    """The text of `topics.json`."""
-    return fastjson.dumps_file(
-        {
-            "dataVersion": data_version_object(table.data_version),
-            "topicConfigTable": _topic_objects(table),
-        }
-    )
+    """The text of `topics.json`, as RocketMQ writes it."""
+    topics = {
+        name: table.unknown.complete(name, _with_attributes(topic_object(topic)))
+        for name, topic in hash_map(table.topics, FILE_BUCKETS).items()
+    }
+    known = {
+        "dataVersion": data_version_object(table.data_version),
+        "topicConfigTable": topics,
+    }
+    return fastjson.dumps_pretty(completed(known, table.unknown.fields))
+
+
+def _with_attributes(item: dict[str, Any]) -> dict[str, Any]:
+    return item | {"attributes": hash_map(item["attributes"])}
+
+
+def decode_topic_table_file(text: str) -> TopicTable:
+    """The inverse of `encode_topic_table_file`, of any release; fields that we do not know stay."""
+    values = load_object(text, "topic table")
+    table = topic_table_from(values)
+    table.unknown.fields.update(unknown_fields(values, ("dataVersion", "topicConfigTable")))
+    known = topic_object(TopicConfig(""))
+    for name, item in take_object(values, "topicConfigTable").items():
+        table.unknown.take(fastjson.text(name), as_object(item, "A topic"), known)
+    return table

@@ -50,6 +50,11 @@ from sluicemq.protocol.headers.consume import (
     ViewMessageRequest,
 )
 from sluicemq.protocol.headers.declare import HeaderError, decode_header, encode_header, wire_names
+from sluicemq.protocol.headers.delay import (
+    CancelDelayedRequest,
+    ListDelayedRequest,
+    ListDelayedResponse,
+)
 from sluicemq.protocol.headers.naming import (
     BrokerHeartbeatRequest,
     DeleteKvRequest,
@@ -82,11 +87,17 @@ from sluicemq.protocol.headers.produce import (
     SendMessageResponse,
 )
 from sluicemq.protocol.headers.tables import REQUEST_HEADERS, RESPONSE_HEADERS
+from sluicemq.protocol.headers.transactions import (
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+    ResolveTransactionRequest,
+)
 
 __all__ = [
     "REQUEST_HEADERS",
     "RESPONSE_HEADERS",
     "BrokerHeartbeatRequest",
+    "CancelDelayedRequest",
     "CheckTransactionStateRequest",
     "CloneGroupOffsetRequest",
     "ConsumeMessageDirectlyRequest",
@@ -122,6 +133,10 @@ __all__ = [
     "GetTopicsByClusterRequest",
     "HeaderError",
     "HeartbeatResponse",
+    "ListDelayedRequest",
+    "ListDelayedResponse",
+    "ListTransactionsRequest",
+    "ListTransactionsResponse",
     "NotifyConsumerIdsChangedRequest",
     "OffsetResponse",
     "PullMessageRequest",
@@ -141,6 +156,7 @@ __all__ = [
     "RegisterTopicRequest",
     "ReplyMessageRequest",
     "ResetOffsetRequest",
+    "ResolveTransactionRequest",
     "SearchOffsetRequest",
     "SendBackRequest",
     "SendMessageRequest",

@@ -168,7 +168,8 @@ class SendBackRequest:
 
 @header
 class QueryMessageRequest:
-    """12: by key, or by unique id when `is_unique_key` (times in milliseconds)."""
+    """12: by key, or by unique id when `is_unique_key` (times in milliseconds). Newer clients say it
+    by `index_type`: K (key), U (unique id) or T (tag)."""
 
     topic: str = text("topic")
     key: str = text("key")
@@ -176,6 +177,7 @@ class QueryMessageRequest:
     begin_time_ms: int = int64("beginTimestamp")
     end_time_ms: int = int64("endTimestamp")
     is_unique_key: bool | None = boolean("_UNIQUE_KEY_QUERY", default=None)
+    index_type: str | None = text("indexType", default=None)
 
 
 @header

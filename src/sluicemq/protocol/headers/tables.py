@@ -3,7 +3,7 @@
 from typing import Final
 
 from sluicemq.protocol.codes import RequestCode as Code
-from sluicemq.protocol.headers import admin, consume, naming, produce
+from sluicemq.protocol.headers import admin, consume, delay, naming, produce, transactions
 
 REQUEST_HEADERS: Final[dict[int, type]] = {
     Code.SEND_MESSAGE: produce.SendMessageRequest,
@@ -13,6 +13,10 @@ REQUEST_HEADERS: Final[dict[int, type]] = {
     Code.SEND_REPLY_MESSAGE_V2: produce.SendMessageRequestV2,
     Code.END_TRANSACTION: produce.EndTransactionRequest,
     Code.RECALL_MESSAGE: produce.RecallMessageRequest,
+    Code.SLUICE_LIST_DELAYED: delay.ListDelayedRequest,
+    Code.SLUICE_CANCEL_DELAYED: delay.CancelDelayedRequest,
+    Code.SLUICE_LIST_TRANSACTIONS: transactions.ListTransactionsRequest,
+    Code.SLUICE_RESOLVE_TRANSACTION: transactions.ResolveTransactionRequest,
     Code.CHECK_TRANSACTION_STATE: produce.CheckTransactionStateRequest,
     Code.PUSH_REPLY_MESSAGE_TO_CLIENT: produce.ReplyMessageRequest,
     Code.PULL_MESSAGE: consume.PullMessageRequest,
@@ -74,6 +78,8 @@ RESPONSE_HEADERS: Final[dict[int, type]] = {
     Code.SEND_REPLY_MESSAGE: produce.SendMessageResponse,
     Code.SEND_REPLY_MESSAGE_V2: produce.SendMessageResponse,
     Code.RECALL_MESSAGE: produce.RecallMessageResponse,
+    Code.SLUICE_LIST_DELAYED: delay.ListDelayedResponse,
+    Code.SLUICE_LIST_TRANSACTIONS: transactions.ListTransactionsResponse,
     Code.PULL_MESSAGE: consume.PullMessageResponse,
     Code.LITE_PULL_MESSAGE: consume.PullMessageResponse,
     Code.QUERY_CONSUMER_OFFSET: consume.OffsetResponse,

@@ -1,0 +1,407 @@
+"""Consuming in order: one message of a queue at a time, by the one client that has its lease.
+
+    broker  --41-->  Leases           who may read a queue
+                     OrderedReaders   lock, then look where the group stands, then read; on the way
+                                      out: finish, commit, unlock
+                     OrderedFeed      a lane a queue: its next message leaves when the last one is
+                                      acknowledged, or comes first again after a rest
+
+A lease that is lost stops its lane at once: nothing more is handed out or committed. The handler
+that still runs is waited for before this process reads the queue again.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.aio.leases import Leases
+from sluicemq.client.aio.reader import QueueReader
+from sluicemq.client.aio.readers import Readers
+from sluicemq.client.aio.received import Feed, ReceivedMessage, Sink
+from sluicemq.client.aio.retrysink import RetrySink
+from sluicemq.client.aio.sendback import SendBack
+from sluicemq.client.core.consuming import ConsumeOptions
+from sluicemq.client.core.retrying import LEVEL_DEAD, ORDERED_TIMES_MAX, times_so_far
+from sluicemq.errors import SluiceError
+from sluicemq.model.subscription import Subscription
+from sluicemq.model.topic import MessageQueue
+
+_log = logging.getLogger("sluicemq.client")
+FINISH_S: Final = 5.0
+"""How long closing waits for a handler that still runs."""
+
+
+class Lane:
+    """The messages of one queue that wait, and the one that is out."""
+
+    __slots__ = ("is_queued", "is_resting", "origin", "out", "owner", "waiting")
+
+    def __init__(self, origin: "OrderedReader") -> None:
+        self.origin = origin
+        self.waiting: deque[ReceivedMessage] = deque()
+        self.out: ReceivedMessage | None = None
+        self.owner: object = None
+        self.is_resting = False
+        self.is_queued = False
+
+    @property
+    def is_ready(self) -> bool:
+        """May its next message be handed out now?"""
+        return (
+            bool(self.waiting)
+            and self.out is None
+            and not self.is_resting
+            and self.origin.may_hand_out
+        )
+
+
+class OrderedFeed(Feed):
+    """Messages that wait for takers, a lane for each queue."""
+
+    __slots__ = ("_lanes", "_ready")
+
+    def __init__(self, *, is_shareable: bool = False) -> None:
+        super().__init__(is_shareable=is_shareable)
+        self._lanes: dict[object, Lane] = {}
+        self._ready: deque[Lane] = deque()
+
+    def __len__(self) -> int:
+        return sum(lane.is_ready for lane in self._ready)
+
+    def put(self, messages: list[ReceivedMessage]) -> None:
+        for message in messages:
+            self._lane(message).waiting.append(message)
+        for lane in dict.fromkeys(self._lane(message) for message in messages):
+            self._offer(lane)
+
+    def put_back(self, messages: list[ReceivedMessage]) -> None:
+        for message in reversed(messages):
+            lane = self._lane(message)
+            lane.waiting.appendleft(message)
+            if lane.out is message:
+                self._rest(lane)
+            self._offer(lane)
+
+    def suspend(self, message: ReceivedMessage, seconds: float) -> None:
+        """The message comes first again, after a rest."""
+        lane = self._lane(message)
+        lane.waiting.appendleft(message)
+        lane.is_resting = True
+        asyncio.get_running_loop().call_later(seconds, self._go_on, lane)
+        self._rest(lane)
+
+    def _go_on(self, lane: Lane) -> None:
+        lane.is_resting = False
+        self._offer(lane)
+
+    def _lane(self, message: ReceivedMessage) -> Lane:
+        origin = message.origin
+        lane = self._lanes.get(origin)
+        if lane is None:
+            assert isinstance(origin, OrderedReader)
+            lane = self._lanes[origin] = Lane(origin)
+        return lane
+
+    def _offer(self, lane: Lane) -> None:
+        if lane.waiting and lane.out is None and not lane.is_resting and not lane.is_queued:
+            lane.is_queued = True
+            self._ready.append(lane)
+            self._wake(1)
+
+    def _take(self, owner: object) -> ReceivedMessage | None:
+        while self._ready:
+            lane = self._ready.popleft()
+            lane.is_queued = False
+            if lane.is_ready:
+                lane.out = lane.waiting.popleft()
+                lane.owner = owner
+                return lane.out
+        return None
+
+    def _rest(self, lane: Lane) -> None:
+        """Nothing of the lane is out any more."""
+        lane.out = lane.owner = None
+        lane.origin.rested()
+
+    # --- what its readers say
+
+    def finished(self, origin: object, offset: int) -> None:
+        """The message that was out is done."""
+        lane = self._lanes.get(origin)
+        if lane is not None and lane.out is not None and lane.out.queue_offset == offset:
+            self._rest(lane)
+            self._offer(lane)
+
+    def is_busy(self, origin: object) -> bool:
+        """Is a message of that reader out?"""
+        lane = self._lanes.get(origin)
+        return lane is not None and lane.out is not None
+
+    def resume(self, origin: object) -> None:
+        """Its lease is good again."""
+        lane = self._lanes.get(origin)
+        if lane is not None:
+            self._offer(lane)
+
+    def forget(self, origin: object) -> None:
+        """The reader has ended."""
+        lane = self._lanes.pop(origin, None)
+        if lane is not None:
+            lane.waiting.clear()
+
+    def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None:
+        for lane in self._lanes.values():
+            lane.waiting = deque(item for item in lane.waiting if not unwanted(item))
+
+    def expel(self, owner: object, error: BaseException) -> None:
+        super().expel(owner, error)
+        for lane in tuple(self._lanes.values()):
+            if lane.out is not None and lane.owner is owner:
+                self._rest(lane)
+                self._offer(lane)
+
+
+class OrderedSink(Sink, Protocol):
+    """Where an ordered reader puts messages and hears of them."""
+
+    def suspend(self, message: ReceivedMessage, seconds: float) -> None: ...
+
+    def finished(self, origin: object, offset: int) -> None: ...
+
+    def is_busy(self, origin: object) -> bool: ...
+
+    def resume(self, origin: object) -> None: ...
+
+    def forget(self, origin: object) -> None: ...
+
+
+class OrderedRetrySink(RetrySink):
+    """The retry topic of an ordered group: there is something in it when the group once consumed
+    another way."""
+
+    __slots__ = ("_ordered",)
+
+    def __init__(self, feeds: Mapping[str, OrderedFeed]) -> None:
+        super().__init__(feeds)
+        self._ordered = feeds
+
+    def suspend(self, message: ReceivedMessage, seconds: float) -> None:
+        feed = self._ordered.get(message.topic) or next(iter(self._ordered.values()), None)
+        if feed is not None:
+            feed.suspend(message, seconds)
+
+    def finished(self, origin: object, offset: int) -> None:
+        for feed in self._ordered.values():
+            feed.finished(origin, offset)
+
+    def is_busy(self, origin: object) -> bool:
+        return any(feed.is_busy(origin) for feed in self._ordered.values())
+
+    def resume(self, origin: object) -> None:
+        for feed in self._ordered.values():
+            feed.resume(origin)
+
+    def forget(self, origin: object) -> None:
+        for feed in self._ordered.values():
+            feed.forget(origin)
+
+
+class OrderedReader(QueueReader):
+    """Reads one queue under its lease."""
+
+    ordered_feed: OrderedSink
+    leases: Leases
+    is_retiring = False
+
+    def guard(self, feed: OrderedSink, leases: Leases) -> None:
+        """Right after it is made."""
+        self.ordered_feed = feed
+        self.leases = leases
+        self._quiet = asyncio.Event()
+
+    @property
+    def may_hand_out(self) -> bool:
+        """Is the queue ours, and to stay?"""
+        return not self.is_retiring and self.leases.is_held(self.queue)
+
+    @property
+    def may_commit(self) -> bool:
+        return self.leases.is_held(self.queue)
+
+    def ack(self, generation: int, offset: int) -> bool:
+        counted = super().ack(generation, offset)
+        self.ordered_feed.finished(self, offset)
+        return counted
+
+    async def reject(
+        self, message: ReceivedMessage, delay_level: int | None, suspend_s: float | None
+    ) -> bool:
+        """It comes again before any other of its queue; when there were enough retries (or
+        `delay_level` is -1) it becomes a dead letter. Never raises: what cannot be stored as a dead
+        letter comes again here."""
+        if not message.is_current:
+            self.ordered_feed.finished(self, message.queue_offset)
+            return False
+        rules = self._options.retry
+        level = rules.level if delay_level is None else delay_level
+        times = times_so_far(message.record) + message.attempt - 1
+        times_max = ORDERED_TIMES_MAX if rules.times_max is None else rules.times_max
+        is_enough = level <= LEVEL_DEAD or times >= times_max
+        if is_enough and await self._give_up(message, times, level):
+            return self.ack(message.generation, message.queue_offset)
+        message.attempt += 1
+        self.ordered_feed.suspend(message, rules.suspend_s if suspend_s is None else suspend_s)
+        return True
+
+    async def _give_up(self, message: ReceivedMessage, times: int, level: int) -> bool:
+        if self._send_back is None:
+            _log.warning("%s is dropped: this consumer has no dead letters", message)
+            return True
+        try:
+            await self._send_back.send_copy(message.record, times, level)
+        except SluiceError as error:
+            _log.warning(
+                "group %s: %s could not be stored as a dead letter, its queue waits: %s",
+                self._group, message, error,
+            )  # fmt: skip
+            return False
+        return True
+
+    # --- the end
+
+    def rested(self) -> None:
+        """No message of it is out."""
+        self._quiet.set()
+
+    async def finish(self) -> None:
+        """Hands nothing out any more; returns when nothing is out."""
+        self.is_retiring = True
+        while self.ordered_feed.is_busy(self):
+            self._quiet.clear()
+            await self._quiet.wait()
+
+
+class OrderedReaders(Readers):
+    """The readers of a group that consumes in order."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        client_id: str,
+        group: str,
+        options: ConsumeOptions,
+        *,
+        on_pending: Callable[[], None],
+        on_change: Callable[[], None],
+        send_back: SendBack | None,
+    ) -> None:
+        super().__init__(cluster, group, options, on_pending=on_pending, send_back=send_back)
+        self._on_change = on_change
+        self._retiring: dict[MessageQueue, tuple[OrderedReader, asyncio.Task[None]]] = {}
+        self._renewing: asyncio.Task[None] | None = None
+        self.leases = Leases(
+            cluster, client_id, group, on_lost=self._lost, on_held=self._held_again
+        )
+
+    async def add(
+        self, queue: MessageQueue, subscription: Subscription, feed: Sink, *, is_new: bool = False
+    ) -> bool:
+        """Locks the queue, then starts where the group stands: whoever had it has committed."""
+        if queue in self._retiring or not await self.leases.acquire(queue):
+            return False
+        if self._renewing is None:
+            self._renewing = self._tasks.spawn(
+                self.leases.renew_forever(), f"sluicemq leases {self._group}"
+            )
+        try:
+            return await super().add(queue, subscription, feed, is_new=is_new)
+        except BaseException:
+            await self.leases.release(queue)
+            raise
+
+    def _make(
+        self,
+        queue: MessageQueue,
+        subscription: Subscription,
+        position: int,
+        committed: int | None,
+        feed: Sink,
+    ) -> QueueReader:
+        reader = OrderedReader(
+            self._cluster,
+            self._group,
+            queue,
+            subscription,
+            position,
+            options=self.options,
+            feed=feed,
+            on_pending=self._on_pending,
+            committed=committed,
+            send_back=self._send_back,
+        )
+        assert isinstance(feed, OrderedFeed | OrderedRetrySink)
+        reader.guard(feed, self.leases)
+        return reader
+
+    def _held_again(self, queue: MessageQueue) -> None:
+        reader = self._readers.get(queue)
+        if isinstance(reader, OrderedReader):
+            reader.ordered_feed.resume(reader)
+
+    def _lost(self, queue: MessageQueue) -> None:
+        """Another client has the queue: neither hand out nor commit."""
+        if queue not in self._readers:
+            return
+        _log.warning(
+            "group %s: the lock of %s is lost; its messages go to another member",
+            self._group, queue,
+        )  # fmt: skip
+        reader = self._stop(queue)
+        reader.drop()
+        self._retire(queue, reader, is_ours=False)
+        self._on_change()
+
+    def _stop(self, queue: MessageQueue) -> OrderedReader:
+        reader, task = self._readers.pop(queue), self._running.pop(queue)
+        task.cancel()
+        assert isinstance(reader, OrderedReader)
+        return reader
+
+    async def drop(self, queue: MessageQueue) -> None:
+        """Stops reading; the lock goes when the message that is out is done and committed."""
+        self._retire(queue, self._stop(queue), is_ours=True)
+        await asyncio.sleep(0)
+
+    def _retire(self, queue: MessageQueue, reader: OrderedReader, *, is_ours: bool) -> None:
+        reader.is_retiring = True
+        task = self._tasks.spawn(
+            self._finish(queue, reader, is_ours=is_ours), f"sluicemq finish {queue}"
+        )
+        self._retiring[queue] = reader, task
+        task.add_done_callback(lambda _: self._retiring.pop(queue, None))
+
+    async def _finish(self, queue: MessageQueue, reader: OrderedReader, *, is_ours: bool) -> None:
+        await reader.finish()
+        offset = reader.in_flight.committable
+        reader.drop()
+        reader.ordered_feed.forget(reader)
+        if is_ours:
+            if self.options.auto_commit:
+                await self._commit(reader, offset)
+            await self.leases.release(queue)
+            self._on_change()
+
+    async def close(self) -> None:
+        """Finishes every queue. One whose handler does not end in time is committed as it is and
+        keeps its lock until that expires, so that nobody reads beside the handler."""
+        for queue in list(self._readers):
+            self._retire(queue, self._stop(queue), is_ours=True)
+        if self._retiring:
+            await asyncio.wait([task for _, task in self._retiring.values()], timeout=FINISH_S)
+        for reader, _ in tuple(self._retiring.values()):
+            if self.options.auto_commit:
+                await self._commit(reader, reader.in_flight.committable)
+        await self._tasks.close()

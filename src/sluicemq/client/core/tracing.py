@@ -1,0 +1,297 @@
+"""What a client notes while it works, and the trace messages that are made of it.
+
+    producer, consumer --hooks--> Tracing (bounded, in memory) --take--> writer (aio or sync) --> topic
+
+A hook appends a small tuple and wakes the writer; everything that costs (splitting properties,
+text) is done by the writer. What exceeds `COUNT_MAX` is dropped and counted: a trace that cannot be
+written must not slow or fail what it tells of. Nothing is noted about the trace topic itself, nor
+when the broker has said TRACE_ON=false (spec/remoting.md §9).
+
+Records become messages of at most 100 records, 128,000 bytes and `KEY_CHARACTERS_MAX` of KEYS: what
+is looked for is found by a broker's key index, so every id must be a key of its own. (The Java
+client writes one record for a batch; here each message of it has one.)
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from sluicemq.client.core.answers import SendResult, fields_of
+from sluicemq.client.core.messages import Outgoing
+from sluicemq.client.core.trace import (
+    Ended,
+    Finished,
+    MessageKind,
+    Outcome,
+    Published,
+    Recalled,
+    Taken,
+    TraceRecord,
+    encode_record,
+    search_words,
+)
+from sluicemq.client.core.transactions import HalfPlace, TransactionState
+from sluicemq.clock import Clock
+from sluicemq.errors import ConfigurationError
+from sluicemq.model.message import (
+    DELAY,
+    KEYS,
+    MSG_REGION,
+    SHARDING_KEY,
+    TAGS,
+    TIMER_PROPERTIES,
+    TRACE_ON,
+    TRAN_MSG,
+    Message,
+    StoredMessage,
+)
+from sluicemq.protocol.command import Command
+from sluicemq.record.batch import decode_batch
+from sluicemq.record.codec import decode_properties
+
+DEFAULT_TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+INNER_GROUP: Final = "_INNER_TRACE_PRODUCER-sluicemq"
+LINGER_S: Final = 1.0
+COUNT_MAX: Final = 20_000
+RECORDS_MAX: Final = 100
+BYTES_MAX: Final = 128_000
+KEY_CHARACTERS_MAX: Final = 6_000
+_HALVES_MAX: Final = 1_000
+_REGION: Final = "DefaultRegion"
+_STATES: Final = {
+    TransactionState.COMMIT: "COMMIT_MESSAGE",
+    TransactionState.ROLLBACK: "ROLLBACK_MESSAGE",
+    TransactionState.UNKNOWN: "UNKNOW",
+}
+
+
+def trace_topic(trace: bool | str | None) -> str | None:
+    """The argument `trace=` of the clients: True is RocketMQ's own topic, text a topic of yours."""
+    if isinstance(trace, str):
+        if not trace:
+            raise ConfigurationError("trace is an empty text.", cure="Give True, or a topic.")
+        return trace
+    return DEFAULT_TRACE_TOPIC if trace else None
+
+
+class _Sent(NamedTuple):
+    """A send, as the hook saw it."""
+
+    time_ms: int
+    region: str
+    group: str
+    topic: str
+    message_id: str
+    properties: str
+    address: str
+    body_length: int
+    cost_ms: int
+    offset_message_id: str
+    success: bool
+
+
+class TraceMessage(NamedTuple):
+    """A message to send, and how many records it tells."""
+
+    message: Message
+    count: int
+
+
+class Tracing:
+    """The notes of one client. Hooks may be called by any thread (appending is atomic)."""
+
+    def __init__(
+        self,
+        topic: str,
+        clock: Clock,
+        next_id: Callable[[], str],
+        *,
+        count_max: int = COUNT_MAX,
+    ) -> None:
+        self.topic = topic
+        self.clock = clock
+        self.next_id = next_id
+        self.dropped = 0
+        self.on_work: Callable[[], None] = lambda: None
+        """Called after each note; has to return at once."""
+        self._count_max = count_max
+        self._notes: deque[_Sent | TraceRecord] = deque()
+        self._halves: OrderedDict[str, tuple[str | None, str | None]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._notes)
+
+    def lost(self, count: int) -> None:
+        """Records that the writer could not write."""
+        self.dropped += count
+
+    def note(self, note: "_Sent | TraceRecord") -> None:
+        """Keeps one, when there is room."""
+        if len(self._notes) >= self._count_max:
+            self.dropped += 1
+            return
+        self._notes.append(note)
+        self.on_work()
+
+    # ------------------------------------------------------------------------- producers
+
+    def sent(
+        self,
+        group: str,
+        outgoing: Outgoing,
+        results: Sequence[SendResult],
+        address: str,
+        answer: Command,
+        cost_s: float,
+        *,
+        batch: bool = False,
+    ) -> None:
+        """A broker has stored a message, or a batch."""
+        fields = fields_of(answer)
+        if outgoing.topic == self.topic or fields.get(TRACE_ON) == "false":
+            return
+        cost_ms = round(cost_s * 1000)
+        time_ms = self.clock.now_ms() - cost_ms
+        region = fields.get(MSG_REGION) or _REGION
+        for (properties, length), result in zip(_parts(outgoing, batch), results, strict=False):
+            self.note(
+                _Sent(
+                    time_ms, region, group, outgoing.topic, result.message_id, properties, address,
+                    length, cost_ms, result.offset_message_id, True,
+                )
+            )  # fmt: skip
+
+    def failed(
+        self, group: str, outgoing: Outgoing, ids: Sequence[str], cost_s: float, *, batch: bool
+    ) -> None:
+        """A send was given up."""
+        if outgoing.topic == self.topic:
+            return
+        cost_ms = round(cost_s * 1000)
+        time_ms = self.clock.now_ms() - cost_ms
+        for (properties, length), message_id in zip(_parts(outgoing, batch), ids, strict=False):
+            self.note(
+                _Sent(
+                    time_ms, _REGION, group, outgoing.topic, message_id, properties, "", length,
+                    cost_ms, "", False,
+                )
+            )  # fmt: skip
+
+    def ended(
+        self,
+        place: HalfPlace,
+        state: TransactionState,
+        address: str,
+        *,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """A transaction was committed, rolled back or left undecided; `properties`: those of the
+        message that the broker asked about."""
+        known = properties or {}
+        tags, keys = known.get(TAGS), known.get(KEYS)
+        if properties is None:
+            tags, keys = self._halves.pop(place.transaction_id, (None, None))
+        self.note(
+            Ended(
+                self.clock.now_ms(), known.get(MSG_REGION) or _REGION, place.group,
+                place.queue.topic, place.transaction_id, tags, keys, address,
+                MessageKind.COMMITTED, place.transaction_id, _STATES[state], properties is not None,
+            )
+        )  # fmt: skip
+
+    def recalled(self, group: str, topic: str, message_id: str, *, success: bool) -> None:
+        """A timed message was taken back, or was not."""
+        self.note(Recalled(self.clock.now_ms(), _REGION, group, topic, message_id, success))
+
+    # ------------------------------------------------------------------------- consumers
+
+    def taken(self, group: str, record: StoredMessage) -> "Delivery | None":
+        """A message is handed to the application; None when that is not traced."""
+        properties = record.properties
+        if record.topic == self.topic or properties.get(TRACE_ON) == "false":
+            return None
+        taken = Taken(
+            self.clock.now_ms(), properties.get(MSG_REGION) or _REGION, group, self.next_id(),
+            record.message_id, record.reconsume_times, properties.get(KEYS),
+        )  # fmt: skip
+        self.note(taken)
+        return Delivery(self, taken)
+
+    # ---------------------------------------------------------------------------- writer
+
+    def take(self) -> TraceMessage | None:
+        """The next trace message, None when there is nothing to tell."""
+        texts: list[str] = []
+        size = characters = 0
+        keys: dict[str, None] = {}
+        while self._notes and len(texts) < RECORDS_MAX:
+            record = self._record(self._notes[0])
+            text = encode_record(record)
+            own = [word for word in search_words(record) if word not in keys]
+            size += len(text.encode())
+            characters += sum(len(word) + 1 for word in own)
+            if texts and (size > BYTES_MAX or characters > KEY_CHARACTERS_MAX):
+                break
+            self._notes.popleft()
+            texts.append(text)
+            keys.update(dict.fromkeys(own))
+        if not texts:
+            return None
+        message = Message(self.topic, "".join(texts).encode(), keys=tuple(keys))
+        return TraceMessage(message, len(texts))
+
+    def _record(self, note: "_Sent | TraceRecord") -> TraceRecord:
+        if not isinstance(note, _Sent):
+            return note
+        properties = decode_properties(note.properties.encode())
+        kind = _kind(properties)
+        tags, keys = properties.get(TAGS), properties.get(KEYS)
+        if kind is MessageKind.HALF:
+            self._halves[note.message_id] = (tags, keys)
+            if len(self._halves) > _HALVES_MAX:
+                self._halves.popitem(last=False)
+        return Published(
+            note.time_ms, note.region, note.group, note.topic, note.message_id, tags, keys,
+            note.address or None, note.body_length, note.cost_ms, kind,
+            note.offset_message_id or None, note.success,
+        )  # fmt: skip
+
+
+class Delivery:
+    """One message in the hands of one handler."""
+
+    __slots__ = ("_began_s", "_taken", "_tracing")
+
+    def __init__(self, tracing: Tracing, taken: Taken) -> None:
+        self._tracing = tracing
+        self._taken = taken
+        self._began_s = tracing.clock.monotonic_s()
+
+    def finished(self, outcome: Outcome) -> None:
+        """The handler came back, or the application has said what it did."""
+        clock, taken = self._tracing.clock, self._taken
+        cost_ms = round((clock.monotonic_s() - self._began_s) * 1000)
+        self._tracing.note(
+            Finished(
+                taken.request_id, taken.message_id, cost_ms, outcome is Outcome.SUCCESS,
+                taken.keys, outcome, clock.now_ms(), taken.group,
+            )
+        )  # fmt: skip
+
+
+def _parts(outgoing: Outgoing, batch: bool) -> list[tuple[str, int]]:
+    """Properties and length of each message of a request."""
+    if not batch:
+        return [(outgoing.properties, len(outgoing.body))]
+    return [
+        (str(properties, "utf-8", "replace"), len(body))
+        for _, body, properties in decode_batch(outgoing.body)
+    ]
+
+
+def _kind(properties: Mapping[str, Any]) -> MessageKind:
+    if TRAN_MSG in properties:
+        return MessageKind.HALF
+    if DELAY in properties or any(name in properties for name in TIMER_PROPERTIES):
+        return MessageKind.DELAYED
+    return MessageKind.ORDERED if SHARDING_KEY in properties else MessageKind.NORMAL

@@ -1,0 +1,288 @@
+"""Transactions of the blocking producer.
+
+    with producer.transaction("orders", body) as tx:    # half message stored
+        database.commit()                                # leaving commits, an exception rolls back
+
+Brokers ask on a connection that heartbeats (39), so the first transaction starts the keeper's
+thread; a listener's `check` runs on one thread more. Programs without transactions have neither.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from sluicemq.client.core.answers import SendResult, SendStatus
+from sluicemq.client.core.credentials import Credentials, signed
+from sluicemq.client.core.messages import Outgoing
+from sluicemq.client.core.routing import Routes
+from sluicemq.client.core.transactions import (
+    Decisions,
+    HalfPlace,
+    Question,
+    TransactionListener,
+    TransactionResult,
+    TransactionState,
+    as_half,
+    as_state,
+    end_transaction,
+    is_acknowledged,
+    not_safe,
+    place_of,
+    question_of,
+)
+from sluicemq.client.identity import make_client_id
+from sluicemq.client.keeper import Keeper
+from sluicemq.clock import Clock
+from sluicemq.errors import (
+    ConfigurationError,
+    ConnectionLostError,
+    ProtocolError,
+    RequestTimeoutError,
+    RouteNotFoundError,
+    SluiceError,
+)
+from sluicemq.model.message import Message
+from sluicemq.model.topic import MessageQueue, TopicRoute
+from sluicemq.net.blocking import BlockingChannel
+from sluicemq.protocol.command import Command
+
+_log = logging.getLogger("sluicemq.client")
+
+SendHalf = Callable[[Outgoing], SendResult]
+
+
+class Brokers(Protocol):
+    """What the transactions need of the producer."""
+
+    routes: Routes
+    credentials: Credentials | None
+    clock: Clock
+    timeout_s: float
+
+    def route(self, topic: str, *, create: bool = False) -> TopicRoute: ...
+
+    def address(self, queue: MessageQueue) -> str: ...
+
+    def call(self, address: str, command: Command, timeout_s: float | None = None) -> Command: ...
+
+    def take(self, address: str, timeout_s: float) -> BlockingChannel: ...
+
+    def give(self, address: str, channel: BlockingChannel) -> None: ...
+
+
+class Transactions:
+    """The transactions of one blocking producer. Safe to share among threads."""
+
+    def __init__(self, brokers: Brokers, group: str, listener: TransactionListener | None) -> None:
+        self.group = group
+        self.listener = listener
+        self._brokers = brokers
+        self._decisions = Decisions()
+        self._lock = threading.Lock()
+        self._keeper: Keeper | None = None
+        self._checks: ThreadPoolExecutor | None = None
+        self._known: set[str] = set()
+        self._has_warned = False
+
+    def begin(
+        self, outgoing: Outgoing, check_after_s: int | None, send: SendHalf
+    ) -> tuple[HalfPlace, SendResult]:
+        """Sends the half message. When that fails, a check would roll it back."""
+        half = as_half(outgoing, self.group, check_after_s)
+        with self._lock:
+            self._decisions.begin(half.message_id)
+        try:
+            self.introduce(half.topic)
+            result = send(half)
+            return place_of(result, self.group), result
+        except BaseException:
+            self._decide(half.message_id, TransactionState.ROLLBACK, "")
+            raise
+
+    def introduce(self, topic: str) -> None:
+        """Lets the brokers of a topic know whom to ask. Raises RouteNotFoundError."""
+        if topic in self._known:
+            return
+        self._brokers.route(topic, create=True)
+        with self._lock:
+            if self._keeper is None:
+                self._checks = ThreadPoolExecutor(1, "sluicemq transaction check")
+                self._keeper = Keeper(
+                    make_client_id(self._brokers.clock),
+                    credentials=self._brokers.credentials,
+                    on_check=self._on_check,
+                )
+            self._known.add(topic)
+        self._keeper.produce(self.group)
+        self._keeper.use(self._brokers.routes.addresses([topic]))
+        self._keeper.beat()
+
+    def _decide(self, transaction_id: str, state: TransactionState, broker: str) -> None:
+        with self._lock:
+            self._decisions.end(transaction_id, state, broker)
+
+    def finish(self, place: HalfPlace, state: TransactionState) -> bool:
+        """Tells the broker how it ended; False when that is left to a check.
+
+        Raises RequestError when the broker refuses.
+        """
+        self._decide(place.transaction_id, state, place.queue.broker)
+        command = end_transaction(place, state)
+        brokers = self._brokers
+        try:
+            address = brokers.address(place.queue)
+            if command.is_oneway:
+                channel = brokers.take(address, brokers.timeout_s)
+                channel.send(signed(command, brokers.credentials))
+                brokers.give(address, channel)
+                return False
+            answer = brokers.call(address, command)
+        except (ConnectionLostError, RequestTimeoutError, RouteNotFoundError) as error:
+            _log.warning(
+                "%s of transaction %s has no answer, the broker will ask: %s",
+                state.name, place.transaction_id, error,
+            )  # fmt: skip
+            return False
+        return is_acknowledged(answer, address)
+
+    def run(
+        self, place: HalfPlace, result: SendResult, message: Message, argument: Any
+    ) -> TransactionResult:
+        """The second half of `send_in_transaction`: local transaction, then its end."""
+        if result.status is not SendStatus.OK:
+            state = TransactionState.ROLLBACK
+        else:
+            state = self._execute(message, place.transaction_id, argument)
+        acknowledged = self.finish(place, state)
+        return TransactionResult(result, place.transaction_id, state, acknowledged)
+
+    def _execute(self, message: Message, transaction_id: str, argument: Any) -> TransactionState:
+        assert self.listener is not None
+        try:
+            return as_state(self.listener.execute_local(message, transaction_id, argument))
+        except Exception:  # noqa: BLE001 -- the listener's own code
+            _log.exception(
+                "the local transaction %s failed: the broker will ask how it ended", transaction_id
+            )
+            return TransactionState.UNKNOWN
+
+    def expect_listener(self) -> None:
+        """Raises ConfigurationError without one."""
+        if self.listener is None:
+            raise ConfigurationError(
+                f"the producer of group {self.group!r} has no TransactionListener.",
+                cure="Give it one (listener=), or use `with producer.transaction(...)`.",
+            )
+
+    # --- the broker's questions
+
+    def _on_check(self, command: Command, address: str) -> None:
+        """Called on the keeper's thread."""
+        try:
+            question = question_of(command)
+        except ProtocolError as error:
+            _log.warning("a question about a transaction from %s is odd: %s", address, error)
+            return
+        if question.place.group == self.group and self._checks is not None:
+            try:
+                self._checks.submit(self._answer, question, address)
+            except RuntimeError:
+                _log.debug("asked about a transaction while the producer closes")
+
+    def _answer(self, question: Question, address: str) -> None:
+        state = self._state_of(question)
+        if state is not None and self._keeper is not None:
+            self._keeper.tell(address, end_transaction(question.place, state, is_check=True))
+
+    def _state_of(self, question: Question) -> TransactionState | None:
+        with self._lock:
+            known = self._decisions.known(question)
+        if known is not None:
+            return known
+        if self.listener is None:
+            if not self._has_warned:
+                self._has_warned = True
+                _log.warning(
+                    "a broker asks producer group %s about transaction %s, which this process has "
+                    "not begun, and the producer has no TransactionListener: give it one.",
+                    self.group, question.place.transaction_id,
+                )  # fmt: skip
+            return None
+        try:
+            return as_state(self.listener.check(question.message))
+        except Exception:  # noqa: BLE001 -- the listener's own code
+            _log.exception("the check of transaction %s failed", question.place.transaction_id)
+            return TransactionState.UNKNOWN
+
+    def close(self) -> None:
+        """Answers no more questions; checks that run end first."""
+        if self._checks is not None:
+            self._checks.shutdown(wait=True, cancel_futures=True)
+        if self._keeper is not None:
+            self._keeper.close()
+
+
+class Transaction:
+    """One message with its local transaction; see `client.aio.transactions.Transaction`."""
+
+    def __init__(
+        self,
+        transactions: Transactions,
+        outgoing: Outgoing,
+        send: SendHalf,
+        check_after_s: int | None,
+    ) -> None:
+        self._transactions = transactions
+        self._outgoing = outgoing
+        self._send = send
+        self._check_after_s = check_after_s
+        self._place: HalfPlace | None = None
+        self.transaction_id = outgoing.message_id
+        self.state = TransactionState.COMMIT
+        """How leaving normally ends it."""
+        self.send_result: SendResult | None = None
+        self.is_acknowledged = False
+        """Whether the broker has confirmed the end."""
+
+    def unknown(self) -> None:
+        """Leave it undecided: the broker will ask."""
+        self.state = TransactionState.UNKNOWN
+
+    def rollback(self) -> None:
+        """Roll back when the block is left, without an exception."""
+        self.state = TransactionState.ROLLBACK
+
+    def commit(self) -> None:
+        """Commit after all, when the block is left normally."""
+        self.state = TransactionState.COMMIT
+
+    def __enter__(self) -> Self:
+        if self._place is not None:
+            raise ConfigurationError(
+                "this transaction was entered before.", cure="Make a new one for each message."
+            )
+        place, result = self._transactions.begin(self._outgoing, self._check_after_s, self._send)
+        self._place, self.send_result = place, result
+        if result.status is not SendStatus.OK:
+            self._transactions.finish(place, TransactionState.ROLLBACK)
+            raise not_safe(result)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._place is not None
+        if error is None:
+            self.is_acknowledged = self._transactions.finish(self._place, self.state)
+            return
+        self.state = TransactionState.ROLLBACK
+        try:
+            self.is_acknowledged = self._transactions.finish(self._place, self.state)
+        except SluiceError as refusal:  # the user's own exception matters more
+            _log.warning("rolling back transaction %s failed: %s", self.transaction_id, refusal)

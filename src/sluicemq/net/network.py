@@ -1,0 +1,97 @@
+"""What connects clients and servers: a port with two makes, sockets and memory (`net.memory`).
+
+Servers ask a network for a listener and clients ask it for a channel; neither knows what carries
+the bytes. So the same classes run over TCP and, in tests, inside one process.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from sluicemq.net import dialer
+from sluicemq.net.dialer import DIAL_TIMEOUT_S, Channel, OnClose, OnRequest
+from sluicemq.net.dispatch import Dispatcher
+from sluicemq.net.peer import Peer
+from sluicemq.net.server import (
+    CONNECTIONS_MAX,
+    IDLE_TIMEOUT_S,
+    WRITE_BUFFER_BYTES_MAX,
+    RemotingServer,
+)
+
+OnPeer = Callable[[Peer], None]
+
+
+class Listener(Protocol):
+    """Serves a dispatcher; see `RemotingServer`, which is one."""
+
+    dispatcher: Dispatcher
+    ports: tuple[int, ...]
+
+    async def start(self, host: str | None, ports: Sequence[int]) -> None:
+        """Raises ConfigurationError when a port cannot be had; 0 is any free one."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Network(Protocol):
+    """Makes listeners and channels that reach each other."""
+
+    async def dial(
+        self,
+        address: str,
+        *,
+        timeout_s: float = DIAL_TIMEOUT_S,
+        on_request: OnRequest | None = None,
+        on_close: OnClose | None = None,
+    ) -> Channel:
+        """Raises ConnectionLostError, RequestTimeoutError."""
+        ...
+
+    def listener(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        on_disconnect: OnPeer | None = None,
+        idle_timeout_s: float = IDLE_TIMEOUT_S,
+        connections_max: int = CONNECTIONS_MAX,
+        write_buffer_bytes_max: int = WRITE_BUFFER_BYTES_MAX,
+    ) -> Listener: ...
+
+
+class Sockets:
+    """TCP."""
+
+    __slots__ = ()
+
+    async def dial(
+        self,
+        address: str,
+        *,
+        timeout_s: float = DIAL_TIMEOUT_S,
+        on_request: OnRequest | None = None,
+        on_close: OnClose | None = None,
+    ) -> Channel:
+        return await dialer.dial(
+            address, timeout_s=timeout_s, on_request=on_request, on_close=on_close
+        )
+
+    def listener(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        on_disconnect: OnPeer | None = None,
+        idle_timeout_s: float = IDLE_TIMEOUT_S,
+        connections_max: int = CONNECTIONS_MAX,
+        write_buffer_bytes_max: int = WRITE_BUFFER_BYTES_MAX,
+    ) -> RemotingServer:
+        return RemotingServer(
+            dispatcher,
+            on_disconnect=on_disconnect,
+            idle_timeout_s=idle_timeout_s,
+            connections_max=connections_max,
+            write_buffer_bytes_max=write_buffer_bytes_max,
+        )
+
+
+SOCKETS = Sockets()

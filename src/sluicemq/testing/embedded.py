@@ -1,0 +1,266 @@
+"""A real cluster inside a test: name server, broker and client in one process and one loop.
+
+    async with embedded(clock=VirtualClock()) as mq:           # mq is a Sluice
+        await mq.send("orders", b"1", delay_level=3)
+        await mq.clock.advance(seconds=10)
+
+Nothing here imitates anything: `NameServer`, `Broker`, `Store` and `Sluice` are the production
+classes. What differs is below them: frames travel by `net.memory` (or over TCP on loopback ports,
+`tcp=True`), files lie in memory (or in a directory, `store=PATH`), what would block runs in place,
+heartbeats come from the test's own loop, and time may be a `VirtualClock`.
+
+Start and close let virtual time pass when they have to wait; as a rule they do not.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Mapping
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any, Final, ParamSpec, TypeVar
+
+from sluicemq.broker.server import Broker
+from sluicemq.client.aio.sluice import Sluice
+from sluicemq.clock import SYSTEM_CLOCK, Clock
+from sluicemq.config import NameServerConfig, load_broker_config
+from sluicemq.errors import ConfigurationError
+from sluicemq.files import SYSTEM_FILES, Files
+from sluicemq.nameserver.server import NameServer
+from sluicemq.net.memory import MemoryNetwork
+from sluicemq.net.network import SOCKETS, Network
+from sluicemq.testing.files import CrashableFiles
+from sluicemq.testing.virtual import VirtualClock
+
+HOST: Final = "127.0.0.1"
+MEMORY_ROOT: Final = "/sluicemq"
+SMALL: Final = {
+    "mappedFileSizeCommitLog": str(8 * 1024 * 1024),
+    "mappedFileSizeConsumeQueue": "200000",
+    "mappedFileSizeTimerLog": str(1 << 20),
+    "brokerIP1": HOST,
+    "metricsExporterType": "DISABLE",
+}
+"""Files of a test's size; the largest message (4 MiB) fits."""
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class InlineExecutor(Executor):
+    """Does the work in place, so that nothing depends on how threads are scheduled."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        future: Future[T] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        return future
+
+
+class EmbeddedSluice(Sluice):
+    """A client of an embedded cluster; `servers` is the cluster, `clock` its time."""
+
+    def __init__(self, servers: "Servers", **options: Any) -> None:
+        super().__init__(
+            servers.name_server_address,
+            clock=servers.clock,
+            network=servers.network,
+            heartbeat_thread=False,
+            **options,
+        )
+        self.servers = servers
+
+    @property
+    def clock(self) -> VirtualClock:
+        """The virtual clock. Raises ConfigurationError when the cluster runs in real time."""
+        clock = self.servers.clock
+        if not isinstance(clock, VirtualClock):
+            raise ConfigurationError(
+                "this cluster runs in real time.", cure="Use embedded(clock=VirtualClock())."
+            )
+        return clock
+
+
+class Servers:
+    """A name server and brokers by name, to be stopped and started in a test."""
+
+    def __init__(
+        self,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        network: Network,
+        directory: str | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """`settings`: keys of a broker.conf for every broker. `directory`: None is memory."""
+        self.clock = clock
+        self.network = network
+        self.settings = dict(settings or {})
+        self.brokers: dict[str, Broker] = {}
+        self.files: dict[str, Files] = {}
+        """What each broker's files lie in; survives the broker."""
+        self._directory = directory
+        self._ports: dict[str, int] = {}
+        self._name_port = 0
+        self._clients: list[EmbeddedSluice] = []
+        self.name_server: NameServer | None = None
+
+    @property
+    def name_server_address(self) -> str:
+        """host:port of the name server."""
+        return f"{HOST}:{self._name_port}"
+
+    @property
+    def broker(self) -> Broker:
+        """The broker that was started first."""
+        return next(iter(self.brokers.values()))
+
+    async def start(self) -> None:
+        """Name server and one broker, `broker-a`."""
+        await self.start_name_server()
+        await self.start_broker()
+
+    async def start_name_server(self) -> None:
+        """At the address it had before. Raises ConfigurationError when it runs already."""
+        if self.name_server is not None:
+            raise ConfigurationError("the name server runs already.", cure="Stop it first.")
+        root = f"{self._directory or MEMORY_ROOT}/names"
+        config = NameServerConfig(
+            bind_address=HOST,
+            listen_port=self._name_port,
+            kv_config_path=f"{root}/kvConfig.json",
+            config_path=f"{root}/namesrv.properties",
+        )
+        server = NameServer(
+            config, clock=self.clock, files=self._files_of("names"), network=self.network
+        )
+        await server.start()
+        self.name_server, self._name_port = server, server.port
+
+    async def stop_name_server(self) -> None:
+        """Brokers and clients lose their connections to it."""
+        server, self.name_server = self.name_server, None
+        if server is not None:
+            await server.close()
+
+    async def start_broker(self, name: str = "broker-a", **settings: str) -> Broker:
+        """A broker with the files and the port it had before. `settings`: keys of a broker.conf.
+
+        Raises ConfigurationError for unknown keys and when it runs already.
+        """
+        if name in self.brokers:
+            raise ConfigurationError(f"the broker {name!r} runs already.", cure="Stop it first.")
+        keys = {
+            **SMALL,
+            "brokerName": name,
+            "bindAddress": HOST,
+            "listenPort": str(self._ports.get(name, 0)),
+            "namesrvAddr": self.name_server_address,
+            "storePathRootDir": f"{self._directory or MEMORY_ROOT}/{name}",
+            **self.settings,
+            **settings,
+        }
+        config, store, warnings = load_broker_config("", overrides=keys, environment={})
+        if warnings:
+            raise ConfigurationError(warnings[0], cure="See docs/configuration.md.")
+        if config.listen_port == 0:  # else its VIP port is two below, and nobody here needs it
+            config = dataclasses.replace(config, bind_address=HOST)
+        broker = Broker(
+            config,
+            store,
+            clock=self.clock,
+            files=self._files_of(name),
+            network=self.network,
+            executor=InlineExecutor() if self._directory is None else None,
+        )
+        await broker.start()
+        self.brokers[name] = broker
+        self._ports[name] = broker.port
+        return broker
+
+    async def stop_broker(self, name: str = "broker-a") -> None:
+        """Stops it in order; its files stay."""
+        await self.brokers.pop(name).close()
+
+    async def restart_broker(self, name: str = "broker-a", **settings: str) -> Broker:
+        """Stops and starts it, with other settings if they are given."""
+        await self.stop_broker(name)
+        return await self.start_broker(name, **settings)
+
+    def client(self, **options: Any) -> EmbeddedSluice:
+        """Another client (the arguments of `Sluice`), closed with the cluster at the latest."""
+        client = EmbeddedSluice(self, **options)
+        self._clients.append(client)
+        return client
+
+    async def close(self) -> None:
+        """Clients, then brokers, then the name server; all of them, whatever fails."""
+        async with contextlib.AsyncExitStack() as stack:
+            stack.push_async_callback(self.stop_name_server)
+            for name in self.brokers:
+                stack.push_async_callback(self.stop_broker, name)
+            for client in self._clients:
+                stack.push_async_callback(client.close)
+
+    def _files_of(self, name: str) -> Files:
+        if self._directory is not None:
+            return SYSTEM_FILES
+        if name not in self.files:
+            files = CrashableFiles()
+            files.clock = self.clock
+            self.files[name] = files
+        return self.files[name]
+
+
+@contextlib.asynccontextmanager
+async def embedded(
+    *,
+    clock: VirtualClock | None = None,
+    tcp: bool = False,
+    store: str | Path | None = None,
+    settings: Mapping[str, str] | None = None,
+    **client: Any,
+) -> AsyncIterator[EmbeddedSluice]:
+    """A name server, a broker and a client of them, for the time of the block.
+
+    `clock`: None is real time. `tcp`: free ports on loopback, for other processes and threads
+    (`mq.servers.name_server_address`). `store`: a directory; None keeps messages in memory.
+    `settings`: keys of a broker.conf (docs/configuration.md). `client`: arguments of `Sluice`.
+    Raises ConfigurationError for unknown keys, and for a clock in a loop that is not asyncio's.
+    """
+    network: Network = SOCKETS if tcp else MemoryNetwork()
+    servers = Servers(
+        clock=clock or SYSTEM_CLOCK,
+        network=network,
+        directory=None if store is None else str(store),
+        settings=settings,
+    )
+    if clock is not None:
+        clock.drive()
+    try:
+        with _passing(clock):
+            await servers.start()
+        mq = servers.client(**client)
+        try:
+            yield mq
+        finally:
+            with _passing(clock):
+                await servers.close()
+    finally:
+        if clock is not None:
+            clock.release()
+
+
+@contextlib.contextmanager
+def _passing(clock: VirtualClock | None) -> Any:
+    """Time passes when everybody waits, for the start and the end."""
+    if clock is None:
+        yield
+        return
+    stands_still, clock.stands_still = clock.stands_still, False
+    try:
+        yield
+    finally:
+        clock.stands_still = stands_still

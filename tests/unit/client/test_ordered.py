@@ -1,0 +1,332 @@
+# ruff: noqa: SIM117 - nested blocks show the order of events
+"""Consuming in order, piece by piece: leases by a manual clock, lanes, and readers that come and
+go; a scripted broker answers."""
+
+import asyncio
+import threading
+
+import pytest
+
+from sluicemq import Sluice
+from sluicemq.client.aio.leases import LEASE_S, TRUSTED_S, Leases
+from sluicemq.errors import RequestTimeoutError
+from sluicemq.model.topic import MessageQueue
+from sluicemq.protocol.bodies import decode_lock_batch, encode_locked_queues
+from sluicemq.protocol.command import Command
+from sluicemq.testing.broker import ManualClock
+
+QUEUE = MessageQueue("t", "broker-a", 0)
+OTHER = MessageQueue("t", "broker-a", 1)
+
+
+class Locks:
+    """Stands for the cluster: who has which queue."""
+
+    def __init__(self):
+        self.clock = ManualClock()
+        self.taken: set[MessageQueue] = set()
+        self.is_away = False
+        self.calls: list[tuple[int, tuple[MessageQueue, ...]]] = []
+
+    async def route(self, topic):
+        return None
+
+    def master(self, queue):
+        return queue.broker
+
+    async def call(self, address, command, timeout_s=None):
+        batch = decode_lock_batch(command.body)
+        self.calls.append((command.code, batch.queues))
+        if self.is_away:
+            raise RequestTimeoutError("no answer.")
+        held = [queue for queue in batch.queues if queue not in self.taken]
+        return Command(0, body=encode_locked_queues(held))
+
+
+@pytest.fixture
+def locks():
+    return Locks()
+
+
+@pytest.fixture
+def leases(locks):
+    lost: list[MessageQueue] = []
+    again: list[MessageQueue] = []
+    made = Leases(locks, "me", "g", on_lost=lost.append, on_held=again.append)
+    made.lost, made.again = lost, again
+    return made
+
+
+async def until(condition, timeout_s=5.0):
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+# --- leases
+
+
+async def test_a_queue_of_another_client_is_not_held(locks, leases):
+    locks.taken = {QUEUE}
+    assert not await leases.acquire(QUEUE)
+    assert not leases.is_held(QUEUE)
+    locks.taken = set()
+    assert await leases.acquire(QUEUE)
+    assert leases.is_held(QUEUE)
+
+
+async def test_a_lease_is_trusted_for_half_of_its_time_and_renewing_goes_on(locks, leases):
+    await leases.acquire(QUEUE)
+    locks.clock.advance(TRUSTED_S - 0.1)
+    assert leases.is_held(QUEUE)
+    locks.clock.advance(0.1)
+    assert not leases.is_held(QUEUE)
+    assert await leases.renew()
+    assert leases.is_held(QUEUE)
+    assert leases.again == [QUEUE]
+    assert leases.lost == []
+
+
+async def test_a_lease_that_another_client_may_have_had_meanwhile_is_lost(locks, leases):
+    """The broker says yes again, but what was read before may be handled by now."""
+    await leases.acquire(QUEUE)
+    locks.clock.advance(LEASE_S)
+    assert await leases.renew()
+    assert not leases.is_held(QUEUE)
+    assert leases.lost == [QUEUE]
+
+
+async def test_a_broker_that_does_not_answer_takes_nothing_away_until_the_time_is_over(
+    locks, leases
+):
+    await leases.acquire(QUEUE)
+    locks.is_away = True
+    locks.clock.advance(20)
+    assert not await leases.renew()
+    assert leases.is_held(QUEUE)
+    locks.clock.advance(10)
+    assert not leases.is_held(QUEUE)
+    assert leases.lost == []
+
+
+async def test_a_no_is_a_loss_at_once_and_the_other_queues_stay(locks, leases):
+    await leases.acquire(QUEUE)
+    await leases.acquire(OTHER)
+    locks.taken = {QUEUE}
+    assert await leases.renew()
+    assert leases.lost == [QUEUE]
+    assert not leases.is_held(QUEUE)
+    assert leases.is_held(OTHER)
+    assert locks.calls[-1] == (41, (QUEUE, OTHER)), "one request a broker"
+
+
+async def test_the_time_of_a_lease_begins_when_it_is_asked_for(locks, leases):
+    original = locks.call
+
+    async def slow(address, command, timeout_s=None):
+        answer = await original(address, command)
+        locks.clock.advance(5)
+        return answer
+
+    locks.call = slow
+    await leases.acquire(QUEUE)
+    locks.clock.advance(TRUSTED_S - 5)
+    assert not leases.is_held(QUEUE)
+
+
+async def test_giving_up_unlocks_once(locks, leases):
+    await leases.acquire(QUEUE)
+    await leases.release(QUEUE)
+    await leases.release(QUEUE)
+    assert [code for code, _ in locks.calls] == [41, 42]
+    assert not leases.is_held(QUEUE)
+
+
+# --- with a broker
+
+
+async def test_a_queue_is_locked_before_its_offset_is_asked_and_unlocked_after_its_commit(fake):
+    fake.topics["t"] = 1
+    fake.broker.put("t", 0, b"0")
+    async with Sluice(fake.name_server) as mq:
+        async with mq.subscribe("t", group="g", ordered=True) as stream:
+            await (await stream.receive()).ack()
+    codes = [code for code, fields in fake.broker.log if code in {41, 42, 14, 15}]
+    assert codes[0] == 41
+    assert codes.index(41) < codes.index(14)
+    assert codes[-1] == 42
+    assert fake.broker.committed["g", "t", 0] == 1
+    assert fake.broker.locks == {}
+
+
+async def test_a_queue_that_another_client_has_is_taken_within_a_second_of_its_release(fake):
+    fake.topics["t"] = 1
+    fake.broker.put("t", 0, b"0")
+    fake.broker.locks["g", QUEUE] = "another"
+    async with Sluice(fake.name_server) as mq:
+        async with mq.subscribe("t", group="g", ordered=True) as stream:
+            assert await stream.receive_many(1, 0.3) == []
+            pulls = [fields["topic"] for code, fields in fake.broker.log if code == 11]
+            assert "t" not in pulls, "it is not even read"
+            del fake.broker.locks["g", QUEUE]
+            async with asyncio.timeout(1.5):
+                await (await stream.receive()).ack()
+
+
+async def test_lanes_of_several_queues_run_beside_each_other_and_each_hands_out_one(fake):
+    fake.topics["t"] = 4
+    for n in range(12):
+        fake.broker.put("t", n % 4, b"%d" % n)
+    async with Sluice(fake.name_server) as mq:
+        async with mq.subscribe("t", group="g", ordered=True) as stream:
+            out = [await stream.receive() for _ in range(4)]
+            assert sorted(int(m.body) for m in out) == [0, 1, 2, 3]
+            assert await stream.receive_many(10, 0.1) == []
+            await out[0].ack()
+            following = await stream.receive()
+            assert following.queue == out[0].queue
+            assert int(following.body) == int(out[0].body) + 4
+
+
+async def test_a_stream_that_closes_puts_its_message_first_in_line_again(fake):
+    fake.topics["t"] = 1
+    for n in range(3):
+        fake.broker.put("t", 0, b"%d" % n)
+    async with Sluice(fake.name_server) as mq:
+        async with mq.subscribe("t", group="g", ordered=True) as one:
+            async with mq.subscribe("t", group="g", ordered=True) as two:
+                await (await one.receive()).ack()
+                assert (await one.receive()).body == b"1"
+                assert await two.receive_many(5, 0.1) == []
+                await one.close()
+                message = await two.receive()
+                assert message.body == b"1"
+
+
+async def test_a_worker_that_gives_up_waiting_takes_no_message_with_it(fake):
+    fake.topics["t"] = 2
+    async with Sluice(fake.name_server) as mq:
+        async with mq.subscribe("t", group="g", ordered=True) as stream:
+            impatient = asyncio.ensure_future(stream.receive())
+            patient = asyncio.ensure_future(stream.receive())
+            await asyncio.sleep(0.05)
+            impatient.cancel()
+            fake.broker.put("t", 0, b"0")
+            async with asyncio.timeout(5):
+                assert (await patient).body == b"0"
+
+
+async def test_a_queue_rests_after_a_failure_and_the_count_rises(fake):
+    fake.topics["t"] = 1
+    fake.broker.put("t", 0, b"0")
+    fake.broker.put("t", 0, b"1")
+    seen = []
+    loop = asyncio.get_running_loop()
+
+    async def handler(message):
+        seen.append((message.body, message.attempt, loop.time()))
+        if message.attempt < 3 and message.body == b"0":
+            raise ValueError("not yet")
+
+    async with Sluice(fake.name_server) as mq:
+        consumer = mq.consumer("g", handler, ordered=True, suspend_s=0.2).subscribe("t")
+        async with consumer:
+            await until(lambda: len(seen) == 4)
+    assert [(body, attempt) for body, attempt, _ in seen] == [
+        (b"0", 1), (b"0", 2), (b"0", 3), (b"1", 1),
+    ]  # fmt: skip
+    assert seen[1][2] - seen[0][2] >= 0.2
+    assert fake.broker.seen[36] == 0, "an ordered message is retried at its own place"
+
+
+async def test_a_dead_letter_that_cannot_be_stored_holds_its_queue(fake):
+    fake.topics["t"] = 1
+    fake.broker.put("t", 0, b"0")
+    fake.broker.put("t", 0, b"1")
+    fake.broker.script[310] = lambda command, peer: Command(14, remark="the disk is full")
+    seen = []
+
+    async def handler(message):
+        seen.append(message.body)
+        raise ValueError("never")
+
+    async with Sluice(fake.name_server) as mq:
+        consumer = mq.consumer("g", handler, ordered=True, suspend_s=0.05, max_reconsume_times=0)
+        async with consumer.subscribe("t"):
+            await until(lambda: len(seen) == 3)
+            assert set(seen) == {b"0"}
+            del fake.broker.script[310]
+            await until(lambda: b"1" in seen)
+    retries = [f for code, f in fake.broker.log if code == 310 and f["b"] == "%RETRY%g"]
+    assert {fields["l"] for fields in retries} == {"0"}
+
+
+async def test_a_running_handler_keeps_the_lock_until_it_is_done_when_the_queue_goes_away(fake):
+    fake.topics["t"] = 2
+    for n in range(4):
+        fake.broker.put("t", n % 2, b"%d" % n)
+    running, may_end = [], asyncio.Event()
+
+    async def handler(message):
+        running.append(message)
+        await may_end.wait()
+
+    async with Sluice(fake.name_server) as one, Sluice(fake.name_server) as two:
+        first = one.consumer("g", handler, ordered=True).subscribe("t")
+        async with first:
+            await until(lambda: len(running) == 2)
+            async with two.subscribe("t", group="g", ordered=True) as stream:
+                readers = one._members["g"].readers
+                await until(lambda: len([q for q in readers.queues if q.topic == "t"]) == 1)
+                (gone,) = {QUEUE, OTHER} - readers.queues
+                assert fake.broker.locks["g", gone] == one.client_id
+                assert await stream.receive_many(1, 0.3) == []
+                may_end.set()
+                async with asyncio.timeout(5):
+                    message = await stream.receive()
+                assert (message.queue, message.queue_offset) == (gone, 1)
+                assert fake.broker.locks["g", gone] == two.client_id
+
+
+async def test_a_coroutine_that_does_not_end_is_cancelled_and_its_queue_goes_to_others(fake):
+    fake.topics["t"] = 1
+    for n in range(3):
+        fake.broker.put("t", 0, b"%d" % n)
+    stuck = asyncio.Event()
+
+    async def handler(message):
+        if message.body == b"1":
+            stuck.set()
+            await asyncio.sleep(60)
+
+    async with Sluice(fake.name_server) as mq:
+        consumer = mq.consumer("g", handler, ordered=True).subscribe("t")
+        await consumer.start()
+        await stuck.wait()
+        await consumer.close(timeout_s=0.1)
+    assert fake.broker.committed["g", "t", 0] == 1
+    assert fake.broker.locks == {}
+
+
+async def test_a_thread_that_does_not_end_keeps_the_lock_and_what_was_done_is_committed(
+    fake, monkeypatch
+):
+    monkeypatch.setattr("sluicemq.client.aio.ordered.FINISH_S", 0.1)
+    fake.topics["t"] = 1
+    for n in range(3):
+        fake.broker.put("t", 0, b"%d" % n)
+    stuck, may_end = threading.Event(), threading.Event()
+
+    def handler(message):
+        if message.body == b"1":
+            stuck.set()
+            may_end.wait(10)
+
+    async with Sluice(fake.name_server) as mq:
+        consumer = mq.consumer("g", handler, ordered=True).subscribe("t")
+        await consumer.start()
+        await until(stuck.is_set)
+        await consumer.close(timeout_s=0.1)
+    may_end.set()
+    assert fake.broker.committed["g", "t", 0] == 1
+    assert fake.broker.locks == {("g", QUEUE): mq.client_id}

@@ -1,0 +1,257 @@
+# ruff: noqa: SIM117 - nested blocks show the order of events
+"""Messages that could not be handled, against a scripted broker: which requests leave, what counts
+as done when, and what the copy that a client sends by itself looks like."""
+
+import asyncio
+import logging
+
+import pytest
+
+from sluicemq import ConfigurationError, RetryLaterError, Sluice
+from sluicemq.client.core.retrying import RetryRules, first_topic, retry_copy, times_so_far
+from sluicemq.model.ids import Host
+from sluicemq.model.message import StoredMessage
+from sluicemq.net.dispatch import finish_answer
+from sluicemq.protocol.command import Command
+from sluicemq.record.codec import decode_properties, decompress
+
+
+def record(topic="t", times=0, body=b"x", **properties):
+    return StoredMessage(
+        topic=topic, queue_id=1, queue_offset=5, physical_offset=500, body=body,
+        properties={"UNIQ_KEY": "AB", **properties}, flag=3, sys_flag=0, born_time_ms=1,
+        born_host=Host("127.0.0.1", 1), store_time_ms=2, store_host=Host("127.0.0.1", 2),
+        reconsume_times=times, prepared_offset=0, broker="broker-a", size_bytes=100, body_crc=0,
+    )  # fmt: skip
+
+
+async def until(condition, timeout_s=5.0):
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def refuse(command, peer):
+    return Command(1, remark="look message by offset failed")
+
+
+def asked(fake, code):
+    return [fields for number, fields in fake.broker.log if number == code]
+
+
+async def failing(message):
+    raise ValueError("no")
+
+
+# --- the pure part
+
+
+def test_the_copy_says_where_it_came_from_and_how_often_it_has_come():
+    stored = record("%RETRY%g", 2, TAGS="A", KEYS="k", RETRY_TOPIC="t", ORIGIN_MESSAGE_ID="F00",
+                    DELAY="4", TRAN_MSG="true", WAIT="false", TIMER_DELAY_SEC="3")  # fmt: skip
+    copy = retry_copy(stored, "g", times_so_far(stored), 0, 16)
+    assert (copy.topic, copy.flag, copy.message_id) == ("%RETRY%g", 3, "AB")
+    assert (copy.reconsume_times, copy.reconsume_times_max) == (3, 16)
+    assert decode_properties(copy.properties.encode()) == {
+        "UNIQ_KEY": "AB", "TAGS": "A", "KEYS": "k", "RETRY_TOPIC": "t", "ORIGIN_MESSAGE_ID": "F00",
+        "DELAY": "5",
+    }  # fmt: skip
+
+
+def test_the_first_copy_takes_topic_and_id_from_where_the_message_lies():
+    stored = record()
+    properties = decode_properties(retry_copy(stored, "g", 0, 7, None).properties.encode())
+    assert properties["RETRY_TOPIC"] == "t"
+    assert properties["ORIGIN_MESSAGE_ID"] == stored.offset_message_id
+    assert properties["DELAY"] == "7"
+
+
+def test_a_copy_for_the_dead_letters_says_that_no_retry_is_allowed():
+    assert retry_copy(record(), "g", 0, -1, 16).reconsume_times_max == 0
+
+
+def test_a_large_body_is_compressed_again():
+    copy = retry_copy(record(body=b"y" * 10_000), "g", 0, 0, None)
+    assert len(copy.body) < 200
+    assert decompress(copy.body, copy.sys_flag) == b"y" * 10_000
+
+
+def test_a_dead_letter_is_counted_from_the_beginning_and_keeps_its_topic():
+    stored = record("%DLQ%g", 17, RETRY_TOPIC="t")
+    assert times_so_far(stored) == 0
+    assert first_topic(stored) == "%DLQ%g"
+    copy = retry_copy(stored, "u", times_so_far(stored), 0, None)
+    assert copy.reconsume_times == 1
+    assert decode_properties(copy.properties.encode())["RETRY_TOPIC"] == "%DLQ%g"
+
+
+def test_the_topic_is_restored_only_for_messages_of_a_retry_topic():
+    assert first_topic(record("%RETRY%g", 1, RETRY_TOPIC="t")) == "t"
+    assert first_topic(record("%RETRY%g", 1)) == "%RETRY%g"
+    assert first_topic(record("t", 0, RETRY_TOPIC="other")) == "t"
+
+
+@pytest.mark.parametrize(
+    "rules", [(-1, 0, 1.0), (2**31, 0, 1.0), (None, -2, 1.0), (None, 0, 0.0), (None, 0, 31.0)]
+)
+def test_rules_that_cannot_be_are_refused(rules):
+    with pytest.raises(ConfigurationError):
+        RetryRules(*rules)
+
+
+# --- with a broker
+
+
+async def test_a_handler_that_raises_sends_the_message_back_and_the_original_is_done(fake):
+    fake.topics["t"] = 1
+    for n in range(3):
+        fake.broker.put("t", 0, b"%d" % n, UNIQ_KEY=f"ID{n}")
+
+    async def handler(message):
+        if message.body == b"1":
+            raise ValueError("no")
+
+    async with Sluice(fake.name_server) as mq, mq.consumer("g", handler).subscribe("t"):
+        await until(lambda: asked(fake, 36))
+    (back,) = asked(fake, 36)
+    assert back == {
+        "offset": "1000", "group": "g", "delayLevel": "0", "originMsgId": "ID1",
+        "originTopic": "t", "unitMode": "false", "bname": "broker-a",
+    }  # fmt: skip
+    assert fake.broker.committed["g", "t", 0] == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "rules", "level", "times_max"),
+    [
+        (ValueError("x"), {}, "0", None),
+        (ValueError("x"), {"retry_delay_level": 4, "max_reconsume_times": 2}, "4", "2"),
+        (RetryLaterError(), {"retry_delay_level": 4}, "4", None),
+        (RetryLaterError(delay_level=0), {"retry_delay_level": 4}, "0", None),
+        (RetryLaterError(delay_level=-1), {}, "-1", None),
+    ],
+)
+async def test_the_delay_is_the_handlers_word_or_that_of_the_consumer(
+    fake, error, rules, level, times_max
+):
+    fake.topics["t"] = 1
+    fake.broker.put("t", 0, b"x")
+
+    async def handler(message):
+        raise error
+
+    async with Sluice(fake.name_server) as mq:
+        async with mq.consumer("g", handler, **rules).subscribe("t"):
+            await until(lambda: asked(fake, 36))
+    (back,) = asked(fake, 36)
+    assert (back["delayLevel"], back.get("maxReconsumeTimes")) == (level, times_max)
+
+
+async def test_only_an_unexpected_error_is_logged_with_its_trace(fake, caplog):
+    fake.topics["t"] = 1
+    fake.broker.put("t", 0, b"later")
+    fake.broker.put("t", 0, b"error")
+
+    async def handler(message):
+        raise RetryLaterError if message.body == b"later" else ValueError("unexpected")
+
+    with caplog.at_level(logging.WARNING, "sluicemq.client"):
+        async with Sluice(fake.name_server) as mq, mq.consumer("g", handler).subscribe("t"):
+            await until(lambda: len(asked(fake, 36)) == 2)
+    traced = [entry for entry in caplog.records if entry.exc_info]
+    assert [str(entry.exc_info[1]) for entry in traced] == ["unexpected"]
+
+
+async def test_when_the_broker_refuses_36_the_client_sends_the_copy(fake):
+    fake.topics["t"] = 1
+    fake.broker.put("t", 0, b"x", UNIQ_KEY="ID", TAGS="A")
+    fake.broker.script[36] = refuse
+    seen = []
+
+    async def handler(message):
+        seen.append((message.topic, message.reconsume_times, message.tag))
+        if len(seen) == 1:
+            raise ValueError("no")
+
+    async with Sluice(fake.name_server) as mq:
+        consumer = mq.consumer("g", handler, max_reconsume_times=5).subscribe("t", tags="A")
+        async with consumer:
+            await until(lambda: len(seen) == 2)
+    assert seen == [("t", 0, "A"), ("t", 1, "A")]
+    (sent,) = [fields for fields in asked(fake, 310) if fields["b"] == "%RETRY%g"]
+    assert (sent["a"], sent["j"], sent["l"]) == ("CLIENT_INNER_PRODUCER", "1", "5")
+    assert fake.broker.committed["g", "t", 0] == 1
+
+
+async def test_when_nothing_can_be_stored_the_offset_stays_and_the_handler_is_called_again(
+    fake, monkeypatch
+):
+    monkeypatch.setattr("sluicemq.client.aio.consumer.retry_delay_s", lambda attempt: 0.02)
+    fake.topics["t"] = 1
+    for n in range(3):
+        fake.broker.put("t", 0, b"%d" % n)
+    fake.broker.script[36] = refuse
+    fake.broker.script[310] = lambda command, peer: Command(14, remark="the disk is full")
+    attempts = []
+
+    async def handler(message):
+        if message.body == b"1":
+            attempts.append(message.attempt)
+            raise ValueError("never")
+
+    async with Sluice(fake.name_server) as mq, mq.consumer("g", handler).subscribe("t"):
+        await until(lambda: len(attempts) >= 3)
+    assert attempts[:3] == [1, 2, 3]
+    assert fake.broker.committed["g", "t", 0] == 1
+
+
+async def test_the_offset_waits_for_the_answer_of_the_send_back(fake):
+    """A commit in between must not pass the message."""
+    fake.topics["t"] = 1
+    fake.broker.put("t", 0, b"x")
+    waiting = []
+
+    def hold(command, peer):
+        waiting.append((command, peer))
+        return fake.broker.silence
+
+    fake.broker.script[36] = hold
+    async with Sluice(fake.name_server) as mq:
+        async with mq.subscribe("t", group="g") as stream:
+            message = await stream.receive()
+            rejecting = asyncio.ensure_future(message.reject())
+            await until(lambda: waiting)
+            readers = mq._members["g"].readers
+            assert readers.get(message.queue).in_flight.committable == 0
+            ((command, peer),) = waiting
+            peer.write(finish_answer(Command(0), command))
+            assert await rejecting
+            assert readers.get(message.queue).in_flight.committable == 1
+
+
+async def test_a_message_whose_queue_has_gone_is_not_sent_back(fake):
+    fake.topics["t"] = 1
+    fake.broker.put("t", 0, b"x")
+    async with Sluice(fake.name_server) as mq, mq.subscribe("t", group="g") as stream:
+        message = await stream.receive()
+        reader = mq._members["g"].readers.get(message.queue)
+        reader.move(0)
+        assert not await message.reject()
+    assert asked(fake, 36) == []
+
+
+async def test_a_consumer_without_retries_drops_what_is_rejected(fake, caplog):
+    """As broadcasting does: nobody else has to read it, and the rest goes on."""
+    fake.topics["t"] = 1
+    fake.broker.put("t", 0, b"x")
+    async with Sluice(fake.name_server) as mq:
+        consumer = mq.lite_pull("g")
+        await consumer.subscribe("t")
+        (message,) = await consumer.poll()
+        with caplog.at_level(logging.WARNING, "sluicemq.client"):
+            assert await message.reject()
+        await consumer.commit()
+        await consumer.close()
+    assert "no retries" in caplog.text
+    assert asked(fake, 36) == []
+    assert fake.broker.committed["g", "t", 0] == 1
