@@ -252,7 +252,8 @@ def of_the_moment(request: Command) -> set[str]:
     once."""
     fields = request.fields or {}
     properties = fields.get("i") or fields.get("properties") or ""
-    if any(name in properties for name in ("DELAY\x01", "TIMER_", "TRAN_MSG\x01")):  # its place among those that wait
+    if any(name in properties for name in ("DELAY\x01", "TIMER_", "TRAN_MSG\x01")):
+        # its place among those that wait
         return {"queueOffset"}
     made = {"transactionId"} if "UNIQ_KEY" not in (fields.get("i") or "") else set()
     return made | ({"queueOffset"} if "send-async" in fields.get("a", "") else set())

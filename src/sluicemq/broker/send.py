@@ -72,7 +72,8 @@ class Send:
         self._append = store.append
         self._append_batch = store.append_batch
         self._intake = intake
-        self._keep = turns.keep
+        self._plain = turns.plain
+        self._plain_of = turns.plain_of
         self._clock = clock
         self._unique_ids = unique_ids
         self._next_queue = 0
@@ -155,19 +156,18 @@ class Send:
                 return False
             if properties[-1:] != "\x02":
                 properties += "\x02"
-            start = properties.rfind("UNIQ_KEY\x01") + 9
-            unique_id = properties[start : properties.find("\x02", start)]
+            stored = (properties + self._suffix).encode("utf-8", "replace")
+            start = stored.rfind(b"UNIQ_KEY\x01") + 9
+            unique_id = stored[start : stored.find(2, start)]
             # Ids are letters and digits; anything else, or another name that ends so, is not plain.
             if (
                 start < 9
-                or (start > 9 and properties[start - 10] != "\x02")
+                or (start > 9 and stored[start - 10] != 2)
                 or not unique_id.isalnum()
+                or len(stored) > self._properties_max
             ):
                 return False
             tag = text.tag_code_in(properties) if "TAGS\x01" in properties else 0
-            stored = (properties + self._suffix).encode("utf-8", "replace")
-            if len(stored) > self._properties_max:
-                return False
             sys_flag = fields["f"]
             sys_flag = 0 if sys_flag == "0" else int(sys_flag)
             flag = fields["h"]
@@ -185,14 +185,17 @@ class Send:
         topic.messages_in += 1
         topic.bytes_in += size + len(stored) + topic.record_bytes
         self.sizes[(size - 1).bit_length()] += 1
+        answers = self._plain.get(peer)
+        if answers is None:
+            answers = self._plain_of(peer)
         if kind == FLAG_ONEWAY:
-            self._keep(peer, opaque, b"")
+            answers.append(b"")
             return True
         answer = self._answer_with_id % (
-            queue_id, unique_id.encode(), physical_offset, queue_offset, opaque
+            queue_id, unique_id, physical_offset, queue_offset, opaque
         )  # fmt: skip
         length = len(answer)
-        self._keep(peer, opaque, _pack_prefix(length + 4, length) + answer)
+        answers.append(_pack_prefix(length + 4, length) + answer)
         return True
 
     # ------------------------------------------------------------------------------ by the book

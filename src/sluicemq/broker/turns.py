@@ -48,8 +48,8 @@ class TurnStore(Protocol):
 RunSync = Callable[[Callable[[int | BaseException], None]], None]
 """Starts `store.sync()` elsewhere and calls back, in the loop's thread, with its end or error."""
 
-Held = tuple[Peer, int, bytes, bool]
-"""Connection, opaque, answer (b"" when none is wanted), whether it announces a new topic."""
+Held = tuple[Peer, bytes, bool]
+"""Connection, answer (b"" when none is wanted), whether it announces a new topic."""
 
 
 class Batch:
@@ -89,6 +89,8 @@ class Turns:
         self._held: list[Held] = []
         self._waiting: list[Held] = []  # for the fsync; `_held` is for the commit alone
         self._outgoing: dict[Peer, list[bytes]] = {}
+        self.plain: dict[Peer, list[bytes]] = {}
+        """The turn's answers that wait for the fsync and announce nothing; see `plain_of`."""
         self._news: Visible = []
         self._is_scheduled = False
         self._has_own = False
@@ -114,20 +116,18 @@ class Turns:
         if not self._is_scheduled:
             self.soon()
         answer, waits, announces = outcome
-        held = (peer, command.opaque, answer, announces)
+        held = (peer, answer, announces)
         if waits and self._run_sync is not None:
             self._waiting.append(held)
         else:
             self._held.append(held)
 
-    def keep(self, peer: Peer, opaque: int, answer: bytes) -> None:
-        """The same for an answer that waits for the fsync and announces nothing. HOT."""
-        if not self._is_scheduled:
-            self.soon()
-        if self._run_sync is None:
-            self._held.append((peer, opaque, answer, False))
-        else:
-            self._waiting.append((peer, opaque, answer, False))
+    def plain_of(self, peer: Peer) -> list[bytes]:
+        """The list of a connection in `plain`, where it has none yet: what is put there is held
+        like a `Durable` answer, without a call a message."""
+        self.soon()
+        answers = self.plain[peer] = []
+        return answers
 
     def own(self) -> None:
         """The broker itself has appended something: as `soon`, and it wants to be seen, also when
@@ -174,6 +174,7 @@ class Turns:
         self._is_scheduled = False
         held, self._held = self._held, []
         waiting, self._waiting = self._waiting, []
+        plain = self._take_plain()
         own, self._has_own = self._has_own, False
         self.turns += 1
         try:
@@ -184,15 +185,24 @@ class Turns:
                 log.exception("the commit of a turn failed")
             for undo in self.on_failed:
                 undo()
-            self._fail(held + waiting, error)
+            self._fail([*held, *waiting, *_listed(plain)], error)
             self.flush()
             return
         self._release(held, self._started_s)
+        if self._run_sync is None:
+            self._release_plain(plain)
+        else:
+            waiting += _listed(plain)
         self._wake_all()
         if waiting or ((held or own) and self._run_sync is not None):
             # Also for those alone that do not wait: others see their messages after the fsync.
             self._await_sync(waiting)
         self.flush()
+
+    def _take_plain(self) -> dict[Peer, list[bytes]]:
+        taken = self.plain.copy()
+        self.plain.clear()  # the dict stays: the hot path holds it
+        return taken
 
     def flush(self) -> None:
         """One write a connection with all that is ready for it."""
@@ -206,7 +216,7 @@ class Turns:
         outgoing = self._outgoing
         last: Peer | None = None
         frames: list[bytes] = []
-        for peer, _, answer, announces in answers:
+        for peer, answer, announces in answers:
             if announces and self._announce is not None:
                 self._announce(peer, answer)
                 continue
@@ -216,6 +226,18 @@ class Turns:
             if answer:
                 frames.append(answer)
         self._measure(self._clock.monotonic_s() - started_s, len(answers))
+
+    def _release_plain(self, plain: dict[Peer, list[bytes]]) -> None:
+        if not plain:
+            return
+        outgoing = self._outgoing
+        for peer, frames in plain.items():
+            if peer in outgoing:
+                outgoing[peer] += frames
+            else:
+                outgoing[peer] = frames
+        seconds = self._clock.monotonic_s() - self._started_s
+        self._measure(seconds, sum(map(len, plain.values())))
 
     def _measure(self, seconds: float, count: int) -> None:
         bucket = 0
@@ -266,7 +288,7 @@ class Turns:
                     "the fsync takes more than %s s: %d sends are answered FLUSH_DISK_TIMEOUT",
                     self._sync_timeout_s, len(batch.answers),
                 )  # fmt: skip
-                for peer, _, answer, _ in batch.answers:
+                for peer, answer, _ in batch.answers:
                     if answer:
                         self.write(peer, _late(answer))
         self.flush()
@@ -274,7 +296,7 @@ class Turns:
     @property
     def is_idle(self) -> bool:
         """Is no answer held?"""
-        return not (self._held or self._waiting or self._running or self._next)
+        return not (self._held or self._waiting or self.plain or self._running or self._next)
 
     # ------------------------------------------------------------------------------ failures
 
@@ -283,10 +305,15 @@ class Turns:
         code = ResponseCode.SERVICE_NOT_AVAILABLE if full else ResponseCode.SYSTEM_ERROR
         log.error("%d messages are refused: %s", len(answers), error)
         remark = f"the message was not stored: {error}"
-        for peer, opaque, answer, _ in answers:
+        for peer, answer, _ in answers:
             if answer:
+                opaque = decode(answer[4:]).opaque
                 failure = Command(code, {}, b"", opaque, FLAG_RESPONSE, remark, SERVER_LANGUAGE)
                 self.write(peer, encode(failure))
+
+
+def _listed(plain: dict[Peer, list[bytes]]) -> list[Held]:
+    return [(peer, answer, False) for peer, answers in plain.items() for answer in answers]
 
 
 def _late(answer: bytes) -> bytes:

@@ -15,7 +15,7 @@ CONSUME_QUEUE_UNIT_BYTES = 20
 INDEX_SLOTS = 5_000_000
 INDEX_ENTRIES_PER_SLOT = 4
 SMALL_LOG_FILE_BYTES = 64 * 1024 * 1024
-"""Log files below this size are those of tests: index files of 420 MB would be out of proportion."""
+"""Log files below this size are those of tests: index files of 420 MB would be too much there."""
 
 
 RATIO_LIMITS = {
@@ -81,6 +81,7 @@ class BrokerConfig:
     short_polling_ms: int = 1000
     notify_consumer_changes: bool = True
     server_side_reset: bool = True
+    store_replies: bool = True
     recall_enable: bool = False
     recall_when_read_only: bool = True
     reject_transactions: bool = False

@@ -13,8 +13,9 @@ files, nothing else" is the whole state, and a crash is undone by going back to 
 number of entries, position (`Mark`). The slots, which were overwritten meanwhile, are built again
 from the entries. Without a mark (a store that Java wrote) the headers say where to go on, after
 an orderly stop; after a crash files that RocketMQ's checkpoint does not vouch for are built again.
-Holes in an index that others wrote (a crash can make them there) are looked for in the background,
-and all is built again when a key is missing.
+Holes in an index that others wrote (a crash can make them there), and files that are missing
+though the mark counted them, are looked for in the background, and all is built again when a key is
+missing.
 """
 
 import logging
@@ -37,8 +38,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SLICE_BYTES: Final = 1 << 19
-"""Of the log, in one go: at most about 2,500 small messages, two milliseconds."""
+SLICE_BYTES: Final = 1 << 20
+"""Of the log, in one go: some 3,000 small messages, two milliseconds. In smaller slices the
+calls of NumPy, each with a price of its own, cost more than the work they do."""
 STEP_COST_BYTES: Final = 1 << 19
 """What one step of getting ready counts for."""
 QUERY_BACKLOG_MAX: Final = 16 << 20
@@ -46,11 +48,12 @@ QUERY_BACKLOG_MAX: Final = 16 << 20
 
 
 class IndexMark(NamedTuple):
-    """See `checkpoint.Mark`; all 0 where nothing is known."""
+    """See `checkpoint.Mark`; no offset where nothing is known."""
 
     offset: int = 0
     entries: int = 0
     file: int = 0
+    files: int = -1
 
 
 class KeyIndex:
@@ -100,6 +103,8 @@ class KeyIndex:
             self._position = mark.offset
             if after_crash and last is not None:
                 self._restore(last, min(mark.entries, last.geometry.entries))
+            if len(self._index_files) != mark.files:  # removed by retention, or missing?
+                self._proof = self._look_for_holes()
         self._position = max(self._position, self._log.start)
         if self._position >= end:
             self._position, self._skip = end, 0
@@ -365,8 +370,8 @@ class KeyIndex:
             return IndexMark()
         last = self._index_files[-1] if self._index_files else None
         if last is None:
-            return IndexMark(self._position)
-        return IndexMark(self._position, last.count, last.name)
+            return IndexMark(self._position, files=0)
+        return IndexMark(self._position, last.count, last.name, len(self._index_files))
 
     @property
     def is_synced(self) -> bool:

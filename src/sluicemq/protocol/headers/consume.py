@@ -168,7 +168,7 @@ class SendBackRequest:
 
 @header
 class QueryMessageRequest:
-    """12: by key, or by unique id when `is_unique_key` (times in milliseconds). Newer clients say it
+    """12: by key, or by unique id when `is_unique_key` (times in ms). Newer clients say it
     by `index_type`: K (key), U (unique id) or T (tag)."""
 
     topic: str = text("topic")
