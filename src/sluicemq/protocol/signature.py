@@ -9,6 +9,7 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from sluicemq.errors import ConfigurationError
@@ -30,11 +31,16 @@ def content(
     fields: Mapping[str, str], body: bytes | memoryview = b"", *, version: int | None = None
 ) -> bytes:
     """What is signed. `version` is the request's, for the server's side of the check."""
-    skipped = {SIGNATURE}
-    if version is not None and version <= UNSIGNED_UNIQUE_KEY_VERSION_MAX:
-        skipped.add(UNIQUE_KEY_QUERY)
-    names = sorted((name for name in fields if name not in skipped), key=_java_order)
-    return "".join(fields[name] for name in names).encode("utf-8", "replace") + bytes(body)
+    is_old = version is not None and version <= UNSIGNED_UNIQUE_KEY_VERSION_MAX
+    names = _signed_names(tuple(fields), is_old)
+    return "".join([fields[name] for name in names]).encode("utf-8", "replace") + bytes(body)
+
+
+@lru_cache(maxsize=1024)
+def _signed_names(names: tuple[str, ...], is_old: bool) -> tuple[str, ...]:
+    """Cached: the requests of a kind have the same fields."""
+    skipped = (SIGNATURE, UNIQUE_KEY_QUERY) if is_old else (SIGNATURE,)
+    return tuple(sorted((name for name in names if name not in skipped), key=_java_order))
 
 
 def sign(

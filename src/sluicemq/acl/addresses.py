@@ -1,0 +1,168 @@
+"""Address patterns of white lists (spec/acl).
+
+    *                    every address, IPv4 and IPv6
+    10.10.103.5          one address; a comma list of them
+    10.10.103.{1,5,9}    a set in the last part
+    10.10.*.*            stars at the end
+    10.10.103.20-30      a range; what follows it must be stars
+    2001:db8::1          IPv6, any spelling; sets, stars and ranges need all eight parts
+
+A pattern is a tuple of parts, each a set of ranges; an address is the tuple of its numbers.
+
+RocketMQ ignores what follows the first star or range (`10.*.1.1` is `10.*.*.*` there) and reads
+`::` before a star as one part: such patterns match more than they say and are refused, as are those
+that make every later request fail there (`10.0.0.0-0`, `*.168.1.1`). IPv6 patterns, which never
+match there, do here.
+"""
+
+import ipaddress
+from typing import Final, NamedTuple
+
+from sluicemq.errors import ConfigurationError
+
+IPV4_PARTS, IPV6_PARTS = 4, 8
+Ranges = tuple[tuple[int, int], ...]
+_EVERY: Final = ("*", "*.*.*.*", ":".join("*" * IPV6_PARTS))
+
+
+class Pattern(NamedTuple):
+    """What one entry of a white list matches; `parts` is empty for every address."""
+
+    text: str
+    parts: tuple[tuple[Ranges, ...], ...]
+
+    def matches(self, address: tuple[int, ...]) -> bool:
+        """Whether the address (`numbers_of`) is meant."""
+        if not self.parts:
+            return True
+        return any(
+            len(parts) == len(address)
+            and all(
+                any(low <= number <= high for low, high in ranges)
+                for number, ranges in zip(address, parts, strict=True)
+            )
+            for parts in self.parts
+        )
+
+    @property
+    def is_everybody(self) -> bool:
+        """Whether every address matches."""
+        return not self.parts
+
+
+def numbers_of(host: str) -> tuple[int, ...]:
+    """The parts of an address as numbers; () for what is no address. IPv4 in IPv6 is IPv4."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0].strip("[]"))
+    except ValueError:
+        return ()
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    packed = address.packed
+    if len(packed) == IPV4_PARTS:
+        return tuple(packed)
+    return tuple(int.from_bytes(packed[at : at + 2], "big") for at in range(0, len(packed), 2))
+
+
+def parse_pattern(text: str) -> Pattern:
+    """Blanks around it do not count. Raises ConfigurationError with the cure."""
+    text = text.strip()
+    if text in _EVERY:
+        return Pattern(text, ())
+    if "{" in text or "}" in text:
+        return Pattern(text, (_parse_set(text),))
+    if "," in text:
+        return Pattern(text, tuple(_exact(part, text) for part in text.split(",")))
+    if "*" in text or "-" in text:
+        return Pattern(text, (_parse_wild(text),))
+    return Pattern(text, (_exact(text, text),))
+
+
+def _exact(address: str, whole: str) -> tuple[Ranges, ...]:
+    numbers = () if "%" in address or "[" in address else numbers_of(address)
+    if not numbers:
+        raise _refused(
+            whole,
+            f"{address!r} is no IP address",
+            "Write addresses such as 10.10.103.5 or 2001:db8::1, without port, host name, blanks,"
+            " leading zeros or a /mask.",
+        )
+    return tuple(((number, number),) for number in numbers)
+
+
+def _split(text: str) -> tuple[list[str], int, int]:
+    """Parts, the base of their numbers, the largest number. Only patterns in full."""
+    is_six = ":" in text
+    parts = text.split(":") if is_six else text.split(".")
+    count = IPV6_PARTS if is_six else IPV4_PARTS
+    if len(parts) != count or "" in parts:
+        cure = (
+            "Write all eight parts of an IPv6 pattern: RocketMQ reads :: before a star as one part."
+            if is_six
+            else "Write four parts, such as 10.10.103.*."
+        )
+        raise _refused(text, f"it has not {count} parts", cure)
+    return parts, 16 if is_six else 10, 0xFFFF if is_six else 0xFF
+
+
+def _number(part: str, base: int, limit: int, text: str) -> int:
+    try:
+        value = int(part, base) if part.isascii() and part.isalnum() else -1
+    except ValueError:
+        value = -1
+    if not 0 <= value <= limit or (base == 10 and part != str(value)):
+        shown = f"{limit:x}" if base == 16 else str(limit)
+        raise _refused(text, f"{part!r} is no number from 0 to {shown}", "Write it so.")
+    return value
+
+
+def _parse_set(text: str) -> tuple[Ranges, ...]:
+    head, brace, rest = text.partition("{")
+    if not brace or not rest.endswith("}") or "{" in rest or rest.count("}") != 1:
+        raise _refused(text, "a set {…} stands in the last part alone", "Write 10.10.103.{1,5,9}.")
+    parts, base, limit = _split(head + "0")
+    ranges = [_single(_number(part, base, limit, text)) for part in parts[:-1]]
+    ends = [_number(part, base, limit, text) for part in rest[:-1].split(",")]
+    return (*ranges, tuple((number, number) for number in ends))
+
+
+def _single(number: int) -> Ranges:
+    return ((number, number),)
+
+
+def _parse_wild(text: str) -> tuple[Ranges, ...]:
+    parts, base, limit = _split(text)
+    found: list[Ranges] = []
+    is_open = False
+    for index, part in enumerate(parts):
+        if part == "*" and index:
+            is_open = True
+            found.append(((0, limit),))
+        elif is_open:
+            raise _refused(
+                text,
+                f"{part!r} stands behind a star or a range, and RocketMQ would ignore it",
+                "Write stars in all parts that follow.",
+            )
+        elif "-" in part:
+            is_open = True
+            found.append((_range(part, base, limit, text),))
+        elif part == "*":
+            raise _refused(text, "it begins with a star", 'Write "*" for every address.')
+        else:
+            found.append(_single(_number(part, base, limit, text)))
+    return tuple(found)
+
+
+def _range(part: str, base: int, limit: int, text: str) -> tuple[int, int]:
+    low, _, high = part.partition("-")
+    ends = _number(low, base, limit, text), _number(high, base, limit, text)
+    if ends[0] > ends[1] or ends == (0, 0):
+        raise _refused(
+            text, f"{part!r} is no range", "Write the smaller number first, such as 1-9."
+        )
+    return ends
+
+
+def _refused(text: str, why: str, cure: str) -> ConfigurationError:
+    return ConfigurationError(f"The address pattern {text!r} is refused: {why}.", cure=cure)

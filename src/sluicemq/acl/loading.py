@@ -1,0 +1,269 @@
+"""`plain_acl.yml` as rules.
+
+Every scalar is its own text: `secretKey: 12345678` and `01234567` are what they look like. Unknown
+keys, words and shapes are errors with a line and a cure, never a silent denial. Tabs, which YAML
+forbids and articles have, are read as blanks, with a warning.
+
+The YAML is taken from libyaml's events, not from objects: no tags are followed, aliases are
+refused, and nesting is bounded, so a file cannot be a bomb.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, TypeVar
+
+import yaml  # type: ignore[import-untyped]
+
+from sluicemq.acl.addresses import Pattern, parse_pattern
+from sluicemq.acl.rules import GROUP_PREFIX, Account, Permission, Rules, parse_permission
+from sluicemq.errors import ConfigurationError
+
+T = TypeVar("T")
+KEY_UNITS_MIN: Final = 7
+"""Of accessKey and secretKey, in UTF-16 units (RocketMQ: longer than 6)."""
+DEPTH_MAX: Final = 8
+TEXT_BYTES_MAX: Final = 16 << 20
+_TABS: Final = re.compile(
+    r"^[ \t]*\t[ \t]*|(?<=[:\-])[ ]*\t[ \t]*|[ \t]*\t[ \t]*(?=#|$)", re.MULTILINE
+)
+_YES: Final = ("true", "yes", "on")
+_NO: Final = ("false", "no", "off")
+_LOADER: Final[Any] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+
+
+class Node(NamedTuple):
+    """A YAML value and its line: text, a list of nodes, or a dict of nodes by key."""
+
+    value: Any
+    line: int
+    is_plain: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """`key:` without a value, or `~` or `null`."""
+        return self.is_plain and self.value in ("", "~", "null", "Null", "NULL")
+
+
+class Loaded(NamedTuple):
+    """The rules of a file, and what its owner should know."""
+
+    rules: Rules
+    warnings: tuple[str, ...]
+
+
+def load_rules(text: str, name: str) -> Loaded:
+    """`name` is the file, for messages. Raises ConfigurationError naming line and cure."""
+    if len(text) > TEXT_BYTES_MAX:
+        raise ConfigurationError(
+            f"{name} has {len(text)} characters, the limit is {TEXT_BYTES_MAX}.",
+            cure="Split it into several files below conf/acl.",
+        )
+    warnings: list[str] = []
+    if "\t" in text:
+        text = _without_tabs(text, name, warnings)
+    root = _Builder(name).build(text)
+    if root is None:
+        return Loaded(Rules(), tuple(warnings))
+    return Loaded(_Reader(name).rules(root), tuple(warnings))
+
+
+def _without_tabs(text: str, name: str, warnings: list[str]) -> str:
+    lines: list[int] = []
+
+    def blanks(found: re.Match[str]) -> str:
+        lines.append(text.count("\n", 0, found.start()) + 1)
+        return found[0].replace("\t", "    " if found[0].strip(" ") else "  ")
+
+    changed = _TABS.sub(blanks, text)
+    if lines:
+        where = ", ".join(map(str, lines[:5])) + (" …" if len(lines) > 5 else "")
+        warnings.append(
+            f"{name} has tabs in line {where}: they are read as blanks; RocketMQ refuses the file."
+            " Replace them by blanks."
+        )
+    return changed
+
+
+class _Builder:
+    """YAML events -> nodes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def build(self, text: str) -> Node | None:
+        """The document; None when there is none. Raises ConfigurationError."""
+        try:
+            events = iter(yaml.parse(text, Loader=_LOADER))
+            root = None
+            documents = 0
+            for event in events:
+                if isinstance(event, yaml.DocumentStartEvent):
+                    documents += 1
+                    if documents > 1:
+                        raise self._wrong(event, "a second document begins", "Write one document.")
+                    root = self._node(next(events), events, 0)
+        except yaml.YAMLError as error:
+            raise self._broken(error) from None
+        return None if root is None or root.is_empty else root
+
+    def _node(self, event: Any, events: Iterator[Any], depth: int) -> Node:
+        line = event.start_mark.line + 1
+        if isinstance(event, yaml.AliasEvent):
+            raise self._wrong(
+                event, f"*{event.anchor} is a YAML alias", 'Put a star in quotes: "*".'
+            )
+        if event.tag is not None and event.tag != "!":
+            raise self._wrong(event, f"the tag {event.tag} is not allowed", "Remove it.")
+        if depth > DEPTH_MAX:
+            raise self._wrong(
+                event, f"it is nested deeper than {DEPTH_MAX}", "See docs/security.md."
+            )
+        if isinstance(event, yaml.ScalarEvent):
+            return Node(event.value, line, event.style in (None, ""))
+        if isinstance(event, yaml.SequenceStartEvent):
+            return Node(list(self._items(events, yaml.SequenceEndEvent, depth)), line)
+        mapping: dict[str, Node] = {}
+        for key in self._items(events, yaml.MappingEndEvent, depth):
+            value = self._node(next(events), events, depth + 1)
+            if not isinstance(key.value, str):
+                raise self._wrong(event, "a key is no text", "See docs/security.md.")
+            mapping[key.value] = value
+        return Node(mapping, line)
+
+    def _items(self, events: Iterator[Any], end: type[Any], depth: int) -> Iterator[Node]:
+        for event in events:
+            if isinstance(event, end):
+                return
+            yield self._node(event, events, depth + 1)
+
+    def _wrong(self, event: Any, why: str, cure: str) -> ConfigurationError:
+        return ConfigurationError(f"{self._name}:{event.start_mark.line + 1}: {why}.", cure=cure)
+
+    def _broken(self, error: yaml.YAMLError) -> ConfigurationError:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+        return ConfigurationError(
+            f"{self._name}{line} is no YAML: {problem}.",
+            cure='Check the indentation there (blanks, no tabs), and put "*" and text with ": " or'
+            " # in quotes.",
+        )
+
+
+class _Reader:
+    """Nodes -> rules."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def rules(self, root: Node) -> Rules:
+        fields = self._mapping(root, "the file", ("globalWhiteRemoteAddresses", "accounts"),
+                               ("dataVersion",))  # fmt: skip
+        entries = self._list(fields.get("globalWhiteRemoteAddresses"), "a list of addresses")
+        white = [pattern for node in entries if (pattern := self._white(node)) is not None]
+        accounts: dict[str, Account] = {}
+        for node in self._list(fields.get("accounts"), "a list of accounts"):
+            account = self._account(node)
+            accounts.setdefault(account.access_key, account)
+        return Rules(accounts, tuple(white))
+
+    def _account(self, node: Node) -> Account:
+        fields = self._mapping(
+            node,
+            "an account",
+            ("accessKey", "secretKey", "whiteRemoteAddress", "admin", "defaultTopicPerm",
+             "defaultGroupPerm", "topicPerms", "groupPerms"),
+        )  # fmt: skip
+        return Account(
+            self._key(fields, "accessKey", node),
+            self._key(fields, "secretKey", node),
+            self._white(fields.get("whiteRemoteAddress")),
+            self._flag(fields.get("admin")),
+            self._default(fields.get("defaultTopicPerm")),
+            self._default(fields.get("defaultGroupPerm")),
+            {
+                **self._permissions(fields.get("groupPerms"), GROUP_PREFIX),
+                **self._permissions(fields.get("topicPerms"), ""),
+            },
+            f"{self._name}:{node.line}",
+        )
+
+    def _key(self, fields: Mapping[str, Node], name: str, account: Node) -> str:
+        node = fields.get(name)
+        text = "" if node is None or node.is_empty else self._text(node, name)
+        units = len(text.encode("utf-16-le", "surrogatepass")) // 2
+        if units < KEY_UNITS_MIN:
+            line = account.line if node is None else node.line
+            raise ConfigurationError(
+                f"{self._name}:{line}: {name} has {units} characters.",
+                cure=f"Write at least {KEY_UNITS_MIN}.",
+            )
+        return text
+
+    def _white(self, node: Node | None) -> Pattern | None:
+        if node is None or node.is_empty:
+            return None
+        text = self._text(node, "an address").strip()
+        return self._at(node, parse_pattern, text) if text else None
+
+    def _flag(self, node: Node | None) -> bool:
+        if node is None:
+            return False
+        word = self._text(node, "admin").lower()
+        if word not in (*_YES, *_NO):
+            raise self._wrong(node, f"admin is {word!r}", "Write true or false.")
+        return word in _YES
+
+    def _default(self, node: Node | None) -> Permission:
+        if node is None or node.is_empty:
+            return Permission.NOTHING
+        return self._at(node, parse_permission, self._text(node, "a permission"))
+
+    def _permissions(self, node: Node | None, prefix: str) -> dict[str, Permission]:
+        found: dict[str, Permission] = {}
+        for item in self._list(node, "a list of name=permission"):
+            text = self._text(item, "name=permission")
+            name, equals, word = text.partition("=")
+            if not equals or not name.strip() or "=" in word:
+                raise self._wrong(
+                    item, f"{text!r} is not name=permission", "Write for instance topicA=PUB|SUB."
+                )
+            found[prefix + name.strip()] = self._at(item, parse_permission, word)
+        return found
+
+    # --- shapes
+
+    def _mapping(
+        self, node: Node, what: str, known: tuple[str, ...], ignored: tuple[str, ...] = ()
+    ) -> dict[str, Node]:
+        if not isinstance(node.value, dict):
+            raise self._wrong(node, f"{what} must be `key: value` lines", "See docs/security.md.")
+        for key, value in node.value.items():
+            if key not in known and key not in ignored:
+                raise self._wrong(
+                    value, f"{key!r} is no key of {what}", f"The keys are {', '.join(known)}."
+                )
+        return dict(node.value)
+
+    def _list(self, node: Node | None, what: str) -> list[Node]:
+        if node is None or node.is_empty:
+            return []
+        if not isinstance(node.value, list):
+            raise self._wrong(node, f"there must be {what}", "Begin each line with a dash.")
+        return list(node.value)
+
+    def _text(self, node: Node, what: str) -> str:
+        if not isinstance(node.value, str):
+            raise self._wrong(node, f"{what} must be text", "Write a single value.")
+        return node.value
+
+    def _at(self, node: Node, parse: Callable[[str], T], text: str) -> T:
+        try:
+            return parse(text)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{self._name}:{node.line}: {error.fact}.", cure=error.cure
+            ) from None
+
+    def _wrong(self, node: Node, why: str, cure: str) -> ConfigurationError:
+        return ConfigurationError(f"{self._name}:{node.line}: {why}.", cure=cure)
