@@ -59,7 +59,7 @@ class TraceWriter:
                 await self._cluster.route(self.tracing.topic)
                 await self._producer.send(batch.message)
             except Exception as error:  # noqa: BLE001 - a trace must not disturb what it tells of
-                self.tracing.lost(batch.count)
+                self.tracing.lost(batch.record_count)
                 self._warn(error)
                 return False
         return True
@@ -80,7 +80,8 @@ class TraceWriter:
                 while self.tracing and await self.flush():
                     pass
         except TimeoutError:
-            self.tracing.lost(len(self.tracing))
+            pass
+        self.tracing.lost(len(self.tracing))
         await self._producer.close(0.1)
         if self.tracing.dropped:
             _log.warning("%d trace records were not written", self.tracing.dropped)

@@ -1,6 +1,6 @@
 """What a client notes while it works, and the trace messages that are made of it.
 
-    producer, consumer --hooks--> Tracing (bounded, in memory) --take--> writer (aio or sync) --> topic
+    producer, consumer --hooks--> Tracing (bounded, in memory) --take--> writer --> topic
 
 A hook appends a small tuple and wakes the writer; everything that costs (splitting properties,
 text) is done by the writer. What exceeds `COUNT_MAX` is dropped and counted: a trace that cannot be
@@ -94,7 +94,7 @@ class TraceMessage(NamedTuple):
     """A message to send, and how many records it tells."""
 
     message: Message
-    count: int
+    record_count: int
 
 
 class Tracing:

@@ -59,7 +59,7 @@ class TraceWriter:
             try:
                 self._send(batch.message)
             except Exception as error:  # noqa: BLE001 - a trace must not disturb what it tells of
-                self.tracing.lost(batch.count)
+                self.tracing.lost(batch.record_count)
                 level = logging.DEBUG if self._has_warned else logging.WARNING
                 self._has_warned = True
                 _log.log(level, "traces cannot be written%s: %s", hint(error), error)
@@ -75,6 +75,7 @@ class TraceWriter:
             self._full.set()
             self._work.set()
             thread.join(_CLOSE_S)
+        self.tracing.lost(len(self.tracing))
         if self.tracing.dropped:
             _log.warning("%d trace records were not written", self.tracing.dropped)
 

@@ -1,0 +1,336 @@
+"""Which messages have had their effects: a table beside the effects, in the same database.
+
+    BEGIN; INSERT consumer, topic, key, or nothing when that is there; the handler's work; COMMIT
+
+RocketMQ delivers at least once. A row that is written in the transaction of the work makes the
+effects exactly once: before the commit there is neither, after it the row turns every further
+delivery away. Two deliveries at the same time meet at the row: the database lets the second insert
+wait until the first transaction has ended. So there is no state here but the table, and processes
+may share it.
+
+How "insert or nothing" is said: SQLite and PostgreSQL ON CONFLICT DO NOTHING, MySQL and MariaDB
+INSERT IGNORE. Comparison has to be exact, as a key taken for another one loses a message: MySQL
+gets a binary collation, and what databases do not keep apart (spaces at the end, NUL) or is longer
+than the column stands there as its SHA-256.
+
+SQLite has one writer at a time, and its waiting is unfair: here the threads (or tasks) of a process
+wait in line for it. A file of ours is in WAL mode and waits 30 s for other processes.
+
+`sqlalchemy` is an extra of its own (`sluicemq[sql]`): this module is loaded by who uses it.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import timedelta
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from sluicemq.client.engines import Database, async_engine, blocking_engine
+from sluicemq.clock import SYSTEM_CLOCK, Clock
+from sluicemq.errors import ConfigurationError
+
+_log = logging.getLogger("sluicemq.client")
+
+DEFAULT_TABLE: Final = "sluicemq_consumed"
+DEFAULT_KEEP: Final = timedelta(days=30)
+CLEAN_EVERY_S: Final = 3600.0
+KEY_CHARACTERS_MAX: Final = 255
+_TOPIC_CHARACTERS_MAX: Final = 127
+_IGNORING: Final = frozenset({"mysql", "mariadb"})
+_NOTHING: Final[dict[str, Callable[[sa.Table], sqlite.Insert | postgresql.Insert]]] = {
+    "sqlite": sqlite.insert,
+    "postgresql": postgresql.insert,
+}
+
+
+def consumed_table(metadata: sa.MetaData, name: str = DEFAULT_TABLE) -> sa.Table:
+    """The table in your own metadata, for a project that keeps its schema by migrations."""
+
+    def text(length: int) -> sa.types.TypeEngine[str]:
+        exact = mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin")
+        return sa.String(length).with_variant(exact, "mysql", "mariadb")
+
+    return sa.Table(
+        name,
+        metadata,
+        sa.Column("consumer", text(KEY_CHARACTERS_MAX), primary_key=True),
+        sa.Column("topic", text(_TOPIC_CHARACTERS_MAX), primary_key=True),
+        sa.Column("message_key", text(KEY_CHARACTERS_MAX), primary_key=True),
+        sa.Column("consumed_ms", sa.BigInteger, nullable=False),
+        sa.Index(f"{name}_by_time", "consumed_ms"),
+    )
+
+
+def exact_key(text: str, length_max: int = KEY_CHARACTERS_MAX) -> str:
+    """What stands in a column for a text: itself, or its SHA-256 (see the module)."""
+    if len(text) <= length_max and text == text.strip() and "\0" not in text:
+        return text
+    return f"sha256:{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()}"
+
+
+class _Statements:
+    """What is said to the database, for one dialect. Raises ConfigurationError for an unknown
+    one."""
+
+    def __init__(
+        self, dialect: str, table: str, keep: timedelta | None, create: bool, clock: Clock
+    ) -> None:
+        if dialect not in _NOTHING and dialect not in _IGNORING:
+            raise ConfigurationError(
+                f"idempotent consuming does not know the database {dialect!r}.",
+                cure="Use SQLite, PostgreSQL, MySQL or MariaDB.",
+            )
+        if keep is not None and keep <= timedelta(0):
+            raise ConfigurationError(
+                f"keep is {keep}: no key would be kept.",
+                cure="Use a timedelta above zero, or None.",
+            )
+        self.metadata = sa.MetaData()
+        self.table = consumed_table(self.metadata, table)
+        self.dialect = dialect
+        self._create = create
+        self._keep = keep
+        self._clock = clock
+        self._clean_s = clock.monotonic_s() + CLEAN_EVERY_S
+
+    def claim(self, consumer: str, topic: str, key: str) -> sa.Insert:
+        """The insert that leaves a row which is there as it is."""
+        row = {
+            "consumer": exact_key(consumer),
+            "topic": exact_key(topic, _TOPIC_CHARACTERS_MAX),
+            "message_key": exact_key(key),
+            "consumed_ms": self._clock.now_ms(),
+        }
+        statement: sa.Insert = (
+            mysql.insert(self.table).prefix_with("IGNORE").values(row)
+            if self.dialect in _IGNORING
+            else _NOTHING[self.dialect](self.table).values(row).on_conflict_do_nothing()
+        )
+        return statement.execution_options(preserve_rowcount=True)  # else an insert may not have it
+
+    def clean(self, older_than: timedelta | None) -> sa.Delete | None:
+        """Forgets old keys; None when they are kept for ever."""
+        age = older_than if older_than is not None else self._keep
+        if age is None:
+            return None
+        end_ms = self._clock.now_ms() - round(age.total_seconds() * 1000)
+        return sa.delete(self.table).where(self.table.c.consumed_ms < end_ms)
+
+    @property
+    def is_cleaning_due(self) -> bool:
+        """Whether it is time; then not for a while."""
+        now_s = self._clock.monotonic_s()
+        if self._keep is None or now_s < self._clean_s:
+            return False
+        self._clean_s = now_s + CLEAN_EVERY_S
+        return True
+
+    def prepare(self, connection: sa.Connection) -> None:
+        """Makes the table. Raises ConfigurationError for a connection without transactions."""
+        is_loose = getattr(connection.dialect, "detect_autocommit_setting", lambda _: False)
+        if is_loose(connection.connection.dbapi_connection):
+            raise ConfigurationError(
+                "the engine commits every statement by itself (AUTOCOMMIT): a key and the work "
+                "for it could not be one transaction.",
+                cure="Give an engine with the isolation level of its database.",
+            )
+        if self._create:
+            self.metadata.create_all(connection)
+
+    def has_table(self, connection: sa.Connection) -> bool:
+        return sa.inspect(connection).has_table(self.table.name)
+
+
+class Ledger:
+    """The table for handlers that are plain functions.
+
+    `database`: a path (SQLite), a URL or an `Engine`. `table`: its name, made when it is not there
+    unless `create` is False. `keep`: how long keys are remembered; None for ever. Safe to share
+    between threads. Raises ConfigurationError for what cannot be a database.
+    """
+
+    def __init__(
+        self,
+        database: Database | sa.Engine,
+        *,
+        table: str = DEFAULT_TABLE,
+        keep: timedelta | None = DEFAULT_KEEP,
+        create: bool = True,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.engine = database if isinstance(database, sa.Engine) else blocking_engine(database)
+        self._statements = _Statements(self.engine.dialect.name, table, keep, create, clock)
+        self._is_ready = False
+        self._preparing = threading.Lock()
+        self._line = _line(self.engine.dialect.name, threading.Lock)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        """A connection in a transaction: committed at the end of the block, rolled back when it
+        raises. For a handler's work beside `claim`."""
+        self._ready()
+        with self._line, self.engine.begin() as connection, _kept_open(connection):
+            yield connection
+        if self._statements.is_cleaning_due:
+            try:
+                self.clean()
+            except sa.exc.SQLAlchemyError as error:
+                _warn_uncleaned(error)
+
+    def claim(self, connection: sa.Connection, consumer: str, topic: str, key: str) -> bool:
+        """Whether this key is new to the consumer: then it is noted, in the transaction of the
+        connection. Waits while another transaction that has noted it is open."""
+        return _is_new(connection.execute(self._statements.claim(consumer, topic, key)))
+
+    def clean(self, older_than: timedelta | None = None) -> int:
+        """Forgets keys that are older than `keep` (or the age given); how many. Happens by itself
+        about once an hour."""
+        self._ready()
+        statement = self._statements.clean(older_than)
+        if statement is None:
+            return 0
+        with self._line, self.engine.begin() as connection:
+            return connection.execute(statement).rowcount
+
+    def close(self) -> None:
+        """Closes the engine's idle connections."""
+        self.engine.dispose()
+
+    def _ready(self) -> None:
+        if not self._is_ready:
+            with self._preparing:
+                self._prepare()
+
+    def _prepare(self) -> None:
+        if self._is_ready:
+            return
+        try:
+            with self.engine.begin() as connection:
+                self._statements.prepare(connection)
+        except sa.exc.DBAPIError:  # another process may have been faster
+            with self.engine.connect() as connection:
+                if not self._statements.has_table(connection):
+                    raise
+        self._is_ready = True
+
+
+class AsyncLedger:
+    """The table for handlers that are coroutine functions; otherwise as `Ledger`, with an
+    `AsyncEngine`."""
+
+    def __init__(
+        self,
+        database: Database | AsyncEngine,
+        *,
+        table: str = DEFAULT_TABLE,
+        keep: timedelta | None = DEFAULT_KEEP,
+        create: bool = True,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.engine = database if isinstance(database, AsyncEngine) else async_engine(database)
+        self._statements = _Statements(self.engine.dialect.name, table, keep, create, clock)
+        self._is_ready = False
+        self._preparing = asyncio.Lock()
+        self._line = _line(self.engine.dialect.name, asyncio.Lock)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[AsyncConnection]:
+        """As `Ledger.transaction`."""
+        await self._ready()
+        async with self._line, self.engine.begin() as connection:
+            with _kept_open(connection.sync_connection):
+                yield connection
+        if self._statements.is_cleaning_due:
+            try:
+                await self.clean()
+            except sa.exc.SQLAlchemyError as error:
+                _warn_uncleaned(error)
+
+    async def claim(self, connection: AsyncConnection, consumer: str, topic: str, key: str) -> bool:
+        """As `Ledger.claim`."""
+        return _is_new(await connection.execute(self._statements.claim(consumer, topic, key)))
+
+    async def clean(self, older_than: timedelta | None = None) -> int:
+        """As `Ledger.clean`."""
+        await self._ready()
+        statement = self._statements.clean(older_than)
+        if statement is None:
+            return 0
+        async with self._line, self.engine.begin() as connection:
+            return (await connection.execute(statement)).rowcount
+
+    async def close(self) -> None:
+        """Closes the engine's idle connections."""
+        await self.engine.dispose()
+
+    async def _ready(self) -> None:
+        if not self._is_ready:
+            async with self._preparing:
+                await self._prepare()
+
+    async def _prepare(self) -> None:
+        if self._is_ready:
+            return
+        try:
+            async with self.engine.begin() as connection:
+                await connection.run_sync(self._statements.prepare)
+        except sa.exc.DBAPIError:  # another process may have been faster
+            async with self.engine.connect() as connection:
+                if not await connection.run_sync(self._statements.has_table):
+                    raise
+        self._is_ready = True
+
+
+KINDS: Final = ((AsyncLedger, AsyncEngine), (Ledger, sa.Engine))
+"""For coroutine functions, for plain functions: the ledger and the engine."""
+
+
+def _is_new(result: sa.CursorResult[Any]) -> bool:
+    """Whether the row went in. Raises ConfigurationError for a driver that does not say so: no
+    answer must be taken for "was there before", which would lose the message."""
+    if result.rowcount not in (0, 1):
+        raise ConfigurationError(
+            f"the database driver says that {result.rowcount} rows were inserted, not 0 or 1.",
+            cure="Use another driver: psycopg, sqlite3, PyMySQL.",
+        )
+    return result.rowcount == 1
+
+
+def _line(dialect: str, lock: Any) -> Any:
+    """Where the transactions of this process wait for their turn."""
+    return lock() if dialect == "sqlite" else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _kept_open(connection: sa.Connection | None) -> Iterator[None]:
+    """Raises ConfigurationError when a handler has ended the transaction that is not its own; a
+    handler that fails beside that has its error, and this one is logged."""
+    assert connection is not None
+    transaction = connection.get_transaction()
+    try:
+        yield
+    except Exception:
+        if transaction is None or not transaction.is_active:
+            _log.error("%s", _ended_by_handler())
+        raise
+    if transaction is None or not transaction.is_active:
+        raise _ended_by_handler()
+
+
+def _ended_by_handler() -> ConfigurationError:
+    return ConfigurationError(
+        "the handler has ended the transaction of its message itself: its effects are no longer "
+        "exactly once.",
+        cure="Do not call commit or rollback on the connection; raise to roll back.",
+    )
+
+
+def _warn_uncleaned(error: Exception) -> None:
+    _log.warning("old keys of consumed messages could not be removed: %s", error)
