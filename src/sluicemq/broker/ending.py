@@ -124,10 +124,11 @@ class Ending:
         known = self._transactions.outcome_of(half)
         if known is None or known == outcome:
             return _success(command, "the transaction was ended before: nothing has changed")
-        return Command(
-            ResponseCode.ILLEGAL_OPERATION,
-            remark=f"the transaction was {OUTCOMES[known]} before: it stays so.",
-        )
+        log.warning(
+            "transaction %s was %s before and its producer says %s now: it stays so",
+            half.unique_id, OUTCOMES[known], OUTCOMES[outcome],
+        )  # fmt: skip
+        return _wrong(f"the transaction was {OUTCOMES[known]} before: it stays so.")
 
     # --- by hand
 

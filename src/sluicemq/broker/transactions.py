@@ -116,9 +116,12 @@ class Transactions:
         for offset, halves in self.reader.ops(op_start):
             table.op(offset, halves)
             done.update(half for half in halves if half >= half_start)
+        # All of them, then the ends: a half that is done may supersede one whose own op was lost.
         for half in self.reader.halves(half_start):
-            if half.offset not in done:
-                self._add(half)
+            self._add(half)
+        for offset in done:
+            table.close(offset)
+        self._owed = [offset for offset in self._owed if offset not in done]
         table.half_next = self.reader.end(HALF_TOPIC)
         table.op_next = self.reader.end(OP_TOPIC)
         if self._settings.is_read_only:

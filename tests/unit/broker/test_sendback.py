@@ -307,6 +307,20 @@ def test_without_autocreation_an_unknown_group_gets_26(broker, client):
     assert client.call(310, fields, b"x").code == 26
 
 
+def test_beyond_the_last_step_of_a_short_ladder_every_retry_waits_as_long_as_the_last():
+    short = dataclasses.replace(SMALL, delay_levels="1s 2s 5s 7s")
+    broker = SteppedBroker(store_config=short)
+    broker.core.groups.put(GroupConfig("G"))
+    client = broker.connect()
+    message = sent(broker, client)
+    for times, wait_s in enumerate((5, 7, 7, 7)):
+        assert give_back(client, message).code == 0
+        pass_time(broker, wait_s - 0.1)
+        assert read(client, RETRY, times) == []
+        pass_time(broker, 0.2)
+        (message,) = read(client, RETRY, times)
+
+
 def test_retries_survive_a_restart(broker, client):
     give_back(client, sent(broker, client))
     broker.close()
