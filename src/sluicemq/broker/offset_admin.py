@@ -1,0 +1,294 @@
+"""What operators do with the offsets of groups: 222 303 308 314 321.
+
+    222   send a group to another place of a topic: by time, to an offset, to the end
+    303   how old is what a group consumes now?
+    308   the least offset of all groups, queue by queue
+    314   give one group the offsets of another
+    321   the units of a queue as they are stored
+
+A reset is done here (`useServerSideResetOffset`, the default: `resets.py` says how it lasts), or by
+the consumers, who are told with 220. Then they have to be online, and one that does not know 220
+does nothing; that is what RocketMQ 4.x knows.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from sluicemq.broker.clients import Consumers
+from sluicemq.broker.groups import Groups
+from sluicemq.broker.longpoll import LongPolls
+from sluicemq.broker.offsets import Offsets
+from sluicemq.broker.outcomes import Announced
+from sluicemq.broker.settings import Settings
+from sluicemq.broker.topics import Topic, Topics
+from sluicemq.clock import Clock
+from sluicemq.errors import RequestError
+from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
+from sluicemq.net.server import Handler, Peer
+from sluicemq.protocol import bodies
+from sluicemq.protocol.codes import RequestCode, ResponseCode
+from sluicemq.protocol.command import Command
+from sluicemq.protocol.headers import (
+    CloneGroupOffsetRequest,
+    QueryConsumeQueueRequest,
+    QueryConsumeTimeSpanRequest,
+    QueryCorrectionOffsetRequest,
+    ResetOffsetRequest,
+    decode_header,
+    encode_header,
+)
+from sluicemq.store.consumequeue import UNIT
+from sluicemq.store.store import Store
+
+log = logging.getLogger(__name__)
+
+LATEST: Final = -1
+"""As a time in 222: behind the last message."""
+UNITS_MAX: Final = 2000
+OFFSET_NONE: Final = (1 << 63) - 1
+"""308's word for a queue in which no group is behind the one it is compared with."""
+
+
+class OffsetAdmin:
+    """The request family about offsets of whole groups."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Topics,
+        groups: Groups,
+        offsets: Offsets,
+        consumers: Consumers,
+        polls: LongPolls,
+        store: Store,
+        clock: Clock,
+        answers_are_there: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._consumers = consumers
+        self._polls = polls
+        self._store = store
+        self._clock = clock
+        self._answers_are_there = answers_are_there
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset,
+            RequestCode.QUERY_CONSUME_TIME_SPAN: self.time_spans,
+            RequestCode.QUERY_CORRECTION_OFFSET: self.correction_offsets,
+            RequestCode.CLONE_GROUP_OFFSET: self.clone,
+            RequestCode.QUERY_CONSUME_QUEUE: self.units,
+        }
+
+    # --------------------------------------------------------------------------------- reset
+
+    def reset(self, command: Command, peer: Peer) -> Command | Announced:
+        """222. Answered with the new offsets, when they are on disk."""
+        header = decode_header(ResetOffsetRequest, command.fields)
+        topic = self._known_topic(header.topic)
+        self._check_group(header.group)
+        is_ours = self._settings.broker.server_side_reset
+        found = self._wanted(topic, header, is_single=is_ours)
+        log.info(
+            "%s resets group %s on %s: %s", peer.remote, header.group, topic.name,
+            {queue.queue_id: offset for queue, offset in found.items()},
+        )  # fmt: skip
+        if is_ours:
+            self._move(header.group, found)
+            body = bodies.encode_queue_offsets(found)
+            return Announced(Command(ResponseCode.SUCCESS, body=body))
+        return self._let_consumers_reset(header, found, command.language)
+
+    def _wanted(
+        self, topic: Topic, header: ResetOffsetRequest, *, is_single: bool
+    ) -> dict[MessageQueue, int]:
+        """Where the group shall go. Raises RequestError."""
+        queue_ids: Iterable[int] = range(topic.config.read_queues)
+        if is_single and header.queue_id >= 0:
+            if header.queue_id not in queue_ids:
+                raise RequestError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"queue {header.queue_id} is not one of the {topic.config.read_queues} queues "
+                    f"of {topic.name}",
+                )
+            queue_ids = [header.queue_id]
+            if header.offset is not None and header.offset != -1:
+                self._check_offset(topic.name, header.queue_id, header.offset)
+                return {self._queue(topic.name, header.queue_id): header.offset}
+        return {
+            self._queue(topic.name, queue_id): self._offset_at(topic.name, queue_id, header.time_ms)
+            for queue_id in queue_ids
+        }
+
+    def _check_offset(self, topic: str, queue_id: int, offset: int) -> None:
+        low, high = self._store.queue_offsets(topic, queue_id)
+        if not low <= offset <= high + 1:  # one too many, as the real broker allows
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR,
+                f"the offset {offset} is not in the queue {queue_id} of {topic}, which holds {low} "
+                f"to {high}",
+            )
+
+    def _offset_at(self, topic: str, queue_id: int, time_ms: int) -> int:
+        if time_ms < 0:
+            return self._store.queue_offsets(topic, queue_id)[1]
+        return self._store.offset_by_time(topic, queue_id, time_ms, "lower")
+
+    def _move(self, group: str, offsets: dict[MessageQueue, int]) -> None:
+        for queue, offset in offsets.items():
+            self._offsets.reset(group, queue.topic, queue.queue_id, offset)
+            self._polls.look_again(queue.topic, queue.queue_id)
+        self._answers_are_there()
+
+    def _let_consumers_reset(
+        self, header: ResetOffsetRequest, found: dict[MessageQueue, int], language: str
+    ) -> Command:
+        """220 to every member; who reads a queue moves there. A queue without an offset in the
+        table has no reader that could obey, so it is refused, as by the real broker."""
+        group = self._consumers.groups.get(header.group)
+        if group is None:
+            return Command(
+                ResponseCode.CONSUMER_NOT_ONLINE,
+                remark=f"Consumer not online, so can not reset offset, Group: {header.group} "
+                f"Topic: {header.topic} Timestamp: {header.time_ms}",
+            )
+        for queue, offset in list(found.items()):
+            known = self._offsets.committed(header.group, queue.topic, queue.queue_id)
+            if known < 0:
+                return Command(
+                    ResponseCode.SYSTEM_ERROR,
+                    remark=f"The consumer group <{header.group}> not exist",
+                )
+            if not header.force and offset >= known:
+                found[queue] = known
+        encode = bodies.encode_queue_offset_list if language == "CPP" else None
+        body = (encode or bodies.encode_queue_offsets)(found)
+        fields = encode_header(
+            ResetOffsetRequest(
+                topic=header.topic, group=header.group, time_ms=header.time_ms, force=header.force
+            )
+        )
+        for member in tuple(group.members):
+            member.notify(Command(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, dict(fields), body))
+        return Command(
+            ResponseCode.SUCCESS,
+            body=bodies.encode_queue_offsets(found),
+            remark="not set any response code",
+        )
+
+    # --------------------------------------------------------------------------------- clone
+
+    def clone(self, command: Command, peer: Peer) -> Announced:
+        """314: the target goes where the source stands; of one topic or of all but the retry topic.
+        Members of the target that are online are moved as by a reset."""
+        header = decode_header(CloneGroupOffsetRequest, command.fields)
+        self._check_group(header.source_group)
+        if self._groups.find(header.target_group) is None:
+            self._check_group(header.target_group)
+        source, target = header.source_group, header.target_group
+        names = {header.topic} if header.topic else self._offsets.topics_of(source)
+        for name in sorted(names):
+            topic = self._topics.get(name)
+            if topic is None or name.startswith(RETRY_PREFIX):
+                continue
+            found = {}
+            for queue_id in range(topic.config.read_queues):
+                offset = self._offsets.committed(source, name, queue_id)
+                if offset >= 0:
+                    found[self._queue(name, queue_id)] = offset
+            self._move(target, found)
+            log.info("%s clones %s to %s on %s", peer.remote, source, target, name)
+        return Announced(Command(ResponseCode.SUCCESS))
+
+    # ----------------------------------------------------------------------------- questions
+
+    def time_spans(self, command: Command, peer: Peer) -> Command:
+        """303."""
+        header = decode_header(QueryConsumeTimeSpanRequest, command.fields)
+        topic = self._known_topic(header.topic)
+        spans = [
+            self._time_span(header.group, topic.name, queue_id)
+            for queue_id in range(topic.config.write_queues)
+        ]
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_time_spans(spans))
+
+    def _time_span(self, group: str, topic: str, queue_id: int) -> bodies.TimeSpan:
+        store = self._store
+        high = store.queue_offsets(topic, queue_id)[1]
+        first_ms = store.earliest_time_ms(topic, queue_id)
+        offset = self._offsets.committed(group, topic, queue_id)
+        consumed_ms = first_ms
+        if offset > 0:
+            consumed_ms = store.store_time_ms(topic, queue_id, offset - 1)
+        delay_ms = 0
+        if high > offset:
+            next_ms = store.store_time_ms(topic, queue_id, max(offset, 0))
+            delay_ms = max(0, self._clock.now_ms() - next_ms) if next_ms > 0 else 0
+        last_ms = store.store_time_ms(topic, queue_id, high - 1) if high else -1
+        return bodies.TimeSpan(
+            self._queue(topic, queue_id), first_ms, last_ms, consumed_ms, delay_ms
+        )
+
+    def correction_offsets(self, command: Command, peer: Peer) -> Command:
+        """308: the least offset of all groups but `filterGroups`; where the compared group is
+        behind all of them, the greatest number there is. Offsets of deleted messages do not count.
+
+        RocketMQ drops the offsets of the groups that are left out; we only leave them out."""
+        header = decode_header(QueryCorrectionOffsetRequest, command.fields)
+        left_out = set(filter(None, (header.groups_left_out or "").split(",")))
+        least: dict[int, int] = {}
+        compared: dict[int, int] = {}
+        for group, topic, queue_id, offset in self._offsets.queues():
+            if topic != header.topic:
+                continue
+            if group == header.compare_group:
+                compared[queue_id] = offset
+            is_there = offset >= self._store.queue_offsets(topic, queue_id)[0]
+            if group not in left_out and is_there:
+                least[queue_id] = min(offset, least.get(queue_id, offset))
+        for queue_id, offset in compared.items():
+            if least.get(queue_id, OFFSET_NONE) > offset:
+                least[queue_id] = OFFSET_NONE
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_correction_offsets(least))
+
+    def units(self, command: Command, peer: Peer) -> Command:
+        """321: at most UNITS_MAX; with a group, which of them its filter wants by their tag."""
+        header = decode_header(QueryConsumeQueueRequest, command.fields)
+        topic = self._known_topic(header.topic)
+        low, high = self._store.queue_offsets(topic.name, header.queue_id)
+        watch = self._consumers.watch(header.group, topic.name) if header.group else None
+        found: list[bodies.QueueUnit] = []
+        count = min(header.count, UNITS_MAX)
+        offset = max(header.offset, low)
+        while len(found) < count:
+            units = self._store.units(topic.name, header.queue_id, offset, count - len(found))
+            if not units:
+                break
+            for position, size, code in UNIT.iter_unpack(units):
+                codes = watch.subscription.codes if watch is not None else ()
+                found.append(bodies.QueueUnit(position, size, code, not codes or code in codes))
+            offset += len(units) // UNIT.size
+        answer = bodies.QueueUnits(low, high, found, watch.subscription if watch else None)
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_queue_units(answer))
+
+    # -------------------------------------------------------------------------------- checks
+
+    def _queue(self, topic: str, queue_id: int) -> MessageQueue:
+        return MessageQueue(topic, self._settings.broker.broker_name, queue_id)
+
+    def _known_topic(self, name: str) -> Topic:
+        topic = self._topics.get(name)
+        if topic is None:
+            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        return topic
+
+    def _check_group(self, name: str) -> None:
+        if name not in self._groups:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{name}] does not exist.",
+            )

@@ -1,0 +1,288 @@
+"""What brokers ask of a client that consumes or sends: 220, 221, 307, 309, 326.
+
+The questions come on the keeper's thread. Who only looks (221, 307) is answered there at once, so a
+consumer whose loop is blocked by a handler can be asked what it does. Who changes or calls
+something is answered by the client's own loop:
+
+    220   a reset: the queues that are read here go on at other offsets, which are committed
+    309   handle this message now: the handler is called beside its other work, and nothing is
+          acknowledged by it
+    326   a reply has come
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Final, Protocol
+
+from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.aio.consumer import PushConsumer
+from sluicemq.client.aio.member import Member
+from sluicemq.client.aio.received import ReceivedMessage
+from sluicemq.client.aio.replies import Replies, send_reply
+from sluicemq.client.aio.tasks import Tasks
+from sluicemq.client.core.tracing import Delivery
+from sluicemq.client.stacks import stacks
+from sluicemq.errors import ProtocolError, RetryLaterError
+from sluicemq.model.message import StoredMessage
+from sluicemq.model.topic import MessageQueue
+from sluicemq.protocol import bodies
+from sluicemq.protocol.codes import RequestCode, ResponseCode
+from sluicemq.protocol.command import Command
+from sluicemq.protocol.headers import (
+    ConsumeMessageDirectlyRequest,
+    GetConsumerRunningInfoRequest,
+    GetConsumerStatusRequest,
+    ResetOffsetRequest,
+    decode_header,
+)
+from sluicemq.record.codec import decode_record
+
+_log = logging.getLogger("sluicemq.client")
+REMARK_MAX: Final = 2000
+OUT_SHOWN_MAX: Final = 20
+Answer = Callable[[Command], None]
+Work = Callable[[Command], Awaitable[Command | None]]
+
+
+class Owner(Protocol):
+    """What this needs of a `Sluice`."""
+
+    client_id: str
+    cluster: Cluster
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None: ...
+
+    def member_of(self, group: str) -> Member | None: ...
+
+    def consumers_of(self, group: str) -> Iterable[object]: ...
+
+
+class Asked:
+    """Answers the brokers of one client."""
+
+    def __init__(self, owner: Owner, tasks: Tasks, replies: Replies, started_ms: int) -> None:
+        self._owner = owner
+        self._tasks = tasks
+        self._replies = replies
+        self._started_ms = started_ms
+        self._here: dict[int, Callable[[Command], Command]] = {
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
+        }
+        self._on_loop: dict[int, Work] = {
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._reply,
+        }
+
+    def take(self, command: Command, answer: Answer) -> bool:
+        """Called on the keeper's thread; False when it is not one of these questions."""
+        here = self._here.get(command.code)
+        if here is not None:
+            try:
+                answer(here(command))
+            except Exception as error:  # noqa: BLE001 -- whatever it is, the broker hears of it
+                answer(_failed(error))
+            return True
+        work = self._on_loop.get(command.code)
+        loop = self._owner.loop
+        if work is None or loop is None or loop.is_closed():
+            return False
+        loop.call_soon_threadsafe(self._begin, work, command, answer)
+        return True
+
+    def _begin(self, work: Work, command: Command, answer: Answer) -> None:
+        async def run() -> None:
+            try:
+                found = await work(command)
+            except Exception as error:  # noqa: BLE001
+                _log.warning("a broker's question could not be answered: %s", error)
+                found = _failed(error)
+            if found is not None:
+                answer(found)
+
+        self._tasks.spawn(run(), "sluicemq answer to a broker")
+
+    # ----------------------------------------------------------------------------- offsets
+
+    async def _reset(self, command: Command) -> None:
+        """220, one-way."""
+        header = decode_header(ResetOffsetRequest, command.fields)
+        member = self._owner.member_of(header.group)
+        if member is not None:
+            await member.readers.reset(bodies.decode_queue_offsets(command.body))
+
+    def _status(self, command: Command) -> Command:
+        """221: up to where everything is acknowledged here."""
+        header = decode_header(GetConsumerStatusRequest, command.fields)
+        member = self._owner.member_of(header.group)
+        found: dict[MessageQueue, int] = {}
+        for queue in member.readers.queues if member is not None else ():
+            reader = member.readers.get(queue) if member is not None else None
+            if reader is not None and queue.topic == header.topic:
+                found[queue] = reader.in_flight.committable
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_client_offsets(found))
+
+    # ------------------------------------------------------------------------- running info
+
+    def _running_info(self, command: Command) -> Command:
+        """307."""
+        header = decode_header(GetConsumerRunningInfoRequest, command.fields)
+        member = self._owner.member_of(header.group)
+        if member is None:
+            return Command(
+                ResponseCode.SYSTEM_ERROR,
+                remark=f"the client {self._owner.client_id} is not a member of {header.group}",
+            )
+        info = bodies.RunningInfo(
+            self._properties(member),
+            tuple(member.subscriptions),
+            dict(self._queues(member)),
+            self._rates(member),
+            stacks(self._owner.loop) if header.stack_enable else None,
+            self._notes(member),
+        )
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_running_info(info))
+
+    def _properties(self, member: Member) -> dict[str, str]:
+        options = member.options
+        consumers = list(self._owner.consumers_of(member.group))
+        threads = [one.concurrency for one in consumers if isinstance(one, PushConsumer)]
+        return {
+            "PROP_NAMESERVER_ADDR": "".join(f"{it};" for it in self._owner.cluster.name_servers),
+            "PROP_CONSUME_TYPE": (
+                bodies.CONSUME_PASSIVELY if member.retry else bodies.CONSUME_ACTIVELY
+            ),
+            "PROP_CLIENT_VERSION": "V5_3_3",
+            "PROP_CONSUMEORDERLY": str(options.ordered).lower(),
+            "PROP_THREADPOOL_CORE_SIZE": str(sum(threads)),
+            "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
+            "language": "PYTHON",
+            "consumerGroup": member.group,
+            "consumeFromWhere": options.consume_from,
+            "pullBatchSize": str(options.pull_count),
+            "pullThresholdForQueue": str(options.count_max),
+            "pullThresholdSizeForQueue": str(options.bytes_max >> 20),
+            "persistConsumerOffsetInterval": str(int(options.commit_period_s * 1000)),
+            "autoCommit": str(options.auto_commit).lower(),
+        }
+
+    def _queues(self, member: Member) -> Iterable[tuple[MessageQueue, bodies.QueueState]]:
+        now_s, now_ms = self._owner.cluster.clock.monotonic_s(), self._owner.cluster.clock.now_ms()
+
+        def time_ms(at_s: float) -> int:
+            return now_ms - int((now_s - at_s) * 1000) if at_s else 0
+
+        for queue in sorted(member.readers.queues):
+            reader = member.readers.get(queue)
+            if reader is None:
+                continue
+            flight = reader.in_flight
+            first, behind = flight.committable, flight.position
+            yield (
+                queue,
+                bodies.QueueState(
+                    first if reader.committed is None else reader.committed,
+                    flight.count,
+                    first if flight.count else 0,
+                    behind - 1 if flight.count else 0,
+                    flight.size_bytes >> 20,
+                    locked=member.options.ordered and reader.may_commit,
+                    last_pull_ms=time_ms(reader.pulled_s),
+                    last_consume_ms=time_ms(reader.counts.last_consume_s),
+                ),
+            )
+
+    def _rates(self, member: Member) -> dict[str, bodies.TopicRates]:
+        now_s = self._owner.cluster.clock.monotonic_s()
+        return {topic: counts.rates(now_s) for topic, counts in member.readers.counts.items()}
+
+    def _notes(self, member: Member) -> dict[str, str]:
+        """Which messages the application has now, the oldest first."""
+        now_s = self._owner.cluster.clock.monotonic_s()
+        out: list[tuple[float, StoredMessage]] = []
+        for queue in member.readers.queues:
+            reader = member.readers.get(queue)
+            out += list(reader.out.values()) if reader is not None else []
+        out.sort(key=lambda item: item[0])
+        notes = {"messagesOut": str(len(out))}
+        for number, (since_s, record) in enumerate(out[:OUT_SHOWN_MAX]):
+            notes[f"out{number:02d}"] = (
+                f"{record.message_id} of {record.topic} queue {record.queue_id} offset "
+                f"{record.queue_offset}, for {now_s - since_s:.1f} s"
+            )
+        return notes
+
+    # ---------------------------------------------------------------------------- one message
+
+    async def _consume_directly(self, command: Command) -> Command:
+        """309."""
+        header = decode_header(ConsumeMessageDirectlyRequest, command.fields)
+        for consumer in self._owner.consumers_of(header.group):
+            if isinstance(consumer, PushConsumer) and consumer.is_running:
+                record = decode_record(command.body, broker=header.broker or "")
+                result = await self._try(consumer, record)
+                return Command(ResponseCode.SUCCESS, body=bodies.encode_direct_result(result))
+        return Command(
+            ResponseCode.SYSTEM_ERROR,
+            remark=f"the client {self._owner.client_id} has no handler for {header.group}: it "
+            "takes messages by itself, from a stream or by polling",
+        )
+
+    async def _try(self, consumer: PushConsumer, record: StoredMessage) -> bodies.DirectResult:
+        clock = self._owner.cluster.clock
+        origin = _Direct(self._owner.cluster, consumer.group)
+        message = ReceivedMessage(record, origin, 0)
+        began_s = clock.monotonic_s()
+        kind, remark = bodies.ConsumeResult.SUCCESS, None
+        try:
+            await consumer.call_handler(message)
+            if origin.is_rejected:
+                kind = bodies.ConsumeResult.LATER
+        except RetryLaterError as error:
+            kind, remark = bodies.ConsumeResult.LATER, str(error)
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+            kind = bodies.ConsumeResult.EXCEPTION
+            remark = f"{type(error).__name__}: {error}"[:REMARK_MAX]
+        spent_ms = int((clock.monotonic_s() - began_s) * 1000)
+        return bodies.DirectResult(kind, remark, spent_ms, consumer.is_ordered)
+
+    async def _reply(self, command: Command) -> Command:
+        """326."""
+        return self._replies.arrived(command)
+
+
+class _Direct:
+    """Where a message comes from that is handled on request: nothing follows from what becomes of
+    it."""
+
+    def __init__(self, cluster: Cluster, group: str) -> None:
+        self._cluster = cluster
+        self.group = group
+        self.is_rejected = False
+
+    def ack(self, generation: int, offset: int) -> bool:
+        return True
+
+    def owns(self, generation: int) -> bool:
+        return True
+
+    async def reject(
+        self, message: ReceivedMessage, delay_level: int | None, suspend_s: float | None
+    ) -> bool:
+        self.is_rejected = True
+        return True
+
+    def taken(self, record: StoredMessage) -> Delivery | None:
+        return None
+
+    async def reply(self, record: StoredMessage, body: bytes, message_id: str) -> Mapping[str, Any]:
+        return await send_reply(self._cluster, record, body, message_id)
+
+
+def _failed(error: Exception) -> Command:
+    """An answer that says what went wrong here."""
+    text = str(error) if isinstance(error, ProtocolError) else f"{type(error).__name__}: {error}"
+    return Command(ResponseCode.SYSTEM_ERROR, remark=text[:REMARK_MAX])
