@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         TransactionResult,
         TransactionState,
     )
+    from sluicemq.client.idempotence import idempotent
     from sluicemq.errors import (
         ClientError,
         ClosedError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
         FilterError,
         FilterSyntaxError,
         GroupNotFoundError,
+        MessageKeyMissingError,
         MessageNotFoundError,
         NameServerUnreachableError,
         OffsetOutOfRangeError,
@@ -79,6 +81,7 @@ _PLACES = {
         "TransactionResult",
         "TransactionState",
     ),
+    "sluicemq.client.idempotence": ("idempotent",),
     "sluicemq.errors": (
         "ClientError",
         "ClosedError",
@@ -87,6 +90,7 @@ _PLACES = {
         "FilterError",
         "FilterSyntaxError",
         "GroupNotFoundError",
+        "MessageKeyMissingError",
         "MessageNotFoundError",
         "NameServerUnreachableError",
         "OffsetOutOfRangeError",
@@ -124,6 +128,7 @@ __all__ = [
     "LitePullConsumer",
     "Message",
     "MessageFilter",
+    "MessageKeyMissingError",
     "MessageNotFoundError",
     "MessageQueue",
     "MessageStream",
@@ -158,6 +163,7 @@ __all__ = [
     "TransactionState",
     "UnsupportedByBrokerError",
     "__version__",
+    "idempotent",
 ]
 
 

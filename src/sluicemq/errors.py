@@ -25,6 +25,8 @@
         ├── SubscriptionConflictError
         ├── OffsetOutOfRangeError
         ├── UnsupportedByBrokerError
+        ├── MessageNotFoundError
+        ├── MessageKeyMissingError  a handler cannot tell whether it had the message before
         ├── ClosedError
         └── RetryLaterError   raised by a handler: give me the message again
 
@@ -67,7 +69,14 @@ class FilterSyntaxError(FilterError):
 
 
 class FilterEvaluationError(FilterError):
-    """The expression cannot be evaluated on this message, which therefore does not match."""
+    """The expression cannot be evaluated on this message, which therefore does not match.
+
+    `reason` is the fact without the message's value: what errors are counted by.
+    """
+
+    def __init__(self, text: str, *, cure: str = "", reason: str = "") -> None:
+        super().__init__(text, cure=cure)
+        self.reason = reason or self.fact
 
 
 class StoreError(SluiceError):
@@ -153,6 +162,10 @@ class MessageNotFoundError(ClientError):
     """No stored message has that id."""
 
 
+class MessageKeyMissingError(ClientError):
+    """A message lacks the key by which an idempotent handler would know it again."""
+
+
 class UnsupportedByBrokerError(ClientError):
     """The broker lacks a feature that only SluiceMQ has; the text names it."""
 
@@ -161,13 +174,20 @@ class RetryLaterError(ClientError):
     """A handler raises it to get the message again, without an error in the log.
 
     `delay_level`: 0 the group's ladder (10 s, 30 s … 2 h), n a level of the broker, -1 never: dead
-    letters. None: as the consumer is set up. `suspend_s`: how long an ordered queue rests.
+    letters. None: as the consumer is set up. `suspend_s`: how long an ordered queue rests. `done`:
+    a handler of lists is done with so many of the first messages, the others come again.
     """
 
     def __init__(
-        self, text: str = "", *, delay_level: int | None = None, suspend_s: float | None = None
+        self,
+        text: str = "",
+        *,
+        delay_level: int | None = None,
+        suspend_s: float | None = None,
+        done: int = 0,
     ) -> None:
         super().__init__(text)
+        self.done = done
         self.delay_level = delay_level
         self.suspend_s = suspend_s
 

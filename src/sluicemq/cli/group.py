@@ -1,7 +1,9 @@
-"""`sluice group list|create|show|lag`: who consumes, how far, who idles and why, who loses what."""
+"""`sluice group list|create|show|lag|reset|skip|clone`: who consumes, how far, who idles and why,
+who loses what; send a group elsewhere."""
 
 import click
 
+from sluicemq.cli import group_offsets
 from sluicemq.cli.output import (
     client_options,
     credentials,
@@ -22,7 +24,11 @@ SYSTEM_PREFIXES = (
 
 @click.group()
 def command() -> None:
-    """List, create and show consumer groups, and what they have not read."""
+    """List, create and show consumer groups, what they have not read; move them."""
+
+
+for _moving in (group_offsets.reset, group_offsets.skip, group_offsets.clone):
+    command.add_command(_moving)
 
 
 @command.command("list")

@@ -1,4 +1,4 @@
-"""`sluice message show|query`: single messages out of the brokers' key index."""
+"""`sluice message show|query|consume`: single messages out of the brokers' key index."""
 
 from datetime import datetime
 
@@ -17,14 +17,23 @@ from sluicemq.client.core.finding import COUNT_MAX, TIME_MAX_MS
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import StoredMessage
+from sluicemq.protocol.bodies import ConsumeResult
 
 BODY_SHOWN_BYTES = 4096
 BODY_BEGIN_BYTES = 60
+RESULTS: dict[str, str] = {
+    ConsumeResult.SUCCESS: "handled",
+    ConsumeResult.COMMIT: "handled",
+    ConsumeResult.LATER: "given back, to come again",
+    ConsumeResult.ROLLBACK: "given back",
+    ConsumeResult.EXCEPTION: "not handled, its handler failed",
+    ConsumeResult.NOTHING: "not handled, its handler returned nothing",
+}
 
 
 @click.group()
 def command() -> None:
-    """Find stored messages by key or id."""
+    """Find stored messages by key or id, and have them handled again."""
 
 
 @command.command("show")
@@ -87,6 +96,53 @@ def query(
         )
     records = [record_of(message) if as_json else _row(message) for message in found]
     print_records("", records, as_json=as_json, empty=f"No message of {topic} has the key {key}.")
+
+
+@command.command("consume")
+@click.argument("message_id", metavar="ID")
+@click.option("-g", "--group", required=True, help="The consumer group whose handler is called.")
+@click.option("-c", "--client", "client_id", help="Which of its members; without it the first.")
+@click.option("-t", "--topic", help="Topic of the message; without it all are searched.")
+@client_options
+@json_option
+def consume(
+    message_id: str,
+    group: str,
+    client_id: str | None,
+    topic: str | None,
+    name_servers: str,
+    access_key: str | None,
+    secret_key: str | None,
+    as_json: bool,
+) -> None:
+    """Let a consumer handle the message ID now, and show how that went; exit code 1 when it failed.
+
+    The handler of the client is called once more with the stored message, beside its other work. No
+    offset changes, nothing is retried.
+    """
+    with Admin(name_servers, credentials=credentials(access_key, secret_key)) as admin:
+        message, result = admin.consume_directly(message_id, group, client_id, topic=topic)
+    is_done = result.result in (ConsumeResult.SUCCESS, ConsumeResult.COMMIT)
+    if as_json:
+        print_json(
+            {
+                "message_id": message.message_id,
+                "group": group,
+                "result": result.result,
+                "remark": result.remark,
+                "spent_ms": result.spent_ms,
+                "ordered": result.is_ordered,
+            }
+        )
+    else:
+        word = RESULTS.get(result.result, result.result)
+        remark = f": {result.remark}" if result.remark else "."
+        click.echo(
+            f"Message {message.message_id} of {message.topic} was {word} after {result.spent_ms} ms"
+            f"{remark}"
+        )
+    if not is_done:
+        raise SystemExit(1)
 
 
 def parse_moment(option: str, text: str | None, default: int) -> int:

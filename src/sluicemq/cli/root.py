@@ -27,11 +27,11 @@ COMMANDS: Final = {
     "produce": Entry("produce", "command", "Send messages."),
     "consume": Entry("consume", "command", "Receive messages."),
     "message": Entry("message", "command", "Find stored messages by key or id."),
-    "transaction": Entry(
-        "transaction", "command", "Undecided transactions: list and decide them."
-    ),
+    "trace": Entry("trace", "command", "Show what happened to a message."),
+    "transaction": Entry("transaction", "command", "Undecided transactions: list and decide them."),
     "topic": Entry("topic", "command", "List, create and show topics."),
-    "group": Entry("group", "command", "List, create and show consumer groups."),
+    "group": Entry("group", "command", "List, create, show and move consumer groups."),
+    "consumer": Entry("consumer", "command", "Show what consumers do now."),
     "delay": Entry("delay", "command", "List and cancel delayed messages."),
     "cluster": Entry("cluster", "command", "Show the brokers of a cluster."),
     "filter": Entry("filter", "command", "Check and try filter expressions."),

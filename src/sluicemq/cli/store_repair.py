@@ -12,6 +12,7 @@ from sluicemq.cli.output import json_option, print_json, print_table
 from sluicemq.cli.progress import byte_progress
 from sluicemq.cli.store import store_options
 from sluicemq.clock import SYSTEM_CLOCK
+from sluicemq.config.delays import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import StoreError
 
 if TYPE_CHECKING:
@@ -38,6 +39,12 @@ SHOWN_MAX = 20
     metavar="BYTES",
     help="The size of the queues' files (mappedFileSizeConsumeQueue); found as a rule.",
 )
+@click.option(
+    "--delay-levels",
+    default=None,
+    metavar="TEXT",
+    help="messageDelayLevel, where it is not the default: for units of delayed messages.",
+)
 @json_option
 @click.pass_context
 def command(
@@ -48,6 +55,7 @@ def command(
     write: bool,
     log_file_bytes: int | None,
     queue_file_bytes: int | None,
+    delay_levels: str | None,
     as_json: bool,
 ) -> None:
     """Save what is whole in the store in DIR, and list what is lost by topic, queue and offset.
@@ -65,6 +73,7 @@ def command(
                 directory, write=write, stamp=_stamp(), commit_log_path=log_path,
                 consume_queue_path=queue_path, log_file_bytes=log_file_bytes,
                 queue_file_bytes=queue_file_bytes, progress=progress,
+                delay_levels_ms=parse_delay_levels(delay_levels or DEFAULT_LEVELS),
             )  # fmt: skip
     except OSError as error:
         raise StoreError(

@@ -10,9 +10,12 @@ connections of the user's loop.
     user's loop  --describe / use / beat-->  keeper thread  --34, 35-->  brokers
                  <--on_change, on_check----                 <--40, 39-
                   --tell------------------>                 --37----->
+                 <--on_ask------------------                <--220, 221, 307, 309, 326-
 
 `on_change` and `on_check` are called on the keeper's thread: the asyncio shell wraps them in
-`call_soon_threadsafe`. A check is answered on the connection it came by (`tell`).
+`call_soon_threadsafe`. A check is answered on the connection it came by (`tell`). `on_ask` gets
+every other request of a broker with a function that takes the answer, now or later, on any thread;
+it returns False for what it does not know.
 The thread is a daemon: a program that ends without `close` still ends.
 
 `has_thread=False` is the same on the loop that calls it, for clusters in one process whose time is
@@ -53,6 +56,7 @@ class Keeper:
         credentials: Credentials | None = None,
         on_change: Callable[[str], None] = lambda group: None,
         on_check: Callable[[Command, str], None] = lambda command, address: None,
+        on_ask: Callable[[Command, Callable[[Command], None]], bool] = lambda *_: False,
         period_s: float = PERIOD_S,
         connect: Dial = dial,
         has_thread: bool = True,
@@ -61,6 +65,7 @@ class Keeper:
         self._credentials = credentials
         self._on_change = on_change
         self._on_check = on_check
+        self._on_ask = on_ask
         self._period_s = period_s
         self._producers: tuple[str, ...] = ()
         self._consumers: dict[str, ConsumerData] = {}
@@ -275,7 +280,7 @@ class Keeper:
         if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
             self._on_change((command.fields or {}).get("consumerGroup", ""))
             return None
-        if command.is_oneway:
+        if self._on_ask(command, self._answering(command, channel)) or command.is_oneway:
             return None
         return Command(
             ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
@@ -283,3 +288,13 @@ class Keeper:
             flag=FLAG_RESPONSE,
             remark=f" request type {command.code} not supported",
         )
+
+    def _answering(self, command: Command, channel: Channel) -> Callable[[Command], None]:
+        opaque, is_oneway = command.opaque, command.is_oneway
+
+        def answer(made: Command) -> None:
+            loop = self._loop
+            if not is_oneway and loop is not None and not loop.is_closed():
+                loop.call_soon_threadsafe(channel.answer, opaque, made)
+
+        return answer

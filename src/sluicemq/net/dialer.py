@@ -178,6 +178,14 @@ class Channel:
             answer.flag |= FLAG_RESPONSE
             self._send(answer)
 
+    def answer(self, opaque: int, answer: Command) -> None:
+        """The answer to a request of the server that `on_request` left for later; dropped when the
+        connection is gone."""
+        if not self.closed:
+            answer.opaque = opaque
+            answer.flag |= FLAG_RESPONSE
+            self._send(answer)
+
     def paused(self, is_paused: bool) -> None:
         """The server does not take bytes (or does again)."""
         self._can_write = not is_paused

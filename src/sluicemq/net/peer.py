@@ -6,6 +6,7 @@ and the response flag (spec/remoting.md §4).
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from sluicemq.errors import ConnectionLostError, RequestTimeoutError
@@ -42,6 +43,7 @@ class Peer:
     """
 
     __slots__ = (
+        "_asks",
         "_calls",
         "_carrier",
         "_opaque",
@@ -56,6 +58,7 @@ class Peer:
     def __init__(self, carrier: Carrier, remote: Host, local: Host) -> None:
         self._carrier = carrier
         self._calls: dict[int, asyncio.Future[Command]] = {}
+        self._asks: dict[int, Callable[[Command], None]] = {}
         self._opaque = 0
         self.remote = remote
         self.remote_bytes = encode_host(remote)
@@ -80,6 +83,18 @@ class Peer:
         """A one-way request to the client."""
         command.flag |= FLAG_ONEWAY
         self.write(self._numbered(command))
+
+    def ask(self, command: Command, on_answer: Callable[[Command], None]) -> int:
+        """A request to the client without waiting: `on_answer` is called with its answer, if one
+        comes. Returns its number, for `give_up`."""
+        frame = self._numbered(command)
+        self._asks[command.opaque] = on_answer
+        self.write(frame)
+        return command.opaque
+
+    def give_up(self, number: int) -> None:
+        """An answer to that request is not wanted any more."""
+        self._asks.pop(number, None)
 
     async def call(self, command: Command, timeout_s: float) -> Command:
         """A request to the client and its answer.
@@ -111,6 +126,10 @@ class Peer:
 
     def answered(self, command: Command) -> None:
         """An answer came in. One that nobody waits for (any more) is dropped."""
+        on_answer = self._asks.pop(command.opaque, None)
+        if on_answer is not None:
+            on_answer(command)
+            return
         future = self._calls.pop(command.opaque, None)
         if future is not None and not future.done():
             future.set_result(command)
@@ -118,6 +137,7 @@ class Peer:
     def lost(self) -> None:
         """The connection is gone: who waits for an answer learns it."""
         self.closed = True
+        self._asks = {}
         calls, self._calls = self._calls, {}
         for future in calls.values():
             if not future.done():

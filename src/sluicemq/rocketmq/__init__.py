@@ -9,14 +9,14 @@
 Classes, life cycle (`start`, `shutdown`) and vocabulary are the original ones, methods are in snake
 case, calls block. Underneath is the asyncio client on a thread of its own (`client.threaded`), so
 checks, retries and errors (`sluicemq.errors`) are SluiceMQ's. New programs: `sluicemq.Sluice`.
-
-Not here yet: request-reply, broadcasting.
 """
 
+from sluicemq.client.core.answers import PullStatus
 from sluicemq.model.topic import MessageQueue
-from sluicemq.rocketmq.clients import (
+from sluicemq.rocketmq.clients import DefaultMQProducer
+from sluicemq.rocketmq.consumers import (
     DefaultLitePullConsumer,
-    DefaultMQProducer,
+    DefaultMQPullConsumer,
     DefaultMQPushConsumer,
 )
 from sluicemq.rocketmq.listening import (
@@ -38,7 +38,9 @@ from sluicemq.rocketmq.values import (
     ConsumeFromWhere,
     Message,
     MessageExt,
+    MessageModel,
     MessageSelector,
+    PullResult,
     SendResult,
     SendStatus,
 )
@@ -51,14 +53,18 @@ __all__ = [
     "ConsumeOrderlyStatus",
     "DefaultLitePullConsumer",
     "DefaultMQProducer",
+    "DefaultMQPullConsumer",
     "DefaultMQPushConsumer",
     "LocalTransactionState",
     "Message",
     "MessageExt",
     "MessageListenerConcurrently",
     "MessageListenerOrderly",
+    "MessageModel",
     "MessageQueue",
     "MessageSelector",
+    "PullResult",
+    "PullStatus",
     "SelectMessageQueueByHash",
     "SendResult",
     "SendStatus",

@@ -1,47 +1,47 @@
-"""Producer and consumers in RocketMQ's words: `start`, use, `shutdown`; every method blocks."""
+"""The producer in RocketMQ's words: `start`, use, `shutdown`; every method blocks."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from sluicemq.client.aio.consumer import PushConsumer
-from sluicemq.client.aio.litepull import LitePullConsumer
 from sluicemq.client.aio.producer import Producer
+from sluicemq.client.aio.replies import send_reply
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.answers import SendResult as CoreSendResult
-from sluicemq.client.core.consuming import Start
 from sluicemq.client.threaded.portal import Portal
 from sluicemq.errors import ClosedError, ConfigurationError, SluiceError
-from sluicemq.model.subscription import SQL92
 from sluicemq.model.topic import MessageQueue
-from sluicemq.rocketmq.listening import Listener, Listening
-from sluicemq.rocketmq.values import (
-    ConsumeFromWhere,
-    Message,
-    MessageExt,
-    MessageSelector,
-    SendResult,
-)
+from sluicemq.rocketmq.values import Message, MessageExt, SendResult
 
 
-class _Client:
-    """`set_namesrv_addr`, `start`, `shutdown` of every class here."""
+class Client:
+    """`set_namesrv_addr`, `start`, `shutdown` of every class here; the second and third argument
+    switch traces on, as in Java: True, and perhaps a topic."""
 
     def __init__(
         self,
         group: str,
+        enable_msg_trace: bool = False,
+        customized_trace_topic: str | None = None,
         *,
         namesrv_addr: str | None = None,
         credentials: tuple[str, str] | None = None,
     ) -> None:
         self.group = group
+        self._trace = (customized_trace_topic or True) if enable_msg_trace else False
         self._name_servers = namesrv_addr
         self._credentials = credentials
         self._portal: Portal | None = None
         self._sluice: Sluice | None = None
+        self.instance_name = "DEFAULT"
+        self.offsets_directory: str | None = None
 
     def set_namesrv_addr(self, address: str) -> None:
         """`host:port;host:port`; without it NAMESRV_ADDR, or this machine."""
         self._name_servers = address
+
+    def set_instance_name(self, name: str) -> None:
+        """Two broadcasting consumers of one group on one machine need two."""
+        self.instance_name = name
 
     def set_credentials(self, access_key: str, secret_key: str) -> None:
         """Signs every request."""
@@ -53,7 +53,13 @@ class _Client:
         portal = Portal(f"sluicemq {self.group}")
 
         async def make() -> Sluice:
-            return Sluice(self._name_servers, credentials=self._credentials)
+            return Sluice(
+                self._name_servers,
+                credentials=self._credentials,
+                trace=self._trace,
+                instance=self.instance_name,
+                offsets_directory=self.offsets_directory,
+            )
 
         try:
             self._sluice = portal.call(make())
@@ -88,11 +94,13 @@ class _Client:
         raise NotImplementedError
 
 
-class DefaultMQProducer(_Client):
+class DefaultMQProducer(Client):
     """Sends messages. `send` waits; with `callback` it returns at once; a list is a batch."""
 
-    def __init__(self, producer_group: str = "DEFAULT_PRODUCER", **options: Any) -> None:
-        super().__init__(producer_group, **options)
+    def __init__(
+        self, producer_group: str = "DEFAULT_PRODUCER", *trace: Any, **options: Any
+    ) -> None:
+        super().__init__(producer_group, *trace, **options)
         self.send_msg_timeout_ms = 10_000
         self.retry_times_when_send_failed = 2
         self.retry_times_when_send_async_failed = 0
@@ -177,6 +185,23 @@ class DefaultMQProducer(_Client):
         portal, producer = self._ready()
         portal.call(producer.send_oneway(message.frozen()))
 
+    def request(self, message: Message, timeout_ms: int = 3000) -> Message:
+        """Sends a request and waits for its reply. Raises RequestTimeoutError."""
+        portal, producer = self._ready()
+        reply = portal.call(producer.request(message.frozen(), timeout_s=timeout_ms / 1000))
+        made = Message(reply.topic, reply.body, tags=reply.tag, keys=reply.keys)
+        made.properties = dict(reply.properties)
+        return made
+
+    def reply(self, request: MessageExt, body: bytes | str) -> None:
+        """Answers a message that a listener got: Java's `send(createReplyMessage(request, body))`.
+        Returns when the requester has it. Raises ConfigurationError when nobody asked."""
+        portal, _ = self._ready()
+        data = body.encode() if isinstance(body, str) else body
+        assert self._sluice is not None
+        message_id = f"{request.msg_id}R"
+        portal.call(send_reply(self._sluice.cluster, request.record, data, message_id))
+
     def fetch_publish_message_queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of a topic may go to."""
         portal, producer = self._ready()
@@ -187,184 +212,3 @@ class DefaultMQProducer(_Client):
         portal, _ = self._ready()
         assert self._sluice is not None
         portal.call(self._sluice.admin.create_topic(topic, queues=queue_num))
-
-
-class DefaultMQPushConsumer(_Client):
-    """Calls a listener with one message at a time, on `consume_thread_max` threads.
-
-    After RECONSUME_LATER or an exception the message comes again by way of the broker, after 10 s,
-    30 s … 2 h, at most `max_reconsume_times` times (-1: 16); then it is a dead letter. An orderly
-    listener gets it again at once, before any other of its queue, after
-    `suspend_current_queue_time_millis`; -1 means without end.
-    """
-
-    def __init__(self, consumer_group: str, **options: Any) -> None:
-        super().__init__(consumer_group, **options)
-        self.consume_thread_max = 20
-        self.consume_from_where = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
-        self.consume_timestamp_ms = 0
-        self._topics: dict[str, MessageSelector] = {}
-        self.max_reconsume_times = -1
-        self.suspend_current_queue_time_millis = 1000
-        self._listening: Listening | None = None
-
-    def set_consume_from_where(self, where: ConsumeFromWhere) -> None:
-        self.consume_from_where = where
-
-    def subscribe(self, topic: str, expression: str | MessageSelector = "*") -> None:
-        """Tags ("A || B", "*") or a MessageSelector."""
-        self._topics[topic] = _selector(expression)
-
-    def set_max_reconsume_times(self, times: int) -> None:
-        self.max_reconsume_times = times
-
-    def set_suspend_current_queue_time_millis(self, time_ms: int) -> None:
-        self.suspend_current_queue_time_millis = time_ms
-
-    def register_message_listener(self, listener: Listener, *, orderly: bool = False) -> None:
-        """A MessageListenerConcurrently or MessageListenerOrderly, or a function of the messages
-        (and a context) that returns a status; see `rocketmq.listening`."""
-        self._listening = Listening(listener, orderly=orderly)
-
-    def start(self) -> None:
-        if self._listening is None or not self._topics:
-            raise ConfigurationError(
-                "the consumer has no listener, or no topic.",
-                cure="Call subscribe and register_message_listener before start.",
-            )
-        portal, sluice = self._open()
-
-        async def run() -> None:
-            consumer = self._make(sluice)
-            for topic, selector in self._topics.items():
-                consumer.subscribe(topic, **_filter(selector))
-            await consumer.start()
-
-        try:
-            portal.call(run())
-        except BaseException:
-            self.shutdown()
-            raise
-
-    def _make(self, sluice: Sluice) -> PushConsumer:
-        assert self._listening is not None
-        times_max = self.max_reconsume_times
-        return sluice.consumer(
-            self.group,
-            self._listening,
-            concurrency=self.consume_thread_max,
-            start=_start(self.consume_from_where, self.consume_timestamp_ms),
-            ordered=self._listening.is_orderly,
-            max_reconsume_times=None if times_max == -1 else times_max,
-            suspend_s=min(max(self.suspend_current_queue_time_millis, 10), 30_000) / 1000,
-        )
-
-
-class DefaultLitePullConsumer(_Client):
-    """Polls messages: subscribe or assign, start, poll."""
-
-    def __init__(self, consumer_group: str, **options: Any) -> None:
-        super().__init__(consumer_group, **options)
-        self.auto_commit = True
-        self.pull_batch_size = 32
-        self.consume_from_where = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
-        self.consume_timestamp_ms = 0
-        self._topics: dict[str, MessageSelector] = {}
-        self._consumer: LitePullConsumer | None = None
-
-    def set_auto_commit(self, auto_commit: bool) -> None:
-        self.auto_commit = auto_commit
-
-    def subscribe(self, topic: str, expression: str | MessageSelector = "*") -> None:
-        """Before or after start; queues are shared with the other members of the group."""
-        self._topics[topic] = _selector(expression)
-        if self._consumer is not None:
-            self._join(self._consumer, topic)
-
-    def start(self) -> None:
-        portal, sluice = self._open()
-
-        async def make() -> LitePullConsumer:
-            return sluice.lite_pull(
-                self.group,
-                start=_start(self.consume_from_where, self.consume_timestamp_ms),
-                auto_commit=self.auto_commit,
-                pull_count=self.pull_batch_size,
-            )
-
-        try:
-            consumer = portal.call(make())
-            for topic in self._topics:
-                self._join(consumer, topic)
-        except BaseException:
-            self.shutdown()
-            raise
-        self._consumer = consumer
-
-    def _join(self, consumer: LitePullConsumer, topic: str) -> None:
-        self._running().call(consumer.subscribe(topic, **_filter(self._topics[topic])))
-
-    def _ready(self) -> tuple[Portal, LitePullConsumer]:
-        portal = self._running()
-        assert self._consumer is not None
-        return portal, self._consumer
-
-    def assign(self, queues: Sequence[MessageQueue]) -> None:
-        """Reads exactly these queues."""
-        portal, consumer = self._ready()
-        portal.call(consumer.assign(queues))
-
-    def poll(self, timeout_ms: int = 5000) -> list[MessageExt]:
-        """The next messages, [] when none came in time."""
-        portal, consumer = self._ready()
-        polled = portal.call(consumer.poll(timeout_ms / 1000, count_max=self.pull_batch_size))
-        return [MessageExt(message) for message in polled]
-
-    def commit(self) -> None:
-        """Commits everything polled so far."""
-        portal, consumer = self._ready()
-        portal.call(consumer.commit())
-
-    def seek(self, queue: MessageQueue, offset: int) -> None:
-        """The next messages of a queue come from `offset` on."""
-        portal, consumer = self._ready()
-        portal.call(consumer.seek(queue, offset))
-
-    def seek_to_begin(self, queue: MessageQueue) -> None:
-        portal, consumer = self._ready()
-        portal.call(consumer.seek_to_begin(queue))
-
-    def seek_to_end(self, queue: MessageQueue) -> None:
-        portal, consumer = self._ready()
-        portal.call(consumer.seek_to_end(queue))
-
-    def committed(self, queue: MessageQueue) -> int:
-        """The committed offset, -1 when there is none."""
-        portal, consumer = self._ready()
-        offset = portal.call(consumer.committed(queue))
-        return -1 if offset is None else offset
-
-    def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The first offset stored at that time or later."""
-        portal, consumer = self._ready()
-        return portal.call(consumer.offset_for_time(queue, timestamp_ms))
-
-    def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
-        """The readable queues of a topic."""
-        portal, consumer = self._ready()
-        return portal.call(consumer.queues(topic))
-
-
-def _selector(expression: str | MessageSelector) -> MessageSelector:
-    return MessageSelector.by_tag(expression) if isinstance(expression, str) else expression
-
-
-def _filter(selector: MessageSelector) -> dict[str, str]:
-    name = "where" if selector.expression_type == SQL92 else "tags"
-    return {name: selector.expression}
-
-
-def _start(where: ConsumeFromWhere, timestamp_ms: int) -> Start:
-    if where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
-        return timestamp_ms
-    return "last" if where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET else "first"

@@ -27,10 +27,13 @@ class ConsumeOrderlyStatus(Enum):
 
 @dataclass(slots=True)
 class ConsumeConcurrentlyContext:
-    """`delay_level_when_next_consume`: 0 the ladder, n a level of the broker, -1 dead letters."""
+    """`delay_level_when_next_consume`: 0 the ladder, n a level of the broker, -1 dead letters.
+    `ack_index`: after CONSUME_SUCCESS the index of the last message that is done; those behind it
+    come again."""
 
     message_queue: MessageQueue
     delay_level_when_next_consume: int = 0
+    ack_index: int = 2**31 - 1
 
 
 @dataclass(slots=True)
@@ -76,15 +79,17 @@ class Listening:
             self._function = listener
         self._takes_context = _takes_two(self._function)
 
-    def __call__(self, message: ReceivedMessage) -> None:
-        """Raises RetryLaterError when the listener wants the message again."""
-        context = self._context(message.queue)
-        arguments = ([MessageExt(message)], context) if self._takes_context else (
-            [MessageExt(message)],
-        )  # fmt: skip
-        status = self._function(*arguments)
+    def __call__(self, messages: list[ReceivedMessage]) -> None:
+        """Raises RetryLaterError when the listener wants messages again."""
+        context = self._context(messages[0].queue)
+        given = [MessageExt(message) for message in messages]
+        status = self._function(given, context) if self._takes_context else self._function(given)
         if status in _AGAIN:
             raise _later(context)
+        if isinstance(context, ConsumeConcurrentlyContext):
+            done = max(0, context.ack_index + 1)
+            if done < len(messages):
+                raise _later(context, done)
 
     def _context(self, queue: MessageQueue) -> ConsumeConcurrentlyContext | ConsumeOrderlyContext:
         return ConsumeOrderlyContext(queue) if self.is_orderly else (
@@ -92,9 +97,11 @@ class Listening:
         )  # fmt: skip
 
 
-def _later(context: ConsumeConcurrentlyContext | ConsumeOrderlyContext) -> RetryLaterError:
+def _later(
+    context: ConsumeConcurrentlyContext | ConsumeOrderlyContext, done: int = 0
+) -> RetryLaterError:
     if isinstance(context, ConsumeConcurrentlyContext):
-        return RetryLaterError(delay_level=context.delay_level_when_next_consume)
+        return RetryLaterError(delay_level=context.delay_level_when_next_consume, done=done)
     time_ms = context.suspend_current_queue_time_millis
     # Java's bounds: 10 ms to 30 s.
     suspend_s = None if time_ms == -1 else min(max(time_ms, 10), 30_000) / 1000

@@ -27,7 +27,7 @@ from sluicemq.client.core.transactions import TransactionState
 from sluicemq.errors import ConfigurationError, RouteNotFoundError
 from sluicemq.model.message import StoredMessage
 from sluicemq.rocketmq.clients import DefaultMQProducer
-from sluicemq.rocketmq.values import Message, MessageExt, SendResult
+from sluicemq.rocketmq.values import Message, MessageExt, Nowhere, SendResult
 
 _log = logging.getLogger("sluicemq.client")
 
@@ -69,21 +69,6 @@ class TransactionSendResult:
     local_transaction_state: LocalTransactionState
 
 
-class _Nowhere:
-    """The origin of a message that no queue delivered."""
-
-    def ack(self, generation: int, offset: int) -> bool:
-        return False
-
-    def owns(self, generation: int) -> bool:
-        return False
-
-    async def reject(
-        self, message: ReceivedMessage, delay_level: int | None, suspend_s: float | None
-    ) -> bool:
-        return False
-
-
 class _Checks(core.TransactionListener):
     """RocketMQ's listener as the asyncio producer asks it."""
 
@@ -91,7 +76,7 @@ class _Checks(core.TransactionListener):
         self._listener = listener
 
     async def check(self, message: StoredMessage) -> TransactionState | None:
-        found = MessageExt(ReceivedMessage(message, _Nowhere(), 0))
+        found = MessageExt(ReceivedMessage(message, Nowhere(), 0))
         state = await asyncio.to_thread(self._listener.check_local_transaction, found)
         return _state(state)
 
@@ -103,8 +88,10 @@ def _state(state: LocalTransactionState | None) -> TransactionState:
 class TransactionMQProducer(DefaultMQProducer):
     """A producer of messages that become visible when a local transaction commits."""
 
-    def __init__(self, producer_group: str = "DEFAULT_PRODUCER", **options: Any) -> None:
-        super().__init__(producer_group, **options)
+    def __init__(
+        self, producer_group: str = "DEFAULT_PRODUCER", *trace: Any, **options: Any
+    ) -> None:
+        super().__init__(producer_group, *trace, **options)
         self._listener: TransactionListener | None = None
 
     def set_transaction_listener(self, listener: TransactionListener) -> None:

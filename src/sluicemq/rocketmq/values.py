@@ -4,9 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from sluicemq.client.aio.pull import PullResult as CorePullResult
 from sluicemq.client.aio.received import ReceivedMessage
+from sluicemq.client.core.answers import PullStatus
 from sluicemq.client.core.answers import SendResult as CoreSendResult
+from sluicemq.errors import ConfigurationError
 from sluicemq.model import message as model
+from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import MessageQueue
 
@@ -33,6 +37,13 @@ class ConsumeFromWhere(Enum):
     CONSUME_FROM_LAST_OFFSET = "last"
     CONSUME_FROM_FIRST_OFFSET = "first"
     CONSUME_FROM_TIMESTAMP = "timestamp"
+
+
+class MessageModel(Enum):
+    """Whether a group shares the queues, or each of its consumers reads all."""
+
+    CLUSTERING = "CLUSTERING"
+    BROADCASTING = "BROADCASTING"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +145,11 @@ class MessageExt:
         self._received = received
 
     @property
+    def record(self) -> StoredMessage:
+        """The same as SluiceMQ's own value."""
+        return self._received.record
+
+    @property
     def topic(self) -> str:
         return self._received.topic
 
@@ -206,6 +222,32 @@ class MessageExt:
         return repr(self._received)
 
 
+class Nowhere:
+    """The origin of a message that no queue delivered."""
+
+    group = ""
+
+    def ack(self, generation: int, offset: int) -> bool:
+        return False
+
+    def owns(self, generation: int) -> bool:
+        return False
+
+    async def reject(
+        self, message: ReceivedMessage, delay_level: int | None, suspend_s: float | None
+    ) -> bool:
+        return False
+
+    async def reply(self, record: StoredMessage, body: bytes, message_id: str) -> object:
+        raise ConfigurationError(
+            "this message was not delivered by a group: nobody waits for an answer.",
+            cure="Answer what a push or lite pull consumer gets.",
+        )
+
+    def taken(self, record: StoredMessage) -> None:
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class SendResult:
     """What became of a sent message."""
@@ -226,4 +268,22 @@ class SendResult:
             result.queue,
             result.queue_offset,
             result.recall_handle,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PullResult:
+    """What a pull brought, and where to go on."""
+
+    pull_status: PullStatus
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+    msg_found_list: list[MessageExt]
+
+    @staticmethod
+    def of(result: CorePullResult) -> "PullResult":
+        found = [MessageExt(ReceivedMessage(record, Nowhere(), 0)) for record in result.messages]
+        return PullResult(
+            result.status, result.next_offset, result.offset_min, result.offset_max, list(found)
         )

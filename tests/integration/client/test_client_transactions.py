@@ -5,6 +5,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 
 import pytest
 from click.testing import CliRunner
@@ -293,6 +294,17 @@ def test_rocketmq_s_own_names_work(quick):
 
 
 # --- by hand
+
+
+async def test_a_block_hears_that_its_transaction_was_decided_otherwise_meanwhile(cluster):
+    async with Sluice(cluster.addresses) as mq, AsyncExitStack() as stack:
+        tx = await stack.enter_async_context(mq.transaction("t", b"too late"))
+        with Admin(cluster.addresses) as admin:
+            assert admin.resolve_transaction(tx.transaction_id, ROLLBACK) is not None
+        with pytest.raises(RequestError, match="was rolled back before"):
+            await stack.aclose()
+        assert not tx.is_acknowledged
+    assert await asyncio.to_thread(stored, cluster) == []
 
 
 def test_undecided_transactions_are_listed_and_decided_by_hand(cluster):

@@ -150,12 +150,13 @@ def test_parts_of_a_batch_hold_at_most_the_limit_and_a_giant_goes_alone():
     assert [[len(one.body) for one in run] for run in runs] == [[400, 400], [200], [2000], [10]]
 
 
-def test_a_joined_batch_reads_back_and_has_an_id_of_its_own():
+def test_a_joined_batch_reads_back_and_has_no_id_that_a_broker_would_give_its_messages():
     parts = [prepare(Message("t", b"%d" % n, tag="A", flag=n), f"ID{n}") for n in range(3)]
     joined = join(parts, "BATCH")
     read = [(flag, bytes(body), bytes(text)) for flag, body, text in decode_batch(joined.body)]
     assert read == [(n, b"%d" % n, parts[n].properties.encode()) for n in range(3)]
-    assert decode_properties(joined.properties.encode()) == {"UNIQ_KEY": "BATCH", "WAIT": "true"}
+    assert joined.message_id == "BATCH"
+    assert decode_properties(joined.properties.encode()) == {"WAIT": "true"}
 
 
 def test_an_empty_body_is_refused_because_brokers_do_not_take_it():

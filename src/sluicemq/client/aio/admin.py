@@ -7,14 +7,26 @@ positions in one queue, times are milliseconds since 1970.
 from typing import Any, TypeVar
 
 from sluicemq.client.aio.cluster import Cluster
-from sluicemq.client.core import finding, operations
+from sluicemq.client.core import finding, moving, operations
 from sluicemq.client.core.answers import expect_success
+from sluicemq.client.core.moving import ConsumerClient, OffsetChange
 from sluicemq.client.core.operations import NAME_SERVER, Ask, RouteOf, Talk
 from sluicemq.client.core.reports import GroupReport, QueueLag, QueueProgress
+from sluicemq.client.core.timeline import Timeline
+from sluicemq.client.core.tracefinding import find_trace
+from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
 from sluicemq.client.core.transactions import TransactionState
+from sluicemq.errors import SluiceError
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import GroupConfig, MessageQueue, TopicRoute
-from sluicemq.protocol.bodies import ClusterInfo, OpenTransaction, QueueStats, WaitingMessage
+from sluicemq.protocol.bodies import (
+    ClusterInfo,
+    DirectResult,
+    OpenTransaction,
+    QueueStats,
+    RunningInfo,
+    WaitingMessage,
+)
 
 T = TypeVar("T")
 
@@ -27,13 +39,17 @@ class Admin:
 
     async def _drive(self, talk: Talk[T]) -> T:
         answer: Any = None
+        failure: SluiceError | None = None
         while True:
             try:
-                wanted = talk.send(answer)
+                wanted = talk.send(answer) if failure is None else talk.throw(failure)
             except StopIteration as done:
                 value: T = done.value
                 return value
-            answer = await self._answer(wanted)
+            try:
+                answer, failure = await self._answer(wanted), None
+            except SluiceError as error:  # the conversation may go on, or say it better
+                failure = error
 
     async def _answer(self, wanted: Ask | RouteOf) -> Any:
         if isinstance(wanted, RouteOf):
@@ -179,6 +195,45 @@ class Admin:
         """Members, their shares, who is idle and why, lag per queue."""
         return await self._drive(operations.group(name))
 
+    async def plan_reset(self, group: str, topic: str, time_ms: int) -> list[OffsetChange]:
+        """What `reset_offsets` would change; nothing is changed."""
+        return await self._drive(moving.plan_reset(group, topic, time_ms))
+
+    async def reset_offsets(self, group: str, topic: str, time_ms: int) -> list[OffsetChange]:
+        """Sends a group to a time of a topic (ms since 1970; 0 the oldest message, -1 behind the
+        last), also while it consumes. Raises RouteNotFoundError, GroupNotFoundError, RequestError.
+        """
+        return await self._drive(moving.reset(group, topic, time_ms))
+
+    async def plan_clone(
+        self, source: str, target: str, topic: str | None = None
+    ) -> list[OffsetChange]:
+        """What `clone_offsets` would change; nothing is changed."""
+        return await self._drive(moving.plan_clone(source, target, topic))
+
+    async def clone_offsets(
+        self, source: str, target: str, topic: str | None = None
+    ) -> list[OffsetChange]:
+        """Gives the target the offsets of the source, of one topic or of all. Raises as
+        `reset_offsets`."""
+        return await self._drive(moving.clone(source, target, topic))
+
+    async def consumers(self, group: str) -> list[ConsumerClient]:
+        """The members of a group that are online."""
+        return await self._drive(moving.consumers(group))
+
+    async def running_info(self, group: str, client_id: str, *, stack: bool = False) -> RunningInfo:
+        """What a consumer is and does; with `stack` the stacks of its threads and tasks. Raises
+        ConfigurationError when it is not online, RequestError when it does not answer."""
+        return await self._drive(moving.running_info(group, client_id, stack=stack))
+
+    async def consume_directly(
+        self, message_id: str, group: str, client_id: str | None = None, *, topic: str | None = None
+    ) -> tuple[StoredMessage, DirectResult]:
+        """Lets a consumer (None: any) handle a stored message now; offsets stay as they are.
+        Raises MessageNotFoundError, ConfigurationError, RequestError."""
+        return await self._drive(moving.consume_directly(message_id, group, client_id, topic))
+
     async def messages_by_key(
         self,
         topic: str,
@@ -193,6 +248,13 @@ class Admin:
         Raises RequestError when a broker keeps no index, or is still building it.
         """
         return await self._drive(finding.messages_by_key(topic, key, begin_ms, end_ms, count_max))
+
+    async def trace(self, message_id: str, *, trace_topic: str = DEFAULT_TRACE_TOPIC) -> Timeline:
+        """What happened to a message, as far as clients have traced it.
+
+        Raises MessageNotFoundError without a trace, RouteNotFoundError without the topic.
+        """
+        return await self._drive(find_trace(message_id, trace_topic))
 
     async def message_by_id(self, message_id: str, *, topic: str | None = None) -> StoredMessage:
         """The message with this id, that of its producer or that of its broker.

@@ -8,10 +8,12 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 
+from sluicemq.client.aio.localoffsets import OffsetFiles
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import SUCCESS, TOPIC_NOT_EXIST, expect_success, request_error
-from sluicemq.client.core.consuming import OffsetMoved
+from sluicemq.client.core.consuming import SUSPEND_TIMEOUT_MS, OffsetMoved
 from sluicemq.client.core.credentials import Credentials, signed
+from sluicemq.client.core.localoffsets import INSTANCE
 from sluicemq.client.core.names import parse_name_servers
 from sluicemq.client.core.routing import (
     Routes,
@@ -53,6 +55,8 @@ class Cluster:
         self.name_servers = parse_name_servers(name_servers)
         self.credentials = Credentials.of(credentials)
         self.timeout_s = timeout_s
+        self.poll_s = SUSPEND_TIMEOUT_MS / 1000
+        """How long a pull waits at the broker for messages."""
         self.clock = clock
         self.routes = Routes()
         self._pool = ChannelPool(clock=clock, connect=connect)
@@ -62,6 +66,8 @@ class Cluster:
         """Called when the route of a topic has changed."""
         self.on_moved: Callable[[OffsetMoved], None] | None = None
         """Called when a broker has sent a consumer to another place of a queue."""
+        self.offset_files = OffsetFiles(INSTANCE)
+        """Where broadcasting groups keep their offsets."""
         self.trace: Tracing | None = None
         """Notes what producers and consumers do, when that is wanted."""
 

@@ -16,7 +16,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 from sluicemq.client.aio.member import Member
 from sluicemq.client.aio.ordered import OrderedFeed
@@ -29,13 +29,19 @@ from sluicemq.errors import ClosedError, ConfigurationError, RetryLaterError, Sl
 from sluicemq.model.subscription import Subscription
 
 _log = logging.getLogger("sluicemq.client")
-Handler = Callable[[ReceivedMessage], Awaitable[Any] | Any]
+Handler = Callable[[Any], Awaitable[Any] | Any]
+"""Gets a ReceivedMessage, or a list of them."""
+BATCH_MAX: Final = 1024
 
 
 class Groups(Protocol):
     """What consumers need of a `Sluice`: members by group, and the check for conflicts."""
 
     async def join(self, group: str, subscription: Subscription, feed: Feed) -> Member: ...
+
+    async def change(
+        self, group: str, topic: str, *, tags: str | None = None, where: str | None = None
+    ) -> Subscription: ...
 
     async def leave(self, group: str, topic: str) -> None: ...
 
@@ -108,6 +114,19 @@ class MessageStream:
         finally:
             await self.close()
 
+    async def change(self, *, tags: str | None = None, where: str | None = None) -> None:
+        """Other messages of the topic from now on: by tags, by SQL92 (`where`), or all.
+
+        It holds for every stream of this client that reads the topic for this group, in all queues;
+        what is waiting here and does not match counts as done. The other members of the group have
+        to change as well: a group has one expression for a topic.
+        """
+        if self._feed is None:
+            await self.start()
+        self.subscription = await self._groups.change(
+            self.group, self.subscription.topic, tags=tags, where=where
+        )
+
     async def close(self) -> None:
         """Leaves; messages handed out and not acknowledged will be delivered again."""
         async with self._starting:
@@ -144,6 +163,10 @@ class PushConsumer:
     rejected (`ReceivedMessage.reject`); RetryLaterError says when it shall come again. Should the
     message be stored nowhere for that, it is handled again here after 1 s, 2 s … 60 s, and stays
     unacknowledged meanwhile.
+
+    With `batch_max` the handler gets a list of up to so many messages of one queue. Its return
+    acknowledges all of them, an error rejects all of them; RetryLaterError(done=n) keeps the first
+    n. Of a broadcasting group what is rejected is logged and dropped.
     """
 
     def __init__(
@@ -155,13 +178,21 @@ class PushConsumer:
         concurrency: int = 20,
         version_ms: Callable[[], int] = lambda: 0,
         ordered: bool = False,
+        batch_max: int | None = None,
     ) -> None:
+        """`batch_max` None: the handler gets single messages."""
         if concurrency < 1:
             raise ConfigurationError(f"concurrency is {concurrency}.", cure="Use 1 or more.")
+        if batch_max is not None and not 1 <= batch_max <= BATCH_MAX:
+            raise ConfigurationError(
+                f"a handler would get {batch_max} messages at a time.", cure=f"1 to {BATCH_MAX}."
+            )
+        self.batch_max = batch_max
         self.group = group
         self._groups = groups
         self._handler = handler
-        self._concurrency = concurrency
+        self.is_ordered = ordered
+        self.concurrency = self._concurrency = concurrency
         self._version_ms = version_ms
         self._subscriptions: dict[str, Subscription] = {}
         self._feed = OrderedFeed() if ordered else Feed()
@@ -176,7 +207,8 @@ class PushConsumer:
         """Adds a topic before `start`; by tags ("A||B"), by SQL92 (`where`), or all."""
         if self._started:
             raise ConfigurationError(
-                "the consumer runs already.", cure="Subscribe to all topics before start()."
+                "the consumer runs already.",
+                cure="Subscribe to all topics before start(); then use `change`.",
             )
         self._subscriptions[topic] = make_subscription(
             topic, tags=tags, where=where, version=self._version_ms()
@@ -205,6 +237,29 @@ class PushConsumer:
         for index in range(self._concurrency):
             self._tasks.spawn(self._work(), f"sluicemq handler {self.group} {index}")
 
+    async def change(
+        self, topic: str, *, tags: str | None = None, where: str | None = None
+    ) -> None:
+        """Another expression for a topic, or one more topic, while the consumer runs.
+
+        It holds in all queues when this returns: the brokers know, and what waits here and does not
+        match counts as done. The other members of the group have to change as well. Raises what
+        `start` does; then nothing has changed.
+        """
+        if topic in self._subscriptions and self._started:
+            changed = await self._groups.change(self.group, topic, tags=tags, where=where)
+            self._subscriptions[topic] = changed
+            return
+        wanted = make_subscription(topic, tags=tags, where=where, version=self._version_ms())
+        if self._started:
+            await self._groups.join(self.group, wanted, self._feed)
+        self._subscriptions[topic] = wanted
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Reads a topic no more; its queues go to the other members."""
+        if self._subscriptions.pop(topic, None) is not None and self._started:
+            await self._groups.leave(self.group, topic)
+
     async def run(self) -> None:
         """`start`, then waits until the consumer is closed or fails; raises what ended it."""
         await self.start()
@@ -222,37 +277,55 @@ class PushConsumer:
                 self.failure = error
                 _log.error("consumer %s ends: %s", self.group, error)
                 return
-            if message.is_current:
-                await self._handle(message)
-            else:
-                message.settle()
+            messages = [message]
+            if self.batch_max is not None:
+                messages = self._feed.more(message, self.batch_max)
+            current = [one for one in messages if one.is_current]
+            for message in messages:
+                if not message.is_current:
+                    message.settle()
+            if current:
+                await self._handle(current)
 
-    async def _handle(self, message: ReceivedMessage) -> None:
+    async def _handle(self, messages: list[ReceivedMessage]) -> None:
         self._busy += 1
-        message.taken()
+        for message in messages:
+            message.taken()
         try:
-            await self._call(message)
+            await self._call(messages if self.batch_max is not None else messages[0])
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
-            await self._failed(message, error)
+            await self._failed(messages, error)
         else:
-            message.settle()
+            for message in messages:
+                message.settle()
         finally:
             self._busy -= 1
             if not self._busy:
                 self._quiet.set()
 
-    async def _failed(self, message: ReceivedMessage, error: Exception) -> None:
-        """The message comes again: by way of the broker, or else here."""
-        level, suspend_s = None, None
-        is_wish = isinstance(error, RetryLaterError)
-        message.finished(Outcome.FAILED if is_wish else Outcome.EXCEPTION)
+    async def _failed(self, messages: list[ReceivedMessage], error: Exception) -> None:
+        """The messages come again: by way of the broker, or else here."""
+        level, suspend_s, done = None, None, 0
         if isinstance(error, RetryLaterError):
-            level, suspend_s = error.delay_level, error.suspend_s
+            level, suspend_s, done = error.delay_level, error.suspend_s, max(0, error.done)
         else:
+            message = messages[0]
             _log.warning(
-                "handler of %s failed on %s (retry %d, attempt %d)",
-                self.group, message, message.reconsume_times, message.attempt, exc_info=error,
+                "handler of %s failed on %s%s (retry %d, attempt %d)",
+                self.group, message, f" and {len(messages) - 1} more" if messages[1:] else "",
+                message.reconsume_times, message.attempt, exc_info=error,
             )  # fmt: skip
+        for message in messages[:done]:
+            message.settle()
+        outcome = Outcome.FAILED if isinstance(error, RetryLaterError) else Outcome.EXCEPTION
+        for message in messages[done:]:
+            message.finished(outcome)
+        for message in messages[done:]:
+            await self._reject(message, level, suspend_s)
+
+    async def _reject(
+        self, message: ReceivedMessage, level: int | None, suspend_s: float | None
+    ) -> None:
         try:
             await message.reject(level, suspend_s=suspend_s)
         except SluiceError as failure:
@@ -264,12 +337,22 @@ class PushConsumer:
             message.attempt += 1
             asyncio.get_running_loop().call_later(delay_s, self._feed.put_back, [message])
 
-    async def _call(self, message: ReceivedMessage) -> None:
+    @property
+    def is_running(self) -> bool:
+        """Whether it is started and not closed."""
+        return self._started and not self._closed
+
+    async def call_handler(self, message: ReceivedMessage) -> None:
+        """Calls the handler with a message that an operator has chosen (309); raises what it
+        raises."""
+        await self._call(message if self.batch_max is None else [message])
+
+    async def _call(self, given: ReceivedMessage | list[ReceivedMessage]) -> None:
         if self._pool is None:
-            await self._handler(message)
+            await self._handler(given)
         else:
             loop = asyncio.get_running_loop()
-            result = await loop.run_in_executor(self._pool, self._handler, message)
+            result = await loop.run_in_executor(self._pool, self._handler, given)
             if inspect.isawaitable(result):
                 await result
 

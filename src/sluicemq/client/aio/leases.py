@@ -132,3 +132,23 @@ class Leases:
 
     def __len__(self) -> int:
         return len(self._asked_s)
+
+
+class NoLeases:
+    """For a broadcasting group: every client reads every queue, nobody is kept out."""
+
+    def is_held(self, queue: MessageQueue) -> bool:
+        """Always."""
+        del queue
+        return True
+
+    async def acquire(self, queue: MessageQueue) -> bool:
+        """Always."""
+        del queue
+        return True
+
+    async def release(self, queue: MessageQueue) -> None:
+        """Nobody waits for it."""
+
+    async def renew_forever(self) -> None:
+        """Nothing ends."""

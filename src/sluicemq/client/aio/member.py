@@ -5,13 +5,14 @@ thread), shares the queues of each topic with the other members by the average a
 reads its share. It balances when the broker says that members changed (40), every 20 s, and every
 second while it does not see itself in the list of members. With `retry`, the group's %RETRY% topic
 belongs to every subscription, as in the Java client: messages that members sent back arrive under
-their own topic's feed. An ordered group locks each queue before it reads it (`ordered`).
+their own topic's feed. An ordered group locks each queue before it reads it (`ordered`). Members of
+a broadcasting group share nothing: each reads all queues and has no retries.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import cast
 
@@ -30,7 +31,7 @@ from sluicemq.client.core.answers import (
     SYSTEM_ERROR,
     request_error,
 )
-from sluicemq.client.core.balance import allocate_average
+from sluicemq.client.core.balance import allocate
 from sluicemq.client.core.consuming import ConsumeOptions
 from sluicemq.client.core.routing import read_queues
 from sluicemq.client.keeper import Keeper
@@ -45,6 +46,7 @@ from sluicemq.errors import (
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import MASTER_ID, RETRY_PREFIX, MessageQueue, TopicRoute
 from sluicemq.protocol.bodies import (
+    BROADCASTING,
     CLUSTERING,
     CONSUME_ACTIVELY,
     CONSUME_PASSIVELY,
@@ -74,6 +76,9 @@ class Member:
         self._cluster = cluster
         self._keeper = keeper
         self.retry = retry
+        self._has_retry_topic = retry and not options.broadcast
+        self.on_share: list[Callable[[str, list[MessageQueue], list[MessageQueue]], None]] = []
+        """Called with a topic, all of its queues and those of this member when these change."""
         self._changed = asyncio.Event()
         self._balancing = asyncio.Lock()
         self._tasks = Tasks()
@@ -88,7 +93,9 @@ class Member:
         cluster, group, options = self._cluster, self.group, self.options
         if not self.retry:
             return Readers(cluster, group, options, on_pending=self._beat_soon, filtered_here=True)
-        send_back = SendBack(cluster, group, options.retry.times_max)
+        send_back = None
+        if self._has_retry_topic:
+            send_back = SendBack(cluster, group, options.retry.times_max)
         if not options.ordered:
             return Readers(cluster, group, options, on_pending=self._beat_soon, send_back=send_back)
         return OrderedReaders(
@@ -107,6 +114,11 @@ class Member:
         return [topic for topic in self._subscriptions if topic != self._retry_topic]
 
     @property
+    def subscriptions(self) -> list[Subscription]:
+        """All subscriptions, with that of the retry topic."""
+        return list(self._subscriptions.values())
+
+    @property
     def _retry_topic(self) -> str:
         return RETRY_PREFIX + self.group
 
@@ -123,7 +135,8 @@ class Member:
 
         Raises RouteNotFoundError (unknown topic), GroupNotFoundError (the group is missing and is
         not created automatically), FilterSyntaxError or ConfigurationError (the broker cannot serve
-        the expression), ConnectionLostError (no broker of the topic is reachable).
+        the expression), ConnectionLostError (no broker of the topic is reachable); of a group that
+        broadcasts ConfigurationError and StoreDamagedError for its offsets file.
         """
         topic = subscription.topic
         route = await self._cluster.route(topic)
@@ -131,7 +144,7 @@ class Member:
             await self._check_sql(subscription, route)
         self._subscriptions[topic] = subscription
         self._feeds[topic] = feed
-        if self.retry and self._retry_topic not in self._subscriptions:
+        if self._has_retry_topic and self._retry_topic not in self._subscriptions:
             self._subscriptions[self._retry_topic] = Subscription(
                 self._retry_topic, version=subscription.version
             )
@@ -147,11 +160,37 @@ class Member:
                 self._tasks.spawn(self.readers.commit_forever(), f"sluicemq commit {self.group}")
 
     async def _join(self, topic: str, route: TopicRoute) -> None:
+        queues = read_queues(topic, route)
+        if self.options.broadcast and queues:
+            await self.readers.start_offset(queues[0])  # an offsets file that is not ours says so
         self._keeper.use(_addresses(route))
         await self._beat(must_reach=_addresses(route))
         await self._check_group(topic, route)
         if not await self.balance():
             self.notice()  # in a second, not in twenty
+
+    async def change(self, subscription: Subscription) -> None:
+        """A topic of this member is read with another expression from now on, in all its queues.
+
+        The brokers hear of it at once: what they filtered by the old one is asked for again.
+        Raises what `add` does; then the old expression stays.
+        """
+        topic = subscription.topic
+        route = await self._cluster.route(topic)
+        if subscription.kind == SQL92:
+            await self._check_sql(subscription, route)
+        old, self._subscriptions[topic] = self._subscriptions[topic], subscription
+        try:
+            await self._beat(must_reach=_addresses(route))
+        except BaseException:
+            self._subscriptions[topic] = old
+            self._keeper.consume(self._describe())
+            raise
+        self.readers.change(subscription)
+
+    def subscription_of(self, topic: str) -> Subscription | None:
+        """What is subscribed to now."""
+        return self._subscriptions.get(topic)
 
     async def remove(self, topic: str) -> None:
         """Ends a subscription: its queues go to other members."""
@@ -185,7 +224,7 @@ class Member:
         return ConsumerData(
             self.group,
             CONSUME_PASSIVELY if self.retry else CONSUME_ACTIVELY,
-            CLUSTERING,
+            BROADCASTING if self.options.broadcast else CLUSTERING,
             self.options.consume_from,
             tuple(self._subscriptions.values()),
         )
@@ -297,18 +336,39 @@ class Member:
         if self._keeper.client_id not in members:
             self._beat_soon()
             return False
-        own = allocate_average(self._keeper.client_id, queues, members)
+        own = queues if self.options.broadcast else self._own_of(queues, members)
+        before = {queue for queue in self.readers.queues if queue.topic == topic}
         for queue in self.readers.queues - set(own):
             if queue.topic == topic:
                 await self.readers.drop(queue)
         known = self._seen.get(topic)
+        self.readers.expected[topic] = len(own)
         complete = True
         for queue in own:
             if queue not in self.readers.queues:
                 is_new = known is not None and queue not in known
                 complete &= await self._take(queue, subscription, is_new=is_new)
         self._seen[topic] = set(queues) | (known or set())
+        self._tell_share(topic, queues, before)
         return complete
+
+    def _own_of(self, queues: list[MessageQueue], members: tuple[str, ...]) -> list[MessageQueue]:
+        """By the strategy, which may be the user's own."""
+        try:
+            return allocate(self.options.strategy, self._keeper.client_id, queues, members)
+        except Exception as error:
+            raise ConfigurationError(
+                f"the allocation strategy of {self.group!r} failed: {error!r}.",
+                cure="It gets the client id, sorted queues and sorted members, and returns queues.",
+            ) from error
+
+    def _tell_share(
+        self, topic: str, queues: list[MessageQueue], before: set[MessageQueue]
+    ) -> None:
+        own = {queue for queue in self.readers.queues if queue.topic == topic}
+        if own != before:
+            for listener in self.on_share:  # what goes wrong there is none of our business
+                asyncio.get_running_loop().call_soon(listener, topic, list(queues), sorted(own))
 
     async def _take(self, queue: MessageQueue, subscription: Subscription, *, is_new: bool) -> bool:
         """Begins to read a queue; False when its broker is away, or another member is not done

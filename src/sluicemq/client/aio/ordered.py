@@ -13,11 +13,11 @@ that still runs is waited for before this process reads the queue again.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 from sluicemq.client.aio.cluster import Cluster
-from sluicemq.client.aio.leases import Leases
+from sluicemq.client.aio.leases import Leases, NoLeases
 from sluicemq.client.aio.reader import QueueReader
 from sluicemq.client.aio.readers import Readers
 from sluicemq.client.aio.received import Feed, ReceivedMessage, Sink
@@ -35,14 +35,14 @@ FINISH_S: Final = 5.0
 
 
 class Lane:
-    """The messages of one queue that wait, and the one that is out."""
+    """The messages of one queue that wait, and those that are out: one, or one batch."""
 
     __slots__ = ("is_queued", "is_resting", "origin", "out", "owner", "waiting")
 
     def __init__(self, origin: "OrderedReader") -> None:
         self.origin = origin
         self.waiting: deque[ReceivedMessage] = deque()
-        self.out: ReceivedMessage | None = None
+        self.out: dict[int, ReceivedMessage] = {}
         self.owner: object = None
         self.is_resting = False
         self.is_queued = False
@@ -51,10 +51,7 @@ class Lane:
     def is_ready(self) -> bool:
         """May its next message be handed out now?"""
         return (
-            bool(self.waiting)
-            and self.out is None
-            and not self.is_resting
-            and self.origin.may_hand_out
+            bool(self.waiting) and not self.out and not self.is_resting and self.origin.may_hand_out
         )
 
 
@@ -81,17 +78,16 @@ class OrderedFeed(Feed):
         for message in reversed(messages):
             lane = self._lane(message)
             lane.waiting.appendleft(message)
-            if lane.out is message:
-                self._rest(lane)
-            self._offer(lane)
+            self._returned(lane, message.queue_offset)
 
     def suspend(self, message: ReceivedMessage, seconds: float) -> None:
-        """The message comes first again, after a rest."""
+        """The message comes first again, after a rest; of a batch all in their order."""
         lane = self._lane(message)
-        lane.waiting.appendleft(message)
+        older = sum(item.queue_offset < message.queue_offset for item in lane.waiting)
+        lane.waiting.insert(older, message)
         lane.is_resting = True
         asyncio.get_running_loop().call_later(seconds, self._go_on, lane)
-        self._rest(lane)
+        self._returned(lane, message.queue_offset)
 
     def _go_on(self, lane: Lane) -> None:
         lane.is_resting = False
@@ -106,7 +102,7 @@ class OrderedFeed(Feed):
         return lane
 
     def _offer(self, lane: Lane) -> None:
-        if lane.waiting and lane.out is None and not lane.is_resting and not lane.is_queued:
+        if lane.waiting and not lane.out and not lane.is_resting and not lane.is_queued:
             lane.is_queued = True
             self._ready.append(lane)
             self._wake(1)
@@ -116,29 +112,44 @@ class OrderedFeed(Feed):
             lane = self._ready.popleft()
             lane.is_queued = False
             if lane.is_ready:
-                lane.out = lane.waiting.popleft()
+                message = lane.waiting.popleft()
+                lane.out[message.queue_offset] = message
                 lane.owner = owner
-                return lane.out
+                return message
         return None
+
+    def more(self, first: ReceivedMessage, count_max: int) -> list[ReceivedMessage]:
+        lane, messages = self._lane(first), [first]
+        while len(messages) < count_max and lane.waiting and lane.origin.may_hand_out:
+            message = lane.waiting.popleft()
+            lane.out[message.queue_offset] = message
+            messages.append(message)
+        return messages
 
     def _rest(self, lane: Lane) -> None:
         """Nothing of the lane is out any more."""
-        lane.out = lane.owner = None
+        lane.out.clear()
+        lane.owner = None
         lane.origin.rested()
+
+    def _returned(self, lane: Lane, offset: int) -> None:
+        """A message is not out any more; the lane goes on when none is."""
+        if lane.out.pop(offset, None) is not None and not lane.out:
+            self._rest(lane)
+        self._offer(lane)
 
     # --- what its readers say
 
     def finished(self, origin: object, offset: int) -> None:
         """The message that was out is done."""
         lane = self._lanes.get(origin)
-        if lane is not None and lane.out is not None and lane.out.queue_offset == offset:
-            self._rest(lane)
-            self._offer(lane)
+        if lane is not None and offset in lane.out:
+            self._returned(lane, offset)
 
     def is_busy(self, origin: object) -> bool:
         """Is a message of that reader out?"""
         lane = self._lanes.get(origin)
-        return lane is not None and lane.out is not None
+        return lane is not None and bool(lane.out)
 
     def resume(self, origin: object) -> None:
         """Its lease is good again."""
@@ -159,7 +170,7 @@ class OrderedFeed(Feed):
     def expel(self, owner: object, error: BaseException) -> None:
         super().expel(owner, error)
         for lane in tuple(self._lanes.values()):
-            if lane.out is not None and lane.owner is owner:
+            if lane.out and lane.owner is owner:
                 self._rest(lane)
                 self._offer(lane)
 
@@ -213,10 +224,10 @@ class OrderedReader(QueueReader):
     """Reads one queue under its lease."""
 
     ordered_feed: OrderedSink
-    leases: Leases
+    leases: Leases | NoLeases
     is_retiring = False
 
-    def guard(self, feed: OrderedSink, leases: Leases) -> None:
+    def guard(self, feed: OrderedSink, leases: Leases | NoLeases) -> None:
         """Right after it is made."""
         self.ordered_feed = feed
         self.leases = leases
@@ -252,6 +263,7 @@ class OrderedReader(QueueReader):
         is_enough = level <= LEVEL_DEAD or times >= times_max
         if is_enough and await self._give_up(message, times, level):
             return self.ack(message.generation, message.queue_offset)
+        self.given_back(message)
         message.attempt += 1
         self.ordered_feed.suspend(message, rules.suspend_s if suspend_s is None else suspend_s)
         return True
@@ -287,6 +299,8 @@ class OrderedReader(QueueReader):
 class OrderedReaders(Readers):
     """The readers of a group that consumes in order."""
 
+    leases: Leases | NoLeases
+
     def __init__(
         self,
         cluster: Cluster,
@@ -302,8 +316,10 @@ class OrderedReaders(Readers):
         self._on_change = on_change
         self._retiring: dict[MessageQueue, tuple[OrderedReader, asyncio.Task[None]]] = {}
         self._renewing: asyncio.Task[None] | None = None
-        self.leases = Leases(
-            cluster, client_id, group, on_lost=self._lost, on_held=self._held_again
+        self.leases = (
+            NoLeases()
+            if options.broadcast
+            else Leases(cluster, client_id, group, on_lost=self._lost, on_held=self._held_again)
         )
 
     async def add(
@@ -312,7 +328,7 @@ class OrderedReaders(Readers):
         """Locks the queue, then starts where the group stands: whoever had it has committed."""
         if queue in self._retiring or not await self.leases.acquire(queue):
             return False
-        if self._renewing is None:
+        if self._renewing is None and not self.options.broadcast:
             self._renewing = self._tasks.spawn(
                 self.leases.renew_forever(), f"sluicemq leases {self._group}"
             )
@@ -375,6 +391,12 @@ class OrderedReaders(Readers):
         self._retire(queue, self._stop(queue), is_ours=True)
         await asyncio.sleep(0)
 
+    def _moved_by_reset(self, queues: Iterable[MessageQueue]) -> list[QueueReader]:
+        """Also those that finish their last message: they commit afterwards."""
+        wanted = set(queues)
+        finishing = [reader for queue, (reader, _) in self._retiring.items() if queue in wanted]
+        return [*super()._moved_by_reset(wanted), *finishing]
+
     def _retire(self, queue: MessageQueue, reader: OrderedReader, *, is_ours: bool) -> None:
         reader.is_retiring = True
         task = self._tasks.spawn(
@@ -391,6 +413,7 @@ class OrderedReaders(Readers):
         if is_ours:
             if self.options.auto_commit:
                 await self._commit(reader, offset)
+                await self._offsets.flush()
             await self.leases.release(queue)
             self._on_change()
 
@@ -405,3 +428,4 @@ class OrderedReaders(Readers):
             if self.options.auto_commit:
                 await self._commit(reader, reader.in_flight.committable)
         await self._tasks.close()
+        await self._offsets.close()

@@ -13,9 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.aio.replies import Requester
 from sluicemq.client.aio.transactions import Transaction, Transactions
 from sluicemq.client.core import batches, requests
-from sluicemq.client.core.answers import SendResult, expect_success, fields_of, send_results
+from sluicemq.client.core.answers import (
+    SUCCESS,
+    SendResult,
+    expect_success,
+    fields_of,
+    send_results,
+)
 from sluicemq.client.core.credentials import signed
 from sluicemq.client.core.delays import DELAY_LEVEL_MAX, recalled
 from sluicemq.client.core.messages import (
@@ -25,6 +32,7 @@ from sluicemq.client.core.messages import (
     make_message,
     prepare,
 )
+from sluicemq.client.core.replying import REPLY_TIMEOUT_S
 from sluicemq.client.core.sending import (
     RETRIES,
     SEND_TIMEOUT_MS,
@@ -39,13 +47,14 @@ from sluicemq.client.core.transactions import TransactionListener, TransactionRe
 from sluicemq.client.identity import MessageIds
 from sluicemq.errors import (
     ClosedError,
+    ConfigurationError,
     ConnectionLostError,
     RequestError,
     RequestTimeoutError,
     SendUnknownError,
     SluiceError,
 )
-from sluicemq.model.message import Message
+from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
 from sluicemq.protocol.command import Command
 
@@ -85,6 +94,7 @@ class Producer:
         listener: TransactionListener | None = None,
         on_first: Callable[[str, str], None] = lambda group, topic: None,
         trace: Tracing | None = None,
+        requester: Requester | None = None,
     ) -> None:
         self.group = checked_group(group)
         self.transactions = Transactions(cluster, self.group, listener)
@@ -103,6 +113,7 @@ class Producer:
         self._closed = False
         self._callbacks: set[asyncio.Task[None]] = set()
         self._on_first = on_first
+        self._requester = requester
         self._known: set[str] = set()
 
     async def send(
@@ -199,6 +210,27 @@ class Producer:
                 raise
         return results
 
+    async def request(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        timeout_s: float = REPLY_TIMEOUT_S,
+        **options: Any,
+    ) -> StoredMessage:
+        """Sends a message and waits for the reply of whoever consumes it (`message.reply`).
+
+        `options` are those of `send` but queue and selector. Raises what `send` does, and
+        RequestTimeoutError without a reply: it says whether the request is stored. A late reply is
+        dropped. ConfigurationError for a producer that was not made by a `Sluice`.
+        """
+        if self._requester is None:
+            raise ConfigurationError(
+                "this producer takes no replies.", cure="Make it with `Sluice.producer`."
+            )
+        outgoing = self._prepare(make_message(topic, body, **options))
+        return await self._requester.request(self.group, outgoing, self.send_copy, timeout_s)
+
     def transaction(
         self,
         topic: str | Message,
@@ -259,6 +291,9 @@ class Producer:
         await self._cluster.route(found.topic)
         address = self._cluster.master(queue)
         answer = await self._cluster.call(address, requests.recall(self.group, found))
+        if self.trace is not None:
+            is_taken = answer.code == SUCCESS
+            self.trace.recalled(self.group, found.topic, found.unique_id, success=is_taken)
         return fields_of(expect_success(answer, address)).get("msgId", found.unique_id)
 
     async def send_copy(self, outgoing: Outgoing) -> SendResult:

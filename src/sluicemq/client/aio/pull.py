@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.aio.offsets import BrokerOffsets
+from sluicemq.client.aio.sendback import SendBack
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import PullStatus, pull_answer
+from sluicemq.client.core.answers import PullStatus, number, pull_answer
 from sluicemq.client.core.names import check_group
+from sluicemq.client.core.routing import read_queues
 from sluicemq.client.core.subscriptions import make_subscription
 from sluicemq.filter.tags import tag_matches
 from sluicemq.model.message import StoredMessage
@@ -76,6 +79,34 @@ class PullConsumer:
         return PullResult(
             pulled.status, pulled.next_offset, pulled.offset_min, pulled.offset_max, messages
         )
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The readable queues of a topic."""
+        return read_queues(topic, await self._cluster.route(topic))
+
+    async def offsets(self, queue: MessageQueue) -> tuple[int, int]:
+        """(the first stored offset, the offset that the next message will get)."""
+        first = await self._cluster.ask(queue, requests.offset_min(queue))
+        following = await self._cluster.ask(queue, requests.offset_max(queue))
+        return number(first, "offset"), number(following, "offset")
+
+    async def offset_for_time(self, queue: MessageQueue, time_ms: int) -> int:
+        """The first offset stored at `time_ms` (milliseconds since 1970) or later."""
+        command = requests.offset_by_time(queue, time_ms)
+        return number(await self._cluster.ask(queue, command), "offset")
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The group's offset at the broker, None when there is none."""
+        return await BrokerOffsets(self._cluster, self.group).read(queue)
+
+    async def commit(self, queue: MessageQueue, offset: int) -> None:
+        """Keeps an offset for the group at the broker; nothing else commits here."""
+        await BrokerOffsets(self._cluster, self.group).write(queue, offset)
+
+    async def send_back(self, message: StoredMessage, delay_level: int = 0) -> None:
+        """A message shall come to the group again, by its retry topic; see
+        `ReceivedMessage.reject` for the levels. Raises SluiceError."""
+        await SendBack(self._cluster, self.group, None).send_back(message, delay_level)
 
     def _subscription(self, topic: str, tags: str | None, where: str | None) -> Subscription:
         key = (topic, tags, where)

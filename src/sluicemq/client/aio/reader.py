@@ -13,8 +13,10 @@ from typing import Final
 
 from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.received import ReceivedMessage, Sink
+from sluicemq.client.aio.replies import send_reply
 from sluicemq.client.aio.sendback import SendBack
 from sluicemq.client.core import requests
+from sluicemq.client.core.activity import Counts
 from sluicemq.client.core.answers import (
     FLOW_CONTROL,
     GROUP_NOT_EXIST,
@@ -25,13 +27,13 @@ from sluicemq.client.core.answers import (
     pull_answer,
 )
 from sluicemq.client.core.consuming import (
-    PULL_TIMEOUT_S,
-    SUSPEND_TIMEOUT_MS,
+    ANSWER_TIMEOUT_S,
     ConsumeOptions,
     OffsetMoved,
     pause_s,
 )
 from sluicemq.client.core.inflight import InFlight
+from sluicemq.client.core.subscriptions import exact_match
 from sluicemq.client.core.tracing import Delivery
 from sluicemq.errors import ProtocolError, RequestError, SluiceError
 from sluicemq.filter.tags import tag_matches
@@ -43,6 +45,8 @@ from sluicemq.record.codec import decode_records
 _log = logging.getLogger("sluicemq.client")
 _FATAL: Final = frozenset({16, SUBSCRIPTION_PARSE_FAILED, GROUP_NOT_EXIST})
 _STUCK_S: Final = 60.0
+OFFSET_RESET: Final = "OFFSET_RESET"
+"""A 21 with this remark: an operator has sent the group to another place."""
 
 
 class QueueReader:
@@ -76,18 +80,32 @@ class QueueReader:
         self._filtered_here = filtered_here
         self._generation = 0
         self._dropped = False
+        self.counts = Counts()
+        self.pulled_s = 0.0
+        self.out: dict[tuple[int, int], tuple[float, StoredMessage]] = {}
+        """What the application has: (generation, offset) -> since when (s), and the message."""
+        self._limits = options.limits(1)
+        self._is_paused = False
         self._room = asyncio.Event()
         self._waiting: asyncio.Timeout | None = None
 
     # ------------------------------------------------------------------- from consumers
 
+    @property
+    def group(self) -> str:
+        """The consumer group it reads for."""
+        return self._group
+
     def ack(self, generation: int, offset: int) -> bool:
         """A message is done. False when it does not count any more."""
+        out = self.out.pop((generation, offset), None)
+        if out is not None:
+            now_s = self._cluster.clock.monotonic_s()
+            self.counts.done(now_s, now_s - out[0])
         if generation != self._generation or self._dropped:
             return False
         counted = self.in_flight.ack(offset)
-        if not self._room.is_set() and self._has_room():
-            self._room.set()
+        self._look_for_room()
         return counted
 
     async def reject(
@@ -102,7 +120,19 @@ class QueueReader:
         else:
             level = self._options.retry.level if delay_level is None else delay_level
             await self._send_back.send_back(message.record, level)
+        self.given_back(message)
         return self.ack(message.generation, message.queue_offset)
+
+    def given_back(self, message: ReceivedMessage) -> None:
+        """The application does not have it any more, and is not done with it."""
+        out = self.out.pop((message.generation, message.queue_offset), None)
+        if out is not None:
+            now_s = self._cluster.clock.monotonic_s()
+            self.counts.failed(now_s, now_s - out[0])
+
+    async def reply(self, record: StoredMessage, body: bytes, message_id: str) -> object:
+        """Answers a message that asks for a reply. Raises SluiceError."""
+        return await send_reply(self._cluster, record, body, message_id)
 
     @property
     def may_commit(self) -> bool:
@@ -111,6 +141,8 @@ class QueueReader:
 
     def taken(self, record: StoredMessage) -> Delivery | None:
         """A message is handed to the application."""
+        key = (self._generation, record.queue_offset)
+        self.out[key] = (self._cluster.clock.monotonic_s(), record)
         trace = self._cluster.trace
         return None if trace is None else trace.taken(self._group, record)
 
@@ -124,7 +156,41 @@ class QueueReader:
         self.in_flight = InFlight(position)
         self.feed.discard(lambda message: message.is_from(self))
         self._room.set()
-        if self._waiting is not None:  # A long poll at the old place would hold us up for 15 s.
+        self._interrupt()
+
+    def limit(self, count_max: int, bytes_max: int) -> None:
+        """How much of this queue may be unacknowledged."""
+        self._limits = count_max, bytes_max
+        self._look_for_room()
+
+    def pause(self, *, is_paused: bool) -> None:
+        """Fetches nothing more, or goes on."""
+        self._is_paused = is_paused
+        self._look_for_room()
+
+    def _look_for_room(self) -> None:
+        if not self._room.is_set() and self._has_room():
+            self._room.set()
+
+    def change(self, subscription: Subscription) -> None:
+        """Reads with another expression: what waits and does not match counts as done, what is
+        being pulled is pulled again."""
+        self.subscription = subscription
+        matches = exact_match(subscription)
+
+        def unwanted(message: ReceivedMessage) -> bool:
+            if not message.is_from(self) or matches(message.record):
+                return False
+            self.in_flight.ack(message.queue_offset)
+            return True
+
+        self.feed.discard(unwanted)
+        self._look_for_room()
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        """A long poll that asks for something else would hold us up for 15 s."""
+        if self._waiting is not None:
             self._waiting.reschedule(asyncio.get_running_loop().time())
 
     def drop(self) -> None:
@@ -139,10 +205,11 @@ class QueueReader:
         failures = 0
         while True:
             await self._wait_for_room()
-            generation = self._generation
+            generation, subscription = self._generation, self.subscription
             try:
                 answer = await self._pull_or_move()
-                if answer is not None and generation == self._generation:
+                is_wanted = self.owns(generation) and subscription is self.subscription
+                if answer is not None and is_wanted:
                     self._take(answer)
                 failures = 0
             except RequestError as error:
@@ -176,7 +243,9 @@ class QueueReader:
         await asyncio.sleep(pause_s(failures))
 
     def _has_room(self) -> bool:
-        return self.in_flight.has_room(self._options.count_max, self._options.bytes_max)
+        options = self._options
+        span_max = None if options.ordered else options.span_max
+        return not self._is_paused and self.in_flight.has_room(*self._limits, span_max)
 
     async def _wait_for_room(self) -> None:
         while not self._has_room():
@@ -185,6 +254,8 @@ class QueueReader:
                 async with asyncio.timeout(_STUCK_S):
                     await self._room.wait()
             except TimeoutError:
+                if self._is_paused:
+                    continue
                 _log.warning(
                     "%d messages (%d bytes) of %s are unacknowledged in group %s and none was "
                     "acknowledged for %d s: nothing more is fetched. Call await message.ack().",
@@ -206,23 +277,25 @@ class QueueReader:
             self._waiting = None
 
     async def _pull(self) -> PullAnswer:
-        in_flight = self.in_flight
+        in_flight, poll_s = self.in_flight, self._cluster.poll_s
         address = await self._cluster.address(self.queue)
-        may_commit = self._options.auto_commit and self.may_commit
+        options = self._options
+        may_commit = options.auto_commit and self.may_commit and not options.broadcast
         commit = in_flight.committable if may_commit else 0
         command = requests.pull(
             self._group,
             self.queue,
             in_flight.position,
-            count_max=min(self._options.pull_count, self._options.count_max - in_flight.count),
+            count_max=min(self._options.pull_count, max(1, self._limits[0] - in_flight.count)),
             subscription=self.subscription if self._filtered_here else None,
             sub_version=self.subscription.version,
             expression_kind=self.subscription.kind,
-            suspend_timeout_ms=SUSPEND_TIMEOUT_MS,
+            suspend_timeout_ms=int(poll_s * 1000),
             commit_offset=commit or None,
             lite=self._filtered_here,
         )
-        answer = await self._cluster.call(address, command, PULL_TIMEOUT_S)
+        answer = await self._cluster.call(address, command, poll_s + ANSWER_TIMEOUT_S)
+        self.pulled_s = self._cluster.clock.monotonic_s()
         return pull_answer(answer, address)
 
     def _take(self, answer: PullAnswer) -> None:
@@ -238,6 +311,7 @@ class QueueReader:
                     messages.append(ReceivedMessage(record, self, self._generation))
         self.in_flight.passed(answer.next_offset)
         if messages:
+            self.counts.pulled(self.pulled_s, len(messages))
             self.feed.put(messages)
 
     def _moved(self, answer: PullAnswer) -> None:
@@ -248,17 +322,17 @@ class QueueReader:
             what = f"{lost} messages are lost: the broker deleted them before they were read"
         else:
             what = f"{new - old} messages are skipped" if new > old else f"{old - new} come again"
-        _log.warning(
-            "group %s: offset %d of %s is not in the queue (%d to %d)%s; going on at %d, %s",
-            self._group,
-            old,
-            self.queue,
-            answer.offset_min,
-            answer.offset_max,
-            f" [{answer.remark}]" if answer.remark else "",
-            new,
-            what,
-        )
+        if answer.remark == OFFSET_RESET:
+            _log.warning(
+                "group %s was reset on %s from offset %d to %d, %s",
+                self._group, self.queue, old, new, what,
+            )  # fmt: skip
+        else:
+            _log.warning(
+                "group %s: offset %d of %s is not in the queue (%d to %d)%s; going on at %d, %s",
+                self._group, old, self.queue, answer.offset_min, answer.offset_max,
+                f" [{answer.remark}]" if answer.remark else "", new, what,
+            )  # fmt: skip
         self.move(new)
         self.committed = None
         if self._cluster.on_moved is not None:  # what goes wrong there is none of our business

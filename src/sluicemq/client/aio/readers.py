@@ -3,15 +3,17 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.aio.offsets import BrokerOffsets, GroupOffsets
 from sluicemq.client.aio.reader import QueueReader
 from sluicemq.client.aio.received import Sink
 from sluicemq.client.aio.sendback import SendBack
 from sluicemq.client.aio.tasks import Tasks
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import QUERY_NOT_FOUND, expect_success, number
+from sluicemq.client.core.activity import Counts
+from sluicemq.client.core.answers import number
 from sluicemq.client.core.consuming import ConsumeOptions
 from sluicemq.errors import GroupNotFoundError, SluiceError
 from sluicemq.model.subscription import Subscription
@@ -39,8 +41,15 @@ class Readers:
         self._on_pending = on_pending
         self._filtered_here = filtered_here
         self._send_back = send_back
+        self._offsets: GroupOffsets = (
+            cluster.offset_files.of(group) if options.broadcast else BrokerOffsets(cluster, group)
+        )
+        self.expected: dict[str, int] = {}
+        """How many queues of a topic will be read here: their limits are shared out by it."""
         self._readers: dict[MessageQueue, QueueReader] = {}
         self._running: dict[MessageQueue, asyncio.Task[None]] = {}
+        self.counts: dict[str, Counts] = {}
+        """What was done lately, by topic."""
         self._tasks = Tasks()
 
     @property
@@ -61,7 +70,9 @@ class Readers:
         if queue in self._readers:
             return True
         reader = self._make(queue, subscription, position, committed, feed)
+        reader.counts = self.counts.setdefault(queue.topic, Counts())
         self._readers[queue] = reader
+        self._share_limits(queue.topic)
         if committed is None and self.options.auto_commit:
             # Said at once: a crash before the first commit must not move a group that began at
             # "last" past what came meanwhile.
@@ -91,16 +102,29 @@ class Readers:
             send_back=self._send_back,
         )
 
+    def _share_limits(self, topic: str) -> None:
+        """What a topic may hold is shared by those of its queues that are read here."""
+        readers = [reader for queue, reader in self._readers.items() if queue.topic == topic]
+        for reader in readers:
+            reader.limit(*self.options.limits(max(len(readers), self.expected.get(topic, 0))))
+
+    def change(self, subscription: Subscription) -> None:
+        """The queues of a topic are read with another expression from now on."""
+        for queue, reader in self._readers.items():
+            if queue.topic == subscription.topic:
+                reader.change(subscription)
+
     async def start_offset(
         self, queue: MessageQueue, *, is_new: bool = False
     ) -> tuple[int, int | None]:
         """(where to begin, the committed offset or None)."""
-        address = await self._cluster.address(queue)
-        answer = await self._cluster.call(address, requests.offset_of_group(self._group, queue))
-        if answer.code != QUERY_NOT_FOUND:
-            committed = number(expect_success(answer, address), "offset")
-            if committed >= 0:
-                return committed, committed
+        committed = await self._offsets.read(queue)
+        if committed is not None:
+            return committed, committed
+        if self.options.young_from_first:
+            young = await self._offsets.read(queue, zero_if_young=True)
+            if young is not None:
+                return young, None
         command = requests.offset_min(queue)
         start_ms = self.options.start_ms
         if not is_new and not queue.topic.startswith(RETRY_PREFIX):
@@ -116,34 +140,69 @@ class Readers:
         task.cancel()
         offset = reader.in_flight.committable
         reader.drop()
+        self._share_limits(queue.topic)
         if self.options.auto_commit:
             await self._commit(reader, offset)
+            await self._offsets.flush()
 
-    async def commit(self) -> None:
-        """Commits every queue whose offset moved; failures are logged and tried again later.
+    async def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """An operator sends the group to other places (220): the queues that are read here go on
+        there, and say so to the broker. What was pulled before does not count any more; commits of
+        it that are under way arrive before the new ones, on the same connection."""
+        for reader in self._moved_by_reset(offsets):
+            _log.warning(
+                "group %s was reset on %s from offset %d to %d",
+                self._group, reader.queue, reader.in_flight.position, offsets[reader.queue],
+            )  # fmt: skip
+            reader.move(offsets[reader.queue])
+            reader.committed = None
+        await self.commit()
+
+    def _moved_by_reset(self, queues: Iterable[MessageQueue]) -> list[QueueReader]:
+        return [self._readers[queue] for queue in queues if queue in self._readers]
+
+    async def commit(self, *, must_succeed: bool = False) -> None:
+        """Commits every queue whose offset moved; failures are logged and tried again later, with
+        `must_succeed` the first one is raised as well (SluiceError).
 
         One after the other on each broker: the Java broker can lose one of two commits of a new
         group that arrive at the same time (it looks for the group's table and makes one).
         """
         by_broker: dict[str, list[QueueReader]] = {}
         for reader in self._readers.values():
-            by_broker.setdefault(reader.queue.broker, []).append(reader)
-        await asyncio.gather(*map(self._commit_in_turn, by_broker.values()))
+            if reader.in_flight.committable != reader.committed:
+                by_broker.setdefault(reader.queue.broker, []).append(reader)
+        errors: list[SluiceError] = []
+        if by_broker:
+            found = await asyncio.gather(*map(self._commit_in_turn, by_broker.values()))
+            errors = [error for some in found for error in some]
+        await self._offsets.flush()
+        if errors and must_succeed:
+            raise errors[0]
 
-    async def _commit_in_turn(self, readers: list[QueueReader]) -> None:
-        for reader in readers:
-            await self._commit(reader, reader.in_flight.committable)
+    async def put_offsets(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """Commits what the caller says. Raises SluiceError."""
+        for queue, offset in sorted(offsets.items()):
+            await self._offsets.write(queue, offset)
+            reader = self._readers.get(queue)
+            if reader is not None:
+                reader.committed = offset
+        await self._offsets.flush()
 
-    async def _commit(self, reader: QueueReader, offset: int) -> None:
+    async def _commit_in_turn(self, readers: list[QueueReader]) -> list[SluiceError]:
+        found = [await self._commit(reader, reader.in_flight.committable) for reader in readers]
+        return [error for error in found if error is not None]
+
+    async def _commit(self, reader: QueueReader, offset: int) -> SluiceError | None:
+        """What went wrong, which is logged."""
         if offset == reader.committed or not reader.may_commit:
-            return
+            return None
         try:
-            await self._cluster.ask(
-                reader.queue, requests.commit_offset(self._group, reader.queue, offset)
-            )
+            await self._offsets.write(reader.queue, offset)
             reader.committed = offset
         except GroupNotFoundError as error:
             _log.debug("commit for %s: %s", self._group, error)  # its pulls will say it aloud
+            return error
         except SluiceError as error:
             _log.warning(
                 "commit of offset %d of %s for %s failed: %s",
@@ -152,6 +211,8 @@ class Readers:
                 self._group,
                 error,
             )
+            return error
+        return None
 
     async def commit_forever(self) -> None:
         """Commits every `commit_period_s`."""
@@ -167,3 +228,4 @@ class Readers:
             for queue in list(self._readers):
                 await self.drop(queue)
         await self._tasks.close()
+        await self._offsets.close()

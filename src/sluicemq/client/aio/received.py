@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from sluicemq.client.core.replying import CORRELATION_ID, REPLY_TO_CLIENT
 from sluicemq.client.core.retrying import first_topic
 from sluicemq.client.core.trace import Outcome
 from sluicemq.client.core.tracing import Delivery
@@ -16,6 +17,9 @@ from sluicemq.model.topic import MessageQueue
 class Origin(Protocol):
     """The queue reader that a message came from: it hears what became of it."""
 
+    @property
+    def group(self) -> str: ...
+
     def ack(self, generation: int, offset: int) -> bool: ...
 
     def owns(self, generation: int) -> bool: ...
@@ -25,6 +29,8 @@ class Origin(Protocol):
     ) -> bool: ...
 
     def taken(self, record: StoredMessage) -> Delivery | None: ...
+
+    async def reply(self, record: StoredMessage, body: bytes, message_id: str) -> object: ...
 
 
 class ReceivedMessage:
@@ -73,6 +79,22 @@ class ReceivedMessage:
             self._holder.pop(id(self), None)
         return rejected
 
+    @property
+    def wants_reply(self) -> bool:
+        """Whether its sender waits for an answer (`Sluice.request`)."""
+        properties = self.record.properties
+        return bool(properties.get(REPLY_TO_CLIENT) and properties.get(CORRELATION_ID))
+
+    async def reply(self, body: bytes | str) -> None:
+        """Answers a message that was sent with `request`; returns when the requester has it.
+
+        Does not acknowledge: a reply that could not be given may be tried again. Raises
+        ConfigurationError when nobody asked, RequestError when the requester is gone (code 1),
+        ConnectionLostError, RequestTimeoutError.
+        """
+        data = body.encode() if isinstance(body, str) else body
+        await self.origin.reply(self.record, data, f"{self.message_id}R")
+
     def settle(self) -> bool:
         """`ack` for code that cannot await; must run on the loop's thread."""
         if self._holder is not None:
@@ -104,6 +126,11 @@ class ReceivedMessage:
     @property
     def topic(self) -> str:
         return first_topic(self.record)
+
+    @property
+    def group(self) -> str:
+        """The consumer group that it was delivered to."""
+        return self.origin.group
 
     @property
     def body(self) -> bytes:
@@ -244,6 +271,14 @@ class Feed:
                     self._wake(1)
                 raise
         return message
+
+    def more(self, first: ReceivedMessage, count_max: int) -> list[ReceivedMessage]:
+        """A message that was taken just now, and those of its queue that wait next to it: up to
+        `count_max` in all, without waiting."""
+        messages = [first]
+        while len(messages) < count_max and self._items and self._items[0].is_from(first.origin):
+            messages.append(self._items.popleft())
+        return messages
 
     def _take(self, owner: object) -> ReceivedMessage | None:
         """The next message that may be handed out now."""

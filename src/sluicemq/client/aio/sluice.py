@@ -14,46 +14,48 @@ leaves the groups.
 import asyncio
 import logging
 import os
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
 from sluicemq.client.aio.admin import Admin
+from sluicemq.client.aio.asked import Asked
 from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.consumer import Handler, MessageStream, PushConsumer
+from sluicemq.client.aio.groups import Joiner, Memberships
 from sluicemq.client.aio.litepull import LitePullConsumer
+from sluicemq.client.aio.localoffsets import OffsetFiles
 from sluicemq.client.aio.member import Member
 from sluicemq.client.aio.producer import DEFAULT_GROUP, CloseReport, OnDone, Producer
 from sluicemq.client.aio.pull import READ_GROUP, PullConsumer
-from sluicemq.client.aio.received import Feed
+from sluicemq.client.aio.replies import Replies, Requester
 from sluicemq.client.aio.tasks import Tasks
+from sluicemq.client.aio.tracing import TraceWriter
 from sluicemq.client.aio.transactions import Transaction
 from sluicemq.client.core.answers import SendResult
 from sluicemq.client.core.consuming import ConsumeOptions, OffsetMoved, Start
 from sluicemq.client.core.credentials import Credentials
 from sluicemq.client.core.inflight import BYTES_MAX, COUNT_MAX
+from sluicemq.client.core.localoffsets import INSTANCE
 from sluicemq.client.core.messages import checked_group
 from sluicemq.client.core.retrying import RetryRules
 from sluicemq.client.core.sending import SEND_TIMEOUT_MS
-from sluicemq.client.core.subscriptions import SubscriptionRegistry, make_subscription
+from sluicemq.client.core.subscriptions import make_subscription
+from sluicemq.client.core.tracing import Tracing, trace_topic
 from sluicemq.client.core.transactions import Question, end_transaction, question_of
-from sluicemq.client.identity import make_client_id
+from sluicemq.client.identity import MessageIds, local_address, make_client_id
 from sluicemq.client.keeper import Keeper
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.errors import ClosedError, ConfigurationError, ProtocolError
-from sluicemq.model.message import Message
-from sluicemq.model.subscription import Subscription
+from sluicemq.errors import ClosedError, ProtocolError
+from sluicemq.files import SYSTEM_FILES, Files
+from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.network import SOCKETS, Network
 from sluicemq.protocol.command import Command
 
 DEFAULT_NAME_SERVER: Final = "127.0.0.1:9876"
 _log = logging.getLogger("sluicemq.client")
-_registry = SubscriptionRegistry()
-_registry_lock = threading.Lock()
-"""One for the process: two clients in one program must not contradict each other either."""
 
 
 def default_name_servers() -> str:
@@ -66,7 +68,8 @@ class Sluice:
 
     `name_servers` is `host:port;host:port` or a list; `credentials` a pair (access key, secret
     key). `on_moved` is called when a consumer has to go on at another offset, for instance because
-    what it wanted was deleted. Errors are those of `sluicemq.errors`.
+    what it wanted was deleted. `trace`: write what happens to messages to RMQ_SYS_TRACE_TOPIC
+    (True) or a topic of yours, for `sluice trace`. Errors are those of `sluicemq.errors`.
     """
 
     def __init__(
@@ -78,12 +81,19 @@ class Sluice:
         send_timeout_ms: int = SEND_TIMEOUT_MS,
         client_id: str | None = None,
         on_moved: Callable[[OffsetMoved], None] | None = None,
+        trace: bool | str = False,
         clock: Clock = SYSTEM_CLOCK,
         network: Network = SOCKETS,
         heartbeat_thread: bool = True,
+        instance: str = INSTANCE,
+        offsets_directory: str | None = None,
+        files: Files = SYSTEM_FILES,
     ) -> None:
-        """`network` and `heartbeat_thread=False` are for clusters in one process (testing): what
-        carries the bytes, and heartbeats from the caller's own loop."""
+        """Broadcasting consumers keep offsets in `offsets_directory` (~/.rocketmq_offsets), below
+        `client_id` if one is given, else `<address>@<instance>`. `network` and
+        `heartbeat_thread=False` are for clusters in one process (testing): what carries the bytes,
+        and heartbeats from the caller's own loop.
+        """
         self.client_id = client_id or make_client_id(clock)
         self.cluster = Cluster(
             name_servers or default_name_servers(),
@@ -97,18 +107,26 @@ class Sluice:
             credentials=self.cluster.credentials,
             on_change=self._on_change,
             on_check=self._on_check,
+            on_ask=self._on_ask,
             connect=network.dial,
             has_thread=heartbeat_thread,
         )
         self._tasks = Tasks()
-        self._members: dict[str, Member] = {}
-        self._users: dict[tuple[str, str], int] = {}
-        self._joining = asyncio.Lock()
+        self._replies = Replies()
+        self._requester = Requester(self.cluster, self._keeper, self._replies)
+        self._brokers_ask = Asked(self, self._tasks, self._replies, clock.now_ms())
+        self._members = Memberships(self.cluster, self._keeper, self._on_join)
         self._producers: list[Producer] = []
         self._consumers: weakref.WeakSet[PushConsumer | LitePullConsumer | MessageStream] = (
             weakref.WeakSet()
         )
         self._closed = False
+        self.cluster.offset_files = OffsetFiles(
+            client_id or f"{local_address()}@{instance}",
+            offsets_directory,
+            files,
+            in_thread=heartbeat_thread,
+        )
         self.cluster.on_route = self._on_route
         self.cluster.on_moved = on_moved
         self.admin = Admin(self.cluster)
@@ -117,6 +135,10 @@ class Sluice:
             "timeout_ms": send_timeout_ms,
         }
         self._producer: Producer | None = None
+        self._trace_writer: TraceWriter | None = None
+        topic = trace_topic(trace)
+        if topic is not None:
+            self.cluster.trace = Tracing(topic, clock, MessageIds(clock).next)
 
     # ------------------------------------------------------------------------- sending
 
@@ -130,9 +152,18 @@ class Sluice:
     def producer(self, group: str = DEFAULT_GROUP, **options: Any) -> Producer:
         """A producer of its own group and settings (`Producer`'s arguments)."""
         self._check_open()
+        options.setdefault("trace", self._tracing())
+        options.setdefault("requester", self._requester)
         producer = Producer(self.cluster, group=group, on_first=self._introduce, **options)
         self._producers.append(producer)
         return producer
+
+    def _tracing(self) -> Tracing | None:
+        """None when traces are off; their writer needs the loop, so it is made here."""
+        trace = self.cluster.trace
+        if trace is not None and self._trace_writer is None:
+            self._trace_writer = TraceWriter(self.cluster, trace)
+        return trace
 
     def _on_route(self, topic: str) -> None:
         """A broker that is new in a route hears of our groups too."""
@@ -153,6 +184,13 @@ class Sluice:
         tag, keys, properties, queue, selector, timeout_ms, flag, wait_store_ok, sharding_key,
         delay_level, delay, deliver_at."""
         return await self.default_producer.send(topic, body, **options)
+
+    async def request(
+        self, topic: str | Message, body: bytes | str | None = None, **options: Any
+    ) -> StoredMessage:
+        """Sends a message and waits for the reply of whoever consumes it (`message.reply`), at most
+        `timeout_s`; see `Producer.request`."""
+        return await self.default_producer.request(topic, body, **options)
 
     def transaction(
         self, topic: str | Message, body: bytes | str | None = None, **options: Any
@@ -198,12 +236,14 @@ class Sluice:
         max_reconsume_times: int | None = None,
         retry_delay_level: int = 0,
         suspend_s: float = 1.0,
+        **limits: Any,
     ) -> MessageStream:
         """The messages of a topic for a group, filtered by tags ("A||B") or SQL92 (`where`).
 
         `start`: where a group without a committed offset begins: "first", "last", a datetime or
         milliseconds since 1970. `ordered`: one message of a queue at a time, and the next one when
-        it is acknowledged. The last three say what `message.reject()` does (`RetryRules`). The
+        it is acknowledged. The next three say what `message.reject()` does (`RetryRules`).
+        `limits`: broadcast, allocate, span_max … of `ConsumeOptions` (docs/consuming.md). The
         network is first used when the stream is iterated. Raises FilterSyntaxError and
         ConfigurationError for what is wrong without asking anybody.
         """
@@ -211,13 +251,13 @@ class Sluice:
         rules = RetryRules(max_reconsume_times, retry_delay_level, suspend_s)
         options = ConsumeOptions(
             start=start, count_max=prefetch_count, bytes_max=prefetch_bytes, ordered=ordered,
-            retry=rules,
+            retry=rules, **limits,
         )  # fmt: skip
         subscription = make_subscription(
             topic, tags=tags, where=where, version=self.cluster.clock.now_ms()
         )
         stream = MessageStream(
-            _Joiner(self, options), checked_group(group), subscription, ordered=ordered
+            Joiner(self._members, options), checked_group(group), subscription, ordered=ordered
         )
         self._consumers.add(stream)
         return stream
@@ -235,27 +275,32 @@ class Sluice:
         max_reconsume_times: int | None = None,
         retry_delay_level: int = 0,
         suspend_s: float = 1.0,
+        batch_max: int | None = None,
+        **limits: Any,
     ) -> PushConsumer:
         """A consumer that calls `handler(message)`; subscribe it to topics, then start it.
 
         `ordered`: one message of a queue at a time, in its order; one that fails holds its queue
         and comes again after `suspend_s`. Else a failed message comes again by way of the broker
         after `retry_delay_level` (0: 10 s, 30 s … 2 h). After `max_reconsume_times` (None: 16, or
-        what the group says; ordered: no end) it goes to the dead letters.
+        what the group says; ordered: no end) it goes to the dead letters. With `batch_max` the
+        handler gets a list of up to so many messages of one queue. `limits`: broadcast, allocate,
+        span_max … of `ConsumeOptions` (docs/consuming.md).
         """
         self._check_open()
         rules = RetryRules(max_reconsume_times, retry_delay_level, suspend_s)
         options = ConsumeOptions(
             start=start, count_max=prefetch_count, bytes_max=prefetch_bytes, ordered=ordered,
-            retry=rules,
+            retry=rules, **limits,
         )  # fmt: skip
         consumer = PushConsumer(
-            _Joiner(self, options),
+            Joiner(self._members, options),
             checked_group(group),
             handler,
             concurrency=concurrency,
             version_ms=self.cluster.clock.now_ms,
             ordered=ordered,
+            batch_max=batch_max,
         )
         self._consumers.add(consumer)
         return consumer
@@ -267,7 +312,7 @@ class Sluice:
         ConsumeOptions."""
         self._check_open()
         settings = ConsumeOptions(start=start, auto_commit=auto_commit, **options)
-        joiner = _Joiner(self, settings, retry=False)
+        joiner = Joiner(self._members, settings, retry=False)
         consumer = LitePullConsumer(self.cluster, joiner, checked_group(group), settings)
         self._consumers.add(consumer)
         return consumer
@@ -283,62 +328,24 @@ class Sluice:
 
     # ---------------------------------------------------------------------- membership
 
-    async def join(
-        self,
-        group: str,
-        subscription: Subscription,
-        feed: Feed,
-        options: ConsumeOptions,
-        *,
-        retry: bool,
-    ) -> Member:
-        """A consumer of this client enters a group. For the consumers of this package."""
+    def _on_join(self) -> None:
+        """Before a consumer enters a group."""
         self._check_open()
         self._loop = asyncio.get_running_loop()
-        with _registry_lock:
-            _registry.enter(self.cluster.name_servers, group, subscription)
-        key = (group, subscription.topic)
-        try:
-            async with self._joining:
-                member = self._members.get(group)
-                if member is None:
-                    member = Member(self.cluster, self._keeper, group, options, retry=retry)
-                    self._members[group] = member
-                _check_sharing(member, subscription.topic, feed, options, retry=retry)
-                if key not in self._users:
-                    await self._add(member, subscription, feed)
-                self._users[key] = self._users.get(key, 0) + 1
-        except BaseException:
-            with _registry_lock:
-                _registry.leave(self.cluster.name_servers, group, subscription.topic)
-            raise
-        return member
+        self._tracing()
 
-    async def _add(self, member: Member, subscription: Subscription, feed: Feed) -> None:
-        try:
-            await member.add(subscription, feed)
-        except BaseException:
-            if not member.topics:
-                del self._members[member.group]
-                await member.close()
-            raise
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The loop that uses this client; None before its first use."""
+        return self._loop
 
-    async def leave(self, group: str, topic: str) -> None:
-        """A consumer of this client leaves a group; the last one ends the membership."""
-        key = (group, topic)
-        async with self._joining:
-            users = self._users.pop(key, 0) - 1
-            if users > 0:
-                self._users[key] = users
-            member = self._members.get(group)
-            if users == 0 and member is not None:
-                await member.remove(topic)
-                if not member.topics:
-                    del self._members[group]
-                    await member.close()
-        if users >= 0:
-            with _registry_lock:
-                _registry.leave(self.cluster.name_servers, group, topic)
+    def member_of(self, group: str) -> Member | None:
+        """This client's membership in a group. For this package."""
+        return self._members.get(group)
+
+    def consumers_of(self, group: str) -> list[Any]:
+        """The consumers of a group that were made here. For this package."""
+        return [consumer for consumer in tuple(self._consumers) if consumer.group == group]
 
     def _on_change(self, group: str) -> None:
         """Called on the keeper's thread."""
@@ -351,6 +358,10 @@ class Sluice:
         loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._asked, command, address)
+
+    def _on_ask(self, command: Command, answer: Callable[[Command], None]) -> bool:
+        """Called on the keeper's thread."""
+        return self._brokers_ask.take(command, answer)
 
     def _asked(self, command: Command, address: str) -> None:
         """A broker asks how a transaction ended."""
@@ -369,6 +380,8 @@ class Sluice:
         for producer in [one for one in self._producers if one.group == place.group]:
             state = await producer.transactions.check(question)
             if state is not None:
+                if (trace := producer.trace) is not None:
+                    trace.ended(place, state, address, properties=question.message.properties)
                 self._keeper.tell(address, end_transaction(place, state, is_check=True))
                 return
 
@@ -393,11 +406,11 @@ class Sluice:
         for consumer in list(self._consumers):
             await consumer.close()
         self._closed = True
-        for group, topic in list(self._users):  # of streams that were dropped without a close
-            self._users[group, topic] = 1
-            await self.leave(group, topic)
+        await self._members.close()
         reports = [await producer.close() for producer in self._producers]
         await self._tasks.close()
+        if self._trace_writer is not None:
+            await self._trace_writer.close()
         await self._keeper.end()
         await self.cluster.close()
         unknown = tuple(message_id for report in reports for message_id in report.unknown)
@@ -417,42 +430,3 @@ class Sluice:
 
     def __repr__(self) -> str:
         return f"<Sluice {';'.join(self.cluster.name_servers)} as {self.client_id}>"
-
-
-def _check_sharing(
-    member: Member, topic: str, feed: Feed, options: ConsumeOptions, *, retry: bool
-) -> None:
-    """Only streams share a topic: a handler or a poll beside them would starve, or starve them.
-    A group consumes in order or not, and has one rule for retries."""
-    known = member.feed_of(topic)
-    is_same = known is None or known is feed or (known.is_shareable and feed.is_shareable)
-    if not is_same or member.retry != retry:
-        raise ConfigurationError(
-            f"the group {member.group!r} is already read by another kind of consumer, or by "
-            "another handler, of this client.",
-            cure="Use another group, or a Sluice of its own.",
-        )
-    own = (member.options.ordered, member.options.retry)
-    if own != (options.ordered, options.retry):
-        raise ConfigurationError(
-            f"the group {member.group!r} is read by this client already with ordered={own[0]} and "
-            f"{own[1]}; now it is ordered={options.ordered} and {options.retry}.",
-            cure="Give all consumers of a group the same.",
-        )
-
-
-class _Joiner:
-    """How a consumer enters groups: its options with the Sluice that owns the members."""
-
-    __slots__ = ("_options", "_retry", "_sluice")
-
-    def __init__(self, sluice: Sluice, options: ConsumeOptions, *, retry: bool = True) -> None:
-        self._sluice = sluice
-        self._options = options
-        self._retry = retry
-
-    async def join(self, group: str, subscription: Subscription, feed: Feed) -> Member:
-        return await self._sluice.join(group, subscription, feed, self._options, retry=self._retry)
-
-    async def leave(self, group: str, topic: str) -> None:
-        await self._sluice.leave(group, topic)

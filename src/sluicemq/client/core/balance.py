@@ -1,14 +1,41 @@
-"""Who reads which queue: the average allocation of RocketMQ's clients.
+"""Who reads which queue: the allocation strategies of RocketMQ's clients.
 
-Every member sorts the same queues and the same member ids and computes the same shares; nobody is
-asked. The share of a member is a run of consecutive queues; the first `queues % members` members
-get one more. (spec/remoting.md §15; it must equal the Java and Go clients' or queues have two
-readers.)
+Every member of a group sorts the same queues and the same member ids and computes the same shares;
+nobody is asked. So all members of a group need the same strategy, and it must give what the Java
+and Go clients compute, or a queue has two readers, or none (spec/remoting.md §15).
+
+    average               runs of consecutive queues; the first `queues % members` get one more
+    average_circle        queue i belongs to member i % members
+    machine_room          average over the queues whose broker is named `room@…`, for given rooms
+    machine_room_nearby   queues go to the members of their room; those of a room without members
+                          are shared among all
+    consistent_hash       the member next to the queue on a ring: few queues move when members
+                          come and go
+    config                exactly the queues that were configured
+
+On the ring stand `virtual_nodes` points of each member, at the MD5 of `<client id>-<number>`; a
+queue stands at the MD5 of its text as Java prints it; of an MD5 the first four bytes count.
+
+A strategy is a function (client id, sorted queues, sorted member ids) -> its queues, so a user's
+own function is one.
 """
 
-from collections.abc import Sequence
+import hashlib
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final
 
+from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import MessageQueue
+
+Strategy = Callable[[str, Sequence[MessageQueue], Sequence[str]], Sequence[MessageQueue]]
+"""(client id, queues, members) -> the queues of that client. Pure: every member computes it."""
+
+VIRTUAL_NODES: Final = 10
+_ROOM_MARK: Final = "@"
+_NEARBY_MARK: Final = "-"
 
 
 def allocate_average(
@@ -25,3 +52,211 @@ def allocate_average(
     size, more = divmod(len(ordered), count)
     start = index * size + min(index, more)
     return ordered[start : start + size + (1 if index < more else 0)]
+
+
+def allocate_circle(
+    client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
+) -> list[MessageQueue]:
+    """Dealt out like cards. Any order; [] for a stranger."""
+    if client_id not in members:
+        return []
+    return sorted(queues)[sorted(members).index(client_id) :: len(members)]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRooms:
+    """Only queues of brokers named `room@…` with a room of `rooms`; the rest goes after the runs of
+    equal size, one to each of the first members."""
+
+    rooms: frozenset[str]
+
+    def __call__(
+        self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
+    ) -> list[MessageQueue]:
+        if client_id not in members:
+            return []
+        near = [queue for queue in sorted(queues) if self._is_near(queue.broker)]
+        index, count = sorted(members).index(client_id), len(members)
+        size, more = divmod(len(near), count)
+        own = near[index * size : (index + 1) * size]
+        return own + ([near[size * count + index]] if index < more else [])
+
+    def _is_near(self, broker: str) -> bool:
+        # As Java splits: empty parts at the end do not count.
+        parts = broker.rstrip(_ROOM_MARK).split(_ROOM_MARK)
+        return len(parts) == 2 and parts[0] in self.rooms
+
+
+def room_before_dash(name: str) -> str:
+    """`hz` of the broker `hz-broker-a` or the client id `hz-10.0.0.5@77`."""
+    return name.partition(_NEARBY_MARK)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRoomNearby:
+    """`inner` within each room; queues of a room without members go by `inner` to all members.
+
+    `broker_room` and `client_room` tell the room from a broker's name and a client id.
+    """
+
+    inner: Strategy = allocate_average
+    broker_room: Callable[[str], str] = room_before_dash
+    client_room: Callable[[str], str] = room_before_dash
+
+    def __call__(
+        self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
+    ) -> list[MessageQueue]:
+        if client_id not in members:
+            return []
+        by_room: dict[str, list[MessageQueue]] = {}
+        for queue in sorted(queues):
+            by_room.setdefault(_room(self.broker_room, queue.broker), []).append(queue)
+        near: dict[str, list[str]] = {}
+        for member in sorted(members):
+            near.setdefault(_room(self.client_room, member), []).append(member)
+        room = _room(self.client_room, client_id)
+        own = list(self.inner(client_id, by_room.get(room, []), near[room]))
+        for other in sorted(by_room.keys() - near.keys()):
+            own += self.inner(client_id, by_room[other], sorted(members))
+        return own
+
+
+def _room(tell: Callable[[str], str], name: str) -> str:
+    room = tell(name)
+    if not room:
+        raise ConfigurationError(
+            f"the machine room of {name!r} is not known.",
+            cure="Begin client ids and broker names with it (room-…), or give functions that tell.",
+        )
+    return room
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistentHash:
+    """The ring of Java's client. More `virtual_nodes` share more evenly."""
+
+    virtual_nodes: int = VIRTUAL_NODES
+
+    def __post_init__(self) -> None:
+        if not 0 < self.virtual_nodes <= 100_000:
+            raise ConfigurationError(
+                f"a member shall have {self.virtual_nodes} points on the ring.",
+                cure="Use 1 to 100,000; Java's default is 10.",
+            )
+
+    def __call__(
+        self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
+    ) -> list[MessageQueue]:
+        if client_id not in members:
+            return []
+        points, owners = _ring(tuple(sorted(members)), self.virtual_nodes)
+        own = []
+        for queue in sorted(queues):
+            index = bisect_left(points, ring_position(_java_text(queue)))
+            if owners[index % len(points)] == client_id:
+                own.append(queue)
+        return own
+
+
+@lru_cache(maxsize=8)
+def _ring(members: tuple[str, ...], virtual_nodes: int) -> tuple[list[int], list[str]]:
+    """Points in rising order and who stands there; of two at one point the later member."""
+    ring = {
+        ring_position(f"{member}-{number}"): member
+        for member in members
+        for number in range(virtual_nodes)
+    }
+    points = sorted(ring)
+    return points, [ring[point] for point in points]
+
+
+def ring_position(text: str) -> int:
+    """Where a text stands on the ring: 0 to 2**32 - 1."""
+    digest = hashlib.md5(text.encode(), usedforsecurity=False).digest()
+    return int.from_bytes(digest[:4], "big")
+
+
+def _java_text(queue: MessageQueue) -> str:
+    return (
+        f"MessageQueue [topic={queue.topic}, brokerName={queue.broker}, queueId={queue.queue_id}]"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """Exactly these queues, whoever else is there: the program sees to it that every queue is
+    configured at one member."""
+
+    queues: frozenset[MessageQueue]
+
+    def __call__(
+        self, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
+    ) -> list[MessageQueue]:
+        del client_id, members
+        return [queue for queue in sorted(queues) if queue in self.queues]
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """Strategies by the names that users write: ours, and what Java's classes call themselves."""
+
+    makers: dict[str, Callable[..., Strategy]] = field(default_factory=dict)
+
+    def add(self, maker: Callable[..., Strategy], *names: str) -> None:
+        self.makers.update(dict.fromkeys(names, maker))
+
+
+def _plain(strategy: Strategy) -> Callable[[], Strategy]:
+    return lambda: strategy
+
+
+_NAMED: Final = _Named()
+_NAMED.add(_plain(allocate_average), "average", "AVG")
+_NAMED.add(_plain(allocate_circle), "average_circle", "AVG_BY_CIRCLE")
+_NAMED.add(ConsistentHash, "consistent_hash", "CONSISTENT_HASH")
+_NAMED.add(MachineRoomNearby, "machine_room_nearby", "MACHINE_ROOM_NEARBY")
+_NAMED.add(lambda rooms: MachineRooms(_names(rooms)), "machine_room", "MACHINE_ROOM")
+_NAMED.add(lambda queues: Configured(frozenset(queues)), "config", "CONFIG")
+STRATEGY_NAMES: Final = tuple(sorted(name for name in _NAMED.makers if name.islower()))
+
+
+def _names(rooms: str | Iterable[str]) -> frozenset[str]:
+    return frozenset([rooms] if isinstance(rooms, str) else rooms)
+
+
+def strategy(choice: str | Strategy, **settings: Any) -> Strategy:
+    """A strategy by name with its settings, or a function as it is.
+
+    Settings: `virtual_nodes` of consistent_hash, `rooms` of machine_room, `queues` of config,
+    `inner`, `broker_room` and `client_room` of machine_room_nearby. Raises ConfigurationError.
+
+    >>> strategy("machine_room", rooms=["hz"])
+    MachineRooms(rooms=frozenset({'hz'}))
+    """
+    if not isinstance(choice, str):
+        return choice
+    maker = _NAMED.makers.get(choice)
+    if maker is None:
+        raise ConfigurationError(
+            f"there is no allocation strategy {choice!r}.",
+            cure=f"Use {', '.join(STRATEGY_NAMES)}, or a function.",
+        )
+    try:
+        return maker(**settings)
+    except TypeError:
+        raise ConfigurationError(
+            f"the allocation strategy {choice!r} cannot be made with {sorted(settings) or 'none'}.",
+            cure="machine_room wants rooms=, config wants queues=, consistent_hash takes "
+            "virtual_nodes=, machine_room_nearby takes inner=, broker_room=, client_room=.",
+        ) from None
+
+
+def allocate(
+    chosen: Strategy, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
+) -> list[MessageQueue]:
+    """What the strategy gives of these queues, sorted; a queue that is none of them is left out.
+
+    Both are sorted before it is asked, so that a user's function sees what every member sees.
+    """
+    own = chosen(client_id, sorted(queues), sorted(members))
+    return sorted(set(own) & set(queues))

@@ -12,7 +12,7 @@ from typing import Final
 from sluicemq.client.core.delays import is_delayed
 from sluicemq.client.core.messages import Outgoing
 from sluicemq.errors import SendError
-from sluicemq.model.message import UNIQ_KEY, WAIT, Message
+from sluicemq.model.message import WAIT, Message
 from sluicemq.model.topic import RETRY_PREFIX
 from sluicemq.record.batch import encode_batch
 
@@ -78,9 +78,13 @@ def split(parts: Sequence[Outgoing], bytes_max: int = BATCH_BYTES_MAX) -> Iterat
 
 
 def join(parts: Sequence[Outgoing], batch_id: str) -> Outgoing:
-    """One request body for a run; `batch_id` is the batch's own UNIQ_KEY."""
+    """One request body for a run; `batch_id` names it here alone.
+
+    As a property of the batch it would be harmful: a broker of RocketMQ 5.3.3 appends those to the
+    properties of every message, and all would have the id of the batch (seen; its own client's do).
+    """
     body = encode_batch((part.flag, part.body, part.properties.encode()) for part in parts)
     wait = parts[0].wait_store_ok
-    properties = f"{UNIQ_KEY}\x01{batch_id}\x02{WAIT}\x01{'true' if wait else 'false'}\x02"
+    properties = f"{WAIT}\x01{'true' if wait else 'false'}\x02"
     key = parts[0].sharding_key
     return Outgoing(parts[0].topic, body, properties, batch_id, 0, 0, wait, sharding_key=key)

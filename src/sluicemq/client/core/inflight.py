@@ -66,6 +66,18 @@ class InFlight:
         """From the lowest unacknowledged offset to the position."""
         return self.position - self.committable
 
-    def has_room(self, count_max: int = COUNT_MAX, bytes_max: int = BYTES_MAX) -> bool:
+    @property
+    def spread(self) -> int:
+        """From the lowest unacknowledged offset to the highest offset taken since: what a crash
+        would repeat, at most."""
+        return self._order[-1] - self._order[0] if self._order else 0
+
+    def has_room(
+        self,
+        count_max: int = COUNT_MAX,
+        bytes_max: int = BYTES_MAX,
+        span_max: int | None = None,
+    ) -> bool:
         """Whether more may be pulled."""
-        return self.count < count_max and self.size_bytes < bytes_max
+        is_narrow = span_max is None or self.spread <= span_max
+        return self.count < count_max and self.size_bytes < bytes_max and is_narrow

@@ -7,6 +7,7 @@ blocking shell with plain calls, so both have the same operations and no line tw
     talk = members("late")
     answer = cluster.call(...)          # for the Ask that next(talk) gave
     talk.send(answer)                   # ... until StopIteration brings the value
+    talk.throw(error)                   # when the answer is an error: it may catch it
 """
 
 from collections.abc import Generator, Iterable

@@ -181,11 +181,14 @@ def pull(
     return _command(RequestCode.PULL_MESSAGE, header)
 
 
-def offset_of_group(group: str, queue: MessageQueue) -> Command:
-    """The committed offset of a group; code 22 when there is none (never a guessed 0)."""
+def offset_of_group(group: str, queue: MessageQueue, *, zero_if_young: bool = False) -> Command:
+    """The committed offset of a group; code 22 when there is none. `zero_if_young` leaves it to the
+    broker to say 0 instead for a queue that has lost nothing yet, as Java's consumers do
+    (spec/remoting.md §14)."""
+    zero = None if zero_if_young else False
     return _command(
         RequestCode.QUERY_CONSUMER_OFFSET,
-        headers.QueryConsumerOffsetRequest(group=group, zero_if_not_found=False, **_place(queue)),
+        headers.QueryConsumerOffsetRequest(group=group, zero_if_not_found=zero, **_place(queue)),
     )
 
 
@@ -369,3 +372,41 @@ def resolve_transaction(transaction_id: str, outcome: int) -> Command:
     """Commit (8) or roll back (12) a transaction on a SluiceMQ broker."""
     header = headers.ResolveTransactionRequest(transaction_id=transaction_id, outcome=outcome)
     return _command(RequestCode.SLUICE_RESOLVE_TRANSACTION, header)
+
+
+def reset_offsets(group: str, topic: str, time_ms: int) -> Command:
+    """Sends a group to a time of a topic on one broker; -1: behind the last message."""
+    header = headers.ResetOffsetRequest(
+        topic=topic, group=group, time_ms=time_ms, force=True, queue_id=-1, offset=-1
+    )
+    return _command(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+
+
+def clone_offsets(source: str, target: str, topic: str | None) -> Command:
+    """Gives one group the offsets of another on one broker."""
+    header = headers.CloneGroupOffsetRequest(
+        source_group=source, target_group=target, topic=topic, offline=False
+    )
+    return _command(RequestCode.CLONE_GROUP_OFFSET, header)
+
+
+def consumer_connections(group: str) -> Command:
+    """Who of a group is connected to one broker; 206 when nobody is."""
+    header = headers.GetConsumerConnectionsRequest(group=group)
+    return _command(RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
+
+
+def running_info(group: str, client_id: str, *, stack: bool) -> Command:
+    """What a consumer does; the broker asks it."""
+    header = headers.GetConsumerRunningInfoRequest(
+        group=group, client_id=client_id, stack_enable=stack
+    )
+    return _command(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+
+
+def consume_directly(group: str, client_id: str, offset_message_id: str, topic: str) -> Command:
+    """Lets a consumer handle a stored message now; the broker sends it to it."""
+    header = headers.ConsumeMessageDirectlyRequest(
+        group=group, client_id=client_id, message_id=offset_message_id, topic=topic
+    )
+    return _command(RequestCode.CONSUME_MESSAGE_DIRECTLY, header)

@@ -6,13 +6,15 @@ see both, so the second one is refused with both expressions in the error.
 """
 
 import logging
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from sluicemq.client.core.names import check_topic
 from sluicemq.errors import ConfigurationError, SubscriptionConflictError
 from sluicemq.filter.check import check_subscription
-from sluicemq.filter.tags import subscribe
+from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.tags import subscribe, tag_matches
+from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
 
 _log = logging.getLogger("sluicemq.client")
@@ -38,6 +40,15 @@ def make_subscription(
     for finding in check_subscription(Subscription(topic, expression or ALL, kind)):
         _log.warning("filter %r of %s: %s %s", expression, topic, finding.what, finding.instead)
     return subscribe(topic, expression, kind, version)
+
+
+def exact_match(subscription: Subscription) -> Callable[[StoredMessage], bool]:
+    """Does a stored message belong to a subscription? By the tag itself and the properties, not by
+    hashes."""
+    if subscription.kind == SQL92:
+        selector = compile_sql92(subscription.expression)
+        return lambda record: selector.matches(record.properties)
+    return lambda record: tag_matches(subscription, record.tag)
 
 
 @dataclass(slots=True)
@@ -67,6 +78,19 @@ class SubscriptionRegistry:
                 cure="Use the same expression, or another group.",
             )
         entry.users += 1
+
+    def change(self, cluster: Hashable, group: str, subscription: Subscription, users: int) -> None:
+        """`users` of a topic, all of one client, go over to another expression. Raises
+        SubscriptionConflictError when there are more users, who would lose messages."""
+        entry = self._entries.get((cluster, group, subscription.topic))
+        if entry is not None and entry.users > users:
+            raise SubscriptionConflictError(
+                f"the group {group!r} is read by another client of this process too, with "
+                f"{_show(entry.subscription)}; {_show(subscription)} would take messages from it.",
+                cure="Close the other one first, or give it another group.",
+            )
+        if entry is not None:
+            entry.subscription = subscription
 
     def leave(self, cluster: Hashable, group: str, topic: str) -> None:
         """One user less; the last one frees the group for another expression."""

@@ -8,6 +8,7 @@ whatever a listener would find in its database now; one that ended here is what 
 when the broker never heard of it. Only the rest is the listener's to check.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Awaitable
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ from sluicemq.protocol.command import FLAG_ONEWAY, Command
 from sluicemq.protocol.headers import CheckTransactionStateRequest, decode_header
 from sluicemq.record.codec import decode_record
 
+_log = logging.getLogger("sluicemq.client")
 REMEMBERED: Final = 10_000
 _OFFSET_DIGITS: Final = 16
 
@@ -207,6 +209,7 @@ def is_acknowledged(answer: Command, address: str) -> bool:
     Raises RequestError when it refuses.
     """
     if answer.code == ResponseCode.ILLEGAL_OPERATION:  # too late: it asks by itself
+        _log.warning("broker %s: %s", address, answer.remark)
         return False
     expect_success(answer, address)
     return True

@@ -12,10 +12,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sluicemq.client.core import batches, requests
-from sluicemq.client.core.answers import SendResult, expect_success, fields_of, send_results
+from sluicemq.client.core.answers import (
+    SUCCESS,
+    SendResult,
+    expect_success,
+    fields_of,
+    send_results,
+)
 from sluicemq.client.core.credentials import Credentials, signed
 from sluicemq.client.core.delays import DELAY_LEVEL_MAX, recalled
 from sluicemq.client.core.messages import Outgoing, checked_group, make_message, prepare
+from sluicemq.client.core.replying import REPLY_TIMEOUT_S
 from sluicemq.client.core.routing import master_address, no_writable_queue
 from sluicemq.client.core.sending import (
     RETRIES,
@@ -26,9 +33,12 @@ from sluicemq.client.core.sending import (
     choose_by,
     choose_by_key,
 )
+from sluicemq.client.core.tracing import Tracing, trace_topic
 from sluicemq.client.core.transactions import TransactionListener, TransactionResult
 from sluicemq.client.identity import MessageIds
 from sluicemq.client.sync.cluster import Cluster
+from sluicemq.client.sync.replies import Requester
+from sluicemq.client.sync.tracing import TraceWriter
 from sluicemq.client.sync.transactions import Transaction, Transactions
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import (
@@ -37,7 +47,7 @@ from sluicemq.errors import (
     RequestTimeoutError,
     SluiceError,
 )
-from sluicemq.model.message import Message
+from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.protocol.command import Command
@@ -63,6 +73,7 @@ class Producer(Cluster):
         retries: int = RETRIES,
         delay_level_max: int = DELAY_LEVEL_MAX,
         listener: TransactionListener | None = None,
+        trace: bool | str = False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         super().__init__(name_servers, credentials=credentials, clock=clock)
@@ -73,6 +84,13 @@ class Producer(Cluster):
         self._ids = MessageIds(clock)
         self._chooser = QueueChooser()
         self.transactions = Transactions(self, self.group, listener)
+        self._requester = Requester(self, self.group)
+        self.trace: Tracing | None = None
+        self._trace_writer: TraceWriter | None = None
+        topic = trace_topic(trace)
+        if topic is not None:
+            self.trace = self.transactions.trace = Tracing(topic, clock, self._ids.next)
+            self._trace_writer = TraceWriter(self.trace, self._send_trace)
 
     def send(
         self,
@@ -134,7 +152,26 @@ class Producer(Cluster):
         self.route(found.topic)
         address = self._master(MessageQueue(found.topic, found.broker, 0))
         answer = self.call(address, requests.recall(self.group, found))
+        if self.trace is not None:
+            is_taken = answer.code == SUCCESS
+            self.trace.recalled(self.group, found.topic, found.unique_id, success=is_taken)
         return fields_of(expect_success(answer, address)).get("msgId", found.unique_id)
+
+    def request(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        timeout_s: float = REPLY_TIMEOUT_S,
+        **rest: Any,
+    ) -> StoredMessage:
+        """Sends a message and waits for the reply of whoever consumes it; see the asyncio one."""
+
+        def send(made: Outgoing) -> SendResult:
+            return self._deliver(made, (made.message_id,), queue=None)[0]
+
+        outgoing = self._prepare(make_message(topic, body, **rest))
+        return self._requester.request(outgoing, send, timeout_s)
 
     def _prepare(self, message: Message) -> Outgoing:
         return prepare(message, self._ids.next(), delay_level_max=self.delay_level_max)
@@ -185,9 +222,18 @@ class Producer(Cluster):
         for topic in topics or (DEFAULT_TOPIC,):
             self.transactions.introduce(topic)
 
+    def _send_trace(self, message: Message) -> None:
+        """On the trace writer's thread."""
+        self.route(message.topic)
+        outgoing = self._prepare(message)
+        self._deliver(outgoing, (outgoing.message_id,), queue=None)
+
     def close(self) -> None:
         """Closes every connection; further calls raise ClosedError."""
         self.transactions.close()
+        self._requester.close()
+        if self._trace_writer is not None:
+            self._trace_writer.close()
         super().close()
 
     def write_queues(self, topic: str) -> list[MessageQueue]:
@@ -230,10 +276,18 @@ class Producer(Cluster):
                 self._chooser.failed(target.broker, failed_s)
                 self.routes.forget(outgoing.topic)
                 if not attempts.failed(target.broker, error, failed_s, written=written):
+                    if self.trace is not None:
+                        cost_s = failed_s - now_s
+                        self.trace.failed(self.group, outgoing, ids, cost_s, batch=batch)
                     raise attempts.verdict(outgoing.topic, outgoing.message_id, error) from error
             else:
                 done_s = self.clock.monotonic_s()
-                self._chooser.answered(target.broker, done_s - now_s, done_s)
+                cost_s = done_s - now_s
+                self._chooser.answered(target.broker, cost_s, done_s)
+                if self.trace is not None:
+                    self.trace.sent(
+                        self.group, outgoing, results, address, answer, cost_s, batch=batch
+                    )
                 return results
 
     def _exchange(self, address: str, channel: BlockingChannel, request: Command) -> Command:

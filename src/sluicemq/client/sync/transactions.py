@@ -18,6 +18,7 @@ from sluicemq.client.core.answers import SendResult, SendStatus
 from sluicemq.client.core.credentials import Credentials, signed
 from sluicemq.client.core.messages import Outgoing
 from sluicemq.client.core.routing import Routes
+from sluicemq.client.core.tracing import Tracing
 from sluicemq.client.core.transactions import (
     Decisions,
     HalfPlace,
@@ -86,6 +87,7 @@ class Transactions:
         self._checks: ThreadPoolExecutor | None = None
         self._known: set[str] = set()
         self._has_warned = False
+        self.trace: Tracing | None = None
 
     def begin(
         self, outgoing: Outgoing, check_after_s: int | None, send: SendHalf
@@ -134,6 +136,8 @@ class Transactions:
         brokers = self._brokers
         try:
             address = brokers.address(place.queue)
+            if self.trace is not None:
+                self.trace.ended(place, state, address)
             if command.is_oneway:
                 channel = brokers.take(address, brokers.timeout_s)
                 channel.send(signed(command, brokers.credentials))
@@ -195,6 +199,10 @@ class Transactions:
     def _answer(self, question: Question, address: str) -> None:
         state = self._state_of(question)
         if state is not None and self._keeper is not None:
+            if self.trace is not None:
+                self.trace.ended(
+                    question.place, state, address, properties=question.message.properties
+                )
             self._keeper.tell(address, end_transaction(question.place, state, is_check=True))
 
     def _state_of(self, question: Question) -> TransactionState | None:

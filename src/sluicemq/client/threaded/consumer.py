@@ -9,8 +9,9 @@ Each is the asyncio consumer of the same kind on a loop of its own (`portal`), s
 balance, offsets and filters are the same, and so are the errors.
 """
 
+import inspect
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -52,14 +53,21 @@ class BlockingMessage(ReceivedMessage):
         `ReceivedMessage.reject`."""
         return self._portal.call(self._inner.reject(delay_level, suspend_s=suspend_s))
 
+    def reply(self, body: bytes | str) -> None:  # type: ignore[override]
+        """Answers a message of `request`; returns when the requester has it. See
+        `ReceivedMessage.reply`."""
+        self._portal.call(self._inner.reply(body))
+
 
 class _Blocking:
     """A `Sluice` on a loop of its own, in a `with` statement."""
 
-    def __init__(self, name_servers: NameServers, credentials: Keys) -> None:
+    def __init__(
+        self, name_servers: NameServers, credentials: Keys, trace: bool | str = False
+    ) -> None:
         self._portal = Portal()
         try:
-            self._sluice = self._portal.call(_make(name_servers, credentials))
+            self._sluice = self._portal.call(_make(name_servers, credentials, trace))
         except BaseException:
             self._portal.close()
             raise
@@ -86,15 +94,15 @@ class _Blocking:
         return f"<{type(self).__name__} {self._sluice!r}>"
 
 
-async def _make(name_servers: NameServers, credentials: Keys) -> Sluice:
-    return Sluice(name_servers, credentials=credentials)
+async def _make(name_servers: NameServers, credentials: Keys, trace: bool | str) -> Sluice:
+    return Sluice(name_servers, credentials=credentials, trace=trace)
 
 
 class Consumer(_Blocking):
     """The messages of one topic for one group, to loop over. Use it from one thread.
 
     `ordered` and the rest are those of `Sluice.subscribe`: max_reconsume_times, retry_delay_level,
-    suspend_s.
+    suspend_s, broadcast, allocate, span_max …
     """
 
     def __init__(
@@ -110,9 +118,10 @@ class Consumer(_Blocking):
         prefetch_bytes: int = BYTES_MAX,
         ordered: bool = False,
         credentials: Keys = None,
+        trace: bool | str = False,
         **rules: Any,
     ) -> None:
-        super().__init__(name_servers, credentials)
+        super().__init__(name_servers, credentials, trace)
 
         async def subscribe() -> MessageStream:
             return self._sluice.subscribe(
@@ -143,6 +152,11 @@ class Consumer(_Blocking):
             self._waiting.extend(fetched)
         return BlockingMessage(self._waiting.popleft(), self._portal) if self._waiting else None
 
+    def change(self, *, tags: str | None = None, where: str | None = None) -> None:
+        """Other messages of the topic from now on; see `MessageStream.change`. What was fetched to
+        this thread before may still come."""
+        self._portal.call(self._stream.change(tags=tags, where=where))
+
     def __iter__(self) -> Iterator[BlockingMessage]:
         while True:
             message = self.receive()
@@ -167,13 +181,19 @@ class PushConsumer(_Blocking):
         start: Start = "first",
         ordered: bool = False,
         credentials: Keys = None,
+        trace: bool | str = False,
         **rules: Any,
     ) -> None:
-        super().__init__(name_servers, credentials)
+        super().__init__(name_servers, credentials, trace)
+
+        def blocking(message: ReceivedMessage) -> Any:
+            return handler(BlockingMessage(message, self._portal))
+
+        called = handler if inspect.iscoroutinefunction(handler) else blocking
 
         async def make() -> AsyncPushConsumer:
             return self._sluice.consumer(
-                group, handler, concurrency=concurrency, start=start, ordered=ordered, **rules
+                group, called, concurrency=concurrency, start=start, ordered=ordered, **rules
             )
 
         try:
@@ -186,6 +206,10 @@ class PushConsumer(_Blocking):
         """Adds a topic before `start`."""
         self._consumer.subscribe(topic, tags=tags, where=where)
         return self
+
+    def change(self, topic: str, *, tags: str | None = None, where: str | None = None) -> None:
+        """Another expression for a topic, or one more topic, while it runs."""
+        self._portal.call(self._consumer.change(topic, tags=tags, where=where))
 
     def start(self) -> None:
         """Joins the group and begins to call the handler."""
@@ -200,6 +224,11 @@ class PushConsumer(_Blocking):
         return self
 
 
+async def _now(work: Callable[..., None], *given: Any, **named: Any) -> None:
+    """Runs a plain function on the client's thread."""
+    work(*given, **named)
+
+
 class LitePullConsumer(_Blocking):
     """Polls messages for a group: subscribe or assign, then poll. Use it from one thread."""
 
@@ -211,9 +240,10 @@ class LitePullConsumer(_Blocking):
         auto_commit: bool = True,
         start: Start = "first",
         credentials: Keys = None,
+        trace: bool | str = False,
         **options: Any,
     ) -> None:
-        super().__init__(name_servers, credentials)
+        super().__init__(name_servers, credentials, trace)
 
         async def make() -> AsyncLitePullConsumer:
             return self._sluice.lite_pull(group, start=start, auto_commit=auto_commit, **options)
@@ -225,7 +255,7 @@ class LitePullConsumer(_Blocking):
             raise
 
     def subscribe(self, topic: str, *, tags: str | None = None, where: str | None = None) -> None:
-        """Joins the group for a topic."""
+        """Joins the group for a topic; again for it: another expression from now on."""
         self._portal.call(self._consumer.subscribe(topic, tags=tags, where=where))
 
     def assign(
@@ -243,9 +273,35 @@ class LitePullConsumer(_Blocking):
         """Up to `count_max` messages, [] when none came in time; earlier ones count as done."""
         return self._portal.call(self._consumer.poll(timeout_s, count_max=count_max))
 
-    def commit(self) -> None:
-        """Everything polled so far is done; commits it now."""
-        self._portal.call(self._consumer.commit())
+    def unsubscribe(self, topic: str) -> None:
+        """Reads a topic no more."""
+        self._portal.call(self._consumer.unsubscribe(topic))
+
+    def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """Everything polled so far is done, or these offsets; returns when it is stored."""
+        self._portal.call(self._consumer.commit(offsets))
+
+    def commit_soon(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """The same without waiting."""
+        self._portal.soon(self._consumer.commit_soon, offsets)
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Nothing of these queues is fetched or handed out until `resume`."""
+        self._portal.call(_now(self._consumer.pause, list(queues)))
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """They go on where they stood."""
+        self._portal.call(_now(self._consumer.resume, list(queues)))
+
+    def on_queues(
+        self,
+        topic: str,
+        listener: Callable[[str, list[MessageQueue]], None],
+        *,
+        period_s: float = 30.0,
+    ) -> None:
+        """Calls `listener`, on the client's thread, when a topic gets other queues."""
+        self._portal.call(_now(self._consumer.on_queues, topic, listener, period_s=period_s))
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """The next messages of a queue come from `offset` on."""
@@ -258,6 +314,10 @@ class LitePullConsumer(_Blocking):
     def seek_to_end(self, queue: MessageQueue) -> None:
         """The next messages of a queue are those that come from now on."""
         self._portal.call(self._consumer.seek_to_end(queue))
+
+    def seek_to_time(self, queue: MessageQueue, time_ms: int) -> None:
+        """The next messages of a queue are those stored at `time_ms` or later."""
+        self._portal.call(self._consumer.seek_to_time(queue, time_ms))
 
     def offset_for_time(self, queue: MessageQueue, time_ms: int) -> int:
         """The first offset stored at `time_ms` (milliseconds since 1970) or later."""

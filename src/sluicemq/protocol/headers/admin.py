@@ -191,3 +191,31 @@ class CloneGroupOffsetRequest:
     target_group: str = text("destGroup")
     topic: str | None = text("topic", default=None)
     offline: bool = boolean("offline", default=False)
+
+
+@header
+class QueryConsumeTimeSpanRequest:
+    """303."""
+
+    topic: str = text("topic")
+    group: str = text("group")
+
+
+@header
+class QueryCorrectionOffsetRequest:
+    """308. `groups_left_out`: names with commas between."""
+
+    groups_left_out: str | None = text("filterGroups", default=None)
+    compare_group: str | None = text("compareGroup", default=None)
+    topic: str = text("topic")
+
+
+@header
+class QueryConsumeQueueRequest:
+    """321: so many units of a queue from `offset` on."""
+
+    topic: str = text("topic")
+    queue_id: int = int32("queueId")
+    offset: int = int64("index")
+    count: int = int32("count")
+    group: str | None = text("consumerGroup", default=None)

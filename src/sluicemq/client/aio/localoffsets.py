@@ -1,0 +1,116 @@
+"""The offsets of a broadcasting consumer: a table in memory and its file.
+
+The file (`core.localoffsets`) is read at the first use, written by `flush` every few seconds and at
+close, and belongs to one consumer in the meantime: two with one file would take turns in forgetting
+what the other has read. A crash repeats what was not written.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from sluicemq.client.core.localoffsets import (
+    DIRECTORY_NAME,
+    FILE_NAME,
+    LOCK_NAME,
+    decode_local_offsets,
+    encode_local_offsets,
+)
+from sluicemq.errors import ConfigurationError, StoreLockedError
+from sluicemq.files import SYSTEM_FILES, Files, load_text, replace_text
+from sluicemq.model.topic import MessageQueue
+
+_log = logging.getLogger("sluicemq.client")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetFiles:
+    """Where broadcasting groups of one client have their files. `client` is a name that stays when
+    the program starts again; `in_thread`: writing blocks a thread of its own, not the loop."""
+
+    client: str
+    directory: str | None = None
+    files: Files = SYSTEM_FILES
+    in_thread: bool = True
+
+    def of(self, group: str) -> "LocalOffsets":
+        """The offsets of one group."""
+        root = self.directory or str(Path.home() / DIRECTORY_NAME)
+        return LocalOffsets(self.files, f"{root}/{self.client}/{group}", in_thread=self.in_thread)
+
+
+class LocalOffsets:
+    """In a file that only this consumer has, from the first use until `close`."""
+
+    def __init__(self, files: Files, directory: str, *, in_thread: bool = True) -> None:
+        self._files = files
+        self._directory = directory
+        self._in_thread = in_thread
+        self._table: dict[MessageQueue, int] | None = None
+        self._changed = False
+        self._busy = asyncio.Lock()
+        self._unlock: Callable[[], None] = lambda: None
+
+    async def _open(self) -> dict[MessageQueue, int]:
+        async with self._busy:
+            if self._table is None:
+                self._table = await self._run(self._load)
+            return self._table
+
+    def _load(self) -> dict[MessageQueue, int]:
+        """Raises ConfigurationError when another consumer has the file, StoreDamagedError."""
+        self._files.make_directory(self._directory)
+        try:
+            self._unlock = self._files.lock(f"{self._directory}/{LOCK_NAME}")
+        except StoreLockedError as error:
+            raise ConfigurationError(
+                f"another broadcasting consumer keeps its offsets in {self._directory} "
+                f"[{error.fact}]",
+                cure="Give this client a name of its own: Sluice(..., instance='second').",
+            ) from error
+        try:
+            path = f"{self._directory}/{FILE_NAME}"
+            return load_text(self._files, path, decode_local_offsets) or {}
+        except BaseException:
+            self._unlock()
+            raise
+
+    async def read(self, queue: MessageQueue, *, zero_if_young: bool = False) -> int | None:
+        del zero_if_young  # a broker's rule
+        return (await self._open()).get(queue)
+
+    async def write(self, queue: MessageQueue, offset: int) -> None:
+        (await self._open())[queue] = offset
+        self._changed = True
+
+    async def flush(self) -> None:
+        async with self._busy:
+            if self._table is None or not self._changed:
+                return
+            self._changed = False
+            text = encode_local_offsets(self._table)
+            try:
+                await self._run(
+                    lambda: replace_text(self._files, f"{self._directory}/{FILE_NAME}", text)
+                )
+            except OSError as error:
+                self._changed = True
+                _log.warning(
+                    "offsets cannot be written to %s, will try again: %s", self._directory, error
+                )
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.to_thread(work) if self._in_thread else work()
+
+    async def close(self) -> None:
+        await self.flush()
+        async with self._busy:
+            unlock, self._unlock = self._unlock, lambda: None
+            self._table = None
+            with contextlib.suppress(OSError):
+                unlock()

@@ -1,0 +1,420 @@
+"""The consumers in RocketMQ's words: `start`, use, `shutdown`; every method blocks.
+
+Attributes and defaults are those of the Java classes; docs/consuming.md has the table.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sluicemq.client.aio.consumer import PushConsumer
+from sluicemq.client.aio.litepull import LitePullConsumer
+from sluicemq.client.aio.pull import PullConsumer
+from sluicemq.client.aio.sluice import Sluice
+from sluicemq.client.core.answers import PullStatus
+from sluicemq.client.core.balance import Strategy
+from sluicemq.client.core.consuming import Start
+from sluicemq.client.threaded.portal import Portal
+from sluicemq.errors import ConfigurationError
+from sluicemq.model.subscription import SQL92
+from sluicemq.model.topic import MessageQueue
+from sluicemq.rocketmq.clients import Client
+from sluicemq.rocketmq.listening import Listener, Listening
+from sluicemq.rocketmq.values import (
+    ConsumeFromWhere,
+    MessageExt,
+    MessageModel,
+    MessageSelector,
+    PullResult,
+)
+
+MIB = 1024 * 1024
+_HALF_AN_HOUR_MS = 30 * 60 * 1000
+
+
+class _GroupClient(Client):
+    """What push and lite pull consumers share: model, strategy, thresholds, where to begin."""
+
+    def __init__(self, consumer_group: str, *trace: Any, **options: Any) -> None:
+        super().__init__(consumer_group, *trace, **options)
+        self.message_model = MessageModel.CLUSTERING
+        self.allocate_message_queue_strategy: str | Strategy = "average"
+        self.consume_from_where = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+        self.consume_timestamp_ms = 0
+        """Milliseconds since 1970; 0 is half an hour before the start."""
+        self.pull_batch_size = 32
+        self.pull_threshold_for_queue = 1000
+        self.pull_threshold_size_for_queue = 100
+        self.pull_threshold_for_topic = -1
+        self.pull_threshold_size_for_topic = -1
+        self.consume_max_span = 2000
+        self._topics: dict[str, MessageSelector] = {}
+
+    def set_message_model(self, model: MessageModel) -> None:
+        """CLUSTERING: the group shares the queues. BROADCASTING: every consumer reads all."""
+        self.message_model = model
+
+    def set_allocate_message_queue_strategy(self, strategy: str | Strategy) -> None:
+        """A name (docs/consuming.md), or a function of client id, queues and members."""
+        self.allocate_message_queue_strategy = strategy
+
+    def set_consume_from_where(self, where: ConsumeFromWhere) -> None:
+        self.consume_from_where = where
+
+    def _limits(self, sluice: Sluice) -> dict[str, Any]:
+        topic_count, topic_size = self.pull_threshold_for_topic, self.pull_threshold_size_for_topic
+        return {
+            "start": self._start(sluice),
+            "broadcast": self.message_model is MessageModel.BROADCASTING,
+            "allocate": self.allocate_message_queue_strategy,
+            "young_from_first": True,
+            "pull_count": self.pull_batch_size,
+            "span_max": self.consume_max_span,
+            "topic_count_max": None if topic_count == -1 else topic_count,
+            "topic_bytes_max": None if topic_size == -1 else topic_size * MIB,
+        }
+
+    def _start(self, sluice: Sluice) -> Start:
+        where = self.consume_from_where
+        if where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
+            now_ms = sluice.cluster.clock.now_ms()
+            return self.consume_timestamp_ms or now_ms - _HALF_AN_HOUR_MS
+        return "last" if where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET else "first"
+
+
+class DefaultMQPushConsumer(_GroupClient):
+    """Calls a listener with up to `consume_message_batch_max_size` messages of one queue at a time,
+    on `consume_thread_max` threads.
+
+    After RECONSUME_LATER or an exception the messages come again by way of the broker, after 10 s,
+    30 s … 2 h, at most `max_reconsume_times` times (-1: 16); then they are dead letters. An orderly
+    listener gets them again at once, before any other of the queue, after
+    `suspend_current_queue_time_millis`; -1 means without end. With MessageModel.BROADCASTING what
+    fails is logged and dropped.
+    """
+
+    def __init__(self, consumer_group: str, *trace: Any, **options: Any) -> None:
+        super().__init__(consumer_group, *trace, **options)
+        self.consume_thread_max = 20
+        self.consume_message_batch_max_size = 1
+        self.max_reconsume_times = -1
+        self.suspend_current_queue_time_millis = 1000
+        self._listening: Listening | None = None
+        self._consumer: PushConsumer | None = None
+
+    def subscribe(self, topic: str, expression: str | MessageSelector = "*") -> None:
+        """Tags ("A || B", "*") or a MessageSelector; while it runs: another expression for the
+        topic, or one more topic."""
+        selector = _selector(expression)
+        if self._consumer is not None:
+            self._running().call(self._consumer.change(topic, **_filter(selector)))
+        self._topics[topic] = selector
+
+    def unsubscribe(self, topic: str) -> None:
+        """Reads the topic no more."""
+        self._topics.pop(topic, None)
+        if self._consumer is not None:
+            self._running().call(self._consumer.unsubscribe(topic))
+
+    def set_max_reconsume_times(self, times: int) -> None:
+        self.max_reconsume_times = times
+
+    def set_suspend_current_queue_time_millis(self, time_ms: int) -> None:
+        self.suspend_current_queue_time_millis = time_ms
+
+    def set_consume_message_batch_max_size(self, count: int) -> None:
+        self.consume_message_batch_max_size = count
+
+    def register_message_listener(self, listener: Listener, *, orderly: bool = False) -> None:
+        """A MessageListenerConcurrently or MessageListenerOrderly, or a function of the messages
+        (and a context) that returns a status; see `rocketmq.listening`."""
+        self._listening = Listening(listener, orderly=orderly)
+
+    def start(self) -> None:
+        if self._listening is None or not self._topics:
+            raise ConfigurationError(
+                "the consumer has no listener, or no topic.",
+                cure="Call subscribe and register_message_listener before start.",
+            )
+        portal, sluice = self._open()
+
+        async def run() -> PushConsumer:
+            consumer = self._make(sluice)
+            for topic, selector in self._topics.items():
+                consumer.subscribe(topic, **_filter(selector))
+            await consumer.start()
+            return consumer
+
+        try:
+            self._consumer = portal.call(run())
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _make(self, sluice: Sluice) -> PushConsumer:
+        assert self._listening is not None
+        times_max = self.max_reconsume_times
+        return sluice.consumer(
+            self.group,
+            self._listening,
+            concurrency=self.consume_thread_max,
+            ordered=self._listening.is_orderly,
+            max_reconsume_times=None if times_max == -1 else times_max,
+            suspend_s=min(max(self.suspend_current_queue_time_millis, 10), 30_000) / 1000,
+            batch_max=self.consume_message_batch_max_size,
+            prefetch_count=self.pull_threshold_for_queue,
+            prefetch_bytes=self.pull_threshold_size_for_queue * MIB,
+            **self._limits(sluice),
+        )
+
+
+class DefaultLitePullConsumer(_GroupClient):
+    """Polls messages: subscribe or assign, start, poll."""
+
+    def __init__(self, consumer_group: str, *trace: Any, **options: Any) -> None:
+        super().__init__(consumer_group, *trace, **options)
+        self.auto_commit = True
+        self.auto_commit_interval_millis = 5000
+        self.poll_timeout_millis = 5000
+        self.topic_metadata_check_interval_millis = 30_000
+        self._consumer: LitePullConsumer | None = None
+
+    def set_auto_commit(self, auto_commit: bool) -> None:
+        self.auto_commit = auto_commit
+
+    def subscribe(self, topic: str, expression: str | MessageSelector = "*") -> None:
+        """Before or after start, also with another expression than before; queues are shared with
+        the other members of the group."""
+        self._topics[topic] = _selector(expression)
+        if self._consumer is not None:
+            self._join(self._consumer, topic)
+
+    def unsubscribe(self, topic: str) -> None:
+        """Reads the topic no more."""
+        self._topics.pop(topic, None)
+        if self._consumer is not None:
+            self._running().call(self._consumer.unsubscribe(topic))
+
+    def start(self) -> None:
+        portal, sluice = self._open()
+
+        async def make() -> LitePullConsumer:
+            return sluice.lite_pull(
+                self.group,
+                auto_commit=self.auto_commit,
+                commit_period_s=self.auto_commit_interval_millis / 1000,
+                count_max=self.pull_threshold_for_queue,
+                bytes_max=self.pull_threshold_size_for_queue * MIB,
+                **self._limits(sluice),
+            )
+
+        try:
+            consumer = portal.call(make())
+            for topic in self._topics:
+                self._join(consumer, topic)
+        except BaseException:
+            self.shutdown()
+            raise
+        self._consumer = consumer
+
+    def _join(self, consumer: LitePullConsumer, topic: str) -> None:
+        self._running().call(consumer.subscribe(topic, **_filter(self._topics[topic])))
+
+    def _ready(self) -> tuple[Portal, LitePullConsumer]:
+        portal = self._running()
+        assert self._consumer is not None
+        return portal, self._consumer
+
+    def is_running(self) -> bool:
+        """Between start and shutdown."""
+        return self._portal is not None and self._consumer is not None
+
+    def assign(
+        self, queues: Sequence[MessageQueue], expression: str | MessageSelector = "*"
+    ) -> None:
+        """Reads exactly these queues."""
+        portal, consumer = self._ready()
+        portal.call(consumer.assign(queues, **_filter(_selector(expression))))
+
+    def assignment(self) -> list[MessageQueue]:
+        """The queues that are read now."""
+        return self._ready()[1].assignment
+
+    def poll(self, timeout_ms: int | None = None) -> list[MessageExt]:
+        """The next messages, [] when none came in time (`poll_timeout_millis`)."""
+        portal, consumer = self._ready()
+        wait_ms = self.poll_timeout_millis if timeout_ms is None else timeout_ms
+        polled = portal.call(consumer.poll(wait_ms / 1000, count_max=self.pull_batch_size))
+        return [MessageExt(message) for message in polled]
+
+    def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """Commits everything polled so far, or these offsets; returns when it is stored."""
+        portal, consumer = self._ready()
+        portal.call(consumer.commit(offsets))
+
+    commit_sync = commit
+
+    def commit_async(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """The same without waiting."""
+        portal, consumer = self._ready()
+        portal.soon(consumer.commit_soon, offsets)
+
+    def pause(self, queues: Sequence[MessageQueue]) -> None:
+        """Polls bring nothing of these queues until `resume`."""
+        portal, consumer = self._ready()
+        portal.call(_now(lambda: consumer.pause(queues)))
+
+    def resume(self, queues: Sequence[MessageQueue]) -> None:
+        """They go on where they stood."""
+        portal, consumer = self._ready()
+        portal.call(_now(lambda: consumer.resume(queues)))
+
+    def register_topic_message_queue_change_listener(
+        self, topic: str, listener: Callable[[str, list[MessageQueue]], None]
+    ) -> None:
+        """Calls `listener(topic, queues)`, on the client's thread, when a topic gets other queues;
+        looks every `topic_metadata_check_interval_millis`."""
+        portal, consumer = self._ready()
+        period_s = self.topic_metadata_check_interval_millis / 1000
+        portal.call(_now(lambda: consumer.on_queues(topic, listener, period_s=period_s)))
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """The next messages of a queue come from `offset` on."""
+        portal, consumer = self._ready()
+        portal.call(consumer.seek(queue, offset))
+
+    def seek_to_begin(self, queue: MessageQueue) -> None:
+        portal, consumer = self._ready()
+        portal.call(consumer.seek_to_begin(queue))
+
+    def seek_to_end(self, queue: MessageQueue) -> None:
+        portal, consumer = self._ready()
+        portal.call(consumer.seek_to_end(queue))
+
+    def committed(self, queue: MessageQueue) -> int:
+        """The committed offset, -1 when there is none."""
+        portal, consumer = self._ready()
+        offset = portal.call(consumer.committed(queue))
+        return -1 if offset is None else offset
+
+    def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """The first offset stored at that time or later."""
+        portal, consumer = self._ready()
+        return portal.call(consumer.offset_for_time(queue, timestamp_ms))
+
+    def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
+        """The readable queues of a topic."""
+        portal, consumer = self._ready()
+        return portal.call(consumer.queues(topic))
+
+
+class DefaultMQPullConsumer(Client):
+    """Raw pulls: the program says queue and offset, and keeps the offsets.
+
+    `update_consume_offset` stores an offset for the group at the broker, at once.
+    """
+
+    def __init__(self, consumer_group: str, *trace: Any, **options: Any) -> None:
+        super().__init__(consumer_group, *trace, **options)
+        self.broker_suspend_max_time_millis = 20_000
+        self._consumer: PullConsumer | None = None
+
+    def start(self) -> None:
+        portal, sluice = self._open()
+
+        async def make() -> PullConsumer:
+            return sluice.pull_consumer(self.group)
+
+        try:
+            self._consumer = portal.call(make())
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _ready(self) -> tuple[Portal, PullConsumer]:
+        portal = self._running()
+        assert self._consumer is not None
+        return portal, self._consumer
+
+    def pull(
+        self,
+        queue: MessageQueue,
+        expression: str | MessageSelector,
+        offset: int,
+        max_nums: int = 32,
+        *,
+        wait_s: float = 0.0,
+    ) -> PullResult:
+        """FOUND, NO_NEW_MSG, NO_MATCHED_MSG or OFFSET_ILLEGAL, at once."""
+        portal, consumer = self._ready()
+        how = _filter(_selector(expression))
+        result = portal.call(consumer.pull(queue, offset, count_max=max_nums, wait_s=wait_s, **how))
+        return PullResult.of(result)
+
+    def pull_block_if_not_found(
+        self,
+        queue: MessageQueue,
+        expression: str | MessageSelector,
+        offset: int,
+        max_nums: int = 32,
+    ) -> PullResult:
+        """The same; the broker waits up to `broker_suspend_max_time_millis` for a message."""
+        wait_s = self.broker_suspend_max_time_millis / 1000
+        return self.pull(queue, expression, offset, max_nums, wait_s=wait_s)
+
+    def fetch_subscribe_message_queues(self, topic: str) -> list[MessageQueue]:
+        """The readable queues of a topic."""
+        portal, consumer = self._ready()
+        return portal.call(consumer.queues(topic))
+
+    def update_consume_offset(self, queue: MessageQueue, offset: int) -> None:
+        """Where the group goes on."""
+        portal, consumer = self._ready()
+        portal.call(consumer.commit(queue, offset))
+
+    def fetch_consume_offset(self, queue: MessageQueue) -> int:
+        """What was stored, -1 when there is nothing."""
+        portal, consumer = self._ready()
+        offset = portal.call(consumer.committed(queue))
+        return -1 if offset is None else offset
+
+    def min_offset(self, queue: MessageQueue) -> int:
+        """The first stored offset."""
+        portal, consumer = self._ready()
+        return portal.call(consumer.offsets(queue))[0]
+
+    def max_offset(self, queue: MessageQueue) -> int:
+        """The offset that the next message will get."""
+        portal, consumer = self._ready()
+        return portal.call(consumer.offsets(queue))[1]
+
+    def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """The first offset stored at that time or later."""
+        portal, consumer = self._ready()
+        return portal.call(consumer.offset_for_time(queue, timestamp_ms))
+
+    def send_message_back(self, message: MessageExt, delay_level: int = 0) -> None:
+        """The group gets the message again, by its retry topic."""
+        portal, consumer = self._ready()
+        portal.call(consumer.send_back(message.record, delay_level))
+
+
+async def _now(work: Callable[[], None]) -> None:
+    """Runs a plain function on the client's thread."""
+    work()
+
+
+def _selector(expression: str | MessageSelector) -> MessageSelector:
+    return MessageSelector.by_tag(expression) if isinstance(expression, str) else expression
+
+
+def _filter(selector: MessageSelector) -> dict[str, str]:
+    name = "where" if selector.expression_type == SQL92 else "tags"
+    return {name: selector.expression}
+
+
+__all__ = [
+    "DefaultLitePullConsumer",
+    "DefaultMQPullConsumer",
+    "DefaultMQPushConsumer",
+    "PullStatus",
+]

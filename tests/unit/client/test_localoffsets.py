@@ -1,0 +1,120 @@
+"""The offsets of a broadcasting consumer: the file, its crashes, its lock; and thresholds."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sluicemq.client.aio.localoffsets import LocalOffsets, OffsetFiles
+from sluicemq.client.core.consuming import ConsumeOptions
+from sluicemq.client.core.inflight import InFlight
+from sluicemq.client.core.localoffsets import decode_local_offsets, encode_local_offsets
+from sluicemq.errors import ConfigurationError, StoreDamagedError
+from sluicemq.model.topic import MessageQueue
+from sluicemq.testing.files import CrashableFiles
+
+QUEUE = MessageQueue("t", "broker-a", 0)
+tables = st.dictionaries(
+    st.builds(MessageQueue, st.text(max_size=8), st.text(max_size=8), st.integers(0, 99)),
+    st.integers(0, 2**62),
+    max_size=6,
+)
+
+
+@given(table=tables)
+@settings(max_examples=60)
+def test_what_is_written_is_read(table):
+    assert decode_local_offsets(encode_local_offsets(table)) == table
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"offsetTable":{"a":1}}', '{"offsetTable":{'])
+def test_another_text_is_refused(text):
+    with pytest.raises(ValueError, match=r"."):
+        decode_local_offsets(text)
+
+
+async def test_after_a_crash_the_file_is_one_of_those_that_were_written():
+    rng = random.Random(7)
+    for _ in range(50):
+        files = CrashableFiles()
+        offsets = LocalOffsets(files, "/o/c/g", in_thread=False)
+        written = [0]
+        for offset in range(1, rng.randint(2, 5)):
+            await offsets.write(QUEUE, offset)
+            await offsets.flush()
+            written.append(offset)
+        await offsets.write(QUEUE, 99)  # never flushed
+        again = LocalOffsets(files.crash(rng), "/o/c/g", in_thread=False)
+        assert await again.read(QUEUE) == written[-1]
+
+
+async def test_a_broken_file_falls_back_to_the_edition_before_and_two_are_an_error():
+    files = CrashableFiles()
+    place = OffsetFiles("c", "/o", files, in_thread=False)
+    first = place.of("g")
+    for offset in (5, 6):
+        await first.write(QUEUE, offset)
+        await first.flush()
+    await first.close()
+
+    def spoil(name: str) -> None:
+        file = files.open(f"/o/c/g/{name}")
+        file.pwrite(b"!", 0)
+        file.close()
+
+    spoil("offsets.json")
+    second = place.of("g")
+    assert await second.read(QUEUE) == 5
+    await second.close()
+    spoil("offsets.json.bak")
+    with pytest.raises(StoreDamagedError):
+        await place.of("g").read(QUEUE)
+
+
+async def test_a_second_consumer_with_the_same_file_is_refused_until_the_first_closes():
+    place = OffsetFiles("c", "/o", CrashableFiles(), in_thread=False)
+    first, second = place.of("g"), place.of("g")
+    assert await first.read(QUEUE) is None
+    with pytest.raises(ConfigurationError, match="instance="):
+        await second.read(QUEUE)
+    await first.close()
+    assert await second.read(QUEUE) is None
+
+
+async def test_the_real_file_system_keeps_it_too(tmp_path):
+    place = OffsetFiles("c", str(tmp_path))
+    first = place.of("%RETRY|g")
+    await first.write(QUEUE, 3)
+    await first.close()
+    assert (tmp_path / "c" / "%RETRY|g" / "offsets.json").read_text().startswith("{\n\t")
+    assert await place.of("%RETRY|g").read(QUEUE) == 3
+
+
+def test_thresholds_of_a_topic_are_shared_by_its_queues():
+    options = ConsumeOptions(count_max=1000, topic_count_max=100, topic_bytes_max=8 << 20)
+    assert options.limits(1) == (100, 8 << 20)
+    assert options.limits(8) == (12, 1 << 20)
+    assert options.limits(1000) == (1, 8388)
+    assert ConsumeOptions().limits(4) == ConsumeOptions().limits(1)
+
+
+def test_the_span_of_what_is_unacknowledged_stops_fetching():
+    flight = InFlight(0)
+    for offset in (0, 1500, 2001):
+        flight.add(offset, 1)
+    assert flight.spread == 2001
+    assert not flight.has_room(span_max=2000)
+    assert flight.has_room(span_max=None)
+    flight.ack(0)
+    assert flight.has_room(span_max=2000)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"span_max": 0}, {"topic_count_max": 0}, {"topic_bytes_max": 0}, {"commit_period_s": 0},
+     {"allocate": "nobody"}],
+)  # fmt: skip
+def test_wrong_limits_are_refused(wrong):
+    with pytest.raises(ConfigurationError):
+        ConsumeOptions(**wrong)
