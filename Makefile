@@ -65,9 +65,11 @@ compat: $(STAMP) ## only the tests with the real Java and Go clients and the rea
 	$(BIN)/python -m pytest tests/compatibility -v $(ARGS)
 
 .PHONY: simulate
-simulate: $(STAMP) ## 2,000 seeds (SEEDS=n) of crashes in each simulated world, then the crash and property tests with more examples
+simulate: $(STAMP) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n) of a whole cluster, more examples of crash and property tests
 	$(BIN)/python -m sluicemq.testing.simulation --seeds $(or $(SEEDS),2000)
-	SLUICEMQ_EXAMPLES=500 $(BIN)/python -m pytest -n auto tests/crash tests/property $(ARGS)
+	$(BIN)/python -m sluicemq.testing.cluster --seeds $(or $(CLUSTER_SEEDS),1000)
+	SLUICEMQ_EXAMPLES=20000 $(BIN)/python -m pytest tests/property/test_vectorised.py $(ARGS)
+	SLUICEMQ_EXAMPLES=500 $(BIN)/python -m pytest -n auto tests/crash tests/property --deselect tests/property/test_vectorised.py $(ARGS)
 
 .PHONY: bench
 bench: $(STAMP) ## the figures, beside the real Java broker where Java is there (QUICK=1: two minutes)

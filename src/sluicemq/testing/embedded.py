@@ -19,7 +19,7 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
-from sluicemq.broker.server import Broker
+from sluicemq.broker.server import SWEEP_S, Broker
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import NameServerConfig, load_broker_config
@@ -31,6 +31,12 @@ from sluicemq.net.network import SOCKETS, Network
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.testing.virtual import VirtualClock
 
+LAZY_S: Final = 120.0
+SWEEP_LAZY_S: Final = 10.0
+SWEEP_DUE_S: Final = 0.5
+POLL_LAZY_S: Final = 300.0
+"""On virtual time a pull waits so long at the broker: it is answered as soon as there is something,
+and five hours of asking again every 15 s on every queue are the most of what such a test does."""
 HOST: Final = "127.0.0.1"
 MEMORY_ROOT: Final = "/sluicemq"
 SMALL: Final = {
@@ -41,8 +47,49 @@ SMALL: Final = {
     "metricsExporterType": "DISABLE",
 }
 """Files of a test's size; the largest message (4 MiB) fits."""
+LAZY: Final = {"registerNameServerPeriod": "60000"}
+SCAN_LAZY_MS: Final = 30_000
+"""How rarely, on virtual time, a broker tells the name server that it lives, and that one looks."""
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class Calm:
+    """How long the chores of a broker rest on virtual time: the longer, the longer nothing was
+    stored, up to LAZY_S; sweeps, on which deadlines hang, up to SWEEP_LAZY_S, and SWEEP_DUE_S while
+    a transaction is undecided or a timed message is due soon.
+
+    Five hours in which a message is retried sixteen times would else be half a million rounds of
+    looking whether there is something to do.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._size = -1
+        self._since_s = 0.0
+        self._broker: Broker | None = None
+
+    def watch(self, broker: Broker) -> None:
+        """The broker whose chores these are, once it has started."""
+        self._broker = broker
+
+    def stretch(self, period_s: float) -> float:
+        """The pause before a chore of this period comes again."""
+        if self._broker is None:
+            return period_s
+        now_s, size = self._clock.monotonic_s(), self._broker.store.written_offset
+        if size != self._size:
+            self._size, self._since_s = size, now_s
+        quiet_s = (now_s - self._since_s) / 4
+        longest_s = self._longest_sweep_s(self._broker) if period_s == SWEEP_S else LAZY_S
+        return max(period_s, min(quiet_s, longest_s))
+
+    def _longest_sweep_s(self, broker: Broker) -> float:
+        now_ms = self._clock.now_ms()
+        wheel = broker.core.delayed.timers.files.wheel
+        soon = wheel.occupied(now_ms, now_ms + int(2000 * SWEEP_LAZY_S))
+        is_due = broker.core.transactions.table or any(True for _ in soon)
+        return SWEEP_DUE_S if is_due else SWEEP_LAZY_S
 
 
 class InlineExecutor(Executor):
@@ -71,6 +118,8 @@ class EmbeddedSluice(Sluice):
             **options,
         )
         self.servers = servers
+        if isinstance(servers.clock, VirtualClock):
+            self.cluster.poll_s = POLL_LAZY_S
 
     @property
     def clock(self) -> VirtualClock:
@@ -113,6 +162,10 @@ class Servers:
         return f"{HOST}:{self._name_port}"
 
     @property
+    def _is_virtual(self) -> bool:
+        return isinstance(self.clock, VirtualClock)
+
+    @property
     def broker(self) -> Broker:
         """The broker that was started first."""
         return next(iter(self.brokers.values()))
@@ -133,6 +186,8 @@ class Servers:
             kv_config_path=f"{root}/kvConfig.json",
             config_path=f"{root}/namesrv.properties",
         )
+        if self._is_virtual:
+            config = dataclasses.replace(config, scan_interval_ms=SCAN_LAZY_MS)
         server = NameServer(
             config, clock=self.clock, files=self._files_of("names"), network=self.network
         )
@@ -154,6 +209,7 @@ class Servers:
             raise ConfigurationError(f"the broker {name!r} runs already.", cure="Stop it first.")
         keys = {
             **SMALL,
+            **(LAZY if self._is_virtual else {}),
             "brokerName": name,
             "bindAddress": HOST,
             "listenPort": str(self._ports.get(name, 0)),
@@ -167,6 +223,7 @@ class Servers:
             raise ConfigurationError(warnings[0], cure="See docs/configuration.md.")
         if config.listen_port == 0:  # else its VIP port is two below, and nobody here needs it
             config = dataclasses.replace(config, bind_address=HOST)
+        calm = Calm(self.clock) if isinstance(self.clock, VirtualClock) else None
         broker = Broker(
             config,
             store,
@@ -174,8 +231,11 @@ class Servers:
             files=self._files_of(name),
             network=self.network,
             executor=InlineExecutor() if self._directory is None else None,
+            stretch=calm.stretch if calm else float,
         )
         await broker.start()
+        if calm is not None:
+            calm.watch(broker)
         self.brokers[name] = broker
         self._ports[name] = broker.port
         return broker

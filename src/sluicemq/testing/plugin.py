@@ -12,15 +12,16 @@ The marker's arguments are those of `embedded`; without `clock` it is a new `Vir
 when a test asks for the fixture: this module is loaded in every run of pytest.
 """
 
+import importlib
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 try:
-    import pytest_asyncio
+    _asyncio: Any = importlib.import_module("pytest_asyncio")
 except ImportError:
-    pytest_asyncio = None  # type: ignore[assignment]
+    _asyncio = None
 
 if TYPE_CHECKING:
     from sluicemq.testing.embedded import EmbeddedSluice
@@ -44,12 +45,13 @@ async def _sluicemq(request: pytest.FixtureRequest) -> "AsyncIterator[EmbeddedSl
         yield mq
 
 
-if pytest_asyncio is None:
+def _missing() -> None:
+    """Says what is missing."""
+    pytest.fail("the fixture sluicemq needs pytest-asyncio: pip install pytest-asyncio")
 
-    @pytest.fixture
-    def sluicemq() -> None:
-        """Says what is missing."""
-        pytest.fail("the fixture sluicemq needs pytest-asyncio: pip install pytest-asyncio")
 
-else:
-    sluicemq = pytest_asyncio.fixture(name="sluicemq")(_sluicemq)
+sluicemq: Any = (
+    pytest.fixture(name="sluicemq")(_missing)
+    if _asyncio is None
+    else _asyncio.fixture(name="sluicemq")(_sluicemq)
+)

@@ -24,15 +24,19 @@ import datetime
 import heapq
 import itertools
 import logging
+import math
 import selectors
-import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError
 
 PATIENCE: Final = datetime.timedelta(days=3)
+BUSY_TURNS: Final = 1000
 STALL_S: Final = 5.0
+RESOLUTION_S: Final = 1e-6
+"""Timers that differ by less are due at the same time: floats are no finer after some days."""
 _log = logging.getLogger("sluicemq.testing")
 
 
@@ -53,7 +57,7 @@ class VirtualClock:
                 f"start={start.isoformat()} has no time zone.",
                 cure="Write datetime(..., tzinfo=datetime.UTC).",
             )
-        self._start_ms = time.time_ns() // 1_000_000 if start is None else _ms(start)
+        self._start_ms = SYSTEM_CLOCK.now_ms() if start is None else _ms(start)
         self._passed_s = 0.0
         self.stands_still = stands_still
         self._patience_s = patience.total_seconds()
@@ -61,11 +65,12 @@ class VirtualClock:
         self._targets: list[tuple[float, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
         self._threads = 0
+        self._turns = 0
         self._said = False
         self._driven: _Driven | None = None
 
     def now_ms(self) -> int:
-        return self._start_ms + round(self._passed_s * 1000)
+        return self._start_ms + int(self._passed_s * 1000 + 1e-6)
 
     def monotonic_s(self) -> float:
         return self._passed_s
@@ -131,16 +136,28 @@ class VirtualClock:
             return inner.select(STALL_S)
         if self._targets:
             left_s = self._targets[0][0] - self._passed_s
-            if timeout_s is None or timeout_s > left_s:
+            if timeout_s is None or timeout_s > left_s + RESOLUTION_S:
                 self._arrive()
             else:
-                self._passed_s += timeout_s
+                self._pass(timeout_s)
             return []
         if timeout_s is None or self.stands_still or self._unasked_s > self._patience_s:
             return self._stand(inner, timeout_s)
-        self._passed_s += timeout_s
+        self._pass(timeout_s)
         self._unasked_s += timeout_s
         return []
+
+    def _pass(self, seconds: float) -> None:
+        """To the next whole microsecond: sums of floats would end a hair before the timer."""
+        self._turns = 0
+        self._passed_s = math.ceil((self._passed_s + seconds) * 1e6 - 1e-3) / 1e6
+
+    def busy(self) -> None:
+        """A turn of the loop in which there is something to do. Work takes time: without that, who
+        waits for a time that is off by the last bit of a float would wait in circles for ever."""
+        self._turns += 1
+        if self._turns == BUSY_TURNS:
+            self._pass(RESOLUTION_S)
 
     def _arrive(self) -> None:
         time_s, _, reached = heapq.heappop(self._targets)
@@ -177,7 +194,7 @@ class _Driven:
     def __init__(self, clock: VirtualClock, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._clock = clock
-        self._raw: Any = loop
+        self._raw = cast(Any, loop)
         if not isinstance(getattr(loop, "_selector", None), selectors.BaseSelector):
             raise ConfigurationError(
                 f"a virtual clock cannot drive {type(loop).__module__}.{type(loop).__name__}.",
@@ -205,8 +222,8 @@ class _Driven:
         return future
 
     def release(self) -> None:
-        ahead_s = self._time() - time.monotonic()
-        self._raw.time = lambda: time.monotonic() + ahead_s
+        ahead_s = self._time() - SYSTEM_CLOCK.monotonic_s()
+        self._raw.time = lambda: SYSTEM_CLOCK.monotonic_s() + ahead_s
         self._raw._selector = self._inner
         del self._raw.run_in_executor
 
@@ -221,6 +238,7 @@ class _Selector(selectors.BaseSelector):
     def select(self, timeout: float | None = None) -> list[Any]:
         events = self._inner.select(0)
         if events or (timeout is not None and timeout <= 0):
+            self._clock.busy()
             return events
         return self._clock.idle(self._inner, timeout)
 

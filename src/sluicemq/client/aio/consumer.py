@@ -277,6 +277,8 @@ class PushConsumer:
                 self.failure = error
                 _log.error("consumer %s ends: %s", self.group, error)
                 return
+            if self._closed:  # what waited is discarded: this one would overtake it
+                return
             messages = [message]
             if self.batch_max is not None:
                 messages = self._feed.more(message, self.batch_max)

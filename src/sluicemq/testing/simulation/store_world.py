@@ -131,7 +131,9 @@ class StoreWorld:
         try:
             end = self.store.commit()
         except StoreError:
-            self.ledger.refused(may_be_there=self.store._log.failure is not None)
+            is_broken = self.store._log.failure is not None  # a sync failed while it was wiped
+            self.ledger.sync_failed |= is_broken
+            self.ledger.refused(may_be_there=is_broken)
             raise
         self.ledger.committed(end)
 
@@ -161,6 +163,7 @@ class StoreWorld:
             self._sync()
             self.store.publish(self.unpublished)
             return f"{seconds} s later, synced {self.unpublished}"
+        self.store.flush_index()
         return f"{seconds} s later"
 
     def do_delete(self, rng: random.Random) -> str:

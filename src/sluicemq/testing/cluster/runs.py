@@ -1,0 +1,97 @@
+"""Running histories, and what to do with one that fails: shrink it, and tell how to repeat it."""
+
+import random
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from sluicemq.testing.cluster.world import WEIGHTS, ClusterWorld
+from sluicemq.testing.simulation.plan import Kind, Step, steps_of
+
+CLUSTER: Final = Kind("cluster", ClusterWorld, WEIGHTS)
+LENGTH: Final = 60
+SHRINK_RUNS_MAX: Final = 150
+Say = Callable[[str], None]
+
+
+class Failure(NamedTuple):
+    """A history that went wrong. `kept` are the indexes of the steps that it takes."""
+
+    seed: int
+    error: str
+    kept: list[int]
+    trace: list[str]
+    details: str
+
+    def __str__(self) -> str:
+        kept = ",".join(map(str, self.kept))
+        lines = "\n".join(self.trace)
+        return (
+            f"seed {self.seed}: {self.error}\n"
+            f"{len(self.kept)} of {LENGTH} steps are enough:\n{lines}\n{self.details}"
+            "repeat it with\n"
+            f"    python -m sluicemq.testing.cluster --seed {self.seed} --keep {kept}"
+        )
+
+
+def run_seed(seed: int, length: int = LENGTH) -> Failure | None:
+    """One history; None when all went well, else the shrunk failure."""
+    kept = list(range(length))
+    if error_of(seed, kept) is None:
+        return None
+    kept = shrink(seed, kept)
+    return explain(seed, kept) or Failure(
+        seed, "it fails in one run and not in the next", kept, [], ""
+    )
+
+
+def explain(seed: int, kept: Sequence[int]) -> Failure | None:
+    """The story of these steps of a seed; None when nothing goes wrong in it."""
+    trace: list[str] = []
+    error = error_of(seed, kept, trace.append)
+    if error is None:
+        return None
+    details = "".join(traceback.format_exception(error))
+    return Failure(seed, repr(error), list(kept), trace, details)
+
+
+def shrink(seed: int, kept: list[int]) -> list[int]:
+    """Leave out steps, in halves, quarters …, one by one, until it takes every one of them."""
+    runs, size = 0, len(kept) // 2
+    while size and runs < SHRINK_RUNS_MAX:
+        start, before = 0, len(kept)
+        while start < len(kept) and runs < SHRINK_RUNS_MAX:
+            fewer = kept[:start] + kept[start + size :]
+            runs += 1
+            if error_of(seed, fewer) is not None:
+                kept = fewer
+            else:
+                start += size
+        size = size // 2 or int(len(kept) < before)
+    return kept
+
+
+def error_of(seed: int, kept: Sequence[int], say: Say = lambda _: None) -> Exception | None:
+    """What goes wrong in these steps of a seed."""
+    steps = steps_of(CLUSTER, seed, max(kept, default=-1) + 1 if kept else 0)
+    try:
+        _live(seed, [(index, steps[index]) for index in kept], say)
+    except Exception as error:  # noqa: BLE001 - any error of the product is a finding
+        return error
+    return None
+
+
+def _live(seed: int, steps: Sequence[tuple[int, Step]], say: Say) -> None:
+    world = ClusterWorld(random.Random(f"cluster {seed} world"))
+    try:
+        for index, step in steps:
+            try:
+                text = world.take(step.kind, random.Random(step.seed))
+            except Exception as error:
+                say(f"{index:4d} {step.kind:8s} {error!r}")
+                raise
+            say(f"{index:4d} {step.kind:8s} {text}")
+        world.finish()
+        say(f"     drained  {world.clock.monotonic_s():8.3f}  {world.ledger.deliveries} deliveries")
+    finally:
+        world.close()
