@@ -8,8 +8,10 @@ goes on, so that one run names all of them and what lies behind them.
 
 from sluicemq.filter.diagnose import LOOK_ALIKE_CODE, LOOK_ALIKES
 from sluicemq.filter.findings import Finding, Rejected, Severity, syntax_error
+from sluicemq.filter.mixed import mixed_warnings
 from sluicemq.filter.nodes import Node
 from sluicemq.filter.tags import SEPARATOR, is_tag_kind, parse_tags, unknown_kind
+from sluicemq.filter.uses import TypeNote, type_notes
 from sluicemq.filter.warn import rest_warning, tree_warnings
 from sluicemq.model.subscription import ALL, SQL92, Subscription
 
@@ -32,6 +34,14 @@ def check(text: str) -> list[Finding]:
             findings += _warnings(mended, tree, rest)
             break
     return sorted(findings, key=lambda finding: finding.position)
+
+
+def check_types(text: str) -> tuple[TypeNote, ...]:
+    """As what each property of a SQL92 expression is read; () when it does not compile."""
+    try:
+        return type_notes(_parse(text)[0])
+    except Rejected:
+        return ()
 
 
 def check_tags(expression: str | None) -> list[Finding]:
@@ -87,7 +97,7 @@ def _mend(text: str, finding: Finding) -> str:
 
 
 def _warnings(text: str, tree: Node, rest: int | None) -> list[Finding]:
-    warnings = list(tree_warnings(tree))
+    warnings = [*tree_warnings(tree), *mixed_warnings(tree)]
     if rest is None:
         return warnings
     # The last bare property is what remains of a condition that RocketMQ could not read on.

@@ -5,8 +5,8 @@ Integer.valueOf, Long.valueOf, Double.valueOf or Boolean.valueOf (spec/filter.md
 syntax those accept is not Python's: no blanks and no underscores in whole numbers but any Unicode
 decimal digit of one UTF-16 unit; in floats blanks around, `5d`, `0x1p3`, `NaN`, but ASCII digits.
 
-Every function here raises FilterEvaluationError with the property's name and value, because a
-failed conversion ends the evaluation of the whole expression.
+A failed conversion ends the evaluation of the whole expression: the functions named `..._of` raise
+FilterEvaluationError with the property's name and value, `..._or_none` are for whole columns.
 """
 
 import re
@@ -32,8 +32,8 @@ def integer_of(text: str, name: str) -> int:
     # Hot: the plain case first. Nine digits always fit.
     if len(text) < 10 and text.isdigit() and text.isascii():
         return int(text)
-    value = _whole_number(text)
-    if value is None or not -INTEGER_MAX - 1 <= value <= INTEGER_MAX:
+    value = integer_or_none(text)
+    if value is None:
         raise _not_a("whole number of 32 bits (Integer)", text, name)
     return value
 
@@ -42,17 +42,40 @@ def long_of(text: str, name: str) -> int:
     """Long.valueOf: 64 bits."""
     if len(text) < 19 and text.isdigit() and text.isascii():
         return int(text)
-    value = _whole_number(text)
-    if value is None or not -LONG_MAX - 1 <= value <= LONG_MAX:
+    value = long_or_none(text)
+    if value is None:
         raise _not_a("whole number of 64 bits (Long)", text, name)
     return value
 
 
 def double_of(text: str, name: str) -> float:
     """Double.valueOf: decimal, hexadecimal, NaN, Infinity; too large becomes Infinity."""
+    value = double_or_none(text)
+    if value is None:
+        raise _not_a("number (Double)", text, name)
+    return value
+
+
+def integer_or_none(text: str) -> int | None:
+    """Integer.valueOf, None where it throws."""
+    value = _whole_number(text)
+    return value if value is None or -INTEGER_MAX - 1 <= value <= INTEGER_MAX else None
+
+
+def long_or_none(text: str) -> int | None:
+    """Long.valueOf, None where it throws."""
+    value = _whole_number(text)
+    return value if value is None or -LONG_MAX - 1 <= value <= LONG_MAX else None
+
+
+def double_or_none(text: str) -> float | None:
+    """Double.valueOf, None where it throws."""
+    # Hot: digits with a dot or without, which Java and Python read alike.
+    if text.isascii() and text.replace(".", "", 1).isdigit():
+        return float(text)
     found = _FLOAT.fullmatch(text.strip(BLANKS))
     if found is None:
-        raise _not_a("number (Double)", text, name)
+        return None
     size = _magnitude(found)
     return -size if found["sign"] == "-" else size
 
@@ -112,4 +135,7 @@ def _magnitude(found: re.Match[str]) -> float:
 def _not_a(wanted: str, text: str, name: str) -> FilterEvaluationError:
     shown = text if len(text) <= 60 else text[:57] + "..."
     owner = f"property {name} is" if name else "the string is"
-    return FilterEvaluationError(f"{owner} {shown!r}, which is no {wanted}.")
+    return FilterEvaluationError(
+        f"{owner} {shown!r}, which is no {wanted}.",
+        reason=f"{name or 'a string'} is no {wanted}",
+    )

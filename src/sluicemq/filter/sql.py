@@ -14,6 +14,7 @@ from sluicemq.model.subscription import ALL, SQL92, MessageFilter, Subscription
 
 if TYPE_CHECKING:
     from sluicemq.filter.selector import Selector
+    from sluicemq.filter.vectorised import Vectorised
 
 # The first sentence is RocketMQ's own answer, which clients search for; the second is the cure.
 SQL92_IS_OFF = (
@@ -25,7 +26,7 @@ SQL92_IS_OFF = (
 class Sql92Filter:
     """The second stage decides; the first lets everything through."""
 
-    __slots__ = ("by_commit_log", "selector")
+    __slots__ = ("_vectorised", "by_commit_log", "selector")
 
     tag_codes: frozenset[int] | None = None
     reads_properties = True
@@ -33,6 +34,16 @@ class Sql92Filter:
     def __init__(self, selector: "Selector") -> None:
         self.selector = selector
         self.by_commit_log: Callable[[Mapping[str, str]], bool] = selector.matches
+        self._vectorised: Vectorised | None = None
+
+    @property
+    def vectorised(self) -> "Vectorised":
+        """The same verdicts on a block of columns; made when it is first asked for."""
+        if self._vectorised is None:
+            from sluicemq.filter.vectorised import compile_vectorised  # noqa: PLC0415 - lazily
+
+            self._vectorised = compile_vectorised(self.selector)
+        return self._vectorised
 
     def by_consume_queue(self, tag_code: int) -> bool:
         return True

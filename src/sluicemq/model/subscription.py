@@ -7,7 +7,11 @@ give a broker filters of his own. Parsing of expressions is `sluicemq.filter`'s 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 TAG = "TAG"
 SQL92 = "SQL92"
@@ -36,7 +40,8 @@ class MessageFilter(Protocol):
 
     `tag_codes` is the exact set of codes the first stage accepts, or None when it is not a set:
     with it the store scans a whole block at once. `reads_properties` is False when the second
-    stage always says yes: then the commit log is not read to decide.
+    stage always says yes: then the commit log is not read to decide. A filter that can also decide
+    on columns is a `ColumnFilter`.
     """
 
     @property
@@ -52,3 +57,30 @@ class MessageFilter(Protocol):
     def by_commit_log(self, properties: Mapping[str, str]) -> bool:
         """Stage two, asked when `reads_properties`: does the message match?"""
         ...
+
+
+class BlockFilter(Protocol):
+    """The second stage on a whole block of columns (`record.columns.ColumnBlock`) at once.
+
+    `names` are the properties it reads.
+    """
+
+    @property
+    def names(self) -> frozenset[str]: ...
+
+    def verdicts(self, block: Any) -> "NDArray[np.uint8]":
+        """One a row: FALSE 0, TRUE 1, null 2, error 3, and 4: ask the record (`by_commit_log`)."""
+        ...
+
+    def can_match(self, stats: Any) -> bool:
+        """False when no row of a block with these `record.column_stats.BlockStats` is TRUE."""
+        ...
+
+
+@runtime_checkable
+class ColumnFilter(Protocol):
+    """What a `MessageFilter` may have besides: with it the store scans by columns. Ask by
+    `isinstance`; `vectorised` gives exactly the messages that `by_commit_log` gives."""
+
+    @property
+    def vectorised(self) -> BlockFilter: ...

@@ -1,0 +1,229 @@
+"""A plan on the columns of a block, with NumPy: the outcome of every row.
+
+Every array here holds sets of outcomes (`outcomes.py`), one a row, or, for what is the same in all
+rows, is just the number. A Column is decided for its distinct values, then gathered:
+`table[codes]`. The last place of the table is for rows without the property, whose code is -1.
+
+Columns of few values are given to the scalar engine, value by value. In a column of thousands the
+atoms are decided one by one, comparisons with numbers for all values at once (`column_numbers.py`);
+two such columns that are compared with each other are in `pairs.py`.
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sluicemq.filter.column_numbers import Numbers, parse_numbers
+from sluicemq.filter.evaluate import Verdict, constant_of
+from sluicemq.filter.nodes import Equal, JavaClass, Node, Order, Property, java_class
+from sluicemq.filter.outcomes import ERROR, FALSE, TRUE, VERDICT_OF, settled, verdict_of
+from sluicemq.filter.pairs import pair_outcomes
+from sluicemq.filter.plan import (
+    MIRRORED,
+    Atom,
+    Column,
+    Constant,
+    Join,
+    Leaf,
+    Plan,
+    Several,
+    symbol_of,
+)
+from sluicemq.record.columns import ColumnBlock
+
+Outcomes: TypeAlias = NDArray[np.uint8] | int
+
+SCALAR_VALUES_MAX: Final = 48  # below it a loop over the values is faster than some NumPy calls
+PAIRS_SCALAR_MAX: Final = 2048  # the same for two columns that are compared with each other
+COMBINATIONS_DENSE_MAX: Final = 1 << 20  # a table of one byte and one int32 for each
+
+_VERDICT_OF: Final = np.frombuffer(VERDICT_OF, np.uint8)
+
+
+def block_verdicts(plan: Plan, block: ColumnBlock) -> NDArray[np.uint8]:
+    """One verdict a row (`outcomes`); rows that could not be decoded need the record."""
+    outcomes = _evaluate(plan, lambda leaf: _leaf_on_block(leaf, block))
+    if isinstance(outcomes, int):
+        verdicts = np.full(block.rows, VERDICT_OF[outcomes], np.uint8)
+    else:
+        verdicts = _VERDICT_OF.take(outcomes)
+    if len(block.odd):
+        verdicts[block.odd] = VERDICT_OF[0]
+    return verdicts
+
+
+def _evaluate(plan: Plan, of_leaf: Callable[[Leaf], Outcomes]) -> Outcomes:
+    if isinstance(plan, Constant):
+        return plan.outcomes
+    if not isinstance(plan, Join):
+        return of_leaf(plan)
+    outcomes = _evaluate(plan.operands[0], of_leaf)
+    if len(plan.operands) == 1:
+        return _looked_up(plan.table, outcomes)
+    for operand in plan.operands[1:]:
+        if isinstance(outcomes, int) and outcomes in settled(plan.table):
+            break
+        outcomes = _joined(plan.table, outcomes, _evaluate(operand, of_leaf))
+    return outcomes
+
+
+def _looked_up(table: bytes, operand: Outcomes) -> Outcomes:
+    if isinstance(operand, int):
+        return table[operand]
+    return np.frombuffer(table, np.uint8).take(operand)
+
+
+def _joined(table: bytes, left: Outcomes, right: Outcomes) -> Outcomes:
+    if isinstance(right, int):
+        return _looked_up(table[right::16], left)
+    if isinstance(left, int):
+        return _looked_up(table[left << 4 : left + 1 << 4], right)
+    return np.frombuffer(table, np.uint8).take(left << 4 | right)
+
+
+# --- leaves on the rows of a block
+
+
+def _leaf_on_block(leaf: Leaf, block: ColumnBlock) -> Outcomes:
+    if isinstance(leaf, Several):
+        return _several(leaf, block)
+    assert isinstance(leaf, Column)  # atoms are inside of columns
+    if leaf.name in block.excluded:
+        return leaf.unknown
+    column = block.columns.get(leaf.name)
+    if column is None:
+        return leaf.absent
+    table = _on_values(leaf, column.values)
+    if isinstance(table, int):
+        table = np.full(len(column.values) + 1, table, np.uint8)
+    table[-1] = leaf.absent
+    return _gathered(table, column.codes)
+
+
+def _gathered(table: NDArray[np.uint8], codes: NDArray[Any]) -> Outcomes:
+    """`table[codes]`, or the number when it is the same for all rows."""
+    first = int(table[0])
+    if not (table[:-1] != first).any() and (table[-1] == first or not (codes < 0).any()):
+        return first
+    return table.take(codes, mode="wrap")
+
+
+def _several(leaf: Several, block: ColumnBlock) -> Outcomes:
+    """The scalar engine on every combination of values that occurs."""
+    if not block.excluded.isdisjoint(leaf.names):
+        return leaf.unknown
+    names = [name for name in leaf.names if name in block.columns]
+    if not names:
+        return 1 << verdict_of(leaf.verdict, {})
+    columns = [block.columns[name] for name in names]
+    if len(names) == 2 and prod(len(column.values) for column in columns) > PAIRS_SCALAR_MAX:
+        outcomes = pair_outcomes(leaf, block.columns)
+        if outcomes is not None:
+            return outcomes
+    combinations = _combinations([(column.codes, len(column.values)) for column in columns])
+    found = np.empty(len(combinations.rows), np.uint8)
+    codes = zip(*(column.codes[combinations.rows].tolist() for column in columns), strict=True)
+    for at, chosen in enumerate(codes):
+        properties = {
+            name: column.values[code]
+            for name, column, code in zip(names, columns, chosen, strict=True)
+            if code >= 0
+        }
+        found[at] = 1 << verdict_of(leaf.verdict, properties)
+    return found.take(combinations.numbers)
+
+
+class Combinations(NamedTuple):
+    """`rows`: one row for each combination of codes that occurs; `numbers`: a row's combination."""
+
+    rows: NDArray[np.intp]
+    numbers: NDArray[np.intp]
+
+
+def _combinations(columns: Sequence[tuple[NDArray[Any], int]]) -> Combinations:
+    """Of columns of codes, each with the number of its values."""
+    keys, size = np.zeros(len(columns[0][0]), np.int64), 1
+    for codes, count in columns:
+        if size * (count + 1) >= 1 << 62:
+            distinct, keys = np.unique(keys, return_inverse=True)
+            size = len(distinct)
+        keys = keys * (count + 1) + (codes.astype(np.int64) + 1)
+        size *= count + 1
+    if size > COMBINATIONS_DENSE_MAX:
+        _, rows, numbers = np.unique(keys, return_index=True, return_inverse=True)
+        return Combinations(rows, numbers)
+    row_of = np.full(size, -1, np.int32)
+    row_of[keys] = np.arange(len(keys), dtype=np.int32)
+    present = np.flatnonzero(row_of >= 0)
+    rows = row_of[present].astype(np.intp)
+    row_of[present] = np.arange(len(present), dtype=np.int32)
+    return Combinations(rows, row_of[keys].astype(np.intp))
+
+
+# --- one property on its distinct values
+
+
+def _on_values(leaf: Column, values: tuple[str, ...]) -> Outcomes:
+    """An outcome for each value, and a last place that the caller fills."""
+    if len(values) <= SCALAR_VALUES_MAX:
+        return _by_scalar(leaf.name, leaf.verdict, values)
+    numbers: dict[JavaClass, Numbers] = {}
+    return _evaluate(leaf.inner, lambda inner: _atom_on_values(inner, values, numbers))
+
+
+def _by_scalar(name: str, verdict: Verdict, values: tuple[str, ...]) -> NDArray[np.uint8]:
+    found = bytearray(len(values) + 1)
+    properties: dict[str, str] = {}
+    for at, value in enumerate(values):
+        properties[name] = value
+        found[at] = 1 << verdict_of(verdict, properties)
+    return np.frombuffer(found, np.uint8)
+
+
+def _atom_on_values(
+    leaf: Leaf, values: tuple[str, ...], parsed: dict[JavaClass, Numbers]
+) -> Outcomes:
+    assert isinstance(leaf, Atom)  # an inner plan has no others
+    comparison = _number_comparison(leaf.node)
+    if comparison is None:
+        return _by_scalar(leaf.name, leaf.verdict, values)
+    wanted, test, bound = comparison
+    if wanted not in parsed:
+        parsed[wanted] = parse_numbers(values, wanted)
+    numbers, errors = parsed[wanted]
+    found = np.empty(len(values) + 1, np.uint8)
+    found[:-1] = np.where(test(numbers, bound), np.uint8(1 << TRUE), np.uint8(1 << FALSE))
+    if errors is not None:
+        found[:-1][errors] = 1 << ERROR
+    found[-1] = leaf.absent
+    return found
+
+
+_Test: TypeAlias = Callable[[NDArray[Any], float], NDArray[np.bool_]]
+
+# As the scalar engine's: only NaN differs, which is greater than every constant. Constants are
+# never NaN nor zero as floats, so == is compareTo == 0.
+_TESTS: Final[dict[str, _Test]] = {
+    ">": lambda numbers, bound: ~(numbers <= bound),
+    ">=": lambda numbers, bound: ~(numbers < bound),
+    "<": lambda numbers, bound: numbers < bound,
+    "<=": lambda numbers, bound: numbers <= bound,
+    "=": lambda numbers, bound: numbers == bound,
+    "<>": lambda numbers, bound: numbers != bound,
+}
+
+
+def _number_comparison(node: Node) -> tuple[JavaClass, _Test, int | float] | None:
+    """Of a property with a number, whichever stands left; None for anything else."""
+    if not isinstance(node, Order | Equal):
+        return None
+    number, symbol = node.right, symbol_of(node)
+    if isinstance(node.right, Property):
+        symbol, number = MIRRORED[symbol], node.left
+    elif not isinstance(node.left, Property):
+        return None
+    bound = constant_of(number)
+    return None if bound is None else (java_class(number), _TESTS[symbol], bound)

@@ -1,0 +1,347 @@
+"""What an expression would do, tried on stored messages: `sluice filter test`.
+
+A `Trial` is given blocks of columns (or rows of properties), any number of them, and keeps counts:
+how many match, what came of each atom by itself, why evaluations failed, which values cannot be
+read as the expression reads them, and, beside another filter, which messages only one of them
+takes. Nothing is consumed, and memory does not grow with the messages.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sluicemq.errors import FilterEvaluationError
+from sluicemq.filter.cost import Cost, cost_of
+from sluicemq.filter.evaluate import Verdict, compile_verdict
+from sluicemq.filter.nodes import And, Node, Not, Or, children
+from sluicemq.filter.outcomes import ERROR, FALSE, NEEDS_RECORD, NULL, TRUE, verdict_of
+from sluicemq.filter.render import render
+from sluicemq.filter.rows import block_of
+from sluicemq.filter.trees import Expression, tree_of
+from sluicemq.filter.values import PropertyReport, ValueCounts
+from sluicemq.filter.vectorised import Vectorised
+from sluicemq.record.columns import ColumnBlock
+
+SAMPLES_MAX = 10
+ROWS_A_BLOCK = 65_536
+
+Properties = Mapping[str, str]
+RecordReader = Callable[[int], Properties]  # row of the block -> the properties in its record
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A message: `source` is what the caller called the block (a queue), `offset` its place."""
+
+    source: Hashable
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtomReport:
+    """One condition by itself, on all messages, whether or not it would have been reached.
+
+    `unknown`: messages whose record would have to be read to tell."""
+
+    text: str
+    true: int
+    false: int
+    null: int
+    error: int
+    unknown: int
+
+    @property
+    def selectivity(self) -> float:
+        """The share of messages that it takes, of those it could tell; 0 for none."""
+        told = self.true + self.false + self.null + self.error
+        return self.true / told if told else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReport:
+    """One cause of failed evaluations: `reason` without, `example` with a message's value."""
+
+    reason: str
+    count: int
+    example: str
+    sample: Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Beside another filter: messages that both take, and that only one takes, with samples."""
+
+    other: str
+    both: int
+    only_here: int
+    only_there: int
+    neither: int
+    samples_here: tuple[Sample, ...]
+    samples_there: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a trial found; orjson writes it as it is.
+
+    `rows` = matched + false + null + errors + unknown; `unknown` is 0 when the records could be
+    read."""
+
+    expression: str
+    rows: int
+    matched: int
+    false: int
+    null: int
+    errors: int
+    unknown: int
+    samples: tuple[Sample, ...]
+    atoms: tuple[AtomReport, ...]
+    causes: tuple[ErrorReport, ...]
+    properties: tuple[PropertyReport, ...]
+    cost: Cost
+    difference: Difference | None
+
+    @property
+    def match_rate(self) -> float:
+        """The share of messages that match; 0 without messages."""
+        return self.matched / self.rows if self.rows else 0.0
+
+
+class Trial:
+    """An expression on trial, `against` another one (a selector, tree or subscription, tags too).
+
+    `add` blocks, or rows with `add_rows`, then ask for the `report`. Rows whose verdict hangs on a
+    property that is no column are decided by `properties_of(row)`, or counted as unknown.
+    """
+
+    def __init__(
+        self,
+        expression: Expression,
+        against: Expression | None = None,
+        *,
+        samples_max: int = SAMPLES_MAX,
+    ) -> None:
+        self.tree = tree_of(expression)
+        self._whole = _Engine(self.tree)
+        self._other = None if against is None else _Engine(tree_of(against))
+        self._atoms = [_Atom(node) for node in atoms_of(self.tree)]
+        self._values = ValueCounts(self.tree)
+        self._counts: Counter[int] = Counter()
+        self._causes: dict[str, tuple[int, str, Sample]] = {}
+        self._samples = _Samples(samples_max)
+        self._both: Counter[tuple[bool, bool]] = Counter()
+        self._here, self._there = _Samples(samples_max), _Samples(samples_max)
+        self._asked_records = 0
+
+    def add_rows(
+        self, rows: Sequence[Properties], *, first_offset: int = 0, source: Hashable = None
+    ) -> None:
+        """Messages as their properties; the offsets count from `first_offset`."""
+        for start in range(0, len(rows), ROWS_A_BLOCK):
+            part = rows[start : start + ROWS_A_BLOCK]
+            self.add(block_of(part, first_offset=first_offset + start), source)
+
+    def add(
+        self,
+        block: ColumnBlock,
+        source: Hashable = None,
+        properties_of: RecordReader | None = None,
+    ) -> None:
+        """A block of columns; `source` names it in the samples."""
+        records = _Records(properties_of)
+        verdicts = self._whole.verdicts(block)
+        self._asked_records += int((verdicts == NEEDS_RECORD).sum())
+        atoms = [atom.count(block) for atom in self._atoms]
+        self._add_causes(block, source, verdicts, atoms)
+        for row in _decide(self._whole, verdicts, records):
+            sample = Sample(source, block.first_offset + row)
+            self._add_cause(self._whole.verdict, records(row), sample)
+        self._counts.update(_counts(verdicts))
+        self._samples.add(source, block.first_offset, verdicts == TRUE)
+        self._values.add(block)
+        if self._other is not None:
+            others = self._other.verdicts(block)
+            for _ in _decide(self._other, others, records):
+                pass
+            self._compare(block, source, verdicts == TRUE, others == TRUE)
+
+    def report(self) -> Report:
+        """What was found so far."""
+        counts = self._counts
+        return Report(
+            expression=render(self.tree),
+            rows=counts.total(),
+            matched=counts[TRUE],
+            false=counts[FALSE],
+            null=counts[NULL],
+            errors=counts[ERROR],
+            unknown=counts[NEEDS_RECORD],
+            samples=self._samples.taken(),
+            atoms=tuple(atom.report() for atom in self._atoms),
+            causes=tuple(
+                ErrorReport(reason, count, example, sample)
+                for reason, (count, example, sample) in sorted(
+                    self._causes.items(), key=lambda item: -item[1][0]
+                )
+            ),
+            properties=self._values.report(),
+            cost=cost_of(self.tree, counts.total(), self._asked_records, self._values.excluded),
+            difference=self._difference(),
+        )
+
+    def _compare(
+        self, block: ColumnBlock, source: Hashable, here: NDArray[Any], there: NDArray[Any]
+    ) -> None:
+        both, only_here, only_there = here & there, here & ~there, there & ~here
+        self._both[True, True] += int(both.sum())
+        self._both[True, False] += int(only_here.sum())
+        self._both[False, True] += int(only_there.sum())
+        self._here.add(source, block.first_offset, only_here)
+        self._there.add(source, block.first_offset, only_there)
+
+    def _difference(self) -> Difference | None:
+        if self._other is None:
+            return None
+        found = self._both
+        return Difference(
+            other=render(self._other.tree),
+            both=found[True, True],
+            only_here=found[True, False],
+            only_there=found[False, True],
+            neither=self._counts.total() - found.total(),
+            samples_here=self._here.taken(),
+            samples_there=self._there.taken(),
+        )
+
+    def _add_causes(
+        self,
+        block: ColumnBlock,
+        source: Hashable,
+        verdicts: NDArray[np.uint8],
+        atoms: list[NDArray[np.uint8]],
+    ) -> None:
+        """Which atom ends an evaluation is decided by what comes of the atoms: one message for
+        each combination of those is asked of the scalar engine for its reason."""
+        rows = np.flatnonzero(verdicts == ERROR)
+        if not len(rows):
+            return
+        if any(atom.reads_several for atom in self._atoms):  # either property may be the culprit
+            names = sorted(self._whole.engine.names & block.columns.keys())
+            keys: list[NDArray[Any]] = [block.columns[name].codes[rows] for name in names]
+        else:
+            keys = [found[rows] for found in atoms]
+        _, first, counts = np.unique(np.stack(keys), axis=1, return_index=True, return_counts=True)
+        for row, count in zip(rows[first].tolist(), counts.tolist(), strict=True):
+            sample = Sample(source, block.first_offset + row)
+            self._add_cause(self._whole.verdict, _properties_at(block, row), sample, count)
+
+    def _add_cause(
+        self, verdict: Verdict, properties: Properties, sample: Sample, count: int = 1
+    ) -> None:
+        try:
+            verdict(properties)
+        except FilterEvaluationError as error:
+            known, example, first = self._causes.get(error.reason, (0, str(error), sample))
+            self._causes[error.reason] = (known + count, example, first)
+
+
+def atoms_of(tree: Node) -> Iterator[Node]:
+    """The conditions that AND, OR and NOT join, from left to right."""
+    if isinstance(tree, And | Or | Not):
+        for child in children(tree):
+            yield from atoms_of(child)
+    else:
+        yield tree
+
+
+class _Engine:
+    """An expression for blocks and for single messages."""
+
+    def __init__(self, tree: Node) -> None:
+        self.tree = tree
+        self.engine = Vectorised(tree)
+        self.verdict = compile_verdict(tree)
+
+    def verdicts(self, block: ColumnBlock) -> NDArray[np.uint8]:
+        return self.engine.verdicts(block)
+
+
+class _Atom(_Engine):
+    """One condition and what came of it so far."""
+
+    def __init__(self, tree: Node) -> None:
+        super().__init__(tree)
+        self.found: Counter[int] = Counter()
+        self.reads_several = len(self.engine.names) > 1
+
+    def count(self, block: ColumnBlock) -> NDArray[np.uint8]:
+        verdicts = self.verdicts(block)
+        self.found.update(_counts(verdicts))
+        return verdicts
+
+    def report(self) -> AtomReport:
+        found = self.found
+        numbers = (found[TRUE], found[FALSE], found[NULL], found[ERROR], found[NEEDS_RECORD])
+        return AtomReport(render(self.tree), *numbers)
+
+
+class _Records:
+    """Each record is read once for a block."""
+
+    def __init__(self, properties_of: RecordReader | None) -> None:
+        self.properties_of = properties_of
+        self._read: dict[int, Properties] = {}
+
+    def __call__(self, row: int) -> Properties:
+        if row not in self._read and self.properties_of is not None:
+            self._read[row] = self.properties_of(row)
+        return self._read[row]
+
+
+class _Samples:
+    """Some of many, evenly spread over what was given."""
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._found: list[Sample] = []
+
+    def add(self, source: Hashable, first_offset: int, chosen: NDArray[np.bool_]) -> None:
+        rows = _spread(np.flatnonzero(chosen).tolist(), self._count_max)
+        self._found += [Sample(source, first_offset + row) for row in rows]
+        if len(self._found) > 64 * max(1, self._count_max):
+            self._found = _spread(self._found, 32 * self._count_max)
+
+    def taken(self) -> tuple[Sample, ...]:
+        return tuple(_spread(self._found, self._count_max))
+
+
+def _spread(found: list[Any], count: int) -> list[Any]:
+    if len(found) <= count:
+        return found
+    return [found[at * len(found) // count] for at in range(count)]
+
+
+def _counts(verdicts: NDArray[np.uint8]) -> dict[int, int]:
+    return dict(enumerate(np.bincount(verdicts, minlength=NEEDS_RECORD + 1).tolist()))
+
+
+def _decide(engine: _Engine, verdicts: NDArray[np.uint8], records: _Records) -> Iterator[int]:
+    """Decides in place what needs the record; gives the rows that come out as errors."""
+    if records.properties_of is None:
+        return
+    for row in np.flatnonzero(verdicts == NEEDS_RECORD).tolist():
+        verdicts[row] = verdict_of(engine.verdict, records(row))
+        if verdicts[row] == ERROR:
+            yield row
+
+
+def _properties_at(block: ColumnBlock, row: int) -> dict[str, str]:
+    return {
+        name: column.values[column.codes[row]]
+        for name, column in block.columns.items()
+        if column.codes[row] >= 0
+    }

@@ -1,0 +1,81 @@
+"""The tables of docs/filtering.md are true: every line is evaluated, by both engines."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sluicemq.filter.check import check
+from sluicemq.filter.outcomes import verdict_of
+from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.rows import block_of
+from sluicemq.filter.sql import make_filter
+from sluicemq.filter.tags import subscribe, tag_matches
+from sluicemq.filter.vectorised import compile_vectorised
+from sluicemq.model.ids import tag_code
+
+PAGE = Path(__file__).parents[3] / "docs" / "filtering.md"
+OUTCOMES = ["false", "true", "null", "error"]
+
+
+def rows(*headings: str) -> list[tuple[str, ...]]:
+    """The rows of all tables with these headings, code marks and escapes removed."""
+    return list(_rows(list(headings)))
+
+
+def _rows(headings: list[str]) -> Iterator[tuple[str, ...]]:
+    inside = False
+    for line in PAGE.read_text().splitlines():
+        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        if cells == headings:
+            inside = True
+        elif not cells:
+            inside = False
+        elif inside and not set("".join(cells)) <= set("-"):
+            yield tuple(
+                cell.removeprefix("`").removesuffix("`").replace("\\|", "|") for cell in cells
+            )
+
+
+EVALUATED = rows("expression", "properties", "outcome")
+TAGS = rows("subscription", "tag of the message", "delivered")
+PITFALLS = rows("you write", "finding", "write")
+
+
+def properties_of(cell: str) -> dict[str, str]:
+    if cell == "none":
+        return {}
+    return dict(part.split("=", 1) for part in cell.split(", "))  # type: ignore[misc]
+
+
+def test_the_tables_were_found() -> None:
+    assert len(EVALUATED) == 50
+    assert len(TAGS) == 10
+    assert len(PITFALLS) == 22
+
+
+@pytest.mark.parametrize(("expression", "cell", "outcome"), EVALUATED)
+def test_expression_comes_out_as_the_page_says(expression: str, cell: str, outcome: str) -> None:
+    selector, properties = compile_sql92(expression), properties_of(cell)
+    assert OUTCOMES[verdict_of(selector.evaluate, properties)] == outcome
+    block = block_of([{"a": "x"}, properties, {"price": "1"}])
+    assert OUTCOMES[compile_vectorised(selector).verdicts(block)[1]] == outcome
+    assert selector.rest is None
+
+
+@pytest.mark.parametrize(("expression", "tag", "delivered"), TAGS)
+def test_tag_subscription_delivers_what_the_page_says(
+    expression: str, tag: str, delivered: str
+) -> None:
+    subscription = subscribe("T", expression)
+    text = None if tag == "none" else tag
+    made = make_filter(subscription)
+    by_broker = made is None or made.by_consume_queue(tag_code(text or ""))
+    assert (by_broker and tag_matches(subscription, text)) is (delivered == "yes")
+
+
+@pytest.mark.parametrize(("wrong", "code", "right"), PITFALLS)
+def test_pitfall_is_found_and_its_cure_is_clean(wrong: str, code: str, right: str) -> None:
+    assert code in [finding.code for finding in check(wrong)]
+    assert check(right) == []
