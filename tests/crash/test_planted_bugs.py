@@ -19,7 +19,6 @@ from sluicemq.store import recovery, scan, segments
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import ConsumeQueues, Queue
 from sluicemq.store.deleted import DeletedTopics
-from sluicemq.store.index import KeyIndex
 from sluicemq.store.scan import Scanned
 from sluicemq.store.segments import Segment, SegmentFiles
 from sluicemq.store.store import Store
@@ -238,16 +237,6 @@ def deleted_topics_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeletedTopics, "counts", lambda *_: True)
 
 
-def index_file_with_the_name_in_the_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = KeyIndex._new_name
-
-    def new_name(index: KeyIndex, last: Any) -> int:
-        index._marked_name = 0
-        return original(index, last)
-
-    monkeypatch.setattr(KeyIndex, "_new_name", new_name)
-
-
 @pytest.mark.timeout(400)  # only where a change of the code has made the known seed another history
 @pytest.mark.parametrize(
     ("kind", "plant", "known"),
@@ -273,7 +262,6 @@ def index_file_with_the_name_in_the_mark(monkeypatch: pytest.MonkeyPatch) -> Non
         (STORM, file_kept_whose_name_could_not_be_synced, 861),
         (STORE, failed_turn_not_wiped, 79),
         (STORE, deleted_topics_forgotten, 426),
-        (STORM, index_file_with_the_name_in_the_mark, 2118),
     ],
     ids=lambda value: getattr(value, "name", getattr(value, "__name__", "")),
 )

@@ -9,7 +9,10 @@ import logging
 from collections.abc import Iterator
 from typing import Final
 
+import orjson
+
 from sluicemq.broker.documents import Document
+from sluicemq.broker.resets import Resets
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.files import Files
@@ -30,11 +33,17 @@ class Offsets:
         self._clock = clock
         self.table: dict[str, dict[int, int]] = {}
         self.pulled: dict[str, dict[int, int]] = {}
+        self.resets = Resets(self._resets_changed)
+        self.is_urgent = False
+        """A reset is to be on disk before it is answered."""
         self.version = DataVersion()
         self._unknown = Unknown()
         self._commits = 0
         directory = f"{settings.store.root}/config"
         self.document = Document(files, f"{directory}/consumerOffset.json", self._render)
+        self.resets_document = Document(
+            files, f"{directory}/sluiceOffsetResets.json", self._render_resets
+        )
         self._light_document = Document(files, f"{directory}/lmqConsumerOffset.json", self._render)
 
     def load(self) -> None:
@@ -48,6 +57,16 @@ class Offsets:
             self.version, self._unknown = found.data_version, found.unknown
             self.table = {key: dict(queues) for key, queues in found.offsets.items()}
 
+        pending = self.resets_document.load(orjson.loads)
+        if pending is not None:
+            self.resets.load(pending.get("resets", ()))
+
+    def _resets_changed(self) -> None:
+        self.resets_document.changed = True
+
+    def _render_resets(self) -> str:
+        return orjson.dumps({"resets": self.resets.objects()}).decode()
+
     def _render(self) -> str:
         return bodies.encode_consumer_offsets_file(self.snapshot())
 
@@ -56,6 +75,18 @@ class Offsets:
         return bodies.ConsumerOffsets(self.table, self.version, self._unknown)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """A consumer's commit: dropped while it does not know of a reset (`resets.py`)."""
+        if self.resets and self.resets.blocks(group, topic, queue_id):
+            return
+        self._set(group, topic, queue_id, offset)
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """The group goes on at `offset`, whatever its consumers commit meanwhile."""
+        self.resets.put(group, topic, queue_id, offset)
+        self.is_urgent = True
+        self._set(group, topic, queue_id, offset)
+
+    def _set(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         key = f"{topic}@{group}"
         queues = self.table.get(key)
         if queues is None:
@@ -112,9 +143,11 @@ class Offsets:
                 yield group, topic, queue_id, offset
 
     def forget_topic(self, topic: str) -> None:
+        self.resets.forget(topic=topic)
         self._forget(f"{topic}@", "")
 
     def forget_group(self, group: str) -> None:
+        self.resets.forget(group=group)
         self._forget("", f"@{group}")
 
     def _forget(self, prefix: str, suffix: str) -> None:

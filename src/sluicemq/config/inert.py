@@ -35,11 +35,11 @@ _REASONS: Final = {
         reviveAckWaitMs reviveInterval reviveMaxSlow reviveQueueNum reviveScanTime
         skipWhenCKRePutReachMaxTimes waitTimeMillsInAckQueue
     """,
-    "access control is not built yet": """
-        aclEnable authConfigPath authenticationEnabled authenticationMetadataProvider
+    "access control is ACL 1.0 here (aclEnable), not that of RocketMQ 5.3": """
+        authConfigPath authenticationEnabled authenticationMetadataProvider
         authenticationProvider authenticationStrategy authenticationWhitelist authorizationEnabled
         authorizationMetadataProvider authorizationProvider authorizationStrategy
-        authorizationWhitelist initAuthenticationUser innerClientAuthenticationCredentials
+        authorizationWhitelist initAuthenticationUser
         migrateAuthFromV1Enabled
     """,
     "there are no thread pools and queues here, one loop serves everything": """
@@ -170,7 +170,7 @@ _REASONS: Final = {
         highSpeedMode litePullMessageEnable maxChecksumRange messageStorePlugIn
         productEnvName pullBatchMaxMessageCount readUnCommitted realTimeNotifyConsumerChange
         rejectPullConsumerEnable rocketmqHome shutdownWaitTimeSeconds splitRegistrationSize
-        startAcceptSendRequestTimeStamp storeReplyMessageEnable subscriptionExpiredTimeout
+        startAcceptSendRequestTimeStamp subscriptionExpiredTimeout
         useStaticSubscription zoneMode zoneName
     """,
 }
@@ -183,9 +183,8 @@ INERT_ALIASES: Final = {
 """Spellings of older releases and of the seeds' articles."""
 
 REFUSED: Final = {
-    "aclEnable": "access control is not built yet; the broker would be open",
-    "authenticationEnabled": "authentication is not built yet; the broker would be open",
-    "authorizationEnabled": "authorization is not built yet; the broker would be open",
+    "authenticationEnabled": "access control is ACL 1.0 here (aclEnable); it would be open",
+    "authorizationEnabled": "access control is ACL 1.0 here (aclEnable); it would be open",
     "useTLS": "TLS is not built yet; traffic would be readable",
     "enableDLegerCommitLog": "replication is not built yet; messages would have one copy",
 }

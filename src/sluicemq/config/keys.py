@@ -45,6 +45,8 @@ class Key(NamedTuple):
     aliases: tuple[str, ...] = ()
     choices: tuple[tuple[str, object], ...] = ()
     live: bool = False
+    is_secret: bool = False
+    """Shown to nobody: request 26 answers it empty."""
 
 
 def _key(part: Part, kind: Kind, name: str, field: str, doc: str, **rest: object) -> Key:
@@ -130,6 +132,8 @@ _BROKER_KEYS = (
          "Consumers hear at once when one joins or leaves their group.", live=True),
     _key(B, BOOLEAN, "useServerSideResetOffset", "server_side_reset",
          "Resetting offsets is done by the broker, not by the consumers.", live=True),
+    _key(B, BOOLEAN, "storeReplyMessageEnable", "store_replies",
+         "Replies to requests are stored in CLUSTER_REPLY_TOPIC besides being pushed.", live=True),
     _key(B, BOOLEAN, "recallMessageEnable", "recall_enable",
          "Timed messages may be taken back by their recall handle (request 370).", live=True),
     _key(B, BOOLEAN, "allowRecallWhenBrokerNotWriteable", "recall_when_read_only",
@@ -179,6 +183,15 @@ _BROKER_KEYS = (
     _key(B, INTEGER, "sluiceBulkPullBytesMax", "bulk_pull_bytes_max",
          "Bytes of one answer to a bulk reader (Spark).",
          minimum=65_536, maximum=12 * 1024 * 1024, live=True),
+    _key(B, BOOLEAN, "aclEnable", "acl_enable",
+         "Access control: every request needs an account of plain_acl.yml, see "
+         "[security](security.md)."),
+    _key(B, PATH, "plainAclFile", "acl_file",
+         "The file of accounts and permissions. Default: `plain_acl.yml` beside the file of `-c`, "
+         "else in `$ROCKETMQ_HOME/conf`, else in `conf` below storePathRootDir."),
+    _key(B, TEXT, "innerClientAuthenticationCredentials", "inner_credentials",
+         'How the broker signs its requests to name servers: `{"accessKey":"…","secretKey":"…"}`, '
+         "an admin account of theirs. Shown to nobody.", is_secret=True),
     _key(B, PATH, "brokerConfigPath", "config_path",
          "File that changes at run time are written to. Default: the file of `-c`, or "
          "config/broker.properties in the store."),
@@ -229,7 +242,7 @@ _STORE_KEYS = (
          "enabledAppendPropCRC, which has to be true too."),
     _key(S, INTEGER, "accessMessageInMemoryMaxRatio", "memory_ratio",
          "Share of the machine's memory, in percent, up to which the end of the log is taken to "
-         "be in memory.", minimum=1, maximum=100),
+         "be in memory; 0: none of it.", minimum=0, maximum=100),
     _key(S, INTEGER, "maxTransferBytesOnMessageInMemory", "max_transfer_bytes_memory",
          "Bytes of one pull's answer from memory.", minimum=1, maximum=12 * 1024 * 1024),
     _key(S, INTEGER, "maxTransferCountOnMessageInMemory", "max_transfer_count_memory",
@@ -284,6 +297,18 @@ _STORE_KEYS = (
          "not read.", minimum=1, maximum=100, live=True),
     _key(S, INTEGER, "sluiceFilterScanUnitsMax", "filter_scan_units_max",
          "Entries of a consume queue that one filtered pull looks at.", minimum=1024),
+    _key(S, CHOICE, "sluicePropertyColumns", "columns_mode",
+         "Property columns, which make SQL92 filters and filtered lag fast: `auto` makes those of "
+         "a topic once somebody filters it by properties, `always` of every topic, `off` of none.",
+         choices=_words("auto", "always", "off")),
+    _key(S, INTEGER, "sluicePropertyColumnsMax", "columns_max",
+         "Properties of 65,536 messages that become columns, the most frequent ones; the others "
+         "are read from the log when a filter asks for them.", minimum=1, maximum=1024),
+    _key(S, INTEGER, "sluicePropertyColumnsDiskPercent", "columns_disk_percent",
+         "Bytes that columns may take on disk, in percent of the messages they are of; the largest "
+         "columns are left out.", minimum=1, maximum=100),
+    _key(S, INTEGER, "sluicePropertyColumnsMemoryBytes", "columns_memory_bytes",
+         "Bytes of columns that are kept in memory.", minimum=1 << 20),
     _key(S, TEXT, "messageDelayLevel", "delay_levels",
          "What each delay level means, level 1 first: whole numbers with s, m, h or d. A higher "
          "level than the last is taken as the last."),
@@ -347,6 +372,12 @@ _NAME_SERVER_KEYS = (
          "More connections are closed at once.", minimum=1),
     _key(N, BOOLEAN, "sluiceReachableAddresses", "reachable_addresses",
          "Addresses in routes that the client cannot reach are replaced; see below.", live=True),
+    _key(N, BOOLEAN, "aclEnable", "acl_enable",
+         "Access control here too, by the same rules; brokers then sign their registration "
+         "(innerClientAuthenticationCredentials). RocketMQ's name server has none."),
+    _key(N, PATH, "plainAclFile", "acl_file",
+         "The file of accounts and permissions. Default: `plain_acl.yml` beside the file of `-c`, "
+         "else in `$ROCKETMQ_HOME/conf`, else beside kvConfigPath."),
     _key(N, LIST, "configBlackList", "config_black_list",
          "Keys that request 318 may not change."),
 )

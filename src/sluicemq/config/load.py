@@ -56,9 +56,11 @@ def load_broker_config(
     )
     found = _find(entries | dict(overrides or {}), (Part.BROKER, Part.STORE), environment)
     broker, store = BrokerConfig(**found.of(Part.BROKER)), StoreConfig(**found.of(Part.STORE))
+    config_path = broker.config_path or f"{store.root}/config/broker.properties"
     broker = replace(
         broker,
-        config_path=broker.config_path or f"{store.root}/config/broker.properties",
+        config_path=config_path,
+        acl_places=_acl_places(config_path, f"{store.root}/conf", environment),
         # Clamped, not refused, as the real one does (spec/namesrv.md §3).
         register_period_ms=min(max(broker.register_period_ms, 10_000), 60_000),
     )
@@ -75,7 +77,22 @@ def load_name_server_config(
     environment = os.environ if environment is None else environment
     entries = parse_properties(text) | dict(overrides or {})
     found = _find(entries, (Part.NAME_SERVER,), environment)
-    return NameServerConfig(**found.of(Part.NAME_SERVER)), found.warnings
+    config = NameServerConfig(**found.of(Part.NAME_SERVER))
+    places = _acl_places(config.config_path, _directory(config.kv_config_path), environment)
+    return replace(config, acl_places=places), found.warnings
+
+
+def _acl_places(
+    config_path: str, directory: str, environment: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Where plain_acl.yml may be: beside the configuration, where RocketMQ has it, or `directory`."""
+    home = environment.get("ROCKETMQ_HOME")
+    directories = [_directory(config_path), *([f"{home}/conf"] if home else []), directory]
+    return tuple(f"{one}/plain_acl.yml" for one in dict.fromkeys(directories))
+
+
+def _directory(path: str) -> str:
+    return path.rpartition("/")[0] or "."
 
 
 def broker_config_text(broker: BrokerConfig, store: StoreConfig) -> str:
@@ -287,7 +304,7 @@ def _about_sizes(store: StoreConfig) -> list[str]:
 
 def _text(*owners: tuple[Settings, Part]) -> str:
     return "".join(
-        f"{key.name}={_write(key, getattr(settings, key.field))}\n"
+        f"{key.name}={'' if key.is_secret else _write(key, getattr(settings, key.field))}\n"
         for settings, part in owners
         for key in keys_of(part)
     )

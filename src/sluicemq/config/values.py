@@ -102,6 +102,11 @@ class BrokerConfig:
     write_buffer_bytes_max: int = 4 * 1024 * 1024
     bulk_pull_bytes_max: int = 8 * 1024 * 1024
     config_path: str = ""
+    acl_enable: bool = False
+    acl_file: str = ""
+    acl_places: tuple[str, ...] = ()
+    """Where the file may be when `acl_file` does not say it."""
+    inner_credentials: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +153,10 @@ class StoreConfig:
     delete_queue_file_interval_ms: int = 100
     retention_warning_percent: int = 80
     filter_scan_units_max: int = 1_000_000
+    columns_mode: str = "auto"
+    columns_max: int = 64
+    columns_disk_percent: int = 10
+    columns_memory_bytes: int = 64 * 1024 * 1024
     delay_levels: str = DEFAULT_LEVELS
     delay_offset_flush_interval_ms: int = 10_000
     timer_enable: bool = True
@@ -220,4 +229,7 @@ class NameServerConfig:
     idle_timeout_s: int = 120
     connections_max: int = 16_384
     reachable_addresses: bool = True
+    acl_enable: bool = False
+    acl_file: str = ""
+    acl_places: tuple[str, ...] = ()
     config_black_list: tuple[str, ...] = ("configBlackList", "configStorePath", "kvConfigPath")

@@ -30,7 +30,7 @@ class ColumnBlock(NamedTuple):
     Row 0 has the queue offset `first_offset`. A name in `excluded` occurs but is no column here
     (it has too many values to be worth one): ask the record. A name that is in neither `columns`
     nor `excluded` occurs in no row. The rows in `odd` could not be decoded as columns: their codes
-    are -1 everywhere, and the caller evaluates them from the record.
+    are -1 everywhere, and the record decides.
     """
 
     first_offset: int

@@ -11,9 +11,11 @@ other still holds. Layout of a slot (offset 1024 and 2048), big-endian:
 
     | "SLC" 3 | version 1 | crc of the rest 4 | sequence 8 | log position 8 | queues 8 |
     | sum of ends 8 | store time 8 | index position 8 | index entries 8 | index file 8 |
+    | index files 8 |
 
-Version 2 is this. Version "M" (the first) ends behind the store time and is still read: its index
-position is 0, so that the index is looked at from the beginning.
+Version 3 is this. Older ones are still read: version 2 does not say how many index files there are
+(-1); version "M" (the first) ends behind the store time, and its index position is 0, so that the
+index is looked at from the beginning.
 
 `abort` exists while a store is open: who finds it starts after a crash.
 """
@@ -28,8 +30,12 @@ CHECKPOINT_BYTES: Final = 4096
 SLOTS: Final = (1024, 2048)
 _JAVA: Final = struct.Struct(">5q")
 _SLOT: Final = struct.Struct(">4sI")
-_MAGIC: Final = b"SLC\x02"
-_LAYOUTS: Final = {b"SLCM": struct.Struct(">5q"), _MAGIC: struct.Struct(">8q")}
+_MAGIC: Final = b"SLC\x03"
+_LAYOUTS: Final = {
+    b"SLCM": struct.Struct(">5q"),
+    b"SLC\x02": struct.Struct(">8q"),
+    _MAGIC: struct.Struct(">9q"),
+}
 _MARGIN_MS: Final = 3000
 """What RocketMQ takes off the smallest time to be on the safe side."""
 
@@ -40,7 +46,8 @@ class Mark(NamedTuple):
     `queues` is how many queues have units and `units` the sum of their ends, both as of
     `log_offset`; `store_time_ms` is that of the last record before it (0: none). The key index
     is durable up to `index_offset` in the log: with all its older files, and of the one named
-    `index_file` (0: there is none) the entries before number `index_count`.
+    `index_file` (0: there is none) the entries before number `index_count`. There were
+    `index_files` of them (-1: not known); retention may have removed some of the first since.
     """
 
     sequence: int
@@ -51,6 +58,7 @@ class Mark(NamedTuple):
     index_offset: int = 0
     index_count: int = 0
     index_file: int = 0
+    index_files: int = -1
 
     def without_queues(self) -> "Mark":
         """The next mark, which holds for the log alone: no queues agree with it."""

@@ -35,6 +35,8 @@ OFFSET_MAX: Final = 1 << 56
 """A larger queue offset in a record can only be damage."""
 BLANK_SIZE: Final = 0x7FFFFFFF
 BLANK_UNIT: Final = UNIT.pack(0, BLANK_SIZE, 0)
+GAP_MAX: Final = 64
+"""Blank units in a row that a search looks behind: a queue may lack some in its middle."""
 SIZE_KEY: Final = "mappedFileSizeConsumeQueue"
 TAIL_BYTES_MAX: Final = 4096 * UNIT_BYTES
 """A tail is written when it is this long, whatever the clock says."""
@@ -101,6 +103,10 @@ class Queue:
         self.tail.clear()
         self.tail_start = self.next_offset = self.committed_offset = offset
         self.visible_offset = self.offset_min = offset
+
+    @property
+    def is_possible(self) -> bool:
+        return is_possible((self.topic, self.queue_id))
 
     # --- reading
 
@@ -238,16 +244,19 @@ class Queue:
 
     def first_from(self, log_offset: int) -> int:
         """The first offset whose record lies at `log_offset` or behind; the end when none does."""
-        has_files = len(self.segments) > 0
-        first = self.segments.start // UNIT_BYTES if has_files else self.tail_start
+        end = self.next_offset
+        first = self.segments.start // UNIT_BYTES if len(self.segments) else self.tail_start
 
         def is_gone(unit: Unit) -> bool:
             return unit.is_blank or unit.physical_offset < log_offset
 
-        unit = self._peek(first) if has_files and first < self.next_offset else None
+        unit = self._peek(first) if first < end else None
         if unit is not None and not is_gone(unit):
             return first  # as a rule; and a damaged unit in the middle cannot mislead
-        return self._bisect(first, self.next_offset, is_gone)
+        found = self._bisect(first, end, is_gone, self._peek_solid)
+        while found < end and (unit := self._peek(found)) is not None and unit.is_blank:
+            found += 1
+        return found
 
     def place_of(self, offset: int) -> int:
         """Where the record of a queue offset lies in the log; -1 without one. Makes no map."""
@@ -274,11 +283,18 @@ class Queue:
             if self.segments.last is not None:
                 self.unsynced.add(self.segments.last.path)
 
-    def _bisect(self, low: int, high: int, is_before: Callable[[Unit], bool]) -> int:
+    def _bisect(
+        self,
+        low: int,
+        high: int,
+        is_before: Callable[[Unit], bool],
+        look: Callable[[int], Unit | None] | None = None,
+    ) -> int:
         """The first offset in [low, high) whose unit is not `is_before`; `high` when all are."""
+        look = look or self._peek
         while low < high:
             middle = (low + high) // 2
-            unit = self._peek(middle)
+            unit = look(middle)
             if unit is not None and is_before(unit):
                 low = middle + 1
             else:
@@ -287,12 +303,28 @@ class Queue:
             segment.release()
         return low
 
+    def _peek_solid(self, offset: int) -> Unit | None:
+        """The unit there; where it is blank (a gap) the next one that is not, if it is near."""
+        unit = self._peek(offset)
+        for at in range(offset + 1, min(offset + GAP_MAX, self.next_offset)):
+            if unit is None or not unit.is_blank:
+                break
+            unit = self._peek(at)
+        return unit
+
     def _peek(self, offset: int) -> Unit | None:
         """As `unit`, but read without a map: recovery looks into many files once."""
         segment = self.segments.at(offset * UNIT_BYTES)
         if segment is None or (self.tail and offset >= self.tail_start):
             return self.unit(offset)
         return Unit._make(UNIT.unpack(segment.read(offset * UNIT_BYTES, UNIT_BYTES)))
+
+
+def is_possible(key: tuple[str, int]) -> bool:
+    """Whether there can be a directory for such a queue: what a record says may be damaged."""
+    topic, queue_id = key
+    is_name = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
+    return is_name and queue_id >= 0
 
 
 def make_directory(segments: SegmentFiles, touched: list[str]) -> None:

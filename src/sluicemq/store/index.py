@@ -97,11 +97,13 @@ class KeyIndex:
         self._index_files = [self._open(name) for name in names]
         last = self._index_files[-1] if self._index_files else None
         found = last.name if last is not None else 0
-        if found != mark.file or not (last is None or after_crash or last.count == mark.entries):
+        # Fewer than the mark says: the last flush failed, after the entries were safe.
+        is_torn = after_crash or (last is not None and last.count < mark.entries)
+        if found != mark.file or not (last is None or is_torn or last.count == mark.entries):
             self._go_on_by_headers(end)
         else:
             self._position = mark.offset
-            if after_crash and last is not None:
+            if is_torn and last is not None:
                 self._restore(last, min(mark.entries, last.geometry.entries))
             if len(self._index_files) != mark.files:  # removed by retention, or missing?
                 self._proof = self._look_for_holes()
@@ -399,8 +401,9 @@ class KeyIndex:
         Raises OSError.
         """
         last = self._index_files[-1] if self._index_files else None
-        if last is not None and last.flush():
-            self._unsynced.add(last.path)
+        if last is not None and not last.is_flushed:
+            self._unsynced.add(last.path)  # before: of a write that fails something may arrive
+            last.flush()
 
     def remove_before(self, log_offset: int) -> list[str]:
         """Let go of files whose messages all lie before `log_offset`, never of the last one.

@@ -5,6 +5,10 @@ and a store time within the range to the millisecond; only what readers may see 
 needs the index to be up to date: what is missing is indexed first, unless it is so much that nobody
 would wait for it.
 
+Slots and headers, which only RocketMQ reads again from the files, are written once a minute, up to
+20 MB of them: by `flush_due` in the thread that waits for the disk, so that the loop does not. It
+alone works beside the others; until it is done the index stands still, and a query waits.
+
 An index that cannot be written (the disk is full) stops nothing: it falls behind, and goes on from
 there as soon as it can. When it is switched off its files stay as they are, and so does its mark.
 """
@@ -12,6 +16,7 @@ there as soon as it can. When it is switched off its files stay as they are, and
 import importlib
 import logging
 import sys
+import threading
 from collections.abc import Callable
 from itertools import islice
 from typing import Final, NamedTuple
@@ -49,7 +54,7 @@ class Found(NamedTuple):
 
 
 class Keys:
-    """The key index of a store; everything in the thread that appends."""
+    """The key index of a store; everything but `flush_due` in the thread that appends."""
 
     def __init__(
         self,
@@ -66,9 +71,11 @@ class Keys:
         self._clock = clock
         self._checkpoint_path = f"{config.root}/checkpoint"
         mark = checkpoint.mark
-        self._mark = IndexMark() if mark is None else IndexMark(*mark[-3:])
+        self._mark = IndexMark() if mark is None else IndexMark(*mark[-4:])
         self._index_time_ms = checkpoint.index_time_ms
         self._flush_s = clock.monotonic_s()
+        self._flush_due_ms: int | None = None
+        self._lock = threading.Lock()  # whoever changes the index or looks into it
         self._trouble = ""
         self.follows_ticks = True
         """Whether `tick` lets the index catch up; false when somebody else does it more often."""
@@ -106,6 +113,20 @@ class Keys:
         index = self.index
         if index is None:
             return None
+        with self._lock:
+            return self._find(index, topic, key, count_max, begin_ms, end_ms, is_unique=is_unique)
+
+    def _find(
+        self,
+        index: KeyIndex,
+        topic: str,
+        key: str,
+        count_max: int,
+        begin_ms: int,
+        end_ms: int,
+        *,
+        is_unique: bool,
+    ) -> Found:
         if not self._try(index.catch_up_for_query):
             return Found([], behind_bytes=max(index.backlog_bytes, 1))
         records: list[bytes] = []
@@ -143,15 +164,19 @@ class Keys:
     def _remove_before(self, log_start: int) -> None:
         index = self.index
         if index is not None:
-            self._try(lambda: index.remove_before(log_start) is not None)
+            with self._lock:
+                self._try(lambda: index.remove_before(log_start) is not None)
 
     def catch_up(self, bytes_max: int = SLICE_BYTES) -> bool:
         """Index about so many bytes of the log; True when nothing is left (or nothing can be
         done)."""
         index = self.index
-        if index is None:
+        if index is None or not self._lock.acquire(blocking=False):
             return True
-        done = self._try(lambda: index.catch_up(bytes_max))
+        try:
+            done = self._try(lambda: index.catch_up(bytes_max))
+        finally:
+            self._lock.release()
         return done or bool(self._trouble)
 
     @property
@@ -175,30 +200,49 @@ class Keys:
         return self.backlog_bytes <= QUERY_BACKLOG_MAX
 
     def tick(self, log_time_ms: int) -> None:
-        """Now and then: a slice of work, and the flush for RocketMQ. `log_time_ms` is the store
-        time of the last record."""
+        """Now and then: a slice of work, and whether the flush for RocketMQ is due. `log_time_ms`
+        is the store time of the last record."""
         if self.follows_ticks:
             self.catch_up()
         now_s = self._clock.monotonic_s()
         is_first = not self._index_time_ms and self.backlog_bytes == 0
         if is_first or now_s - self._flush_s >= FLUSH_S:
             self._flush_s = now_s
-            self._flush(log_time_ms)
+            if not self._is_flushed(log_time_ms):
+                self._flush_due_ms = log_time_ms
+
+    @property
+    def is_flush_due(self) -> bool:
+        """Whether `flush_due` has something to do."""
+        return self._flush_due_ms is not None
+
+    def flush_due(self) -> None:
+        """Write slots and headers if it is time. In any thread."""
+        due_ms, self._flush_due_ms = self._flush_due_ms, None
+        if due_ms is not None:
+            with self._lock:
+                self._flush(due_ms)
 
     def finish(self, log_time_ms: int) -> None:
         """Before the last mark: everything into the files."""
         self.catch_up(CLOSE_BACKLOG_MAX)
-        self._flush(log_time_ms)
+        self._flush_due_ms = log_time_ms
+        self.flush_due()
+
+    def _is_flushed(self, log_time_ms: int) -> bool:
+        index = self.index
+        return index is None or (
+            index.is_flushed and index.time_ms(log_time_ms) == self._index_time_ms
+        )
 
     def _flush(self, log_time_ms: int) -> None:
         index = self.index
-        if index is None or (
-            index.is_flushed and index.time_ms(log_time_ms) == self._index_time_ms
-        ):
+        if index is None or self._is_flushed(log_time_ms):
             return
 
         def flush() -> bool:
-            self._vouch(index.time_ms(log_time_ms))
+            # What came since the flush became due may be indexed already.
+            self._vouch(max(index.time_ms(log_time_ms), index.last[0]))
             index.flush()
             return True
 
@@ -211,7 +255,10 @@ class Keys:
 
     def mark(self) -> IndexMark:
         """What the next checkpoint may say when `paths_to_sync` are synced before."""
-        return self._mark if self.index is None else self.index.mark()
+        if self.index is None:
+            return self._mark
+        with self._lock:
+            return self.index.mark()
 
     @property
     def is_synced(self) -> bool:
@@ -219,7 +266,10 @@ class Keys:
         return self.index is None or self.index.is_synced
 
     def paths_to_sync(self) -> list[str]:
-        return [] if self.index is None else self.index.paths_to_sync()
+        if self.index is None:
+            return []
+        with self._lock:
+            return self.index.paths_to_sync()
 
     @property
     def index_time_ms(self) -> int:

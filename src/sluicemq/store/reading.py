@@ -21,11 +21,9 @@ first match it has not consumed: a pull names the offset up to which everything 
 
 import enum
 import struct
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import islice
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from sluicemq.config import StoreConfig
 from sluicemq.files import memory_bytes
@@ -33,27 +31,25 @@ from sluicemq.model.ids import tag_code
 from sluicemq.model.message import TAGS
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.record.codec import decode_properties, properties_slice
+from sluicemq.store.columns import PropertyColumns
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT, UNIT_BYTES, ConsumeQueues, Queue
+from sluicemq.store.gather import PULL_SPAN_MAX, Gather
 from sluicemq.store.scan import read_scanned
 from sluicemq.store.sound import Soundness
+
+if TYPE_CHECKING:
+    from sluicemq.store.columns_scan import ColumnScan
 
 TAG_SCAN_MAX: Final = 1 << 17
 PROPERTY_SCAN_MAX: Final = 2000
 """Units of a filtered read: long misses cost little, a property filter reads the log for each."""
-PULL_SPAN_MAX: Final = 2000
-"""How far apart the matches may lie that a client of ordinary pulls has and has not consumed.
-
-The Java push consumer holds back for 50 ms when they span more (its consumeConcurrentlyMaxSpan):
-an answer of 32 matches of a rare tag would cost more than it brings."""
 _CHUNK_UNITS: Final = 256
 _READ_UNITS_MAX: Final = 4096
-_NO_LIMIT: Final = 1 << 62
 EXTENSION_ADDRESS_MAX: Final = -(1 << 31) - 1
 """Tag codes up to this are addresses in a ConsumeQueueExt file (spec/store.md §3.2)."""
 _unpack_units: Final = UNIT.iter_unpack
 _TIME: Final = struct.Struct(">q")
-_first_position: Final = _TIME.unpack_from
 _STORE_TIME_IPV4: Final = 56
 _STORE_TIME_IPV6: Final = 68
 _SYS_FLAG_LOW_BYTE: Final = 39
@@ -103,6 +99,8 @@ class LogReader:
         self.visible_end = 0
         """The end of the visible part of the log."""
         self.soundness = Soundness(log)
+        self.columns: PropertyColumns | None = None
+        """What filters over properties are decided by, instead of reading each record."""
 
     # --- by queue offset
 
@@ -130,7 +128,7 @@ class LogReader:
         if not low <= offset < high:
             return _outside(offset, low, high)
         limits = self._limits(queue, offset, count_max, bytes_max)
-        gather = _Gather(self._log, self.soundness, queue, *limits, is_bulk=bytes_max is not None)
+        gather = Gather(self._log, self.soundness, queue, *limits, is_bulk=bytes_max is not None)
         if message_filter is None:
             next_offset = _read_all(queue, offset, gather)
             scanned = next_offset - offset
@@ -166,7 +164,7 @@ class LogReader:
         self,
         queue: Queue,
         offset: int,
-        gather: "_Gather",
+        gather: Gather,
         message_filter: MessageFilter,
         scan_max: int | None,
     ) -> tuple[int, int]:
@@ -176,6 +174,12 @@ class LogReader:
             True for _ in select(queue.units(gather.span_from, 1))
         ):
             gather.reach = gather.span_from + PULL_SPAN_MAX  # the reader has that match still
+        scan = self._column_scan(queue, message_filter)
+        if scan is not None:
+            end = self._config.filter_scan_units_max if scan_max is None else scan_max
+            end = min(queue.visible_offset, offset + end)
+            end = scan.run(message_filter.vectorised, queue, gather, offset, end, select)  # type: ignore[attr-defined]
+            return end, end - offset
         end = min(queue.visible_offset, offset + limit)
         position = offset
         while position < end:
@@ -189,6 +193,14 @@ class LogReader:
             position += len(units) // UNIT_BYTES
             chunk = min(4 * chunk, chunk_max)
         return position, position - offset
+
+    def _column_scan(self, queue: Queue, message_filter: MessageFilter) -> "ColumnScan | None":
+        """How to read by columns; None where that cannot be."""
+        if self.columns is None or self._has_extension or not message_filter.reads_properties:
+            return None
+        if not hasattr(type(message_filter), "vectorised"):
+            return None  # the instance's is asked only with columns: it may have to be compiled
+        return self.columns.ready_for(queue.topic)
 
     def _selection(
         self, message_filter: MessageFilter, scan_max: int | None
@@ -344,127 +356,7 @@ class LogReader:
         return None if scanned is None else bytes(view[at : at + scanned.size_bytes])
 
 
-class _Gather:
-    """Collects records within limits, as slices of the log."""
-
-    __slots__ = (
-        "_base", "_bytes_max", "_count_max", "_is_bulk", "_limit", "_log", "_queue",
-        "_run_end", "_run_start", "_sound", "_view", "count", "data", "is_missing", "reach",
-        "size_bytes", "span_from",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        log: CommitLog,
-        sound: Soundness,
-        queue: Queue,
-        count_max: int,
-        bytes_max: int,
-        *,
-        is_bulk: bool,
-    ) -> None:
-        self._log = log
-        self._sound = sound
-        self._queue = queue
-        self._is_bulk = is_bulk
-        self._count_max = count_max
-        self._bytes_max = bytes_max
-        self._run_start = self._run_end = -1  # of adjacent records, not yet sliced
-        self._view = memoryview(b"")  # the log file of the run, which holds [_base, _limit)
-        self._base = self._limit = 0
-        self.data: list[memoryview] = []
-        self.count = 0
-        self.size_bytes = 0
-        self.is_missing = False
-        self.span_from = -1  # from where on the reader may hold matches; -1: it may hold any number
-        self.reach = -1  # the last offset it should hold; -1 until a match says where it begins
-
-    @property
-    def room(self) -> int:
-        """How many more messages may come."""
-        return 0 if self.is_missing else self._count_max - self.count
-
-    def take_all(self, units: memoryview | bytearray | bytes, offsets: Sequence[int]) -> int:
-        """Take the units in order; returns how many were dealt with. HOT.
-
-        `offsets` are their queue offsets.
-        """
-        room, total, start, end = self.room, self.size_bytes, self._run_start, self._run_end
-        bytes_max = self._bytes_max if self.count else _NO_LIMIT  # the first one always passes
-        done = taken = 0
-        if len(units) and not self._sound.is_trusted(_first_position(units)[0]):
-            is_whole = not self._is_bulk
-            units = self._sound.blank_bad(units, self._queue, offsets, is_whole=is_whole)
-        for position, size, _ in _unpack_units(units):
-            if size == BLANK_SIZE:
-                done += 1
-                continue
-            if taken >= room or total + size > bytes_max:
-                break
-            if position != end:
-                if start >= 0:
-                    self.data.append(self._view[start - self._base : end - self._base])
-                start = position
-                if not self._base <= position <= self._limit - size and not self._turn_to(
-                    position, size
-                ):
-                    start = -1
-                    break
-            end = position + size
-            total += size
-            taken += 1
-            done += 1
-            bytes_max = self._bytes_max
-        self._run_start, self._run_end = start, end
-        self.count += taken
-        self.size_bytes = total
-        return done
-
-    def take_some(
-        self, units: memoryview | bytearray, position: int, indices: Iterable[int]
-    ) -> int:
-        """Take the units at `indices`; returns the first index that found no room, or -1.
-
-        `position` is the queue offset of the first unit. The chosen ones are put side by side
-        first: one pass of `take_all` instead of one for each.
-        """
-        coming = iter(indices)
-        chosen = list(islice(coming, self.room))
-        wanted = chosen if self.span_from < 0 else self._within_reach(chosen, position)
-        begins = [index * UNIT_BYTES for index in wanted]
-        done = self.take_all(
-            b"".join([units[begin : begin + UNIT_BYTES] for begin in begins]),
-            [position + index for index in wanted],
-        )
-        return chosen[done] if done < len(chosen) else next(coming, -1)
-
-    def _within_reach(self, chosen: list[int], position: int) -> list[int]:
-        """Those that the reader can hold beside what it holds already."""
-        if not chosen:
-            return chosen
-        first = position + chosen[0]
-        if self.reach < first and not self.count:
-            self.reach = first + PULL_SPAN_MAX  # it holds nothing, or does not count as Java does
-        return chosen[: bisect_right(chosen, self.reach - position)]
-
-    def _turn_to(self, position: int, size: int) -> bool:
-        """Go on in the log file that holds the record; False when there is none."""
-        segment = self._log.segments.at(position)
-        if segment is None or position + size > segment.end:
-            self.is_missing = True
-            return False
-        self._view, self._base, self._limit = segment.view(), segment.base, segment.end
-        return True
-
-    def close(self) -> None:
-        """Slice the run that is open. Adjacent records lie in one file (a blank one ends it)."""
-        if self._run_start >= 0:
-            start, end = self._run_start - self._base, self._run_end - self._base
-            self.data.append(self._view[start:end])
-            self._run_start = self._run_end = -1
-
-
-def _read_all(queue: Queue, offset: int, gather: _Gather) -> int:
+def _read_all(queue: Queue, offset: int, gather: Gather) -> int:
     """Without a filter; returns the next offset."""
     high = queue.visible_offset
     while offset < high and gather.room > 0:

@@ -25,8 +25,8 @@ twice: a queue ignores units that it has (`Queue.put`).
 """
 
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.record.codec import FIXED_BYTES
@@ -34,13 +34,15 @@ from sluicemq.store.checkpoint import Checkpoint, Mark
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import OFFSET_MAX, ConsumeQueues, Queue, Unit
 from sluicemq.store.damage import bad_place, damage_error, next_record
-from sluicemq.store.scan import Scanned, read_scanned, scan_end, scan_records
+from sluicemq.store.scan import DELAYS_MS, LOST_CODE, Scanned, read_scanned, scan_end, scan_records
 from sluicemq.store.walking import sweep_records
 
 if TYPE_CHECKING:
     from sluicemq.store.sweep import Group
 
 logger = logging.getLogger(__name__)
+
+CLEAN_TAIL_BYTES: Final = 16 << 20
 
 
 class Recovered(NamedTuple):
@@ -63,7 +65,10 @@ class Recovery:
         *,
         check_crc: bool,
         root: str = "",
+        delays_ms: Sequence[int] = DELAYS_MS,
     ) -> None:
+        """`delays_ms`: messageDelayLevel, for units of delayed messages that are built anew."""
+        self._delays_ms = delays_ms
         self._root = root or log.segments.directory.rpartition("/")[0]
         self._log = log
         self._queues = queues
@@ -224,7 +229,9 @@ class Recovery:
     def _walk(self, start: int, *, may_gap: bool) -> int | None:
         """Put every record from `start` on into its queue; the end, or None at a gap."""
         end = start
-        for found in sweep_records(self._log, start, check_crc=self._check_crc):
+        for found in sweep_records(
+            self._log, start, check_crc=self._check_crc, delays_ms=self._delays_ms
+        ):
             if isinstance(found, Scanned):
                 is_complete = self._dispatch(found, may_gap=may_gap)
             else:
@@ -246,7 +253,7 @@ class Recovery:
         if not scanned.is_queued:
             return True
         queue = self._queue(scanned.topic, scanned.queue_id)
-        unit = Unit(scanned.position, scanned.size_bytes, scanned.tag_code())
+        unit = Unit(scanned.position, scanned.size_bytes, scanned.tag_code(self._delays_ms))
         if not self._put(queue, scanned.queue_offset, unit, may_gap=may_gap):
             return False
         return all(
@@ -257,7 +264,8 @@ class Recovery:
     def _dispatch_group(self, group: "Group", *, may_gap: bool) -> bool:
         """As `_dispatch`, for many units of one queue."""
         queue = self._queue(group.topic, group.queue_id)
-        is_row = group.is_row and queue.topic not in self._queues.deleted.ends
+        is_new = queue.topic not in self._queues.deleted.ends
+        is_row = group.is_row and is_new and queue.is_possible
         added = queue.extend(int(group.offsets[0]), group.units.tobytes()) if is_row else None
         if added is None:
             return all(
@@ -285,7 +293,7 @@ class Recovery:
             self._place(queue, *suspect)
         elif suspect is not None:
             _report_suspect(queue, *suspect)
-        if queue.queue_id < 0 or not 0 <= offset <= OFFSET_MAX:
+        if not queue.is_possible or not 0 <= offset <= self._offset_max(queue, unit):
             _report_suspect(queue, offset, unit)
             return True
         if not _is_plausible(queue, offset, unit):
@@ -299,6 +307,12 @@ class Recovery:
             return False
         self._place(queue, offset, unit)
         return True
+
+    def _offset_max(self, queue: Queue, unit: Unit) -> int:
+        """A queue's first record in a whole log has no larger offset than records fit before it."""
+        if self._log.start or queue.next_offset or unit.tag_code == LOST_CODE:
+            return OFFSET_MAX
+        return unit.physical_offset // FIXED_BYTES
 
     def _place(self, queue: Queue, offset: int, unit: Unit) -> None:
         if queue.put(offset, unit):
@@ -319,7 +333,7 @@ class Recovery:
     def _finish(self, end: int) -> None:
         log = self._log
         is_clean = not self._after_crash and self._mark is not None and end == self._mark.log_offset
-        if not is_clean and log.segments.cut(end):
+        if self._zero_tail(end) if is_clean else log.segments.cut(end):
             self._sync_log(from_offset=end - 1)
             log.segments.files.sync_directory(log.segments.directory)
         if self._after_crash:
@@ -330,6 +344,14 @@ class Recovery:
         for queue in self._queues:
             queue.correct_min(log.start)
         log.set_end(end)
+
+    def _zero_tail(self, end: int) -> bool:
+        """After an orderly stop zeros follow, unless others wrote there: a little is looked at, or
+        a torn write over it could later mix old and new to one record."""
+        segment = self._log.segments.at(end)
+        if segment is None:
+            return False
+        return segment.zero_from(end, min(end + CLEAN_TAIL_BYTES, segment.end))
 
     def _sync_log(self, from_offset: int) -> None:
         for segment in self._log.segments:
@@ -389,8 +411,8 @@ def _is_plausible(queue: Queue, offset: int, unit: Unit) -> bool:
         known = queue.unit(offset)
         return known is not None and known.physical_offset >= unit.physical_offset
     last = queue.unit(end - 1)
-    if last is None or last.is_blank:
-        return True
+    if last is None or last.is_blank or last.tag_code == LOST_CODE:
+        return True  # a place holder may lie far before the place of what it stands for
     return (offset - end + 1) * FIXED_BYTES <= unit.physical_offset - last.physical_offset
 
 

@@ -15,10 +15,11 @@ The common record (V1, IPv4) is read with one `struct` call, any other with the 
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from sluicemq.config.delays import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import (
@@ -46,10 +47,8 @@ MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
 MULTI_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
 LIGHT_PREFIX: Final = "%LMQ%"
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-DELAY_LEVELS_S: Final = (
-    1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200,
-)  # fmt: skip
-"""messageDelayLevel's default: 1s 5s 10s 30s 1m … 10m 20m 30m 1h 2h."""
+DELAYS_MS: Final = parse_delay_levels(DEFAULT_LEVELS)
+"""What a delayed message of level 1, 2, … waits for where messageDelayLevel is not known."""
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
 _TAGS_START: Final = TAGS.encode() + b"\x01"
 _MULTI_START: Final = MULTI_DISPATCH.encode() + b"\x01"
@@ -94,13 +93,16 @@ class Scanned(NamedTuple):
         """Only the place holder of a message that a repair could not save (`offline.repair`)."""
         return self.prepared_offset == LOST_MARK
 
-    def tag_code(self) -> int:
-        """What its queue's unit says: the hash of the tag, or a delayed message's time (ms)."""
+    def tag_code(self, delays_ms: Sequence[int] = DELAYS_MS) -> int:
+        """What its queue's unit says: the hash of the tag, or a delayed message's time (ms).
+
+        `delays_ms` are the delays of level 1, 2, … (messageDelayLevel).
+        """
         properties = self.properties
         if self.is_lost:
             return LOST_CODE
         if self.topic == _SCHEDULE_TOPIC:
-            return self._delayed_code()
+            return self._delayed_code(delays_ms)
         at = properties.find(_TAGS_START)
         if at < 0:
             return 0
@@ -109,12 +111,11 @@ class Scanned(NamedTuple):
         end = properties.find(_PROPERTY_END, at)
         return _code_of(properties[at + len(_TAGS_START) : end if end >= 0 else len(properties)])
 
-    def _delayed_code(self) -> int:
+    def _delayed_code(self, delays_ms: Sequence[int]) -> int:
         properties = decode_properties(self.properties)
         delay = properties.get(DELAY, "")
         if delay.isdecimal() and int(delay) > 0:
-            level = min(int(delay), len(DELAY_LEVELS_S))
-            return self.store_time_ms + DELAY_LEVELS_S[level - 1] * 1000
+            return self.store_time_ms + delays_ms[min(int(delay), len(delays_ms)) - 1]
         return tag_code(properties.get(TAGS, ""))
 
     def other_queues(self) -> list[tuple[tuple[str, int], int]]:

@@ -1,7 +1,7 @@
 """What size the files of a store have: for who opens a store that he knows nothing of.
 
 All files of a kind have one size (spec/store.md §1), which the broker that wrote them was told by
-mappedFileSizeCommitLog and mappedFileSizeConsumeQueue. A copy of the store alone does not say.
+mappedFileSizeCommitLog, mappedFileSizeConsumeQueue and mappedFileSizeTimerLog. A copy of the store alone does not say.
 """
 
 from collections import Counter
@@ -32,6 +32,9 @@ def fit_sizes(config: StoreConfig, files: Files) -> StoreConfig:
         config,
         commit_log_file_bytes=_size(files, _segments(files, log), config.commit_log_file_bytes),
         consume_queue_file_bytes=_size(files, queue_files, config.consume_queue_file_bytes),
+        timer_log_file_bytes=_size(
+            files, _segments(files, f"{config.root}/timerlog"), config.timer_log_file_bytes
+        ),
     )
 
 

@@ -31,6 +31,7 @@ from sluicemq.store.checkpoint import (
     write_abort,
     write_checkpoint,
 )
+from sluicemq.store.columns import PropertyColumns
 from sluicemq.store.commitlog import FULL_ERRORS, CommitLog
 from sluicemq.store.consumequeue import ConsumeQueues, Queue
 from sluicemq.store.deleted import DeletedTopics
@@ -119,11 +120,14 @@ class Store:
         self.view_at = reader.view_at
         self.delay_last = writer.delay_last
 
+        self.columns = reader.columns = PropertyColumns(config, files, clock, log, queues)
+        """Of messages' properties; the broker lets them be built."""
         self.retention = Retention(log, queues, config, files, clock, self._removable_end)
         """What is deleted, and when sends are refused; the broker runs it."""
         self.keys = keys
         """Messages by their keys; the broker lets the index catch up."""
         keys.follow(self.consumers, self.retention.on_start_moved, reader.record_at)
+        self.retention.on_start_moved.append(self.columns.start_moved)
 
     @classmethod
     def open(
@@ -169,8 +173,9 @@ class Store:
         queues.deleted.load()
         checkpoint = read_checkpoint(files, checkpoint_path)
         recovery = Recovery(
-            log, queues, checkpoint, check_crc=config.check_crc_on_recover, root=config.root
-        )
+            log, queues, checkpoint, check_crc=config.check_crc_on_recover, root=config.root,
+            delays_ms=config.delay_levels_ms,
+        )  # fmt: skip
         recovery.load(after_crash=after_crash)
         write_abort(files, abort)
 
@@ -236,9 +241,17 @@ class Store:
         due. Raises StoreError when the disk fails: the store then takes no more writes.
         """
         end = self._log.sync()
+        self.flush_index()
         if self._checkpoint_due is not None:
             self._make_checkpoint()
         return end
+
+    def flush_index(self) -> None:
+        """Write the index for RocketMQ if it is time (`Keys.is_flush_due`). For another thread, as
+        `sync`, which does it too."""
+        if self.keys.is_flush_due:
+            with self._checkpoint_lock:  # both write RocketMQ's time of the index
+                self.keys.flush_due()
 
     def publish(self, end_offset: int) -> None:
         """SYNC_FLUSH: make the turns visible that end at `end_offset` or before."""
@@ -409,6 +422,7 @@ class Store:
         try:
             self._queues.deleted.add(topic, self._log.written_offset, self._log.start)
             self._queues.delete(topic)
+            self.columns.delete(topic)
         except OSError as error:  # half of it may be gone: the next start finishes it
             self._log.failure = error
             self._log.check()
@@ -453,7 +467,8 @@ class Store:
                 self._make_checkpoint()
                 self._request_checkpoint()
                 self._make_checkpoint()
-                remove_abort(self._files, f"{self._config.root}/abort")
+                if self._marked is not None:  # else the next start looks at everything
+                    remove_abort(self._files, f"{self._config.root}/abort")
         except (OSError, StoreError) as error:
             logger.error("the store in %s was not closed in order: %s", self._config.root, error)
             raise

@@ -26,7 +26,7 @@ from sluicemq.model.message import BORN_HOST_IPV6, STORE_HOST_IPV6, UNQUEUED
 from sluicemq.record.checksum import is_sealed
 from sluicemq.record.codec import CRC_MASK, MAGIC_V1, MAGIC_V2
 from sluicemq.record.walk import RECORD_BYTES_MIN, Bytes, Positions, leading_starts
-from sluicemq.store.scan import LOST_CODE, LOST_MARK, read_scanned
+from sluicemq.store.scan import DELAYS_MS, LOST_CODE, LOST_MARK, read_scanned
 
 PIECE_BYTES: Final = 4 << 20
 SCHEDULE_TOPIC: Final = b"SCHEDULE_TOPIC_XXXX"
@@ -126,11 +126,18 @@ class Group:
 
 
 def sweep_piece(
-    view: memoryview, at: int, base: int, *, check_crc: bool, requires_checksum: bool = False
+    view: memoryview,
+    at: int,
+    base: int,
+    *,
+    check_crc: bool,
+    requires_checksum: bool = False,
+    delays_ms: Sequence[int] = DELAYS_MS,
 ) -> Sweep | None:
     """The good records from `at` on in a file that begins at `base`: as many as one piece holds.
 
-    None when too few can be told from others this way.
+    `delays_ms` are the delays of level 1, 2, … (messageDelayLevel). None when too few can be told
+    from others this way.
     """
     raw = np.frombuffer(view, np.uint8, min(PIECE_BYTES, len(view) - at), at)
     starts = leading_starts(raw)
@@ -150,7 +157,7 @@ def sweep_piece(
         scanned = read_scanned(view, place, base, check_crc=False)
         if scanned is None:  # cannot be: it was checked above
             return Sweep(piece, row, tags.codes) if row else None
-        tags.codes[row] = scanned.tag_code()
+        tags.codes[row] = scanned.tag_code(delays_ms)
     return Sweep(piece, count, tags.codes) if count else None
 
 

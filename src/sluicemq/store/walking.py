@@ -4,11 +4,11 @@
 records. A start after an orderly stop looks at a handful of records and does without NumPy.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from sluicemq.store.commitlog import BLANK_BYTES, CommitLog
-from sluicemq.store.scan import Scanned, is_blank, read_counting
+from sluicemq.store.scan import DELAYS_MS, Scanned, is_blank, read_counting
 
 if TYPE_CHECKING:
     from sluicemq.store.sweep import Sweep
@@ -20,11 +20,12 @@ SINGLES_BETWEEN: Final = 32
 
 
 def sweep_records(
-    log: CommitLog, start: int, *, check_crc: bool = True
+    log: CommitLog, start: int, *, check_crc: bool = True, delays_ms: Sequence[int] = DELAYS_MS
 ) -> "Iterator[Scanned | Sweep]":
     """As `scan_records`, many records at a time where there are many (`sweep`).
 
-    The first ones come singly: a short walk, the usual one, does without NumPy.
+    The first ones come singly: a short walk, the usual one, does without NumPy. `delays_ms` are
+    the delays of level 1, 2, … (messageDelayLevel), for the units of delayed messages.
     """
     singles, between = SINGLES_FIRST, SINGLES_BETWEEN
     position = start
@@ -33,7 +34,7 @@ def sweep_records(
         at = position - base
         while size - at >= BLANK_BYTES and not is_blank(view, at):
             if not singles:
-                columns = _sweep(log, view, at, base, check_crc=check_crc)
+                columns = _sweep(log, view, at, base, check_crc, delays_ms)
                 if columns is not None:
                     yield columns
                     at = columns.end - base
@@ -51,8 +52,16 @@ def sweep_records(
 
 
 def _sweep(
-    log: CommitLog, view: memoryview, at: int, base: int, *, check_crc: bool
+    log: CommitLog,
+    view: memoryview,
+    at: int,
+    base: int,
+    check_crc: bool,
+    delays_ms: Sequence[int],
 ) -> "Sweep | None":
     from sluicemq.store.sweep import sweep_piece  # noqa: PLC0415 - NumPy for long walks only
 
-    return sweep_piece(view, at, base, check_crc=check_crc, requires_checksum=log.requires_checksum)
+    return sweep_piece(
+        view, at, base, check_crc=check_crc, requires_checksum=log.requires_checksum,
+        delays_ms=delays_ms,
+    )  # fmt: skip

@@ -86,6 +86,23 @@ def test_first_offset_moves_behind_records_deleted_from_the_log(queues: ConsumeQ
         assert queue.offset_min == first
 
 
+@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize("gap", range(1, 12))
+def test_a_gap_in_the_middle_hides_nothing_before_it(
+    queues: ConsumeQueues, flushed: bool, gap: int
+) -> None:
+    queue = queues.get(("T", 0))
+    for offset in range(12):
+        if offset != gap or offset == 11:
+            queue.put(offset, unit(offset * 100))
+    if flushed:
+        queue.flush()
+    for log_start in range(0, 1150, 50):
+        queue.correct_min(log_start)
+        there = [n for n in range(12) if n * 100 >= log_start and (n != gap or n == 11)]
+        assert queue.offset_min == there[0]
+
+
 def test_end_is_found_before_a_place_in_the_log(queues: ConsumeQueues) -> None:
     queue = queues.get(("T", 0))
     for offset in range(12):

@@ -7,9 +7,9 @@ import pytest
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.record.codec import encode_record
-from sluicemq.store import recovery
+from sluicemq.store import recovery, walking
 from sluicemq.store.checkpoint import read_checkpoint
-from sluicemq.store.scan import DELAY_LEVELS_S, read_scanned
+from sluicemq.store.scan import DELAYS_MS, read_scanned
 
 LOG = "/store/commitlog/" + "0" * 20
 HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
@@ -195,6 +195,18 @@ def test_record_that_lacks_any_sector_is_torn() -> None:
                 assert found is None, (shift, start)
 
 
+def test_stale_bytes_behind_the_end_are_zeroed_after_an_orderly_stop_too(bench: Any) -> None:
+    """A torn write over them could mix both to a record that looks whole."""
+    store = bench.open()
+    bench.send(b"x")
+    store.close()
+    end = store.written_offset
+    bench.files.open(LOG).pwrite(b"\xff" * 300, end + 200)
+    bench.open()
+    assert bench.files.content(LOG)[end:] == bytes(4096 - end)
+    assert bench.bodies() == [b"x"]
+
+
 def test_whole_record_behind_the_queues_counts(bench: Any) -> None:
     bench.open()
     bench.send(b"0", b"1")
@@ -314,11 +326,11 @@ def test_queue_that_begins_late_has_blank_units_before(bench: Any) -> None:
     """As after retention: the log's first record of the queue has offset 27."""
     bench.open()
     data = bytearray(4096)
-    first = record(bench, 0, b"first")
+    first = record(bench, 4096, b"first")
     first = first[:20] + struct.pack(">q", 27) + first[28:]
     data[: len(first)] = first
     bench.store.close()
-    bench.files.put(LOG, bytes(data))
+    bench.files.put(f"/store/commitlog/{4096:020d}", bytes(data))
     bench.files.put("/store/abort", b"1")
     bench.files.remove("/store/checkpoint") if bench.files.exists("/store/checkpoint") else None
     for kill in (True, False):
@@ -329,7 +341,55 @@ def test_queue_that_begins_late_has_blank_units_before(bench: Any) -> None:
         bench.store.close() if not kill else None
     content = bench.files.content(f"/store/consumequeue/T/0/{400:020d}")
     assert content[: 7 * 20] == struct.pack(">qiq", 0, 0x7FFFFFFF, 0) * 7
-    assert content[140:160] == struct.pack(">qiq", 0, len(first), 0)
+    assert content[140:160] == struct.pack(">qiq", 4096, len(first), 0)
+
+
+def test_record_of_a_whole_log_that_claims_too_large_an_offset_is_passed_over(bench: Any) -> None:
+    """So many messages cannot have been before it: its offset is damaged, its queue has none."""
+    bench.open()
+    first = record(bench, 0, b"first")
+    first = first[:20] + struct.pack(">q", 1 << 40) + first[28:]
+    second = record(bench, len(first), b"second")
+    second = second[:20] + struct.pack(">q", 0) + second[28:]
+    bench.store.close()
+    bench.files.put(LOG, (first + second).ljust(4096, b"\0"))
+    bench.files.put("/store/abort", b"1")
+    bench.open()
+    assert bench.store.queue_offsets("T", 0) == (0, 1)
+    assert bench.bodies() == [b"second"]
+
+
+@pytest.mark.parametrize("singles", [1, 2000])
+@pytest.mark.parametrize("topic", ["a/b", "..", "../../elsewhere", "/", "."])
+def test_record_whose_topic_can_be_no_directory_is_passed_over(
+    bench: Any, topic: str, singles: int, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """Nothing covers the topic: a damaged one must not lead out of the store."""
+    monkeypatch.setattr(walking, "SINGLES_FIRST", singles)
+    bench.open()
+    bench.send(b"x")
+    bench.store.close()
+    end = bench.store.written_offset
+    for number in range(6):
+        data = encode_record(
+            topic=topic, queue_id=0, queue_offset=number, physical_offset=end, body=b"b",
+            properties=b"", flag=0, sys_flag=0, born_time_ms=1, born_host=HOST,
+            store_time_ms=bench.clock.ms, store_host=HOST,
+        )  # fmt: skip
+        bench.files.open(LOG).pwrite(data, end)
+        end += len(data)
+    bench.files.put("/store/abort", b"1")
+    bench.open()
+    bench.send(b"y")
+    bench.store.close()
+    assert "is passed over" in caplog.text
+    assert bench.files.names("/store/consumequeue") == ["T"]
+    assert not any("elsewhere" in path or "/a/b" in path for path in paths(bench))
+
+
+def paths(bench: Any, directory: str = "") -> list[str]:
+    names = [f"{directory}/{name}" for name in bench.files.names(directory or "/")]
+    return names + [path for name in names for path in paths(bench, name)]
 
 
 def test_topic_that_was_deleted_and_made_again_keeps_its_new_messages(bench: Any) -> None:
@@ -390,7 +450,25 @@ def test_rebuilt_units_of_delayed_messages_hold_their_time(
     bench.send(b"y", topic="SCHEDULE_TOPIC_XXXX", properties={"DELAY": "x", "TAGS": "a"})
     bench.reopen(kill=True)
     assert codes(bench, "SCHEDULE_TOPIC_XXXX") == [bench.clock.ms + seconds * 1000, 97]
-    assert len(DELAY_LEVELS_S) == 18
+    assert len(DELAYS_MS) == 18
+
+
+@pytest.mark.parametrize("singles", [1, 2000])
+def test_rebuilt_units_of_delayed_messages_follow_the_configured_levels(
+    bench: Any, singles: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Singly and in columns: the walk of recovery has both."""
+    monkeypatch.setattr(walking, "SINGLES_FIRST", singles)
+    bench.open(delay_levels="7s 90m")
+    for number in range(40):
+        level = str(1 + number % 3)
+        bench.send(b"x", topic="SCHEDULE_TOPIC_XXXX", properties={"DELAY": level})
+    bench.store.close()
+    lose(bench, "/store/consumequeue")
+    bench.open()
+    assert bench.store.recovered.is_rebuilt
+    seconds = [7, 5400, 5400] * 13 + [7]
+    assert codes(bench, "SCHEDULE_TOPIC_XXXX") == [bench.clock.ms + s * 1000 for s in seconds]
 
 
 # --- checkpoint

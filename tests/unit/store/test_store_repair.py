@@ -15,6 +15,7 @@ from sluicemq.store.scan import LOST_CODE, LOST_NAME, scan_records
 
 LOG = "/store/commitlog/"
 QUEUES = (("A", 0), ("A", 1), ("B", 0))
+DELAYED = "SCHEDULE_TOPIC_XXXX"
 
 
 def fill(bench: Any, count: int = 40, size: int = 200) -> list[tuple[str, int, int, int, bytes]]:
@@ -174,7 +175,8 @@ def test_place_holder_says_what_it_is(bench: Any) -> None:
     record = next(r for r in scan_records(log, sent[9][3]))
     assert (record.topic, record.queue_id, record.queue_offset) == (b"A", 0, sent[9][2])
     assert record.properties == f"{LOST_NAME}\x011\x02".encode()
-    assert record.is_lost and record.tag_code() == LOST_CODE
+    assert record.is_lost
+    assert record.tag_code() == LOST_CODE
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100, 4095])
@@ -268,6 +270,67 @@ def test_wrong_and_missing_units_are_mended(bench: Any) -> None:
         assert read_all(bench, key) == {o: b for t, q, o, _, b in sent if (t, q) == key}
 
 
+def fill_delayed(bench: Any) -> list[tuple[int, int, int]]:
+    """Delayed messages with levels of the broker's own; their units."""
+    bench.open(delay_levels="7s 90m")
+    for number in range(6):
+        bench.append(b"%d" % number, topic=DELAYED, properties={"DELAY": str(1 + number % 2)})
+        bench.store.delay_last(DELAYED, 0, (7_000, 5_400_000)[number % 2])
+    bench.store.commit()
+    bench.store.close()
+    return delayed_units(bench)
+
+
+def delayed_units(bench: Any) -> list[tuple[int, int, int]]:
+    content = bench.files.content(f"/store/consumequeue/{DELAYED}/0/" + "0" * 20)
+    return list(struct.iter_unpack(">qiq", content))[:6]
+
+
+def test_times_of_delayed_messages_with_other_levels_are_left_alone(bench: Any) -> None:
+    units = fill_delayed(bench)
+    assert run(bench).is_sound
+    bench.files.open(f"/store/consumequeue/{DELAYED}/0/" + "0" * 20).pwrite(b"\xff" * 20, 40)
+    assert run(bench, write=True, delay_levels_ms=(7_000, 5_400_000)).wrong_units == 1
+    assert delayed_units(bench) == units
+
+
+def test_code_that_is_no_time_of_a_delayed_message_is_mended(bench: Any) -> None:
+    units = fill_delayed(bench)
+    path = f"/store/consumequeue/{DELAYED}/0/" + "0" * 20
+    bench.files.open(path).pwrite(struct.pack(">q", 97), 32)
+    assert run(bench, write=True, delay_levels_ms=(7_000, 5_400_000)).wrong_units == 1
+    assert delayed_units(bench) == units
+
+
+def test_first_messages_of_a_queue_are_lost_though_no_unit_tells(bench: Any) -> None:
+    """The log is there from its beginning: what a queue lacks before its first record was in it."""
+    sent = [item for item in fill(bench) if item[:2] == ("A", 0)]
+    for item in sent[:2]:
+        overwrite(bench, item[3], b"\xff" * 50)
+    path = "/store/consumequeue/A/0/" + "0" * 20
+    bench.files.open(path).pwrite(bytes(40), 0)
+    report = run(bench, write=True)
+    assert report.lost == [LostRange("A", 0, 0, 1)]
+    assert run(bench).is_sound
+    bench.open()
+    assert not bench.store.recovered.is_rebuilt
+    assert read_all(bench, ("A", 0)) == {item[2]: item[4] for item in sent[2:]}
+
+
+def test_units_before_a_queue_that_begins_late_are_blank_after_a_repair(bench: Any) -> None:
+    """A log whose first files are gone, and queue files of zeros there."""
+    sent = fill(bench)
+    bench.files.remove(LOG + "0" * 20)
+    left = [item for item in sent if item[:2] == ("A", 0) and item[3] >= 4096]
+    path = "/store/consumequeue/A/0/" + "0" * 20
+    bench.files.open(path).pwrite(bytes(20 * left[0][2]), 0)
+    report = run(bench, write=True)
+    assert (report.lost, report.wrong_units) == ([], left[0][2])
+    bench.open()
+    assert bench.store.queue_offsets("A", 0) == (left[0][2], left[-1][2] + 1)
+    assert read_all(bench, ("A", 0)) == {item[2]: item[4] for item in left}
+
+
 def test_damaged_unit_does_not_make_a_message_lost(bench: Any) -> None:
     sent = fill(bench)
     overwrite(bench, sent[20][3], b"\xff" * 50)
@@ -322,6 +385,7 @@ def test_mark_after_a_repair_is_new_and_keeps_the_index(bench: Any) -> None:
     overwrite(bench, sent[9][3], b"\xff" * 50)
     run(bench, write=True)
     after = read_checkpoint(bench.files, "/store/checkpoint").mark
-    assert before is not None and after is not None
+    assert before is not None
+    assert after is not None
     assert after.sequence == before.sequence + 1
     assert after._replace(sequence=0) == before._replace(sequence=0)

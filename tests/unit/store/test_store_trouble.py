@@ -205,6 +205,24 @@ def test_error_while_closing_is_told_and_leaves_the_abort_file(bench: Any) -> No
     assert bench.bodies() == [b"x"]
 
 
+def test_stop_without_room_for_the_mark_is_followed_by_a_start_as_after_a_crash(
+    bench: Any, caplog: Any
+) -> None:
+    """Only a mark tells that queues are missing."""
+    store = bench.open()
+    bench.send(b"x")
+    bench.send(b"y", queue_id=1)
+    bench.files.fail_next("write", errno.ENOSPC, path_part="checkpoint", after=1, written=1)
+    store.close()
+    assert "no room for a new checkpoint" in caplog.text
+    assert bench.files.exists("/store/abort")
+    for name in bench.files.names("/store/consumequeue/T/1"):
+        bench.files.remove(f"/store/consumequeue/T/1/{name}")
+    bench.files.remove("/store/consumequeue/T/1")
+    bench.open()
+    assert bench.bodies(queue_id=1) == [b"y"]
+
+
 def test_runtime_figures(bench: Any) -> None:
     store = bench.open()
     start = bench.clock.ms

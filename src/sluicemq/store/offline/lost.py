@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.record.codec import FIXED_BYTES
-from sluicemq.store.consumequeue import OFFSET_MAX, UNIT_BYTES
+from sluicemq.store.consumequeue import OFFSET_MAX, UNIT_BYTES, is_possible
 from sluicemq.store.offline.layout import Series
 from sluicemq.store.offline.salvage import Hole
-from sluicemq.store.scan import Scanned
+from sluicemq.store.scan import LOST_CODE, Scanned
 from sluicemq.store.sweep import Group, Sweep
 
 QueueKey = tuple[str, int]
@@ -49,6 +49,8 @@ class _Place(NamedTuple):
     offset: int
     position: int
     end: int
+    is_holder: bool = False
+    """It holds the place of a lost message, maybe before the place where that one lay."""
 
 
 @dataclass(slots=True)
@@ -64,7 +66,8 @@ class _Seen:
         """A record's offset has no checksum: one that goes back, or skips more than there is room
         for, may be damaged (as in `store.recovery`)."""
         skipped = place.offset - self.last.offset
-        return skipped > 0 and skipped * FIXED_BYTES <= place.position - self.last.position
+        has_room = skipped * FIXED_BYTES <= place.position - self.last.position
+        return skipped > 0 and (has_room or self.last.is_holder)
 
     def accept(self, place: _Place) -> None:
         if place.offset > self.last.offset + 1:
@@ -86,14 +89,16 @@ class _Seen:
 
 
 def _place(group: Group, row: int) -> _Place:
-    position = int(group.units["position"][row])
-    return _Place(int(group.offsets[row]), position, position + int(group.units["size"][row]))
+    position, size, code = group.units[row].tolist()
+    return _Place(int(group.offsets[row]), position, position + size, code == LOST_CODE)
 
 
 class Census:
     """Counts the good records of all queues as a walk finds them; then knows what is lost."""
 
-    def __init__(self) -> None:
+    def __init__(self, log_start: int, queues: dict[QueueKey, Series]) -> None:
+        self._log_start = log_start
+        self._queues = queues
         self._seen: dict[QueueKey, _Seen] = {}
         self._names: dict[bytes, str] = {}
         self.records = 0
@@ -106,7 +111,7 @@ class Census:
         if isinstance(found, Scanned):
             self.records += 1
             if found.is_queued:
-                place = _Place(found.queue_offset, found.position, found.end)
+                place = _Place(found.queue_offset, found.position, found.end, found.is_lost)
                 self._add(self._key(found.topic, found.queue_id), place)
                 for key, offset in found.other_queues():
                     self._add(key, place._replace(offset=offset))
@@ -122,16 +127,20 @@ class Census:
         return name, queue_id
 
     def _add(self, key: QueueKey, place: _Place) -> None:
-        if key[1] < 0 or not 0 <= place.offset <= OFFSET_MAX:
+        if not is_possible(key) or not 0 <= place.offset <= OFFSET_MAX:
             self._contradict(key, place)
             return
         seen = self._seen.get(key)
         if seen is None:
-            self._seen[key] = _Seen(place, place)
+            has_room = place.offset * FIXED_BYTES <= place.position
+            if has_room or self._log_start or place.is_holder:
+                self._seen[key] = _Seen(place, place)
+            else:
+                self._contradict(key, place)  # so many cannot have been before it
             return
         suspect, seen.suspect = seen.suspect, None
         if suspect is not None:
-            if suspect.offset + 1 == place.offset:
+            if suspect.offset + 1 == place.offset and not self._is_denied(key, seen, suspect):
                 if suspect.offset and seen.first == seen.last:
                     self._contradict(key, seen.first)  # not the two, but the one before is wrong
                     seen.first = suspect
@@ -142,6 +151,13 @@ class Census:
             seen.accept(place)
         else:
             seen.suspect = place
+
+    def _is_denied(self, key: QueueKey, seen: _Seen, suspect: _Place) -> bool:
+        """Whether the queue's files know the record before, and at this offset another record."""
+        series = self._queues.get(key)
+        known = _position_of_unit(series, suspect.offset)
+        before = _position_of_unit(series, seen.last.offset)
+        return known not in (None, suspect.position) and before == seen.last.position
 
     def _contradict(self, key: QueueKey, place: _Place) -> None:
         reason = f"it says that it is message {place.offset} of queue {key[0]}/{key[1]}"
@@ -159,9 +175,12 @@ class Census:
 
     def finish(self, queues: dict[QueueKey, Series]) -> None:
         """Judge the records that were still in doubt at the end of the log."""
-        for key, seen in self._seen.items():
+        for key, seen in list(self._seen.items()):
             place, seen.suspect = seen.suspect, None
             if place is None:
+                if seen.first == seen.last and _is_elsewhere(queues.get(key), seen.first):
+                    self._contradict(key, seen.first)
+                    del self._seen[key]
                 continue
             position = _position_of_unit(queues.get(key), place.offset)
             is_lone = seen.first == seen.last
@@ -183,7 +202,7 @@ class Census:
         found: list[Lost] = []
         for key in sorted(self._seen.keys() | queues.keys()):
             known = _rising(self._from_units(key, queues.get(key), holes, starts))
-            found += self._of_queue(key, known, holes, starts)
+            found += self._of_queue(key, known, holes, starts, queues.get(key))
         return sorted(found)
 
     def _from_units(
@@ -197,15 +216,35 @@ class Census:
             holes_of = np.searchsorted(starts, places, side="right") - 1
             inside = (holes_of >= 0) & (units["size"] >= FIXED_BYTES)
             inside &= places + units["size"] <= ends[np.maximum(holes_of, 0)]
+            if self._log_start == 0:  # so many have been before it
+                inside &= (first + np.arange(len(units))) * FIXED_BYTES <= places
             for row in np.flatnonzero(inside).tolist():
                 offset, position = first + row, int(places[row])
                 if seen is None or seen.may_lack(offset, position):
                     yield offset, position
 
+    def _gaps(self, key: QueueKey, series: Series | None) -> list[_Gap]:
+        """Where offsets are missing; before the first record too when the log is there from its
+        beginning, and something else than this record tells of the queue."""
+        seen = self._seen.get(key)
+        if seen is None:
+            return []
+        first = seen.first
+        if self._log_start or not 0 < first.offset * FIXED_BYTES <= first.position:
+            return seen.gaps
+        if seen.last == first and _position_of_unit(series, first.offset) != first.position:
+            return seen.gaps
+        return [_Gap(0, first.offset, -1, first.position), *seen.gaps]
+
     def _of_queue(
-        self, key: QueueKey, known: dict[int, int], holes: list[Hole], starts: list[int]
+        self,
+        key: QueueKey,
+        known: dict[int, int],
+        holes: list[Hole],
+        starts: list[int],
+        series: Series | None,
     ) -> Iterator[Lost]:
-        for gap in self._seen[key].gaps if key in self._seen else ():
+        for gap in self._gaps(key, series):
             hole = bisect_left(starts, gap.after)
             if hole == len(holes) or holes[hole].start >= gap.before:
                 continue  # no damage between the two: the queue was like this
@@ -221,6 +260,17 @@ def _position_of_unit(series: Series | None, offset: int) -> int | None:
     """Where the queue's files say that the message lies; None when they do not say."""
     data = series.read(offset * UNIT_BYTES, UNIT_BYTES) if series is not None else b""
     return int.from_bytes(data[:8]) if len(data) == UNIT_BYTES and any(data[8:12]) else None
+
+
+def _is_elsewhere(series: Series | None, place: _Place) -> bool:
+    """Whether the queue's files know this record by another offset than its own."""
+    if series is None or _position_of_unit(series, place.offset) == place.position:
+        return False
+    size = place.end - place.position
+    return any(
+        bool(((units["position"] == place.position) & (units["size"] == size)).any())
+        for _, units in _units(series)
+    )
 
 
 def _rising(units: Iterator[tuple[int, int]]) -> dict[int, int]:

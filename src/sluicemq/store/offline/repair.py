@@ -16,11 +16,11 @@ safely on disk; else they are the torn tail of a crash, which the next start cut
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import orjson
 
@@ -33,9 +33,10 @@ from sluicemq.store.offline.bridge import Bridge, build_bridge
 from sluicemq.store.offline.edits import Edits
 from sluicemq.store.offline.layout import Series, StoreLayout
 from sluicemq.store.offline.lost import Census, Lost
+from sluicemq.store.offline.repair_report import DamagedRange, LostRange, RepairReport
 from sluicemq.store.offline.requeue import Requeue
 from sluicemq.store.offline.salvage import Hole, Salvage
-from sluicemq.store.scan import Scanned
+from sluicemq.store.scan import DELAYS_MS, Scanned
 from sluicemq.store.sweep import Sweep
 
 __all__ = ["LostRange", "RepairReport", "repair"]
@@ -45,69 +46,6 @@ Progress = Callable[[int, int], None]
 QUEUE_FILE_BYTES: Final = 6_000_000
 OFFSET_AT: Final = 20
 """Where in a record its queue offset stands (spec/store.md §2.1)."""
-
-
-class LostRange(NamedTuple):
-    """Messages of a queue that cannot be brought back: offsets `first` to `last`."""
-
-    topic: str
-    queue_id: int
-    first: int
-    last: int
-
-    @property
-    def messages(self) -> int:
-        return self.last - self.first + 1
-
-
-class DamagedRange(NamedTuple):
-    """Bytes [start, end) of the log that hold no whole record."""
-
-    file: str
-    start: int
-    end: int
-    reason: str
-    messages_lost: int
-
-
-@dataclass(slots=True)
-class RepairReport:
-    """What was found, and what was done when `is_written`."""
-
-    root: str
-    records: int = 0
-    log_end: int = 0
-    damaged: list[DamagedRange] = field(default_factory=list)
-    lost: list[LostRange] = field(default_factory=list)
-    not_placed: list[LostRange] = field(default_factory=list)
-    """Lost ones that found no room for a place holder: brokers that build queues anew will move
-    the offsets behind them."""
-    tail_bytes: int = 0
-    """What lies behind the end and was never safe: the next start cuts it off."""
-    bad_files: list[str] = field(default_factory=list)
-    """Files that are missing or have another size."""
-    mended: int = 0
-    """Records that were whole but for their queue offset, which a queue's unit knows."""
-    wrong_units: int = 0
-    missing_queues: int = 0
-    is_written: bool = False
-    backup: str = ""
-    bytes_changed: int = 0
-
-    @property
-    def is_sound(self) -> bool:
-        found = (self.damaged, self.bad_files, self.mended, self.wrong_units, self.missing_queues)
-        return not any(found)
-
-    @property
-    def messages_lost(self) -> int:
-        return sum(lost.messages for lost in self.lost)
-
-    def to_json(self) -> dict[str, Any]:
-        facts = asdict(self)
-        for name in ("damaged", "lost", "not_placed"):
-            facts[name] = [item._asdict() for item in getattr(self, name)]
-        return facts | {"is_sound": self.is_sound, "messages_lost": self.messages_lost}
 
 
 @dataclass(slots=True)
@@ -136,14 +74,16 @@ def repair(
     consume_queue_path: str = "",
     log_file_bytes: int | None = None,
     queue_file_bytes: int | None = None,
+    delay_levels_ms: Sequence[int] = DELAYS_MS,
     files: Files = SYSTEM_FILES,
     progress: Progress | None = None,
 ) -> RepairReport:
     """Look for damage in the store below `root`; mend it when `write` is set.
 
     `stamp` names the backup (`repair-<stamp>`). The sizes of the files are taken from the files
-    where they are not given. Raises StoreError when there is no store, StoreLockedError when a
-    broker runs on it (only with `write`).
+    where they are not given. `delay_levels_ms` (messageDelayLevel) counts for units of delayed
+    messages that are missing: the others keep their times. Raises StoreError when there is no
+    store, StoreLockedError when a broker runs on it (only with `write`).
     """
     with ExitStack() as stack:
         if write:
@@ -155,7 +95,9 @@ def repair(
                 files=files,
             )  # fmt: skip
 
-        work = _Repair(find, log_file_bytes, queue_file_bytes, progress or (lambda *_: None))
+        work = _Repair(
+            find, log_file_bytes, queue_file_bytes, delay_levels_ms, progress or (lambda *_: None)
+        )
         stack.callback(work.close)
         work.look()
         if write and not work.report.is_sound:
@@ -171,8 +113,10 @@ class _Repair:
         find: Callable[[], StoreLayout],
         log_file_bytes: int | None,
         queue_file_bytes: int | None,
+        delays_ms: Sequence[int],
         progress: Progress,
     ) -> None:
+        self._delays_ms = delays_ms
         self._find = find
         self._progress = progress
         self.layout = layout = find()
@@ -209,12 +153,13 @@ class _Repair:
     def look(self) -> None:
         report, layout = self.report, self.layout
         self._note_files()
-        census = Census()
+        census = Census(self._log.start, layout.queues)
         mark = self._checkpoint.mark
         safe_end = (mark.log_offset if mark is not None else 0) if layout.was_interrupted else None
         requeue = Requeue(
-            layout.queues, layout.queue_path, self._queue_bytes, _topics(layout), None, safe_end
-        )
+            layout.queues, layout.queue_path, self._queue_bytes, _topics(layout), None, safe_end,
+            self._delays_ms,
+        )  # fmt: skip
         holes: list[Hole] = []
         times: list[int] = []
         time_ms = 0
@@ -240,7 +185,7 @@ class _Repair:
 
     def _walk(self) -> Salvage:
         """As far as the files, or the mark, say that the log goes."""
-        walk = Salvage(self._log, self._log_bytes)
+        walk = Salvage(self._log, self._log_bytes, self._delays_ms)
         mark = self._checkpoint.mark
         if mark is not None and mark.log_offset > walk.stop:
             files = -(-(mark.log_offset - walk.stop) // self._log_bytes)
@@ -407,10 +352,11 @@ class _Repair:
         self.layout = layout = self._find()
         self._log = layout.log
         requeue = Requeue(
-            layout.queues, layout.queue_path, self._queue_bytes, _topics(layout), edits
-        )
+            layout.queues, layout.queue_path, self._queue_bytes, _topics(layout), edits,
+            delays_ms=self._delays_ms,
+        )  # fmt: skip
         requeue.skip = self._found.doubtful
-        walk = Salvage(self._log, self._log_bytes)
+        walk = Salvage(self._log, self._log_bytes, self._delays_ms)
         for found in self._steps(walk):
             if isinstance(found, Hole):
                 if found.start < end:

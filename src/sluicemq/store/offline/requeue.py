@@ -8,18 +8,25 @@ Units of records that retention has removed from the log stay. A queue without a
 but not when the broker's table of topics is there and does not know its topic: it was deleted.
 """
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sluicemq.store.consumequeue import BLANK_UNIT, UNIT, UNIT_BYTES
+from sluicemq.store.consumequeue import BLANK_UNIT, UNIT, UNIT_BYTES, is_possible
 from sluicemq.store.offline.edits import Edits
 from sluicemq.store.offline.layout import Series
-from sluicemq.store.scan import LOST_CODE, Scanned
+from sluicemq.store.scan import DELAYS_MS, LOST_CODE, Scanned
 from sluicemq.store.sweep import Sweep
 
 QueueKey = tuple[str, int]
+GAP_MAX: Final = 1 << 22
+"""Messages that a queue may lack in a row, when records are in doubt."""
+FILES_MAX: Final = 1 << 12
+_CODE_MAX: Final = (1 << 31) - 1
+DELAY_MAX_MS: Final = 40 * 86_400_000
+"""What messageDelayLevel allows."""
 EXTENSION_ADDRESS_MAX: Final = -(1 << 31) - 1
 """Tag codes up to this are addresses in a ConsumeQueueExt file (spec/store.md §3.2)."""
 _UNIT: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
@@ -36,9 +43,11 @@ class Requeue:
         topics: frozenset[str] | None,
         edits: Edits | None,
         safe_end: int | None = None,
+        delays_ms: Sequence[int] = DELAYS_MS,
     ) -> None:
         """`safe_end`: units of records from there on are not missed (after a crash the next start
-        makes them)."""
+        makes them). `delays_ms`: see `Scanned.tag_code`."""
+        self._delays_ms = delays_ms
         self._queues = queues
         self._directory = directory
         self._file_bytes = file_bytes
@@ -60,7 +69,8 @@ class Requeue:
     def add(self, found: Sweep | Scanned) -> None:
         if isinstance(found, Scanned):
             if found.is_queued and found.position not in self.skip:
-                unit = UNIT.pack(found.position, found.size_bytes, found.tag_code())
+                code = found.tag_code(self._delays_ms)
+                unit = UNIT.pack(found.position, found.size_bytes, code)
                 self._put((self._name(found.topic), found.queue_id), found.queue_offset, unit)
                 for key, offset in found.other_queues():
                     self._put(key, offset, unit)
@@ -85,7 +95,11 @@ class Requeue:
         """Consecutive units from `offset` on."""
         if key not in self._queues and not self._is_missed(key, data):
             return
-        end = self._ends.get(key, offset)
+        end = self._ends.get(key)
+        if end is None:  # what is before the first record has to be used, or blank
+            end = self._first(key, offset)
+        if offset - end > GAP_MAX:
+            return  # no queue lacks so many: the record is wrong
         if offset > end:
             data, offset = self._gap(key, end, offset, UNIT.unpack_from(data)[0]) + data, end
         elif offset < end:  # the topic was deleted and made again
@@ -93,6 +107,21 @@ class Requeue:
             if self._edits is not None:
                 self._edits.flush()  # what is compared below may just have been changed
         self._ends[key] = offset + len(data) // UNIT_BYTES
+        self._compare(key, offset, data)
+
+    def _first(self, key: QueueKey, offset: int) -> int:
+        """Where the units begin that lie in the queue's files before this offset, at most
+        `GAP_MAX` of them."""
+        file_units = self._file_bytes // UNIT_BYTES
+        bases = {base // UNIT_BYTES for base in self._bases.get(key, ())}
+        own = offset - offset % file_units
+        first = own
+        while first - file_units in bases and offset - first + file_units <= GAP_MAX:
+            first -= file_units
+        return first if own in bases else offset
+
+    def _compare(self, key: QueueKey, offset: int, data: bytes) -> None:
+        """Count what is wrong there, or mend it."""
         series = self._queues.get(key)
         old = b"" if series is None else series.read(offset * UNIT_BYTES, len(data))
         if old == data:
@@ -123,7 +152,7 @@ class Requeue:
 
     def _is_missed(self, key: QueueKey, data: bytes) -> bool:
         """Whether a queue without files should have some; these are units of it."""
-        if (self._topics is not None and key[0] not in self._topics) or key[1] < 0:
+        if (self._topics is not None and key[0] not in self._topics) or not is_possible(key):
             return False
         if self._safe_end is None or UNIT.unpack_from(data)[0] < self._safe_end:
             self.missing_queues.add(key)
@@ -145,6 +174,8 @@ class Requeue:
         if base in bases:
             return
         before = max((known for known in bases if known < base), default=base - self._file_bytes)
+        if base - before > FILES_MAX * self._file_bytes:
+            before = base - self._file_bytes  # a leftover of an earlier life: nobody misses these
         for missing in range(before + self._file_bytes, base + 1, self._file_bytes):
             path = self._path(key, missing)
             edits.make_file(path, self._file_bytes)
@@ -184,14 +215,16 @@ class Requeue:
 def _wrong_rows(old: bytes, new: bytes) -> tuple[NDArray[Any], int]:
     """The rows that differ, and how many of them may be units of a later life of the topic.
 
-    Addresses of extension units are as good as the codes they stand for.
+    Addresses of extension units are as good as the codes they stand for, and so are other times of
+    delayed messages: nobody knows by which messageDelayLevel they were stored.
     """
     wanted = np.frombuffer(new, _UNIT)
     found = np.frombuffer(old + bytes(len(new) - len(old)), _UNIT)
     same = (found["position"] == wanted["position"]) & (found["size"] == wanted["size"])
-    same &= (found["code"] == wanted["code"]) | (
-        (found["code"] <= EXTENSION_ADDRESS_MAX) & (wanted["code"] != LOST_CODE)
-    )
+    codes, wanted_codes = found["code"].astype(np.int64), wanted["code"].astype(np.int64)
+    is_time = (wanted_codes > _CODE_MAX) & (abs(wanted_codes - codes) <= DELAY_MAX_MS)
+    is_other = (codes <= EXTENSION_ADDRESS_MAX) | is_time
+    same &= (codes == wanted_codes) | (is_other & (wanted_codes != LOST_CODE))
     later = ~same & (found["position"] > wanted["position"]) & (found["size"] > 0)
     return np.flatnonzero(~same), int(np.count_nonzero(later))
 

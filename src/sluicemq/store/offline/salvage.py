@@ -11,13 +11,13 @@ cannot read any more count as zeros. A file that is missing or too short is read
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from sluicemq.record.codec import FIXED_BYTES, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from sluicemq.store.damage import explain
 from sluicemq.store.offline.layout import Series
-from sluicemq.store.scan import Scanned, read_scanned
+from sluicemq.store.scan import DELAYS_MS, Scanned, read_scanned
 from sluicemq.store.sweep import Sweep, sweep_piece
 
 WINDOW_BYTES: Final = 8 << 20
@@ -52,7 +52,8 @@ class Salvage:
     the blank record that closes its file), so holes from there on have nothing behind them.
     """
 
-    def __init__(self, log: Series, file_bytes: int) -> None:
+    def __init__(self, log: Series, file_bytes: int, delays_ms: Sequence[int] = DELAYS_MS) -> None:
+        self._delays_ms = delays_ms
         self._log = log
         self._file_bytes = file_bytes
         self.position = self.end = log.start
@@ -87,7 +88,7 @@ class Salvage:
         view = window.data
         singles = 0
         while (at := self.position - window.base) < len(view):
-            swept = None if singles else sweep_piece(view, at, window.base, check_crc=True)
+            swept = None if singles else self._sweep(view, at, window.base)
             found: Sweep | Scanned | None = swept
             if swept is None:
                 singles = (singles or _SINGLES_MAX) - 1
@@ -96,6 +97,9 @@ class Salvage:
                 return
             yield found
             self.position = self.end = found.end
+
+    def _sweep(self, view: memoryview, at: int, base: int) -> Sweep | None:
+        return sweep_piece(view, at, base, check_crc=True, delays_ms=self._delays_ms)
 
     def _is_cut(self, window: "_Window", at: int, file_end: int) -> bool:
         """Whether a record may begin at `at` that the window does not wholly hold."""

@@ -1,0 +1,182 @@
+"""Property columns as the store uses them: derived data beside the queues, for filters and lag.
+
+A filter over properties reads the log for every message when it has nothing else. With columns
+(`record.columns`) it looks at each distinct value once and reads the log for matches alone. Columns
+are made of a topic's messages as soon as somebody filters that topic by properties, or asks for
+its blocks (`sluicePropertyColumns = auto`); of every topic (`always`); or never (`off`).
+
+Here is what the rest of the store sees, without NumPy and pyarrow: those are loaded when columns
+are first wanted, `columns_blocks` does the work. Without pyarrow everything is as without columns.
+Whatever happens to the files, the log is the truth: what cannot be read is made again.
+"""
+
+import importlib.util
+import logging
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from sluicemq.clock import Clock
+from sluicemq.config import StoreConfig
+from sluicemq.files import Files
+from sluicemq.store.commitlog import CommitLog
+from sluicemq.store.consumequeue import ConsumeQueues
+
+if TYPE_CHECKING:
+    from sluicemq.record.columns import ColumnBlock
+    from sluicemq.store.columns_blocks import ColumnBlocks, Step
+    from sluicemq.store.columns_scan import ColumnScan
+
+logger = logging.getLogger(__name__)
+
+RETRY_S: Final = 30.0
+"""So long nothing is sealed after it failed: each attempt decodes a block."""
+
+
+class PropertyColumns:
+    """The columns of one store. Everything but the jobs of `work` happens in the thread that
+    appends."""
+
+    def __init__(
+        self, config: StoreConfig, files: Files, clock: Clock, log: CommitLog, queues: ConsumeQueues
+    ) -> None:
+        self._config = config
+        self._files = files
+        self._log = log
+        self._queues = queues
+        self._directory = f"{config.root}/columns"
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._scan: ColumnScan | None = None
+        self._is_missing = False
+        self._start_moved = False
+        self._retry_s = 0.0
+        self._wanted: set[str] = set()
+        self.loads_at_once = True
+        """Whether the first filter loads pyarrow, a quarter of a second; False when somebody else
+        does it by `warm_up`: until then records are read."""
+        self.is_off = config.columns_mode == "off"
+
+    # --- for readers
+
+    def ready_for(self, topic: str) -> "ColumnScan | None":
+        """For a filter on a topic's properties; None: read the records."""
+        if self.is_off:
+            return None
+        self._wanted.add(topic)
+        if self._scan is None and self.loads_at_once:
+            self.warm_up()
+        return self._scan
+
+    @property
+    def _blocks(self) -> "ColumnBlocks | None":
+        return None if self._scan is None else self._scan.blocks
+
+    def blocks(
+        self, topic: str, queue_id: int, start: int, end: int
+    ) -> "Iterator[ColumnBlock] | None":
+        """Blocks that together are the visible messages with offsets [start, end) of a queue, in
+        order; None without columns (off, or no pyarrow). What is not in files is decoded, 4,096
+        rows a block: let others have their turn between two. Rows that are gone are left out."""
+        self._wanted.add(topic)
+        if self._blocks is None and not self.is_off:
+            self.warm_up()
+        return None if self._blocks is None else self._between(topic, queue_id, start, end)
+
+    def _between(self, topic: str, queue_id: int, start: int, end: int) -> "Iterator[ColumnBlock]":
+        queue = self._queues.by_key.get((topic, queue_id))
+        blocks = self._blocks
+        if queue is None or blocks is None:
+            return
+        offset = start
+        while (offset := max(offset, queue.offset_min)) < min(end, queue.visible_offset):
+            block = blocks.block_at(queue, offset)
+            if block is None:
+                return
+            yield block.part(offset, min(block.end, end))
+            offset = block.end
+
+    # --- loading
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether there is nothing left to load."""
+        return self._scan is not None or self._is_missing or self.is_off
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether `work` may have something to do."""
+        if self.is_off:
+            return False
+        return bool(self._wanted) or self._start_moved or self._config.columns_mode == "always"
+
+    def warm_up(self) -> None:
+        """Load NumPy and pyarrow. Any thread."""
+        with self._lock:
+            if self.is_warm:
+                return
+            if importlib.util.find_spec("pyarrow") is None:
+                self._is_missing = True
+                logger.warning(
+                    "no property columns: pyarrow is missing, filters read every record."
+                    " pip install 'sluicemq[server]'"
+                )
+                return
+            from sluicemq.store.columns_blocks import ColumnBlocks  # noqa: PLC0415
+            from sluicemq.store.columns_scan import ColumnScan, warm_up  # noqa: PLC0415
+
+            warm_up()
+            blocks = ColumnBlocks(self._config, self._files, self._log, self._queues)
+            self._scan = ColumnScan(blocks, self._clock)
+
+    # --- the builder, and what the store tells
+
+    def work(self) -> "Iterator[Step]":
+        """Seal blocks of the topics that are wanted: see `ColumnBlocks.work`. Raises OSError."""
+        blocks = self._blocks
+        if blocks is None:
+            return
+        if self._start_moved:
+            self._start_moved = False
+            blocks.remove_before_start()
+        now_s = self._clock.monotonic_s()
+        if not self.is_wanted or self._log.refusal is not None or now_s < self._retry_s:
+            return
+        is_always = self._config.columns_mode == "always"
+        topics = {topic for topic, _ in self._queues.by_key} if is_always else set(self._wanted)
+        self._retry_s = now_s + RETRY_S  # a job that fails ends this generator here
+        yield from blocks.work(topics)
+        self._retry_s = 0.0
+
+    def start_moved(self, log_start: int) -> None:
+        """Retention has removed the first files of the log: `work` follows."""
+        self._start_moved = self._files.exists(self._directory)
+
+    def delete(self, topic: str) -> None:
+        """The topic is deleted."""
+        self._wanted.discard(topic)
+        if self._blocks is None and not self._files.exists(f"{self._directory}/{topic}"):
+            return
+        self.warm_up()
+        try:
+            if self._blocks is not None:
+                self._blocks.delete(topic)
+        except OSError as error:  # no harm: their proofs fail
+            logger.warning("files of property columns cannot be removed: %s", error)
+
+    # --- figures
+
+    @property
+    def rows_decoded(self) -> int:
+        """Messages made into columns for a reader that waited."""
+        return 0 if self._blocks is None else self._blocks.rows_decoded
+
+    @property
+    def rows_sealed(self) -> int:
+        """Messages whose columns were put into files since the start."""
+        return 0 if self._blocks is None else self._blocks.rows_sealed
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the files on disk, of the queues in use since the start."""
+        return 0 if self._blocks is None else self._blocks.size_bytes

@@ -1,0 +1,313 @@
+"""Blocks of property columns of every queue: found in memory, in files, or made from the log.
+
+    rows of a queue   | block 0 (65,536 rows) | block 1 | … |  the tail                    |
+                      |  sealed: a file       |  sealed |   |  slots of 4,096, in memory   |
+
+A reader gets the block that holds an offset: the sealed one; else a piece of a slot that is in
+memory already; else the slot's rows are decoded there and then, in some four milliseconds. A slot
+at the end of a queue grows piece by piece. So a filter needs nothing but the log to be fast, and
+the files only spare the decoding, once for all filters and after the next start.
+
+`work` makes the files, oldest block first. It yields jobs for another thread (decoding and writing
+see only what was taken hold of before) and pauses between them. A block is sealed when all of its
+records are synced: what a crash can still take back is never in a file.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from sluicemq.config import StoreConfig
+from sluicemq.files import Files
+from sluicemq.record.columns import ColumnBlock
+from sluicemq.record.columns_build import ArrowColumns, merged_arrays
+from sluicemq.store import columns_file
+from sluicemq.store.columns_cache import BlockCache
+from sluicemq.store.columns_file import PROOF_ROWS, Sealed, UntrueFileError
+from sluicemq.store.columns_source import Source
+from sluicemq.store.commitlog import CommitLog
+from sluicemq.store.consumequeue import ConsumeQueues, Queue
+
+logger = logging.getLogger(__name__)
+
+BLOCK_ROWS: Final = 1 << 16
+SLOT_ROWS: Final = PROOF_ROWS
+PAUSE_S: Final = 0.02
+"""Between two jobs of the builder: messages go first."""
+QueueKey = tuple[str, int]
+Step = float | Callable[[], None]
+"""What `work` waits for: seconds, or a job that another thread does."""
+
+
+class ColumnBlocks:
+    """All blocks of a store. One thread, but for the jobs of `work`."""
+
+    def __init__(
+        self, config: StoreConfig, files: Files, log: CommitLog, queues: ConsumeQueues
+    ) -> None:
+        self._config = config
+        self._files = files
+        self._log = log
+        self._queues = queues
+        self._directory = f"{config.root}/columns"
+        self._cache = BlockCache(config.columns_memory_bytes)
+        self._tables: dict[QueueKey, dict[int, str]] = {}  # block number -> file name
+        self._sizes: dict[str, int] = {}  # path -> bytes
+        self._sealed_to: dict[QueueKey, int] = {}  # the first block that may have no file
+        self._doomed: list[str] = []  # files that are not true, for `work` to remove
+        self.rows_decoded = 0
+        self.rows_sealed = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the files, of the queues that were in use since the start."""
+        return sum(self._sizes.values())
+
+    # --- for readers
+
+    def block_at(self, queue: Queue, offset: int, rows_min: int = 1) -> ColumnBlock | None:
+        """The block that holds a visible offset; None when fewer than `rows_min` rows would have
+        to be decoded for it: looking at those one by one is faster."""
+        sealed = self._sealed(queue, offset)
+        return self._piece(queue, offset, rows_min) if sealed is None else sealed
+
+    def _piece(self, queue: Queue, offset: int, rows_min: int) -> ColumnBlock | None:
+        slot = offset // SLOT_ROWS
+        key = (queue.topic, queue.queue_id, "slot", slot)
+        pieces = self._cache.get(key)
+        start = max(slot * SLOT_ROWS, queue.offset_min)
+        for piece in pieces:
+            if piece.first_offset <= offset < piece.end:
+                return piece
+            start = max(start, piece.end)
+        stop = min((slot + 1) * SLOT_ROWS, queue.visible_offset)
+        if stop - start < rows_min or not start <= offset < stop:
+            return None
+        source = Source.take(self._log, queue, start, stop)
+        if source is None:
+            return None
+        piece = source.block(self._config.columns_max)
+        self.rows_decoded += piece.rows
+        self._cache.put(key, *pieces, piece)
+        return piece
+
+    def _sealed(self, queue: Queue, offset: int) -> ColumnBlock | None:
+        number = offset // BLOCK_ROWS
+        found = self._cache.get((queue.topic, queue.queue_id, "sealed", number))
+        if not found:
+            name = self._table(queue).get(number)
+            block = None if name is None else self._read(queue, number, name)
+            found = () if block is None else (block,)
+        for block in found:
+            if block.first_offset <= offset < block.end:
+                return block
+        return None
+
+    def _read(self, queue: Queue, number: int, name: str) -> ColumnBlock | None:
+        """The block of a file; None when it is not true, which is said once: it is then gone."""
+
+        def proof_of(start: int, stop: int) -> int | None:
+            source = Source.take(self._log, queue, start, stop)
+            return None if source is None else source.proof()
+
+        key = (queue.topic, queue.queue_id)
+        directory = self._directory_of(queue)
+        try:
+            sealed = columns_file.read(self._files, directory, name)
+            columns_file.check(sealed, key, queue.offset_min, proof_of)
+        except (OSError, UntrueFileError) as error:
+            logger.warning("the property columns in %s/%s are made anew: %s",
+                           directory, name, error)  # fmt: skip
+            del self._table(queue)[number]
+            self._sealed_to.pop(key, None)
+            self._sizes.pop(f"{directory}/{name}", None)
+            self._doomed.append(f"{directory}/{name}")
+            return None
+        self._cache.put((*key, "sealed", number), sealed.block)
+        return sealed.block
+
+    # --- the files of a queue
+
+    def _directory_of(self, queue: Queue) -> str:
+        return f"{self._directory}/{queue.topic}/{queue.queue_id}"
+
+    def _table(self, queue: Queue) -> dict[int, str]:
+        key = (queue.topic, queue.queue_id)
+        table = self._tables.get(key)
+        if table is None:
+            table = self._tables[key] = {}
+            directory = self._directory_of(queue)
+            for name in self._files.names(directory):
+                first = columns_file.first_offset_of(name)
+                number = -1 if first is None else first // BLOCK_ROWS
+                if number < 0 or number in table:
+                    self._doomed.append(f"{directory}/{name}")
+                else:
+                    table[number] = name
+                    self._sizes[f"{directory}/{name}"] = self._size(f"{directory}/{name}")
+        return table
+
+    def _size(self, path: str) -> int:
+        file = self._files.open(path)
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+    def remove_before_start(self) -> None:
+        """Remove the files whose messages retention has removed. Raises OSError."""
+        for topic in self._files.names(self._directory):
+            for name in self._files.names(f"{self._directory}/{topic}"):
+                queue = self._queues.by_key.get(
+                    (topic, int(name) if name.isdecimal() and name.isascii() else -1)
+                )
+                if queue is None:
+                    self._remove_directory(f"{self._directory}/{topic}/{name}")
+                    continue
+                table = self._table(queue)
+                for number in [n for n in table if (n + 1) * BLOCK_ROWS <= queue.offset_min]:
+                    self._remove(f"{self._directory_of(queue)}/{table.pop(number)}")
+                    self._cache.drop((*self._key(queue), "sealed", number))
+
+    def delete(self, topic: str) -> None:
+        """Forget the columns of a topic and remove the files. Raises OSError."""
+        self._cache.drop_topic(topic)
+        for key in [key for key in self._tables if key[0] == topic]:
+            del self._tables[key]
+            self._sealed_to.pop(key, None)
+        directory = f"{self._directory}/{topic}"
+        for name in self._files.names(directory):
+            self._remove_directory(f"{directory}/{name}")
+        if self._files.exists(directory):
+            self._files.remove(directory)
+
+    @staticmethod
+    def _key(queue: Queue) -> QueueKey:
+        return queue.topic, queue.queue_id
+
+    def _remove_directory(self, directory: str) -> None:
+        for name in self._files.names(directory):
+            self._remove(f"{directory}/{name}")
+        self._files.remove(directory)
+
+    def _remove(self, path: str) -> None:
+        self._sizes.pop(path, None)
+        if self._files.exists(path):
+            self._files.remove(path)
+
+    # --- the builder
+
+    def work(self, topics: Collection[str]) -> Iterator[Step]:
+        """Seal what can be sealed of these topics. Raises OSError; the next call goes on."""
+        for key in list(self._queues.by_key):
+            queue = self._queues.by_key.get(key)
+            if queue is None or key[0] not in topics:
+                continue
+            table = self._table(queue)
+            yield from self._remove_doomed()
+            number = max(queue.offset_min // BLOCK_ROWS, self._sealed_to.get(key, 0))
+            while (number + 1) * BLOCK_ROWS <= queue.visible_offset:
+                if self._queues.by_key.get(key) is not queue:
+                    break  # its topic was deleted meanwhile
+                if number not in table:
+                    if not self._is_safe(queue, number):
+                        break
+                    yield from self._seal(queue, number)
+                    if number not in table:
+                        break
+                number += 1
+                self._sealed_to[key] = number
+
+    def _is_safe(self, queue: Queue, number: int) -> bool:
+        """Whether all records of the block are on disk for good."""
+        last = Source.take(
+            self._log, queue, (number + 1) * BLOCK_ROWS - 1, (number + 1) * BLOCK_ROWS
+        )
+        return last is not None and last.end_position <= self._log.synced_offset
+
+    def _remove_doomed(self) -> Iterator[Step]:
+        while self._doomed:
+            self._remove(self._doomed.pop())
+            yield 0.0
+
+    def _seal(self, queue: Queue, number: int) -> Iterator[Step]:
+        """Make one file."""
+        start, stop = max(number * BLOCK_ROWS, queue.offset_min), (number + 1) * BLOCK_ROWS
+        pieces: list[ColumnBlock] = []
+        sources: list[Source] = []
+        for at in range(start - start % SLOT_ROWS, stop, SLOT_ROWS):
+            source = Source.take(self._log, queue, max(at, start), at + SLOT_ROWS)
+            if source is None:
+                return  # retention was faster
+            sources.append(source)
+            known = self._cache.get((*self._key(queue), "slot", at // SLOT_ROWS))
+            if len(known) == 1 and known[0].rows == source.stop - source.start:
+                pieces.append(known[0])
+                continue
+            yield partial(_decode, source, self._config.columns_max, pieces)
+            yield PAUSE_S
+        sealing = _Sealing(self._config, self._files, self._directory_of(queue), queue)
+        yield partial(sealing.run, pieces, sources)
+        self._sealed_now(queue, number, sealing)
+        yield PAUSE_S
+
+    def _sealed_now(self, queue: Queue, number: int, sealing: "_Sealing") -> None:
+        path = f"{self._directory_of(queue)}/{sealing.name}"
+        if self._queues.by_key.get(self._key(queue)) is not queue:
+            self._doomed.append(path)  # the topic was deleted meanwhile
+            return
+        self.rows_sealed += sealing.rows
+        self._table(queue)[number] = sealing.name
+        self._sizes[path] = sealing.size_bytes
+        key = self._key(queue)
+        for slot in range(number * BLOCK_ROWS // SLOT_ROWS, (number + 1) * BLOCK_ROWS // SLOT_ROWS):
+            self._cache.drop((*key, "slot", slot))
+        if sealing.block is not None:
+            self._cache.put((*key, "sealed", number), sealing.block)
+
+
+def _decode(source: Source, columns_max: int, pieces: list[ColumnBlock]) -> None:
+    pieces.append(source.block(columns_max))
+
+
+class _Sealing:
+    """Pieces into one file; `run` may be in any thread."""
+
+    def __init__(self, config: StoreConfig, files: Files, directory: str, queue: Queue) -> None:
+        self._config = config
+        self._files = files
+        self._directory = directory
+        self._key = (queue.topic, queue.queue_id)
+        self.name = ""
+        self.size_bytes = 0
+        self.rows = 0
+        self.block: ColumnBlock | None = None
+
+    def run(self, pieces: list[ColumnBlock], sources: list[Source]) -> None:
+        """Raises OSError; then there is no file."""
+        block = merged(pieces, self._config.columns_max)
+        log_bytes = sum(source.log_bytes for source in sources)
+        assert isinstance(block.columns, ArrowColumns)
+        bytes_max = log_bytes * self._config.columns_disk_percent // 100
+        arrays, dropped = columns_file.fit_columns(block.columns.arrays, bytes_max)
+        block = block._replace(columns=ArrowColumns(arrays), excluded=block.excluded | dropped)
+        proofs = [source.proof() for source in sources]
+        data = columns_file.encode(Sealed(*self._key, block, proofs))
+        self.name = columns_file.write(self._files, self._directory, block.first_offset, data)
+        self.size_bytes, self.rows, self.block = len(data), block.rows, block
+
+
+def merged(pieces: list[ColumnBlock], columns_max: int) -> ColumnBlock:
+    """Consecutive blocks as one."""
+    arrays, excluded = merged_arrays(pieces)
+    names = sorted(arrays, key=lambda name: arrays[name].null_count)
+    over = frozenset(names[columns_max:])
+    first = pieces[0].first_offset
+    odd = np.concatenate([piece.odd + (piece.first_offset - first) for piece in pieces])
+    kept = {name: array for name, array in arrays.items() if name not in over}
+    return ColumnBlock(
+        first, sum(piece.rows for piece in pieces), ArrowColumns(kept), excluded | over, odd
+    )

@@ -1,0 +1,87 @@
+"""Rows of a queue, taken hold of so that any thread can make columns of them.
+
+The thread that owns the store copies the units and takes the views of the log files; what follows
+reads only those, so it may run beside appends, deletions and the end of the store.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from sluicemq.record.columns import ColumnBlock
+from sluicemq.record.columns_build import LogPiece, build_block
+from sluicemq.record.walk import RECORD_BYTES_MIN
+from sluicemq.store.columns_file import proof
+from sluicemq.store.commitlog import CommitLog
+from sluicemq.store.consumequeue import BLANK_SIZE, UNIT_BYTES, Queue
+
+_UNIT: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
+
+
+def units_of(queue: Queue, start: int, stop: int) -> bytes | None:
+    """The units of [start, stop), None when some are not there."""
+    parts = []
+    while start < stop:
+        units = queue.units(start, stop - start)
+        if not len(units):
+            return None
+        parts.append(bytes(units))
+        start += len(units) // UNIT_BYTES
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class Source:
+    """The rows [start, stop) of a queue. Make one with `take`."""
+
+    __slots__ = ("_pieces", "positions", "sizes", "start", "stop", "units")
+
+    def __init__(self, log: CommitLog, start: int, units: bytes) -> None:
+        self.start = start
+        self.stop = start + len(units) // UNIT_BYTES
+        self.units = units
+        rows = np.frombuffer(units, _UNIT)
+        self.positions = rows["position"].astype(np.int64)
+        self.sizes = rows["size"].astype(np.int64)
+        used = self.positions[(self.sizes != BLANK_SIZE) & (self.sizes > 0)]
+        files = np.unique(used // log.segments.file_bytes).tolist()
+        found = [log.segments.at(number * log.segments.file_bytes) for number in files]
+        self._pieces = [
+            LogPiece(segment.base, np.frombuffer(segment.view(), np.uint8))
+            for segment in found
+            if segment is not None
+        ]
+
+    @classmethod
+    def take(cls, log: CommitLog, queue: Queue, start: int, stop: int) -> "Source | None":
+        """None when the units are not all there."""
+        units = units_of(queue, start, stop)
+        return None if units is None else cls(log, start, units)
+
+    def block(self, columns_max: int) -> ColumnBlock:
+        """The columns. Any thread."""
+        return build_block(self.start, self.positions, self.sizes, self._pieces, columns_max)
+
+    @property
+    def end_position(self) -> int:
+        """Behind the last record in the log."""
+        used = (self.sizes != BLANK_SIZE) & (self.sizes > 0)
+        return int((self.positions[used] + self.sizes[used]).max()) if used.any() else 0
+
+    @property
+    def log_bytes(self) -> int:
+        """Of the log, that these rows take."""
+        return int(self.sizes[self.sizes != BLANK_SIZE].sum())
+
+    def proof(self) -> int:
+        """See `columns_file`. Any thread."""
+        return proof(self.units, self._last_record())
+
+    def _last_record(self) -> memoryview | bytes:
+        position, size = int(self.positions[-1]), int(self.sizes[-1])
+        if not RECORD_BYTES_MIN <= size < BLANK_SIZE:
+            return b""
+        for base, data in self._pieces:
+            at = position - base
+            if 0 <= at <= len(data) - size:
+                return data[at : at + size].data
+        return b""

@@ -1,0 +1,145 @@
+"""Collecting the records of a read within its limits, as slices of the log.
+
+No message is copied or decoded: units come in, adjacent records are one slice. With a filter of an
+ordinary pull it is also no more than the reader can hold (`PULL_SPAN_MAX`), reckoned from the first
+match it has not consumed: a pull names the offset up to which everything is consumed.
+"""
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Final
+
+from sluicemq.store.commitlog import CommitLog
+from sluicemq.store.consumequeue import BLANK_SIZE, UNIT, UNIT_BYTES, Queue
+from sluicemq.store.sound import Soundness
+
+PULL_SPAN_MAX: Final = 2000
+"""How far apart the matches may lie that a client of ordinary pulls has and has not consumed.
+
+The Java push consumer holds back for 50 ms when they span more (its consumeConcurrentlyMaxSpan):
+an answer of 32 matches of a rare tag would cost more than it brings."""
+_NO_LIMIT: Final = 1 << 62
+_unpack_units: Final = UNIT.iter_unpack
+_first_position: Final = struct.Struct(">q").unpack_from
+
+
+class Gather:
+    """Collects records within limits, as slices of the log."""
+
+    __slots__ = (
+        "_base", "_bytes_max", "_count_max", "_is_bulk", "_limit", "_log", "_queue",
+        "_run_end", "_run_start", "_sound", "_view", "count", "data", "is_missing", "reach",
+        "size_bytes", "span_from",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        log: CommitLog,
+        sound: Soundness,
+        queue: Queue,
+        count_max: int,
+        bytes_max: int,
+        *,
+        is_bulk: bool,
+    ) -> None:
+        self._log = log
+        self._sound = sound
+        self._queue = queue
+        self._is_bulk = is_bulk
+        self._count_max = count_max
+        self._bytes_max = bytes_max
+        self._run_start = self._run_end = -1  # of adjacent records, not yet sliced
+        self._view = memoryview(b"")  # the log file of the run, which holds [_base, _limit)
+        self._base = self._limit = 0
+        self.data: list[memoryview] = []
+        self.count = 0
+        self.size_bytes = 0
+        self.is_missing = False
+        self.span_from = -1  # from where on the reader may hold matches; -1: it may hold any number
+        self.reach = -1  # the last offset it should hold; -1 until a match says where it begins
+
+    @property
+    def room(self) -> int:
+        """How many more messages may come."""
+        return 0 if self.is_missing else self._count_max - self.count
+
+    def take_all(self, units: memoryview | bytearray | bytes, offsets: Sequence[int]) -> int:
+        """Take the units in order; returns how many were dealt with. HOT.
+
+        `offsets` are their queue offsets.
+        """
+        room, total, start, end = self.room, self.size_bytes, self._run_start, self._run_end
+        bytes_max = self._bytes_max if self.count else _NO_LIMIT  # the first one always passes
+        done = taken = 0
+        if len(units) and not self._sound.is_trusted(_first_position(units)[0]):
+            is_whole = not self._is_bulk
+            units = self._sound.blank_bad(units, self._queue, offsets, is_whole=is_whole)
+        for position, size, _ in _unpack_units(units):
+            if size == BLANK_SIZE:
+                done += 1
+                continue
+            if taken >= room or total + size > bytes_max:
+                break
+            if position != end:
+                if start >= 0:
+                    self.data.append(self._view[start - self._base : end - self._base])
+                start = position
+                if not self._base <= position <= self._limit - size and not self._turn_to(
+                    position, size
+                ):
+                    start = -1
+                    break
+            end = position + size
+            total += size
+            taken += 1
+            done += 1
+            bytes_max = self._bytes_max
+        self._run_start, self._run_end = start, end
+        self.count += taken
+        self.size_bytes = total
+        return done
+
+    def take_some(
+        self, units: memoryview | bytearray, position: int, indices: Iterable[int]
+    ) -> int:
+        """Take the units at `indices`; returns the first index that found no room, or -1.
+
+        `position` is the queue offset of the first unit. The chosen ones are put side by side
+        first: one pass of `take_all` instead of one for each.
+        """
+        coming = iter(indices)
+        chosen = list(islice(coming, self.room))
+        wanted = chosen if self.span_from < 0 else self._within_reach(chosen, position)
+        begins = [index * UNIT_BYTES for index in wanted]
+        done = self.take_all(
+            b"".join([units[begin : begin + UNIT_BYTES] for begin in begins]),
+            [position + index for index in wanted],
+        )
+        return chosen[done] if done < len(chosen) else next(coming, -1)
+
+    def _within_reach(self, chosen: list[int], position: int) -> list[int]:
+        """Those that the reader can hold beside what it holds already."""
+        if not chosen:
+            return chosen
+        first = position + chosen[0]
+        if self.reach < first and not self.count:
+            self.reach = first + PULL_SPAN_MAX  # it holds nothing, or does not count as Java does
+        return chosen[: bisect_right(chosen, self.reach - position)]
+
+    def _turn_to(self, position: int, size: int) -> bool:
+        """Go on in the log file that holds the record; False when there is none."""
+        segment = self._log.segments.at(position)
+        if segment is None or position + size > segment.end:
+            self.is_missing = True
+            return False
+        self._view, self._base, self._limit = segment.view(), segment.base, segment.end
+        return True
+
+    def close(self) -> None:
+        """Slice the run that is open. Adjacent records lie in one file (a blank one ends it)."""
+        if self._run_start >= 0:
+            start, end = self._run_start - self._base, self._run_end - self._base
+            self.data.append(self._view[start:end])
+            self._run_start = self._run_end = -1

@@ -1,0 +1,466 @@
+"""Property columns beside the queues: made, found again, proved, thrown away, never in the way."""
+
+import errno
+import importlib.util
+import logging
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.sql import Sql92Filter
+from sluicemq.record.codec import decode_records
+from sluicemq.record.columns_build import build_block
+from sluicemq.store import columns_blocks, columns_file, columns_scan
+from sluicemq.store.reading import ReadResult
+from sluicemq.store.store import Store
+
+DIRECTORY = "/store/columns/T/0"
+ROWS = 32
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks that fit a test."""
+    monkeypatch.setattr(columns_blocks, "BLOCK_ROWS", ROWS)
+    monkeypatch.setattr(columns_blocks, "SLOT_ROWS", 8)
+    monkeypatch.setattr(columns_file, "PROOF_ROWS", 8)
+    monkeypatch.setattr(columns_scan, "ROWS_MIN", 4)
+
+
+class Records:
+    """A filter that knows nothing of columns, as a user's own may be."""
+
+    tag_codes = None
+    reads_properties = True
+
+    def __init__(self, expression: str) -> None:
+        self.by_commit_log = compile_sql92(expression).matches
+
+    def by_consume_queue(self, tag_code: int) -> bool:
+        return True
+
+
+def by_columns(expression: str) -> Sql92Filter:
+    return Sql92Filter(compile_sql92(expression))
+
+
+def fill(bench: Any, count: int, *, topic: str = "T", start: int = 0) -> None:
+    rng = random.Random(start)
+    for number in range(start, start + count):
+        properties = {"n": str(number % 10), "UNIQ_KEY": f"{number:032d}"}
+        if rng.random() < 0.5:
+            properties["city"] = rng.choice(["hz", "bj", "杭州"])
+        bench.append(b"%06d" % number, topic=topic, properties=properties, tag=f"t{number % 3}")
+    bench.store.commit()
+
+
+def seal(store: Store) -> None:
+    store.columns.ready_for("T")
+    for step in store.columns.work():
+        if callable(step):
+            step()
+
+
+def drain(store: Store, message_filter: Any, start: int = 0, **limits: Any) -> list[int]:
+    """The queue offsets of all matches from an offset on."""
+    found: list[int] = []
+    offset, end = start, store.queue_offsets("T", 0)[1]
+    while offset < end:
+        result: ReadResult = store.read("T", 0, offset, 5, None, message_filter, **limits)
+        data = b"".join(result.data)
+        found += [message.queue_offset for message in decode_records(data, decompress=False)]
+        assert result.next_offset > offset
+        offset = result.next_offset
+    return found
+
+
+@pytest.fixture
+def store(bench: Any) -> Iterator[Store]:
+    """With 100 messages on disk: three blocks and four messages."""
+    bench.files.clock = bench.clock
+    bench.open(commit_log_file_bytes=8192)
+    fill(bench, 100)
+    bench.store.sync()
+    yield bench.store
+    bench.store.close()
+
+
+def same(store: Store, expression: str) -> list[int]:
+    expected = drain(store, Records(expression))
+    assert drain(store, by_columns(expression)) == expected
+    return expected
+
+
+# ------------------------------------------------------------------------------------- reading
+
+
+def test_a_filter_finds_by_columns_what_it_finds_by_records(store: Store) -> None:
+    assert len(same(store, "n > 7")) == 20
+    assert len(same(store, "city = '杭州' AND n BETWEEN 2 AND 5")) > 0
+    assert same(store, "nothing IS NULL") == list(range(100))
+    assert same(store, "nothing = 'x'") == []
+    assert store.columns.rows_decoded == 100
+    assert not store.columns.rows_sealed
+
+
+def test_matches_alone_are_read_from_the_log(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    same(store, "n = 3")
+    read: list[int] = []
+    properties = store._reader._properties
+    monkeypatch.setattr(
+        store._reader, "_properties", lambda at, size: read.append(at) or properties(at, size)
+    )
+    assert len(drain(store, by_columns("n = 4"))) == 10
+    assert len(read) == 0
+
+
+def test_a_property_that_is_no_column_is_asked_from_the_record(store: Store) -> None:
+    found = same(store, f"UNIQ_KEY = '{7:032d}' OR UNIQ_KEY = '{90:032d}'")
+    assert found == [7, 90]
+
+
+def test_records_read_to_decide_end_a_call(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns_scan, "RECORDS_MAX", 10)
+    message_filter = by_columns("UNIQ_KEY = 'x'")
+    result = store.read("T", 0, 0, 32, None, message_filter)
+    assert (result.next_offset, result.scanned) == (10, 10)
+    assert drain(store, message_filter) == []
+
+
+def test_a_call_ends_when_its_time_is_over(
+    bench: Any, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter(range(10_000))
+    monkeypatch.setattr(bench.clock, "monotonic_s", lambda: next(times))
+    message_filter = by_columns("n = 11")
+    assert store.read("T", 0, 0, 32, None, message_filter).next_offset == 8
+    seal(store)
+    assert store.read("T", 0, 0, 32, None, message_filter).next_offset == ROWS
+
+
+def test_a_caller_limits_what_is_looked_at(store: Store) -> None:
+    result = store.read("T", 0, 3, 32, None, by_columns("n = 11"), 21)
+    assert (result.next_offset, result.scanned) == (24, 21)
+
+
+def test_few_messages_at_the_end_are_read_one_by_one(bench: Any, store: Store) -> None:
+    same(store, "n > 7")
+    before = store.columns.rows_decoded
+    fill(bench, 3, start=100)
+    same(store, "n > 1")
+    assert store.columns.rows_decoded == before
+    fill(bench, 30, start=103)
+    same(store, "n > 1")
+    assert store.columns.rows_decoded > before
+
+
+def test_matches_far_apart_end_a_pull_as_without_columns(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.open(commit_log_file_bytes=1 << 20)
+    fill(bench, 3000)
+    for expression in ("n = 3", "city = 'bj'"):
+        for consumed in (0, 5, 500):
+            args = ("T", 0, 900, 4000, None)
+            fast = bench.store.read(*args, by_columns(expression), 1 << 20, consumed)
+            slow = bench.store.read(*args, Records(expression), 2000, consumed)
+            assert fast.count == slow.count
+            assert bytes(b"".join(fast.data)) == bytes(b"".join(slow.data))
+
+
+def test_switched_off_nothing_is_made(bench: Any) -> None:
+    bench.open(columns_mode="off")
+    fill(bench, 100)
+    assert len(drain(bench.store, by_columns("n > 7"))) == 20
+    seal(bench.store)
+    assert bench.store.columns.blocks("T", 0, 0, 100) is None
+    assert (bench.store.columns.rows_decoded, bench.files.names("/store/columns")) == (0, [])
+
+
+def test_without_pyarrow_records_are_read(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    bench.open()
+    fill(bench, 100)
+    assert len(drain(bench.store, by_columns("n > 7"))) == 20
+    assert bench.store.columns.blocks("T", 0, 0, 100) is None
+    assert "pyarrow is missing" in caplog.text
+    assert caplog.text.count("pyarrow is missing") == 1
+
+
+def test_until_it_is_warm_a_broker_reads_records(bench: Any) -> None:
+    bench.open()
+    fill(bench, 50)
+    columns = bench.store.columns
+    columns.loads_at_once = False
+    assert not columns.is_wanted
+    assert len(drain(bench.store, by_columns("n > 7"))) == 10
+    assert columns.is_wanted
+    assert not columns.is_warm
+    assert columns.rows_decoded == 0
+    columns.warm_up()
+    assert len(drain(bench.store, by_columns("n > 7"))) == 10
+    assert columns.rows_decoded == 48, "the last two are not worth it"
+
+
+def test_blocks_cover_the_rows_asked_for(store: Store) -> None:
+    seal(store)
+    for start, end in ((0, 100), (5, 70), (40, 41), (95, 200), (100, 200), (50, 50)):
+        blocks = list(store.columns.blocks("T", 0, start, end) or ())
+        rows = [block.first_offset + row for block in blocks for row in range(block.rows)]
+        assert rows == list(range(start, min(end, 100)))
+        for block in blocks:
+            codes, values = block.columns["n"]
+            shown = [values[code] for code in codes]
+            assert shown == [str((block.first_offset + row) % 10) for row in range(block.rows)]
+    assert list(store.columns.blocks("Unknown", 0, 0, 10) or ()) == []
+
+
+# --------------------------------------------------------------------------------------- files
+
+
+def test_full_blocks_are_sealed_into_files_that_any_arrow_reader_opens(
+    bench: Any, store: Store
+) -> None:
+    seal(store)
+    names = bench.files.names(DIRECTORY)
+    assert [int(name[:20]) for name in names] == [0, 32, 64]
+    assert store.columns.rows_sealed == 96
+    contents = [bench.files.content(f"{DIRECTORY}/{name}") for name in names]
+    assert store.columns.size_bytes == sum(map(len, contents))
+    table = pa.ipc.open_file(pa.BufferReader(contents[1])).read_all()
+    assert table["n"].to_pylist() == [str(number % 10) for number in range(32, 64)]
+    assert table["city"].null_count > 0
+    assert "UNIQ_KEY" not in table.column_names
+
+
+def test_a_store_opened_again_reads_the_files_and_decodes_the_tail(
+    bench: Any, store: Store
+) -> None:
+    seal(store)
+    reopened = bench.reopen()
+    assert len(same(reopened, "n > 7")) == 20
+    assert reopened.columns.rows_decoded == 4
+    seal(reopened)
+    assert reopened.columns.rows_sealed == 0, "they are there already"
+
+
+@pytest.mark.parametrize("damage", ["bit", "cut", "empty", "name", "version"])
+def test_a_damaged_file_is_told_of_and_made_anew(
+    bench: Any, store: Store, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    seal(store)
+    store.close()
+    name = bench.files.names(DIRECTORY)[1]
+    path = f"{DIRECTORY}/{name}"
+    if damage == "bit":
+        bench.files.rot(path, random.Random(1))
+    elif damage == "name":
+        bench.files.rename(path, f"{DIRECTORY}/{name[:21]}00000000.arrow")
+    elif damage == "version":
+        data = bench.files.content(path).replace(b'"version": 1', b'"version": 2')
+        bench.files.remove(path)
+        columns_file.write(bench.files, DIRECTORY, ROWS, data)
+    else:
+        bench.files.open(path).truncate(100 if damage == "cut" else 0)
+    reopened = bench.open()
+    assert len(same(reopened, "n > 7")) == 20
+    assert "are made anew" in caplog.text
+    assert reopened.columns.rows_decoded == 32 + 4
+    seal(reopened)
+    assert bench.files.names(DIRECTORY)[1] == name, "the same content has the same name"
+    assert len(bench.files.names(DIRECTORY)) == 3
+
+
+def test_files_of_other_messages_are_not_believed(bench: Any, store: Store) -> None:
+    seal(store)
+    store.close()
+    old = {name: bench.files.content(f"{DIRECTORY}/{name}")
+           for name in bench.files.names(DIRECTORY)}  # fmt: skip
+    bench.open()
+    bench.store.delete_topic("T")
+    assert not bench.files.exists("/store/columns/T")
+    for number in range(100):  # of the same size and tags
+        bench.append(b"%06d" % number, properties={"n": "x", "UNIQ_KEY": f"{number:032d}"})
+    bench.store.commit()
+    for name, data in old.items():
+        columns_file.write(bench.files, DIRECTORY, int(name[:20]), data)
+    reopened = bench.reopen()
+    assert len(same(reopened, "n = 'x'")) == 100
+
+
+def test_one_other_record_is_noticed(bench: Any, store: Store) -> None:
+    """The units may be the same: the last record of each proof says what they are of."""
+    seal(store)
+    unit = store._queues.by_key["T", 0].unit(39)
+    store.close()
+    file = bench.files.open(f"/store/commitlog/{unit.physical_offset // 8192 * 8192:020d}")
+    place = unit.physical_offset % 8192
+    record = file.pread(unit.size_bytes, place)
+    file.pwrite(record.replace(b"n\x019", b"n\x018"), place)
+    bench.open()
+    block = next(bench.store.columns.blocks("T", 0, 32, 64))
+    assert block.rows == 8, "decoded, not from the file"
+
+
+def test_nothing_is_sealed_before_it_is_on_disk(bench: Any) -> None:
+    bench.open(commit_log_file_bytes=8192)
+    fill(bench, 40)
+    seal(bench.store)
+    assert bench.files.names(DIRECTORY) == []
+    bench.store.sync()
+    seal(bench.store)
+    assert len(bench.files.names(DIRECTORY)) == 1
+
+
+def test_columns_have_a_share_of_the_log_and_the_largest_do_without(bench: Any) -> None:
+    bench.open(commit_log_file_bytes=1 << 16, columns_disk_percent=2)
+    for number in range(64):
+        bench.append(properties={"big": f"{number * 7919:012d}", "small": str(number % 2)})
+    bench.store.commit()
+    bench.store.sync()
+    seal(bench.store)
+    block = next(bench.store.columns.blocks("T", 0, 0, 64))
+    assert (set(block.columns), block.excluded) == ({"small"}, {"big"})
+    assert drain(bench.store, by_columns(f"big = '{63 * 7919:012d}'")) == [63]
+
+
+def test_always_makes_those_of_every_topic(bench: Any) -> None:
+    bench.open(columns_mode="always")
+    fill(bench, 40, topic="U")
+    bench.store.sync()
+    bench.store.columns.warm_up()
+    for step in bench.store.columns.work():
+        if callable(step):
+            step()
+    assert len(bench.files.names("/store/columns/U/0")) == 1
+
+
+def test_auto_makes_only_those_of_topics_that_are_filtered(bench: Any, store: Store) -> None:
+    fill(bench, 40, topic="U")
+    store.sync()
+    seal(store)
+    assert bench.files.names("/store/columns") == ["T"]
+
+
+def test_files_go_with_the_log(bench: Any, store: Store) -> None:
+    seal(store)
+    same(store, "n > 7")
+    bench.clock.ms += 600_000
+    store.tick()
+    store.sync()
+    bench.clock.ms += 400 * 3_600_000
+    store.retention.config = store.retention.config.__class__(
+        root="/store", delete_hours=tuple(f"{hour:02d}" for hour in range(24))
+    )
+    for step in store.retention.clean():
+        if callable(step):
+            step()
+    low = store.queue_offsets("T", 0)[0]
+    assert low > 32
+    seal(store)
+    assert all(int(name[:20]) + ROWS > low for name in bench.files.names(DIRECTORY))
+    assert drain(store, by_columns("n > 7"), low) == drain(store, Records("n > 7"), low)
+    reopened = bench.reopen()
+    assert drain(reopened, by_columns("n > 7"), low) == drain(reopened, Records("n > 7"), low)
+
+
+def test_a_deleted_topic_takes_its_columns_along(bench: Any, store: Store) -> None:
+    same(store, "n > 7")
+    seal(store)
+    store.delete_topic("T")
+    assert not bench.files.exists("/store/columns/T")
+    for number in range(20):
+        bench.append(properties={"n": str(number + 1000)})
+    store.commit()
+    assert same(store, "n >= 1000") == list(range(*store.queue_offsets("T", 0)))
+    assert len(same(store, "n < 1000")) == 0
+
+
+def test_a_topic_deleted_while_its_block_is_built_keeps_no_file(bench: Any, store: Store) -> None:
+    store.columns.ready_for("T")
+    steps = store.columns.work()
+    for step in steps:
+        if callable(step):
+            step()
+            if bench.files.names(DIRECTORY):
+                break
+    store.delete_topic("T")
+    for step in steps:
+        if callable(step):
+            step()
+    fill(bench, 40)
+    seal(store)
+    assert len(same(store, "n > 7")) == 8
+
+
+def test_a_full_disk_stops_the_builder_and_nothing_else(bench: Any, store: Store) -> None:
+    store.columns.ready_for("T")
+    bench.files.fail_next("write", errno.ENOSPC, path_part="/columns/")
+    with pytest.raises(OSError, match="No space"):
+        seal(store)
+    assert len(same(store, "n > 7")) == 20
+    before = bench.files.names(DIRECTORY)
+    seal(store)
+    assert bench.files.names(DIRECTORY) == before, "not at once again"
+    bench.clock.ms += 30_000
+    seal(store)
+    assert len(bench.files.names(DIRECTORY)) == 3, "and what was left is gone"
+
+
+def test_strange_files_are_removed_by_the_builder_alone(
+    bench: Any, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.files.make_directory(DIRECTORY)
+    bench.files.open(f"{DIRECTORY}/notes.txt", create=True)
+    with caplog.at_level(logging.WARNING):
+        same(store, "n > 7")
+    assert bench.files.names(DIRECTORY) == ["notes.txt"]
+    seal(store)
+    assert "notes.txt" not in bench.files.names(DIRECTORY)
+
+
+def test_memory_is_limited_and_the_oldest_blocks_are_given_up(bench: Any) -> None:
+    bench.open(columns_memory_bytes=2000)
+    fill(bench, 100)
+    same(bench.store, "n > 7")
+    same(bench.store, "n > 7")
+    assert bench.store.columns.rows_decoded > 100
+    cache = bench.store.columns._blocks._cache
+    assert cache.size_bytes <= 2000
+
+
+def test_odd_rows_keep_their_places_when_pieces_join() -> None:
+    pieces = [
+        build_block(start, np.zeros(3, np.int64), np.zeros(3, np.int64), ())._replace(
+            odd=np.array(odd, np.int64)
+        )
+        for start, odd in ((10, [2]), (13, []), (16, [0, 1]))
+    ]
+    block = columns_blocks.merged(pieces, 64)
+    assert (block.first_offset, block.rows, block.odd.tolist()) == (10, 9, [2, 6, 7])
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+def test_damaged_records_are_passed_over_as_without_columns(
+    bench: Any, store: Store, is_sealed: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    if is_sealed:
+        seal(store)
+    units = [store._queues.by_key["T", 0].unit(offset) for offset in (3, 40, 60)]
+    store.close()
+    for unit, at in zip(units, (0, 86, 88), strict=True):  # its size, the body's size, the body
+        file = bench.files.open(f"/store/commitlog/{unit.physical_offset // 8192 * 8192:020d}")
+        place = unit.physical_offset % 8192 + at
+        file.pwrite(bytes([file.pread(1, place)[0] ^ 0x20]), place)
+    reopened = bench.open()
+    found = same(reopened, "n IS NULL OR n >= 0")
+    assert found == [offset for offset in range(100) if offset not in (3, 40, 60)]
+    assert same(reopened, "n IS NULL") == []
+    assert "is damaged" in caplog.text
