@@ -1,7 +1,8 @@
 """What size the files of a store have: for who opens a store that he knows nothing of.
 
 All files of a kind have one size (spec/store.md §1), which the broker that wrote them was told by
-mappedFileSizeCommitLog, mappedFileSizeConsumeQueue and mappedFileSizeTimerLog. A copy of the store alone does not say.
+mappedFileSizeCommitLog, mappedFileSizeConsumeQueue and mappedFileSizeTimerLog. A copy of the store
+alone does not say.
 """
 
 from collections import Counter

@@ -271,7 +271,23 @@ def test_a_message_that_nobody_received_and_groups_that_are_silent_are_said():
 def stored_at(time_ms: int) -> StoredMessage:
     here = Host("127.0.0.1", 1)
     return StoredMessage(
-        "t", 0, 0, 0, 10, b"1", {"UNIQ_KEY": "id"}, 0, 0, 0, here, time_ms, here, 0, 0, 0, broker="b"
+        "t",
+        0,
+        0,
+        0,
+        10,
+        b"1",
+        {"UNIQ_KEY": "id"},
+        0,
+        0,
+        0,
+        here,
+        time_ms,
+        here,
+        0,
+        0,
+        0,
+        broker="b",
     )
 
 
