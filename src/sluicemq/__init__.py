@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from sluicemq.model.message import Message, StoredMessage
     from sluicemq.model.subscription import MessageFilter, Subscription
     from sluicemq.model.topic import GroupConfig, MessageQueue, TopicConfig
+    from sluicemq.net.tls import Tls
 
 __version__ = "0.1.0"
 
@@ -110,6 +111,7 @@ _PLACES = {
     "sluicemq.model.message": ("Message", "StoredMessage"),
     "sluicemq.model.subscription": ("MessageFilter", "Subscription"),
     "sluicemq.model.topic": ("GroupConfig", "MessageQueue", "TopicConfig"),
+    "sluicemq.net.tls": ("Tls",),
 }
 _HOMES = {name: module for module, names in _PLACES.items() for name in names}
 
@@ -156,6 +158,7 @@ __all__ = [
     "StoredMessage",
     "Subscription",
     "SubscriptionConflictError",
+    "Tls",
     "TopicConfig",
     "TopicNotFoundError",
     "TransactionListener",

@@ -15,7 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from peer import clusters, drivers, toolchain
+from peer import clusters, drivers, sessions, toolchain
 
 FIRST_FETCH_S = 700  # the first test that needs them waits for the jars
 # Brokers that ask soon how a transaction ended. The real one keeps back for a moment which have
@@ -26,6 +26,7 @@ CLUSTERS = {
     "rocketmq": partial(
         clusters.rocketmq_cluster, **QUICK_CHECKS, transactionOpBatchInterval="100"
     ),
+    **sessions.CLUSTERS,
 }
 DRIVERS: dict[str, Callable[[Path], drivers.Driver]] = {
     "java-4.9.8": lambda directory: drivers.java_driver("client-4.9.8", directory),
@@ -34,6 +35,7 @@ DRIVERS: dict[str, Callable[[Path], drivers.Driver]] = {
     "python-aio": lambda directory: drivers.python_driver("aio", directory),
     "python-sync": lambda directory: drivers.python_driver("sync", directory),
     "python-rocketmq": lambda directory: drivers.python_driver("rocketmq", directory),
+    **sessions.DRIVERS,
 }
 
 

@@ -98,14 +98,37 @@ def test_predicates_are_pushed_down(spark: Any, filled: clusters.Cluster) -> Non
     assert numbers(frame.where(predicate)) == wanted
 
 
+def test_keys_topics_and_bodies(spark: Any, filled: clusters.Cluster) -> None:
+    """Equality on keys (index or SQL92), two topics in one read, bodies as JSON with reasons."""
+    frame = read(spark, filled, columns="topic,body,keys")
+    assert numbers(frame.where("keys in ('k77', 'k78', 'nobody')")) == [77, 78]
+    with Admin(filled.name_server) as admin, Producer(filled.name_server) as producer:
+        admin.create_topic(f"{TOPIC}-json", queues=1)
+        for body in (b'{"n": 1}', b"{"):
+            producer.send(Message(f"{TOPIC}-json", body, keys=("k77",)))
+        await_visible(admin, 2, f"{TOPIC}-json")
+    given = {"nameServers": filled.name_server, "columns": "topic,body,keys"}
+    source = spark.read.format("rocketmq").options(**given)
+    rows = source.options(
+        topic=f"{TOPIC}-json", bodyFormat="json", bodySchema="n int"
+    ).load().collect()  # fmt: skip
+    assert sorted((row.body is None, row._error is None) for row in rows) == [
+        (False, True), (True, False),
+    ]  # fmt: skip
+    source = spark.read.format("rocketmq").options(**given)
+    both = source.option("topicsPattern", f"{TOPIC}(-json)?").load()
+    assert both.where("keys = 'k77'").select("topic").distinct().count() == 2
+
+
 def test_a_stream_goes_on_from_its_checkpoint(
-    spark: Any, filled: clusters.Cluster, tmp_path: Path
+    spark: Any, filled: clusters.Cluster, driver: Any, tmp_path: Path
 ) -> None:
+    """With a limit of bytes; its group is seen by the real mqadmin."""
     for _ in range(2):
         source = spark.readStream.format("rocketmq").option("nameServers", filled.name_server)
         frame = source.options(
             **{"topic": TOPIC, "startingOffsets": "earliest", "filter.sql": "late IS NOT NULL",
-               "maxOffsetsPerTrigger": "1000"}
+               "maxBytesPerTrigger": "200000", "group": "spark-job"}
         ).load()  # fmt: skip
         query = (
             frame.writeStream.format("parquet")
@@ -114,7 +137,14 @@ def test_a_stream_goes_on_from_its_checkpoint(
             .start(str(tmp_path / "rows"))
         )
         query.awaitTermination(120)
+        assert all(one["numInputRows"] < COUNT / 2 for one in query.recentProgress)
     assert numbers(spark.read.parquet(str(tmp_path / "rows"))) == [n for n in range(COUNT) if n % 7]
+    (event,) = driver("java-5.3.3").call(
+        "admin", ns=filled.name_server, words="\n".join(("consumerProgress", "-g", "spark-job"))
+    )
+    rows = [line.split() for line in str(event["text"]).splitlines() if line.startswith(TOPIC)]
+    assert sorted(row[2] for row in rows) == ["0", "1", "2", "3"], event["text"]
+    assert all(int(row[4]) > COUNT // 8 for row in rows), "committed when the next batch began"
 
 
 def test_rows_are_written(spark: Any, filled: clusters.Cluster) -> None:
@@ -124,3 +154,26 @@ def test_rows_are_written(spark: Any, filled: clusters.Cluster) -> None:
     with Admin(filled.name_server) as admin:
         await_visible(admin, 2_000, f"{TOPIC}-written")
     assert numbers(read(spark, filled, topic=f"{TOPIC}-written")) == list(range(2_000))
+
+
+def test_an_exactly_once_sink_writes_each_row_once_or_says_that_it_cannot(
+    spark: Any, filled: clusters.Cluster
+) -> None:
+    """Our broker has epochs; on the real one each row has a key to tell repeated rows by."""
+    topic = f"{TOPIC}-exact"
+    frame = spark.range(0, 2_000, 1, 2).selectExpr("concat('body-', id) as body", "'x' as tag")
+    for _ in range(2):  # the same write twice, as a job that is run again
+        writer = frame.write.format("rocketmq").option("nameServers", filled.name_server)
+        writer = writer.option("topic", topic).option("delivery", "exactly-once")
+        writer.option("queryId", "job-7").mode("append").save()
+    is_ours = filled.kind == "sluicemq"
+    with Admin(filled.name_server) as admin:
+        await_visible(admin, 2_000 if is_ours else 4_000, topic)
+    rows = read(spark, filled, topic=topic, columns="body,properties")
+    if is_ours:
+        assert numbers(rows) == list(range(2_000))
+        return
+    assert numbers(rows) == sorted([*range(2_000), *range(2_000)])
+    keyed = rows.selectExpr("body", "properties['SLUICE_DEDUP_KEY'] as key").collect()
+    assert len({row.key for row in keyed}) == 2_000
+    assert len({(row.key, bytes(row.body)) for row in keyed}) == 2_000

@@ -31,7 +31,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 HOME = {"HOME": "/home/mq"}
 VALUES = {Part.BROKER: BrokerConfig, Part.STORE: StoreConfig, Part.NAME_SERVER: NameServerConfig}
 
-# The sample of seed 000 (an article on filters and access control), without its aclEnable.
+# The sample of seed 000 (an article on filters and access control).
 SEED_CONF = """\
 brokerClusterName = DefaultCluster
 brokerName = broker-a
@@ -44,6 +44,7 @@ flushDiskType = ASYNC_FLUSH
 # 以上为 broker.conf 的默认配置
 autoCreateTopicEnable = false
 autoCreateSubscriptionGroup = false
+aclEnable = true
 """
 
 
@@ -319,7 +320,6 @@ def test_every_spelling_of_the_time_of_transactions_counts(name: str) -> None:
         ("brokerRole=SLAVE", ("brokerRole", "SLAVE", "ASYNC_MASTER or SYNC_MASTER")),
         ("brokerId=1", ("brokerId", "Write 0")),
         ("storePathRootDir=${NOPE}/x", ("storePathRootDir", "NOPE", "not set")),
-        ("aclEnable=true", ("aclEnable", "access control", "false")),
         ("authenticationEnabled=TRUE", ("authenticationEnabled", "false")),
     ],
 )
@@ -332,7 +332,9 @@ def test_a_bad_value_is_an_error_that_names_key_value_and_range(
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("line", ["aclEnable=false", "aclEnable=", "useTLS=False"])
+@pytest.mark.parametrize(
+    "line", ["authenticationEnabled=false", "authorizationEnabled=", "enableDLegerCommitLog=False"]
+)
 def test_a_refused_key_may_be_false(line: str) -> None:
     assert len(load_broker_config(line, environment=HOME)[2]) == 1
 
@@ -412,7 +414,7 @@ def test_a_bad_value_in_a_change_changes_nothing() -> None:
 
 
 def test_only_known_keys_of_a_change_go_to_the_file_under_their_own_names() -> None:
-    text = "mapedFileSizeCommitLog=65536\nnope=1\nuseTLS=false"
+    text = "mapedFileSizeCommitLog=65536\nnope=1\nenableDLegerCommitLog=false"
     assert known_entries(text, Part.BROKER, Part.STORE) == {"mappedFileSizeCommitLog": "65536"}
 
 

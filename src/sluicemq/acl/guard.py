@@ -3,44 +3,127 @@
 The rules in force are one attribute, assigned as a whole. What a verdict costs is the signature
 (one HMAC) and a few dict look-ups: whether an address is white is kept for each address until the
 rules change.
+
+Plain sends, which are most requests, have a way of their own: `admit` says yes or no to one without
+making anything of it but its signature. What it does not know goes through `check`.
 """
 
 import logging
-from collections.abc import Mapping
-from typing import Final
+from binascii import b2a_base64
+from collections.abc import Callable, Mapping
+from hmac import compare_digest
+from operator import itemgetter
+from typing import Any, Final, NamedTuple, Protocol
 
 from sluicemq.acl.addresses import numbers_of
-from sluicemq.acl.needs import Resource, need_of
-from sluicemq.acl.rules import Account, Permission, Rules
-from sluicemq.acl.source import Read, Source, Texts, read_rules
+from sluicemq.acl.needs import PUB, Resource, need_of
+from sluicemq.acl.rules import GROUP_PREFIX, Account, Permission, Rules
+from sluicemq.acl.source import Read, Source, Texts, find_file, read_rules
 from sluicemq.acl.verdict import Request, Verdict, authorize, decide, identify
+from sluicemq.clock import Clock
 from sluicemq.errors import ConfigurationError
+from sluicemq.files import Files
+from sluicemq.model.ids import Host
+from sluicemq.protocol.codec import encode_answer
+from sluicemq.protocol.codes import ResponseCode
+from sluicemq.protocol.command import Command
+from sluicemq.protocol.signature import ACCESS_KEY, UNIQUE_KEY_QUERY, Key, signed_names
 
 log = logging.getLogger(__name__)
 
 HOSTS_MAX: Final = 10_000
+EXCEPTION: Final = "org.apache.rocketmq.acl.common.AclException"
+"""What the remark of a refusal begins with: clients and their logs know it by this name."""
+TOLD_MAX: Final = 256
+TOPICS_MAX: Final = 10_000
+TOPIC_LENGTH_MAX: Final = 127
+FIELDS_MAX: Final = 32
+REASON_SHOWN_MAX: Final = 200
 _WHITE: Final = Verdict(True, "", "globalWhiteRemoteAddresses")
+Pick = Callable[[Any], tuple[Any, ...]]
+
+
+class Caller(Protocol):
+    """Who asks: the part of a connection that is looked at here."""
+
+    @property
+    def remote(self) -> Host: ...
+
+
+def refusal(verdict: Verdict) -> str:
+    """The remark of a refused request."""
+    return f"{EXCEPTION}: {verdict.reason}"
+
+
+class _Sender(NamedTuple):
+    """What a send of an account is checked with: the beginning and end of its HMAC, and in which
+    order fields are signed, by their number."""
+
+    begin: Callable[[], Any]
+    finish: Callable[[], Any]
+    orders: dict[int, Pick]
 
 
 class Guard:
     """Who may do what on one server. All in the thread of its loop, except `look`."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, clock: Clock | None = None) -> None:
+        """`clock` tells since when rules are in force."""
         self._source = source
+        self._clock = clock
+        self.since_ms = 0
         self._texts: Texts | None = None
         self._hosts: dict[str, bool] = {}
+        self._senders: dict[str, dict[str, _Sender]] = {}
+        """By access key and topic; only where a send is allowed."""
         self.rules = Rules()
         self.warnings: tuple[str, ...] = ()
         self.error = ""
         """Why the newest files are not in force; "" when they are."""
         self.loads = self.loads_failed = 0
-        self.allowed = 0
         self.denied: dict[str, int] = {}
         """Refused requests by access key ("" without one); of unknown keys all under "?"."""
         self.account: Account | None = None
         """Who the request that is handled now comes from; None: somebody who may do all."""
+        self._told: set[int] = set()
+
+    @classmethod
+    def of(
+        cls, files: Files, clock: Clock, places: tuple[str, ...], is_wanted: bool
+    ) -> "Guard | None":
+        """That of a server with these settings. Raises ConfigurationError without a file."""
+        return cls(Source(files, find_file(files, places)), clock) if is_wanted else None
 
     # --- rules
+
+    @property
+    def path(self) -> str:
+        """The main file."""
+        return self._source.path
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """All files, in the order in which they count."""
+        return tuple(path for path, _ in self._texts.items) if self._texts is not None else ()
+
+    def status(self) -> dict[str, Any]:
+        """How the rules stand, for `sluice acl status`: nothing secret."""
+        return {
+            "file": self.path,
+            "files": list(self.paths),
+            "sinceMs": self.since_ms,
+            "accounts": len(self.rules.accounts),
+            "loads": self.loads,
+            "failedLoads": self.loads_failed,
+            "error": self.error,
+            "warnings": list(self.warnings),
+            "refused": dict(self.denied),
+        }
+
+    @property
+    def texts(self) -> Texts | None:
+        """The files that are in force."""
+        return self._texts
 
     def load(self) -> None:
         """At the start. Raises ConfigurationError and OSError: a server does not run without
@@ -74,7 +157,9 @@ class Guard:
         self._texts = texts
         self.rules, self.warnings, self.error = read.rules, read.warnings, ""
         self._hosts.clear()
+        self._senders.clear()
         self.loads += 1
+        self.since_ms = 0 if self._clock is None else self._clock.now_ms()
         for warning in read.warnings:
             log.warning("%s", warning)
         log.info(
@@ -104,11 +189,69 @@ class Guard:
             if verdict.is_allowed and verdict.account is not None:
                 self.account = verdict.account
                 verdict = authorize(verdict.account, code, need_of(code), request)
-        if verdict.is_allowed:
-            self.allowed += 1
-        else:
-            self._count_refusal(verdict)
+        if not verdict.is_allowed:
+            self._count_refusal(fields.get(ACCESS_KEY, ""))
         return verdict
+
+    def admit(self, header: dict[str, Any], body: bytes, peer: Caller) -> bool:
+        """May this plain send (310, fields by letter, of any type) pass? HOT.
+
+        False is no refusal: `check` decides then.
+        """
+        try:
+            fields = header["extFields"]
+            begin, finish, orders = self._senders[fields["AccessKey"]][fields["b"]]
+            inner, outer = begin(), finish()
+            inner.update("".join(orders[len(fields)](fields)).encode() + body)
+            outer.update(inner.digest())
+            signature = b2a_base64(outer.digest(), newline=False)
+            return compare_digest(signature, fields["Signature"].encode())
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return self._admit_first(header.get("extFields"), peer)
+
+    def _admit_first(self, fields: Any, peer: Caller) -> bool:
+        """A send of somebody, to a topic or with fields that `admit` has not met: it knows them
+        the next time. Now True only for a white address."""
+        if self.is_white(peer.remote.address):
+            return True
+        if not isinstance(fields, dict) or len(fields) > FIELDS_MAX:
+            return False
+        access_key, topic = fields.get(ACCESS_KEY), fields.get("b")
+        if not isinstance(access_key, str) or not isinstance(topic, str):
+            return False
+        account = self.rules.accounts.get(access_key)
+        if account is None or account.white is not None or len(topic) > TOPIC_LENGTH_MAX:
+            return False
+        if topic.startswith(GROUP_PREFIX) or not decide(account, Resource(topic, PUB)).is_allowed:
+            return False
+        topics = self._senders.setdefault(access_key, {})
+        if topic not in topics:
+            if len(topics) >= TOPICS_MAX:
+                topics.clear()
+            key = Key(account.secret_key)
+            topics[topic] = _Sender(key.begin, key.finish, {})
+        if UNIQUE_KEY_QUERY not in fields:  # old clients do not sign it
+            topics[topic].orders[len(fields)] = itemgetter(*signed_names(tuple(fields)))
+        return False
+
+    def before(self, command: Command, peer: Caller) -> bytes | None:
+        """For a Dispatcher: the answer to a request that is refused, as RocketMQ words it; None
+        lets it pass. Raises ProtocolError as `check` does."""
+        verdict = self.check(
+            command.code,
+            command.fields or {},
+            bytes(command.body),
+            command.version,
+            peer.remote.address,
+        )
+        if verdict.is_allowed:
+            return None
+        told = hash(verdict.reason)
+        if told not in self._told and len(self._told) < TOLD_MAX:
+            self._told.add(told)
+            reason = verdict.reason[:REASON_SHOWN_MAX]
+            log.warning("refused request %d of %s: %r", command.code, peer.remote, reason)
+        return encode_answer(command, ResponseCode.SYSTEM_ERROR, remark=refusal(verdict))
 
     def may(self, topic: str, need: Permission) -> Verdict:
         """For a handler that learns the topic on its way: may who asks now do that?"""
@@ -116,7 +259,7 @@ class Guard:
             return _WHITE
         verdict = decide(self.account, Resource(topic, need))
         if not verdict.is_allowed:
-            self._count_refusal(verdict)
+            self._count_refusal(self.account.access_key)
         return verdict
 
     def is_white(self, host: str) -> bool:
@@ -130,6 +273,7 @@ class Guard:
             self._hosts[host] = known
         return known
 
-    def _count_refusal(self, verdict: Verdict) -> None:
-        key = "?" if verdict.account is None else verdict.account.access_key
-        self.denied[key] = self.denied.get(key, 0) + 1
+    def _count_refusal(self, access_key: str) -> None:
+        if access_key and access_key not in self.rules.accounts:
+            access_key = "?"  # else whoever invents keys fills memory and metrics
+        self.denied[access_key] = self.denied.get(access_key, 0) + 1

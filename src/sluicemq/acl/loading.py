@@ -67,6 +67,37 @@ def load_rules(text: str, name: str) -> Loaded:
     return Loaded(_Reader(name).rules(root), tuple(warnings))
 
 
+def plain_document(text: str) -> Any:
+    """The file's content as dicts, lists and texts; None when it is empty. For texts that load."""
+    root = _Builder("plain_acl.yml").build(_without_tabs(text, "", []) if "\t" in text else text)
+    return None if root is None else _plain(root)
+
+
+def load_credentials(text: str, name: str) -> tuple[str, str] | None:
+    """Access key and secret of a tools.yml; None when it has none.
+
+    Raises ConfigurationError, which shows neither.
+    """
+    root = _Builder(name).build(_without_tabs(text, name, []) if "\t" in text else text)
+    found = {} if root is None else _plain(root)
+    pair = [found.get(key) for key in ("accessKey", "secretKey")] if isinstance(found, dict) else []
+    if not any(pair):
+        return None
+    if not all(isinstance(one, str) and one for one in pair):
+        raise ConfigurationError(
+            f"{name} has only one of accessKey and secretKey.", cure="Write both."
+        )
+    return str(pair[0]), str(pair[1])
+
+
+def _plain(node: Node) -> Any:
+    if isinstance(node.value, dict):
+        return {key: _plain(value) for key, value in node.value.items()}
+    if isinstance(node.value, list):
+        return [_plain(value) for value in node.value]
+    return None if node.is_empty else node.value
+
+
 def _without_tabs(text: str, name: str, warnings: list[str]) -> str:
     lines: list[int] = []
 
@@ -240,8 +271,9 @@ class _Reader:
             raise self._wrong(node, f"{what} must be `key: value` lines", "See docs/security.md.")
         for key, value in node.value.items():
             if key not in known and key not in ignored:
+                shown = key.partition(":")[0]  # secretKey:… without a blank is a key
                 raise self._wrong(
-                    value, f"{key!r} is no key of {what}", f"The keys are {', '.join(known)}."
+                    value, f"{shown!r} is no key of {what}", f"The keys are {', '.join(known)}."
                 )
         return dict(node.value)
 

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from sluicemq.acl.rules import GROUP_PREFIX, Permission
 from sluicemq.errors import ProtocolError
+from sluicemq.model.topic import DEFAULT_TOPIC
 from sluicemq.protocol import fastjson
 from sluicemq.protocol.codes import RequestCode as R
 
@@ -40,10 +41,15 @@ class Need(NamedTuple):
 
     is_admin: bool = False
     asks: Asks | None = None
+    text: str = ""
+    """What it asks for, in words: docs/security.md lists them."""
 
 
-OPEN: Final = Need()
-ADMIN: Final = Need(is_admin=True)
+OPEN: Final = Need(text="an account")
+ADMIN: Final = Need(is_admin=True, text="admin")
+
+
+_WORDS: Final = {PUB: "PUB", SUB: "SUB", ANY: "PUB or SUB"}
 
 
 def group(name: str) -> str:
@@ -64,7 +70,8 @@ def _fields(**names: Permission) -> Need:
                 found.append(Resource(group(value) if is_group else value, need))
         return tuple(found)
 
-    return Need(asks=ask)
+    words = (f"{_WORDS[need]} {name}" for name, need in names.items())
+    return Need(asks=ask, text=", ".join(words))
 
 
 def _send(name: str) -> Need:
@@ -74,7 +81,12 @@ def _send(name: str) -> Need:
             return ()
         return (Resource(topic, SUB if topic.startswith(GROUP_PREFIX) else PUB),)
 
-    return Need(asks=ask)
+    return Need(asks=ask, text="PUB topic; of a retry topic SUB group")
+
+
+def _publishes(fields: Fields, body: bytes) -> Resources:
+    """The topics that an epoch's rows go to: `topics` names them, separated by commas."""
+    return tuple(Resource(name, PUB) for name in fields.get("topics", "").split(",") if name)
 
 
 def _json(body: bytes) -> Mapping[str, Any]:
@@ -132,6 +144,12 @@ def _assignment(fields: Fields, body: bytes) -> Resources:
     )
 
 
+def _route(fields: Fields, body: bytes) -> Resources:
+    """TBW102 only says which brokers make topics by themselves: every producer may ask for it."""
+    topic = fields.get("topic")
+    return (Resource(topic, ANY),) if topic and topic != DEFAULT_TOPIC else ()
+
+
 _PULL = _fields(topic=SUB, consumerGroup=SUB)
 _TOPIC = _fields(topic=ANY)
 _GROUP = _fields(group=SUB, consumerGroup=SUB)
@@ -145,6 +163,7 @@ NEEDS: Final[dict[int, Need]] = {
     R.SEND_REPLY_MESSAGE_V2: _send("b"),
     R.RECALL_MESSAGE: _fields(topic=PUB),
     R.END_TRANSACTION: _fields(topic=PUB),
+    R.SLUICE_COMMIT_EPOCH: Need(asks=_publishes, text="PUB topics"),
     # consumers
     R.PULL_MESSAGE: _PULL,
     R.LITE_PULL_MESSAGE: _PULL,
@@ -152,12 +171,12 @@ NEEDS: Final[dict[int, Need]] = {
     R.QUERY_CONSUMER_OFFSET: _PULL,
     R.UPDATE_CONSUMER_OFFSET: _PULL,
     R.GET_CONSUMER_LIST_BY_GROUP: _fields(consumerGroup=SUB),
-    R.HEART_BEAT: Need(asks=_heartbeat),
+    R.HEART_BEAT: Need(asks=_heartbeat, text="SUB consumer groups, SUB subscribed topics"),
     R.UNREGISTER_CLIENT: _fields(consumerGroup=SUB),
-    R.CHECK_CLIENT_CONFIG: Need(asks=_client_config),
-    R.LOCK_BATCH_MQ: Need(asks=_lock),
-    R.UNLOCK_BATCH_MQ: Need(asks=_lock),
-    R.QUERY_ASSIGNMENT: Need(asks=_assignment),
+    R.CHECK_CLIENT_CONFIG: Need(asks=_client_config, text="SUB group, SUB topic"),
+    R.LOCK_BATCH_MQ: Need(asks=_lock, text="SUB group, SUB topics"),
+    R.UNLOCK_BATCH_MQ: Need(asks=_lock, text="SUB group, SUB topics"),
+    R.QUERY_ASSIGNMENT: Need(asks=_assignment, text="SUB group, SUB topic"),
     R.POP_MESSAGE: _PULL,
     R.ACK_MESSAGE: _PULL,
     R.PEEK_MESSAGE: _PULL,
@@ -181,12 +200,14 @@ NEEDS: Final[dict[int, Need]] = {
     R.QUERY_CORRECTION_OFFSET: _fields(compareGroup=SUB, topic=SUB),
     R.GET_CONSUMER_CONNECTION_LIST: _GROUP,
     R.GET_CONSUME_STATS: _fields(consumerGroup=SUB, topic=SUB),
+    R.SLUICE_FILTERED_LAG: _fields(consumerGroup=SUB, topic=SUB),
+    R.SLUICE_TRY_FILTER: _fields(topic=SUB, consumerGroup=SUB),
     R.QUERY_TOPICS_BY_CONSUMER: _GROUP,
     R.QUERY_SUBSCRIPTION_BY_CONSUMER: _fields(group=SUB, topic=SUB),
     R.GET_SUBSCRIPTIONGROUP_CONFIG: _GROUP,
     R.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: OPEN,
     # name server
-    R.GET_ROUTEINFO_BY_TOPIC: _TOPIC,
+    R.GET_ROUTEINFO_BY_TOPIC: Need(asks=_route, text=_TOPIC.text),
     R.GET_KV_CONFIG: OPEN,
     R.GET_KVLIST_BY_NAMESPACE: OPEN,
     R.GET_BROKER_CLUSTER_INFO: OPEN,
@@ -196,7 +217,7 @@ NEEDS: Final[dict[int, Need]] = {
 }
 """All others that a server answers: see `need_of`."""
 
-LATER: Final = frozenset({R.VIEW_MESSAGE_BY_ID, R.END_TRANSACTION})
+LATER: Final = frozenset({R.VIEW_MESSAGE_BY_ID, R.END_TRANSACTION, R.CONSUMER_SEND_MSG_BACK})
 """Decided once more by the handler, which knows the message's topic."""
 
 

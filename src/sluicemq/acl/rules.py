@@ -2,8 +2,9 @@
 is one assignment: no request ever sees half of a new file.
 
 A group g is the resource `%RETRY%g`, as in RocketMQ: sends to the retry topic and the group itself
-have one permission, and an entry of topicPerms for that name overrides groupPerms. Names are exact;
-there are no wildcards.
+have one permission, and an entry of topicPerms for that name overrides groupPerms. The dead letters
+of a group (`%DLQ%g`) have that of the group, unless an entry names them. Names are exact; there are
+no wildcards.
 """
 
 import enum
@@ -15,6 +16,14 @@ from sluicemq.acl.addresses import Pattern
 from sluicemq.errors import ConfigurationError
 
 GROUP_PREFIX: Final = "%RETRY%"
+
+
+DEAD_LETTER_PREFIX: Final = "%DLQ%"
+INNER_TOPICS: Final = frozenset({
+    "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC",
+    "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC",
+})  # fmt: skip
+"""Where messages of all topics wait: no default opens them, only an entry of their own."""
 
 
 class Permission(enum.Flag):
@@ -33,6 +42,14 @@ _WORDS: Final = {
     "PUB|SUB": Permission.ANY,
     "SUB|PUB": Permission.ANY,
     "ANY": Permission.ANY,
+}
+
+
+WORD_OF: Final = {
+    Permission.NOTHING: "DENY",
+    Permission.PUB: "PUB",
+    Permission.SUB: "SUB",
+    Permission.ANY: "PUB|SUB",
 }
 
 
@@ -65,8 +82,13 @@ class Account:
         """What may be done with a topic, or with the group g as `%RETRY%g`; and whether an entry
         says so, not a default."""
         explicit = self.permissions.get(resource)
+        if explicit is None and resource.startswith(DEAD_LETTER_PREFIX):
+            resource = GROUP_PREFIX + resource.removeprefix(DEAD_LETTER_PREFIX)
+            explicit = self.permissions.get(resource)
         if explicit is not None:
             return explicit, True
+        if resource in INNER_TOPICS:
+            return Permission.NOTHING, False
         is_group = resource.startswith(GROUP_PREFIX)
         return (self.group_default if is_group else self.topic_default), False
 

@@ -22,6 +22,10 @@ class Texts(NamedTuple):
 
     items: tuple[tuple[str, bytes], ...]
 
+    def __repr__(self) -> str:
+        """Without what they say: secrets."""
+        return f"<{len(self.items)} files>"
+
 
 class Read(NamedTuple):
     """Rules of all files, and warnings."""
@@ -76,16 +80,29 @@ class Source:
             file.close()
 
 
+def find_file(files: Files, places: tuple[str, ...]) -> str:
+    """The main file: the first of the places where it is. Raises ConfigurationError."""
+    for path in places:
+        if files.exists(path):
+            return path
+    raise ConfigurationError(
+        f"aclEnable=true, and there is no file of accounts ({', '.join(places) or 'none named'}).",
+        cure="Write plain_acl.yml there (docs/security.md begins with an example), name another"
+        " file by plainAclFile, or set aclEnable=false.",
+    )
+
+
 def read_rules(texts: Texts) -> Read:
     """Raises ConfigurationError naming file, line and cure."""
-    loaded = [load_rules(_decoded(path, data), path) for path, data in texts.items]
+    loaded = [load_rules(decoded(path, data), path) for path, data in texts.items]
     return Read(
         Rules.merged(one.rules for one in loaded),
         tuple(warning for one in loaded for warning in one.warnings),
     )
 
 
-def _decoded(path: str, data: bytes) -> str:
+def decoded(path: str, data: bytes) -> str:
+    """Raises ConfigurationError when it is no UTF-8."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from sluicemq.acl.addresses import numbers_of
 from sluicemq.acl.needs import Need, Resource, need_of
-from sluicemq.acl.rules import GROUP_PREFIX, Account, Permission, Rules
+from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF, Account, Permission, Rules
 from sluicemq.protocol.signature import ACCESS_KEY, SIGNATURE, sign
 
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
@@ -113,14 +113,14 @@ def decide(account: Account, resource: Resource) -> Verdict:
     name, need = resource
     if account.is_admin:
         return Verdict(True, "", f"{account.origin} admin: true", account)
-    if name == TRACE_TOPIC and need is Permission.PUB:
+    if name == TRACE_TOPIC and need & Permission.PUB:
         return Verdict(True, "", f"every account may write to {TRACE_TOPIC}", account)
     owned, is_explicit = account.permission(name)
     kind = "group" if name.startswith(GROUP_PREFIX) else "topic"
     shown = name.removeprefix(GROUP_PREFIX)
     default = f"default{kind.capitalize()}Perm"
     entry = f"{kind}Perms {shown}" if is_explicit else f"{default} for {shown}"
-    rule = f"{account.origin} {entry}={owned.name or owned}"
+    rule = f"{account.origin} {entry}={WORD_OF[owned]}"
     if owned & need:
         return Verdict(True, "", rule, account)
     what = "permission" if is_explicit else "default permission"

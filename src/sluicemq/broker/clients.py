@@ -1,38 +1,55 @@
 """Who is connected: producers and consumers by group, as their heartbeats say.
 
-A member of a group is a connection (spec/remoting.md §15). Of each topic a group has one
-subscription: the one with the highest version wins, and a topic that is missing in a heartbeat is
-dropped for the whole group (spec/filter.md §2). That rule makes members with different
-subscriptions harm each other; the broker follows it and says so in the log, once for each topic.
+A member of a group is a connection (spec/remoting.md §15). While all members want the same, a
+group has one subscription for each topic: what the heartbeats say; a topic that is missing in them
+is dropped (spec/filter.md §2). In RocketMQ the last heartbeat of any member says so for all, and
+members with different subscriptions harm each other. Here the group's contract decides
+(`contract.py`): such a member is refused, or gets a lane of its own (`lanes.py`).
 
 A member leaves with its request 35, its connection, or 120 s after its last heartbeat.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
+from sluicemq.broker.contract import ContractError, Contracts
+from sluicemq.broker.lane_rules import normal_atom, parse_key, subscription_key
+from sluicemq.broker.lane_table import Lanes
+from sluicemq.broker.lanes import GroupLanes
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError
 from sluicemq.filter.sql import make_filter
 from sluicemq.filter.tags import is_tag_kind, subscribe
 from sluicemq.model.subscription import MessageFilter, Subscription
 from sluicemq.net.server import Peer
-from sluicemq.protocol.bodies import ConsumerData
+from sluicemq.protocol.bodies import BROADCASTING, FROM_FIRST_OFFSET, ConsumerData
 
 log = logging.getLogger(__name__)
+
+CLIENT_FIELD: Final = "sluiceClientId"
+"""Our client sends its heartbeats on a connection of its own: its pulls and offsets say whose they
+are with this field, which RocketMQ ignores."""
+
+PRODUCER_GROUPS_MAX: Final = 50_000
+"""Producers name any group: none is made for them, and it is gone with its last connection."""
+NAME_MAX: Final = 255
 
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One connection in one group."""
+    """One connection in one group. `key` is its subscription as text (`lane_rules.py`), "" for one
+    that assigns queues by itself."""
 
     client_id: str
     peer: Peer
     language: str
     version: int
     seen_ms: int
-    expressions: dict[str, str] = field(default_factory=dict)
+    key: str = ""
+    fingerprint: int = 0
+    wanted: dict[str, Subscription] = field(default_factory=dict)
 
 
 class Watch:
@@ -64,8 +81,8 @@ class ConsumerGroup:
     """The members of a group that are connected, and what they subscribe to."""
 
     __slots__ = (
-        "_warned", "consume_from_where", "consume_type", "fingerprint", "members",
-        "message_model", "name", "watches",
+        "consume_from_where", "consume_type", "fingerprint", "key", "members", "message_model",
+        "name", "watches",
     )  # fmt: skip
 
     def __init__(self, name: str) -> None:
@@ -74,48 +91,63 @@ class ConsumerGroup:
         self.message_model = "CLUSTERING"
         self.consume_from_where = "CONSUME_FROM_LAST_OFFSET"
         self.fingerprint = 0
+        self.key = ""
+        """What all members subscribe to, while that is the same."""
         self.members: dict[Peer, Member] = {}
         self.watches: dict[str, Watch] = {}
-        self._warned: set[str] = set()
 
     @property
     def client_ids(self) -> list[str]:
         return [member.client_id for member in self.members.values()]
 
-    def subscribe(self, subscriptions: Iterable[Subscription], member: Member) -> bool:
-        """Takes over what one heartbeat says; True when topics came or went."""
+    def find(self, peer: Peer, fields: Mapping[str, str] | None) -> Member | None:
+        """The member that a request is from."""
+        member = self.members.get(peer)
+        client_id = fields.get(CLIENT_FIELD) if member is None and fields else None
+        if client_id is not None:
+            for other in self.members.values():
+                if other.client_id == client_id:
+                    return other
+        return member
+
+    def others(self, member: Member) -> dict[str, str]:
+        """Client id -> subscription of the members besides this client."""
+        return {
+            other.client_id: other.key
+            for other in self.members.values()
+            if other.key and other.client_id != member.client_id
+        }
+
+    def replace(self, subscriptions: Iterable[Subscription]) -> bool:
+        """Takes over what one heartbeat says for all members; True when topics came or went."""
         wanted = {subscription.topic: subscription for subscription in subscriptions}
-        self._warn_of_conflicts(wanted, member)
-        member.expressions = {topic: s.expression for topic, s in wanted.items()}
         changed = False
         for topic, subscription in wanted.items():
             watch = self.watches.get(topic)
-            if watch is None:
-                changed = True
-            elif subscription.version <= watch.subscription.version:
-                continue
-            elif _is_same(watch.subscription, subscription):
-                watch.subscription = subscription
-                continue
-            self.watches[topic] = Watch(subscription)
+            changed = changed or watch is None
+            self._watch(subscription)
         for topic in [topic for topic in self.watches if topic not in wanted]:
             del self.watches[topic]
             changed = True
         return changed
 
-    def _warn_of_conflicts(self, wanted: dict[str, Subscription], member: Member) -> None:
-        others = [m for m in self.members.values() if m.client_id != member.client_id]
-        for other in others:
-            for topic, expression in other.expressions.items():
-                mine = wanted[topic].expression if topic in wanted else "nothing"
-                if mine != expression and topic not in self._warned:
-                    self._warned.add(topic)
-                    log.warning(
-                        "group %s: %s subscribes %s of topic %s, %s subscribes %s. The last one "
-                        "wins for the whole group and messages get lost for the other: give each "
-                        "expression a group of its own.",
-                        self.name, member.client_id, mine, topic, other.client_id, expression,
-                    )  # fmt: skip
+    def unite(self) -> None:
+        """What at least one member wants, for tools: of a topic that several want the expression
+        of the first one."""
+        wanted: dict[str, Subscription] = {}
+        for member in self.members.values():
+            wanted = member.wanted | wanted
+        for topic in [topic for topic in self.watches if topic not in wanted]:
+            del self.watches[topic]
+        for subscription in wanted.values():
+            self._watch(subscription)
+
+    def _watch(self, subscription: Subscription) -> None:
+        watch = self.watches.get(subscription.topic)
+        if watch is None or not _is_same(watch.subscription, subscription):
+            self.watches[subscription.topic] = Watch(subscription)
+        elif subscription.version > watch.subscription.version:
+            watch.subscription = subscription
 
 
 def _is_same(old: Subscription, new: Subscription) -> bool:
@@ -123,37 +155,109 @@ def _is_same(old: Subscription, new: Subscription) -> bool:
 
 
 class Consumers:
-    """Consumer groups that are online. `on_change(group)` is called when members have to balance
-    anew, `on_subscribed(group name, subscriptions)` at each full heartbeat, and with none when the
-    last member of a group has left."""
+    """Consumer groups that are online. `on_change(group, keys)` is called when members have to
+    balance anew: those with these subscriptions, None: all; `on_subscribed(group name,
+    subscriptions)` at each full heartbeat, and with none when the last member of a group has
+    left."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, lanes: Lanes, contracts: Contracts) -> None:
         self._clock = clock
+        self.lanes = lanes
+        self.contracts = contracts
         self.groups: dict[str, ConsumerGroup] = {}
-        self.on_change: Callable[[ConsumerGroup], None] = lambda group: None
+        self.on_change: Callable[[ConsumerGroup, set[str] | None], None] = lambda group, keys: None
         self.on_subscribed: Callable[[str, Iterable[Subscription]], None] = lambda group, wanted: (
             None
         )
 
     def heartbeat(self, data: ConsumerData, member: Member, fingerprint: int) -> bool:
-        """A heartbeat with subscriptions. Returns whether the fingerprint was another before."""
-        group = self.groups.get(data.group)
-        if group is None:
-            group = self.groups[data.group] = ConsumerGroup(data.group)
+        """A heartbeat with subscriptions. Returns whether the fingerprint was another before.
+
+        Raises ContractError when the group takes no such subscription: then it is no member.
+        """
+        group = self.groups.get(data.group) or ConsumerGroup(data.group)
+        known = group.members.get(member.peer) or member
+        joined = member.peer not in group.members
+        is_shared = data.message_model != BROADCASTING
+        key = subscription_key(data.group, data.subscriptions) if is_shared else ""
+        try:
+            if key:
+                self.contracts.refuse(
+                    group.name, member.client_id, key, self._elders(group, member)
+                )
+                lanes = self.lanes.table.get(group.name)
+                self.contracts.check_room(
+                    group.name, member.client_id, key, () if lanes is None else lanes.lanes
+                )
+        except ContractError:
+            self.unregister(group.name, member.peer)
+            raise
+        self.groups[group.name] = group
         group.consume_type = data.consume_type
         group.message_model = data.message_model
         group.consume_from_where = data.consume_from_where
-        known = group.members.get(member.peer)
-        joined = known is None
-        if known is None:
-            known = group.members[member.peer] = member
+        group.members[member.peer] = known
         known.client_id, known.seen_ms = member.client_id, member.seen_ms
-        changed = group.subscribe(data.subscriptions, known)
-        self.on_subscribed(data.group, data.subscriptions)
-        before, group.fingerprint = group.fingerprint, fingerprint
-        if joined or changed:
-            self.on_change(group)
-        return before not in {0, fingerprint}
+        known.wanted = {subscription.topic: subscription for subscription in data.subscriptions}
+        before, known.key = known.key, key
+        keys = self._subscribe(group, known, before)
+        self.on_subscribed(
+            data.group, [w for m in group.members.values() for w in m.wanted.values()]
+        )
+        old, group.fingerprint = group.fingerprint, fingerprint
+        if group.name in self.lanes.table:
+            old = known.fingerprint
+        known.fingerprint = fingerprint
+        if joined:
+            keys = None if group.name not in self.lanes.table else {key}
+        if keys is None or keys:
+            self.on_change(group, keys)
+        return old not in {0, fingerprint}
+
+    def _elders(self, group: ConsumerGroup, member: Member) -> dict[str, str]:
+        """The members whose subscription counts in a strict group: of the oldest lane."""
+        others = group.others(member)
+        lanes = self.lanes.table.get(group.name)
+        if lanes is None:
+            return others
+        oldest = next((key for key in lanes.ordered()[0] if lanes.lanes[key].members), None)
+        return {client_id: key for client_id, key in others.items() if key == oldest}
+
+    def _subscribe(self, group: ConsumerGroup, member: Member, before: str) -> set[str] | None:
+        """What a member wants becomes the group's, or its lane's. Returns the subscriptions whose
+        members have to balance anew, None for all."""
+        others = group.others(member)
+        key = member.key
+        lanes = self.lanes.table.get(group.name)
+        if lanes is None and set(others.values()) <= {key}:
+            if key and key != group.key:
+                is_first = group.consume_from_where == FROM_FIRST_OFFSET
+                self.lanes.first_member(group.name, key, from_first=is_first)
+                group.key = key
+            if not key and others:
+                return set()
+            return None if group.replace(member.wanted.values()) else set()
+        if not key:
+            return set()
+        if lanes is None:
+            lanes = self._split(group, others)
+        is_new = key not in lanes.lanes or member.client_id not in lanes.lanes[key].members
+        if is_new:
+            self.contracts.split(group.name, member.client_id, key, others)
+            lanes.enter(key, member.client_id)
+        if before and before != key:
+            lanes.move(before, member.client_id)
+            lanes.run()
+        group.unite()
+        return {key, before} if is_new else set()
+
+    def _split(self, group: ConsumerGroup, others: dict[str, str]) -> GroupLanes:
+        """Members want different things from now on: those that are there are the first lane."""
+        first = next(iter(others.values()))
+        lanes = self.lanes.begin(group.name, first)
+        for client_id, key in others.items():
+            lanes.enter(key, client_id)
+        return lanes
 
     def short_heartbeat(self, name: str, member: Member, fingerprint: int) -> bool:
         """A heartbeat that leaves the subscriptions out (V2). Returns whether the client has to
@@ -162,12 +266,70 @@ class Consumers:
         if group is None or not group.watches:
             return True
         known = group.members.get(member.peer)
-        if known is None:
-            group.members[member.peer] = member
-            self.on_change(group)
-        else:
+        has_lanes = name in self.lanes.table
+        if known is not None:
             known.seen_ms = member.seen_ms
-        return group.fingerprint != fingerprint
+        elif has_lanes:
+            return True
+        else:
+            member.key = group.key
+            member.wanted = {t: watch.subscription for t, watch in group.watches.items()}
+            group.members[member.peer] = member
+            self.on_change(group, None)
+        expected = known.fingerprint if has_lanes and known is not None else group.fingerprint
+        return expected != fingerprint
+
+    def lane_of(
+        self, name: str, peer: Peer, fields: Mapping[str, str] | None
+    ) -> tuple[GroupLanes, Member] | None:
+        """The lanes of a group and the member that a request is from; None without lanes, or for
+        somebody else."""
+        lanes = self.lanes.table.get(name)
+        group = self.groups.get(name)
+        if lanes is None or group is None:
+            return None
+        member = group.find(peer, fields)
+        return (lanes, member) if member is not None and member.key in lanes.lanes else None
+
+    def commit(
+        self,
+        name: str,
+        peer: Peer,
+        fields: Mapping[str, str] | None,
+        topic: str,
+        queue_id: int,
+        offset: int,
+    ) -> None:
+        """A consumer's commit, to the group's offsets or its lane's. In a group with lanes that of
+        somebody who is no member belongs to none."""
+        if name not in self.lanes.table:
+            self.lanes.offsets.commit(name, topic, queue_id, offset)
+            return
+        found = self.lane_of(name, peer, fields)
+        if found is not None:
+            lanes, member = found
+            lanes.commit(member.key, member.client_id, topic, queue_id, offset)
+
+    def lock_group(self, name: str, client_id: str) -> str:
+        """Under which name a member's queues are locked: each lane locks for itself."""
+        lanes = self.lanes.table.get(name)
+        for lane in lanes.lanes.values() if lanes is not None else ():
+            if client_id in lane.members:
+                return f"{name}@{lane.id}"
+        return name
+
+    def check(self, name: str, client_id: str, subscription: Subscription) -> None:
+        """Before a client starts: would a strict group take it? Only one of its topics is known.
+
+        Raises ContractError.
+        """
+        group = self.groups.get(name)
+        mine = normal_atom(subscription)
+        for member in group.members.values() if group is not None else ():
+            said = parse_key(member.key).get(subscription.topic) if member.key else mine
+            if member.client_id != client_id and said != mine:
+                key = subscription_key(name, [subscription])
+                self.contracts.refuse(name, client_id, key, {member.client_id: member.key})
 
     def watch(self, group: str, topic: str) -> Watch | None:
         found = self.groups.get(group)
@@ -175,8 +337,9 @@ class Consumers:
 
     def unregister(self, name: str, peer: Peer) -> None:
         group = self.groups.get(name)
-        if group is not None and group.members.pop(peer, None) is not None:
-            self._left(group)
+        member = group.members.pop(peer, None) if group is not None else None
+        if group is not None and member is not None:
+            self._left(group, member)
 
     def disconnect(self, peer: Peer) -> None:
         for group in [g for g in self.groups.values() if peer in g.members]:
@@ -193,11 +356,21 @@ class Consumers:
                 self.unregister(group.name, member.peer)
         return dead
 
-    def _left(self, group: ConsumerGroup) -> None:
+    def _left(self, group: ConsumerGroup, member: Member) -> None:
+        lanes = self.lanes.table.get(group.name)
+        if lanes is not None and not any(
+            (other.client_id, other.key) == (member.client_id, member.key)
+            for other in group.members.values()
+        ):
+            lanes.leave(member.key, member.client_id)
         if not group.members:
             del self.groups[group.name]
             self.on_subscribed(group.name, ())
-        self.on_change(group)
+            self.lanes.last_member_left(group.name)
+            self.contracts.forget(group.name)
+        elif lanes is not None:
+            group.unite()
+        self.on_change(group, None if lanes is None else {member.key})
 
     def groups_of(self, topic: str) -> set[str]:
         """Groups online that subscribe to the topic."""
@@ -210,21 +383,40 @@ class Producers:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.groups: dict[str, dict[Peer, Member]] = {}
+        self._by_client: dict[str, Peer] = {}
+
+    def find(self, client_id: str) -> Peer | None:
+        """The connection of a client that is a producer of any group; None when it is away."""
+        peer = self._by_client.get(client_id)
+        return peer if peer is not None and not peer.closed else None
 
     def heartbeat(self, group: str, member: Member) -> None:
-        members = self.groups.setdefault(group, {})
+        members = self.groups.get(group, {})
         known = members.get(member.peer)
+        if known is None and (len(self.groups) >= PRODUCER_GROUPS_MAX or len(group) > NAME_MAX):
+            return
+        self._by_client[member.client_id] = member.peer
         if known is None:
+            self.groups[group] = members
             members[member.peer] = member
-        else:
-            known.client_id, known.seen_ms = member.client_id, member.seen_ms
+            return
+        if known.client_id != member.client_id and self._by_client.get(known.client_id) is (
+            member.peer
+        ):
+            del self._by_client[known.client_id]
+        known.client_id, known.seen_ms = member.client_id, member.seen_ms
 
     def unregister(self, group: str, peer: Peer) -> None:
         members = self.groups.get(group)
-        if members is not None:
-            members.pop(peer, None)
-            if not members:
-                del self.groups[group]
+        member = members.pop(peer, None) if members is not None else None
+        if members is None or member is None:
+            return
+        if not members:
+            del self.groups[group]
+        if not any(peer in others for others in self.groups.values()) and (
+            self._by_client.get(member.client_id) is peer
+        ):
+            del self._by_client[member.client_id]
 
     def disconnect(self, peer: Peer) -> None:
         for group in [name for name, members in self.groups.items() if peer in members]:

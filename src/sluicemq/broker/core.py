@@ -7,28 +7,41 @@ for the end of a turn and `run_sync` for an fsync elsewhere.
 
 from collections.abc import Callable
 
+from sluicemq.acl.guard import Guard
 from sluicemq.broker import readonly
+from sluicemq.broker.access import Access
+from sluicemq.broker.access_admin import AccessAdmin, Elsewhere, in_place
 from sluicemq.broker.admin import Admin
+from sluicemq.broker.background import Background
 from sluicemq.broker.checkback import CheckBack
 from sluicemq.broker.clients import Consumers, Producers
+from sluicemq.broker.contract import Contracts
+from sluicemq.broker.contract_admin import ContractAdmin
 from sluicemq.broker.delayed import WAITING_TOPICS, Delayed
 from sluicemq.broker.documents import Document
 from sluicemq.broker.ending import Ending
+from sluicemq.broker.epochs import Epochs
+from sluicemq.broker.filter_admin import FilterAdmin
+from sluicemq.broker.filter_watch import FilterWatch
 from sluicemq.broker.filters import ConsumerFilters
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.halves import HALF_TOPIC, OP_TOPIC
 from sluicemq.broker.heartbeat import Heartbeats
 from sluicemq.broker.intake import Intake
+from sluicemq.broker.lane_table import Lanes
 from sluicemq.broker.locks import QueueLocks
 from sluicemq.broker.longpoll import LongPolls
 from sluicemq.broker.metadata import Metadata
 from sluicemq.broker.metrics import BrokerCollector, Parts
+from sluicemq.broker.offset_admin import OffsetAdmin
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.outcomes import Announced, Parked
 from sluicemq.broker.pending import Pending
 from sluicemq.broker.pull import Pull
 from sluicemq.broker.queries import Queries
 from sluicemq.broker.rates import Days, Rates
+from sluicemq.broker.relays import Questions, Relays
+from sluicemq.broker.replies import Replies
 from sluicemq.broker.retention import Cleaning, GroupWatch
 from sluicemq.broker.retries import Retries
 from sluicemq.broker.runtime import RuntimeInfo
@@ -42,7 +55,8 @@ from sluicemq.broker.turns import RunSync, Turns
 from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds
-from sluicemq.net.dispatch import Handler, finish_answer
+from sluicemq.net.dispatch import Dispatcher, Handler, finish_answer
+from sluicemq.net.limits import WITH_MESSAGES
 from sluicemq.net.server import Peer
 from sluicemq.protocol.command import Command
 from sluicemq.store.store import Store
@@ -67,23 +81,15 @@ class BrokerCore:
         call_soon: Callable[[Callable[[], None]], object],
         run_sync: RunSync | None = None,
         announce: Callable[[Peer, bytes], None] | None = None,
+        elsewhere: Elsewhere = in_place,
     ) -> None:
         self.settings = settings
         self.store = store
         self._clock = clock
         self._host = host
         self._announce = announce or Peer.write
-        self.topics = Topics(settings, files, clock)
-        self.groups = Groups(settings, files, clock)
-        self.offsets = Offsets(settings, files, clock)
-        self.filters = ConsumerFilters(settings, files, clock)
-        self.consumers = Consumers(clock)
-        self.consumers.on_subscribed = self.filters.subscribed
-        self.producers = Producers(clock)
-        self.locks = QueueLocks(clock)
-        self.rates = Rates()
-        self.days = Days()
-        self.polls = LongPolls(self._write, settings.broker.parked_pulls_max)
+        self._elsewhere = elsewhere
+        self._make_tables(files)
         self.turns = Turns(
             store,
             clock,
@@ -94,6 +100,42 @@ class BrokerCore:
             others=self._later,
             sync_timeout_s=settings.store.sync_flush_timeout_ms / 1000,
         )
+        self._make_waiting(files, call_soon, run_sync)
+        self.guard = Guard.of(files, clock, settings.broker.acl_files, settings.broker.acl_enable)
+        self.access = Access(self.guard)
+        self._make_doors(unique_ids, call_soon)
+        self.handlers = self._families(files)
+        self.quick = {} if settings.is_read_only else self.send.quick()
+        self.deferred = self.turns.hold
+        """Takes what handlers return besides answers."""
+
+    def _make_tables(self, files: Files) -> None:
+        """What is known of topics, groups and clients."""
+        settings, store, clock = self.settings, self.store, self._clock
+        self.topics = Topics(settings, files, clock)
+        self.groups = Groups(settings, files, clock)
+        self.offsets = Offsets(settings, files, clock)
+        self.filters = ConsumerFilters(settings, files, clock)
+        self.polls = LongPolls(self._write, settings.broker.parked_pulls_max)
+        self.lanes = Lanes(
+            settings, self.topics, self.offsets, store, files, clock, self.polls.look_again
+        )
+        self.contracts = Contracts(self.groups)
+        self.consumers = Consumers(clock, self.lanes, self.contracts)
+        self.consumers.on_subscribed = self.filters.subscribed
+        self.producers = Producers(clock)
+        self.locks = QueueLocks(clock)
+        self.rates = Rates()
+        self.days = Days()
+
+    def _make_waiting(
+        self,
+        files: Files,
+        call_soon: Callable[[Callable[[], None]], object],
+        run_sync: RunSync | None,
+    ) -> None:
+        """What enters the store, and what waits in it before it may be seen."""
+        settings, store, clock, host = self.settings, self.store, self._clock, self._host
         self.intake = Intake(settings, store, self.turns)
         self.delayed = Delayed(
             settings, store, self.intake, self.turns, files=files, clock=clock,
@@ -103,13 +145,26 @@ class BrokerCore:
             settings, self.topics, self.offsets, store, self.intake, self.turns, clock, host,
             CheckBack(self.producers, settings.broker.broker_name),
         )  # fmt: skip
+        self.epochs = Epochs(
+            settings, self.topics, store, self.intake, self.turns, files=files, clock=clock,
+            host=host, call_soon=call_soon, run_sync=run_sync,
+        )  # fmt: skip
         self.checks = TransactionChecks(settings, self.transactions, clock)
         self.retries = Retries(self.topics, self.groups, self.locks, clock)
+
+    def _make_doors(
+        self, unique_ids: UniqueIds, call_soon: Callable[[Callable[[], None]], object]
+    ) -> None:
+        """What requests go through, and what watches them."""
+        settings, store, clock, host = self.settings, self.store, self._clock, self._host
         self.send = Send(
             settings, self.topics, self.retries, store, self.intake, self.turns, clock, host,
             unique_ids,
         )  # fmt: skip
-        self.send_back = SendBack(settings, self.topics, self.retries, store, self.intake, host)
+        self.send_back = SendBack(
+            settings, self.topics, self.retries, store, self.intake, host, self.consumers,
+            self.access,
+        )  # fmt: skip
         self.pull = Pull(
             settings, self.topics, self.groups, self.offsets, self.consumers, self.polls, store,
             clock, call_soon,
@@ -120,11 +175,19 @@ class BrokerCore:
         )  # fmt: skip
         self.runtime.more.append(self.delayed.runtime)
         self.watch = GroupWatch(self.offsets, store, clock)
+        self.background = Background(clock, call_soon)
+        self.filter_watch = self._filter_watch()
+        ask = self.questions = Questions(clock)
+        self.replies = Replies(settings, self.topics, self.producers, self.intake, ask, clock, host)
         self.cleaning = Cleaning(settings, self.topics, self.watch, store, clock, self.turns.end)
-        self.handlers = self._families(files)
-        self.quick = {} if settings.is_read_only else self.send.quick()
-        self.deferred = self.turns.hold
-        """Takes what handlers return besides answers."""
+
+    def _filter_watch(self) -> FilterWatch:
+        watch = FilterWatch(
+            self.store, self.topics, self.offsets, self.consumers, self.filters, self.pull,
+            self.background, self._clock,
+        )  # fmt: skip
+        self.runtime.more.append(watch.runtime)
+        return watch
 
     def _families(self, files: Files) -> dict[int, Handler]:
         settings, store, clock = self.settings, self.store, self._clock
@@ -132,17 +195,35 @@ class BrokerCore:
         for family in (
             self.send,
             self.send_back,
-            Ending(settings, self.transactions, clock),
+            Ending(settings, self.transactions, clock, self.access),
             self.pull,
             Heartbeats(settings, self.topics, self.groups, self.consumers, self.producers, clock),
-            Queries(settings, self.topics, self.groups, self.offsets, self.locks, store),
+            Queries(
+                settings, self.topics, self.groups, self.offsets, self.locks, self.consumers,
+                store, self.access,
+            ),
             Metadata(settings, self.topics, self.groups, self.offsets, store, self.turns.end),
             Admin(
                 settings, self.topics, self.groups, self.offsets, self.consumers, self.producers,
                 store, self.runtime, self.rates, self.watch, files, clock,
             ),
+            OffsetAdmin(
+                settings, self.topics, self.groups, self.offsets, self.consumers, self.polls,
+                store, clock, self.turns.soon,
+            ),
+            Relays(
+                settings, self.topics, self.groups, self.consumers, store, self.questions
+            ),
+            self.replies,
+            self.epochs,
             self.cleaning,
+            FilterAdmin(
+                self.topics, self.groups, self.offsets, self.pull, self.filter_watch,
+                self.background, store,
+            ),
             Pending(settings, self.topics, self.delayed, self.intake, clock, self._host),
+            ContractAdmin(self.groups, self.consumers),
+            AccessAdmin(settings, self.guard, files, clock, self._elsewhere),
         ):  # fmt: skip
             handlers |= {int(code): handler for code, handler in family.handlers().items()}
         if settings.is_read_only:
@@ -152,21 +233,44 @@ class BrokerCore:
     def load(self) -> None:
         """Blocking: reads the tables and writes what was missing in them.
 
-        Raises StoreDamagedError, OSError.
+        Raises StoreDamagedError, ConfigurationError (access rules), OSError.
         """
+        if self.guard is not None:
+            self.guard.load()
         self.topics.load()
         if not self.settings.is_read_only:
             store = self.store
             self.topics.adopt(key for key in store.queues() if store.queue_offsets(*key)[1])
         self.groups.load()
         self.offsets.load()
+        self.lanes.load()
         self.filters.load()
         self.delayed.load()
         self.transactions.load()
+        self.epochs.load()
         if self.settings.is_read_only:
             readonly.show_all(self.store, self.topics, self.groups, self.offsets)
         self.topics.document.save()
         self.groups.document.save()
+
+    def dispatcher(self) -> Dispatcher:
+        """Requests to answers, past the guard when there is one."""
+        guard = self.guard
+        if guard is None:
+            return Dispatcher(
+                self.handlers,
+                quick=self.quick,
+                deferred=self.deferred,
+                with_messages=WITH_MESSAGES,
+            )
+        return Dispatcher(
+            self.handlers,
+            quick=self.quick,
+            deferred=self.deferred,
+            before=guard.before,
+            admit=guard.admit,
+            with_messages=WITH_MESSAGES,
+        )
 
     def on_table_change(self, changed: Callable[[], None]) -> None:
         """Who has to know when topics or groups change."""
@@ -176,7 +280,8 @@ class BrokerCore:
     def documents(self) -> tuple[Document, ...]:
         return (
             self.topics.document, self.groups.document, self.offsets.document,
-            self.filters.document, *self.delayed.documents,
+            self.offsets.resets_document, self.lanes.document, self.filters.document,
+            self.epochs.table.document, *self.delayed.documents,
         )  # fmt: skip
 
     @property
@@ -186,7 +291,8 @@ class BrokerCore:
             Parts(
                 self.settings, self.topics, self.groups, self.offsets, self.consumers,
                 self.producers, self.polls, self.send, self.pull, self.turns, self.store,
-                self.watch, self.retries, self.transactions, self.checks, self._clock,
+                self.watch, self.filter_watch, self.retries, self.transactions, self.checks,
+                self._clock, self.guard,
             )
         )  # fmt: skip
 
@@ -219,10 +325,13 @@ class BrokerCore:
         self.send.move(host)
         self.send_back.move(host)
         self.transactions.move(host)
+        self.replies.move(host)
+        self.epochs.move(host)
 
     def disconnected(self, peer: Peer) -> None:
         """A connection is gone."""
         self.polls.disconnect(peer)
+        self.questions.disconnected(peer)
         self.consumers.disconnect(peer)
         self.producers.disconnect(peer)
 
@@ -233,11 +342,15 @@ class BrokerCore:
         now_s = self._clock.monotonic_s()
         self.polls.expire(now_s)
         self.turns.expire(now_s)
+        self.questions.expire(now_s)
         self.delayed.run()
+        self.epochs.run()
         self.checks.run()
+        self.filter_watch.run()
 
     def second(self) -> None:
-        """Once a second: samples for rates."""
+        """Once a second: samples for rates, and what lanes have to do."""
+        self.lanes.run()
         counters = self.runtime.counters()
         self.rates.sample(self._clock.monotonic_s(), counters)
         self.days.sample(self._clock.now_ms(), counters)

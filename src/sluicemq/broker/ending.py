@@ -10,6 +10,7 @@ import logging
 from typing import Final
 
 from sluicemq.broker import properties as text
+from sluicemq.broker.access import PUB, Access
 from sluicemq.broker.halves import REAL_QUEUE, Half, properties_of
 from sluicemq.broker.intake import RefusalError
 from sluicemq.broker.outcomes import Durable
@@ -51,10 +52,17 @@ _REMARKS: Final = {COMMITTED: None, ROLLED_BACK: "not set any response code"}
 class Ending:
     """The request family of transactions."""
 
-    def __init__(self, settings: Settings, transactions: Transactions, clock: Clock) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        transactions: Transactions,
+        clock: Clock,
+        access: Access | None = None,
+    ) -> None:
         self._settings = settings
         self._transactions = transactions
         self._clock = clock
+        self._access = access or Access()
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -85,6 +93,8 @@ class Ending:
                 f"there is no half message at commitLogOffset {header.physical_offset}: it is "
                 "deleted, or was never there."
             )
+        topic = text.value_of(found[0].properties, REAL_TOPIC.encode()) or b""
+        self._access.require(topic.decode("utf-8", "replace"), PUB)
         refusal = self._refusal(header, *found)
         if refusal is None:
             return self._end(command, found[1], header.outcome)

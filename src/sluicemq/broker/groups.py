@@ -85,7 +85,13 @@ class Groups:
     def find(self, name: str) -> GroupConfig | None:
         """The group; made with the defaults where that is allowed; None when there is none."""
         config = self.table.get(name)
-        if config is None and self._settings.broker.auto_create_group and not name_fault(name):
+        broker = self._settings.broker
+        if (
+            config is None
+            and broker.auto_create_group
+            and len(self.table) < broker.auto_groups_max
+            and not name_fault(name)
+        ):
             config = GroupConfig(name)
             self.put(config)
         return config

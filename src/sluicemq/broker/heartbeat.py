@@ -9,6 +9,7 @@ broker (spec/traffic, item 2).
 import logging
 
 from sluicemq.broker.clients import ConsumerGroup, Consumers, Member, Producers
+from sluicemq.broker.contract import ContractError
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.outcomes import Announced
 from sluicemq.broker.settings import Settings
@@ -76,6 +77,7 @@ class Heartbeats:
 
         changed = False
         creates = False
+        refusal = ""
         for consumer in data.consumers:
             config = self._groups.find(consumer.group)
             if config is None:
@@ -90,7 +92,10 @@ class Heartbeats:
             if data.without_subscriptions:
                 known = self._consumers.short_heartbeat(consumer.group, member(), data.fingerprint)
             else:
-                known = self._consumers.heartbeat(consumer, member(), data.fingerprint)
+                try:
+                    known = self._consumers.heartbeat(consumer, member(), data.fingerprint)
+                except ContractError as error:
+                    refusal, known = str(error), False
             changed = changed or known
         for group in data.producer_groups:
             self._producers.heartbeat(group, member())
@@ -103,6 +108,8 @@ class Heartbeats:
                 )
             ),
         )
+        if refusal:  # Java logs it with each heartbeat; our client raises it
+            answer = Command(ResponseCode.NO_PERMISSION, remark=refusal)
         return Announced(answer) if creates else answer
 
     def _complain(self, group: str, client_id: str) -> None:
@@ -114,8 +121,9 @@ class Heartbeats:
                 "set autoCreateSubscriptionGroup=true in broker.conf.", group, client_id,
             )  # fmt: skip
 
-    def notify(self, group: ConsumerGroup) -> None:
-        """Tells the members to balance anew; not for broadcasting, where each has all queues."""
+    def notify(self, group: ConsumerGroup, keys: set[str] | None = None) -> None:
+        """Tells the members (with these subscriptions) to balance anew; not for broadcasting,
+        where each has all queues."""
         if (
             group.message_model == "BROADCASTING"
             or not self._settings.broker.notify_consumer_changes
@@ -125,8 +133,9 @@ class Heartbeats:
         if config is not None and not config.notify_changes_enable:
             return
         fields = encode_header(NotifyConsumerIdsChangedRequest(group=group.name))
-        for peer in tuple(group.members):
-            peer.notify(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, dict(fields)))
+        for peer, member in tuple(group.members.items()):
+            if keys is None or member.key in keys:
+                peer.notify(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, dict(fields)))
 
     def unregister(self, command: Command, peer: Peer) -> Command:
         """35."""
@@ -138,18 +147,24 @@ class Heartbeats:
         return Command(ResponseCode.SUCCESS, {})
 
     def list_members(self, command: Command, peer: Peer) -> Command:
-        """38."""
+        """38. In a group with lanes: those of the asker's lane, so that they balance all queues."""
         name = decode_header(GetConsumerListRequest, command.fields).group
         group = self._consumers.groups.get(name)
         if group is None or not group.members:
             return Command(
                 ResponseCode.SYSTEM_ERROR, {}, remark=f"no consumer for this group, {name}"
             )
-        return Command(ResponseCode.SUCCESS, {}, bodies.encode_consumer_list(group.client_ids))
+        found = self._consumers.lane_of(name, peer, command.fields)
+        client_ids = group.client_ids
+        if found is not None:
+            key = found[1].key
+            client_ids = [m.client_id for m in group.members.values() if m.key == key]
+        return Command(ResponseCode.SUCCESS, {}, bodies.encode_consumer_list(client_ids))
 
     def check(self, command: Command, peer: Peer) -> Command:
         """46: would a subscription work here? Java clients ask for SQL92 ones before they start."""
-        subscription = bodies.decode_check_client_config(command.body).subscription
+        asked = bodies.decode_check_client_config(command.body)
+        subscription = asked.subscription
         if subscription is None:
             return Command(ResponseCode.SUCCESS)
         if not is_tag_kind(subscription.kind) and not self._settings.broker.enable_property_filter:
@@ -158,4 +173,8 @@ class Heartbeats:
             make_filter(subscription)
         except FilterError as error:
             return Command(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
+        try:
+            self._consumers.check(asked.group, asked.client_id, subscription)
+        except ContractError as error:
+            return Command(ResponseCode.NO_PERMISSION, remark=str(error))
         return Command(ResponseCode.SUCCESS)

@@ -12,6 +12,7 @@ import heapq
 import logging
 from collections.abc import Callable
 from itertools import count
+from typing import Final
 
 from sluicemq.broker.outcomes import Parked
 from sluicemq.net.server import Peer
@@ -19,6 +20,9 @@ from sluicemq.protocol.codec import encode_answer
 from sluicemq.protocol.codes import ResponseCode
 
 log = logging.getLogger(__name__)
+
+PEER_MAX: Final = 10_000
+"""Pulls of one connection that wait: a client has one for each of its queues."""
 
 
 class LongPolls:
@@ -29,7 +33,8 @@ class LongPolls:
     def __init__(self, write: Callable[[Peer, bytes], None], size_max: int) -> None:
         self._write = write
         self.size_max = size_max
-        self._by_queue: dict[tuple[str, int], list[tuple[Peer, Parked]]] = {}
+        # A dict of each queue: one leaves without a look at the 100,000 others that may wait there.
+        self._by_queue: dict[tuple[str, int], dict[Parked, Peer]] = {}
         self._by_peer: dict[Peer, set[Parked]] = {}
         self._deadlines: list[tuple[float, int, Peer, Parked]] = []
         self._numbers = count()
@@ -44,9 +49,9 @@ class LongPolls:
 
     def park(self, parked: Parked, peer: Peer) -> bool:
         """Keeps the pull; False when too many wait already."""
-        if self._size >= self.size_max:
+        if self._size >= self.size_max or len(self._by_peer.get(peer, ())) >= PEER_MAX:
             return False
-        self._by_queue.setdefault((parked.topic, parked.queue_id), []).append((peer, parked))
+        self._by_queue.setdefault((parked.topic, parked.queue_id), {})[parked] = peer
         self._by_peer.setdefault(peer, set()).add(parked)
         heapq.heappush(self._deadlines, (parked.deadline_s, next(self._numbers), peer, parked))
         self._size += 1
@@ -58,19 +63,21 @@ class LongPolls:
         waiting = self._by_queue.get(key)
         if waiting is None:
             return
-        staying: list[tuple[Peer, Parked]] = []
-        for peer, parked in waiting:
+        for parked, peer in tuple(waiting.items()):
             if parked.is_done:
                 continue
             answer = _look(parked, False) if offset_max > parked.scan_offset else None
-            if answer is None:
-                staying.append((peer, parked))
-            else:
+            if answer is not None:
+                self._drop_from_queue(parked)
                 self._finish(peer, parked, answer)
-        if staying:
-            self._by_queue[key] = staying
-        else:
-            del self._by_queue[key]
+
+    def look_again(self, topic: str, queue_id: int) -> None:
+        """Something besides messages has changed: a group was sent to another place."""
+        for parked, peer in tuple(self._by_queue.get((topic, queue_id), {}).items()):
+            answer = None if parked.is_done else _look(parked, False)
+            if answer is not None:
+                self._drop_from_queue(parked)
+                self._finish(peer, parked, answer)
 
     def expire(self, now_s: float) -> None:
         """Answers the pulls whose time is over."""
@@ -103,11 +110,11 @@ class LongPolls:
 
     def _drop_from_queue(self, parked: Parked) -> None:
         key = (parked.topic, parked.queue_id)
-        staying = [entry for entry in self._by_queue.get(key, ()) if entry[1] is not parked]
-        if staying:
-            self._by_queue[key] = staying
-        else:
-            self._by_queue.pop(key, None)
+        waiting = self._by_queue.get(key)
+        if waiting is not None:
+            waiting.pop(parked, None)
+            if not waiting:
+                del self._by_queue[key]
 
     def _compact(self) -> None:
         """Answered pulls stay in the heap until their deadline, unless they are most of it."""

@@ -147,6 +147,13 @@ class Metadata:
                 ResponseCode.INVALID_PARAMETER,
                 f"The topic[{name}] is conflict with system topic.",
             )
+        is_known = name in self._topics or any(name == topic for topic, _ in self._store.queues())
+        if not is_known:  # a name that no topic can have is no path either
+            fault = topic_fault(name, TOPIC_LENGTH_MAX)
+            if fault is not None:
+                raise RequestError(ResponseCode.INVALID_PARAMETER, fault)
+            self._offsets.forget_topic(name)
+            return Announced(Command(ResponseCode.SUCCESS))
         self._topics.remove(name)
         # The store commits before it deletes: answers that wait for a commit have to be settled by
         # their own one, which may fail.
@@ -199,6 +206,12 @@ class Metadata:
             fault = group_fault(config.name)
             if fault is not None:
                 raise RequestError(ResponseCode.INVALID_PARAMETER, fault)
+            if not 0 <= config.retry_queues <= QUEUES_MAX:
+                raise RequestError(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"A group cannot have {config.retry_queues} retry queues: the limit is "
+                    f"{QUEUES_MAX}.",
+                )
         for config in configs:
             old = self._groups.table.get(config.name)
             attributes = dict(old.attributes) if old is not None else {}

@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from sluicemq.acl.guard import Guard
+from sluicemq.broker.access_metrics import access_metrics
 from sluicemq.broker.clients import Consumers, Producers
+from sluicemq.broker.filter_watch import FilterWatch
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.longpoll import LongPolls
 from sluicemq.broker.offsets import Offsets
@@ -58,10 +61,12 @@ class Parts:
     turns: Turns
     store: Store
     watch: GroupWatch
+    filter_watch: FilterWatch
     retries: Retries
     transactions: Transactions
     checks: TransactionChecks
     clock: Clock
+    guard: Guard | None = None
 
 
 class BrokerCollector:
@@ -86,10 +91,14 @@ class BrokerCollector:
         yield from self._failures()
         yield from self._transactions()
         yield from self._lag()
+        yield from self._filters()
         yield from self._retention()
         yield from self._clients()
         yield from self._sizes()
+        yield from self._columns()
         yield from self._state()
+        if self._parts.guard is not None:
+            yield from access_metrics(self._parts.guard, self._counter, self._gauge, self._values)
 
     def _counter(self, name: str, text: str, *labels: str) -> Any:
         from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415
@@ -179,6 +188,37 @@ class BrokerCollector:
             lag.add_metric(self._values(topic, group, *self._flags(topic)), count)
         yield lag
 
+    def _filters(self) -> "Iterator[Metric]":
+        """What filters fail on, and how many messages before a group they will let through."""
+        watch = self._parts.filter_watch
+        pair = ("topic", "consumer_group")
+        errors = self._counter(
+            "sluicemq_filter_errors",
+            "Evaluations of a filter that failed: the message is dropped.",
+            *pair,
+            "reason",
+        )
+        for (topic, group), troubles in watch.troubles.copy().items():
+            for reason, count in troubles.reasons.copy().items():
+                errors.add_metric(self._values(topic, group, reason), count)
+        yield errors
+        matching = self._gauge(
+            "sluicemq_consumer_lag_matching_messages",
+            "Messages not consumed yet that the group's filter lets through, exactly.",
+            *pair,
+        )
+        eta = self._gauge(
+            "sluicemq_consumer_lag_eta_seconds",
+            "When none of them will be left at the present pace; absent when not known.",
+            *pair,
+        )
+        for (topic, group), (count, eta_s) in watch.matches.items():
+            matching.add_metric(self._values(topic, group), count)
+            if eta_s is not None:
+                eta.add_metric(self._values(topic, group), eta_s)
+        yield matching
+        yield eta
+
     def _transactions(self) -> "Iterator[Metric]":
         transactions, checks = self._parts.transactions, self._parts.checks
         back = transactions.check_back
@@ -245,10 +285,32 @@ class BrokerCollector:
         for name, group in self._parts.consumers.groups.copy().items():
             consumers.add_metric(self._values(name), len(group.members))
         yield consumers
+        yield from self._lanes()
         producers = self._gauge("rocketmq_producer_connections", "Producers that are connected.")
         peers = {peer for group in self._parts.producers.groups.copy().values() for peer in group}
         producers.add_metric(self._values(), len(peers))
         yield producers
+
+    def _lanes(self) -> "Iterator[Metric]":
+        lanes = self._gauge(
+            "sluicemq_group_lanes", "Subscriptions that share a group's messages.", "consumer_group"
+        )
+        unmatched = self._counter(
+            "sluicemq_lane_messages_unmatched", "Messages no lane wants.", "consumer_group"
+        )
+        for name, made in self._parts.consumers.lanes.table.copy().items():
+            lanes.add_metric(self._values(name), len(made.lanes))
+            unmatched.add_metric(self._values(name), made.unmatched)
+        yield lanes
+        yield unmatched
+        conflicts = self._counter(
+            "sluicemq_subscription_conflicts",
+            "Subscriptions that differed from their group's.",
+            "consumer_group",
+        )
+        for name, count in self._parts.consumers.contracts.conflicts.copy().items():
+            conflicts.add_metric(self._values(name), count)
+        yield conflicts
 
     def _sizes(self) -> "Iterator[Metric]":
         from prometheus_client.core import HistogramMetricFamily  # noqa: PLC0415
@@ -269,6 +331,23 @@ class BrokerCollector:
         )
         latency.add_metric(self._values(), _cumulated(turns.latency_counts), turns.latency_sum_s)
         yield latency
+
+    def _columns(self) -> "Iterator[Metric]":
+        """Property columns: how many messages they were made of, and what they take."""
+        columns = self._parts.store.columns
+        made = self._counter(
+            "sluicemq_property_columns_messages",
+            "Messages made into columns: in memory for a reader, or sealed into a file.",
+            "kind",
+        )
+        made.add_metric(self._values("memory"), columns.rows_decoded)
+        made.add_metric(self._values("file"), columns.rows_sealed)
+        yield made
+        size = self._gauge(
+            "sluicemq_property_columns_bytes", "Files of property columns, of the topics in use."
+        )
+        size.add_metric(self._values(), columns.size_bytes)
+        yield size
 
     def _state(self) -> "Iterator[Metric]":
         parts = self._parts

@@ -140,7 +140,8 @@ class OffsetAdmin:
 
     def _move(self, group: str, offsets: dict[MessageQueue, int]) -> None:
         for queue, offset in offsets.items():
-            self._offsets.reset(group, queue.topic, queue.queue_id, offset)
+            if not self._consumers.lanes.reset(group, queue.topic, queue.queue_id, offset):
+                self._offsets.reset(group, queue.topic, queue.queue_id, offset)
             self._polls.look_again(queue.topic, queue.queue_id)
         self._answers_are_there()
 

@@ -80,6 +80,10 @@ class Offsets:
             return
         self._set(group, topic, queue_id, offset)
 
+    def put(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Where the group is, as its lanes say."""
+        self._set(group, topic, queue_id, offset)
+
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """The group goes on at `offset`, whatever its consumers commit meanwhile."""
         self.resets.put(group, topic, queue_id, offset)

@@ -10,14 +10,18 @@ sluiceBulkPullBytesMax) instead of 32 messages. A Java broker ignores the field.
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
-from sluicemq.broker.clients import Consumers
+from sluicemq.broker.clients import ConsumerGroup, Consumers, Watch
+from sluicemq.broker.delivered import Delivered
 from sluicemq.broker.groups import Groups
+from sluicemq.broker.lane_pulls import HELD_MS, LanePulls
 from sluicemq.broker.longpoll import LongPolls
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.outcomes import Parked
+from sluicemq.broker.pull_reading import Reading as _Reading
+from sluicemq.broker.pull_reading import RefusalError
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topic, Topics
 from sluicemq.clock import Clock
@@ -62,68 +66,6 @@ _CODES: Final = {
 }
 
 
-class RefusalError(Exception):
-    """A pull that is answered with an error code."""
-
-    def __init__(self, code: int, remark: str, forbidden_kind: int | None = None) -> None:
-        super().__init__(remark)
-        self.code = code
-        self.remark = remark
-        self.forbidden_kind = forbidden_kind
-
-
-class Delivered:
-    """What one group got of one topic. `pulled` is the table of how far it has fetched, by queue;
-    it belongs to `Offsets`."""
-
-    __slots__ = ("bytes_out", "filtered", "messages_out", "pulled")
-
-    def __init__(self, pulled: dict[int, int]) -> None:
-        self.pulled = pulled
-        self.messages_out = 0
-        self.bytes_out = 0
-        self.filtered = 0
-
-
-class _Reading:
-    """One pull under way: what is asked, and what the checks made of it. A parked pull looks again
-    with it."""
-
-    __slots__ = (
-        "bytes_max", "consumed", "count_max", "delivered", "fields", "filter", "flags", "group",
-        "offset", "queue_id", "sys_flag", "topic",
-    )  # fmt: skip
-
-    filter: MessageFilter | None
-    flags: tuple[int, int]
-    bytes_max: int | None
-    delivered: Delivered
-    consumed: int | None
-
-    def __init__(self, fields: Mapping[str, str] | None) -> None:
-        """HOT: straight from the fields. Raises HeaderError for a missing or bad one."""
-        try:
-            self.group = fields["consumerGroup"]  # type: ignore[index]
-            self.topic = fields["topic"]  # type: ignore[index]
-            self.queue_id = int(fields["queueId"])  # type: ignore[index]
-            self.offset = int(fields["queueOffset"])  # type: ignore[index]
-            self.count_max = int(fields["maxMsgNums"])  # type: ignore[index]
-            self.sys_flag = int(fields["sysFlag"])  # type: ignore[index]
-        except (KeyError, TypeError, ValueError):
-            decode_header(PullMessageRequest, fields)  # says which field it is
-            raise
-        self.fields: Mapping[str, str] = fields  # type: ignore[assignment]
-        self.consumed = None
-
-    def number(self, name: str) -> int:
-        """A field that only some pulls need. Raises HeaderError."""
-        try:
-            return int(self.fields[name])
-        except (KeyError, ValueError):
-            decode_header(PullMessageRequest, self.fields)
-            raise
-
-
 class Pull:
     """The request family of pulling consumers."""
 
@@ -145,7 +87,10 @@ class Pull:
         self._offsets = offsets
         self._consumers = consumers
         self._polls = polls
+        self._lanes = consumers.lanes.table
+        self.in_lanes = LanePulls(consumers, store)
         self._store_read = store.read
+        self._queue_offsets = store.queue_offsets
         self._clock = clock
         self._after_turn = after_turn
         self._given: dict[Peer, int] = {}
@@ -159,7 +104,7 @@ class Pull:
 
     def pull(self, command: Command, peer: Peer) -> bytes | Command | Parked:
         """11 and 361. HOT."""
-        reading = _Reading(command.fields)
+        reading = _Reading(command.fields, peer)
         try:
             self._check(reading, peer)
         except RefusalError as refusal:
@@ -167,12 +112,16 @@ class Pull:
             if refusal.forbidden_kind is not None:
                 fields["forbiddenType"] = str(refusal.forbidden_kind)
             return Command(refusal.code, fields, remark=refusal.remark)
+        has_lanes = reading.group in self._lanes
+        if self._offsets.resets or has_lanes:
+            told = self._reset(reading, command.opaque)
+            if told is not None:
+                return told
         sys_flag = reading.sys_flag
         if sys_flag & COMMIT_OFFSET:
-            offset = reading.number("commitOffset")
-            if offset >= 0:
-                reading.consumed = offset
-                self._offsets.commit(reading.group, reading.topic, reading.queue_id, offset)
+            self._commit(reading)
+        if has_lanes and self.in_lanes.asks(reading):
+            return self._reset(reading, command.opaque) or self._wait(reading, command)
         result = self._read(reading, reading.offset)
         if result.status is _FOUND:
             return self._deliver(reading, command.opaque, result)
@@ -180,6 +129,20 @@ class Pull:
         if code == ResponseCode.PULL_NOT_FOUND and sys_flag & SUSPEND and not self._polls.is_full:
             return self._parked(reading, command, result.next_offset)
         return self._answer(reading, command.opaque, code, result)
+
+    def _commit(self, reading: _Reading) -> None:
+        """What a pull says of what is consumed."""
+        offset = reading.number("commitOffset")
+        if offset >= 0:
+            reading.consumed = offset
+            place = (reading.topic, reading.queue_id, offset)
+            self._consumers.commit(reading.group, reading.peer, reading.fields, *place)
+
+    def _wait(self, reading: _Reading, command: Command) -> bytes | Parked:
+        """A pull that gets nothing until its lane is at rest."""
+        if not reading.sys_flag & SUSPEND or self._polls.is_full:
+            return self._held(reading, command.opaque)
+        return self._parked(reading, command, reading.offset, HELD_MS)
 
     # ------------------------------------------------------------------------------- checks
 
@@ -292,6 +255,10 @@ class Pull:
             raise RefusalError(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist\n{FAQ}"
             )
+        if (reading.group in self._lanes or self._consumers.contracts.refused) and (
+            found := self._of_member(reading, group)
+        ):
+            return found.filter
         if group.message_model == "BROADCASTING" and not broadcast_enable:
             raise RefusalError(
                 ResponseCode.NO_PERMISSION,
@@ -319,6 +286,23 @@ class Pull:
                 )
         return watch.filter
 
+    def _of_member(self, reading: _Reading, group: ConsumerGroup) -> Watch | None:
+        """In a group with lanes a member's version is compared with what it said itself; None for
+        others. Raises RefusalError."""
+        found = self._consumers.lane_of(reading.group, reading.peer, reading.fields)
+        if found is None:
+            return None
+        said = found[1].wanted.get(reading.topic)
+        if said is None:
+            raise RefusalError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist\n{FAQ}"
+            )
+        if said.version < reading.number("subVersion"):
+            raise RefusalError(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"
+            )
+        return group.watches.get(reading.topic)
+
     # ------------------------------------------------------------------------------- reading
 
     def _bytes_max(self, reading: _Reading, peer: Peer) -> int | None:
@@ -341,6 +325,11 @@ class Pull:
         return limit
 
     def _read(self, reading: _Reading, offset: int) -> ReadResult:
+        if reading.group in self._lanes:
+            found = self.in_lanes.read(reading, offset)
+            if found is not None:
+                reading.delivered.filtered += found.scanned - found.count
+                return found
         result = self._store_read(
             reading.topic,
             reading.queue_id,
@@ -351,14 +340,23 @@ class Pull:
             None,
             reading.consumed,
         )
-        reading.delivered.filtered += result.scanned - result.count
+        delivered = reading.delivered
+        scanned = result.scanned
+        delivered.filtered += scanned - result.count
+        message_filter = reading.filter
+        if scanned and message_filter is not None and message_filter.reads_properties:
+            delivered.looked(message_filter, reading.queue_id, offset, offset + scanned)
         return result
 
-    def _parked(self, reading: _Reading, command: Command, scan_offset: int) -> Parked:
+    def _parked(
+        self, reading: _Reading, command: Command, scan_offset: int, wait_max_ms: int | None = None
+    ) -> Parked:
         config = self._settings.broker
         wait_ms = min(max(reading.number("suspendTimeoutMillis"), 0), SUSPEND_MS_MAX)
         if not config.long_polling_enable:
             wait_ms = config.short_polling_ms
+        if wait_max_ms is not None:
+            wait_ms = wait_max_ms
 
         def look(parked: Parked, is_last: bool) -> bytes | None:
             return self._look(reading, parked, is_last)
@@ -372,9 +370,51 @@ class Pull:
             look,
         )
 
+    def _reset(self, reading: _Reading, opaque: int) -> bytes | None:
+        """21 for a pull whose group has been sent to another place of the queue."""
+        topic, queue_id = reading.topic, reading.queue_id
+        offset = self._told(reading)
+        if offset is None:
+            return None
+        low, high = self._queue_offsets(topic, queue_id)
+        self.missed += 1
+        reading.delivered.pulled[queue_id] = offset
+        return self._moved(reading, opaque, ResponseCode.PULL_OFFSET_MOVED,
+                           (offset, high, low), b"OFFSET_RESET")  # fmt: skip
+
+    def _held(self, reading: _Reading, opaque: int) -> bytes:
+        """Nothing now: the lane is to go back as soon as what it has in hand is committed."""
+        low, high = self._queue_offsets(reading.topic, reading.queue_id)
+        self.missed += 1
+        return self._moved(reading, opaque, ResponseCode.PULL_NOT_FOUND,
+                           (reading.offset, high, low), b"LANE_CHANGES")  # fmt: skip
+
+    def _told(self, reading: _Reading) -> int | None:
+        found = None
+        if reading.group in self._lanes:
+            found = self._consumers.lane_of(reading.group, reading.peer, reading.fields)
+        if found is None:
+            resets = self._offsets.resets
+            return resets.tell(reading.group, reading.topic, reading.queue_id, reading.offset)
+        lanes, member = found
+        queue = (reading.topic, reading.queue_id)
+        return lanes.tell(member.key, member.client_id, queue, reading.offset)
+
     def _look(self, reading: _Reading, parked: Parked, is_last: bool) -> bytes | None:
         """A parked pull looks again. When it is its last time it answers whatever there is, and
         the offset moves on over what the filter did not want."""
+        has_lanes = reading.group in self._lanes
+        if self._offsets.resets or has_lanes:
+            told = self._reset(reading, parked.command.opaque)
+            if told is not None:
+                return told
+        if has_lanes and self.in_lanes.is_held(reading):
+            return self._held(reading, parked.command.opaque) if is_last else None
+        if self._has_changed(reading):
+            low, high = self._queue_offsets(reading.topic, reading.queue_id)
+            self.missed += 1
+            return self._moved(reading, parked.command.opaque, ResponseCode.PULL_RETRY_IMMEDIATELY,
+                               (parked.scan_offset, high, low), b"NO_MATCHED_MESSAGE")  # fmt: skip
         result = self._read(reading, parked.scan_offset)
         code = _code(result, parked.scan_offset)
         if not is_last:
@@ -387,6 +427,14 @@ class Pull:
             code = ResponseCode.PULL_RETRY_IMMEDIATELY
             result.status = ReadStatus.NO_MATCHED_MESSAGE
         return self._answer(reading, parked.command.opaque, code, result)
+
+    def _has_changed(self, reading: _Reading) -> bool:
+        """Has the group another expression than when it asked? The real broker reads with the new
+        one, and a Java client drops what does not match the old one; so it is told to ask again."""
+        if reading.sys_flag & SUBSCRIPTION:
+            return False
+        watch = self._consumers.watch(reading.group, reading.topic)
+        return watch is not None and watch.filter is not reading.filter
 
     def _deliver(self, reading: _Reading, opaque: int, result: ReadResult) -> bytes:
         """The answer with messages. HOT."""
@@ -414,11 +462,15 @@ class Pull:
             status = ReadStatus.NO_MESSAGE_IN_QUEUE  # the real broker makes the queue to look at
         self.missed += 1
         reading.delivered.pulled[reading.queue_id] = result.next_offset
+        places = (result.next_offset, result.offset_max, result.offset_min)
+        return self._moved(reading, opaque, code, places, status.name.encode())
+
+    def _moved(
+        self, reading: _Reading, opaque: int, code: int, places: tuple[int, int, int], why: bytes
+    ) -> bytes:
+        """An answer without messages; `places`: next offset, end and begin of the queue."""
         group_flag, topic_flag = reading.flags
-        text = _ANSWER % (
-            code, group_flag, result.next_offset, result.offset_max, result.offset_min, topic_flag,
-            opaque, status.name.encode(),
-        )  # fmt: skip
+        text = _ANSWER % (code, group_flag, *places, topic_flag, opaque, why)
         return _PREFIX.pack(len(text) + 4, len(text)) + text
 
 

@@ -6,6 +6,8 @@ Answers follow the real broker's, odd ones included: 30 for a queue that a topic
 
 from typing import Final, Literal
 
+from sluicemq.broker.access import SUB, Access
+from sluicemq.broker.clients import Consumers
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.locks import QueueLocks
 from sluicemq.broker.offsets import Offsets
@@ -49,14 +51,18 @@ class Queries:
         groups: Groups,
         offsets: Offsets,
         locks: QueueLocks,
+        consumers: Consumers,
         store: Store,
+        access: Access | None = None,
     ) -> None:
         self._settings = settings
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
         self._locks = locks
+        self._consumers = consumers
         self._store = store
+        self._access = access or Access()
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -76,7 +82,7 @@ class Queries:
         """14. A group without an offset starts at 0 on a queue that still has its first message
         (spec/remoting.md §14); else 22, and the client's own policy decides."""
         header = decode_header(QueryConsumerOffsetRequest, command.fields)
-        offset = self._offsets.committed(header.group, header.topic, header.queue_id)
+        offset = self._committed(header.group, header.topic, header.queue_id, command, peer)
         if offset >= 0:
             return _offset(offset)
         if header.zero_if_not_found is not False and self._has_first_message(
@@ -88,6 +94,17 @@ class Queries:
             {},
             remark="Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first",
         )
+
+    def _committed(
+        self, group: str, topic: str, queue_id: int, command: Command, peer: Peer
+    ) -> int:
+        """The group's offset, or that of the asker's lane."""
+        found = self._consumers.lane_of(group, peer, command.fields)
+        if found is None:
+            return self._offsets.committed(group, topic, queue_id)
+        lanes, member = found
+        place = lanes.place(member.key, topic, queue_id)
+        return place.offset if place is not None else -1
 
     def _has_first_message(self, topic: str, queue_id: int) -> bool:
         """Is message 0 still there, and near enough to the end of the log to be in memory?"""
@@ -111,8 +128,21 @@ class Queries:
             )
         if header.topic not in self._topics:
             return _no_topic(header.topic)
-        self._offsets.commit(header.group, header.topic, header.queue_id, header.commit_offset)
+        if not self._is_queue(header.topic, header.queue_id):
+            return Command(
+                ResponseCode.SYSTEM_ERROR,
+                {},
+                remark=f"topic {header.topic} has no queue {header.queue_id}",
+            )
+        place = (header.topic, header.queue_id, header.commit_offset)
+        self._consumers.commit(header.group, peer, command.fields, *place)
         return Command(ResponseCode.SUCCESS, {})
+
+    def _is_queue(self, topic: str, queue_id: int) -> bool:
+        """One of the topic, or one that it had: offsets are kept for real queues only."""
+        known = self._topics.get(topic)
+        is_one = known is not None and 0 <= queue_id < known.queues
+        return is_one or self._store.queue_exists(topic, queue_id)
 
     def max_offset(self, command: Command, peer: Peer) -> Command:
         """30."""
@@ -182,18 +212,21 @@ class Queries:
                 ResponseCode.SYSTEM_ERROR,
                 remark=f"can not find message by the offset, {header.physical_offset}",
             )
+        self._access.require_record(record, SUB)
         return Command(ResponseCode.SUCCESS, body=record)
 
     def lock(self, command: Command, peer: Peer) -> Command:
         """41."""
         data = bodies.decode_lock_batch(command.body)
-        held = self._locks.lock(data.group, data.client_id, data.queues)
+        group = self._consumers.lock_group(data.group, data.client_id)
+        held = self._locks.lock(group, data.client_id, data.queues)
         return Command(ResponseCode.SUCCESS, body=bodies.encode_locked_queues(sorted(held)))
 
     def unlock(self, command: Command, peer: Peer) -> Command:
         """42."""
         data = bodies.decode_lock_batch(command.body)
-        self._locks.unlock(data.group, data.client_id, data.queues)
+        group = self._consumers.lock_group(data.group, data.client_id)
+        self._locks.unlock(group, data.client_id, data.queues)
         return Command(ResponseCode.SUCCESS)
 
 

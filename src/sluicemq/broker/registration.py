@@ -6,17 +6,20 @@ with growing pauses: said once in the log, and again when it is back (spec/names
 """
 
 import dataclasses
+import json
 import logging
 import zlib
 from typing import Final
 
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
+from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import PERM_READ, PERM_WRITE, TopicConfig
 from sluicemq.protocol import bodies
 from sluicemq.protocol.codes import RequestCode
 from sluicemq.protocol.command import Command
 from sluicemq.protocol.headers import RegisterBrokerRequest, UnregisterBrokerRequest, encode_header
+from sluicemq.protocol.signature import sign_command
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +38,26 @@ class NameServer:
     next_try_s: float = 0.0
 
 
+def credentials_of(text: str) -> tuple[str, str] | None:
+    """Access key and secret of innerClientAuthenticationCredentials; None for "".
+
+    Raises ConfigurationError, which does not show the text.
+    """
+    if not text:
+        return None
+    try:
+        found = json.loads(text)
+        pair = found["accessKey"], found["secretKey"]
+    except (ValueError, TypeError, KeyError):
+        pair = ("", "")
+    if not all(isinstance(part, str) and part for part in pair):
+        raise ConfigurationError(
+            "innerClientAuthenticationCredentials is no JSON object with accessKey and secretKey.",
+            cure='Write {"accessKey":"…","secretKey":"…"}.',
+        )
+    return pair
+
+
 class Registration:
     """What to tell the name servers, and when.
 
@@ -49,6 +72,7 @@ class Registration:
         self._topics = topics
         self.address = address
         self._fields = fields
+        self._credentials = credentials_of(settings.broker.inner_credentials)
         self.name_servers = [NameServer(name) for name in settings.broker.name_server_addresses]
 
     def request(self) -> Command:
@@ -67,7 +91,8 @@ class Registration:
             compressed=False,
             body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
         )
-        return Command(RequestCode.REGISTER_BROKER, encode_header(header) | self._fields, body)
+        fields = encode_header(header) | self._fields
+        return self._signed(Command(RequestCode.REGISTER_BROKER, fields, body))
 
     def farewell(self) -> Command:
         """104."""
@@ -78,7 +103,13 @@ class Registration:
             cluster=config.cluster_name,
             broker_id=config.broker_id,
         )
-        return Command(RequestCode.UNREGISTER_BROKER, encode_header(header))
+        return self._signed(Command(RequestCode.UNREGISTER_BROKER, encode_header(header)))
+
+    def _signed(self, command: Command) -> Command:
+        """For name servers with access control."""
+        if self._credentials is not None:
+            sign_command(command, *self._credentials)
+        return command
 
     def _ha_address(self) -> str:
         host, _, port = self.address.rpartition(":")

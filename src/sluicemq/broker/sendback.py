@@ -16,7 +16,10 @@ The answer leaves when the copy is safe: the consumer then counts the original a
 from typing import Final
 
 from sluicemq.broker import properties as text
+from sluicemq.broker.access import SUB, Access
+from sluicemq.broker.clients import Consumers
 from sluicemq.broker.intake import Draft, Intake, RefusalError
+from sluicemq.broker.lane_rules import LANE_PROPERTY, lane_id
 from sluicemq.broker.outcomes import Durable
 from sluicemq.broker.retries import Retries, begins_anew
 from sluicemq.broker.settings import Settings
@@ -54,12 +57,16 @@ class SendBack:
         store: Store,
         intake: Intake,
         store_host: Host,
+        consumers: Consumers,
+        access: Access | None = None,
     ) -> None:
         self._settings = settings
         self._topics = topics
         self._retries = retries
         self._store = store
         self._intake = intake
+        self._consumers = consumers
+        self._access = access or Access()
         self._next_queue = 0
         self.move(store_host)
 
@@ -75,7 +82,9 @@ class SendBack:
         header = decode_header(SendBackRequest, command.fields)
         topic_count = len(self._topics)
         try:
-            self._send_back(header, command.version)
+            found = self._consumers.lane_of(header.group, peer, command.fields)
+            lane = lane_id(found[1].key) if found is not None else ""
+            self._send_back(header, command.version, lane)
         except RefusalError as refusal:
             return Command(refusal.code, remark=refusal.remark)
         except (StoreError, OSError) as error:
@@ -84,7 +93,7 @@ class SendBack:
         frame = b"" if command.is_oneway else finish_answer(answer, command)
         return Durable(frame, announces=len(self._topics) > topic_count)
 
-    def _send_back(self, header: SendBackRequest, version: int) -> None:
+    def _send_back(self, header: SendBackRequest, version: int, lane: str) -> None:
         config = self._retries.config(header.group)
         broker = self._settings.broker
         if not broker.broker_permission & PERM_WRITE:
@@ -104,7 +113,12 @@ class SendBack:
             head = parse_head(data)
         except ProtocolError as error:
             raise RefusalError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        # Else whoever may read one group could read every message by its place in the log.
+        self._access.require_record(data, SUB)
         draft = self._copy(data, head)
+        draft.properties.pop(LANE_PROPERTY, None)
+        if lane:  # it returns to the lane that it comes from
+            draft.properties[LANE_PROPERTY] = lane
         times = draft.reconsume_times
         topic = self._direct(draft, header, config, version)
         self._intake.accept(draft)

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Final, TypeVar
 
@@ -24,6 +24,7 @@ from sluicemq.broker.documents import Document
 from sluicemq.broker.metrics import serve
 from sluicemq.broker.registration import NameServer, Registration
 from sluicemq.broker.settings import Settings
+from sluicemq.broker.switching import calm, calmly
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import ConfigurationError, RequestError, SluiceError
@@ -32,8 +33,9 @@ from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_addr
 from sluicemq.model.ids import UniqueIds, encode_host
 from sluicemq.net.dialer import Channel, ChannelPool
 from sluicemq.net.dispatch import Dispatcher
-from sluicemq.net.network import SOCKETS, Listener, Network
+from sluicemq.net.network import SOCKETS, Listener, Network, secured
 from sluicemq.net.peer import Peer
+from sluicemq.net.tls import broker_tls, server_tls
 from sluicemq.store.store import Store
 
 log = logging.getLogger("sluicemq.broker")
@@ -44,7 +46,9 @@ SWEEP_S: Final = 0.2
 EXPIRY_SWEEP_S: Final = 10.0
 FILTERS_PERIOD_S: Final = 10.0  # spec/store.md §11
 CLEAN_S: Final = 1.0
+LOOK_S: Final = 0.5
 INDEX_S: Final = 0.1
+COLUMNS_S: Final = 0.1
 INDEX_PAUSE_S: Final = 0.005
 """Between two slices of an index that is built anew: messages go first."""
 # Together less than the 5 s after which RocketMQ's tools give up a change of a topic.
@@ -67,10 +71,12 @@ class Broker:
         files: Files = SYSTEM_FILES,
         network: Network = SOCKETS,
         executor: Executor | None = None,
+        stretch: Callable[[float], float] = float,
         read_only: bool = False,
     ) -> None:
         """`read_only`: the store is a copy that must not change; see `readonly.py`. `executor` does
-        what blocks; by default two threads."""
+        what blocks; by default two threads. `stretch`: the pause before a chore comes again, of
+        its usual one (s); for virtual time, in which months may pass with nothing to do."""
         if read_only:
             files = readonly.overlay(files)
         self.settings = Settings(config, store_config, is_read_only=read_only)
@@ -82,7 +88,8 @@ class Broker:
         self.registration: Registration
         self._clock = clock
         self._files = files
-        self._network = network
+        self._network = network = secured(network, broker_tls(config), server_tls(config))
+        self._stretch = stretch
         self._executor = executor or ThreadPoolExecutor(EXECUTOR_THREADS, "sluice-broker")
         self._servers: list[Listener] = []
         self._announced: list[tuple[Peer, bytes]] = []
@@ -143,14 +150,15 @@ class Broker:
             call_soon=loop.call_soon,
             run_sync=self._run_sync,
             announce=self._announce,
+            elsewhere=self._elsewhere,
         )
         await self._in_executor(core.load)
-        core.delayed.call_later = loop.call_later
+        self.store.columns.loads_at_once = False
+        core.delayed.call_later = core.background.call_later = loop.call_later
+        core.background.run_elsewhere = calmly(self._elsewhere)
         if not self.settings.is_read_only:
             core.cleaning.look()
-        server = self._new_server(
-            Dispatcher(core.handlers, quick=core.quick, deferred=core.deferred)
-        )
+        server = self._new_server(core.dispatcher())
         await server.start(config.bind_address, [config.listen_port])
         self._servers.append(server)
         core.move(host._replace(port=self.port))
@@ -180,6 +188,9 @@ class Broker:
             on_disconnect=self.core.disconnected,
             idle_timeout_s=config.idle_timeout_s,
             connections_max=config.connections_max,
+            connections_per_address_max=config.connections_per_address_max,
+            frame_timeout_s=config.frame_timeout_s,
+            pending_bytes_max=config.pending_bytes_max,
             write_buffer_bytes_max=config.write_buffer_bytes_max,
         )
 
@@ -265,15 +276,19 @@ class Broker:
     # ---------------------------------------------------------------------- answers for later
 
     def _run_sync(self, done: Callable[[int | BaseException], None]) -> None:
-        """Starts an fsync in the executor; `done` is called in this thread."""
+        """Starts an fsync in the executor."""
+        self._elsewhere(self.store.sync, done)
 
-        def finished(future: asyncio.Future[int]) -> None:
+    def _elsewhere(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        """Does something that blocks in the executor; `done` is called in this thread."""
+
+        def finished(future: asyncio.Future[T]) -> None:
             if not future.cancelled():
                 error = future.exception()
                 done(error if error is not None else future.result())
 
         loop = asyncio.get_running_loop()
-        loop.run_in_executor(self._executor, self.store.sync).add_done_callback(finished)
+        loop.run_in_executor(self._executor, work).add_done_callback(finished)
 
     def _announce(self, peer: Peer, answer: bytes) -> None:
         self._announced.append((peer, answer))
@@ -299,7 +314,10 @@ class Broker:
             group.create_task(self._each(self._delay_period_s, self._save_delayed))
             group.create_task(self._each(self._timer_period_s, self._save_timers))
             group.create_task(self._each(lambda: INDEX_S, self._index))
+            group.create_task(self._each(lambda: COLUMNS_S, self._columns))
             group.create_task(self._each(lambda: 1.0, self._second))
+            if self.core.guard is not None:
+                group.create_task(self._each(lambda: LOOK_S, self._look_at_rules))
             if not self.settings.is_read_only:
                 group.create_task(self._each(lambda: CLEAN_S, self._clean))
             group.create_task(self._each(lambda: EXPIRY_SWEEP_S, self._expire_clients))
@@ -310,7 +328,7 @@ class Broker:
         """Does a chore again and again; a failure is logged, once for each text."""
         said = ""
         while True:
-            await asyncio.sleep(period_s())
+            await asyncio.sleep(self._stretch(period_s()))
             try:
                 await chore()
                 said = ""
@@ -326,7 +344,8 @@ class Broker:
         return self.settings.store.flush_interval_ms / 1000
 
     async def _save_offsets(self) -> None:
-        await self._save(self.core.offsets.document)
+        offsets, lanes = self.core.offsets, self.core.lanes
+        await self._save(offsets.document, offsets.resets_document, lanes.document)
 
     def _delay_period_s(self) -> float:
         return self.settings.store.delay_offset_flush_interval_ms / 1000
@@ -336,7 +355,7 @@ class Broker:
 
     async def _save_delayed(self) -> None:
         self.core.delayed.clean()
-        await self._save(*self.core.delayed.documents)
+        await self._save(*self.core.delayed.documents, self.core.epochs.table.document)
 
     async def _save_timers(self) -> None:
         timers = self.core.delayed.timers
@@ -357,6 +376,8 @@ class Broker:
     async def _flush(self) -> None:
         if self.store.tick():
             await self._in_executor(self.store.sync)
+        elif self.store.keys.is_flush_due:
+            await self._in_executor(self.store.flush_index)
 
     async def _index(self) -> None:
         """The key index follows the log, in slices between which everything else has its turn."""
@@ -364,25 +385,45 @@ class Broker:
         keys.follows_ticks = False
         if keys.backlog_bytes and not keys.is_warm:
             await self._in_executor(keys.warm_up)
-        while not keys.catch_up():
+        while not keys.catch_up():  # noqa: ASYNC110 - it works, it does not wait for an event
             await asyncio.sleep(0 if keys.is_close else INDEX_PAUSE_S)
 
-    async def _second(self) -> None:
-        self.core.second()
+    async def _columns(self) -> None:
+        """Property columns follow the log where somebody wants them; a copy gets no files."""
+        columns = self.store.columns
+        if columns.is_wanted and not columns.is_warm:
+            await self._in_executor(columns.warm_up)
+        if self.settings.is_read_only:
+            return
+        with calm():
+            await self._take(columns.work())
 
-    async def _clean(self) -> None:
-        for step in self.core.cleaning.run():
+    async def _take(self, steps: Iterator[float | Callable[[], None]]) -> None:
+        """Does what blocks in the executor, and pauses."""
+        for step in steps:
             if callable(step):
                 await self._in_executor(step)
             else:
                 await asyncio.sleep(step)
+
+    async def _second(self) -> None:
+        self.core.second()
+
+    async def _look_at_rules(self) -> None:
+        """An edit of plain_acl.yml is in force as a whole, between two requests."""
+        if (guard := self.core.guard) is not None:
+            guard.settle(await self._in_executor(guard.look))
+
+    async def _clean(self) -> None:
+        await self._take(self.core.cleaning.run())
 
     async def _expire_clients(self) -> None:
         self.core.expire_clients()
 
     def _sweep(self) -> None:
         self.core.sweep()
-        self._sweeper = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        loop = asyncio.get_running_loop()
+        self._sweeper = loop.call_later(self._stretch(SWEEP_S), self._sweep)
 
     async def _save(self, *documents: Document) -> None:
         """Writes what changed. A failure is logged and tried again the next time."""
@@ -420,6 +461,9 @@ class Broker:
         announced, self._announced = self._announced, []
         changed, self._tables_changed = self._tables_changed, False
         servers = self.registration.due(self._clock.monotonic_s())
+        if self.core.offsets.is_urgent:
+            self.core.offsets.is_urgent = False
+            await self._save_offsets()
         if changed:
             core = self.core
             await self._save(core.topics.document, core.groups.document)

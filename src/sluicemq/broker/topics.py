@@ -241,6 +241,8 @@ class Topics:
             return None
         if default_topic == DEFAULT_TOPIC and not self._settings.broker.auto_create_topic:
             return None
+        if len(self.table) >= self._settings.broker.auto_topics_max:
+            return None
         count = max(min(queues, model.config.write_queues), 0)
         perm = model.config.perm & ~PERM_INHERIT
         self.put(TopicConfig(name, count, count, perm, sys_flag=model.config.sys_flag))

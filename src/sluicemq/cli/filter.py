@@ -1,4 +1,4 @@
-"""`sluice filter`: check an expression, evaluate expressions in bulk.
+"""`sluice filter`: check an expression, evaluate expressions in bulk; `filter_test` tries one.
 
 `sluice filter eval FILE` is a contract for scripts (issue 3, section 9): JSON lines
 `{"expr": "...", "props": {"name": "text"}}` in, one line `{"result": "..."}` out for each, in
@@ -45,7 +45,21 @@ class InputError(click.ClickException):
     exit_code = EXIT_USAGE
 
 
-@click.group("filter")
+class _FilterGroup(click.Group):
+    """`test` needs a client, and is imported when it is called: `eval` starts a process each."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), "test"]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name == "test":
+            from sluicemq.cli.filter_test import test_command  # noqa: PLC0415
+
+            return test_command
+        return super().get_command(ctx, cmd_name)
+
+
+@click.group("filter", cls=_FilterGroup)
 def command() -> None:
     """Check and try SQL92 filter expressions."""
 

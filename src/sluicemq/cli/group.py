@@ -1,9 +1,12 @@
-"""`sluice group list|create|show|lag|reset|skip|clone`: who consumes, how far, who idles and why,
-who loses what; send a group elsewhere."""
+"""`sluice group list|create|update|show|lag|reset|skip|clone`: who consumes, how far, who idles
+and why, who loses what; send a group elsewhere."""
+
+from dataclasses import asdict
 
 import click
 
 from sluicemq.cli import group_offsets
+from sluicemq.cli.group_contract import contract_records, print_contract, update
 from sluicemq.cli.output import (
     client_options,
     credentials,
@@ -13,9 +16,12 @@ from sluicemq.cli.output import (
     print_table,
     show_time,
 )
+from sluicemq.client.core.facts import Code, Finding
+from sluicemq.client.core.filtering import TopicMatching
 from sluicemq.client.core.reports import GroupReport, QueueLag
 from sluicemq.client.sync.admin import Admin
 from sluicemq.model.topic import RETRY_PREFIX, GroupConfig
+from sluicemq.protocol.bodies import GroupMatching
 
 SYSTEM_PREFIXES = (
     "CID_ONS", "CID_RMQ_SYS_", "FILTERSRV_CONSUMER", "SELF_TEST_", "TOOLS_CONSUMER", "__MONITOR_",
@@ -27,7 +33,7 @@ def command() -> None:
     """List, create and show consumer groups, what they have not read; move them."""
 
 
-for _moving in (group_offsets.reset, group_offsets.skip, group_offsets.clone):
+for _moving in (group_offsets.reset, group_offsets.skip, group_offsets.clone, update):
     command.add_command(_moving)
 
 
@@ -90,10 +96,21 @@ def show(
     """Members of group NAME with their queues, idle ones with the reason, and lag per queue."""
     with Admin(name_servers, credentials=credentials(access_key, secret_key)) as admin:
         report = admin.group(name)
+        told = admin.matching(name)
+        contract = admin.contract(name)
+        unequal = [
+            finding
+            for finding in admin.explain_group(name).findings
+            if finding.code is Code.UNEQUAL
+        ]
     if as_json:
-        print_json(_record(report))
-    else:
-        _print(report)
+        print_json(_record(report, told, unequal) | {"contract": contract_records(contract)})
+        return
+    _print(report)
+    _print_filters(told)
+    print_contract(contract)
+    for finding in unequal:
+        click.echo(f"{finding.what} {finding.instead}")
 
 
 @command.command("lag")
@@ -146,24 +163,36 @@ def _lag_record(item: QueueLag) -> dict[str, object]:
         "lost": item.lost,
         "at_risk": item.messages_at_risk,
         "loss_time_ms": item.loss_time_ms,
+        "matching": item.matching,
+        "eta_ms": item.eta_ms,
     }
 
 
 def _print_lag(found: list[QueueLag]) -> None:
     rows = [
         [item.group, *item.queue, item.committed, item.offset_min, item.offset_max, item.lag,
-         item.lost, item.messages_at_risk, show_time(item.loss_time_ms)]
+         item.matching, _span(item.eta_ms), item.lost, item.messages_at_risk,
+         show_time(item.loss_time_ms)]
         for item in found
         if not item.queue.topic.startswith(RETRY_PREFIX) or item.lag or item.lost
     ]  # fmt: skip
     if rows:
         columns = [
-            "group", "topic", "broker", "queue", "committed", "first", "end", "lag", "lost",
-            "at risk", "deleted from",
+            "group", "topic", "broker", "queue", "committed", "first", "end", "lag", "matching",
+            "done in", "lost", "at risk", "deleted from",
         ]  # fmt: skip
         print_table("", columns, rows)
     at_risk = sum(item.messages_at_risk for item in found)
     times = [item.loss_time_ms for item in found if item.messages_at_risk]
+    known = [item.matching for item in found if item.matching is not None]
+    if any(item.lag and item.matching is None for item in found):
+        click.echo(
+            "Where matching is empty it cannot be known how many messages the filter lets through: "
+            "a RocketMQ broker does not count them, and of a group that is away and subscribed by "
+            "tags nobody knows the tags. The lag counts those that a filter will drop."
+        )
+    elif known:
+        click.echo(f"{sum(known):,} messages match the groups' filters.")
     click.echo(
         f"{sum(item.lag for item in found):,} messages behind; "
         + (f"{at_risk:,} of them are deleted from {show_time(min(times))} on." if times
@@ -171,7 +200,20 @@ def _print_lag(found: list[QueueLag]) -> None:
     )  # fmt: skip
 
 
-def _record(report: GroupReport) -> dict[str, object]:
+def _span(time_ms: int | None) -> str:
+    """How long, roughly; empty when it is not known."""
+    if time_ms is None:
+        return ""
+    seconds = time_ms / 1000
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _record(
+    report: GroupReport, told: list[TopicMatching], found: list[Finding]
+) -> dict[str, object]:
     return {
         "group": report.name,
         "lag": report.lag,
@@ -196,7 +238,53 @@ def _record(report: GroupReport) -> dict[str, object]:
             for item in report.progress
         ],
         "notes": list(report.notes),
+        "filters": [
+            {
+                "broker": item.broker,
+                "topic": topic.topic,
+                "kind": topic.kind,
+                "expression": topic.expression,
+                "matched": topic.matched,
+                "filtered": topic.filtered,
+                "matching": _matching(topic),
+                "errors": dict(topic.errors),
+                "last_errors": [asdict(failure) for failure in topic.failures],
+            }
+            for item in told
+            for topic in item.topics
+        ],
+        "findings": [asdict(finding) for finding in found],
     }
+
+
+def _matching(topic: GroupMatching) -> int | None:
+    counts = [queue.matching for queue in topic.queues]
+    return None if None in counts else sum(count or 0 for count in counts)
+
+
+def _print_filters(told: list[TopicMatching]) -> None:
+    """What each filter has done since its broker started, and its last errors."""
+    topics = [
+        (item.broker, topic)
+        for item in told
+        for topic in item.topics
+        if not topic.topic.startswith(RETRY_PREFIX)
+        and (topic.expression != "*" or topic.filtered or topic.errors)
+    ]
+    rows = [
+        [topic.topic, broker, topic.expression or "not known", topic.matched, topic.filtered,
+         sum(topic.errors.values()), _matching(topic)]
+        for broker, topic in topics
+    ]  # fmt: skip
+    if rows:
+        columns = ["topic", "broker", "filter", "matched", "filtered out", "errors", "matching"]
+        print_table("Filters", columns, rows)
+    for _, topic in topics:
+        for reason, count in sorted(topic.errors.items(), key=lambda item: -item[1]):
+            click.echo(f"{topic.topic}: {count:,} messages were dropped: {reason}.")
+        for failure in topic.failures[-3:]:
+            place = f"queue {failure.queue_id} offset {failure.offset}"
+            click.echo(f"    {topic.topic} {place}: {failure.text}")
 
 
 def _print(report: GroupReport) -> None:
@@ -230,5 +318,5 @@ def _print(report: GroupReport) -> None:
     idle = sum(bool(member.idle_because) for member in report.members)
     click.echo(
         f"{len(report.members)} members ({idle} idle), {report.lag:,} messages behind. "
-        "With a filter, messages that it drops count until they are passed."
+        "With a filter, messages that it drops count until they are passed: see `matching`."
     )

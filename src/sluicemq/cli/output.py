@@ -13,21 +13,27 @@ from typing import Any, TypeVar
 import click
 import orjson
 
+from sluicemq.cli.tls import tls_options
 from sluicemq.errors import ConfigurationError
+from sluicemq.files import SYSTEM_FILES, read_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_NAME_SERVER = "127.0.0.1:9876"
 
 
 def client_options(function: F) -> F:
-    """-n/--nameserver and the credentials, for every command that talks to a cluster."""
+    """-n/--nameserver, credentials and TLS, for every command that talks to a cluster."""
     for option in (
         click.option(
             "--secret-key",
-            envvar="SLUICE_SECRET_KEY",
-            help="Secret key; better from the environment: SLUICE_SECRET_KEY.",
+            envvar=["SLUICE_SECRET_KEY", "ROCKETMQ_SECRET_KEY"],
+            help="Secret key; better from the environment (SLUICE_SECRET_KEY) or from tools.yml.",
         ),
-        click.option("--access-key", envvar="SLUICE_ACCESS_KEY", help="Access key."),
+        click.option(
+            "--access-key",
+            envvar=["SLUICE_ACCESS_KEY", "ROCKETMQ_ACCESS_KEY"],
+            help="Access key; without it that of $ROCKETMQ_HOME/conf/tools.yml, as mqadmin does.",
+        ),
         click.option(
             "-n",
             "--nameserver",
@@ -37,6 +43,7 @@ def client_options(function: F) -> F:
             show_default=True,
             help="Name servers, host:port;host:port.",
         ),
+        tls_options,
     ):
         function = option(function)
     return function
@@ -46,13 +53,28 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON l
 
 
 def credentials(access_key: str | None, secret_key: str | None) -> tuple[str, str] | None:
-    """The pair, or None. Raises ConfigurationError when one half is missing."""
+    """The pair, or that of tools.yml, or None. Raises ConfigurationError when one half is
+    missing."""
+    if not access_key and not secret_key:
+        return _tools_file()
     if bool(access_key) != bool(secret_key):
         raise ConfigurationError(
             "only one of access key and secret key is given.",
             cure="Give both: SLUICE_ACCESS_KEY and SLUICE_SECRET_KEY.",
         )
     return (access_key, secret_key) if access_key and secret_key else None
+
+
+def _tools_file() -> tuple[str, str] | None:
+    """What mqadmin signs with: accessKey and secretKey of $ROCKETMQ_HOME/conf/tools.yml."""
+    home = os.environ.get("ROCKETMQ_HOME")
+    path = f"{home}/conf/tools.yml"
+    text = read_text(SYSTEM_FILES, path) if home else None
+    if text is None:
+        return None
+    from sluicemq.acl.loading import load_credentials  # noqa: PLC0415 - rarely there
+
+    return load_credentials(text, path)
 
 
 def print_json(value: Any) -> None:

@@ -9,10 +9,11 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import click
@@ -26,9 +27,13 @@ from sluicemq.config import (
     load_name_server_config,
     parse_properties,
 )
+from sluicemq.config.keys import Part
+from sluicemq.config.tls import DEFAULT_FILE, java_options, tls_entries
+from sluicemq.config.values import TlsConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import SYSTEM_FILES
 from sluicemq.model.addresses import is_wildcard, join
+from sluicemq.net.limits import LogLimit
 
 LOOPBACK = "127.0.0.1"
 METRICS_KEY = "metricsPromExporterPort"
@@ -66,8 +71,10 @@ _log_option = click.option(
 def nameserver(path: str | None, host: str | None, port: int | None, log_level: str) -> None:
     """Run a name server until SIGTERM or Ctrl-C."""
     _start_log(log_level)
+    text = _read_config(path)
     overrides = _given(bindAddress=host, listenPort=port, configStorePath=_absolute(path))
-    config, warnings = load_name_server_config(_read_config(path), overrides=overrides)
+    overrides |= _tls_file(text, Part.NAME_SERVER)
+    config, warnings = load_name_server_config(text, overrides=overrides)
     _log_warnings(path, warnings)
 
     async def start(stack: contextlib.AsyncExitStack) -> str:
@@ -169,6 +176,7 @@ def name_server_of(config: BrokerConfig, store: StoreConfig, port: int) -> NameS
     return NameServerConfig(
         bind_address=config.bind_address,
         listen_port=port,
+        **{item.name: getattr(config, item.name) for item in fields(TlsConfig)},
         kv_config_path=f"{store.root}/namesrv/kvConfig.json",
         config_path=f"{store.root}/namesrv/namesrv.properties",
     )
@@ -251,15 +259,25 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 # ---------------------------------------------------------------------------------- options
 
 
-def _read_config(path: str | None) -> str:
+def _read_config(path: str | None, option: str = "-c") -> str:
     if path is None:
         return ""
     try:
         return decode_properties_file(Path(path).read_bytes())
     except OSError as error:
         raise ConfigurationError(
-            f"{path} cannot be read: {error.strerror}.", cure="Name a readable file with -c."
+            f"{path} cannot be read: {error.strerror}.", cure=f"Name a readable file with {option}."
         ) from error
+
+
+def _tls_file(text: str, part: Part) -> dict[str, str]:
+    """What tls.config.file says; it wins over the configuration, as over Java's properties."""
+    named = parse_properties(text).get("tls.config.file")
+    named = named or java_options(os.environ).get("tls.config.file")
+    path = named or DEFAULT_FILE
+    if named is None and not Path(path).is_file():
+        return {}
+    return tls_entries(parse_properties(_read_config(path, "tls.config.file")), part)
 
 
 def _given(**options: object) -> dict[str, str]:
@@ -270,7 +288,7 @@ def _given(**options: object) -> dict[str, str]:
 def _broker_options(
     text: str, path: str | None, port: int | None, store: str | None
 ) -> dict[str, str]:
-    return _given(
+    return _tls_file(text, Part.BROKER) | _given(
         listenPort=port,
         storePathRootDir=_absolute(store),
         brokerConfigPath=_absolute(path),
@@ -294,3 +312,5 @@ def _start_log(level: str) -> None:
         level=level.upper(),
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogLimit())

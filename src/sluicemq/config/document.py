@@ -44,7 +44,7 @@ not set is an error.
   there, every text but `true` means false.
 - **An unknown key is a warning** with the nearest known name. RocketMQ ignores it.
 - **Keys of features that are not built** are accepted with a note, see the end. Where silence would
-  be dangerous (access control, TLS, replication) they are refused unless they are `false`.
+  be dangerous (access control, replication) they are refused unless they are `false`.
 - `enablePropertyFilter` is `true` by default, and `metricsExporterType` is `PROM`.
 - `storePathConsumeQueue` is honoured.
 

@@ -146,9 +146,6 @@ _REASONS: Final = {
         fetchNameSrvAddrByDnsLookup fetchNamesrvAddrByAddressServer fetchNamesrvAddrInterval
         isScanAvailableNameSrv updateNameServerAddrPeriod
     """,
-    "TLS is not built yet": """
-        useTLS
-    """,
     "batch consume queues are not built": """
         mapperFileSizeBatchConsumeQueue searchBcqByCacheEnable
     """,
@@ -185,7 +182,6 @@ INERT_ALIASES: Final = {
 REFUSED: Final = {
     "authenticationEnabled": "access control is ACL 1.0 here (aclEnable); it would be open",
     "authorizationEnabled": "access control is ACL 1.0 here (aclEnable); it would be open",
-    "useTLS": "TLS is not built yet; traffic would be readable",
     "enableDLegerCommitLog": "replication is not built yet; messages would have one copy",
 }
 """Keys that may only be false, and why."""

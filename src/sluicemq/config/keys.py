@@ -174,6 +174,20 @@ _BROKER_KEYS = (
          "Port of `/metrics`. 0 takes a free port.", maximum=65535),
     _key(B, INTEGER, "sluiceConnectionsMax", "connections_max",
          "More connections are closed at once.", minimum=1),
+    _key(B, INTEGER, "sluiceConnectionsPerAddressMax", "connections_per_address_max",
+         "More connections of one address are closed at once; 0 is no limit. Loopback has none."),
+    _key(B, INTEGER, "sluiceFrameTimeoutSeconds", "frame_timeout_s",
+         "A connection whose frame is not complete after so many seconds is closed.",
+         minimum=1, maximum=86_400),
+    _key(B, INTEGER, "sluicePendingBytesMax", "pending_bytes_max",
+         "Bytes of incomplete frames of all connections; with access control, connections without "
+         "an allowed request share a quarter. The connection that exceeds it is closed.",
+         minimum=32 * 1024 * 1024),
+    _key(B, INTEGER, "sluiceAutoTopicsMax", "auto_topics_max",
+         "No topic is created by a send or a consumer when there are so many.", minimum=1,
+         live=True),
+    _key(B, INTEGER, "sluiceAutoGroupsMax", "auto_groups_max",
+         "No group is created by a consumer when there are so many.", minimum=1, live=True),
     _key(B, INTEGER, "sluiceParkedPullsMax", "parked_pulls_max",
          "Pulls that may wait for messages at the same time; further ones are answered at once.",
          minimum=1),
@@ -186,8 +200,9 @@ _BROKER_KEYS = (
     _key(B, BOOLEAN, "aclEnable", "acl_enable",
          "Access control: every request needs an account of plain_acl.yml, see "
          "[security](security.md)."),
-    _key(B, PATH, "plainAclFile", "acl_file",
-         "The file of accounts and permissions. Default: `plain_acl.yml` beside the file of `-c`, "
+    _key(B, LIST, "plainAclFile", "acl_files",
+         "The file of accounts and permissions; of several the first that is there. Default: "
+         "`plain_acl.yml` beside the file of `-c`, "
          "else in `$ROCKETMQ_HOME/conf`, else in `conf` below storePathRootDir."),
     _key(B, TEXT, "innerClientAuthenticationCredentials", "inner_credentials",
          'How the broker signs its requests to name servers: `{"accessKey":"…","secretKey":"…"}`, '
@@ -370,20 +385,80 @@ _NAME_SERVER_KEYS = (
          minimum=1, maximum=86_400),
     _key(N, INTEGER, "sluiceConnectionsMax", "connections_max",
          "More connections are closed at once.", minimum=1),
+    _key(N, INTEGER, "sluiceConnectionsPerAddressMax", "connections_per_address_max",
+         "More connections of one address are closed at once; 0 is no limit. Loopback has none."),
+    _key(N, INTEGER, "sluiceFrameTimeoutSeconds", "frame_timeout_s",
+         "A connection whose frame is not complete after so many seconds is closed.",
+         minimum=1, maximum=86_400),
     _key(N, BOOLEAN, "sluiceReachableAddresses", "reachable_addresses",
          "Addresses in routes that the client cannot reach are replaced; see below.", live=True),
     _key(N, BOOLEAN, "aclEnable", "acl_enable",
          "Access control here too, by the same rules; brokers then sign their registration "
          "(innerClientAuthenticationCredentials). RocketMQ's name server has none."),
-    _key(N, PATH, "plainAclFile", "acl_file",
-         "The file of accounts and permissions. Default: `plain_acl.yml` beside the file of `-c`, "
+    _key(N, LIST, "plainAclFile", "acl_files",
+         "The file of accounts and permissions; of several the first that is there. Default: "
+         "`plain_acl.yml` beside the file of `-c`, "
          "else in `$ROCKETMQ_HOME/conf`, else beside kvConfigPath."),
     _key(N, LIST, "configBlackList", "config_black_list",
          "Keys that request 318 may not change."),
 )
+
+
+def _tls_keys(part: Part) -> tuple[Key, ...]:
+    """RocketMQ takes these as system properties of Java, most of them from tls.config.file too."""
+    return (
+        _key(part, CHOICE, "tls.server.mode", "tls_mode",
+             "`permissive` serves TLS and plain connections on the same port, `enforcing` closes "
+             "plain ones, `disabled` those that speak TLS.",
+             choices=_words("permissive", "enforcing", "disabled")),
+        _key(part, PATH, "tls.server.certPath", "tls_certificate",
+             "PEM file with the certificate and intermediate ones. Read again when it changes."),
+        _key(part, PATH, "tls.server.keyPath", "tls_key",
+             "PEM file with its private key. Default: the file of the certificate."),
+        _key(part, TEXT, "tls.server.keyPassword", "tls_key_password",
+             "Password of that key. Shown to nobody.", is_secret=True),
+        _key(part, CHOICE, "tls.server.need.client.auth", "tls_client_auth",
+             "`require` lets in clients with a certificate only (mutual TLS), `optional` verifies "
+             "those that show one. Both need tls.server.trustCertPath, unlike RocketMQ's.",
+             choices=_words("none", "optional", "require")),
+        _key(part, BOOLEAN, "tls.server.authClient", "tls_auth_client",
+             "RocketMQ verifies certificates of clients only with this; here they always are."),
+        _key(part, PATH, "tls.server.trustCertPath", "tls_ca",
+             "PEM file with the authorities that sign certificates of clients."),
+        _key(part, BOOLEAN, "tls.test.mode.enable", "tls_test_mode",
+             "Without a certificate one is made when the first client speaks TLS; nobody can "
+             "verify it. RocketMQ ignores the certificate in this mode, here it is used."),
+        _key(part, PATH, "tls.config.file", "tls_config_file",
+             "Properties file with these keys, which wins over this one. Default: "
+             "/etc/rocketmq/tls.properties, if it is there."),
+    )
+
+
+_BROKER_TLS_KEYS = (
+    *_tls_keys(B),
+    _key(B, CHOICE, "useTLS", "tls_dials",
+         "The broker speaks TLS to name servers; `auto`: when tls.server.mode is enforcing.",
+         aliases=("tls.enable",), choices=_words("auto", "true", "false")),
+    _key(B, BOOLEAN, "tls.client.authServer", "tls_auth_server",
+         "It verifies their certificates, by tls.client.trustCertPath."),
+    _key(B, PATH, "tls.client.trustCertPath", "tls_client_ca",
+         "PEM file with the authorities that sign them. Default: those of the system."),
+    _key(B, PATH, "tls.client.certPath", "tls_client_certificate",
+         "PEM file with the certificate that it shows to name servers."),
+    _key(B, PATH, "tls.client.keyPath", "tls_client_key",
+         "PEM file with the private key of it."),
+    _key(B, TEXT, "tls.client.keyPassword", "tls_client_key_password",
+         "Password of that key. Shown to nobody.", is_secret=True),
+)
 # fmt: on
 
-KEYS: Final[tuple[Key, ...]] = (*_BROKER_KEYS, *_STORE_KEYS, *_NAME_SERVER_KEYS)
+KEYS: Final[tuple[Key, ...]] = (
+    *_BROKER_KEYS,
+    *_BROKER_TLS_KEYS,
+    *_STORE_KEYS,
+    *_NAME_SERVER_KEYS,
+    *_tls_keys(N),
+)
 
 
 def keys_of(*parts: Part) -> tuple[Key, ...]:

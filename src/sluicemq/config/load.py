@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from sluicemq.config.inert import INERT, INERT_ALIASES, REFUSED
 from sluicemq.config.keys import Key, Kind, Part, keys_of
 from sluicemq.config.properties import parse_properties
+from sluicemq.config.tls import about_tls, java_options, tls_entries
 from sluicemq.config.values import RATIO_LIMITS, BrokerConfig, NameServerConfig, StoreConfig
 from sluicemq.errors import ConfigurationError, PermissionDeniedError
 
@@ -52,7 +53,9 @@ def load_broker_config(
     """
     environment = os.environ if environment is None else environment
     entries = {"namesrvAddr": environment.get("NAMESRV_ADDR", "")} | _with_system_properties(
-        parse_properties(text) | _java_options(environment)
+        parse_properties(text)
+        | _java_options(environment)
+        | tls_entries(java_options(environment), Part.BROKER)
     )
     found = _find(entries | dict(overrides or {}), (Part.BROKER, Part.STORE), environment)
     broker, store = BrokerConfig(**found.of(Part.BROKER)), StoreConfig(**found.of(Part.STORE))
@@ -60,11 +63,12 @@ def load_broker_config(
     broker = replace(
         broker,
         config_path=config_path,
-        acl_places=_acl_places(config_path, f"{store.root}/conf", environment),
+        acl_files=broker.acl_files or _acl_files(config_path, f"{store.root}/conf", environment),
         # Clamped, not refused, as the real one does (spec/namesrv.md §3).
         register_period_ms=min(max(broker.register_period_ms, 10_000), 60_000),
     )
-    return broker, store, found.warnings + _about_ratios(found) + _about_sizes(store)
+    warnings = found.warnings + _about_ratios(found) + _about_sizes(store) + about_tls(broker)
+    return broker, store, warnings
 
 
 def load_name_server_config(
@@ -75,17 +79,17 @@ def load_name_server_config(
 ) -> tuple[NameServerConfig, list[str]]:
     """The text of a namesrv.conf -> settings and warnings; as `load_broker_config`."""
     environment = os.environ if environment is None else environment
-    entries = parse_properties(text) | dict(overrides or {})
+    options = tls_entries(java_options(environment), Part.NAME_SERVER)
+    entries = parse_properties(text) | options | dict(overrides or {})
     found = _find(entries, (Part.NAME_SERVER,), environment)
     config = NameServerConfig(**found.of(Part.NAME_SERVER))
-    places = _acl_places(config.config_path, _directory(config.kv_config_path), environment)
-    return replace(config, acl_places=places), found.warnings
+    files = _acl_files(config.config_path, _directory(config.kv_config_path), environment)
+    config = replace(config, acl_files=config.acl_files or files)
+    return config, found.warnings + about_tls(config)
 
 
-def _acl_places(
-    config_path: str, directory: str, environment: Mapping[str, str]
-) -> tuple[str, ...]:
-    """Where plain_acl.yml may be: beside the configuration, where RocketMQ has it, or `directory`."""
+def _acl_files(config_path: str, directory: str, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Where plain_acl.yml may be: beside the configuration, where RocketMQ has it, else there."""
     home = environment.get("ROCKETMQ_HOME")
     directories = [_directory(config_path), *([f"{home}/conf"] if home else []), directory]
     return tuple(f"{one}/plain_acl.yml" for one in dict.fromkeys(directories))
@@ -143,9 +147,7 @@ def known_entries(text: str, *parts: Part) -> dict[str, str]:
 
 
 def _java_options(environment: Mapping[str, str]) -> dict[str, str]:
-    """The system properties that a start script would hand to Java (`-Dname=value`)."""
-    words = f"{environment.get('JAVA_OPT', '')} {environment.get('JAVA_OPT_EXT', '')}".split()
-    options = dict(word[2:].split("=", 1) for word in words if word[:2] == "-D" and "=" in word)
+    options = java_options(environment)
     return {name: options[name] for name in SYSTEM_PROPERTIES if name in options}
 
 

@@ -47,8 +47,23 @@ def _default_name_server_config_path() -> str:
     return _under_home("namesrv", "namesrv.properties")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsConfig:
+    """What brokers and name servers serve TLS with."""
+
+    tls_mode: str = "permissive"
+    tls_certificate: str = ""
+    tls_key: str = ""
+    tls_key_password: str = field(default="", repr=False)
+    tls_client_auth: str = "none"
+    tls_auth_client: bool = False
+    tls_ca: str = ""
+    tls_test_mode: bool = True
+    tls_config_file: str = ""
+
+
 @dataclass(frozen=True, slots=True)
-class BrokerConfig:
+class BrokerConfig(TlsConfig):
     """The settings of a broker without its store."""
 
     broker_name: str = field(default_factory=host_name)
@@ -98,15 +113,25 @@ class BrokerConfig:
     metrics_host: str = ""
     metrics_port: int = 5557
     connections_max: int = 16_384
+    connections_per_address_max: int = 1000
+    frame_timeout_s: int = 60
+    pending_bytes_max: int = 256 * 1024 * 1024
+    auto_topics_max: int = 50_000
+    auto_groups_max: int = 50_000
     parked_pulls_max: int = 100_000
     write_buffer_bytes_max: int = 4 * 1024 * 1024
     bulk_pull_bytes_max: int = 8 * 1024 * 1024
     config_path: str = ""
     acl_enable: bool = False
-    acl_file: str = ""
-    acl_places: tuple[str, ...] = ()
-    """Where the file may be when `acl_file` does not say it."""
+    acl_files: tuple[str, ...] = ()
+    """Where the main file may be; the first that is there."""
     inner_credentials: str = field(default="", repr=False)
+    tls_dials: str = "auto"
+    tls_auth_server: bool = False
+    tls_client_ca: str = ""
+    tls_client_certificate: str = ""
+    tls_client_key: str = ""
+    tls_client_key_password: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +235,7 @@ class StoreConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class NameServerConfig:
+class NameServerConfig(TlsConfig):
     """The settings of a name server."""
 
     bind_address: str = "0.0.0.0"
@@ -228,8 +253,9 @@ class NameServerConfig:
     delete_topic_with_registration: bool = False
     idle_timeout_s: int = 120
     connections_max: int = 16_384
+    connections_per_address_max: int = 1000
+    frame_timeout_s: int = 60
     reachable_addresses: bool = True
     acl_enable: bool = False
-    acl_file: str = ""
-    acl_places: tuple[str, ...] = ()
+    acl_files: tuple[str, ...] = ()
     config_black_list: tuple[str, ...] = ("configBlackList", "configStorePath", "kvConfigPath")

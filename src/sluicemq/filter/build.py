@@ -94,21 +94,22 @@ class Builder:
         return Between(value, low, high, negated=True, position=token.position)
 
     def contained(
-        self, operand: Node, token: Token, _open: Token, values: tuple[str, ...], _close: Token
+        self, operand: Node, token: Token, _open: Token, values: list[str], _close: Token
     ) -> Node:
         return _contained(operand, token, values, negated=False)
 
     def not_contained(
-        self, operand: Node, token: Token, _in: Token, _open: Token, values: tuple[str, ...],
+        self, operand: Node, token: Token, _in: Token, _open: Token, values: list[str],
         _close: Token,
     ) -> Node:  # fmt: skip
         return _contained(operand, token, values, negated=True)
 
-    def first_string(self, token: Token) -> tuple[str, ...]:
-        return (_unquoted(token),)
+    def first_string(self, token: Token) -> list[str]:
+        return [_unquoted(token)]
 
-    def more_strings(self, values: tuple[str, ...], _comma: Token, token: Token) -> tuple[str, ...]:
-        return (*values, _unquoted(token))
+    def more_strings(self, values: list[str], _comma: Token, token: Token) -> list[str]:
+        values.append(_unquoted(token))
+        return values
 
     def plus(self, _token: Token, operand: Node) -> Node:
         return operand
@@ -177,9 +178,9 @@ def _match(operand: Node, token: Token, search: Token, *, negated: bool) -> Node
     return Match(operator, operand, _unquoted(search), negated, token.position)
 
 
-def _contained(operand: Node, token: Token, values: tuple[str, ...], *, negated: bool) -> Node:
+def _contained(operand: Node, token: Token, values: list[str], *, negated: bool) -> Node:
     if isinstance(operand, Property):
-        return In(operand, values, negated, token.position)
+        return In(operand, tuple(values), negated, token.position)
     what, cure = "IN needs a property on its left.", "Write a IN ('x', 'y')."
     if isinstance(operand, Not):
         what = "NOT belongs to the one word after it, and IN needs a property on its left."

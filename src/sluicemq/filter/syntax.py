@@ -18,7 +18,7 @@ from sluicemq.filter.nodes import Node, levels
 from sluicemq.filter.tables import Tables, make_tables
 
 NESTING_MAX = 200  # keeps the recursion of every engine far below Python's 1,000 frames
-LENGTH_MAX = 65_536  # characters; a parse takes some µs a token on the broker's only thread
+LENGTH_MAX = 32_768  # characters; a parse takes some µs a token on the broker's only thread
 
 
 class Parsed(NamedTuple):
@@ -48,7 +48,7 @@ def parse(text: str) -> Parsed:
 
 
 def _longest_prefix(text: str) -> Parsed:
-    _, _, actions, gotos, start, end = tables()
+    _, _, actions, gotos, start, end, _ = tables()
     states: list[int] = [start]
     values: list[Any] = []
     tokens = _tokens(text)
@@ -75,14 +75,18 @@ def _longest_prefix(text: str) -> Parsed:
 
 def _tokens(text: str) -> Iterator[Token]:
     """The tokens, then the end for ever. Raises Rejected when it gets to what does not lex."""
-    pattern, ignored = tables()[:2]
+    pattern, ignored, *_, pattern_last = tables()
+    lines_end = max(text.rfind("\n"), text.rfind("\r")) + 1
     position = 0
-    for found in pattern.finditer(text):
-        if found.start() != position:
-            break
-        position = found.end()
-        if found.lastgroup not in ignored:
-            yield Token(str(found.lastgroup), found[0], found.start())
+    for each, is_over in ((pattern, lines_end), (pattern_last, len(text))):
+        for found in each.finditer(text, position) if position < is_over else ():
+            if found.start() != position:
+                break
+            position = found.end()
+            if found.lastgroup not in ignored:
+                yield Token(str(found.lastgroup), found[0], found.start())
+            if position >= is_over:
+                break
     if position < len(text):
         raise Rejected(lexical_finding(text, position))
     while True:

@@ -15,6 +15,8 @@ from lark.parsers.lalr_analysis import Reduce
 
 from sluicemq.filter.build import Builder
 
+LINE_COMMENT = "LINE_COMMENT"
+
 
 class Reduction(NamedTuple):
     """`size` parts become one of the rule `origin`; `make` is None when it is the part itself."""
@@ -31,6 +33,8 @@ class Tables(NamedTuple):
     """`token` matches one token, its group's name is the terminal; those in `ignored` are skipped.
 
     `actions[state][terminal]` says what to do, `gotos[state][rule]` where to go after a reduction.
+    `token_last` is for what lies behind the last end of a line, where no comment can end: there
+    each -- would be searched to the end of the text, and 64,000 of them took a minute.
     """
 
     token: re.Pattern[str]
@@ -39,6 +43,7 @@ class Tables(NamedTuple):
     gotos: dict[int, dict[str, int]]
     start: int
     end: int
+    token_last: re.Pattern[str]
 
 
 def make_tables() -> Tables:
@@ -60,11 +65,13 @@ def make_tables() -> Tables:
         gotos=gotos,
         start=table.start_state,
         end=table.end_state,
+        token_last=_token_pattern(lark, without=LINE_COMMENT),
     )
 
 
-def _token_pattern(lark: Any) -> re.Pattern[str]:
+def _token_pattern(lark: Any, without: str = "") -> re.Pattern[str]:
     terminals = sorted(lark.terminals, key=lambda terminal: -terminal.priority)
+    terminals = [terminal for terminal in terminals if terminal.name != without]
     return re.compile(
         "|".join(f"(?P<{each.name}>{each.pattern.to_regexp()})" for each in terminals)
     )

@@ -24,6 +24,9 @@ RETRY_TOPIC_LENGTH_MAX = 255
 GROUP_LENGTH_MAX = 120
 CLEANUP_POLICY = "cleanup.policy"
 COMPACTION = "COMPACTION"
+CONTRACT = "sluice.contract"
+CONTRACTS = ("compatible", "strict", "lanes")
+"""A group's attribute and its values: may members of the group want different messages?"""
 
 
 class MessageQueue(NamedTuple):

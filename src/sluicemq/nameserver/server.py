@@ -6,9 +6,11 @@ Name servers know nothing of each other: a broker registers with each.
 """
 
 import asyncio
+import contextlib
 import functools
 import logging
 
+from sluicemq.acl.guard import Guard
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import NameServerConfig
 from sluicemq.files import SYSTEM_FILES, Files
@@ -16,11 +18,15 @@ from sluicemq.nameserver.handlers import HANDLERS, Handler, Parts, tolerant
 from sluicemq.nameserver.keyvalues import KeyValues
 from sluicemq.nameserver.routes import RouteTable
 from sluicemq.net.dispatch import Dispatcher
-from sluicemq.net.network import SOCKETS, Network
+from sluicemq.net.limits import WITH_MESSAGES
+from sluicemq.net.network import SOCKETS, Network, secured
 from sluicemq.net.peer import Peer
+from sluicemq.net.tls import server_tls
 from sluicemq.protocol.command import Command
 
 log = logging.getLogger("sluicemq.nameserver")
+
+LOOK_S = 0.5
 
 
 class NameServer:
@@ -37,20 +43,27 @@ class NameServer:
         files: Files = SYSTEM_FILES,
         network: Network = SOCKETS,
     ) -> None:
-        """Reads the key-value configuration. Raises StoreDamagedError when it is broken."""
+        """Reads the key-value configuration. Raises StoreDamagedError when it is broken,
+        ConfigurationError when access control is on without a file."""
         self._clock = clock
         key_values = KeyValues(files, config.kv_config_path)
         self.parts = Parts(config, RouteTable(), key_values, files, self._now_ms())
+        self.guard = Guard.of(files, clock, config.acl_files, config.acl_enable)
         self.dispatcher = Dispatcher(
-            {int(code): self._bind(tolerant(handler)) for code, handler in HANDLERS.items()}
+            {int(code): self._bind(tolerant(handler)) for code, handler in HANDLERS.items()},
+            before=None if self.guard is None else self.guard.before,
+            with_messages=WITH_MESSAGES,
         )
-        self._server = network.listener(
+        self._server = secured(network, None, server_tls(config)).listener(
             self.dispatcher,
             on_disconnect=self.disconnected,
             idle_timeout_s=config.idle_timeout_s,
             connections_max=config.connections_max,
+            connections_per_address_max=config.connections_per_address_max,
+            frame_timeout_s=config.frame_timeout_s,
         )
         self._timer: asyncio.TimerHandle | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._closing = False
 
     @property
@@ -59,7 +72,10 @@ class NameServer:
         return self._server.ports[0]
 
     async def start(self) -> None:
-        """Listen. Raises ConfigurationError when the port is taken."""
+        """Listen. Raises ConfigurationError when the port is taken or access rules are wrong."""
+        if self.guard is not None:
+            self.guard.load()
+            self._watch = asyncio.get_running_loop().create_task(self._look_at_rules(self.guard))
         config = self.parts.config
         await self._server.start(config.bind_address, [config.listen_port])
         log.info("name server listens at %s:%d", config.bind_address, self.port)
@@ -71,6 +87,11 @@ class NameServer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._watch is not None:
+            self._watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watch
+            self._watch = None
         await self._server.close()
 
     def tick(self) -> None:
@@ -90,6 +111,12 @@ class NameServer:
             log.warning(
                 "broker %s at %s is removed: its connection closed", broker.broker, broker.address
             )
+
+    async def _look_at_rules(self, guard: Guard) -> None:
+        """An edit of plain_acl.yml is in force as a whole, between two requests."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            guard.settle(await asyncio.to_thread(guard.look))
 
     def _schedule(self) -> None:
         interval_s = self.parts.config.scan_interval_ms / 1000

@@ -13,6 +13,7 @@ from typing import Final, Self
 
 from sluicemq.errors import ConnectionLostError, RequestTimeoutError
 from sluicemq.model.ids import parse_host
+from sluicemq.net.tls import TLS_HINT, Tls
 from sluicemq.protocol.codec import decode, encode
 from sluicemq.protocol.command import FLAG_ONEWAY, Command
 from sluicemq.protocol.connection import check_total
@@ -28,8 +29,10 @@ class BlockingChannel:
     Raises ConnectionLostError and RequestTimeoutError; after either the channel is closed.
     """
 
-    def __init__(self, address: str, timeout_s: float = 5.0) -> None:
+    def __init__(self, address: str, timeout_s: float = 5.0, tls: Tls | None = None) -> None:
         self.address = address
+        self._is_tls = tls is not None
+        self._is_heard = False
         self.timeout_s = timeout_s
         self.closed = False
         self._opaque = 0
@@ -40,8 +43,24 @@ class BlockingChannel:
         try:
             self._socket = socket.create_connection((host.address, host.port), timeout_s)
         except OSError as error:
-            raise self._failed(error, "connecting") from error
+            raise self._failed(error, "connecting to", is_made=False) from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            self._secure(tls, tls.server_name or host.address)
+
+    def _secure(self, tls: Tls, name: str) -> None:
+        from sluicemq.net.tls_contexts import client_context  # noqa: PLC0415 - OpenSSL, on demand
+
+        plain = self._socket
+        try:
+            context = client_context(tls)
+            self._socket = context.wrap_socket(plain, server_hostname=name)
+        except OSError as error:
+            plain.close()
+            raise self._failed(error, "shaking hands with") from error
+        except BaseException:
+            self.close()
+            raise
 
     def call(self, command: Command) -> Command:
         """A request and its answer; the body is valid until the next call."""
@@ -110,6 +129,7 @@ class BlockingChannel:
             count = self._socket.recv_into(view[self._filled :])
             if not count:
                 raise ConnectionResetError("the server closed the connection")
+            self._is_heard = True
             self._filled += count
 
     def _make_room(self, size: int) -> None:
@@ -128,16 +148,23 @@ class BlockingChannel:
         if self.closed:
             raise ConnectionLostError(f"The connection to {self.address} is closed.")
 
-    def _failed(self, error: OSError, doing: str) -> ConnectionLostError | RequestTimeoutError:
+    def _failed(
+        self, error: OSError, doing: str, *, is_made: bool = True
+    ) -> ConnectionLostError | RequestTimeoutError:
         self.close()
         if isinstance(error, TimeoutError):
             return RequestTimeoutError(
                 f"{doing} {self.address} took longer than {self.timeout_s:g} s.",
                 cure="Is the server overloaded, or the network slow?",
             )
+        if self._is_tls and is_made and not self._is_heard:
+            from sluicemq.net.tls_contexts import tls_failed  # noqa: PLC0415 - rare
+
+            return tls_failed(self.address, error)
+        hint = f" {TLS_HINT}" if is_made and not (self._is_heard or self._is_tls) else ""
         return ConnectionLostError(
             f"{doing} {self.address} failed: {error.strerror or error}.",
-            cure="Check host and port, and that the server runs.",
+            cure=f"Check host and port, and that the server runs.{hint}",
         )
 
     def __enter__(self) -> Self:

@@ -2,7 +2,8 @@
 
 A `Channel` is one connection: any number of calls travel at once and are matched by opaque. Frames
 that are sent in one turn of the loop leave in one write. A call that times out gives up its opaque;
-an answer that comes later is dropped. When the connection breaks, every call learns it.
+an answer that comes later is dropped. When the connection breaks, every call learns it. One timer
+watches all calls of a channel: a timer for each costs a tenth of a send.
 
 `ChannelPool` holds one channel an address; who asks while it is being opened waits for the same
 one. After a failure the next attempts wait longer and longer (0.1 s to 5 s), so that a dead broker
@@ -11,6 +12,7 @@ is not dialled in a tight loop.
 
 import asyncio
 import logging
+import math
 import socket
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -25,6 +27,7 @@ from sluicemq.errors import (
 )
 from sluicemq.model.ids import Host, parse_host
 from sluicemq.net.peer import Carrier, host_of
+from sluicemq.net.tls import TLS_HINT, Tls
 from sluicemq.protocol.codec import encode
 from sluicemq.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, Command
 from sluicemq.protocol.connection import FrameReader
@@ -39,6 +42,25 @@ DIAL_TIMEOUT_S: Final = 3.0
 BACK_OFF_MIN_S: Final = 0.1
 BACK_OFF_MAX_S: Final = 5.0
 WRITE_BUFFER_BYTES_MAX: Final = 4 * 1024 * 1024
+TLS_SHUTDOWN_S: Final = 0.5
+EXPIRE_GAP_S: Final = 0.005
+"""At least so long from one look at the deadlines to the next."""
+EXPIRE_SLACK_S: Final = 0.001
+"""Timers of some loops fire up to so much early."""
+
+
+class _Call:
+    """A call that waits for its answer, until `deadline_s` of the loop's time."""
+
+    __slots__ = ("code", "deadline_s", "future", "timeout_s")
+
+    def __init__(
+        self, future: asyncio.Future[Command], code: int, timeout_s: float, deadline_s: float
+    ) -> None:
+        self.future = future
+        self.code = code
+        self.timeout_s = timeout_s
+        self.deadline_s = deadline_s
 
 
 class Channel:
@@ -59,12 +81,16 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._carrier: Carrier | None = None
         self._reader = FrameReader()
-        self._calls: dict[int, asyncio.Future[Command]] = {}
+        self._calls: dict[int, _Call] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._look_at_s = math.inf
         self._opaque = 0
         self._outgoing: list[bytes] = []
         self._can_write = True
         self._waiters: list[asyncio.Future[None]] = []
         self._gone: asyncio.Future[None] = self._loop.create_future()
+        self.is_tls = False
+        self._is_heard = False
 
     # --------------------------------------------------------------------------- what users do
 
@@ -74,17 +100,17 @@ class Channel:
         Raises ConnectionLostError, RequestTimeoutError, ProtocolError (a frame above the limit).
         """
         future: asyncio.Future[Command] = self._loop.create_future()
-        opaque = -1
-        timer = self._loop.call_later(timeout_s, self._expire, future, command.code, timeout_s)
+        opaque = self._number(command)
+        deadline_s = self._loop.time() + timeout_s
+        self._calls[opaque] = _Call(future, command.code, timeout_s, deadline_s)
+        if deadline_s < self._look_at_s and not self.closed:
+            self._look_at(deadline_s)
         try:
             if not self._can_write:
                 await self._drained(future)
-            opaque = self._number(command)
-            self._calls[opaque] = future
             self._send(command)
             return await future
         finally:
-            timer.cancel()
             self._calls.pop(opaque, None)
 
     def oneway(self, command: Command) -> None:
@@ -131,14 +157,30 @@ class Channel:
         if future.done():
             future.result()
 
-    def _expire(self, future: asyncio.Future[Command], code: int, timeout_s: float) -> None:
-        if not future.done():
-            future.set_exception(
-                RequestTimeoutError(
-                    f"{self.address} did not answer request {code} within {timeout_s:g} s.",
-                    cure="Is the server overloaded, or the network slow?",
-                )
-            )
+    def _look_at(self, time_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._look_at_s = time_s
+        self._timer = self._loop.call_at(time_s, self._expire)
+
+    def _expire(self) -> None:
+        """Ends the calls whose time is over, and looks again at the next deadline."""
+        now_s = self._loop.time()
+        earliest_s = math.inf
+        for call in self._calls.values():
+            if call.deadline_s > now_s + EXPIRE_SLACK_S:
+                earliest_s = min(earliest_s, call.deadline_s)
+            elif not call.future.done():
+                call.future.set_exception(self._late(call))
+        self._timer, self._look_at_s = None, math.inf
+        if self._calls and earliest_s < math.inf:
+            self._look_at(max(earliest_s, now_s + EXPIRE_GAP_S))
+
+    def _late(self, call: _Call) -> RequestTimeoutError:
+        return RequestTimeoutError(
+            f"{self.address} did not answer request {call.code} within {call.timeout_s:g} s.",
+            cure="Is the server overloaded, or the network slow?",
+        )
 
     # ------------------------------------------------------------------- what the carrier tells
 
@@ -149,6 +191,7 @@ class Channel:
 
     def received(self, data: bytes) -> None:
         """Bytes came in."""
+        self._is_heard = True
         try:
             commands = self._reader.feed(data)
         except ProtocolError as error:
@@ -159,9 +202,9 @@ class Channel:
             return
         for command in commands:
             if command.flag & FLAG_RESPONSE:
-                future = self._calls.pop(command.opaque, None)
-                if future is not None and not future.done():
-                    future.set_result(command)
+                call = self._calls.pop(command.opaque, None)
+                if call is not None and not call.future.done():
+                    call.future.set_result(command)
             else:
                 self._requested(command)
 
@@ -199,19 +242,28 @@ class Channel:
         self.closed = True
         self.paused(False)
         calls, self._calls = self._calls, {}
-        for future in calls.values():
-            if not future.done():
-                future.set_exception(self._lost(error))
+        for call in calls.values():
+            if not call.future.done():
+                call.future.set_exception(self._lost(error))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if not self._gone.done():
             self._gone.set_result(None)
             if self._on_close is not None:
                 self._on_close(self)
 
     def _lost(self, error: Exception | None) -> ConnectionLostError:
+        if self.is_tls and error is not None:
+            from sluicemq.net.tls_contexts import is_tls_error, tls_failed  # noqa: PLC0415 - rare
+
+            if is_tls_error(error):
+                return tls_failed(self.address, error)
         why = f": {error}" if error is not None else ""
+        cure = "The request may have been carried out."
         return ConnectionLostError(
             f"The connection to {self.address} closed before the answer came{why}.",
-            cure="The request may have been carried out.",
+            cure=cure if self._is_heard or self.is_tls else f"{cure} {TLS_HINT}",
         )
 
     def __repr__(self) -> str:
@@ -250,14 +302,20 @@ async def dial(
     timeout_s: float = DIAL_TIMEOUT_S,
     on_request: OnRequest | None = None,
     on_close: OnClose | None = None,
+    tls: Tls | None = None,
 ) -> Channel:
-    """Connect to `host:port`. Raises ConnectionLostError, RequestTimeoutError, ProtocolError."""
+    """Connect to `host:port`. Raises ConnectionLostError, RequestTimeoutError, ProtocolError;
+    ConfigurationError when the files of `tls` cannot be used."""
     host = parse_host(address)
     channel = Channel(address, on_request=on_request, on_close=on_close)
+    options: dict[str, Any] = {}
+    if tls is not None:
+        options = await _tls_options(tls, host)
+        channel.is_tls = True
     try:
         async with asyncio.timeout(timeout_s):
             await asyncio.get_running_loop().create_connection(
-                lambda: _Socket(channel), host.address, host.port
+                lambda: _Socket(channel), host.address, host.port, **options
             )
     except TimeoutError as error:
         raise RequestTimeoutError(
@@ -265,12 +323,28 @@ async def dial(
             cure="Check host and port, and that no firewall is between.",
         ) from error
     except OSError as error:
-        raise cannot_connect(address, error) from error
+        raise cannot_connect(address, error, is_tls=tls is not None) from error
     return channel
 
 
-def cannot_connect(address: str, error: OSError) -> ConnectionLostError:
-    """What a failed connect says."""
+async def _tls_options(tls: Tls, host: Host) -> dict[str, Any]:
+    from sluicemq.net.tls_contexts import client_context  # noqa: PLC0415 - OpenSSL, on demand
+
+    return {
+        # Reading all the authorities of a system takes tens of milliseconds.
+        "ssl": await asyncio.to_thread(client_context, tls),
+        "server_hostname": tls.server_name or host.address,
+        "ssl_shutdown_timeout": TLS_SHUTDOWN_S,
+    }
+
+
+def cannot_connect(address: str, error: OSError, *, is_tls: bool = False) -> ConnectionLostError:
+    """What a failed connect, or handshake, says."""
+    if is_tls and not isinstance(error, ConnectionRefusedError):
+        from sluicemq.net.tls_contexts import is_tls_error, tls_failed  # noqa: PLC0415 - rare
+
+        if is_tls_error(error) or isinstance(error, ConnectionError):
+            return tls_failed(address, error)
     return ConnectionLostError(
         f"Cannot connect to {address}: {error.strerror or error}.",
         cure="Check host and port, and that the server runs.",
@@ -333,7 +407,7 @@ class ChannelPool:
     async def _open(self, address: str) -> Channel:
         failure = self._failures.get(address)
         if failure is not None and self._clock.monotonic_s() < failure[0]:
-            raise type(failure[2])(str(failure[2]))
+            raise type(failure[2])(failure[2].fact, cure=failure[2].cure)
         try:
             channel = await (self._connect or dial)(
                 address,

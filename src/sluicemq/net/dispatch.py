@@ -22,12 +22,13 @@ ProtocolError: the connection has to be closed. Frames before the bad one are an
 
 import logging
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 import orjson
 
 from sluicemq.errors import ProtocolError, RequestError, SluiceError
+from sluicemq.net.limits import HEADER_BYTES_MAX, REFUSED_MAX, check_request
 from sluicemq.net.peer import Peer
 from sluicemq.protocol.codec import (
     SERVER_LANGUAGE,
@@ -47,6 +48,7 @@ Handler = Callable[[Command, Peer], Outcome]
 Deferred = Callable[[Any, Command, Peer], None]
 Before = Callable[[Command, Peer], Outcome]
 Quick = Callable[[dict[str, Any], bytes, Peer], bool]
+"""Of a quick handler, and of `admit`."""
 
 _loads: Final = orjson.loads
 _PREFIX: Final = struct.Struct(">II")
@@ -59,7 +61,10 @@ class Dispatcher:
     """Request codes to handlers.
 
     `before` sees every request first (access rules): an outcome other than None takes the
-    handler's place. `frame_bytes_max` bounds a frame without its leading total.
+    handler's place. `admit` is its quick twin for requests with a quick handler: False sends them
+    the usual way, past `before`; without it nothing is quick. `frame_bytes_max` bounds a frame
+    without its leading total; only requests in `with_messages` may have bodies that fill one
+    (None: all).
     """
 
     def __init__(
@@ -69,15 +74,25 @@ class Dispatcher:
         quick: Mapping[int, Quick] | None = None,
         deferred: Deferred | None = None,
         before: Before | None = None,
+        admit: Quick | None = None,
+        with_messages: Collection[int] | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
     ) -> None:
         self.handlers: dict[int, Handler] = {int(code): it for code, it in handlers.items()}
         # Who looks at requests first has to see all of them.
-        self.quick: dict[int, Quick] = {} if before is not None else dict(quick or {})
+        is_blind = before is not None and admit is None
+        self.quick: dict[int, Quick] = {} if is_blind else dict(quick or {})
         self.frame_bytes_max = frame_bytes_max
         self._deferred = deferred
         self._before = before
+        self._admit = admit
+        self._with_messages = with_messages
         self._logged: set[tuple[int, str]] = set()
+
+    @property
+    def is_guarded(self) -> bool:
+        """Do requests need rights?"""
+        return self._before is not None
 
     def feed(self, data: bytes, peer: Peer) -> tuple[int, bytes]:
         """Handle every whole frame in `data`. HOT.
@@ -85,7 +100,7 @@ class Dispatcher:
         Returns the bytes used and the answers. Raises ProtocolError when the first frame is bad;
         a later bad frame ends the pass and raises when the rest is fed again.
         """
-        find_quick = self.quick.get
+        find_quick, admit = self.quick.get, self._admit
         frame_bytes_max = self.frame_bytes_max
         unpack = _PREFIX.unpack_from
         answers: list[bytes] = []
@@ -97,14 +112,18 @@ class Dispatcher:
             if end > size and total <= frame_bytes_max:
                 break
             try:
-                if header_end > end or total > frame_bytes_max or mark > _HEADER_MASK:
+                if header_end > end or total > frame_bytes_max or mark > HEADER_BYTES_MAX:
                     command = self._read_odd(data[position:end], total, mark)
                 else:
                     header, body = data[position + 8 : header_end], data[header_end:end]
                     try:
                         values = _loads(header)
                         quick = find_quick(values["code"])
-                        if quick is not None and quick(values, body, peer):
+                        if (
+                            quick is not None
+                            and (admit is None or admit(values, body, peer))
+                            and quick(values, body, peer)
+                        ):
                             position = end
                             continue
                     except Exception:  # noqa: BLE001 -- whatever it is: the usual way copes with it
@@ -128,6 +147,7 @@ class Dispatcher:
             if command.flag & FLAG_RESPONSE or handler is None:
                 outcome = self._unhandled(command, peer)
             else:
+                check_request(command, self._with_messages)
                 outcome = handler(command, peer)
             if outcome.__class__ is not bytes and outcome is not None:
                 outcome = self._settle(outcome, command, peer)
@@ -139,6 +159,10 @@ class Dispatcher:
         """A frame with impossible lengths, or with another header than JSON."""
         check_total(total, self.frame_bytes_max)
         header_size = mark & _HEADER_MASK
+        if header_size > HEADER_BYTES_MAX:
+            raise ProtocolError(
+                f"A header has {header_size} bytes, the limit is {HEADER_BYTES_MAX}."
+            )
         if header_size > total - 4:
             raise ProtocolError(
                 f"A header of {header_size} bytes does not fit into a frame of {total} bytes."
@@ -150,7 +174,14 @@ class Dispatcher:
 
     def _guarded(self, command: Command, peer: Peer) -> Outcome:
         outcome = self._before(command, peer) if self._before is not None else None
-        return self.handlers[command.code](command, peer) if outcome is None else outcome
+        if outcome is None:
+            peer.is_trusted = True
+            return self.handlers[command.code](command, peer)
+        if not peer.is_trusted:
+            peer.refused += 1
+            if peer.refused > REFUSED_MAX:
+                peer.close()
+        return outcome
 
     def _settle(self, outcome: Outcome, command: Command, peer: Peer) -> bytes | None:
         """Encodes a Command; leaves anything else to `deferred`."""

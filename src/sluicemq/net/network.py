@@ -10,13 +10,17 @@ from typing import Protocol
 from sluicemq.net import dialer
 from sluicemq.net.dialer import DIAL_TIMEOUT_S, Channel, OnClose, OnRequest
 from sluicemq.net.dispatch import Dispatcher
+from sluicemq.net.limits import PENDING_BYTES_MAX
 from sluicemq.net.peer import Peer
 from sluicemq.net.server import (
     CONNECTIONS_MAX,
+    FRAME_TIMEOUT_S,
     IDLE_TIMEOUT_S,
     WRITE_BUFFER_BYTES_MAX,
     RemotingServer,
 )
+from sluicemq.net.tls import ServerTls, Tls
+from sluicemq.net.tls_stream import Door
 
 OnPeer = Callable[[Peer], None]
 
@@ -56,13 +60,21 @@ class Network(Protocol):
         idle_timeout_s: float = IDLE_TIMEOUT_S,
         connections_max: int = CONNECTIONS_MAX,
         write_buffer_bytes_max: int = WRITE_BUFFER_BYTES_MAX,
+        connections_per_address_max: int = 0,
+        frame_timeout_s: float = FRAME_TIMEOUT_S,
+        pending_bytes_max: int = PENDING_BYTES_MAX,
     ) -> Listener: ...
 
 
 class Sockets:
-    """TCP."""
+    """TCP, with TLS for those who want it: `tls` for what is dialled, `server_tls` for what is
+    served (None: plain connections only)."""
 
-    __slots__ = ()
+    __slots__ = ("_server_tls", "_tls")
+
+    def __init__(self, tls: Tls | None = None, server_tls: ServerTls | None = None) -> None:
+        self._tls = tls
+        self._server_tls = server_tls
 
     async def dial(
         self,
@@ -73,7 +85,7 @@ class Sockets:
         on_close: OnClose | None = None,
     ) -> Channel:
         return await dialer.dial(
-            address, timeout_s=timeout_s, on_request=on_request, on_close=on_close
+            address, timeout_s=timeout_s, on_request=on_request, on_close=on_close, tls=self._tls
         )
 
     def listener(
@@ -84,14 +96,30 @@ class Sockets:
         idle_timeout_s: float = IDLE_TIMEOUT_S,
         connections_max: int = CONNECTIONS_MAX,
         write_buffer_bytes_max: int = WRITE_BUFFER_BYTES_MAX,
+        connections_per_address_max: int = 0,
+        frame_timeout_s: float = FRAME_TIMEOUT_S,
+        pending_bytes_max: int = PENDING_BYTES_MAX,
     ) -> RemotingServer:
+        server_tls = self._server_tls
+        if server_tls is not None and server_tls.mode == "disabled":
+            server_tls = None
         return RemotingServer(
             dispatcher,
             on_disconnect=on_disconnect,
             idle_timeout_s=idle_timeout_s,
             connections_max=connections_max,
             write_buffer_bytes_max=write_buffer_bytes_max,
+            connections_per_address_max=connections_per_address_max,
+            frame_timeout_s=frame_timeout_s,
+            pending_bytes_max=pending_bytes_max,
+            tls=None if server_tls is None else Door(server_tls),
         )
 
 
 SOCKETS = Sockets()
+
+
+def secured(network: Network, tls: Tls | None, server_tls: ServerTls | None = None) -> Network:
+    """The network with TLS. Only sockets have it: what stays in one process needs none, and a
+    network that was made with TLS keeps its own."""
+    return Sockets(tls, server_tls) if network is SOCKETS else network

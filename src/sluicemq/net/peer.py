@@ -40,6 +40,7 @@ class Peer:
 
     `remote` is the client's address, `remote_bytes` its stored form; `local` is the address by
     which the client reached us. `idle_sweeps` counts the sweeps since a byte went either way.
+    `is_trusted` when access rules have let a request of it pass; `refused` counts those before.
     """
 
     __slots__ = (
@@ -49,8 +50,10 @@ class Peer:
         "_opaque",
         "closed",
         "idle_sweeps",
+        "is_trusted",
         "labels",
         "local",
+        "refused",
         "remote",
         "remote_bytes",
     )
@@ -66,6 +69,12 @@ class Peer:
         self.labels: dict[str, Any] = {}
         self.closed = False
         self.idle_sweeps = 0
+        self.is_trusted = False
+        self.refused = 0
+
+    def carry(self, carrier: Carrier) -> None:
+        """Bytes go through `carrier` from now on (TLS)."""
+        self._carrier = carrier
 
     def write(self, frame: bytes) -> None:
         """Send whole frames; ignored when the connection is closed."""

@@ -2,28 +2,34 @@
 
     socket -> Connection.data_received -> Pieces -> Dispatcher.feed -> one write
 
-A chunk with forty frames is one pass and one write. Three things bound a connection:
+A chunk with forty frames is one pass and one write. These bound a connection (and see `limits`):
 
 - a budget of bytes a turn: above it reading pauses until the next iteration of the loop, so that
   one greedy sender does not starve the rest (uvloop would read up to 8 MiB at once);
 - its write buffer: a client that does not read its answers is not read from either;
 - silence: after `idle_timeout_s` without a byte in either direction it is closed. A sweep counts;
-  there is no timer a connection.
+  there is no timer a connection;
+- patience: a frame that is not whole `frame_timeout_s` after its first byte closes it, and so do
+  unfinished frames of all connections together above `pending_bytes_max`;
+- company: so many connections an address, loopback aside.
 
-TLS would start on the same ports (spec/remoting.md §1): `Connection._refuse` is where the first
-byte 0x16 is told apart today.
+TLS starts on the same ports (spec/remoting.md §1): with a `Door` a connection stands behind
+`FirstByte` until its first byte tells, see `tls_stream.py`.
 """
 
 import asyncio
 import errno
 import logging
+import math
 import socket
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from sluicemq.errors import ConfigurationError, ProtocolError
 from sluicemq.net.dispatch import Dispatcher, Handler, Outcome
+from sluicemq.net.limits import PENDING_BYTES_MAX, PENDING_SMALL, Crowd, Pending
 from sluicemq.net.peer import Peer, host_of
+from sluicemq.net.tls_stream import Door, FirstByte, TlsStream
 from sluicemq.protocol.connection import TLS_HELLO, Pieces
 
 __all__ = ["Dispatcher", "Handler", "Outcome", "Peer", "RemotingServer"]
@@ -35,6 +41,7 @@ TURN_BYTES_MAX: Final = 256 * 1024
 WRITE_BUFFER_BYTES_MAX: Final = 16 * 1024 * 1024
 CONNECTIONS_MAX: Final = 10_000
 IDLE_TIMEOUT_S: Final = 120.0
+FRAME_TIMEOUT_S: Final = 60.0
 SWEEPS_PER_TIMEOUT: Final = 4
 CLOSE_TIMEOUT_S: Final = 1.0
 BACKLOG: Final = 1024
@@ -48,12 +55,15 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_blocked",
         "_dispatcher",
+        "_held",
+        "_is_trusted",
         "_loop",
         "_pieces",
         "_resting",
         "_server",
         "_transport",
         "_turn_bytes",
+        "frame_sweeps",
         "peer",
     )
 
@@ -65,6 +75,9 @@ class Connection(asyncio.Protocol):
         self._turn_bytes = 0
         self._resting = False  # over its budget until the next turn
         self._blocked = False  # its answers do not leave
+        self._held = 0  # bytes that count as pending
+        self._is_trusted = False  # as what they count
+        self.frame_sweeps = 0  # since a frame became whole
         self._transport: asyncio.Transport
         self.peer: Peer
 
@@ -83,6 +96,7 @@ class Connection(asyncio.Protocol):
         self._server.opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._hold(0)
         self.peer.lost()
         self._server.lost(self)
 
@@ -100,12 +114,36 @@ class Connection(asyncio.Protocol):
                 used, answers = self._dispatcher.feed(whole, peer)
                 if answers and not peer.closed:
                     self._transport.write(answers)
+                self.frame_sweeps = 0
                 if used == len(whole):
+                    if self._held:
+                        self._hold(0)
                     return
-                data = whole[used:] if used else whole
+                if used:
+                    whole = whole[used:]
+                data = whole
                 whole = self._pieces.keep(data)
         except ProtocolError as error:
             self._refuse(data, error)
+            return
+        if len(self._pieces) > PENDING_SMALL or self._held:
+            self._hold(len(self._pieces))
+
+    def _hold(self, size: int) -> None:
+        """Of an unfinished frame so many bytes are here; too many end the connection."""
+        pending, more = self._server.pending, size - self._held
+        if self._is_trusted != self.peer.is_trusted:
+            self._is_trusted = self.peer.is_trusted
+            pending.trust(self._held)
+        self._held = size
+        if not pending.change(more, is_trusted=self._is_trusted) and not self.peer.closed:
+            self._server.complain(self.peer, "too many bytes of unfinished frames are waiting")
+            self.abort()
+
+    @property
+    def is_late(self) -> bool:
+        """Does a frame stay unfinished, and not because we do not read?"""
+        return len(self._pieces) > 0 and not self._blocked
 
     def pause_writing(self) -> None:
         self._blocked = True
@@ -139,8 +177,17 @@ class Connection(asyncio.Protocol):
         text = str(error)
         if data[:1] == bytes((TLS_HELLO,)):
             text = "it speaks TLS, which this port does not serve. Turn TLS off in the client."
+        self.refuse(text)
+
+    def refuse(self, text: str) -> None:
+        """Say why, and close."""
         self._server.complain(self.peer, text)
         self.peer.close()
+
+    def carry(self, carrier: TlsStream) -> None:
+        """Bytes go through TLS from now on."""
+        self._transport = carrier  # type: ignore[assignment]  # it has what is used here
+        self.peer.carry(carrier)
 
 
 class RemotingServer:
@@ -155,13 +202,23 @@ class RemotingServer:
         idle_timeout_s: float = IDLE_TIMEOUT_S,
         connections_max: int = CONNECTIONS_MAX,
         write_buffer_bytes_max: int = WRITE_BUFFER_BYTES_MAX,
+        connections_per_address_max: int = 0,
+        frame_timeout_s: float = FRAME_TIMEOUT_S,
+        pending_bytes_max: int = PENDING_BYTES_MAX,
+        tls: Door | None = None,
     ) -> None:
+        """`tls`: None serves plain connections only."""
         self.dispatcher = dispatcher
+        self.tls = tls
         self.write_buffer_bytes_max = write_buffer_bytes_max
+        self.pending = Pending(pending_bytes_max, is_guarded=dispatcher.is_guarded)
         self.ports: tuple[int, ...] = ()
         self._on_connect = on_connect
         self._on_disconnect = on_disconnect
-        self._sweep_s = idle_timeout_s / SWEEPS_PER_TIMEOUT
+        self._crowd = Crowd(connections_per_address_max)
+        self._sweep_s = min(idle_timeout_s, frame_timeout_s) / SWEEPS_PER_TIMEOUT
+        self._idle_sweeps_max = math.ceil(idle_timeout_s / self._sweep_s)
+        self._frame_sweeps_max = math.ceil(frame_timeout_s / self._sweep_s)
         self._connections_max = connections_max
         self._connections: dict[Peer, Connection] = {}
         self._listeners: list[asyncio.Server] = []
@@ -178,14 +235,17 @@ class RemotingServer:
     async def start(self, host: str | None, ports: Sequence[int]) -> None:
         """Listen on every port; 0 means a free one (see `ports` afterwards).
 
-        Raises ConfigurationError when a port cannot be had; then none is open.
+        Raises ConfigurationError when a port cannot be had, or a certificate cannot be used; then
+        none is open.
         """
         loop = asyncio.get_running_loop()
+        if self.tls is not None:
+            self.tls.open()
         found: list[int] = []
         for port in ports:
             try:
                 listener = await loop.create_server(
-                    lambda: Connection(self, self.dispatcher), host or None, port, backlog=BACKLOG
+                    self._accept, host or None, port, backlog=BACKLOG
                 )
             except OSError as error:
                 await self.close()
@@ -195,9 +255,15 @@ class RemotingServer:
         self.ports = tuple(found)
         self._sweeper = loop.call_later(self._sweep_s, self._sweep)
 
+    def _accept(self) -> Connection | FirstByte:
+        connection = Connection(self, self.dispatcher)
+        return connection if self.tls is None else FirstByte(connection, self.tls)
+
     async def close(self) -> None:
         """Stop listening, close every connection; returns when all are closed."""
         self._closing = True
+        if self.tls is not None:
+            self.tls.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None
@@ -236,6 +302,13 @@ class RemotingServer:
             )
             connection.abort()
             return
+        if not self._crowd.enter(connection.peer.remote.address):
+            self.complain(
+                connection.peer,
+                f"it is more than the {self._crowd.max} that one address may have",
+            )
+            connection.abort()
+            return
         self._connections[connection.peer] = connection
         if self._on_connect is not None:
             self._on_connect(connection.peer)
@@ -244,6 +317,7 @@ class RemotingServer:
         """A connection is gone."""
         if self._connections.pop(connection.peer, None) is None:
             return  # it was one too many
+        self._crowd.leave(connection.peer.remote.address)
         if self._on_disconnect is not None:
             self._on_disconnect(connection.peer)
         if not self._connections:
@@ -259,8 +333,12 @@ class RemotingServer:
     def _sweep(self) -> None:
         for peer, connection in tuple(self._connections.items()):
             peer.idle_sweeps += 1
-            if peer.idle_sweeps > SWEEPS_PER_TIMEOUT:
+            connection.frame_sweeps = connection.frame_sweeps + 1 if connection.is_late else 0
+            if peer.idle_sweeps > self._idle_sweeps_max:
                 log.info("closing the connection of %s: silent for too long", peer.remote)
+                connection.abort()
+            elif connection.frame_sweeps > self._frame_sweeps_max:
+                self.complain(peer, "a frame of it does not become whole")
                 connection.abort()
         loop = asyncio.get_running_loop()
         self._sweeper = loop.call_later(self._sweep_s, self._sweep)

@@ -34,6 +34,8 @@ SERVER_LANGUAGE: Final = "JAVA"
 """What our servers call themselves in answers: the one name that every client has been tried
 with. Requests of our client say PYTHON, which the broker shows in its connection lists."""
 
+HEADER_VALUES_MAX: Final = 4096
+"""Of a header that orjson does not read: its fields and their names."""
 _LANGUAGE_NUMBERS: Final = {name: number for number, name in enumerate(LANGUAGES)}
 _OTHER: Final = _LANGUAGE_NUMBERS["OTHER"]
 _PREFIX: Final = struct.Struct(">II")
@@ -112,7 +114,7 @@ def command_of(values: Any, header: bytes, body: bytes | memoryview) -> Command:
 
 
 def _decode_odd_json(header: bytes, body: bytes | memoryview) -> Command:
-    values = fastjson.loads(header)
+    values = fastjson.loads(header, HEADER_VALUES_MAX)
     if not isinstance(values, dict):
         raise ProtocolError("A JSON header is not an object.")
     remark = values.get("remark")

@@ -5,7 +5,7 @@ units), without separators, then the body. It has no `Signature` in it, but Acce
 used, SecurityToken.
 """
 
-import base64
+import binascii
 import hashlib
 import hmac
 from collections.abc import Mapping
@@ -32,15 +32,46 @@ def content(
 ) -> bytes:
     """What is signed. `version` is the request's, for the server's side of the check."""
     is_old = version is not None and version <= UNSIGNED_UNIQUE_KEY_VERSION_MAX
-    names = _signed_names(tuple(fields), is_old)
+    names = signed_names(tuple(fields), is_old)
     return "".join([fields[name] for name in names]).encode("utf-8", "replace") + bytes(body)
 
 
 @lru_cache(maxsize=1024)
-def _signed_names(names: tuple[str, ...], is_old: bool) -> tuple[str, ...]:
-    """Cached: the requests of a kind have the same fields."""
+def signed_names(names: tuple[str, ...], is_old: bool = False) -> tuple[str, ...]:
+    """Names of fields in the order in which their values are signed. Cached: the requests of a kind
+    have the same fields."""
     skipped = (SIGNATURE, UNIQUE_KEY_QUERY) if is_old else (SIGNATURE,)
     return tuple(sorted((name for name in names if name not in skipped), key=_java_order))
+
+
+class Key:
+    """A secret, ready to sign: HMAC-SHA1 whose first blocks are done, which halves its time."""
+
+    __slots__ = ("begin", "finish")
+
+    def __init__(self, secret_key: str) -> None:
+        """Raises ConfigurationError for an empty secret, as Java cannot sign with one."""
+        if not secret_key:
+            raise ConfigurationError("The secret key is empty.", cure="Set a secret key.")
+        key = secret_key.encode("utf-8", "replace")
+        if len(key) > _BLOCK_BYTES:
+            key = hashlib.sha1(key).digest()
+        key = key.ljust(_BLOCK_BYTES, b"\0")
+        self.begin = hashlib.sha1(key.translate(_INNER)).copy
+        self.finish = hashlib.sha1(key.translate(_OUTER)).copy
+
+    def signature(self, data: bytes) -> bytes:
+        """Base64 of the HMAC. HOT."""
+        inner, outer = self.begin(), self.finish()
+        inner.update(data)
+        outer.update(inner.digest())
+        return binascii.b2a_base64(outer.digest(), newline=False)
+
+
+_BLOCK_BYTES: Final = 64
+_INNER: Final = bytes(byte ^ 0x36 for byte in range(256))
+_OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
+_key_of = lru_cache(maxsize=256)(Key)
 
 
 def sign(
@@ -51,10 +82,7 @@ def sign(
     version: int | None = None,
 ) -> str:
     """Base64 of HMAC-SHA1. Raises ConfigurationError for an empty secret, as Java cannot sign."""
-    if not secret_key:
-        raise ConfigurationError("The secret key is empty.", cure="Set a secret key.")
-    data = content(fields, body, version=version)
-    return base64.b64encode(hmac.digest(secret_key.encode(), data, hashlib.sha1)).decode()
+    return _key_of(secret_key).signature(content(fields, body, version=version)).decode()
 
 
 def sign_command(

@@ -43,6 +43,10 @@ IPV6_EXTRA_BYTES: Final = HOST_BYTES_IPV6 - HOST_BYTES_IPV4
 PROPERTIES_BYTES_MAX: Final = 32767
 BODY_BYTES_MAX: Final = 1 << 29
 """What `decompress` lets a body grow to: a guard against a bomb, far above any real message."""
+BODY_RATIO_MAX: Final = 200
+BODY_RATIO_FREE: Final = 16 * 1024 * 1024
+"""Up to here a body may be of any ratio: 4 MiB of zeros are an honest one. Above it may have so
+many times the bytes that came."""
 
 RECORD_HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")
 """Size to body length, for two IPv4 hosts: 88 bytes."""
@@ -51,7 +55,7 @@ _LONG: Final = struct.Struct(">q")
 _BODY: Final = struct.Struct(">iqi")
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
-_PIECE_BYTES = 1 << 16
+_PIECE_BYTES = 256  # of zstd: four bytes may become 128 KiB
 _NAME_VALUE = "\x01"
 _PROPERTY = "\x02"
 
@@ -328,24 +332,31 @@ def decompress(body: Buffer, sys_flag: int) -> bytes:
 
 
 def _whole(decompressor: Any, body: Buffer) -> bytes:
-    data = bytes(decompressor.decompress(bytes(body), BODY_BYTES_MAX))
+    limit = size_limit(len(body))
+    data = bytes(decompressor.decompress(bytes(body), limit))
     if not decompressor.eof:
-        raise ValueError(f"it ends too early, or has more than {BODY_BYTES_MAX} bytes")
+        raise ValueError(f"it ends too early, or has more than {limit} bytes")
     return data
+
+
+def size_limit(compressed_bytes: int) -> int:
+    """What a body of so many bytes may become."""
+    return min(BODY_BYTES_MAX, max(BODY_RATIO_FREE, BODY_RATIO_MAX * compressed_bytes))
 
 
 def _whole_zstd(package: Any, body: Buffer) -> bytes:
     decompressor = package.ZstdDecompressor().decompressobj()
     data = bytearray()
+    limit = size_limit(len(body))
     try:
         for start in range(0, len(body), _PIECE_BYTES):  # in pieces, for the limit's sake
             data += decompressor.decompress(bytes(body[start : start + _PIECE_BYTES]))
-            if decompressor.eof or len(data) > BODY_BYTES_MAX:
+            if decompressor.eof or len(data) > limit:
                 break
     except package.ZstdError as error:
         raise ValueError(str(error)) from None
-    if not decompressor.eof or len(data) > BODY_BYTES_MAX:
-        raise ValueError(f"it ends too early, or has more than {BODY_BYTES_MAX} bytes")
+    if not decompressor.eof or len(data) > limit:
+        raise ValueError(f"it ends too early, or has more than {limit} bytes")
     return bytes(data)
 
 

@@ -10,6 +10,7 @@ from sluicemq.client.core.answers import SendResult as CoreSendResult
 from sluicemq.client.threaded.portal import Portal
 from sluicemq.errors import ClosedError, ConfigurationError, SluiceError
 from sluicemq.model.topic import MessageQueue
+from sluicemq.net.tls import Tls
 from sluicemq.rocketmq.values import Message, MessageExt, SendResult
 
 
@@ -25,11 +26,13 @@ class Client:
         *,
         namesrv_addr: str | None = None,
         credentials: tuple[str, str] | None = None,
+        tls: Tls | bool | None = None,
     ) -> None:
         self.group = group
         self._trace = (customized_trace_topic or True) if enable_msg_trace else False
         self._name_servers = namesrv_addr
         self._credentials = credentials
+        self._tls = tls
         self._portal: Portal | None = None
         self._sluice: Sluice | None = None
         self.instance_name = "DEFAULT"
@@ -47,6 +50,10 @@ class Client:
         """Signs every request."""
         self._credentials = (access_key, secret_key)
 
+    def set_use_tls(self, tls: Tls | bool) -> None:
+        """TLS to name servers and brokers: True, or a `Tls` with its files."""
+        self._tls = tls
+
     def _open(self) -> tuple[Portal, Sluice]:
         if self._portal is not None:
             raise ConfigurationError("this client runs already.", cure="Call start() once.")
@@ -57,6 +64,7 @@ class Client:
                 self._name_servers,
                 credentials=self._credentials,
                 trace=self._trace,
+                tls=self._tls,
                 instance=self.instance_name,
                 offsets_directory=self.offsets_directory,
             )

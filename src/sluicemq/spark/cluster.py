@@ -5,7 +5,8 @@ come out. All answers come through `client.sync.Admin`, so it works on a Java cl
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import SUCCESS
@@ -14,7 +15,8 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RequestError, SluiceError
 from sluicemq.model.subscription import SQL92, Subscription
-from sluicemq.model.topic import MessageQueue
+from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
+from sluicemq.protocol.bodies.clients import CONSUME_ACTIVELY, ConsumerData, Heartbeat
 from sluicemq.spark.filters import Pushed
 from sluicemq.spark.offsets import Offsets, QueueRange, chosen_offsets
 from sluicemq.spark.options import Options
@@ -30,20 +32,21 @@ def open_admin(options: Options) -> Admin:
     return Admin(
         options.required("nameServers").split(";"),
         credentials=options.credentials,
+        tls=options.tls or False,
         timeout_s=min(ADMIN_TIMEOUT_S, options["timeoutMs"] / 1000),
     )
 
 
-def queue_bounds(admin: Admin, topic: str) -> Bounds:
-    """Every readable queue with its first stored offset and the next one to be written.
+def queue_bounds(admin: Admin, topics: Sequence[str]) -> Bounds:
+    """Every readable queue of the topics with its first stored offset and the next to be written.
 
     Raises RouteNotFoundError for a topic that does not exist, NameServerUnreachableError, and
-    ConfigurationError when the topic has no readable queue.
+    ConfigurationError when there is no readable queue.
     """
-    bounds = {queue: admin.offsets(queue) for queue in admin.queues(topic)}
+    bounds = {queue: admin.offsets(queue) for topic in topics for queue in admin.queues(topic)}
     if not bounds:
         raise ConfigurationError(
-            f"the topic {topic!r} has no readable queue.", cure="See sluice topic show."
+            f"the topic {','.join(topics)!r} has no readable queue.", cure="See sluice topic show."
         )
     return bounds
 
@@ -53,7 +56,7 @@ def starting_offsets(admin: Admin, options: Options, bounds: Bounds, default: st
     time_ms = options["startingTimestamp"]
     if time_ms is not None:
         return offsets_by_time(admin, bounds, time_ms)
-    return _by_option(options["startingOffsets"] or default, bounds, "startingOffsets")
+    return _by_option(admin, options["startingOffsets"] or default, bounds, "startingOffsets")
 
 
 def ending_offsets(admin: Admin, options: Options, bounds: Bounds) -> Offsets:
@@ -66,18 +69,18 @@ def ending_offsets(admin: Admin, options: Options, bounds: Bounds) -> Offsets:
             "the option 'endingOffsets' is 'earliest': nothing would be read.",
             cure="Use latest or JSON by broker and queue.",
         )
-    return _by_option(options["endingOffsets"], bounds, "endingOffsets")
+    return _by_option(admin, options["endingOffsets"], bounds, "endingOffsets")
 
 
 def _by_option(
-    chosen: str | Mapping[str, Mapping[int, int | str]], bounds: Bounds, option: str
+    admin: Admin, chosen: str | Mapping[str, Any], bounds: Bounds, option: str
 ) -> Offsets:
     if chosen == "earliest":
         return {queue: lowest for queue, (lowest, _) in bounds.items()}
     if chosen == "latest":
         return {queue: highest for queue, (_, highest) in bounds.items()}
     assert not isinstance(chosen, str)
-    return chosen_offsets(chosen, bounds, option)
+    return chosen_offsets(chosen, bounds, option, admin.offset_by_time)
 
 
 def offsets_by_time(admin: Admin, bounds: Bounds, time_ms: int) -> Offsets:
@@ -119,23 +122,43 @@ def _is_wanted(queue: MessageQueue, pushed: Pushed) -> bool:
     )
 
 
-def broker_addresses(admin: Admin, topic: str) -> dict[str, str]:
+def broker_addresses(admin: Admin, topics: Sequence[str]) -> dict[str, str]:
     """Broker name -> the address to read from."""
-    route = admin.route(topic)
     return {
         data.broker: address
+        for route in map(admin.route, topics)
         for data in route.brokers
         if (address := broker_address(route, data.broker)) is not None
     }
 
 
-def check_selector(admin: Admin, topic: str, group: str, expression: str) -> None:
-    """Asks every broker of the topic whether it compiles and evaluates a selector.
+def announce_group(admin: Admin, group: str, topics: Sequence[str]) -> None:
+    """Makes a group that never had a consumer one that mqadmin finds.
+
+    mqadmin looks for a group's brokers by its retry topic, which a broker makes at the first
+    heartbeat. So there is one, of a client that leaves at once: a member that stays would be given
+    queues by consumers of the group. Nothing happens where the retry topic exists.
+    """
+    if admin.find_route(RETRY_PREFIX + group) is not None:
+        return
+    client_id = f"spark@{os.getpid()}"
+    consumer = ConsumerData(group, CONSUME_ACTIVELY)
+    for address in broker_addresses(admin, topics).values():
+        admin.call(address, requests.heartbeat(Heartbeat(client_id, consumers=(consumer,))))
+        admin.call(address, requests.unregister(client_id, consumer=group))
+
+
+def check_selector(admin: Admin, topics: Sequence[str], group: str, expression: str) -> None:
+    """Asks every broker of the topics whether it compiles and evaluates a selector.
 
     Raises RequestError with the broker's own words: 23 does not compile, 1 SQL92 is switched off.
     """
-    subscription = Subscription(topic, expression, SQL92, version=SYSTEM_CLOCK.now_ms())
-    for address in broker_addresses(admin, topic).values():
+    now_ms = SYSTEM_CLOCK.now_ms()
+    addresses = {
+        address: topic for topic in topics for address in broker_addresses(admin, [topic]).values()
+    }
+    for address, topic in addresses.items():
+        subscription = Subscription(topic, expression, SQL92, version=now_ms)
         request = requests.check_subscription(f"spark@{os.getpid()}", group, subscription)
         answer = admin.call(address, request)
         if answer.code != SUCCESS:
@@ -148,10 +171,10 @@ def check_selector(admin: Admin, topic: str, group: str, expression: str) -> Non
             )
 
 
-def evaluates_selectors(admin: Admin, topic: str, group: str) -> bool:
-    """Whether all brokers of the topic evaluate SQL92, so that predicates may be pushed to them."""
+def evaluates_selectors(admin: Admin, topics: Sequence[str], group: str) -> bool:
+    """Whether all brokers of the topics evaluate SQL92: predicates may be pushed to them."""
     try:
-        check_selector(admin, topic, group, PROBE_SELECTOR)
+        check_selector(admin, topics, group, PROBE_SELECTOR)
     except SluiceError:
         return False
     return True

@@ -9,6 +9,7 @@ leaves out precisely the rows for which it is not true:
 | topic, broker, queue_id | = and IN | queues are left out |
 | queue_offset | = < <= > >= | the range of offsets is cut |
 | tags | = and IN | tag subscription; the reader compares tags again, a broker only hashes |
+| keys | = and IN, where brokers evaluate SQL92 | SQL92 selector, and the index (see `keyindex`) |
 | string property | = <> IN, NOT IN, IS [NOT] NULL | SQL92 selector |
 | int property | = <> < <= > >= IN, NOT IN | SQL92 selector |
 | bigint, double property | where Java's conversion and Spark's agree | SQL92 selector |
@@ -44,6 +45,7 @@ NEVER_NULL: Final = frozenset({
 EXPRESSION_LENGTH_MAX: Final = 4_000
 """Longer selectors are left to Spark: the request header has to hold them."""
 _INTEGER_MAX: Final = (1 << 31) - 1
+_OFFSET_END: Final = (1 << 63) - 1
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
 _KEYWORDS: Final = frozenset({
     "NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS",
@@ -67,12 +69,28 @@ class Pushed:
     brokers: frozenset[str] | None = None
     queue_ids: frozenset[int] | None = None
     offset_min: int = 0
-    offset_end: int = (1 << 63) - 1
+    offset_end: int = _OFFSET_END
     time_min_ms: int | None = None
     time_max_ms: int | None = None
     tags: frozenset[str] | None = None
+    keys: frozenset[str] | None = None
     selectors: tuple[str, ...] = ()
     compared: frozenset[str] = frozenset()
+
+    def told(self) -> str:
+        """What was taken over, in words; "nothing" when there is none."""
+        sets = (
+            ("topic", self.topics), ("broker", self.brokers), ("queue_id", self.queue_ids),
+            ("tags", self.tags), ("keys", self.keys),
+        )  # fmt: skip
+        said = [f"{name} in {sorted(values)}" for name, values in sets if values is not None]
+        if self.offset_min or self.offset_end != _OFFSET_END:
+            end = "" if self.offset_end == _OFFSET_END else str(self.offset_end)
+            said.append(f"queue_offset {self.offset_min}..{end}")
+        if self.time_min_ms is not None or self.time_max_ms is not None:
+            said.append(f"store_time {self.time_min_ms or ''}..{self.time_max_ms or ''} ms (about)")
+        said += [f"SQL92 {selector}" for selector in self.selectors]
+        return "; ".join(said) or "nothing"
 
 
 @dataclass(slots=True)
@@ -95,11 +113,10 @@ class Pushdown:
 
     def take(self, predicate: Any) -> bool:
         """True when rows for which the predicate is not true will not be delivered."""
-        kind, negated = type(predicate).__name__, False
-        if kind == "Not":
-            predicate, negated = predicate.child, True
-            kind = type(predicate).__name__
-        path = predicate.attribute
+        negated = type(predicate).__name__ == "Not"
+        path = attribute_of(predicate)
+        predicate = predicate.child if negated else predicate
+        kind = type(predicate).__name__
         column = next((one for one in self.columns if (one.name,) == tuple(path)), None)
         if column is None:
             return False
@@ -119,6 +136,8 @@ class Pushdown:
         if name in ("topic", "broker", "queue_id", "tags") and kind in ("EqualTo", "In"):
             values = frozenset(literal if kind == "In" else (literal,)) - {None}
             return self._take_set(name, values)
+        if name == "keys" and kind in ("EqualTo", "In"):
+            return self._take_keys(literal if kind == "In" else (literal,))
         operator = _OPERATORS.get(kind)
         if operator is None:
             return False
@@ -137,6 +156,18 @@ class Pushdown:
         changes: dict[str, Any] = {member: values if known is None else known & values}
         self.pushed = replace(self.pushed, **changes)
         self._mark(name)
+        return True
+
+    def _take_keys(self, literals: Sequence[Any]) -> bool:
+        """The index narrows in any case; with the selector as well Spark need not look again."""
+        values = frozenset(value for value in literals if value)
+        known = self.pushed.keys
+        self.pushed = replace(self.pushed, keys=values if known is None else known & values)
+        selector = _membership("KEYS", "string", sorted(values), negated=False)
+        if not self.selectors_allowed or selector is None or not self._fits(selector):
+            return False
+        self.pushed = replace(self.pushed, selectors=(*self.pushed.selectors, selector))
+        self._mark("keys")
         return True
 
     def _mark(self, name: str) -> None:
@@ -186,6 +217,12 @@ class Pushdown:
             return False
         length = sum(map(len, self.pushed.selectors)) + len(selector)
         return length <= EXPRESSION_LENGTH_MAX
+
+
+def attribute_of(predicate: Any) -> tuple[str, ...]:
+    """The column, and field of a struct, that a predicate is on."""
+    inner = predicate.child if type(predicate).__name__ == "Not" else predicate
+    return tuple(inner.attribute)
 
 
 _MILLISECOND: Final = datetime.timedelta(milliseconds=1)

@@ -5,19 +5,28 @@ Pure. What a stream's checkpoint holds, as JSON (Spark stores it, version 1):
     {"version": 1, "topic": "flights", "filter": "TAG UA||AA", "queues": {"broker-a": {"0": 120}}}
 
 `queues` holds for each queue the offset of the next message to read. The topic is there so that a
-checkpoint of another topic is refused instead of read; the filter so that a later version can tell
-when it changed.
+checkpoint of another topic is refused instead of read; the filter so that a change is noticed. A
+stream of several topics writes version 2: `queues` by topic, and `topic` is the list or pattern.
+
+    {…, "initial": true}              where a new stream starts, not read from a checkpoint
+    {…, "from": {"broker-a": {…}}}    where the micro-batch began that ends here
+
+`from` is there for queues of which the checkpoint before says nothing: those of a new stream, and
+new ones. Spark does not store where a stream started; after a crash in its first micro-batch it
+would ask again, and `latest` is another place then.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import MessageQueue
+from sluicemq.spark.values import Moment, OffsetChoice
 
 CHECKPOINT_VERSION: Final = 1
+CHECKPOINT_VERSION_TOPICS: Final = 2
 
 Offsets = dict[MessageQueue, int]
 
@@ -78,60 +87,74 @@ def admit(start: Mapping[MessageQueue, int], latest: Offsets, rows_max: int | No
 
 
 def to_checkpoint(
-    topic: str, expression: str, offsets: Mapping[MessageQueue, int]
+    label: str, expression: str, offsets: Mapping[MessageQueue, int], *, several: bool = False
 ) -> dict[str, Any]:
-    """Offsets as the JSON of the module's docstring."""
-    queues: dict[str, dict[str, int]] = {}
-    for queue, offset in sorted(offsets.items()):
-        queues.setdefault(queue.broker, {})[str(queue.queue_id)] = offset
+    """Offsets as the JSON of the module's docstring; `several`: by topic."""
     return {
-        "version": CHECKPOINT_VERSION, "topic": topic, "filter": expression, "queues": queues
+        "version": CHECKPOINT_VERSION_TOPICS if several else CHECKPOINT_VERSION,
+        "topic": label, "filter": expression, "queues": to_table(offsets, several=several),
     }  # fmt: skip
 
 
-def from_checkpoint(found: Mapping[str, Any], topic: str) -> Offsets:
-    """The inverse. Raises ConfigurationError for another topic, or what is no such JSON."""
-    version = found.get("version")
-    if version != CHECKPOINT_VERSION or not isinstance(found.get("queues"), dict):
+def to_table(offsets: Mapping[MessageQueue, int], *, several: bool) -> dict[str, Any]:
+    """{"broker": {"queue id": offset}}, by topic first for several."""
+    topics: dict[str, dict[str, dict[str, int]]] = {}
+    for queue, offset in sorted(offsets.items()):
+        brokers = topics.setdefault(queue.topic, {})
+        brokers.setdefault(queue.broker, {})[str(queue.queue_id)] = offset
+    return topics if several else next(iter(topics.values()), {})
+
+
+def from_checkpoint(found: Mapping[str, Any], topic: str | None, part: str = "queues") -> Offsets:
+    """The inverse. Raises ConfigurationError for another topic, or what is no such JSON.
+
+    `topic` is None when several are read: the caller knows which may be there.
+    """
+    version, queues = found.get("version"), found.get("queues")
+    if version not in (CHECKPOINT_VERSION, CHECKPOINT_VERSION_TOPICS) or not isinstance(
+        queues, dict
+    ):
         raise ConfigurationError(
             f"the checkpoint holds an offset of version {version!r}, not {CHECKPOINT_VERSION}.",
             cure="It is another source's or a newer SluiceMQ's: use another checkpointLocation.",
         )
-    if found.get("topic") != topic:
-        raise ConfigurationError(
-            f"the checkpoint is of the topic {found.get('topic')!r}, the stream reads {topic!r}.",
-            cure="Use another checkpointLocation for another topic.",
-        )
+    table = found.get(part, {})
+    topics = {str(found.get("topic")): table} if version == CHECKPOINT_VERSION else table
+    if topic is not None and (version != CHECKPOINT_VERSION or found.get("topic") != topic):
+        raise other_topic(str(found.get("topic")), topic)
     return {
         MessageQueue(topic, broker, int(queue_id)): int(offset)
-        for broker, queues in found["queues"].items()
+        for topic, brokers in topics.items()
+        for broker, queues in brokers.items()
         for queue_id, offset in queues.items()
     }
 
 
+def other_topic(found: str, label: str) -> ConfigurationError:
+    """The error for a checkpoint of a topic that the stream does not read."""
+    return ConfigurationError(
+        f"the checkpoint is of the topic {found!r}, the stream reads {label!r}.",
+        cure="Use another checkpointLocation for another topic.",
+    )
+
+
 def chosen_offsets(
-    table: Mapping[str, Mapping[int, int | str]],
+    table: Mapping[str, Any],
     bounds: Mapping[MessageQueue, tuple[int, int]],
     option: str,
+    by_time: Callable[[MessageQueue, int], int] | None = None,
 ) -> Offsets:
-    """Offsets that a user gave by broker and queue, words resolved.
+    """Offsets that a user gave by broker and queue (and topic, of several), words and times
+    resolved; `by_time(queue, time_ms)` finds the first offset stored then or later.
 
     Raises ConfigurationError when a queue is missing, unknown, or its offset outside the queue.
     """
-    given = {
-        MessageQueue(queue.topic, broker, queue_id): value
-        for queue in list(bounds)[:1]
-        for broker, queues in table.items()
-        for queue_id, value in queues.items()
-    }
+    given = _by_queue(table, bounds, option)
     _check_names(given, bounds, option)
     offsets = {}
-    for queue, (lowest, highest) in bounds.items():
-        value = given[queue]
-        offset = (
-            {"earliest": lowest, "latest": highest}.get(value) if isinstance(value, str) else value
-        )
-        assert offset is not None
+    for queue, bound in bounds.items():
+        offset = _resolved(given[queue], queue, bound, by_time)
+        lowest, highest = bound
         if not lowest <= offset <= highest:
             raise ConfigurationError(
                 f"the option {option!r} asks for offset {offset} of {place(queue)}, which holds"
@@ -142,15 +165,58 @@ def chosen_offsets(
     return offsets
 
 
+def _resolved(
+    choice: OffsetChoice,
+    queue: MessageQueue,
+    bound: tuple[int, int],
+    by_time: Callable[[MessageQueue, int], int] | None,
+) -> int:
+    lowest, highest = bound
+    if isinstance(choice, Moment):
+        if by_time is None or lowest == highest:
+            return lowest
+        return min(highest, max(lowest, by_time(queue, choice.time_ms)))
+    if isinstance(choice, str):
+        return lowest if choice == "earliest" else highest
+    return choice
+
+
+def _by_queue(
+    table: Mapping[str, Any], bounds: Mapping[MessageQueue, Any], option: str
+) -> dict[MessageQueue, OffsetChoice]:
+    """The table with whole queues as keys."""
+    topics = sorted({queue.topic for queue in bounds})
+    inner = [value for one in table.values() for value in one.values()]
+    by_topic: Mapping[str, Mapping[str, Mapping[int, OffsetChoice]]]
+    if any(isinstance(value, Mapping) for value in inner):
+        by_topic = table
+    elif len(topics) == 1:
+        by_topic = {topics[0]: table}
+    else:
+        raise ConfigurationError(
+            f"the option {option!r} names brokers, and several topics are read.",
+            cure='Write {"topic": {"broker": {"0": 120}}}.',
+        )
+    return {
+        MessageQueue(topic, broker, queue_id): choice
+        for topic, brokers in by_topic.items()
+        for broker, queues in brokers.items()
+        for queue_id, choice in queues.items()
+    }
+
+
 def _check_names(
     given: Mapping[MessageQueue, Any], bounds: Mapping[MessageQueue, Any], option: str
 ) -> None:
+    several = len({queue.topic for queue in (*given, *bounds)}) > 1
     for wrong, what, cure in (
         (sorted(set(given) - set(bounds)), "names", "It is not in the topic's route."),
         (sorted(set(bounds) - set(given)), "does not name", "Every queue needs an offset."),
     ):
         if wrong:
-            listed = ", ".join(place(queue) for queue in wrong[:5])
+            listed = ", ".join(
+                f"{one.topic}:{place(one)}" if several else place(one) for one in wrong[:5]
+            )
             raise ConfigurationError(f"the option {option!r} {what} {listed}.", cure=cure)
 
 

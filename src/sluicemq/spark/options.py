@@ -5,17 +5,29 @@ what is not declared, naming the nearest option: a misspelt `filter.tag` that si
 topic costs more than an error. The documentation's table is made from `OPTIONS`.
 """
 
-import datetime
 import difflib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sluicemq.client.core.credentials import Credentials
 from sluicemq.errors import ConfigurationError
+from sluicemq.net.tls import VERIFY_WORDS, Tls
+from sluicemq.spark.values import (
+    addresses,
+    boolean,
+    choice,
+    count,
+    expression,
+    moment,
+    names,
+    offsets,
+    pattern,
+    text,
+)
 
 READ, STREAM, WRITE = "batch read", "stream read", "write"
+AT_LEAST_ONCE, EXACTLY_ONCE = "at-least-once", "exactly-once"
 _READS: Final = frozenset({READ, STREAM})
 _ALL: Final = frozenset({READ, STREAM, WRITE})
 
@@ -32,105 +44,37 @@ class Option:
     aliases: tuple[str, ...] = ()
 
 
-def _text(value: str) -> str:
-    if not value.strip():
-        raise ValueError("it is empty")
-    return value.strip()
-
-
-def _expression(value: str) -> str:
-    return value
-
-
-def _boolean(value: str) -> bool:
-    if value.strip().lower() not in ("true", "false"):
-        raise ValueError("it must be true or false")
-    return value.strip().lower() == "true"
-
-
-def _count(least: int, most: int) -> Callable[[str], int]:
-    def parse(value: str) -> int:
-        number = int(value) if value.strip().lstrip("-").isdecimal() else None
-        if number is None or not least <= number <= most:
-            raise ValueError(f"it must be a whole number from {least:,} to {most:,}")
-        return number
-
-    return parse
-
-
-def _choice(*words: str) -> Callable[[str], str]:
-    def parse(value: str) -> str:
-        if value.strip().lower() not in words:
-            raise ValueError(f"it must be {' or '.join(words)}")
-        return value.strip().lower()
-
-    return parse
-
-
-def _addresses(value: str) -> str:
-    return ";".join(part.strip() for part in _text(value).replace(",", ";").split(";") if part)
-
-
-def _offsets(value: str) -> str | dict[str, dict[int, int | str]]:
-    """`earliest`, `latest`, or JSON {"broker": {"queue id": offset or word}}."""
-    word = value.strip().lower()
-    if word in ("earliest", "latest"):
-        return word
-    try:
-        return _offset_table(json.loads(value))
-    except (json.JSONDecodeError, TypeError, AttributeError):
-        raise ValueError(
-            'it must be earliest, latest or JSON such as {"broker-a": {"0": 120, "1": "earliest"}}'
-        ) from None
-
-
-def _offset_table(found: Any) -> dict[str, dict[int, int | str]]:
-    table: dict[str, dict[int, int | str]] = {}
-    for broker, queues in found.items():
-        table[broker] = {}
-        for queue, offset in queues.items():
-            known = offset in ("earliest", "latest") or (
-                isinstance(offset, int) and not isinstance(offset, bool) and offset >= 0
-            )
-            if not queue.isdecimal() or not known:
-                raise ValueError(
-                    f"queue {queue!r} of {broker!r} has the offset {offset!r}; write a queue id and"
-                    " a whole number, earliest or latest"
-                )
-            table[broker][int(queue)] = offset
-    return table
-
-
-def _time(value: str) -> int:
-    """Milliseconds since 1970, or ISO 8601 (without a zone: UTC)."""
-    if value.strip().lstrip("-").isdecimal():
-        return int(value)
-    try:
-        moment = datetime.datetime.fromisoformat(value.strip())
-    except ValueError:
-        raise ValueError(
-            "it must be milliseconds since 1970 or a time like 2026-11-21T12:00:00Z"
-        ) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=datetime.UTC)
-    return (moment - _EPOCH) // datetime.timedelta(milliseconds=1)
-
-
-_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MIB: Final = 1024 * 1024
 
 OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "topic",
-        _text,
+        text,
         None,
         _ALL,
         "The topic. A sink may take it from a column instead.",
         ("path",),
     ),
     Option(
+        "topics",
+        names,
+        None,
+        _READS,
+        "Several topics, separated by commas, instead of `topic`.",
+        ("subscribe",),
+    ),
+    Option(
+        "topicsPattern",
+        pattern,
+        None,
+        _READS,
+        "All topics whose whole name matches the regular expression; a stream finds new ones. "
+        "Retry and dead-letter topics only when it begins with `%`.",
+        ("subscribePattern",),
+    ),
+    Option(
         "nameServers",
-        _addresses,
+        addresses,
         None,
         _ALL,
         "Addresses host:port of the name servers, separated by `;`.",
@@ -138,7 +82,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option(
         "group",
-        _text,
+        text,
         None,
         _ALL,
         "Consumer group: it reads in this name, and a stream commits its offsets to "
@@ -146,28 +90,59 @@ OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option(
         "filter.tags",
-        _expression,
+        expression,
         None,
         _READS,
         "Tag expression such as `UA||AA`; the broker filters by hash, the reader exactly.",
     ),
     Option(
         "filter.sql",
-        _expression,
+        expression,
         None,
         _READS,
         "SQL92 selector on properties, evaluated at the broker.",
     ),
     Option(
         "columns",
-        _text,
+        text,
         None,
         _READS,
-        "The columns to read, in order; `prop:NAME[:TYPE]` makes a property a column of its own.",
+        "The columns to read, in order; `prop:NAME[:TYPE]` makes a property a column of its own, "
+        "of the type `auto` after a look at the newest messages; `prop:*` all that they have.",
+    ),
+    Option(
+        "inferMessages",
+        count(1, 1_000_000),
+        1_000,
+        _READS,
+        "How many of the newest messages the type `auto` and `prop:*` look at.",
+    ),
+    Option(
+        "bodyFormat",
+        choice("binary", "utf-8", "json"),
+        "binary",
+        _READS,
+        "The column `body` as bytes, as a text or as a struct; the latter two add `_error`.",
+    ),
+    Option(
+        "bodySchema",
+        text,
+        None,
+        _READS,
+        "The struct of `bodyFormat=json`: `origin string, delay int, "
+        "legs array<struct<to:string>>`.",
+    ),
+    Option(
+        "badBody",
+        choice("null", "fail"),
+        "null",
+        _READS,
+        "What a body that is no text or JSON of the schema becomes: null with the reason in "
+        "`_error`, or an error.",
     ),
     Option(
         "properties",
-        _choice("own", "all"),
+        choice("own", "all"),
         "own",
         _READS,
         "What the column `properties` holds: the message's own, or also those that producer and "
@@ -175,7 +150,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option(
         "badProperties",
-        _choice("null", "fail"),
+        choice("null", "fail"),
         "null",
         _READS,
         "What a promoted property that is not of its type becomes: null (counted in "
@@ -183,82 +158,144 @@ OPTIONS: Final[tuple[Option, ...]] = (
     ),
     Option(
         "startingOffsets",
-        _offsets,
+        offsets,
         None,
         _READS,
         "`earliest` (default of batch), `latest` (default of a new stream) or JSON by "
-        "broker and queue.",
+        "broker and queue (and topic, of several): offset, word or time.",
     ),
     Option(
         "endingOffsets",
-        _offsets,
+        offsets,
         "latest",
         frozenset({READ}),
-        "`latest` or JSON by broker and queue; exclusive.",
+        "`latest` or JSON by broker and queue (and topic, of several); exclusive.",
     ),
     Option(
         "startingTimestamp",
-        _time,
+        moment,
         None,
         _READS,
         "First store time to read: milliseconds or ISO 8601.",
     ),
     Option(
-        "endingTimestamp", _time, None, frozenset({READ}), "First store time not to read any more."
+        "endingTimestamp", moment, None, frozenset({READ}), "First store time not to read any more."
     ),
     Option(
         "maxOffsetsPerTrigger",
-        _count(1, 1 << 60),
+        count(1, 1 << 60),
         None,
         frozenset({STREAM}),
         "Most offsets of one micro-batch, shared by lag (Spark 4.2 or later).",
     ),
     Option(
+        "maxBytesPerTrigger",
+        count(1, 1 << 60),
+        None,
+        frozenset({STREAM}),
+        "Most stored bytes of one micro-batch, about: sizes are sampled (Spark 4.2 or later).",
+    ),
+    Option(
+        "onFilterChange",
+        choice("fail", "continue"),
+        "fail",
+        frozenset({STREAM}),
+        "When the checkpoint was written with another filter: an error, or go on with the new one.",
+    ),
+    Option(
         "minPartitions",
-        _count(1, 100_000),
+        count(1, 100_000),
         None,
         _READS,
         "At least so many Spark partitions; large ranges are split.",
     ),
     Option(
         "maxRecordsPerPartition",
-        _count(1, 1 << 60),
+        count(1, 1 << 60),
         1_000_000,
         _READS,
         "Largest range of offsets of one partition.",
     ),
     Option(
         "failOnDataLoss",
-        _boolean,
+        boolean,
         True,
         _READS,
         "Fail when offsets to be read are gone; false reads what is left and logs.",
     ),
     Option(
         "pushFilters",
-        _boolean,
+        boolean,
         True,
         frozenset({READ}),
         "Hand Spark's predicates to the broker where that is exact.",
     ),
     Option(
+        "reportPushdown",
+        boolean,
+        True,
+        frozenset({READ}),
+        "Log one line a read (on stderr): what the broker decides, what Spark does.",
+    ),
+    Option(
         "batchBytes",
-        _count(64 * 1024, 8 * _MIB),
+        count(64 * 1024, 8 * _MIB),
         4 * _MIB,
         _READS,
         "Size of one pull of a bulk read.",
     ),
     Option(
         "batchMessages",
-        _count(1, 10_000),
+        count(1, 10_000),
         1_000,
         frozenset({WRITE}),
         "Messages of one batch that is sent.",
     ),
-    Option("timeoutMs", _count(100, 3_600_000), 30_000, _ALL, "How long an answer may take."),
-    Option("accessKey", _text, None, _ALL, "Access key, for brokers with access control."),
-    Option("secretKey", _text, None, _ALL, "Secret key."),
-    Option("securityToken", _text, None, _ALL, "Token of temporary keys."),
+    Option(
+        "delivery",
+        choice(AT_LEAST_ONCE, EXACTLY_ONCE),
+        AT_LEAST_ONCE,
+        frozenset({WRITE}),
+        "`exactly-once`: no row is lost or doubled, whatever Spark runs again (SluiceMQ brokers).",
+    ),
+    Option(
+        "queryId",
+        text,
+        None,
+        frozenset({WRITE}),
+        "Exactly once, batch only: a name for this write; a second write of that name changes "
+        "nothing. Without it each write has its own.",
+    ),
+    Option("timeoutMs", count(100, 3_600_000), 30_000, _ALL, "How long an answer may take."),
+    Option("accessKey", text, None, _ALL, "Access key, for brokers with access control."),
+    Option("secretKey", text, None, _ALL, "Secret key."),
+    Option("securityToken", text, None, _ALL, "Token of temporary keys."),
+    Option(
+        "tls",
+        boolean,
+        None,
+        _ALL,
+        "TLS to name servers and brokers. Also on when one of the files below is named.",
+        ("useTLS",),
+    ),
+    Option(
+        "tls.ca",
+        text,
+        None,
+        _ALL,
+        "PEM file of the trusted authorities, on driver and executors. Default: the system's.",
+    ),
+    Option("tls.certificate", text, None, _ALL, "PEM file with this client's certificate."),
+    Option("tls.key", text, None, _ALL, "PEM file with its key. Default: the same file."),
+    Option("tls.keyPassword", text, None, _ALL, "Password of that key."),
+    Option(
+        "tls.verify",
+        choice(*VERIFY_WORDS),
+        "full",
+        _ALL,
+        "What is checked: `full` certificate and host name, `ca` the certificate, `none` nothing.",
+    ),
+    Option("tls.serverName", text, None, _ALL, "The name that certificates must bear instead."),
 )
 """Every option there is."""
 
@@ -301,6 +338,24 @@ class Options:
             self.required("accessKey"), self.required("secretKey"), self.values["securityToken"]
         )
 
+    @property
+    def tls(self) -> Tls | None:
+        """What the options say, else the environment. Raises ConfigurationError."""
+        values = self.values
+        wanted, ca, certificate = values["tls"], values["tls.ca"], values["tls.certificate"]
+        if wanted is None and ca is None and certificate is None:
+            return Tls.of(None)
+        if wanted is False:
+            return None
+        return Tls(
+            ca=ca,
+            certificate=certificate,
+            key=values["tls.key"],
+            key_password=values["tls.keyPassword"],
+            verify=VERIFY_WORDS[values["tls.verify"]],
+            server_name=values["tls.serverName"],
+        )
+
 
 def parse_options(given: Mapping[str, str], use: str | None = None) -> Options:
     """Texts to values. `use` is READ, STREAM or WRITE; None takes the options of all three.
@@ -308,7 +363,7 @@ def parse_options(given: Mapping[str, str], use: str | None = None) -> Options:
     Raises ConfigurationError for an unknown option, one of another use, or a bad value.
     """
     values = {option.name: option.default for option in OPTIONS}
-    for name, text in given.items():
+    for name, given_text in given.items():
         if name.lower() in _SPARKS_OWN:
             continue
         option = _BY_NAME.get(name.lower())
@@ -319,7 +374,7 @@ def parse_options(given: Mapping[str, str], use: str | None = None) -> Options:
                 f"the option {option.name!r} does not go with a {use}.",
                 cure=f"It is for: {', '.join(sorted(option.use))}.",
             )
-        values[option.name] = _parsed(option, text)
+        values[option.name] = _parsed(option, given_text)
     return Options(values)
 
 
@@ -327,7 +382,8 @@ def _parsed(option: Option, text: str) -> Any:
     try:
         return option.parse(text)
     except ValueError as error:
-        shown = "" if "secret" in option.name.lower() else f" {text!r}"
+        is_secret = any(word in option.name.lower() for word in ("secret", "password"))
+        shown = "" if is_secret else f" {text!r}"
         raise ConfigurationError(f"the option {option.name!r} is{shown}: {error}.") from None
 
 

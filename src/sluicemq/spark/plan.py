@@ -14,20 +14,26 @@ from sluicemq.client.sync.bulk import READ_GROUP
 from sluicemq.filter.tags import subscribe
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
+from sluicemq.net.tls import Tls
+from sluicemq.spark.bodies import BodyFormat, body_format
 from sluicemq.spark.offsets import QueueRange, split_ranges
 from sluicemq.spark.options import Options
-from sluicemq.spark.schema import SET_FOR_ALL, Column, columns_of, parse_columns
+from sluicemq.spark.schema import SET_FOR_ALL, Column, columns_of, declared_columns
+from sluicemq.spark.topics import topics_of
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """How to read, the same for every range. `tags` are compared again by the reader."""
+    """How to read, the same for every range. `tags` are compared again by the reader; the topic
+    of `subscription` is replaced by each range's own."""
 
     columns: tuple[Column, ...]
     subscription: Subscription | None
     tags: frozenset[str] | None = None
     group: str = READ_GROUP
+    body: BodyFormat | None = None
     credentials: Credentials | None = None
+    tls: Tls | None = None
     batch_bytes: int = 4 * 1024 * 1024
     timeout_s: float = 30.0
     fail_on_data_loss: bool = True
@@ -49,12 +55,14 @@ class RangePartition(InputPartition):  # type: ignore[misc]
 def read_plan(options: Options, schema: StructType) -> ReadPlan:
     """How executors read; without a subscription yet. Raises ConfigurationError."""
     if options["filter.tags"] is not None:
-        subscribe(options.required("topic"), options["filter.tags"])
+        subscribe(topics_of(options).label, options["filter.tags"])
     return ReadPlan(
-        columns=columns_of(schema, parse_columns(options["columns"])),
+        columns=columns_of(schema, declared_columns(options)),
+        body=body_format(options),
         subscription=None,
         group=options["group"] or READ_GROUP,
         credentials=options.credentials,
+        tls=options.tls,
         batch_bytes=options["batchBytes"],
         timeout_s=options["timeoutMs"] / 1000,
         fail_on_data_loss=options["failOnDataLoss"],

@@ -9,7 +9,7 @@ Heavy to import (NumPy, pyarrow): only executors do.
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -19,8 +19,10 @@ from sluicemq.client.core.answers import expect_success, number
 from sluicemq.client.core.credentials import signed
 from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
+from sluicemq.model.topic import MessageQueue
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.record.arrow import RecordDecoder
+from sluicemq.spark.bodies import ERROR, BodyFormat
 from sluicemq.spark.plan import RangePartition, ReadPlan
 from sluicemq.spark.schema import Column
 from sluicemq.spark.typed import typed_column
@@ -39,6 +41,7 @@ class Tally:
     rows: int = 0
     bytes_read: int = 0
     bad: dict[str, int] = field(default_factory=dict)
+    bad_bodies: int = 0
     examples: dict[str, str] = field(default_factory=dict)
     lost: int = 0
 
@@ -53,7 +56,7 @@ def read_range(plan: ReadPlan, partition: RangePartition) -> Iterator[Any]:
         return
     tally = Tally()
     decoder = RecordDecoder(
-        [column.name for column in plan.columns if column.property_name is None],
+        _decoded_names(plan),
         promoted={
             column.name: column.property_name
             for column in plan.columns
@@ -66,8 +69,40 @@ def read_range(plan: ReadPlan, partition: RangePartition) -> Iterator[Any]:
     for block in gathered(_chunks(plan, partition, tally)):
         for batch in decoder.decode(block):
             tally.rows += batch.num_rows
-            yield arranged(batch, plan, tally)
+            yield arranged(with_bodies(batch, plan.body, partition.queue, tally), plan, tally)
     _report(partition, tally)
+
+
+def _decoded_names(plan: ReadPlan) -> list[str]:
+    """The base columns that are decoded; with a body format also what an error's place needs."""
+    names = [column.name for column in plan.columns if column.property_name is None]
+    if plan.body is None or not {"body", ERROR} & set(names):
+        return names
+    wanted = dict.fromkeys((*names, "body", "queue_offset"))
+    return [name for name in wanted if name != ERROR]
+
+
+def with_bodies(batch: Any, how: BodyFormat | None, queue: MessageQueue, tally: Tally) -> Any:
+    """The batch with `body` as texts or structs, and the column `_error`."""
+    if how is None or "body" not in batch.schema.names:
+        return batch
+    from sluicemq.spark.decoding import decoded_bodies  # noqa: PLC0415 - bodies only
+
+    found = decoded_bodies(batch.column("body"), how)
+    if found.first_bad is not None:
+        row, reason = found.first_bad
+        place = f"{queue.broker}:{queue.queue_id} of {queue.topic!r}"
+        offset = batch.column("queue_offset")[row].as_py()
+        if how.must_be_good:
+            raise ConfigurationError(
+                f"the body at offset {offset} of {place} is {reason}.",
+                cure="Set badBody=null to have the reason in the column _error.",
+            )
+        tally.bad_bodies += len(found.errors) - found.errors.null_count
+        tally.examples.setdefault(ERROR, f"offset {offset}: {reason}")
+    kept = [name for name in batch.schema.names if name != "body"]
+    arrays = [*(batch.column(name) for name in kept), found.bodies, found.errors]
+    return pa.RecordBatch.from_arrays(arrays, names=[*kept, "body", ERROR])
 
 
 def gathered(chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | bytearray | memoryview]:
@@ -143,10 +178,11 @@ def _open(plan: ReadPlan, partition: RangePartition, start: int) -> BulkReader:
         queue_id,
         start,
         partition.end,
-        plan.subscription,
+        None if plan.subscription is None else replace(plan.subscription, topic=topic),
         broker=broker,
         group=plan.group,
         credentials=plan.credentials,
+        tls=plan.tls or False,
         batch_bytes=plan.batch_bytes,
         timeout_s=plan.timeout_s,
     )
@@ -155,7 +191,7 @@ def _open(plan: ReadPlan, partition: RangePartition, start: int) -> BulkReader:
 def _first_left(plan: ReadPlan, partition: RangePartition, position: int) -> int:
     """The first offset of the range that is still stored; its end when there is none."""
     assert partition.queue is not None
-    channel = BlockingChannel(partition.address, plan.timeout_s)
+    channel = BlockingChannel(partition.address, plan.timeout_s, plan.tls)
     try:
         answer = channel.call(signed(requests.offset_min(partition.queue), plan.credentials))
         first = number(expect_success(answer, partition.address), "offset")
@@ -169,6 +205,11 @@ def _report(partition: RangePartition, tally: Tally) -> None:
     where = f"{partition.queue.broker}:{partition.queue.queue_id} of {partition.queue.topic!r}"
     if tally.lost:
         logger.warning("%d offsets of %s are gone and were not read", tally.lost, where)
+    if tally.bad_bodies:
+        logger.warning(
+            "%d bodies of %s are null, the reasons in _error; %s",
+            tally.bad_bodies, where, tally.examples[ERROR],
+        )  # fmt: skip
     for name, count in tally.bad.items():
         logger.warning(
             "%d values of the property column %r are null in %s: not of its type, for example %r",

@@ -19,13 +19,15 @@ the option `columns`, or by a user's own `.schema(…)`, whose further columns a
     columns = item ("," item)*
     item    = column name | "prop:" name [":" type] [" as " column name]
     name    = characters without , : and blanks, or anything in `backquotes`
-    type    = string (default) | int | bigint | double | boolean
+    type    = string (default) | int | bigint | double | boolean | auto
 
     "topic,queue_offset,body,prop:dep_delay:int,prop:origin,prop:`a:b`:double as ab"
 
 A promoted property is a column of its own, so that Spark can push predicates on it (it pushes none
 on map elements). Its text is read as Java reads it (Integer.valueOf …): then a SQL92 selector and
 the column agree on every message. A text that is none is null (see the option `badProperties`).
+The type `auto`, and `prop:*` for every property there is, are settled by `infer` before a read.
+`body` may be a text or a struct, and there may be a column `_error` (see `bodies`).
 """
 
 import difflib
@@ -49,6 +51,8 @@ from pyspark.sql.types import (
 )
 
 from sluicemq.errors import ConfigurationError
+from sluicemq.spark.bodies import ERROR, BodyFormat, body_format
+from sluicemq.spark.options import Options
 
 SET_FOR_ALL: Final = frozenset({
     "KEYS", "TAGS", "UNIQ_KEY", "WAIT", "MSG_REGION", "TRACE_ON", "CLUSTER",
@@ -86,20 +90,29 @@ _ITEM: Final = re.compile(
 )
 
 
+AUTO: Final = "auto"
+EVERY: Final = "*"
+
+
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the result: one of `BASE`, or a property. `kind` names its type."""
+    """A column of the result: one of `BASE`, or a property. `kind` names its type, unless `given`
+    is another one (`body`, `_error`)."""
 
     name: str
     property_name: str | None
     kind: str
+    given: DataType | None = None
 
     @property
     def type(self) -> DataType:
+        if self.given is not None:
+            return self.given
         return BASE[self.name] if self.property_name is None else PROMOTED[self.kind]
 
 
 ALL_COLUMNS: Final = tuple(Column(name, None, kind.simpleString()) for name, kind in BASE.items())
+ERROR_COLUMN: Final = Column(ERROR, None, "string", StringType())
 
 
 def parse_columns(text: str | None) -> tuple[Column, ...]:
@@ -130,10 +143,12 @@ def _column(item: str) -> Column:
         return _base_column(name, item)
     kind = (found["type"] or "string").lower()
     kind = _TYPE_ALIASES.get(kind, kind)
-    if kind not in PROMOTED:
+    if name == EVERY and found["quoted"] is None:
+        return Column(EVERY, EVERY, AUTO)
+    if kind not in PROMOTED and kind != AUTO:
         raise ConfigurationError(
             f"{found['type']!r} in {item!r} is not a type of a property.",
-            cure=f"Use one of {', '.join(PROMOTED)}.",
+            cure=f"Use one of {', '.join((*PROMOTED, AUTO))}.",
         )
     return Column(found["alias"] or name, name, kind)
 
@@ -147,6 +162,20 @@ def _base_column(name: str, item: str) -> Column:
             cure=f"{hint}There are {', '.join(BASE)}; a property is prop:{name}.",
         )
     return Column(name, None, BASE[name].simpleString())
+
+
+def with_bodies(columns: tuple[Column, ...], how: BodyFormat | None) -> tuple[Column, ...]:
+    """The columns with `body` as the body format has it, and `_error` at the end if it is read."""
+    if how is None or all(column.name != "body" for column in columns):
+        return columns
+    body = Column("body", None, how.type.simpleString(), how.type)
+    changed = [body if column.name == "body" else column for column in columns]
+    return _distinct((*changed, ERROR_COLUMN))
+
+
+def declared_columns(options: Options) -> tuple[Column, ...]:
+    """The columns that the options ask for, types `auto` unsettled. Raises ConfigurationError."""
+    return with_bodies(parse_columns(options["columns"]), body_format(options))
 
 
 def _distinct(columns: tuple[Column, ...]) -> tuple[Column, ...]:
@@ -174,7 +203,11 @@ def columns_of(schema: StructType, declared: Sequence[Column]) -> tuple[Column, 
     that column and every other one a property of the same name. Raises ConfigurationError when a
     type does not fit.
     """
-    known = {column.name: column for column in (*ALL_COLUMNS, *declared)}
+    bodies = [one for one in (*declared, ERROR_COLUMN) if one.given is not None]
+    settled = [one for one in declared if one.kind != AUTO]
+    named = [Column(one.name, one.property_name, "string") for one in declared if one.kind == AUTO]
+    columns = (*ALL_COLUMNS, *settled, *named, *(bodies if len(bodies) > 1 else ()))
+    known = {column.name: column for column in columns}
     return _distinct(tuple(_asked(field, known.get(field.name)) for field in schema.fields))
 
 

@@ -1,4 +1,4 @@
-"""The sink: `df.write.format("rocketmq")` and `writeStream`, at least once, in batches.
+"""The sink: `df.write.format("rocketmq")` and `writeStream`, at least once or exactly once.
 
 | column | type | |
 |---|---|---|
@@ -8,17 +8,29 @@
 | keys | string or array<string> | |
 | properties | map<string,string> | names that producer and broker set themselves are left out |
 | queue_id | int | of the topic's first broker that has it; otherwise queues take turns |
+| sharding_key | string | rows with the same key go to the same queue, in order |
+| delay_level, delay_ms, deliver_at | int, bigint, timestamp | when it is delivered; one of them |
 
 Further columns of the source (broker, queue_offset, msg_id, times) are ignored, so what was read
-can be written; any other column is an error. Each task sends batches of one topic and waits for the
-broker's answer; the job succeeds when every batch is stored. A task that Spark runs again sends its
-rows again: at least once.
+can be written; any other column is an error.
+
+At least once: each task sends batches and waits for the broker's answers; the job succeeds when
+every batch is stored. A task that Spark runs again sends its rows again.
+
+Exactly once (docs/design/0007): tasks stage, the driver commits the epoch, which is the micro-batch
+of a stream, or the whole of a batch. Spark calls from several processes, and what they have to know
+travels in the sink and in the commit messages:
+
+    planner    __init__          do the brokers have epochs?
+    executor   write             stage (`sink_send`)             -> `Sent`: ranges, query, epoch
+    planner    commit            `client.core.epochs` with all the ranges
 """
 
 import difflib
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,38 +41,55 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from sluicemq.client.core.answers import expect_success
+from sluicemq.client.core.epochs import EpochCommitter, commit_epoch, is_unknown_request
+from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import DEFAULT_GROUP, Producer
-from sluicemq.errors import ConfigurationError, RouteNotFoundError
-from sluicemq.model.message import Message
-from sluicemq.model.topic import MessageQueue
+from sluicemq.clock import SYSTEM_CLOCK
+from sluicemq.errors import ClientError, ConfigurationError, ProtocolError, RequestError
+from sluicemq.protocol.bodies import StagedRange, check_query
+from sluicemq.protocol.command import Command
 from sluicemq.spark.cluster import open_admin
 from sluicemq.spark.errors import plain_errors
-from sluicemq.spark.options import Options
-from sluicemq.spark.schema import BASE, SET_FOR_ALL
+from sluicemq.spark.options import EXACTLY_ONCE, Options
+from sluicemq.spark.schema import BASE
 
 logger = logging.getLogger(__name__)
 
 _ROLES: Final = {
     "body": "body", "value": "body", "topic": "topic", "tags": "tags", "tag": "tags",
     "keys": "keys", "properties": "properties", "queue_id": "queue_id",
+    "sharding_key": "sharding_key", "delay_level": "delay_level", "delay_ms": "delay_ms",
+    "deliver_at": "deliver_at",
 }  # fmt: skip
+_INTEGERS: Final = ("int", "bigint", "smallint", "tinyint")
 _TYPES: Final = {
     "body": ("binary", "string"),
     "topic": ("string",),
     "tags": ("string",),
     "keys": ("string", "array<string>"),
     "properties": ("map<string,string>",),
-    "queue_id": ("int", "bigint", "smallint", "tinyint"),
+    "queue_id": _INTEGERS,
+    "sharding_key": ("string",),
+    "delay_level": _INTEGERS,
+    "delay_ms": _INTEGERS,
+    "deliver_at": ("timestamp",),
 }
 ROUTE_CHECKS: Final = 100
 ROUTE_CHECK_S: Final = 0.05
+COMMIT_PAUSE_S: Final = 0.2
+PROBE: Final = "probe"
 
 
 @dataclass(frozen=True)
 class Sent(WriterCommitMessage):  # type: ignore[misc]
-    """What one task reports: messages stored."""
+    """What one task reports: messages stored; of a task that staged them, where, and for what."""
 
     messages: int
+    query: str = ""
+    epoch: int = 0
+    topics: tuple[str, ...] = ()
+    ranges: tuple[StagedRange, ...] = ()
 
 
 def roles_of(schema: StructType, options: Options) -> dict[str, str]:
@@ -111,30 +140,72 @@ class _Sink:
             raise ConfigurationError("a topic cannot be overwritten.", cure='Use mode("append").')
         self.options = options
         self.roles = roles_of(schema, options)
+        self.query: str | None = None
+        self.brokers: tuple[str, ...] = ()
+        self.is_exact = options["delivery"] == EXACTLY_ONCE
+        """Asked for; `brokers` says whether it can be had."""
         self._check_topic()
 
     def _check_topic(self) -> None:
         """Reaches the name server now, not first in every task. Sending may create the topic."""
         topic = self.options["topic"]
-        if topic is not None:
-            with open_admin(self.options) as admin:
+        if topic is None and not self.is_exact:
+            return
+        with open_admin(self.options) as admin:
+            if topic is not None:
                 admin.route(topic, create=True)
+            if self.is_exact:
+                self.brokers = _brokers_with_epochs(admin)
 
     def write(self, iterator: Iterator[Any]) -> Sent:
         """Sends the rows of one task; every batch is acknowledged when it returns."""
-        with plain_errors(), _producer(self.options) as producer:
-            sender = Sender(producer, self.options["batchMessages"])
-            for batch in iterator:
-                for message, queue_id in messages_of(batch, self.roles, self.options["topic"]):
-                    sender.add(message, queue_id)
-            sender.flush()
-            return Sent(sender.sent)
+        from sluicemq.spark import sink_send  # noqa: PLC0415 - executors only
 
-    def _finished(self, messages: list[Sent | None], what: str) -> int:
-        """Logs and returns how many messages the tasks stored."""
-        done = [one.messages for one in messages if one is not None]
-        logger.info("%s: %d messages of %d tasks are stored", what, sum(done), len(done))
-        return sum(done)
+        size = self.options["batchMessages"]
+        with plain_errors(), _producer(self.options) as producer:
+            rows = sink_send.rows_of(iterator, self.roles, self.options["topic"])
+            task = sink_send.task_now(self.query) if self.is_exact else None
+            if task is None or not self.brokers:
+                direct = sink_send.DirectSender(producer, size, task)
+                sink_send.send_all(rows, direct)
+                return Sent(direct.sent)
+            staging = sink_send.StagingSender(producer, size, task, self.brokers)
+            sink_send.send_all(rows, staging)
+            staged, topics = staging.staged, tuple(sorted(staging.queues.topics))
+            return Sent(staged.messages, task.query, task.epoch, topics, staged.ranges)
+
+    def _commit(self, messages: list[Sent | None], what: str) -> int:
+        """Commits what was staged; logs and returns how many messages the tasks stored."""
+        done = [one for one in messages if one is not None]
+        staged = [one for one in done if one.ranges]
+        if staged:
+            self._commit_epoch(staged)
+        total = sum(one.messages for one in done)
+        logger.info("%s: %d messages of %d tasks are stored", what, total, len(done))
+        return total
+
+    def _commit_epoch(self, staged: list[Sent]) -> None:
+        ranges = tuple(one for sent in staged for one in sent.ranges)
+        topics = {topic for sent in staged for topic in sent.topics}
+        query, epoch = staged[0].query, staged[0].epoch
+        timeout_s = self.options["timeoutMs"] / 1000
+        end_s = SYSTEM_CLOCK.monotonic_s() + timeout_s
+        with open_admin(self.options) as admin:
+            while True:
+                try:
+                    _committer(admin, query, topics, timeout_s).commit(epoch, ranges)
+                except (ClientError, KeyError) as error:  # a broker restarts: it is committed once
+                    if SYSTEM_CLOCK.monotonic_s() >= end_s:
+                        raise
+                    logger.warning("epoch %d of %s is asked for again: %s", epoch, query, error)
+                    _pause(COMMIT_PAUSE_S)
+                else:
+                    return
+
+    def _abort(self, messages: list[Sent | None], what: str) -> None:
+        total = sum(one.messages for one in messages if one is not None)
+        fate = "expire unseen" if self.brokers else "are stored, and not taken back"
+        logger.warning("%s failed: %d messages of it %s", what, total, fate)
 
     def _await_route(self) -> None:
         """A topic that sending made is in the name server a moment later: read after write waits
@@ -146,30 +217,87 @@ class _Sink:
             for _ in range(ROUTE_CHECKS):
                 if admin.find_route(topic) is not None:
                     return
-                threading.Event().wait(ROUTE_CHECK_S)
+                _pause(ROUTE_CHECK_S)
         logger.warning("the topic %r is written but not in the name server yet", topic)
 
 
 class BatchSink(_Sink, DataSourceArrowWriter):  # type: ignore[misc]
     """`df.write.format("rocketmq").mode("append").save()`."""
 
+    def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite=overwrite)
+        self.query = _checked_query(options["queryId"]) or f"batch-{uuid.uuid4()}"
+
     def commit(self, messages: list[Sent | None]) -> None:
         with plain_errors():
-            if self._finished(messages, "written"):
+            if self._commit(messages, f"{self.query} written"):
                 self._await_route()
 
     def abort(self, messages: list[Sent | None]) -> None:
-        self._finished(messages, "failed, and not taken back")
+        self._abort(messages, f"the write {self.query}")
 
 
 class StreamSink(_Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]
     """`df.writeStream.format("rocketmq")`."""
 
+    def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
+        super().__init__(options, schema, overwrite=overwrite)
+        if options["queryId"] is not None:
+            raise ConfigurationError(
+                "the option 'queryId' does not go with a stream.",
+                cure="A stream's checkpoint holds its id.",
+            )
+
     def commit(self, messages: list[Sent | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        self._finished(messages, f"micro-batch {batchId} written")
+        with plain_errors():
+            self._commit(messages, f"micro-batch {batchId} written")
 
     def abort(self, messages: list[Sent | None], batchId: int) -> None:  # noqa: N803 - Spark's
-        self._finished(messages, f"micro-batch {batchId} failed, and not taken back")
+        self._abort(messages, f"micro-batch {batchId}")
+
+
+def _checked_query(query: str | None) -> str | None:
+    if query is None:
+        return None
+    try:
+        return check_query(query)
+    except ProtocolError as error:
+        raise ConfigurationError(str(error), cure="Choose another queryId.") from None
+
+
+def _brokers_with_epochs(admin: Admin) -> tuple[str, ...]:
+    """The masters, when all of them know epochs (which makes their staging topics); else none."""
+    masters = admin.masters()
+    for broker, address in sorted(masters.items()):
+        try:
+            expect_success(admin.call(address, commit_epoch(PROBE, 0)), address)
+        except RequestError as error:
+            if not is_unknown_request(error):
+                raise
+            logger.warning(
+                "delivery=exactly-once: the broker %r does not know COMMIT_EPOCH (it is no SluiceMQ"
+                " broker, or an old one). Rows are written AT LEAST ONCE, each with the property"
+                " SLUICE_DEDUP_KEY (query/epoch/partition/row), by which readers can tell those"
+                " that a repeated task or micro-batch has sent again.", broker,
+            )  # fmt: skip
+            return ()
+    return tuple(sorted(masters))
+
+
+def _committer(admin: Admin, query: str, topics: set[str], timeout_s: float) -> EpochCommitter:
+    masters = admin.masters()
+
+    def call(broker: str, request: Command) -> Command:
+        return admin.call(masters[broker], request)
+
+    return EpochCommitter(
+        call, list(masters), query, topics, pause=_pause, monotonic_s=SYSTEM_CLOCK.monotonic_s,
+        timeout_s=timeout_s,
+    )  # fmt: skip
+
+
+def _pause(seconds: float) -> None:
+    threading.Event().wait(seconds)
 
 
 def _producer(options: Options) -> Producer:
@@ -177,88 +305,6 @@ def _producer(options: Options) -> Producer:
         options.required("nameServers").split(";"),
         group=options["group"] or DEFAULT_GROUP,
         credentials=options.credentials,
+        tls=options.tls or False,
         timeout_ms=options["timeoutMs"],
     )
-
-
-class Sender:
-    """Collects messages by topic and queue and sends them in batches. `sent` counts the stored."""
-
-    def __init__(self, producer: Producer, messages_max: int) -> None:
-        self.sent = 0
-        self._producer = producer
-        self._messages_max = messages_max
-        self._waiting: dict[tuple[str, int | None], list[Message]] = {}
-
-    def add(self, message: Message, queue_id: int | None) -> None:
-        """Takes one message; sends when its batch is full."""
-        waiting = self._waiting.setdefault((message.topic, queue_id), [])
-        waiting.append(message)
-        if len(waiting) >= self._messages_max:
-            self._send(message.topic, queue_id)
-
-    def flush(self) -> None:
-        """Sends what is left."""
-        for topic, queue_id in list(self._waiting):
-            self._send(topic, queue_id)
-
-    def _send(self, topic: str, queue_id: int | None) -> None:
-        messages = self._waiting.pop((topic, queue_id))
-        queue = None if queue_id is None else self._queue(topic, queue_id)
-        self._producer.send_batch(messages, queue=queue)
-        self.sent += len(messages)
-
-    def _queue(self, topic: str, queue_id: int) -> MessageQueue:
-        queues = self._producer.write_queues(topic)
-        for queue in queues:
-            if queue.queue_id == queue_id:
-                return queue
-        raise RouteNotFoundError(
-            f"the topic {topic!r} has no queue {queue_id} that can be written to.",
-            cure=f"It has {sorted({queue.queue_id for queue in queues})}.",
-        )
-
-
-def messages_of(
-    batch: Any, roles: Mapping[str, str], topic: str | None
-) -> Iterator[tuple[Message, int | None]]:
-    """The rows of an Arrow batch as messages, each with the queue it asks for."""
-    count = batch.num_rows
-    values = {role: batch.column(name).to_pylist() for role, name in roles.items()}
-    nothing = [None] * count
-    topics = values.get("topic", [topic] * count)
-    for row_topic, body, tag, keys, properties, queue_id in zip(
-        topics,
-        values["body"],
-        values.get("tags", nothing),
-        values.get("keys", nothing),
-        values.get("properties", nothing),
-        values.get("queue_id", nothing),
-        strict=True,
-    ):
-        if row_topic is None or body is None:
-            raise ConfigurationError(
-                f"a row has no {'topic' if row_topic is None else 'body'}: it is null.",
-                cure="Filter such rows, or fill the column.",
-            )
-        yield (
-            Message(
-                topic=row_topic,
-                body=body.encode() if isinstance(body, str) else body,
-                tag=tag or None,
-                keys=_keys(keys),
-                properties=_own(properties),
-            ),
-            queue_id,
-        )
-
-
-def _keys(keys: str | list[str | None] | None) -> tuple[str, ...]:
-    if isinstance(keys, str):
-        return tuple(keys.split())
-    return tuple(key for key in keys or () if key)
-
-
-def _own(properties: list[tuple[str, str | None]] | None) -> dict[str, str]:
-    """A map column's entries without empty values and what others set."""
-    return {name: value for name, value in properties or () if value and name not in SET_FOR_ALL}

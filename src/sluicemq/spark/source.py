@@ -15,7 +15,6 @@ true, and it is false by default. So that a read works without it, `pushFilters`
 the process that Spark starts for push-down (`_is_pushdown_process`).
 """
 
-import logging
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -36,12 +35,13 @@ from sluicemq.spark.cluster import (
     starting_offsets,
 )
 from sluicemq.spark.errors import plain_errors
-from sluicemq.spark.filters import Pushdown, Pushed, subscription_of
+from sluicemq.spark.filters import Pushdown, Pushed, attribute_of, subscription_of
+from sluicemq.spark.keyindex import narrowed_by_keys
 from sluicemq.spark.options import READ, WRITE, Options, parse_options
 from sluicemq.spark.plan import RangePartition, nothing, partitions_of, read_plan
-from sluicemq.spark.schema import parse_columns, struct_type
-
-logger = logging.getLogger(__name__)
+from sluicemq.spark.report import report_pushdown
+from sluicemq.spark.schema import AUTO, declared_columns, struct_type
+from sluicemq.spark.topics import topics_of
 
 PUSHDOWN_CONFIG: Final = "spark.sql.python.filterPushdown.enabled"
 _PUSHDOWN_MODULE: Final = "pyspark.sql.worker.data_source_pushdown_filters"
@@ -56,7 +56,13 @@ class RocketSource(DataSource):  # type: ignore[misc]
 
     def schema(self) -> StructType:
         with plain_errors():
-            return struct_type(parse_columns(parse_options(self.options)["columns"]))
+            options = parse_options(self.options)
+            columns = declared_columns(options)
+            if any(column.kind == AUTO for column in columns):
+                from sluicemq.spark.infer import settled  # noqa: PLC0415 - reads messages
+
+                columns = settled(columns, options)
+            return struct_type(columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         with plain_errors():
@@ -93,7 +99,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
-        self.topic = options.required("topic")
+        self.topics = topics_of(options)
         self.plan = read_plan(options, schema)
         self.push(Pushed())
 
@@ -101,7 +107,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
         """Settles what is read. Not in `partitions`: Spark has pickled the reader by then."""
         self.pushed = pushed
         found = subscription_of(
-            self.topic, self.options["filter.tags"], self.options["filter.sql"], pushed
+            self.topics.label, self.options["filter.tags"], self.options["filter.sql"], pushed
         )
         self.nothing_matches = found is None
         if found is not None:
@@ -112,14 +118,18 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
             if self.nothing_matches:
                 return nothing()
             with open_admin(self.options) as admin:
+                topics = self.topics.found(admin)
                 subscription = self.plan.subscription
                 if subscription is not None and subscription.kind == SQL92:
-                    check_selector(admin, self.topic, self.plan.group, subscription.expression)
-                bounds = queue_bounds(admin, self.topic)
+                    check_selector(admin, topics, self.plan.group, subscription.expression)
+                bounds = queue_bounds(admin, topics)
                 start = starting_offsets(admin, self.options, bounds, "earliest")
                 end = ending_offsets(admin, self.options, bounds)
                 ranges = narrowed(admin, start, end, self.pushed)
-                return partitions_of(self.options, ranges, broker_addresses(admin, self.topic))
+                addresses = broker_addresses(admin, topics)
+                if self.pushed.keys:
+                    ranges = narrowed_by_keys(admin, ranges, self.pushed.keys, addresses)
+                return partitions_of(self.options, ranges, addresses)
 
     def read(self, partition: RangePartition) -> Iterator[Any]:
         from sluicemq.spark.reader import read_range  # noqa: PLC0415 - heavy, executors only
@@ -135,15 +145,21 @@ class PushingReader(BatchReader):
         with plain_errors():
             if not self.options["pushFilters"]:
                 return filters
-            pushdown = Pushdown(self.plan.columns, selectors_allowed=self._selectors_allowed())
+            allowed = self._selectors_allowed(filters)
+            pushdown = Pushdown(self.plan.columns, selectors_allowed=allowed)
             rest = pushdown.take_all(filters)
             self.push(pushdown.pushed)
-            logger.info("pushed down: %s; left to Spark: %s", self.pushed, rest)
+            if self.options["reportPushdown"]:
+                report_pushdown(self.topics.label, pushdown.pushed, filters, rest)
             return rest
 
-    def _selectors_allowed(self) -> bool:
-        """Asked of the brokers only when there is a property to select by."""
-        if all(column.property_name is None for column in self.plan.columns):
+    def _selectors_allowed(self, filters: list[Any]) -> bool:
+        """Asked of the brokers only when there is something to select by."""
+        named = {path[0] for one in filters if (path := attribute_of(one))}
+        selectable = {"keys"} | {
+            column.name for column in self.plan.columns if column.property_name is not None
+        }
+        if not named & selectable:
             return False
         with open_admin(self.options) as admin:
-            return evaluates_selectors(admin, self.topic, self.plan.group)
+            return evaluates_selectors(admin, self.topics.found(admin), self.plan.group)

@@ -9,11 +9,16 @@ Spark keeps one process with one reader for a running query and asks it, each tr
 The offsets are exact positions in queues, so a micro-batch that is planned again after a failure
 reads the same messages. What can go wrong is detected: retention that deleted messages before they
 were read, a topic that was deleted and made anew (offsets beyond its end), a checkpoint of another
-topic. A queue that appears while running is read from its first message; a broker that is away
+topic or another filter. Two queries on one checkpoint are Spark's to notice: the second to write
+the offsets of a micro-batch fails, or in one session stops the first. A queue that appears while
+running is read from its first message; a broker that is away
 keeps its queues' offsets until it is back.
 
 Filters do not change offsets: messages that the broker leaves out count as read. Admission control
 counts offsets, so with a filter a micro-batch may hold fewer rows.
+
+An offset that equals the last one is given back as it came: Spark compares texts, and would make
+empty micro-batches without end of two texts for one place.
 """
 
 import logging
@@ -35,6 +40,7 @@ from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import MessageQueue
 from sluicemq.spark.cluster import (
     Bounds,
+    announce_group,
     broker_addresses,
     check_selector,
     open_admin,
@@ -48,15 +54,20 @@ from sluicemq.spark.offsets import (
     QueueRange,
     admit,
     from_checkpoint,
+    other_topic,
     place,
     to_checkpoint,
+    to_table,
 )
 from sluicemq.spark.options import STREAM, Options, parse_options
 from sluicemq.spark.plan import RangePartition, ReadPlan, partitions_of, read_plan
+from sluicemq.spark.sizes import admit_bytes
+from sluicemq.spark.topics import topics_of
 
 try:
     from pyspark.sql.streaming.datasource import (
         ReadAllAvailable,
+        ReadMaxBytes,
         ReadMaxRows,
         SupportsTriggerAvailableNow,
     )
@@ -78,11 +89,12 @@ def stream_reader(given: Mapping[str, str], schema: StructType) -> Any:
 def _made(options: Options, schema: StructType) -> Any:
     if SupportsTriggerAvailableNow is not None:
         return AdmittingStream(options, schema)
-    if options["maxOffsetsPerTrigger"] is not None:
-        raise ConfigurationError(
-            "the option 'maxOffsetsPerTrigger' needs Spark 4.2 or later.",
-            cure="Leave it out, or upgrade pyspark.",
-        )
+    for name in ("maxOffsetsPerTrigger", "maxBytesPerTrigger"):
+        if options[name] is not None:
+            raise ConfigurationError(
+                f"the option {name!r} needs Spark 4.2 or later.",
+                cure="Leave it out, or upgrade pyspark.",
+            )
     return PlainStream(options, schema)
 
 
@@ -108,15 +120,19 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
-        self.topic = options.required("topic")
+        self.topics = topics_of(options)
+        self.several = self.topics.pattern is not None or len(self.topics.names) > 1
         options.required("nameServers")
         self.target: Offsets | None = None
         self._admin: Admin | None = None
         self._selector_checked = False
+        self._filter_change_told = False
+        self._announced = False
         self._seen: Offsets = {}
-        found = subscription_of(self.topic, options["filter.tags"], options["filter.sql"], Pushed())
+        label = self.topics.label
+        found = subscription_of(label, options["filter.tags"], options["filter.sql"], Pushed())
         self.nothing_matches = found is None
-        subscription, tags = found or (Subscription(self.topic), None)
+        subscription, tags = found or (Subscription(label), None)
         self.plan = _with_subscription(read_plan(options, schema), subscription, tags)
         self.expression = f"{subscription.kind} {subscription.expression}"
 
@@ -125,11 +141,12 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         with plain_errors():
-            return self._checkpoint(self._ask(self._initial))
+            return self._checkpoint(self._ask(self._initial)) | {"initial": True}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         with plain_errors():
-            begins, ends = from_checkpoint(start, self.topic), from_checkpoint(end, self.topic)
+            begins, ends = self._offsets(start), self._offsets(end)
+            begins |= self._offsets(end, "from")
             moved = {queue: stop for queue, stop in ends.items() if stop > begins.get(queue, -1)}
             if not moved or self.nothing_matches:
                 return []
@@ -147,7 +164,11 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         if group is None:
             return
         try:
-            offsets = from_checkpoint(end, self.topic)
+            offsets = self._offsets(end)
+            if not self._announced:
+                topics = sorted({queue.topic for queue in offsets})
+                self._ask(lambda admin: announce_group(admin, group, topics))
+                self._announced = True
             self._ask(lambda admin: _commit(admin, group, offsets))
         except SluiceError as error:
             logger.warning("offsets are not committed to the group %r: %s", group, error)
@@ -169,10 +190,32 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
             return work(self._admin)
 
     def _initial(self, admin: Admin) -> Offsets:
-        return starting_offsets(admin, self.options, queue_bounds(admin, self.topic), "latest")
+        bounds = queue_bounds(admin, self.topics.found(admin))
+        return starting_offsets(admin, self.options, bounds, "latest")
 
-    def _latest(self, start: Mapping[MessageQueue, int], rows_max: int | None) -> Offsets:
-        """The end of the next micro-batch that begins at `start`."""
+    def _offsets(self, found: Mapping[str, Any], part: str = "queues") -> Offsets:
+        """Offsets of a checkpoint. Raises ConfigurationError for another topic or filter."""
+        label = self.topics.label
+        offsets = from_checkpoint(found, None if self.several else label, part)
+        for queue in offsets:
+            if not self.topics.has(queue.topic):
+                raise other_topic(queue.topic, label)
+        written = found.get("filter")
+        if written != self.expression and not self._filter_change_told:
+            if self.options["onFilterChange"] == "fail":
+                raise ConfigurationError(
+                    f"the checkpoint was written with the filter {written!r}, the stream has"
+                    f" {self.expression!r}.",
+                    cure="Use another checkpointLocation, or onFilterChange=continue.",
+                )
+            logger.warning("the filter was %r, it is %r from now on", written, self.expression)
+            self._filter_change_told = True
+        return offsets
+
+    def _latest(
+        self, start: Mapping[MessageQueue, int], rows_max: int | None, bytes_max: int | None = None
+    ) -> tuple[Offsets, Offsets]:
+        """Where the next micro-batch begins and ends; `start` may lack new queues."""
         bounds = self._ask(self._bounds)
         begins = {queue: start.get(queue, lowest) for queue, (lowest, _) in bounds.items()}
         for queue, (_, highest) in bounds.items():
@@ -184,23 +227,27 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
                 for queue, stop in self.target.items()
                 if queue in ends
             }
-        return dict(start) | admit(begins, ends, rows_max)
+        if bytes_max is not None:
+            group, limit = self.plan.group, bytes_max
+            ends = self._ask(lambda admin: admit_bytes(admin, group, begins, ends, limit))
+        return begins, dict(start) | admit(begins, ends, rows_max)
 
     def _bounds(self, admin: Admin) -> Bounds:
+        topics = self.topics.found(admin)
         if not self._selector_checked and self.plan.subscription is not None:
             if self.plan.subscription.kind == SQL92:
                 expression = self.plan.subscription.expression
-                check_selector(admin, self.topic, self.plan.group, expression)
+                check_selector(admin, topics, self.plan.group, expression)
             self._selector_checked = True
-        return queue_bounds(admin, self.topic)
+        return queue_bounds(admin, topics)
 
     def _planned(self, admin: Admin, begins: Offsets, ends: Offsets) -> list[InputPartition]:
-        addresses = broker_addresses(admin, self.topic)
+        addresses = broker_addresses(admin, sorted({queue.topic for queue in ends}))
         ranges = []
         for queue, end in sorted(ends.items()):
             if queue.broker not in addresses:
                 raise OffsetOutOfRangeError(
-                    f"the broker of {place(queue)} is not in the route of {self.topic!r}.",
+                    f"the broker of {place(queue)} is not in the route of {queue.topic!r}.",
                     cure="Start it again; the stream continues where it was.",
                 )
             lowest, highest = admin.offsets(queue)
@@ -215,7 +262,7 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
             return start
         if self.options["failOnDataLoss"]:
             raise OffsetOutOfRangeError(
-                f"retention passed the stream: {place(queue)} of {self.topic!r} begins at {lowest}"
+                f"retention passed the stream: {place(queue)} of {queue.topic!r} begins at {lowest}"
                 f" now, the stream was at {start}: {min(lowest, end) - start} messages are gone.",
                 cure="Set failOnDataLoss=false to go on with what is left.",
             )
@@ -225,13 +272,22 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
     def _check_end(self, queue: MessageQueue, offset: int, highest: int) -> None:
         if offset > highest:
             raise OffsetOutOfRangeError(
-                f"the stream is at {offset} of {place(queue)} of {self.topic!r}, which ends at"
+                f"the stream is at {offset} of {place(queue)} of {queue.topic!r}, which ends at"
                 f" {highest}: the topic was deleted and made anew, or the broker lost messages.",
                 cure="Start with a new checkpointLocation.",
             )
 
     def _checkpoint(self, offsets: Offsets) -> dict[str, Any]:
-        return to_checkpoint(self.topic, self.expression, offsets)
+        return to_checkpoint(self.topics.label, self.expression, offsets, several=self.several)
+
+    def _ended(self, start: dict[str, Any], begins: Offsets, ends: Offsets) -> dict[str, Any]:
+        """The checkpoint of a micro-batch's end, with `from` where `start` does not tell it."""
+        known = {} if start.get("initial") else self._offsets(start)
+        if ends == self._offsets(start):
+            return start
+        untold = {queue: begins[queue] for queue in ends if queue in begins and queue not in known}
+        told = {"from": to_table(untold, several=self.several)} if untold else {}
+        return self._checkpoint(ends) | told
 
 
 def _commit(admin: Admin, group: str, offsets: Offsets) -> None:
@@ -253,12 +309,12 @@ class PlainStream(StreamReader):
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         with plain_errors():
-            self._seen = self._latest(self._seen, None)
+            _, self._seen = self._latest(self._seen, None)
             return self._checkpoint(self._seen)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         with plain_errors():
-            self._seen = from_checkpoint(start, self.topic) | self._seen
+            self._seen = self._offsets(start) | self._seen
         return super().partitions(start, end)
 
 
@@ -269,13 +325,18 @@ if SupportsTriggerAvailableNow is not None:
 
         def getDefaultReadLimit(self) -> Any:  # noqa: N802 - Spark's name
             rows_max = self.options["maxOffsetsPerTrigger"]
-            return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
+            bytes_max = self.options["maxBytesPerTrigger"]
+            if rows_max is not None:
+                return ReadMaxRows(rows_max)
+            return ReadAllAvailable() if bytes_max is None else ReadMaxBytes(bytes_max)
 
         def latestOffset(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:  # noqa: N802
             with plain_errors():
-                begins = from_checkpoint(start, self.topic)
+                is_limited = not isinstance(limit, ReadAllAvailable)
                 rows_max = getattr(limit, "max_rows", None)
-                return self._checkpoint(self._latest(begins, rows_max))
+                bytes_max = self.options["maxBytesPerTrigger"] if is_limited else None
+                begins, ends = self._latest(self._offsets(start), rows_max, bytes_max)
+                return self._ended(start, begins, ends)
 
         def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
             with plain_errors():

@@ -436,7 +436,9 @@ class ConsumeQueues:
                 queue.truncate(offset)
 
     def delete(self, topic: str) -> None:
-        """Remove the queues of a topic with their files."""
+        """Remove the queues of a topic with their files. Raises MessageIllegalError for a name that
+        is no directory's: it was never one of ours."""
+        check_topic(topic)
         for key in [key for key in self.by_key if key[0] == topic]:
             queue = self.by_key.pop(key)
             self.dirty.discard(queue)

@@ -20,7 +20,6 @@ from sluicemq.broker.settings import Settings
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds, encode_host
-from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.peer import Peer
 from sluicemq.protocol.codec import encode
 from sluicemq.protocol.command import Command
@@ -183,9 +182,7 @@ class SteppedBroker:
             announce=self._hold if holds_announcements else None,
         )
         self.core.load()
-        self.dispatcher = Dispatcher(
-            self.core.handlers, quick=self.core.quick, deferred=self.core.deferred
-        )
+        self.dispatcher = self.core.dispatcher()
 
     def change(self, **fields: object) -> None:
         """Settings of the broker change while it runs."""

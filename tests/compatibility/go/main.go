@@ -9,7 +9,6 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -96,11 +95,15 @@ func (o options) run(command string) (err error) {
 	case "transact":
 		return o.transact()
 	}
-	return errors.New("unknown command " + command)
+	return o.session(command)
 }
 
 func (o options) resolver() primitive.NsResolver {
 	return primitive.NewPassthroughResolver([]string{o["ns"]})
+}
+
+func (o options) credentials() primitive.Credentials {
+	return primitive.Credentials{AccessKey: o["ak"], SecretKey: o["sk"]}
 }
 
 func instance() string { return fmt.Sprintf("driver-%d", time.Now().UnixNano()) }
@@ -116,6 +119,7 @@ func (o options) send() error {
 		producer.WithQueueSelector(selector),
 		producer.WithNsResolver(o.resolver()),
 		producer.WithGroupName("go-driver-producer"),
+		producer.WithCredentials(o.credentials()),
 		producer.WithInstanceName(instance()),
 		producer.WithSendMsgTimeout(10*time.Second),
 		producer.WithRetry(2),
@@ -238,6 +242,7 @@ func (o options) consumerOptions() []consumer.Option {
 	return []consumer.Option{
 		consumer.WithNsResolver(o.resolver()),
 		consumer.WithGroupName(o["group"]),
+		consumer.WithCredentials(o.credentials()),
 		consumer.WithInstance(instance()),
 		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset),
 	}

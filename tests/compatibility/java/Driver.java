@@ -23,6 +23,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendCallback;
@@ -34,6 +35,7 @@ import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.remoting.RPCHook;
 
 /**
  * Drives the unmodified Java client for the compatibility tests.
@@ -85,8 +87,17 @@ public final class Driver {
 
     // ---- producing
 
+    /** What signs requests with {@code ak} and {@code sk}; it lies in a jar of its own before 5.3. */
+    private RPCHook hook() throws Exception {
+        if (!options.containsKey("ak")) return null;
+        String acl = "org.apache.rocketmq.acl.common.";
+        Class<?> credentials = Class.forName(acl + "SessionCredentials");
+        Object pair = credentials.getConstructor(String.class, String.class).newInstance(options.get("ak"), options.get("sk"));
+        return (RPCHook) Class.forName(acl + "AclClientRPCHook").getConstructor(credentials).newInstance(pair);
+    }
+
     private void send() throws Exception {
-        DefaultMQProducer producer = configured(new DefaultMQProducer("driver-producer"));
+        DefaultMQProducer producer = configured(new DefaultMQProducer("driver-producer", hook()));
         producer.setSendMsgTimeout(10_000);
         producer.start();
         try {
@@ -277,7 +288,7 @@ public final class Driver {
     }
 
     private DefaultMQPushConsumer pushConsumer(boolean broadcasting) throws Exception {
-        DefaultMQPushConsumer consumer = configured(new DefaultMQPushConsumer(options.get("group")));
+        DefaultMQPushConsumer consumer = configured(new DefaultMQPushConsumer(options.get("group"), hook(), new AllocateMessageQueueAveragely()));
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setConsumeThreadMin(2);
         consumer.setConsumeThreadMax(2);
@@ -381,7 +392,17 @@ public final class Driver {
         // A 5.3 consumer now and then pulls before the heartbeat with its newest subscription has left, and is refused
         // (25) until the next one, 30 s later. It does so with the real broker as well: about once in 25 starts.
         client.setHeartbeatBrokerInterval(2_000);
+        if (options.containsKey("trace")) enableTrace(client);
         return client;
+    }
+
+    /** Clients of 5.3 have it here; those of 4.9 in their constructors alone. */
+    private static void enableTrace(ClientConfig client) {
+        try {
+            client.getClass().getMethod("setEnableTrace", boolean.class).invoke(client, true);
+        } catch (ReflectiveOperationException error) {
+            throw new IllegalStateException("this client cannot be told to trace", error);
+        }
     }
 
     private String text(String key, String otherwise) {

@@ -17,7 +17,8 @@ them:
     admin  ns words                                                         (mqadmin)
 
 Events are {"event": "sent", "body": ...} for each message produced, {"event": "got", ...} for each
-consumed, {"event": "checked", ...} for each check of a transaction, {"event": "printed", "text": ...} for mqadmin.
+consumed, {"event": "checked", ...} for each check of a transaction, {"event": "printed", "text":
+...} for mqadmin.
 """
 
 import json

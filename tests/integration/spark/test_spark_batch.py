@@ -219,3 +219,69 @@ def test_a_mistake_stands_in_the_first_line_of_the_exception(
 def test_a_missing_option_is_named(spark: Any) -> None:
     with pytest.raises(Exception, match="the option 'topic' is missing"):
         spark.read.format("rocketmq").option("nameServers", "127.0.0.1:1").load().count()
+
+
+def test_several_topics_by_list_and_by_pattern(
+    spark: Any, name_server: str, topic: str, publish: Publish, admin: Admin, producer: Producer
+) -> None:
+    publish(0, 10)
+    admin.create_topic(f"{topic}-more", queues=1)
+    producer.send(Message(f"{topic}-more", b"body-77"))
+    for name, value in (
+        ("topics", f"{topic},{topic}-more"),
+        ("topicsPattern", rf"{topic}(-more)?"),
+    ):
+        reader = spark.read.format("rocketmq").option("nameServers", name_server)
+        frame = reader.option(name, value).load()
+        assert numbers(frame) == [*range(10), 77]
+        assert numbers(frame.where(f"topic = '{topic}-more'")) == [77]
+
+
+def test_bodies_are_json_and_a_malformed_one_says_why(
+    read: Read, producer: Producer, topic: str
+) -> None:
+    bodies = [b'{"n": 1, "legs": [{"to": "JFK"}]}', b"\xff", b'{"n": "x"}', b"{}"]
+    producer.send_batch([Message(topic, body) for body in bodies])
+    options = {"bodyFormat": "json", "bodySchema": "n int, legs array<struct<to:string>>"}
+    rows = read(columns="body", **options).collect()
+    good = [row.body for row in rows if row._error is None]
+    assert sorted(body.n or 0 for body in good) == [0, 1]
+    assert next(body for body in good if body.n).legs[0].to == "JFK"
+    reasons = sorted(row._error for row in rows if row._error)
+    assert reasons == [
+        "not UTF-8: invalid start byte at byte 0", 'not of the schema: body.n is "x", not int',
+    ]  # fmt: skip
+    assert read(bodyFormat="utf-8").where("body like '{%'").count() == 3
+    with pytest.raises(Exception, match=r"the body at offset \d+ of .* is not"):
+        read(badBody="fail", **options).collect()
+
+
+def test_types_are_inferred(read: Read, publish: Publish) -> None:
+    publish(0, 40)
+    frame = read(columns="queue_offset,prop:*", inferMessages="6")
+    assert frame.dtypes == [
+        ("queue_offset", "bigint"), ("delay", "int"), ("number", "int"), ("origin", "string"),
+    ]  # fmt: skip
+    assert frame.where("number < 5 and origin = 'JFK'").count() == 2
+
+
+@pytest.mark.parametrize("selectors", [True, False])
+def test_a_key_is_looked_up_in_the_index(read: Read, publish: Publish, selectors: bool) -> None:
+    publish(0, 100)
+    frame = read(columns="body,keys,tags", pushFilters=str(selectors))
+    assert numbers(frame.where("keys = 'k33 all'")) == [33]
+    assert numbers(frame.where("keys in ('k33 all', 'k34 all') and tags = 'A'")) == [33]
+    assert numbers(frame.where("keys = 'k33'")) == []
+    if selectors:
+        one = frame.where("keys = 'k33 all'")
+        plan = one._jdf.queryExecution().executedPlan().toString()
+        assert "Filter (" not in plan
+
+
+def test_a_plan_says_what_the_broker_decides(read: Read, publish: Publish) -> None:
+    from sluicemq.spark.report import pushdown
+
+    publish(0, 10)
+    found = pushdown(read(columns=COLUMNS).where("tags = 'A' and length(origin) > 2"))
+    assert any("EqualTo(tags,A)" in one for one in found.broker)
+    assert "length(origin" in " ".join(found.spark)

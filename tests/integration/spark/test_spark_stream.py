@@ -1,5 +1,6 @@
 """Structured Streaming: offsets that lose and repeat nothing, limits, filters, mistakes."""
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.model.message import Message
+from sluicemq.spark.progress import stream_progress
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -127,6 +129,97 @@ def test_progress_and_group_show_how_far_the_stream_is(
         for queue in admin.queues(topic)
     }
     assert committed == {0: 15, 1: 15}, "Spark commits a micro-batch when it starts the next one"
+
+
+def test_progress_tells_lag_and_what_the_broker_left_out(
+    job: Job, topic: str, publish: Publish
+) -> None:
+    publish(0, 60)
+    query = job.run(topic, filter__tags="A", maxOffsetsPerTrigger="40")
+    first, second = [stream_progress(one) for one in query.recentProgress][:2]
+    assert first.lag == 20
+    assert (first.rows + second.rows, first.filtered + second.filtered) == (20, 40)
+    assert second.lag == 0
+
+
+def test_a_trigger_takes_about_the_bytes_allowed(job: Job, topic: str, publish: Publish) -> None:
+    publish(0, 100)
+    query = job.run(topic, maxBytesPerTrigger="5000")
+    rows = [progress["numInputRows"] for progress in query.recentProgress]
+    assert next(count for count in rows if count) in range(15, 35)
+    assert job.numbers() == Counter(range(100))
+
+
+def test_a_running_stream_reads_topics_that_are_made_meanwhile(
+    spark: Any, name_server: str, topic: str, publish: Publish, admin: Admin,
+    producer: Producer, tmp_path: Path,
+) -> None:  # fmt: skip
+    """With Trigger.ProcessingTime, and a pattern; the text of a body as a column."""
+    publish(0, 10)
+    source = spark.readStream.format("rocketmq").option("nameServers", name_server)
+    source = source.option("topicsPattern", rf"{topic}(-more)?").option("bodyFormat", "utf-8")
+    query = (
+        source.option("startingOffsets", "earliest").load().select("body")
+        .writeStream.format("memory").queryName("meanwhile")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(processingTime="200 milliseconds").start()
+    )  # fmt: skip
+    try:
+        await_rows(spark, "meanwhile", 10)
+        admin.create_topic(f"{topic}-more", queues=1)
+        producer.send(Message(f"{topic}-more", b"body-77"))
+        await_rows(spark, "meanwhile", 11)
+    finally:
+        query.stop()
+
+
+def await_rows(spark: Any, table: str, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while (found := spark.table(table).count()) < count:
+        assert time.monotonic() < deadline, f"{found} rows"
+        time.sleep(0.1)
+    assert found == count
+
+
+def test_a_changed_filter_is_refused_unless_allowed(job: Job, topic: str, publish: Publish) -> None:
+    publish(0, 9)
+    job.run(topic, filter__tags="A")
+    publish(9, 9)
+    line = failure(lambda: job.run(topic, filter__tags="B"))
+    assert "the checkpoint was written with the filter 'TAG A', the stream has 'TAG B'" in line
+    job.run(topic, filter__tags="B", onFilterChange="continue")
+    assert job.numbers() == Counter([0, 3, 6, 10, 13, 16])
+
+
+def test_another_query_on_the_same_checkpoint_is_noticed(
+    job: Job, topic: str, publish: Publish
+) -> None:
+    """Another driver has written the offsets of the micro-batch that this one is about to plan."""
+    publish(0, 10)
+    job.run(topic)
+    source = job.spark.readStream.format("rocketmq").option("nameServers", job.name_server)
+    query = (
+        source.option("topic", topic).load().writeStream.format("parquet")
+        .option("checkpointLocation", job.checkpoint)
+        .trigger(processingTime="500 milliseconds").start(job.output)
+    )  # fmt: skip
+    try:
+        log = Path(job.checkpoint) / "offsets"
+        last = max(int(path.name) for path in log.glob("[0-9]*"))
+        await_idle(query)
+        (log / str(last + 1)).write_bytes((log / str(last)).read_bytes())
+        publish(10, 10)
+        line = failure(lambda: query.awaitTermination(60) or pytest.fail("it went on"))
+    finally:
+        query.stop()
+    assert "CONCURRENT_STREAM_LOG_UPDATE" in line or "oncurrent" in line
+
+
+def await_idle(query: Any) -> None:
+    deadline = time.monotonic() + 60
+    while query.status["message"] != "Waiting for next trigger":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def failure(work: Callable[[], object]) -> str:

@@ -1,6 +1,7 @@
 """Addresses, the file, the sources and the guard of access control."""
 
 import contextlib
+import re
 import time
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from sluicemq.acl.rules import Permission
 from sluicemq.acl.source import Source
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES
+from sluicemq.nameserver.handlers import HANDLERS
+from sluicemq.protocol.codes import RequestCode
 from sluicemq.protocol.signature import ACCESS_KEY, SIGNATURE, sign
 from sluicemq.testing.broker import SteppedBroker
 
@@ -167,3 +170,36 @@ def test_files_of_the_directory_come_first(tmp_path: Path) -> None:
     assert ask(guard, "12345678", "topicT") == ""
     assert ask(guard, "12345678", "topicA") != ""
     assert guard.rules.accounts["rocketmq1"].permission("topicT") == (Permission.ANY, True)
+
+
+def test_the_documentation_has_what_each_request_needs() -> None:
+    """Every code of the dispatch tables, each with its need and a reason."""
+    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (\w+) \| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)
+    codes = {int(code) for code in (*SteppedBroker().core.handlers, *HANDLERS)}
+    assert {int(code) for code, *_ in rows} == codes
+    for code, name, need, reason in rows:
+        assert name == RequestCode(int(code)).name
+        assert need == need_of(int(code)).text, code
+        assert len(reason) >= 10
+
+
+def test_a_bug_report_has_no_secret(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What goes wrong with a file or a request is told without the secrets in them."""
+    caplog.set_level("DEBUG")
+    path = tmp_path / "plain_acl.yml"
+    guard = write(path, SAMPLE.replace("12345678", "topsecretkey"))
+    ask(guard, "notsosecretkey")
+    texts = [repr(guard.rules), repr(vars(guard)), str(guard.status())]
+    for broken in (
+        "secretKey: topsecretkey\n  x",
+        "secretKey: [topsecretkey]",
+        "secretKey: {a: b",
+        "{secretKey:topsecretkey}",
+    ):
+        path.write_text(SAMPLE.replace("secretKey: 12345678", broken))
+        guard.settle(guard.look())
+        assert guard.error
+        texts.append(guard.error)
+    texts += [record.getMessage() for record in caplog.records]
+    assert not [text for text in texts if "topsecretkey" in text or "notsosecretkey" in text]

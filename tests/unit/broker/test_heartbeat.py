@@ -84,9 +84,11 @@ def test_members_hear_of_joins_leaves_and_topic_changes_and_of_nothing_else(
     assert (notices(client), notices(other)) == (1, 1)
     beat(client, ("T", "A", 1), ("U", "*", 1))
     assert (notices(client), notices(other)) == (1, 1)
+    beat(other, ("T", "A", 1), ("U", "*", 1), name="d")
+    assert (notices(client), notices(other)) == (1, 1)
     other.call(UNREGISTER, {"clientID": "d", "consumerGroup": "G"})
     assert (notices(client), notices(other)) == (1, 0)
-    beat(other, ("T", "A", 1), name="d")
+    beat(other, ("T", "A", 1), ("U", "*", 1), name="d")
     notices(client)
     other.disconnect()
     assert notices(client) == 1
@@ -120,24 +122,20 @@ def expression(broker: SteppedBroker, topic: str = "T") -> str | None:
     return watch.subscription.expression if watch else None
 
 
-def test_the_subscription_with_the_highest_version_wins(
+def test_what_the_only_member_says_last_holds_whatever_its_clock_says(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
-    other = broker.connect()
     beat(client, ("T", "A", 5))
-    beat(other, ("T", "B", 4), name="d")
     assert expression(broker) == "A"
-    beat(other, ("T", "B", 5), name="d")
-    assert expression(broker) == "A"
-    beat(other, ("T", "B", 6), name="d")
+    beat(client, ("T", "B", 4))
     assert expression(broker) == "B"
 
 
-def test_a_topic_missing_in_a_heartbeat_is_dropped_for_the_group(
+def test_a_topic_missing_in_a_heartbeat_of_the_only_member_is_dropped(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     beat(client, ("T", "A", 1), ("U", "*", 1))
-    beat(broker.connect(), ("T", "A", 1), name="d")
+    beat(client, ("T", "A", 1))
     assert expression(broker, "U") is None
     assert notices(client) == 2
 
@@ -151,7 +149,7 @@ def test_members_with_different_subscriptions_are_named_in_the_log_once(
         beat(client, ("T", "A", version), name="first")
         beat(other, ("T", "B", version), name="second")
     (record,) = [r for r in caplog.records if "subscribes" in r.message]
-    for part in ("group G", "first", "second", "subscribes A", "subscribes B"):
+    for part in ("group G", "first", "second", "T: TAG 'A' -> TAG 'B'"):
         assert part in record.message
 
 

@@ -283,6 +283,23 @@ def test_a_waiting_pull_is_not_woken_by_what_its_filter_does_not_want(
     assert len(broker.core.polls) == 0
 
 
+def test_a_waiting_pull_asks_again_when_its_group_has_another_expression(
+    client: SteppedClient,
+) -> None:
+    beat(client, "A", version=1)
+    grouped = pull_fields(sysFlag=0x2, subVersion=1, offset=0)
+    waiting = client.request(11, grouped)
+    client.feed(waiting)
+    fill(client, 1, tags="B")
+    assert waiting.opaque not in client.answers
+    beat(client, "B", version=2)
+    fill(client, 2, tags="AB")
+    answer = client.answers[waiting.opaque]
+    assert (answer.code, answer.remark, offsets(answer)) == (RETRY, "NO_MATCHED_MESSAGE", (1, 0, 2))
+    again = client.call(11, grouped | {"subVersion": "2", "queueOffset": "1"})
+    assert [m.tag for m in decode_records(again.body)] == ["B"]
+
+
 def test_a_pull_that_waited_in_vain_gets_19_and_one_that_skipped_messages_moves_on(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:

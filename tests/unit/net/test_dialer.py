@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from sluicemq.errors import (
     RequestTimeoutError,
 )
 from sluicemq.model.ids import Host
-from sluicemq.net.dialer import BACK_OFF_MIN_S, Channel, ChannelPool, dial
+from sluicemq.net.dialer import BACK_OFF_MIN_S, EXPIRE_SLACK_S, Channel, ChannelPool, dial
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.peer import Peer
 from sluicemq.net.server import RemotingServer
@@ -112,6 +113,25 @@ async def test_a_call_times_out_and_its_late_answer_is_dropped() -> None:
     await asyncio.sleep(0)
     channel.received(answer(opaque + 1, 17))
     assert (await call).code == 17
+
+
+async def test_each_call_ends_at_its_own_time_though_one_timer_watches_all() -> None:
+    channel, _ = attached()
+    began_s, ended = time.monotonic(), []
+
+    async def late(code: int, timeout_s: float) -> None:
+        with pytest.raises(RequestTimeoutError, match=f"request {code}"):
+            await channel.call(Command(code), timeout_s)
+        ended.append((code, time.monotonic() - began_s))
+
+    waiting = [task(late(code, code / 100)) for code in (20, 4, 12)]  # a shorter one comes later
+    await asyncio.gather(*waiting)
+    assert [code for code, _ in ended] == [4, 12, 20]
+    assert all(after_s >= code / 100 - EXPIRE_SLACK_S for code, after_s in ended)
+    assert channel._calls == {}
+    call = task(channel.call(Command(9), 0.01))  # the timer had stopped: it begins anew
+    with pytest.raises(RequestTimeoutError):
+        await call
 
 
 async def test_a_cancelled_call_leaves_nothing_behind() -> None:

@@ -41,11 +41,31 @@ def test_null_is_left_out_of_objects_but_not_out_of_lists() -> None:
 
 def test_references_are_followed() -> None:
     assert fastjson.loads('{"a":{{"x":1}:7,"s":[1,2]},"b":{"$ref":"$.a.s"}}')["b"] == [1, 2]
-    assert fastjson.loads('{1:{"a":{"b":5,"c":{"$ref":".."}}}}')[1]["a"]["b"] == 5
     assert fastjson.loads('{1:2,"a":[{"q":1},{"$ref":"$.a[0]"}]}')["a"][1] == {"q": 1}
     assert fastjson.loads('{1:2,"a":{"$ref":"$.nowhere"}}')["a"] is None
-    me = fastjson.loads('{1:2,"a":{"$ref":"$"}}')
-    assert me["a"] is me
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{1:2,"a":{"$ref":"$"}}', '{"a":{"b":{"$ref":"@"}}}', '{1:{"a":{"b":5,"c":{"$ref":".."}}}}'],
+)
+def test_a_value_that_holds_itself_is_refused(text: str) -> None:
+    with pytest.raises(ProtocolError, match="too many values"):
+        fastjson.loads(text)
+
+
+def test_references_that_double_with_each_level_are_refused_at_once() -> None:
+    doubled = ",".join(
+        f'"x{n}":[{{"$ref":"$.x{n - 1}"}},{{"$ref":"$.x{n - 1}"}}]' for n in range(1, 40)
+    )
+    with pytest.raises(ProtocolError, match="too many values"):
+        fastjson.loads(f'{{"x0":[1,1],{doubled}}}')
+
+
+def test_text_that_only_the_small_parser_reads_may_have_so_many_values() -> None:
+    assert len(fastjson.loads("{0:1,2:3}", 5)) == 2
+    with pytest.raises(ProtocolError, match="too many values to be read so"):
+        fastjson.loads("{0:1,2:3}", 4)
 
 
 def test_references_in_plain_json_are_followed_too() -> None:

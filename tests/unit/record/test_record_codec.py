@@ -228,6 +228,19 @@ def test_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             decompress(compress(bytes(100_000), kind), 1 | kind)
 
 
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_ratio_is_bounded_for_what_is_large(kind: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sluicemq.record import codec
+
+    monkeypatch.setattr(codec, "BODY_RATIO_FREE", 4000)
+    assert decompress(compress(bytes(4000), kind), 1 | kind) == bytes(4000)
+    bomb = compress(bytes(1_000_000), kind)
+    limit = max(4000, 200 * len(bomb))
+    if len(bomb) * 200 < 1_000_000:
+        with pytest.raises(ProtocolError, match=f"more than {limit} bytes"):
+            decompress(bomb, 1 | kind)
+
+
 def test_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 

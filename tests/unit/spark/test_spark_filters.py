@@ -105,7 +105,6 @@ def test_not_null_alone_does_not_tell_whether_a_number_parses() -> None:
         EqualTo(("key",), "x"),
         EqualTo(("delay",), -(2**31)),
         EqualTo(("msg_id",), "x"),
-        EqualTo(("keys",), "x"),
         Not(EqualTo(("tags",), "x")),
         StringStartsWith(("origin",), "J"),
         EqualNullSafe(("origin",), "J"),
@@ -118,6 +117,24 @@ def test_what_is_not_exact_is_left_to_spark(one: Any) -> None:
     rest, pushed = push(one)
     assert rest == [one]
     assert pushed == Pushed()
+
+
+def test_keys_are_looked_up_and_compared_at_the_broker_where_it_can() -> None:
+    rest, pushed = push(EqualTo(("keys",), "k1 k2"), In(("keys",), ("k1 k2", "it's")))
+    assert rest == []
+    assert pushed.keys == {"k1 k2"}
+    assert pushed.selectors == ("KEYS IN ('k1 k2')", "KEYS IN ('it''s', 'k1 k2')")
+    one = EqualTo(("keys",), "x")
+    rest, pushed = push(one, selectors=False)
+    assert (rest, pushed.keys, pushed.selectors) == ([one], {"x"}, ())
+
+
+def test_what_was_taken_is_told_in_words() -> None:
+    _, pushed = push(
+        EqualTo(("tags",), "UA"), GreaterThan(("queue_offset",), 4), EqualTo(("origin",), "JFK")
+    )
+    assert pushed.told() == "tags in ['UA']; queue_offset 5..; SQL92 origin = 'JFK'"
+    assert Pushed().told() == "nothing"
 
 
 def test_selectors_can_be_forbidden() -> None:

@@ -47,7 +47,7 @@ def test_an_option_of_another_use_is_refused(name: str, use: str) -> None:
         ("badProperties", "drop", "null or fail"),
         ("startingOffsets", "newest", "earliest, latest or JSON"),
         ("startingOffsets", '{"b": {"x": 1}}', "write a queue id"),
-        ("startingOffsets", '{"b": {"0": -2}}', "whole number, earliest or latest"),
+        ("startingOffsets", '{"b": {"0": -2}}', "a whole number, earliest, latest or a time"),
         ("startingTimestamp", "yesterday", "milliseconds since 1970"),
         ("topic", " ", "empty"),
     ],

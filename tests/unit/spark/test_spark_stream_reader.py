@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
 from sluicemq.errors import (
     ConfigurationError,
@@ -15,7 +15,9 @@ from sluicemq.errors import (
     SluiceError,
 )
 from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
-from sluicemq.spark import errors, stream
+from sluicemq.protocol.codes import RequestCode
+from sluicemq.protocol.command import Command
+from sluicemq.spark import errors, sizes, stream
 from sluicemq.spark.plan import RangePartition
 from sluicemq.spark.schema import ALL_COLUMNS, struct_type
 
@@ -30,6 +32,8 @@ class FakeAdmin:
     def __init__(self, bounds: dict[MessageQueue, tuple[int, int]]) -> None:
         self.bounds = bounds
         self.committed: dict[MessageQueue, int] = {}
+        self.known = {"%RETRY%denied", "%RETRY%old"}
+        self.asked: list[tuple[str, int]] = []
         self.lost = 0
         self.opened = 0
 
@@ -55,6 +59,12 @@ class FakeAdmin:
         if group == "denied":
             raise SluiceError("no")
         self.committed[queue] = offset
+
+    def find_route(self, topic: str) -> str | None:
+        return topic if topic in self.known else None
+
+    def call(self, address: str, command: Command) -> None:
+        self.asked.append((address, command.code))
 
     def close(self) -> None:
         pass
@@ -98,8 +108,26 @@ def ranges(partitions: list[RangePartition]) -> list[tuple[str, int, int]]:
 
 
 def test_a_new_stream_starts_at_the_end_unless_told_otherwise(make: Any) -> None:
-    assert make().initialOffset() == point(a0=100, a1=50)
-    assert make(startingOffsets="earliest").initialOffset() == point(a0=0, a1=0)
+    assert make().initialOffset() == point(a0=100, a1=50) | {"initial": True}
+    first = make(startingOffsets="earliest").initialOffset()
+    assert first == point(a0=0, a1=0) | {"initial": True}
+
+
+def test_the_first_micro_batch_says_where_it_began(make: Any, cluster: FakeAdmin) -> None:
+    """Spark does not keep where a stream started, and asks again after a crash."""
+    reader = make()
+    first = reader.initialOffset()
+    assert reader.latestOffset(first, ReadAllAvailable()) is first
+    cluster.bounds[A0] = (0, 110)
+    end = reader.latestOffset(first, ReadAllAvailable())
+    cluster.bounds[A0] = (0, 500)
+    again = make()
+    assert ranges(again.partitions(again.initialOffset(), end)) == [("a0", 100, 110)]
+
+
+def test_an_end_that_is_the_start_is_given_back_as_it_came(make: Any) -> None:
+    start = point(a0=100, a1=50) | {"from": {"a": {"0": 7}}}
+    assert make().latestOffset(start, ReadAllAvailable()) is start
 
 
 def test_a_limit_is_shared_by_lag(make: Any) -> None:
@@ -129,7 +157,11 @@ def test_a_new_queue_is_read_from_its_first_message(make: Any, cluster: FakeAdmi
     cluster.bounds[B0] = (3, 9)
     reader = make()
     end = reader.latestOffset(point(a0=100, a1=50), ReadAllAvailable())
-    assert end == point(a0=100, a1=50, b0=9)
+    assert end == point(a0=100, a1=50, b0=9) | {"from": {"b": {"0": 3}}}
+    cluster.bounds[B0] = (5, 20)  # retention went on before the micro-batch is planned again
+    with pytest.raises(OffsetOutOfRangeError, match="2 messages are gone"):
+        reader.partitions(point(a0=100, a1=50), end)
+    cluster.bounds[B0] = (3, 20)
     assert ranges(reader.partitions(point(a0=100, a1=50), end)) == [("b0", 3, 9)]
 
 
@@ -170,10 +202,69 @@ def test_a_checkpoint_of_another_topic_is_an_error(make: Any) -> None:
         make().latestOffset(other, ReadAllAvailable())
 
 
+def test_a_changed_filter_is_an_error_unless_allowed(
+    make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    filters = {"filter.tags": "B"}
+    for step in (
+        lambda reader: reader.latestOffset(point(a0=1), ReadAllAvailable()),
+        lambda reader: reader.partitions(point(a0=1), point(a0=9)),
+    ):
+        with pytest.raises(ConfigurationError, match=r"with the filter 'TAG \*'.*has 'TAG B'"):
+            step(make(**filters))
+    reader = make(onFilterChange="continue", **filters)
+    assert reader.latestOffset(point(a0=1, a1=50), ReadAllAvailable())["filter"] == "TAG B"
+    reader.partitions(point(a0=1), point(a0=9))
+    assert caplog.text.count("from now on") == 1
+
+
+def test_the_order_of_tags_is_no_change_of_the_filter(make: Any) -> None:
+    first = make(**{"filter.tags": "B||A"}).initialOffset()
+    make(**{"filter.tags": "A || B"}).latestOffset(first, ReadAllAvailable())
+
+
+def test_bytes_are_shared_and_sampled(
+    make: Any, cluster: FakeAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sizes, "mean_bytes", lambda _admin, _group, queue, offset: 100.0)
+    reader = make(maxBytesPerTrigger="3000")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMaxBytes(3000)
+    assert reader.latestOffset(point(a0=0, a1=0), limit)["queues"] == {"a": {"0": 15, "1": 15}}
+    assert reader.latestOffset(point(a0=98, a1=50), limit)["queues"] == {"a": {"0": 100, "1": 50}}
+    both = make(maxBytesPerTrigger="3000", maxOffsetsPerTrigger="10")
+    assert both.getDefaultReadLimit() == ReadMaxRows(10)
+    end = both.latestOffset(point(a0=0, a1=0), ReadMaxRows(10))
+    assert end["queues"] == {"a": {"0": 5, "1": 5}}
+    huge = make(maxBytesPerTrigger="10")
+    assert huge.latestOffset(point(a0=0, a1=0), limit)["queues"] == {"a": {"0": 1, "1": 1}}
+
+
+def test_sizes_that_grow_are_looked_at_further_on(
+    make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages of 10 bytes, from offset 10 on of 1,000."""
+    monkeypatch.setattr(
+        sizes, "mean_bytes", lambda _admin, _group, _queue, offset: 10.0 if offset < 10 else 1000.0
+    )
+    reader = make(maxBytesPerTrigger="20000")
+    end = reader.latestOffset(point(a0=0, a1=50), reader.getDefaultReadLimit())
+    assert end["queues"]["a"]["0"] in range(10, 35)
+
+
+def test_a_topic_more_in_the_list_goes_on_a_topic_less_is_refused(cluster: FakeAdmin) -> None:
+    given = {"nameServers": OPTIONS["nameServers"], "topics": "t,u"}
+    reader = stream.stream_reader(given, SCHEMA)
+    found = reader._offsets(point(a0=5))
+    assert found == {A0: 5}
+    with pytest.raises(ConfigurationError, match="is of the topic 't', the stream reads 'u,v'"):
+        stream.stream_reader(given | {"topics": "u,v"}, SCHEMA)._offsets(point(a0=5))
+
+
 def test_a_dead_connection_is_replaced_once(make: Any, cluster: FakeAdmin) -> None:
     reader = make()
     cluster.lost = 1
-    assert reader.initialOffset() == point(a0=100, a1=50)
+    assert reader.initialOffset()["queues"] == point(a0=100, a1=50)["queues"]
     assert cluster.opened == 2
     cluster.lost = 2
     with pytest.raises(ConnectionLostError):
@@ -187,6 +278,10 @@ def test_the_group_learns_the_offsets_and_its_trouble_stops_nothing(
     assert cluster.committed == {}
     make(group="g").commit(point(a0=7, a1=8))
     assert cluster.committed == {A0: 7, A1: 8}
+    heartbeat, leave = RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT
+    assert cluster.asked == [("a:10911", heartbeat), ("a:10911", leave)], "mqadmin finds it so"
+    make(group="old").commit(point(a0=7, a1=8))
+    assert len(cluster.asked) == 2
     make(group="denied").commit(point(a0=9))
     assert "not committed to the group 'denied'" in caplog.text
 
@@ -220,8 +315,9 @@ def test_spark_4_1_has_no_limit_and_says_so(
     monkeypatch: pytest.MonkeyPatch, make: Any, cluster: FakeAdmin
 ) -> None:
     monkeypatch.setattr(stream, "SupportsTriggerAvailableNow", None)
-    with pytest.raises(ConfigurationError, match=r"needs Spark 4\.2"):
-        make(maxOffsetsPerTrigger="5").initialOffset()
+    for name in ("maxOffsetsPerTrigger", "maxBytesPerTrigger"):
+        with pytest.raises(ConfigurationError, match=rf"{name}' needs Spark 4\.2"):
+            make(**{name: "5"}).initialOffset()
     reader = make()
     assert reader.latestOffset() == point(a0=100, a1=50)
     cluster.bounds = {A1: (0, 60)}

@@ -7,6 +7,7 @@ turn travel in one write. Heartbeats have connections of their own (`client.keep
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Final
 
 from sluicemq.client.aio.localoffsets import OffsetFiles
 from sluicemq.client.core import requests
@@ -14,7 +15,7 @@ from sluicemq.client.core.answers import SUCCESS, TOPIC_NOT_EXIST, expect_succes
 from sluicemq.client.core.consuming import SUSPEND_TIMEOUT_MS, OffsetMoved
 from sluicemq.client.core.credentials import Credentials, signed
 from sluicemq.client.core.localoffsets import INSTANCE
-from sluicemq.client.core.names import parse_name_servers
+from sluicemq.client.core.names import parse_name_servers, unreachable
 from sluicemq.client.core.routing import (
     Routes,
     as_created,
@@ -35,7 +36,17 @@ from sluicemq.errors import (
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue, TopicRoute
 from sluicemq.net.dialer import Channel, ChannelPool, Dial
 from sluicemq.protocol.bodies import decode_cluster_info, decode_topic_route
+from sluicemq.protocol.codes import RequestCode
 from sluicemq.protocol.command import Command
+
+CLIENT_FIELD: Final = "sluiceClientId"
+OF_MEMBERS: Final = frozenset(
+    {
+        RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE, RequestCode.QUERY_CONSUMER_OFFSET,
+        RequestCode.UPDATE_CONSUMER_OFFSET, RequestCode.CONSUMER_SEND_MSG_BACK,
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+    }
+)  # fmt: skip
 
 CALL_TIMEOUT_S = 5.0
 
@@ -51,7 +62,10 @@ class Cluster:
         timeout_s: float = CALL_TIMEOUT_S,
         clock: Clock = SYSTEM_CLOCK,
         connect: Dial | None = None,
+        client_id: str = "",
     ) -> None:
+        self.client_id = client_id
+        """Said with requests that concern a member of a group: its heartbeats go another way."""
         self.name_servers = parse_name_servers(name_servers)
         self.credentials = Credentials.of(credentials)
         self.timeout_s = timeout_s
@@ -82,11 +96,14 @@ class Cluster:
         """
         channel = await self._pool.get(address)
         return await channel.call(
-            signed(command, self.credentials), self.timeout_s if timeout_s is None else timeout_s
+            self.signed(command), self.timeout_s if timeout_s is None else timeout_s
         )
 
     def signed(self, command: Command) -> Command:
-        """The command as this client's credentials sign it."""
+        """The command as this client's credentials sign it, with the client's name where a broker
+        wants to know which member of a group it is from."""
+        if self.client_id and command.code in OF_MEMBERS:
+            command.fields = {**(command.fields or {}), CLIENT_FIELD: self.client_id}
         return signed(command, self.credentials)
 
     async def ask_name_server(self, command: Command) -> Command:
@@ -94,7 +111,7 @@ class Cluster:
 
         Raises NameServerUnreachableError naming all of them.
         """
-        story = []
+        failures: list[tuple[str, SluiceError]] = []
         count = len(self.name_servers)
         for step in range(count):
             index = (self._first + step) % count
@@ -102,14 +119,11 @@ class Cluster:
             try:
                 answer = await self.call(address, command)
             except (ConnectionLostError, RequestTimeoutError) as error:
-                story.append(f"{address}: {error.fact}")
+                failures.append((address, error))
             else:
                 self._first = index
                 return answer
-        raise NameServerUnreachableError(
-            f"no name server answers [{'; '.join(story)}].",
-            cure="Check host and port, and that the name server runs (sluice nameserver).",
-        )
+        raise unreachable(failures)
 
     async def find_route(self, topic: str) -> TopicRoute | None:
         """The route as the name servers know it now; None when they know no such topic."""

@@ -29,6 +29,7 @@ from sluicemq.client.core.answers import (
     SUBSCRIPTION_PARSE_FAILED,
     SUCCESS,
     SYSTEM_ERROR,
+    is_refused,
     request_error,
 )
 from sluicemq.client.core.balance import allocate
@@ -257,7 +258,7 @@ class Member:
                     f"{address} refuses the filter {subscription.expression!r}: {answer.remark}",
                     cure="Check it: sluice filter check 'EXPRESSION'.",
                 )
-            if answer.code == SYSTEM_ERROR:
+            if answer.code == SYSTEM_ERROR and not is_refused(answer):
                 raise ConfigurationError(
                     f"{address} does not filter by SQL92: {answer.remark}",
                     cure="Set enablePropertyFilter=true in its broker.conf, or use tags.",

@@ -51,7 +51,8 @@ from sluicemq.errors import ClosedError, ProtocolError
 from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import MessageQueue
-from sluicemq.net.network import SOCKETS, Network
+from sluicemq.net.network import SOCKETS, Network, secured
+from sluicemq.net.tls import Tls
 from sluicemq.protocol.command import Command
 
 DEFAULT_NAME_SERVER: Final = "127.0.0.1:9876"
@@ -69,7 +70,8 @@ class Sluice:
     `name_servers` is `host:port;host:port` or a list; `credentials` a pair (access key, secret
     key). `on_moved` is called when a consumer has to go on at another offset, for instance because
     what it wanted was deleted. `trace`: write what happens to messages to RMQ_SYS_TRACE_TOPIC
-    (True) or a topic of yours, for `sluice trace`. Errors are those of `sluicemq.errors`.
+    (True) or a topic of yours, for `sluice trace`. `tls`: True, or a `Tls` with its files; None:
+    as the variable SLUICE_TLS says. Errors are those of `sluicemq.errors`.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Sluice:
         on_moved: Callable[[OffsetMoved], None] | None = None,
         trace: bool | str = False,
         clock: Clock = SYSTEM_CLOCK,
+        tls: Tls | bool | None = None,
         network: Network = SOCKETS,
         heartbeat_thread: bool = True,
         instance: str = INSTANCE,
@@ -94,12 +97,14 @@ class Sluice:
         `heartbeat_thread=False` are for clusters in one process (testing): what carries the bytes,
         and heartbeats from the caller's own loop.
         """
+        network = secured(network, Tls.of(tls))
         self.client_id = client_id or make_client_id(clock)
         self.cluster = Cluster(
             name_servers or default_name_servers(),
             credentials=credentials,
             clock=clock,
             connect=network.dial,
+            client_id=self.client_id,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._keeper = Keeper(

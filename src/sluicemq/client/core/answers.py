@@ -67,9 +67,22 @@ _ERRORS: dict[int, tuple[type[RequestError], str]] = {
 }
 
 
+_ACCESS_CURE: Final = (
+    "Check access key and secret key, and what plain_acl.yml of the server allows them:"
+    " sluice acl check says which rule decides."
+)
+
+
+def is_refused(answer: Command) -> bool:
+    """Whether access control refuses: code 1 and the name of RocketMQ's exception."""
+    return answer.code == SYSTEM_ERROR and "AclException" in (answer.remark or "")
+
+
 def request_error(answer: Command, address: str = "") -> RequestError:
     """The exception for an answer that is not success."""
     kind, cure = _ERRORS.get(answer.code, (RequestError, ""))
+    if is_refused(answer):
+        kind, cure = PermissionDeniedError, _ACCESS_CURE
     if answer.code == MESSAGE_ILLEGAL and "delay" in (answer.remark or ""):
         cure = "Deliver it sooner, or raise timerMaxDelaySec on the brokers (3 days by default)."
     return kind(answer.code, (answer.remark or "").strip(), address=address, cure=cure)
@@ -129,7 +142,8 @@ def send_results(
         raise request_error(answer, address)
     fields = answer.fields or {}
     places = fields.get("msgId", "").split(",")
-    stored = queue._replace(queue_id=int(fields.get("queueId") or queue.queue_id))
+    queue_id = int(fields.get("queueId") or queue.queue_id)
+    stored = queue if queue_id == queue.queue_id else queue._replace(queue_id=queue_id)
     first = number(answer, "queueOffset")
     handle = fields.get("recallHandle")
     return [

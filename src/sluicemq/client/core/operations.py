@@ -22,6 +22,7 @@ from sluicemq.client.core.answers import (
     SYSTEM_ERROR,
     TOPIC_NOT_EXIST,
     expect_success,
+    is_refused,
     number,
     request_error,
 )
@@ -43,7 +44,7 @@ from sluicemq.model.topic import (
     TopicConfig,
     TopicRoute,
 )
-from sluicemq.protocol import bodies
+from sluicemq.protocol import bodies, fastjson
 from sluicemq.protocol.command import Command
 
 T = TypeVar("T")
@@ -267,6 +268,15 @@ def transactions(
     return found
 
 
+def access_status() -> Talk[dict[str, dict[str, Any]]]:
+    """How the access rules stand, by broker address."""
+    found: dict[str, dict[str, Any]] = {}
+    for address in (yield from masters()).values():
+        answer = yield Ask(address, requests.access_status())
+        found[address] = fastjson.loads(answer.body)
+    return found
+
+
 def resolve_transaction(transaction_id: str, outcome: int) -> Talk[str | None]:
     """The address of the broker that had it; None when it is undecided nowhere."""
     for address in (yield from masters()).values():
@@ -303,7 +313,7 @@ def members(group: str) -> Talk[list[str]]:
         answer = yield Ask(address, requests.consumer_list(group), must_succeed=False)
         if answer.code == SUCCESS:
             found.update(bodies.decode_consumer_list(answer.body))
-        elif answer.code != SYSTEM_ERROR:
+        elif answer.code != SYSTEM_ERROR or is_refused(answer):
             raise request_error(answer, address)
     return sorted(found)
 
@@ -312,7 +322,7 @@ def progress(group: str, topic: str | None = None) -> Talk[list[QueueProgress]]:
     found: dict[MessageQueue, QueueProgress] = {}
     for address in (yield from masters()).values():
         answer = yield Ask(address, requests.consume_stats(group, topic), must_succeed=False)
-        if answer.code in _NOTHING_THERE:
+        if answer.code in _NOTHING_THERE and not is_refused(answer):
             continue
         expect_success(answer, address)
         for queue, item in bodies.decode_consume_stats(answer.body).queues.items():
@@ -355,7 +365,7 @@ def _first_offsets(topic: str, addresses: list[str]) -> Talk[dict[MessageQueue, 
     found: dict[MessageQueue, int] = {}
     for address in addresses:
         answer = yield Ask(address, requests.topic_stats(topic), must_succeed=False)
-        if answer.code in _NOTHING_THERE:
+        if answer.code in _NOTHING_THERE and not is_refused(answer):
             continue
         stats = bodies.decode_topic_stats(expect_success(answer, address).body)
         found |= {queue: item.offset_min for queue, item in stats.queues.items()}

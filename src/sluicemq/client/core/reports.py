@@ -52,6 +52,9 @@ class QueueLag:
 
     `messages_at_risk` of the unread ones are deleted next, from `loss_time_ms` on (ms since 1970;
     both 0 when none is in danger, or when the broker is not ours and does not tell).
+    `matching` of them get through the group's filter, exactly; None when it is not known: on a
+    RocketMQ broker, or of a group that is away and subscribed by tags. `eta_ms`: in how long none
+    will be left at the present pace; None when not known, or never.
     """
 
     group: str
@@ -61,6 +64,8 @@ class QueueLag:
     offset_max: int
     messages_at_risk: int = 0
     loss_time_ms: int = 0
+    matching: int | None = None
+    eta_ms: int | None = None
 
     @property
     def lag(self) -> int:

@@ -334,6 +334,11 @@ def all_groups() -> Command:
     return _command(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
 
 
+def group_lanes(group: str) -> Command:
+    """A group's contract and its lanes on one SluiceMQ broker."""
+    return _command(RequestCode.SLUICE_GROUP_LANES, headers.GetConsumerListRequest(group=group))
+
+
 def runtime_info() -> Command:
     """The counters of one broker."""
     return _command(RequestCode.GET_BROKER_RUNTIME_INFO)
@@ -366,6 +371,11 @@ def list_transactions(
     """A page of the undecided transactions of a SluiceMQ broker."""
     header = headers.ListTransactionsRequest(group=group, topic=topic, after=after, count_max=count)
     return _command(RequestCode.SLUICE_LIST_TRANSACTIONS, header)
+
+
+def access_status() -> Command:
+    """How the access rules of a SluiceMQ broker stand."""
+    return Command(RequestCode.SLUICE_ACCESS_STATUS)
 
 
 def resolve_transaction(transaction_id: str, outcome: int) -> Command:
@@ -410,3 +420,36 @@ def consume_directly(group: str, client_id: str, offset_message_id: str, topic: 
         group=group, client_id=client_id, message_id=offset_message_id, topic=topic
     )
     return _command(RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
+
+
+def filtered_lag(
+    group: str, topic: str | None = None, subscription: Subscription | None = None
+) -> Command:
+    """How many messages before a group match, exactly; only SluiceMQ brokers know it."""
+    header = headers.FilteredLagRequest(
+        group=group,
+        topic=topic,
+        expression=None if subscription is None else subscription.expression,
+        kind=None if subscription is None else subscription.kind,
+    )
+    return _command(RequestCode.SLUICE_FILTERED_LAG, header)
+
+
+def try_filter(
+    subscription: Subscription,
+    group: str | None,
+    begin_ms: int | None,
+    end_ms: int | None,
+    count_max: int,
+) -> Command:
+    """What a filter would do to stored messages; only SluiceMQ brokers answer."""
+    header = headers.TryFilterRequest(
+        topic=subscription.topic,
+        expression=subscription.expression,
+        kind=subscription.kind,
+        group=group,
+        begin_ms=begin_ms,
+        end_ms=end_ms,
+        count_max=count_max,
+    )
+    return _command(RequestCode.SLUICE_TRY_FILTER, header)

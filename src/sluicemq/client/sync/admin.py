@@ -7,8 +7,11 @@ positions in one queue, times are milliseconds since 1970.
 
 from typing import Any, TypeVar
 
-from sluicemq.client.core import finding, moving, operations
+from sluicemq.client.core import contracts, filtering, finding, inquiry, moving, operations
 from sluicemq.client.core.answers import expect_success
+from sluicemq.client.core.contracts import GroupContract
+from sluicemq.client.core.facts import GroupExplained, MessageExplained, MessageFacts
+from sluicemq.client.core.filtering import BrokerTrial, Progress, TopicMatching
 from sluicemq.client.core.moving import ConsumerClient, OffsetChange
 from sluicemq.client.core.operations import NAME_SERVER, Ask, RouteOf, Talk
 from sluicemq.client.core.reports import GroupReport, QueueLag, QueueProgress
@@ -19,6 +22,7 @@ from sluicemq.client.core.transactions import TransactionState
 from sluicemq.client.sync.cluster import Cluster
 from sluicemq.errors import SluiceError
 from sluicemq.model.message import StoredMessage
+from sluicemq.model.subscription import SQL92
 from sluicemq.model.topic import GroupConfig, MessageQueue
 from sluicemq.protocol.bodies import (
     ClusterInfo,
@@ -155,6 +159,11 @@ class Admin(Cluster):
         """Never deliver a message that `delayed` lists. Raises RequestError when it is too late."""
         self._drive(operations.cancel_delayed(address, handle))
 
+    def access_status(self) -> dict[str, dict[str, Any]]:
+        """How the access rules of each broker stand, by its address: `enabled`, since when they are
+        in force (`sinceMs`), `accounts`, the last `error`, requests `refused` by access key."""
+        return self._drive(operations.access_status())
+
     def transactions(
         self, *, group: str | None = None, topic: str | None = None, count_max: int = 10_000
     ) -> dict[str, list[OpenTransaction]]:
@@ -187,8 +196,8 @@ class Admin(Cluster):
 
     def lag(self, group: str | None = None) -> list[QueueLag]:
         """How many messages a group (None: every group) has before it in each queue, and how many
-        of them are about to be deleted."""
-        return self._drive(operations.lag(group))
+        of them are about to be deleted; how many of them the group's filter lets through."""
+        return self._drive(filtering.lag(group))
 
     def group(self, name: str) -> GroupReport:
         """Members, their shares, who is idle and why, lag per queue."""
@@ -263,3 +272,60 @@ class Admin(Cluster):
     def runtime(self, address: str) -> dict[str, str]:
         """The counters of one broker."""
         return self._drive(operations.runtime(address))
+
+    def contract(self, group: str) -> list[GroupContract]:
+        """A group's contract, its lanes and whom it refused, by broker; none from RocketMQ."""
+        return self._drive(contracts.show(group))
+
+    def change_contract(self, group: str, contract: str) -> list[str]:
+        """Sets it: compatible, strict or lanes; returns the brokers that know the group. Raises
+        ConfigurationError, RequestError."""
+        return self._drive(contracts.change(group, contract))
+
+    def matching(self, group: str, topic: str | None = None) -> list[TopicMatching]:
+        """What the filters of a group have let through, kept back and failed on, and how many
+        messages before it match, exactly, by broker. A RocketMQ broker does not know."""
+        return self._drive(filtering.matching(group, topic))
+
+    def try_filter(
+        self,
+        topic: str,
+        expression: str,
+        kind: str | None = SQL92,
+        *,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        group: str | None = None,
+        count_max: int | None = None,
+        progress: Progress | None = None,
+    ) -> list[BrokerTrial]:
+        """What an expression would do to messages stored from `begin_ms` to `end_ms`, by broker:
+        nothing is consumed. With `group` beside what that one wants now.
+
+        At most `count_max` messages are looked at, the newest of each queue; a RocketMQ broker's
+        are read here, and `progress(read, of)` is told. Raises FilterSyntaxError,
+        ConfigurationError, RouteNotFoundError.
+        """
+        talk = filtering.try_filter(
+            topic, expression, kind, begin_ms=begin_ms, end_ms=end_ms, group=group,
+            count_max=count_max, progress=progress,
+        )  # fmt: skip
+        return self._drive(talk)
+
+    def explain_message(
+        self,
+        message_id: str,
+        *,
+        group: str | None = None,
+        topic: str | None = None,
+        trace_topic: str = DEFAULT_TRACE_TOPIC,
+    ) -> tuple[MessageFacts, list[MessageExplained]]:
+        """Where a message is stored, and what became of it in a group (None: in each that reads its
+        topic), with the causes. Raises MessageNotFoundError."""
+        now_ms = self.clock.now_ms()
+        talk = inquiry.inquire_message(message_id, group, topic, trace_topic, now_ms)
+        return self._drive(talk)
+
+    def explain_group(self, name: str) -> GroupExplained:
+        """Why a group is idle or behind; no findings when it is neither."""
+        return self._drive(inquiry.inquire_group(name, self.clock.now_ms()))

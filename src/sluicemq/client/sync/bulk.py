@@ -27,6 +27,7 @@ from sluicemq.errors import ConnectionLostError, OffsetOutOfRangeError
 from sluicemq.model.subscription import ALL, Subscription
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.blocking import BlockingChannel
+from sluicemq.net.tls import Tls
 from sluicemq.protocol.command import Command
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
@@ -64,6 +65,7 @@ class BulkReader:
         batch_bytes: int = BATCH_BYTES,
         depth: int = DEPTH,
         timeout_s: float = 30.0,
+        tls: Tls | bool | None = None,
     ) -> None:
         self.queue = MessageQueue(topic, broker, queue_id)
         self.position = start
@@ -78,6 +80,7 @@ class BulkReader:
         self._batch_bytes = batch_bytes
         self._depth = depth
         self._timeout_s = timeout_s
+        self._tls = Tls.of(tls)
         self._channel: BlockingChannel | None = None
         self._held: dict[int, PullAnswer] = {}
 
@@ -141,7 +144,7 @@ class BulkReader:
             bulk=True,
         )
         if self._channel is None:
-            self._channel = BlockingChannel(self._address, self._timeout_s)
+            self._channel = BlockingChannel(self._address, self._timeout_s, self._tls)
         self._channel.send(signed(command, self._credentials))
         return command.opaque
 

@@ -14,19 +14,19 @@ from typing import Self
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import SUCCESS, TOPIC_NOT_EXIST, expect_success, request_error
 from sluicemq.client.core.credentials import Credentials, signed
-from sluicemq.client.core.names import parse_name_servers
+from sluicemq.client.core.names import parse_name_servers, unreachable
 from sluicemq.client.core.routing import Routes, as_created, broker_address, no_route
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import (
     ClosedError,
     ConnectionLostError,
-    NameServerUnreachableError,
     RequestTimeoutError,
     RouteNotFoundError,
     SluiceError,
 )
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue, TopicRoute
 from sluicemq.net.blocking import BlockingChannel
+from sluicemq.net.tls import Tls
 from sluicemq.protocol.bodies import decode_cluster_info, decode_topic_route
 from sluicemq.protocol.command import Command
 
@@ -47,7 +47,10 @@ class Cluster:
         credentials: Credentials | tuple[str, str] | None = None,
         timeout_s: float = CALL_TIMEOUT_S,
         clock: Clock = SYSTEM_CLOCK,
+        tls: Tls | bool | None = None,
     ) -> None:
+        """`tls`: True, or a `Tls` with its files; None: as the variable SLUICE_TLS says."""
+        self.tls = Tls.of(tls)
         self.name_servers = parse_name_servers(name_servers)
         self.credentials = Credentials.of(credentials)
         self.timeout_s = timeout_s
@@ -86,7 +89,7 @@ class Cluster:
                     channel.timeout_s = timeout_s
                     return channel
                 channel.close()
-        return BlockingChannel(address, timeout_s)
+        return BlockingChannel(address, timeout_s, self.tls)
 
     def give(self, address: str, channel: BlockingChannel) -> None:
         """Hands a connection back for the next call."""
@@ -102,7 +105,7 @@ class Cluster:
 
         Raises NameServerUnreachableError naming all of them.
         """
-        story = []
+        failures: list[tuple[str, SluiceError]] = []
         count = len(self.name_servers)
         for step in range(count):
             index = (self._first + step) % count
@@ -110,14 +113,11 @@ class Cluster:
             try:
                 answer = self.call(address, command)
             except (ConnectionLostError, RequestTimeoutError) as error:
-                story.append(f"{address}: {error.fact}")
+                failures.append((address, error))
             else:
                 self._first = index
                 return answer
-        raise NameServerUnreachableError(
-            f"no name server answers [{'; '.join(story)}].",
-            cure="Check host and port, and that the name server runs (sluice nameserver).",
-        )
+        raise unreachable(failures)
 
     def find_route(self, topic: str) -> TopicRoute | None:
         """The route as the name servers know it now; None when they know no such topic."""

@@ -21,7 +21,13 @@ from sluicemq.client.core.answers import (
 )
 from sluicemq.client.core.credentials import Credentials, signed
 from sluicemq.client.core.delays import DELAY_LEVEL_MAX, recalled
-from sluicemq.client.core.messages import Outgoing, checked_group, make_message, prepare
+from sluicemq.client.core.messages import (
+    Outgoing,
+    checked_group,
+    checked_topic,
+    make_message,
+    prepare,
+)
 from sluicemq.client.core.replying import REPLY_TIMEOUT_S
 from sluicemq.client.core.routing import master_address, no_writable_queue
 from sluicemq.client.core.sending import (
@@ -47,9 +53,10 @@ from sluicemq.errors import (
     RequestTimeoutError,
     SluiceError,
 )
-from sluicemq.model.message import Message, StoredMessage
+from sluicemq.model.message import WAIT, Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
 from sluicemq.net.blocking import BlockingChannel
+from sluicemq.net.tls import Tls
 from sluicemq.protocol.command import Command
 
 DEFAULT_GROUP = "sluicemq-producer"
@@ -75,8 +82,9 @@ class Producer(Cluster):
         listener: TransactionListener | None = None,
         trace: bool | str = False,
         clock: Clock = SYSTEM_CLOCK,
+        tls: Tls | bool | None = None,
     ) -> None:
-        super().__init__(name_servers, credentials=credentials, clock=clock)
+        super().__init__(name_servers, credentials=credentials, clock=clock, tls=tls)
         self.group = checked_group(group)
         self.timeout_ms = timeout_ms
         self.retries = retries
@@ -145,6 +153,16 @@ class Producer(Cluster):
                 error.add_note(f"{len(results)} of {len(parts)} messages of this batch are stored.")
                 raise
         return results
+
+    def send_encoded(
+        self, topic: str, body: bytes, *, queue: MessageQueue | None = None
+    ) -> SendResult:
+        """Sends messages of one topic that are laid out as one batch already (`record.batch`), each
+        with its UNIQ_KEY: all of them are stored, or none. The result is that of the first one.
+        For who makes many messages at once and has checked them."""
+        properties = f"{WAIT}\x01true\x02"
+        outgoing = Outgoing(checked_topic(topic), body, properties, self._ids.next(), 0, 0, True)
+        return self._deliver(outgoing, ("",), queue=queue, batch=True)[0]
 
     def recall(self, handle: str) -> str:
         """Takes a timed message back by the `recall_handle` of its send; see the asyncio one."""

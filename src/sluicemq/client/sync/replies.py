@@ -18,6 +18,7 @@ from sluicemq.client.keeper import Keeper
 from sluicemq.client.sync.transactions import Brokers
 from sluicemq.errors import ProtocolError
 from sluicemq.model.message import StoredMessage
+from sluicemq.net.network import Sockets
 from sluicemq.protocol.codes import RequestCode, ResponseCode
 from sluicemq.protocol.command import Command
 
@@ -64,6 +65,7 @@ class Requester:
                 self._keeper = Keeper(
                     make_client_id(self._brokers.clock),
                     credentials=self._brokers.credentials,
+                    connect=Sockets(self._brokers.tls).dial,
                     on_ask=self._on_ask,
                 )
             keeper = self._keeper

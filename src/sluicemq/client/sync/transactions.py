@@ -48,6 +48,8 @@ from sluicemq.errors import (
 from sluicemq.model.message import Message
 from sluicemq.model.topic import MessageQueue, TopicRoute
 from sluicemq.net.blocking import BlockingChannel
+from sluicemq.net.network import Sockets
+from sluicemq.net.tls import Tls
 from sluicemq.protocol.command import Command
 
 _log = logging.getLogger("sluicemq.client")
@@ -62,6 +64,7 @@ class Brokers(Protocol):
     credentials: Credentials | None
     clock: Clock
     timeout_s: float
+    tls: Tls | None
 
     def route(self, topic: str, *, create: bool = False) -> TopicRoute: ...
 
@@ -115,6 +118,7 @@ class Transactions:
                 self._keeper = Keeper(
                     make_client_id(self._brokers.clock),
                     credentials=self._brokers.credentials,
+                    connect=Sockets(self._brokers.tls).dial,
                     on_check=self._on_check,
                 )
             self._known.add(topic)

@@ -25,6 +25,7 @@ from sluicemq.client.core.credentials import Credentials
 from sluicemq.client.core.inflight import BYTES_MAX, COUNT_MAX
 from sluicemq.client.threaded.portal import Portal
 from sluicemq.model.topic import MessageQueue
+from sluicemq.net.tls import Tls
 
 NameServers = str | list[str] | tuple[str, ...] | None
 Keys = Credentials | tuple[str, str] | None
@@ -63,11 +64,15 @@ class _Blocking:
     """A `Sluice` on a loop of its own, in a `with` statement."""
 
     def __init__(
-        self, name_servers: NameServers, credentials: Keys, trace: bool | str = False
+        self,
+        name_servers: NameServers,
+        credentials: Keys,
+        trace: bool | str = False,
+        tls: Tls | bool | None = None,
     ) -> None:
         self._portal = Portal()
         try:
-            self._sluice = self._portal.call(_make(name_servers, credentials, trace))
+            self._sluice = self._portal.call(_make(name_servers, credentials, trace, tls))
         except BaseException:
             self._portal.close()
             raise
@@ -94,8 +99,10 @@ class _Blocking:
         return f"<{type(self).__name__} {self._sluice!r}>"
 
 
-async def _make(name_servers: NameServers, credentials: Keys, trace: bool | str) -> Sluice:
-    return Sluice(name_servers, credentials=credentials, trace=trace)
+async def _make(
+    name_servers: NameServers, credentials: Keys, trace: bool | str, tls: Tls | bool | None
+) -> Sluice:
+    return Sluice(name_servers, credentials=credentials, trace=trace, tls=tls)
 
 
 class Consumer(_Blocking):
@@ -119,9 +126,10 @@ class Consumer(_Blocking):
         ordered: bool = False,
         credentials: Keys = None,
         trace: bool | str = False,
+        tls: Tls | bool | None = None,
         **rules: Any,
     ) -> None:
-        super().__init__(name_servers, credentials, trace)
+        super().__init__(name_servers, credentials, trace, tls)
 
         async def subscribe() -> MessageStream:
             return self._sluice.subscribe(
@@ -182,9 +190,10 @@ class PushConsumer(_Blocking):
         ordered: bool = False,
         credentials: Keys = None,
         trace: bool | str = False,
+        tls: Tls | bool | None = None,
         **rules: Any,
     ) -> None:
-        super().__init__(name_servers, credentials, trace)
+        super().__init__(name_servers, credentials, trace, tls)
 
         def blocking(message: ReceivedMessage) -> Any:
             return handler(BlockingMessage(message, self._portal))
@@ -241,9 +250,10 @@ class LitePullConsumer(_Blocking):
         start: Start = "first",
         credentials: Keys = None,
         trace: bool | str = False,
+        tls: Tls | bool | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(name_servers, credentials, trace)
+        super().__init__(name_servers, credentials, trace, tls)
 
         async def make() -> AsyncLitePullConsumer:
             return self._sluice.lite_pull(group, start=start, auto_commit=auto_commit, **options)

@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import orjson
+
+from sluicemq.errors import ProtocolError
 from sluicemq.model.topic import DataVersion, GroupConfig
 from sluicemq.protocol import fastjson
 from sluicemq.protocol.bodies.reading import (
@@ -29,6 +32,7 @@ from sluicemq.protocol.javamap import hash_map
 STANDARD_RETRIES: Final = {"type": "CUSTOMIZED"}
 """The retry policy of a group that has none of its own: RocketMQ's intervals."""
 FORBIDDEN_BUCKETS: Final = 8
+POLICY_BYTES_MAX: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +69,7 @@ def group_object(group: GroupConfig) -> dict[str, Any]:
 def group_from(values: Mapping[Any, Any], name: str = "") -> GroupConfig:
     """The inverse of `group_object`; `name` stands in for an absent groupName."""
     plain = GroupConfig(take_text(values, "groupName", name))
-    policy = take_object(values, "groupRetryPolicy")
+    policy = _policy(values)
     return GroupConfig(
         plain.name,
         take_boolean(values, "consumeEnable", plain.consume_enable),
@@ -82,6 +86,20 @@ def group_from(values: Mapping[Any, Any], name: str = "") -> GroupConfig:
         as_texts(take_object(values, "attributes")),
         None if policy in ({}, STANDARD_RETRIES) else policy,
     )
+
+
+def _policy(values: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Kept as it is, so it has to be something that can be written. Raises ProtocolError."""
+    policy = take_object(values, "groupRetryPolicy")
+    try:
+        size = len(orjson.dumps(policy))
+    except TypeError as error:  # also: nested too deeply
+        raise ProtocolError("The groupRetryPolicy is not plain JSON.") from error
+    if size > POLICY_BYTES_MAX:
+        raise ProtocolError(
+            f"The groupRetryPolicy has {size} bytes, the limit is {POLICY_BYTES_MAX}."
+        )
+    return policy
 
 
 def encode_group_config(group: GroupConfig) -> bytes:

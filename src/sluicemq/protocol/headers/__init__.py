@@ -58,6 +58,8 @@ from sluicemq.protocol.headers.delay import (
     ListDelayedRequest,
     ListDelayedResponse,
 )
+from sluicemq.protocol.headers.epochs import CommitEpochRequest, CommitEpochResponse
+from sluicemq.protocol.headers.filters import FilteredLagRequest, TryFilterRequest
 from sluicemq.protocol.headers.naming import (
     BrokerHeartbeatRequest,
     DeleteKvRequest,
@@ -103,6 +105,8 @@ __all__ = [
     "CancelDelayedRequest",
     "CheckTransactionStateRequest",
     "CloneGroupOffsetRequest",
+    "CommitEpochRequest",
+    "CommitEpochResponse",
     "ConsumeMessageDirectlyRequest",
     "CreateTopicRequest",
     "DeleteGroupRequest",
@@ -110,6 +114,7 @@ __all__ = [
     "DeleteTopicInNameServerRequest",
     "DeleteTopicRequest",
     "EndTransactionRequest",
+    "FilteredLagRequest",
     "GetAllGroupsRequest",
     "GetAllGroupsResponse",
     "GetAllTopicsRequest",
@@ -168,6 +173,7 @@ __all__ = [
     "SendMessageRequest",
     "SendMessageRequestV2",
     "SendMessageResponse",
+    "TryFilterRequest",
     "UnregisterBrokerRequest",
     "UnregisterClientRequest",
     "UpdateConsumerOffsetRequest",

@@ -3,7 +3,15 @@
 from typing import Final
 
 from sluicemq.protocol.codes import RequestCode as Code
-from sluicemq.protocol.headers import admin, consume, delay, naming, produce, transactions
+from sluicemq.protocol.headers import (
+    admin,
+    consume,
+    delay,
+    filters,
+    naming,
+    produce,
+    transactions,
+)
 
 REQUEST_HEADERS: Final[dict[int, type]] = {
     Code.SEND_MESSAGE: produce.SendMessageRequest,
@@ -17,6 +25,8 @@ REQUEST_HEADERS: Final[dict[int, type]] = {
     Code.SLUICE_CANCEL_DELAYED: delay.CancelDelayedRequest,
     Code.SLUICE_LIST_TRANSACTIONS: transactions.ListTransactionsRequest,
     Code.SLUICE_RESOLVE_TRANSACTION: transactions.ResolveTransactionRequest,
+    Code.SLUICE_FILTERED_LAG: filters.FilteredLagRequest,
+    Code.SLUICE_TRY_FILTER: filters.TryFilterRequest,
     Code.CHECK_TRANSACTION_STATE: produce.CheckTransactionStateRequest,
     Code.PUSH_REPLY_MESSAGE_TO_CLIENT: produce.ReplyMessageRequest,
     Code.PULL_MESSAGE: consume.PullMessageRequest,

@@ -1,0 +1,134 @@
+"""The contract of a group: may its members want different things?
+
+A group's attribute `sluice.contract` says so; RocketMQ keeps an attribute that it does not know.
+
+    compatible   the default. As in RocketMQ while all members have the same subscription; members
+                 with another one get a lane of their own (`lanes.py`), and the log, a metric and
+                 `sluice group show` warn
+    lanes        the same, wanted: no warning
+    strict       the second, different subscription is refused at its heartbeat, with both
+                 expressions, the client ids and what differs
+
+RocketMQ lets the last subscription win for the whole group: its members then filter by each other's
+expressions and messages are lost (spec/filter.md §2).
+"""
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+from sluicemq.broker.groups import Groups
+from sluicemq.broker.lane_rules import parse_key
+from sluicemq.model.topic import CONTRACT, CONTRACTS
+
+log = logging.getLogger(__name__)
+
+COMPATIBLE, STRICT, LANES = CONTRACTS
+REFUSED_MAX: Final = 1024
+WARNED_MAX: Final = 10_000
+LANES_MAX: Final = 16
+"""Of a group. What lanes cost grows with the square of their number, and a client may name any
+expression."""
+
+
+class ContractError(Exception):
+    """A subscription that a strict group does not take."""
+
+
+class Contracts:
+    """What the groups' contracts say, and whom they refused."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        self._warned: set[tuple[str, str]] = set()
+        self.conflicts: dict[str, int] = {}
+        """Subscriptions that differed from their group's, by group."""
+        self.refused: dict[tuple[str, str], str] = {}
+        """(group, client id) -> why it is not a member."""
+
+    def of(self, group: str) -> str:
+        """The group's contract; a value that nobody knows is the default."""
+        config = self._groups.table.get(group)
+        said = config.attributes.get(CONTRACT) if config is not None else None
+        return said if said in CONTRACTS else COMPATIBLE
+
+    def refuse(self, group: str, client_id: str, key: str, others: Mapping[str, str]) -> None:
+        """Raises ContractError when a strict group has members (client id -> subscription) that
+        want something else."""
+        different = {other: said for other, said in others.items() if said != key}
+        if not different or self.of(group) != STRICT:
+            self.refused.pop((group, client_id), None)
+            return
+        other, said = next(iter(different.items()))
+        why = (
+            f"group {group} has the contract strict, and {client_id} subscribes something else "
+            f"than {len(different)} member(s) that are online, {other} among them: "
+            f"{difference(said, key)}. Give it another group, the same subscription, or set "
+            f"the contract to lanes: sluice group update {group} --contract lanes"
+        )
+        if (group, client_id) not in self.refused:
+            self._count(group)
+            log.warning("%s", why)
+        if len(self.refused) < REFUSED_MAX:
+            self.refused[group, client_id] = why
+        raise ContractError(why)
+
+    def check_room(self, group: str, client_id: str, key: str, lanes: Collection[str]) -> None:
+        """Raises ContractError when a group has so many lanes that it gets no more."""
+        if len(lanes) >= LANES_MAX and key not in lanes:
+            why = (
+                f"group {group} has {len(lanes)} different subscriptions, which is the limit, and "
+                f"{client_id} has another one. Give it another group."
+            )
+            if len(self.refused) < REFUSED_MAX:
+                self.refused[group, client_id] = why
+            raise ContractError(why)
+
+    def split(self, group: str, client_id: str, key: str, others: Mapping[str, str]) -> None:
+        """A member with a subscription of its own comes into a group: it gets a lane."""
+        if (group, key) in self._warned:
+            return
+        if len(self._warned) >= WARNED_MAX:
+            self._warned.clear()
+        self._warned.add((group, key))
+        self._count(group)
+        other, said = next(((o, s) for o, s in others.items() if s != key), ("", "[]"))
+        if self.of(group) == COMPATIBLE:
+            log.warning(
+                "group %s: %s subscribes something else than %s: %s. Each subscription gets a "
+                "lane of its own; with RocketMQ messages would be lost. If that is what you want, "
+                "say so: sluice group update %s --contract lanes",
+                group, client_id, other or "the members before it", difference(said, key), group,
+            )  # fmt: skip
+
+    def _count(self, group: str) -> None:
+        self.conflicts[group] = self.conflicts.get(group, 0) + 1
+
+    def forget(self, group: str) -> None:
+        """The group's last member has left."""
+        self._warned = {item for item in self._warned if item[0] != group}
+        for item in [item for item in self.refused if item[0] == group]:
+            del self.refused[item]
+
+
+def difference(old: str, new: str) -> str:
+    """Two subscriptions, topic by topic where they differ."""
+    before, after = parse_key(old), parse_key(new)
+    lines = [
+        f"{topic}: {_show(before.get(topic))} -> {_show(after.get(topic))}"
+        for topic in sorted({*before, *after})
+        if before.get(topic) != after.get(topic)
+    ]
+    return "; ".join(lines)
+
+
+def _show(atom: Iterable[str] | None) -> str:
+    if atom is None:
+        return "nothing"
+    kind, text = atom
+    return f"{kind} {text!r}"
+
+
+def show_subscription(key: str) -> dict[str, str]:
+    """topic -> `TAG 'a||b'`."""
+    return {topic: _show(atom) for topic, atom in parse_key(key).items()}

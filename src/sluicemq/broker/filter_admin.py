@@ -1,0 +1,228 @@
+"""What tools ask about filters: 900131 exact lag and counters, 900132 an expression on trial.
+
+Both look at many messages and answer when they are done (`background.py`). A trial looks at no more
+than the asker allows, the newest messages of each queue.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+
+from sluicemq.broker.background import Background, Job, Steps
+from sluicemq.broker.filter_watch import FilterWatch, QueueMatches, Troubles
+from sluicemq.broker.groups import Groups
+from sluicemq.broker.matching import RECORDS_A_STEP
+from sluicemq.broker.offsets import Offsets
+from sluicemq.broker.pull import Pull
+from sluicemq.broker.topics import Topics
+from sluicemq.errors import FilterError, RequestError
+from sluicemq.filter.tags import subscribe
+from sluicemq.model.subscription import Subscription
+from sluicemq.net.server import Handler, Peer
+from sluicemq.protocol import bodies
+from sluicemq.protocol.codes import RequestCode, ResponseCode
+from sluicemq.protocol.command import Command
+from sluicemq.protocol.headers import FilteredLagRequest, TryFilterRequest, decode_header
+from sluicemq.store.store import Store
+
+if TYPE_CHECKING:
+    from sluicemq.filter.lab import Report, Sample, Trial
+
+ROWS_MAX: Final = 1_000_000
+ROWS_A_STEP: Final = 8192
+Range = tuple[int, int, int]
+"""Queue id, first offset, end."""
+
+
+class FilterAdmin:
+    """The request family of filters."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        groups: Groups,
+        offsets: Offsets,
+        pull: Pull,
+        watch: FilterWatch,
+        background: Background,
+        store: Store,
+    ) -> None:
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._pull = pull
+        self._watch = watch
+        self._background = background
+        self._store = store
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.SLUICE_FILTERED_LAG: self.lag,
+            RequestCode.SLUICE_TRY_FILTER: self.try_filter,
+        }
+
+    # --- exact lag
+
+    def lag(self, command: Command, peer: Peer) -> Command | None:
+        """900131: ours."""
+        header = decode_header(FilteredLagRequest, command.fields)
+        if header.group not in self._groups.table:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{header.group}] does not exist.",
+            )
+        return self._background.answer(self._lag(header), command, peer)
+
+    def _lag(self, header: FilteredLagRequest) -> Steps[Command]:
+        group = header.group
+        topics = [header.topic] if header.topic else sorted(self._topics_of(group))
+        found = []
+        for topic in topics:
+            if topic not in self._topics:
+                continue
+            subscription = self._watch.subscription(group, topic)
+            if header.expression is not None:
+                subscription = _parsed(topic, header.expression, header.kind)
+            yield from self._watch.look(group, topic)
+            queues = yield from self._watch.lag(group, topic, subscription)
+            found.append(self._matching(group, topic, subscription, queues))
+        return Command(ResponseCode.SUCCESS, {}, bodies.encode_group_matching(found))
+
+    def _topics_of(self, group: str) -> set[str]:
+        return self._watch.topics(group) | self._offsets.topics_of(group)
+
+    def _matching(
+        self, group: str, topic: str, wanted: Subscription | None, queues: list[QueueMatches]
+    ) -> bodies.GroupMatching:
+        delivered = self._pull.delivered.get((topic, group))
+        troubles = self._watch.troubles.get((topic, group)) or Troubles()
+        return bodies.GroupMatching(
+            topic,
+            wanted.kind if wanted is not None else "",
+            wanted.expression if wanted is not None else None,
+            tuple(_queue_matching(queue) for queue in queues),
+            delivered.messages_out if delivered is not None else 0,
+            delivered.filtered if delivered is not None else 0,
+            troubles.reasons,
+            tuple(bodies.FilterFailure(*sample) for sample in troubles.samples),
+        )
+
+    # --- an expression on trial
+
+    def try_filter(self, command: Command, peer: Peer) -> Command | None:
+        """900132: ours."""
+        header = decode_header(TryFilterRequest, command.fields)
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
+        wanted = _parsed(header.topic, header.expression, header.kind)
+        against = None
+        if header.group is not None:
+            against = self._watch.subscription(header.group, header.topic)
+            if against is None:
+                raise RequestError(
+                    ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                    f"what the group {header.group} wants of {header.topic} is not known: no "
+                    "member is online, and no SQL92 expression is kept of it.",
+                )
+        ranges = list(self._ranges(header, topic.config.read_queues))
+        steps = self._try(wanted, against, header.topic, ranges, header.count_max or ROWS_MAX)
+        return self._background.answer(steps, command, peer)
+
+    def _ranges(self, header: TryFilterRequest, queues: int) -> Iterator[Range]:
+        for queue_id in range(queues):
+            low, high = self._store.queue_offsets(header.topic, queue_id)
+            if header.begin_ms:
+                low = self._store.offset_by_time(header.topic, queue_id, header.begin_ms)
+            if header.end_ms is not None:
+                high = self._store.offset_by_time(header.topic, queue_id, header.end_ms + 1)
+            if low < high:
+                yield queue_id, low, high
+
+    def _try(
+        self,
+        wanted: Subscription,
+        against: Subscription | None,
+        topic: str,
+        ranges: list[Range],
+        rows_max: int,
+    ) -> Steps[Command]:
+        stored = sum(end - start for _, start, end in ranges)
+        if not self._store.columns.is_warm:
+            yield self._store.columns.warm_up
+        from sluicemq.filter.lab import Trial  # noqa: PLC0415 - NumPy only when somebody asks
+
+        trial = Trial(wanted, against)
+        for queue_id, start, end in ranges:
+            if stored > rows_max:
+                start = end - max((end - start) * rows_max // stored, 1)  # noqa: PLW2901
+            yield from self._try_queue(trial, topic, queue_id, start, end)
+        report = trial.report()
+        samples = set(_samples(report))
+        body = {
+            "report": report,
+            "stored": stored,
+            "messages": [self._message(topic, sample) for sample in sorted(samples, key=_place)],
+        }
+        data = orjson.dumps(body, default=str)
+        return Command(ResponseCode.SUCCESS, {}, data)
+
+    def _try_queue(
+        self, trial: "Trial", topic: str, queue_id: int, start: int, end: int
+    ) -> Iterator[Job | None]:
+        records = self._watch.matching.records
+        blocks = self._store.columns.blocks(topic, queue_id, start, end)
+        if blocks is None:
+            for low in range(start, end, RECORDS_A_STEP):
+                rows = records.between(topic, queue_id, low, min(low + RECORDS_A_STEP, end))
+                trial.add_rows([row for _, row in rows], first_offset=low, source=queue_id)
+                yield None
+            return
+        for block in blocks:
+            for low in range(block.first_offset, block.end, ROWS_A_STEP):
+                part = block.part(low, min(low + ROWS_A_STEP, block.end))
+
+                def properties_of(row: int, first: int = low) -> Mapping[str, str]:
+                    return records.at(topic, queue_id, first + row) or {}
+
+                trial.add(part, queue_id, properties_of)
+                yield None
+
+    def _message(self, topic: str, sample: "Sample") -> dict[str, Any]:
+        queue_id = int(str(sample.source))
+        properties = self._watch.matching.records.at(topic, queue_id, sample.offset)
+        return {"queueId": queue_id, "queueOffset": sample.offset, "properties": properties or {}}
+
+
+def _samples(report: "Report") -> Iterator["Sample"]:
+    yield from report.samples
+    for cause in report.causes:
+        yield cause.sample
+    if report.difference is not None:
+        yield from report.difference.samples_here
+        yield from report.difference.samples_there
+
+
+def _place(sample: "Sample") -> tuple[str, int]:
+    return str(sample.source), sample.offset
+
+
+def _parsed(topic: str, expression: str, kind: str | None) -> Subscription:
+    try:
+        return subscribe(topic, expression, kind or None)
+    except FilterError as error:
+        raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+
+
+def _queue_matching(queue: QueueMatches) -> bodies.QueueMatching:
+    tally = queue.tally
+    eta_s = tally.eta_s if tally is not None else None
+    return bodies.QueueMatching(
+        queue.queue_id,
+        queue.committed,
+        queue.offset_min,
+        queue.offset_max,
+        tally.count if tally is not None else None,
+        None if eta_s is None else round(eta_s * 1000),
+    )

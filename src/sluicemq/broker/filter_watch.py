@@ -1,0 +1,276 @@
+"""What filters do, made visible: exact lag, and evaluations that failed, by cause and group.
+
+Pulls count what they let through and keep back, a sum for each pull. All else happens beside them:
+every ten seconds, and when somebody asks, the messages that a group has fetched since are looked at
+again, in slices, for evaluations that failed (`Troubles`), and those before it are counted that
+match (`Matching`). So the way of a message costs nothing more, and the figures are exact: each
+message is looked at once for each time that a group has passed it.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from sluicemq.broker.background import Background, Steps
+from sluicemq.broker.clients import Consumers
+from sluicemq.broker.filters import ConsumerFilters
+from sluicemq.broker.matching import Matching, Tally, Wanted
+from sluicemq.broker.offsets import Offsets
+from sluicemq.broker.pull import Pull
+from sluicemq.broker.topics import Topics
+from sluicemq.clock import Clock
+from sluicemq.errors import FilterError, FilterEvaluationError
+from sluicemq.filter.outcomes import ERROR
+from sluicemq.model.subscription import SQL92, Subscription
+from sluicemq.store.store import Store
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+SURVEY_PERIOD_S: Final = 10.0
+REASONS_MAX: Final = 32
+OTHER_REASONS: Final = "other reasons"
+SAMPLES_KEPT: Final = 10
+EXPLAINED_MAX: Final = 256
+"""So many failed evaluations of a block are asked for their reasons one by one; of more, as many
+are taken evenly, and their reasons stand for all."""
+Pair = tuple[str, str]
+"""Topic and group."""
+
+
+class Failure(NamedTuple):
+    """An evaluation that failed: the message's place, and why with its value."""
+
+    queue_id: int
+    offset: int
+    text: str
+
+
+@dataclass(slots=True)
+class Troubles:
+    """Evaluations that failed for a group on a topic since the broker started."""
+
+    reasons: dict[str, int] = field(default_factory=dict)
+    samples: deque[Failure] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
+
+    @property
+    def total(self) -> int:
+        return sum(self.reasons.values())
+
+    def add(self, reason: str, count: int) -> None:
+        if reason not in self.reasons and len(self.reasons) >= REASONS_MAX:
+            reason = OTHER_REASONS
+        self.reasons[reason] = self.reasons.get(reason, 0) + count
+
+
+@dataclass(frozen=True, slots=True)
+class QueueMatches:
+    """One queue of a group. `tally` is None when it is not known what the group wants."""
+
+    queue_id: int
+    committed: int
+    offset_min: int
+    offset_max: int
+    tally: Tally | None
+
+
+class FilterWatch:
+    """Knows what the filters of all groups do."""
+
+    def __init__(
+        self,
+        store: Store,
+        topics: Topics,
+        offsets: Offsets,
+        consumers: Consumers,
+        filters: ConsumerFilters,
+        pull: Pull,
+        background: Background,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._offsets = offsets
+        self._consumers = consumers
+        self._filters = filters
+        self._pull = pull
+        self._background = background
+        self._clock = clock
+        self._survey_s = clock.monotonic_s() + SURVEY_PERIOD_S
+        self._is_surveying = False
+        self._wanted: dict[tuple[str, str], Wanted | None] = {}
+        self.matching = Matching(store)
+        self.troubles: dict[Pair, Troubles] = {}
+        self.matches: dict[Pair, tuple[int, float | None]] = {}
+        """As the last survey found it, of groups with a filter: matching messages before the group,
+        and the seconds until it has none."""
+
+    # --- what a group wants
+
+    def subscription(self, group: str, topic: str) -> Subscription | None:
+        """What its members say; else the SQL92 expression that is kept of it; None: not known."""
+        watch = self._consumers.watch(group, topic)
+        if watch is not None:
+            return watch.subscription
+        kept = self._filters.table.get(group, {}).get(topic)
+        if kept is None:
+            return None
+        return Subscription(topic, kept.expression, kept.kind, version=kept.version)
+
+    def topics(self, group: str) -> set[str]:
+        """Topics of which it is known what the group wants."""
+        found = self._consumers.groups.get(group)
+        return {*(found.watches if found is not None else ()), *self._filters.table.get(group, ())}
+
+    def wanted(self, subscription: Subscription) -> Wanted | None:
+        """Compiled, and kept for a while; None when it does not compile."""
+        key = (subscription.kind, subscription.expression)
+        if key not in self._wanted:
+            if len(self._wanted) >= 1024:
+                self._wanted.clear()
+            try:
+                self._wanted[key] = Wanted(subscription)
+            except FilterError:
+                self._wanted[key] = None
+        return self._wanted[key]
+
+    # --- lag
+
+    def lag(
+        self, group: str, topic: str, subscription: Subscription | None
+    ) -> Steps[list[QueueMatches]]:
+        """The queues of a topic, for a group with this subscription."""
+        found: list[QueueMatches] = []
+        known = self._topics.get(topic)
+        wanted = None if subscription is None else self.wanted(subscription)
+        for queue_id in range(known.config.read_queues if known is not None else 0):
+            committed = self._offsets.committed(group, topic, queue_id)
+            tally = None
+            if wanted is not None:
+                now_s = self._clock.monotonic_s()
+                tally = yield from self.matching.lag(
+                    group, topic, queue_id, wanted, committed, now_s
+                )
+            first, end = self._store.queue_offsets(topic, queue_id)
+            end = end if tally is None else tally.end
+            found.append(QueueMatches(queue_id, committed, first, end, tally))
+            yield None
+        return found
+
+    # --- evaluations that failed
+
+    def look(self, group: str, topic: str) -> Steps[None]:
+        """Looks at what the group has fetched through a filter since the last time."""
+        delivered = self._pull.delivered.get((topic, group))
+        if delivered is None or not delivered.runs:
+            return
+        looked, delivered.runs = delivered.runs, {}
+        troubles = self.troubles.setdefault((topic, group), Troubles())
+        for (message_filter, queue_id), ends in looked.items():
+            selector = getattr(message_filter, "selector", None)
+            if selector is None:  # a filter of the user's own
+                continue
+            wanted = self.wanted(Subscription(topic, selector.text, SQL92))
+            assert wanted is not None, "it has compiled before"
+            for start, end in zip(ends[::2], ends[1::2], strict=True):
+                yield from self._look_at(topic, queue_id, wanted, start, end, troubles)
+
+    def _look_at(
+        self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int, troubles: Troubles
+    ) -> Steps[None]:
+        start = max(start, self._store.queue_offsets(topic, queue_id)[0])
+        for found in self.matching.verdicts(topic, queue_id, wanted, start, end):
+            if callable(found):
+                yield found
+                continue
+            if found is not None:
+                self._explain(topic, queue_id, wanted, *found, troubles)
+            yield None
+
+    def _explain(
+        self,
+        topic: str,
+        queue_id: int,
+        wanted: Wanted,
+        first: int,
+        verdicts: "NDArray[np.uint8]",
+        troubles: Troubles,
+    ) -> None:
+        verdict = wanted.verdict
+        assert verdict is not None
+        rows = (verdicts == ERROR).nonzero()[0].tolist()
+        asked = rows[:: -(-len(rows) // EXPLAINED_MAX)] if rows else []
+        reasons: dict[str, int] = {}
+        for row in asked:
+            properties = self.matching.records.at(topic, queue_id, first + row)
+            try:
+                verdict(properties or {})
+            except FilterEvaluationError as error:
+                reasons[error.reason] = reasons.get(error.reason, 0) + 1
+                troubles.samples.append(Failure(queue_id, first + row, str(error)))
+        left, told = len(rows), sum(reasons.values())
+        for reason, count in reasons.items():
+            share = left * count // told
+            left, told = left - share, told - count
+            troubles.add(reason, share)
+
+    # --- by the clock
+
+    def run(self) -> None:
+        """A survey of all filters when it is time."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._survey_s or self._is_surveying:
+            return
+        self._survey_s = now_s + SURVEY_PERIOD_S
+        looked = [pair for pair, delivered in self._pull.delivered.items() if delivered.runs]
+        filtering = list(self._filtering())
+        if looked or filtering:
+            self._is_surveying = True
+            self._background.add(self._survey(looked, filtering))
+        else:
+            self.matches = {}
+
+    def _filtering(self) -> Iterator[tuple[str, Subscription]]:
+        """Groups online with a filter."""
+        for name, group in self._consumers.groups.items():
+            for topic in group.watches:
+                subscription = self.subscription(name, topic)
+                if subscription is not None and not subscription.is_everything:
+                    yield name, subscription
+
+    def _survey(self, looked: list[Pair], filtering: list[tuple[str, Subscription]]) -> Steps[None]:
+        found: dict[Pair, tuple[int, float | None]] = {}
+        try:
+            for topic, group in looked:
+                yield from self.look(group, topic)
+            for group, subscription in filtering:
+                queues = yield from self.lag(group, subscription.topic, subscription)
+                tallies = [queue.tally for queue in queues if queue.tally is not None]
+                if tallies:
+                    count = sum(tally.count for tally in tallies)
+                    found[subscription.topic, group] = count, eta_s(tallies)
+        finally:
+            self._is_surveying = False
+        self.matches = found
+
+    def runtime(self) -> dict[str, str]:
+        """For 28: what each filter has let through, kept back, and failed on."""
+        table = {}
+        for (topic, group), delivered in self._pull.delivered.items():
+            troubles = self.troubles.get((topic, group))
+            if delivered.filtered or troubles is not None:
+                errors = 0 if troubles is None else troubles.total
+                table[f"sluiceFilter:{topic}@{group}"] = (
+                    f"matched {delivered.messages_out} filtered {delivered.filtered} "
+                    f"errors {errors}"
+                )
+        return table
+
+
+def eta_s(tallies: list[Tally]) -> float | None:
+    """When the slowest queue is done; None when one of them does not tell."""
+    times = [tally.eta_s for tally in tallies]
+    known = [time for time in times if time is not None]
+    return max(known, default=0.0) if len(known) == len(times) else None

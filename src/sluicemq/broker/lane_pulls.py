@@ -1,0 +1,106 @@
+"""Pulls of the members of a group with lanes: each reads what its lane's rule wants.
+
+A read does not go over the border between two rules: the next pull goes on behind it. What a lane
+was given is noted, so that it can be sent back when nothing of it is in hand (`lanes.py`).
+"""
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from sluicemq.broker.clients import Consumers
+from sluicemq.broker.lane_places import Place
+from sluicemq.broker.lane_rules import rule_filter
+from sluicemq.broker.lane_table import end_of
+from sluicemq.broker.lanes import GroupLanes
+from sluicemq.net.server import Peer
+from sluicemq.store.store import ReadResult, ReadStatus, Store
+
+HELD_MS: Final = 1000
+"""A pull that waits for its lane to come to rest is answered so soon: the next one says what is
+committed."""
+
+
+class Reading(Protocol):
+    """What of a pull is asked for here."""
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+    count_max: int
+    bytes_max: int | None
+    consumed: int | None
+    peer: Peer
+    fields: Mapping[str, str]
+
+
+class LanePulls:
+    """The reading of groups that have lanes."""
+
+    def __init__(self, consumers: Consumers, store: Store) -> None:
+        self._consumers = consumers
+        self._store = store
+
+    def _place(self, reading: Reading) -> tuple[GroupLanes, Place, str, str] | None:
+        found = self._consumers.lane_of(reading.group, reading.peer, reading.fields)
+        if found is None:
+            return None
+        lanes, member = found
+        place = lanes.place(member.key, reading.topic, reading.queue_id)
+        return (lanes, place, member.client_id, member.key) if place is not None else None
+
+    def asks(self, reading: Reading) -> bool:
+        """A new pull of a member, with its commit; True when the lane went back with it, or will
+        and the pull has to wait."""
+        found = self._place(reading)
+        if found is None:
+            return False
+        lanes, place, client_id, key = found
+        queue = (reading.topic, reading.queue_id)
+        mover = lanes.movers.get((client_id, queue))
+        if mover is not None:
+            if mover[0] is not None:
+                mover[0].places[queue].pulls(reading.offset)
+            return True
+        if lanes.movers and lanes.is_finished_elsewhere(lanes.lanes[key], queue):
+            return True
+        place.reader = client_id
+        place.pulls(reading.offset)
+        if place.scanned is None:
+            place.scanned = reading.offset
+            place.delivered = max(place.delivered, reading.offset)
+        lanes.settle(queue)
+        return lanes.is_going_back(place, queue)
+
+    def is_held(self, reading: Reading) -> bool:
+        """Does it still have to wait?"""
+        found = self._place(reading)
+        if found is None:
+            return False
+        lanes, place, client_id, _ = found
+        queue = (reading.topic, reading.queue_id)
+        return lanes.is_held(place, queue) or (client_id, queue) in lanes.movers
+
+    def read(self, reading: Reading, offset: int) -> ReadResult | None:
+        """None for somebody who is no member of a lane."""
+        found = self._place(reading)
+        if found is None:
+            return None
+        place = found[1]
+        rule, until = place.rule_at(offset)
+        room = None if until is None else until - offset
+        count = reading.count_max if reading.count_max > 0 else 1
+        result = self._store.read(
+            reading.topic,
+            reading.queue_id,
+            offset,
+            count if room is None else min(count, room),
+            reading.bytes_max,
+            rule_filter(rule),
+            room,
+            reading.consumed,
+        )
+        if result.status is ReadStatus.FOUND:
+            place.delivered = max(place.delivered, end_of(result.data))
+        place.scanned = max(result.next_offset, offset)
+        return result

@@ -1,0 +1,459 @@
+"""Lanes: members of one group with different subscriptions share its messages.
+
+docs/design/0009-lanes.md is the theory. In short: members with the same subscription (all topics
+and expressions) form a lane. Each lane has a place of its own in each queue (`lane_places.py`):
+an offset and, from there on, the rule that says which messages are its own (`lane_rules.py`). The
+rules of a group's lanes exclude each other at every offset, so that no message is delivered
+twice, and cover whatever a lane wants, so that none is lost.
+
+    join      from the newest message on the lane gets what no older one wants; of what was stored
+              within the last while it gets what no lane wants
+    leave     a lane without members keeps its place; after `IDLE_MS` what it has not read is
+              offered to the others, oldest first; the rest waits for it, for a day
+    back      it goes on where it was, as the youngest
+
+A lane that takes up messages behind its own place goes back there: only when it is at rest in that
+queue (its pulls are held for a moment), told with 21 like a reset. The broker itself moves a lane
+without members over what is not its own.
+
+A group in which all members want the same has no lanes: it is what it is in RocketMQ. Its lanes
+end when one is left that has nothing but its own rule.
+"""
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from sluicemq.broker.lane_places import Place
+from sluicemq.broker.lane_rules import (
+    NOTHING,
+    Rule,
+    both,
+    claims,
+    clause,
+    lane_id,
+    own_claim,
+    parse_key,
+)
+from sluicemq.broker.resets import Resets
+from sluicemq.model.topic import RETRY_PREFIX
+
+if TYPE_CHECKING:
+    from sluicemq.broker.lane_table import Lanes
+
+log = logging.getLogger(__name__)
+
+IDLE_MS: Final = 30_000
+"""A lane without a member for so long is no longer waited for."""
+HOLD_MS: Final = 30_000
+"""Pulls are held so long for a lane to come to rest, then let go as long."""
+SCANS_PER_TICK: Final = 8
+
+Queue = tuple[str, int]
+"""(topic, queue id)"""
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """Members of a group with one subscription (`key`). `number` is its age: the oldest has the
+    least. `left_ms` is when its last member left; `is_idle`: it is no longer waited for; `offers`
+    are the queues in which others have not been offered what it left."""
+
+    key: str
+    number: int
+    members: set[str] = field(default_factory=set)
+    left_ms: int | None = None
+    is_idle: bool = False
+    places: dict[Queue, Place] = field(default_factory=dict)
+    offers: set[Queue] = field(default_factory=set)
+    idle_ms: int = 0
+
+    @property
+    def id(self) -> str:
+        return lane_id(self.key)
+
+
+class GroupLanes:
+    """The lanes of one group."""
+
+    def __init__(self, name: str, parts: "Lanes") -> None:
+        self.name = name
+        self.parts = parts
+        self.lanes: dict[str, Lane] = {}
+        self.resets = Resets(parts.changed)
+        self.unmatched = 0
+        self.number = 0
+        self.counted: dict[Queue, int] = {}
+        self.movers: dict[tuple[str, Queue], tuple[Lane | None, int]] = {}
+        """(client, queue) -> the lane it was in (None: who read the queue is not known), while it
+        does not know where its new one is, and until when it may finish what it has in hand."""
+        self._held_ms: dict[Queue, int] = {}
+
+    # ------------------------------------------------------------------------------- members
+
+    def ordered(self) -> tuple[list[str], list[str]]:
+        """Keys of the lanes from the oldest on: those that count, and idle ones."""
+        lanes = sorted(self.lanes.values(), key=lambda lane: lane.number)
+        return (
+            [lane.key for lane in lanes if not lane.is_idle],
+            [lane.key for lane in lanes if lane.is_idle],
+        )
+
+    def enter(self, key: str, client_id: str) -> Lane:
+        """A member with a subscription is there."""
+        known = self.lanes.get(key)
+        lane = known or self._join(key)
+        lane.left_ms = None
+        lane.members.add(client_id)
+        self.parts.changed()
+        if known is None or lane.is_idle:
+            if lane.is_idle:
+                lane.is_idle, lane.number = False, self.next_number()
+                lane.offers.clear()
+            self.rebase()
+            self._offer_idle()
+            self.parts.save()
+        return lane
+
+    def move(self, old: str, client_id: str) -> None:
+        """A member wants something else. Where it reads now is a place of its old lane: it is told
+        where its new one is when it has finished what it has in hand, which counts for the old
+        one."""
+        lane = self.lanes.get(old)
+        until = self.parts.clock.now_ms() + HOLD_MS
+        for queue, place in lane.places.items() if lane is not None else ():
+            if place.reader in {"", client_id}:
+                self.movers[client_id, queue] = (lane if place.reader else None), until
+        self.leave(old, client_id, moved=True)
+
+    def leave(self, key: str, client_id: str, *, moved: bool = False) -> None:
+        """A member is gone; `moved`: to another subscription, so that nobody waits for the lane
+        that it was the last of."""
+        lane = self.lanes.get(key)
+        if lane is None:
+            return
+        lane.members.discard(client_id)
+        if not moved:
+            for mover in [mover for mover in self.movers if mover[0] == client_id]:
+                del self.movers[mover]
+        if not lane.members and lane.left_ms is None:
+            now = self.parts.clock.now_ms()
+            lane.left_ms = now - IDLE_MS if moved else now
+            self.parts.changed()
+
+    def next_number(self) -> int:
+        self.number += 1
+        return self.number
+
+    def _join(self, key: str) -> Lane:
+        for queue in self.parts.queues(self.name, key):
+            self.ensure(queue)
+        others = list(self.lanes)
+        lane = Lane(key, self.next_number())
+        for queue in self.parts.queues(self.name, key):
+            lane.places[queue] = self._place_of_new(key, others, queue)
+        self.lanes[key] = lane
+        log.info("group %s: lane %s joins: %s", self.name, lane.id, key)
+        return lane
+
+    def _place_of_new(self, key: str, others: list[str], queue: Queue) -> Place:
+        """It begins where the group was a while ago, with what no other lane wants or wanted."""
+        high = self.parts.end(queue)
+        if queue[0].startswith(RETRY_PREFIX):
+            return Place(high, high, [(high, NOTHING)], scanned=high)
+        wanted = [atom for other in others if (atom := parse_key(other).get(queue[0]))]
+        own = parse_key(key).get(queue[0])
+        start = min(self.parts.floor(self.name, queue), high)
+        rule = clause([own], wanted) if own is not None else NOTHING
+        first = max(start, 0)
+        return Place(start, first, [(first, rule)], scanned=first)
+
+    def ensure(self, queue: Queue) -> None:
+        """Every lane that wants the topic has a place in the queue. All get it at the same time,
+        or their rules might not exclude each other."""
+        missing = [
+            lane
+            for lane in self.lanes.values()
+            if queue not in lane.places and self._wants(lane, queue)
+        ]  # fmt: skip
+        if missing:
+            rules = claims(queue[0], *self.ordered())
+            is_known = any(queue in lane.places for lane in self.lanes.values())
+            at = self.parts.end(queue) if is_known else self.parts.floor(self.name, queue)
+            first = max(at, 0)
+            for lane in missing:
+                rule = rules.get(lane.key, NOTHING)
+                lane.places[queue] = Place(at, first, [(first, rule)], scanned=first)
+
+    def _wants(self, lane: Lane, queue: Queue) -> bool:
+        return queue[0] == RETRY_PREFIX + self.name or queue[0] in parse_key(lane.key)
+
+    def rebase(self) -> None:
+        """From each queue's end on messages belong to the lanes as they are now."""
+        live, idle = self.ordered()
+        rules: dict[str, dict[str, Rule]] = {}
+        for lane in self.lanes.values():
+            for queue, place in lane.places.items():
+                of_topic = rules.get(queue[0])
+                if of_topic is None:
+                    of_topic = rules[queue[0]] = claims(queue[0], live, idle)
+                place.change_from(self.parts.end(queue), of_topic.get(lane.key, NOTHING))
+
+    # ---------------------------------------------------------------------------- hand over
+
+    def _offer_idle(self) -> None:
+        for lane in self.lanes.values():
+            if lane.is_idle:
+                lane.offers = set(lane.places)
+        self.run()
+
+    def run(self) -> None:
+        """Now and then, and at each change: nobody waits any longer for who is away too long."""
+        now = self.parts.clock.now_ms()
+        if not any(lane.members for lane in self.lanes.values()):
+            return
+        for lane in list(self.lanes.values()):
+            if lane.left_ms is not None and not lane.is_idle and now - lane.left_ms >= IDLE_MS:
+                lane.is_idle, lane.idle_ms = True, now
+                lane.offers = set(lane.places)
+                self.rebase()
+                self.parts.save()
+                log.info("group %s: nobody waits for lane %s any longer", self.name, lane.id)
+        for lane in [lane for lane in self.lanes.values() if lane.is_idle]:
+            self._skip(lane)
+            for queue in sorted(lane.offers):
+                if self._hand_over(lane, queue, now):
+                    lane.offers.discard(queue)
+                    self.parts.save()
+            if now - lane.idle_ms > self.parts.kept_ms or self._wants_nothing(lane):
+                self._forget(lane)
+
+    def _wants_nothing(self, lane: Lane) -> bool:
+        """Do others want all that an idle lane wants, and is nothing left of it?"""
+        return not lane.offers and all(
+            place.position >= self.parts.end(queue)
+            if queue[0].startswith(RETRY_PREFIX)
+            else place.rule_at(place.position) == (NOTHING, None)
+            for queue, place in lane.places.items()
+        )
+
+    def _skip(self, lane: Lane) -> None:
+        """A lane without members moves over what is not its own."""
+        for queue, place in lane.places.items():
+            for _ in range(SCANS_PER_TICK):
+                here, end = place.position, self.parts.end(queue)
+                if here >= end:
+                    break
+                rule, until = place.rule_at(here)
+                following, is_match = self.parts.next_match(queue, here, rule, until)
+                if following > here:
+                    place.commit(following)
+                    self.publish(queue)
+                if is_match or following <= here:
+                    break
+
+    def _hand_over(self, lane: Lane, queue: Queue, now: int) -> bool:
+        """Offers what an idle lane has not read of a queue to the others. False: not yet."""
+        self.ensure(queue)
+        place = lane.places[queue]
+        here = place.position
+        rules = claims(queue[0], self.ordered()[0], [lane.key])  # other idle lanes keep theirs
+        gains: list[tuple[Lane, Place, list[tuple[int, Rule]]]] = []
+        first = max(here, 0)
+        spans = [(max(at, first), rule) for at, rule in place.spans]
+        for key, rule in rules.items():
+            other = self.lanes[key]
+            # Without a place it does not want the queue: the retry topic of another group.
+            if other is lane or other.is_idle or queue not in other.places:
+                continue
+            gained = [(at, both(owned, rule)) for at, owned in spans]
+            if any(owned for _, owned in gained):
+                gains.append((other, other.places[queue], gained))
+        if self.is_finished_elsewhere(lane, queue):
+            return False
+        if here >= self.parts.end(queue):
+            gains = []
+        if any(not self._can_take(theirs, here) for _, theirs, _ in gains):
+            self._held_ms.setdefault(queue, now)
+            return False
+        for other, theirs, gained in gains:
+            self._give(other, theirs, queue, here, gained)
+        place.spans = [(at, both(owned, rules[lane.key])) for at, owned in spans]
+        self._held_ms.pop(queue, None)
+        self.parts.look_again(queue)
+        return True
+
+    @staticmethod
+    def _can_take(place: Place, here: int) -> bool:
+        """May a lane get messages from `here` on? Its reader has not come so far, or it has nothing
+        in hand, so that it can be sent back. Where the reader is has to be known."""
+        if place.scanned is None:
+            return False
+        return max(place.scanned, place.position) <= here or place.is_at_rest
+
+    def _give(
+        self, lane: Lane, place: Place, queue: Queue, here: int, gained: list[tuple[int, Rule]]
+    ) -> None:
+        before = max(place.scanned or 0, place.position)
+        if before > here > place.position:
+            place.commit(here)  # it has looked at all of that, and has nothing of it in hand
+        place.take_up(gained)
+        self.parts.changed()
+        if before > here:
+            place.go_back(here)
+            self.resets.put(lane.key, *queue, here)
+            self.publish(queue)
+            log.info(
+                "group %s: lane %s goes back on %s:%d from %d to %d, for what another lane left",
+                self.name, lane.id, *queue, before, here,
+            )  # fmt: skip
+
+    def _forget(self, lane: Lane) -> None:
+        if not self._wants_nothing(lane):
+            left = sum(self.parts.end(q) - p.position for q, p in lane.places.items())
+            log.warning(
+                "group %s: lane %s (%s) is forgotten after a day; it had not looked at %d messages",
+                self.name, lane.id, lane.key, left,
+            )  # fmt: skip
+        del self.lanes[lane.key]
+        for queue in lane.places:
+            self.publish(queue)
+        self.rebase()
+        self.parts.save()
+
+    # ------------------------------------------------------------------------------ a member
+
+    def place(self, key: str, topic: str, queue_id: int) -> Place | None:
+        """None when the lane does not want the topic."""
+        lane = self.lanes.get(key)
+        if lane is None:
+            return None
+        place = lane.places.get((topic, queue_id))
+        if place is None:
+            self.ensure((topic, queue_id))
+            place = lane.places.get((topic, queue_id))
+        return place
+
+    def is_held(self, place: Place, queue: Queue) -> bool:
+        """Shall a pull wait, because the lane is to go back as soon as it is at rest?"""
+        since = self._held_ms.get(queue)
+        if since is None or place.is_at_rest:
+            return False
+        return (self.parts.clock.now_ms() - since) // HOLD_MS % 2 == 0
+
+    def tell(self, key: str, client_id: str, queue: Queue, offset: int) -> int | None:
+        """A member pulls from `offset`: where it has to go on, None when it may go on there."""
+        if (client_id, queue) in self.movers:
+            if self.is_moving(client_id, queue):
+                return None
+            lane, _ = self.movers.pop((client_id, queue))
+            if lane is not None and lane.members:  # who reads on begins behind what it finished
+                self.resets.put(lane.key, *queue, lane.places[queue].position)
+            place = self.place(key, *queue)
+            if place is not None and place.offset >= 0 and place.position != offset:
+                return place.position
+        return self.resets.tell(key, *queue, offset) if self.resets else None
+
+    def is_moving(self, client_id: str, queue: Queue) -> bool:
+        """Has a member that changed lanes something in hand of its old one?"""
+        found = self.movers.get((client_id, queue))
+        if found is None:
+            return False
+        lane, until = found
+        return (
+            lane is not None
+            and not lane.places[queue].is_at_rest
+            and self.parts.clock.now_ms() < until
+        )
+
+    def is_finished_elsewhere(self, lane: Lane, queue: Queue) -> bool:
+        """Has a client that left the lane something of it in hand in this queue?"""
+        return any(
+            q == queue and old is lane and self.is_moving(client_id, queue)
+            for (client_id, q), (old, _) in self.movers.items()
+        )
+
+    def is_going_back(self, place: Place, queue: Queue) -> bool:
+        """Was the lane sent back and has not heard of it, or is it going to be?"""
+        return self.is_held(place, queue) or any(
+            lane.places.get(queue) is place and self.resets.blocks(lane.key, *queue)
+            for lane in self.lanes.values()
+        )
+
+    def commit(self, key: str, client_id: str, topic: str, queue_id: int, offset: int) -> None:
+        """A member's commit, dropped while it does not know of a reset."""
+        if (client_id, (topic, queue_id)) in self.movers:
+            lane = self.movers[client_id, (topic, queue_id)][0]
+            key = lane.key if lane is not None else ""
+        place = self.place(key, topic, queue_id)
+        if place is None or self.resets.blocks(key, topic, queue_id):
+            return
+        place.commit(offset)
+        self.parts.changed()
+        self.publish((topic, queue_id))
+        self.settle((topic, queue_id))
+
+    def settle(self, queue: Queue) -> None:
+        """A lane may have come to rest in a queue that somebody waits for."""
+        if queue in self._held_ms:
+            self.run()
+
+    def publish(self, queue: Queue) -> None:
+        """The group's own offset is the least of its lanes': where any broker may go on."""
+        places = [lane.places[queue] for lane in self.lanes.values() if queue in lane.places]
+        if any(place.offset >= 0 for place in places):
+            self.parts.offsets.put(self.name, *queue, min(place.position for place in places))
+
+    def reset(self, topic: str, queue_id: int, offset: int) -> None:
+        """All lanes go to another place of the queue and share what follows anew; what idle lanes
+        had not read there is nobody's any longer."""
+        queue = (topic, queue_id)
+        self.ensure(queue)
+        rules = claims(topic, *self.ordered())
+        for lane in self.lanes.values():
+            place = lane.places.get(queue)
+            if place is None:
+                continue
+            lane.offers.discard(queue)
+            rule = rules.get(lane.key, NOTHING)
+            lane.places[queue] = Place(offset, offset, [(offset, rule)], scanned=offset)
+            self.resets.put(lane.key, topic, queue_id, offset)
+        self._held_ms.pop(queue, None)
+        self.parts.changed()
+
+    # ------------------------------------------------------------------------------- the end
+
+    @property
+    def is_over(self) -> bool:
+        """One lane is left and gets everything it wants: the group needs no lanes."""
+        if len(self.lanes) != 1 or self.resets:
+            return False
+        (lane,) = self.lanes.values()
+        return all(
+            place.rule_at(place.position) == (own_claim(topic, lane.key), None)
+            for (topic, _), place in lane.places.items()
+        )
+
+    def count_unmatched(self) -> None:
+        """Messages that every lane has passed and none wants, a slice at a time."""
+        live, idle = self.ordered()
+        atoms: dict[str, list[Any]] = {}
+        for key in (*live, *idle):
+            for topic, atom in parse_key(key).items():
+                atoms.setdefault(topic, []).append(atom)
+        for topic, own in atoms.items():
+            rule = clause([], own)
+            for queue in [q for lane in self.lanes.values() for q in lane.places if q[0] == topic]:
+                self._count(queue, rule)
+
+    def _count(self, queue: Queue, rule: Rule) -> None:
+        least = min(lane.places[queue].position for lane in self.lanes.values()
+                    if queue in lane.places)  # fmt: skip
+        here = self.counted.setdefault(queue, least)
+        if here < least:
+            if rule:
+                here, found = self.parts.count(queue, here, rule, least)
+                self.unmatched += found
+            else:
+                here = least
+            self.counted[queue] = here

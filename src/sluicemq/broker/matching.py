@@ -1,0 +1,299 @@
+"""Counting the messages of a queue that a subscription really brings to its consumer.
+
+    *        every one: the difference of two offsets
+    tags     the codes in the consume queue are compared, as a pull does, and of each hit the tag
+             itself: two tags may have the same code, and the client drops what it did not ask for
+    SQL92    verdicts on blocks of property columns; the record where they cannot tell, or without
+             columns
+
+What was counted once is kept as a `Tally` of a range of the queue. When the range moves on, only
+what it has left behind and what is new are looked at: `count = tally - left + new`, which is exact
+because stored messages do not change. How fast both go is where an estimate of the time comes from.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from sluicemq.broker.background import Job, Steps
+from sluicemq.filter.evaluate import Verdict
+from sluicemq.filter.outcomes import FALSE, NEEDS_RECORD, TRUE, verdict_of
+from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.tags import is_tag_kind, parse_tags, unknown_kind
+from sluicemq.filter.vectorised import Vectorised
+from sluicemq.model.message import TAGS
+from sluicemq.model.subscription import ALL, SQL92, Subscription
+from sluicemq.record.codec import decode_properties, properties_slice
+from sluicemq.store.consumequeue import BLANK_SIZE, UNIT, UNIT_BYTES
+from sluicemq.store.store import Store
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from sluicemq.record.columns import ColumnBlock
+
+TAG_UNITS: Final = 1 << 16
+RECORDS_A_STEP: Final = 256
+ROWS_INLINE: Final = 8192
+"""Larger blocks take milliseconds: they are judged in another thread."""
+SAMPLES_KEPT: Final = 16
+TALLIES_KEPT: Final = 65_536
+
+
+class Records:
+    """Properties of stored messages, one by one: the slow way."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def at(self, topic: str, queue_id: int, offset: int) -> dict[str, str] | None:
+        """None when no message lies there."""
+        units = self._store.units(topic, queue_id, offset, 1)
+        return self._of_unit(*UNIT.unpack(units)[:2]) if len(units) else None
+
+    def between(
+        self, topic: str, queue_id: int, start: int, end: int
+    ) -> Iterator[tuple[int, dict[str, str]]]:
+        """(offset, properties) of the messages with offsets [start, end) that are there."""
+        while start < end:
+            units = self._store.units(topic, queue_id, start, min(end - start, RECORDS_A_STEP))
+            if not len(units):
+                return
+            for position, size, _ in UNIT.iter_unpack(units):
+                properties = self._of_unit(position, size)
+                if properties is not None:
+                    yield start, properties
+                start += 1
+
+    def of_hits(self, units: memoryview | bytearray | bytes, hits: list[int]) -> Iterator[str]:
+        """The tags of some of the units, "" without one."""
+        for index in hits:
+            position, size, _ = UNIT.unpack_from(units, index * UNIT_BYTES)
+            properties = self._of_unit(position, size)
+            yield "" if properties is None else properties.get(TAGS, "")
+
+    def _of_unit(self, position: int, size: int) -> dict[str, str] | None:
+        view = None if size == BLANK_SIZE else self._store.view_at(position)
+        if view is None or len(view) < size:
+            return None
+        record = view[:size]
+        return decode_properties(record[properties_slice(record)])
+
+
+class Wanted:
+    """What a subscription wants, ready to be counted. `key` tells it from others.
+
+    Raises FilterSyntaxError when the expression does not compile or its kind is unknown."""
+
+    __slots__ = ("codes", "key", "tags", "vectorised", "verdict")
+
+    def __init__(self, subscription: Subscription) -> None:
+        self.key = (subscription.kind, subscription.expression)
+        self.codes: frozenset[int] | None = None
+        self.tags: frozenset[str] = frozenset()
+        self.vectorised: Vectorised | None = None
+        self.verdict: Verdict | None = None
+        if not is_tag_kind(subscription.kind):
+            if subscription.kind != SQL92:
+                raise unknown_kind(subscription.kind)
+            selector = compile_sql92(subscription.expression)
+            self.vectorised, self.verdict = Vectorised(selector.tree), selector.evaluate
+        elif subscription.expression != ALL:
+            _, tags, codes = parse_tags(subscription.expression)
+            self.tags = subscription.tags or tags
+            self.codes = subscription.codes or codes
+
+    @property
+    def is_everything(self) -> bool:
+        return self.codes is None and self.vectorised is None
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """So many of the messages [start, end) match. `place`: where the last of them lies, by which a
+    topic that was deleted and made again is known. `passed` and `arrived`: matches that the range
+    has left behind and taken in since it was first counted, `samples` of both with their times."""
+
+    start: int
+    end: int
+    count: int
+    place: int
+    passed: int
+    arrived: int
+    samples: deque[tuple[float, int, int]]
+
+    @property
+    def eta_s(self) -> float | None:
+        """When the range will hold no match, at the pace of the samples; None: not known, or never
+        at this pace."""
+        if not self.count:
+            return 0.0
+        (begin_s, passed, arrived), (end_s, *_) = self.samples[0], self.samples[-1]
+        drained = (self.passed - passed) - (self.arrived - arrived)
+        return self.count * (end_s - begin_s) / drained if drained > 0 else None
+
+
+class Matching:
+    """Counts in the queues of one store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.records = Records(store)
+        self._tallies: dict[tuple[str, str, int], tuple[tuple[str, str], Tally]] = {}
+
+    def lag(
+        self, group: str, topic: str, queue_id: int, wanted: Wanted, start: int, now_s: float
+    ) -> Steps[Tally]:
+        """Of the messages from `start` to the end of the queue."""
+        key = (group, topic, queue_id)
+        first, end = self._store.queue_offsets(topic, queue_id)
+        start = min(max(start, first), end)
+        known = self._known(key, wanted, first)
+        if known is not None and known.start <= start <= known.end <= end:
+            passed = yield from self._passed(topic, queue_id, wanted, known, start)
+            arrived = yield from self.count(topic, queue_id, wanted, known.end, end)
+            count = known.count - passed + arrived
+            passed, arrived = known.passed + passed, known.arrived + arrived
+            samples = known.samples.copy()
+        else:
+            count = yield from self._count_again(topic, queue_id, wanted, known, start, end)
+            passed, arrived, samples = 0, 0, deque(maxlen=SAMPLES_KEPT)
+        samples.append((now_s, passed, arrived))
+        place = self._place(topic, queue_id, end - 1)
+        tally = Tally(start, end, count, place, passed, arrived, samples)
+        went = self._store.queue_offsets(topic, queue_id)[0] > start  # while we were counting
+        if not went and (place >= 0 or start == end):
+            self._tallies[key] = (wanted.key, tally)
+            if len(self._tallies) > TALLIES_KEPT:
+                del self._tallies[next(iter(self._tallies))]
+        return tally
+
+    def _known(self, key: tuple[str, str, int], wanted: Wanted, first: int) -> Tally | None:
+        kept, tally = self._tallies.get(key, (None, None))
+        if tally is None or kept != wanted.key or tally.start < first:
+            return None
+        _, topic, queue_id = key
+        return tally if tally.place == self._place(topic, queue_id, tally.end - 1) else None
+
+    def _place(self, topic: str, queue_id: int, offset: int) -> int:
+        units = self._store.units(topic, queue_id, offset, 1) if offset >= 0 else b""
+        return int(UNIT.unpack(units)[0]) if len(units) else -1
+
+    def _passed(
+        self, topic: str, queue_id: int, wanted: Wanted, known: Tally, start: int
+    ) -> Steps[int]:
+        """Matches that a range leaves behind when it moves on, from the shorter part of it."""
+        if start - known.start <= known.end - start:
+            return (yield from self.count(topic, queue_id, wanted, known.start, start))
+        return known.count - (yield from self.count(topic, queue_id, wanted, start, known.end))
+
+    def _count_again(
+        self, topic: str, queue_id: int, wanted: Wanted, known: Tally | None, start: int, end: int
+    ) -> Steps[int]:
+        """Of a new range, or of one that went back, to which there is something to be added."""
+        if known is None or not start < known.start <= known.end <= end:
+            return (yield from self.count(topic, queue_id, wanted, start, end))
+        before = yield from self.count(topic, queue_id, wanted, start, known.start)
+        return before + known.count + (
+            yield from self.count(topic, queue_id, wanted, known.end, end)
+        )  # fmt: skip
+
+    def count(self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int) -> Steps[int]:
+        """Matches among the messages [start, end)."""
+        if start >= end:
+            return 0
+        if wanted.is_everything:
+            return end - start
+        if wanted.codes is not None:
+            return (yield from self._count_tags(topic, queue_id, wanted, start, end))
+        total = 0
+        for found in self.verdicts(topic, queue_id, wanted, start, end):
+            if callable(found):
+                yield found
+            else:
+                total += 0 if found is None else found[1].tobytes().count(TRUE)
+                yield None
+        return total
+
+    def verdicts(
+        self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int
+    ) -> "Iterator[Job | tuple[int, NDArray[np.uint8]] | None]":
+        """For SQL92: verdicts on the messages [start, end), in order, each array with the offset of
+        its first one; between them jobs for elsewhere, and None where others may have their turn.
+        """
+        columns = self._store.columns
+        if not columns.is_warm:
+            yield columns.warm_up
+        blocks = columns.blocks(topic, queue_id, start, end)
+        if blocks is None:
+            yield from self._verdicts_of_records(topic, queue_id, wanted, start, end)
+            return
+        assert wanted.vectorised is not None
+        for block in blocks:
+            judged: list[NDArray[np.uint8]] = []
+            judge = partial(_judge, wanted.vectorised, block, judged)
+            if block.rows > ROWS_INLINE:
+                yield judge
+            else:
+                judge()
+            verdicts = judged[0]
+            if NEEDS_RECORD in verdicts:
+                verdicts = verdicts.copy()
+                for _ in self._decide(topic, queue_id, wanted, block.first_offset, verdicts):
+                    yield None
+            yield block.first_offset, verdicts
+
+    def _decide(
+        self, topic: str, queue_id: int, wanted: Wanted, first: int, verdicts: "NDArray[np.uint8]"
+    ) -> Iterator[None]:
+        """By the records, what the columns cannot tell."""
+        verdict = wanted.verdict
+        assert verdict is not None
+        rows = (verdicts == NEEDS_RECORD).nonzero()[0].tolist()
+        for done, row in enumerate(rows, 1):
+            properties = self.records.at(topic, queue_id, first + row)
+            verdicts[row] = FALSE if properties is None else verdict_of(verdict, properties)
+            if not done % RECORDS_A_STEP:
+                yield None
+
+    def _verdicts_of_records(
+        self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int
+    ) -> "Iterator[tuple[int, NDArray[np.uint8]]]":
+        import numpy as np  # noqa: PLC0415 - only when somebody filters
+
+        verdict = wanted.verdict
+        assert verdict is not None
+        for low in range(start, end, RECORDS_A_STEP):
+            high = min(low + RECORDS_A_STEP, end)
+            verdicts = np.zeros(high - low, np.uint8)
+            for offset, properties in self.records.between(topic, queue_id, low, high):
+                verdicts[offset - low] = verdict_of(verdict, properties)
+            yield low, verdicts
+
+    def _count_tags(
+        self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int
+    ) -> Steps[int]:
+        from sluicemq.store import tagscan  # noqa: PLC0415 - NumPy only when somebody filters
+
+        assert wanted.codes is not None
+        total = 0
+        while start < end:
+            units = self._store.units(topic, queue_id, start, min(end - start, TAG_UNITS))
+            if not len(units):
+                break
+            hits = iter(tagscan.find_codes(units, wanted.codes))  # type: ignore[arg-type]
+            while chunk := list(islice(hits, RECORDS_A_STEP)):
+                total += sum(tag in wanted.tags for tag in self.records.of_hits(units, chunk))
+                yield None
+            start += len(units) // UNIT_BYTES
+            yield None
+        return total
+
+
+def _judge(vectorised: Vectorised, block: "ColumnBlock", judged: "list[NDArray[np.uint8]]") -> None:
+    """Any thread."""
+    judged.append(vectorised.verdicts(block))

@@ -1,0 +1,185 @@
+"""`sluice acl check|lint|status`: what access rules say, whether they are wise, how they stand."""
+
+import os
+from typing import Final
+
+import click
+
+from sluicemq.acl.addresses import numbers_of
+from sluicemq.acl.lint import SECRET_LENGTH_MIN, lint
+from sluicemq.acl.loading import load_rules
+from sluicemq.acl.needs import Resource
+from sluicemq.acl.needs import group as group_resource
+from sluicemq.acl.rules import Permission, Rules
+from sluicemq.acl.source import Source, Texts, decoded, read_rules
+from sluicemq.acl.verdict import Verdict, decide
+from sluicemq.cli.output import (
+    client_options,
+    credentials,
+    json_option,
+    print_json,
+    print_records,
+    show_time,
+)
+from sluicemq.errors import ConfigurationError
+from sluicemq.files import SYSTEM_FILES
+
+EXIT_NO: Final = 1
+_file_option = click.option(
+    "--file", "path", type=click.Path(dir_okay=False),
+    help="The main file; by default plain_acl.yml here, else in $ROCKETMQ_HOME/conf.",
+)  # fmt: skip
+
+
+@click.group()
+def command() -> None:
+    """Access rules: try them, check them, see how they stand."""
+
+
+@command.command()
+@_file_option
+@click.option("--access-key", help="Who asks; without it somebody without an account.")
+@click.option("--topic", help="A topic.")
+@click.option("--group", help="Or a consumer group.")
+@click.option(
+    "--action", type=click.Choice(["PUB", "SUB"]), default="SUB", show_default=True,
+    help="Send to it (PUB), or read it (SUB).",
+)  # fmt: skip
+@click.option("--from", "host", default="", help="The caller's address; without it no white list.")
+@json_option
+@click.pass_context
+def check(
+    context: click.Context,
+    path: str | None,
+    access_key: str | None,
+    topic: str | None,
+    group: str | None,
+    action: str,
+    host: str,
+    as_json: bool,
+) -> None:
+    """The verdict on a request with a right signature, and the rule that gives it.
+
+    Exit code 1 when it is refused.
+    """
+    if (topic is None) == (group is None):
+        raise click.UsageError("Give either --topic or --group.")
+    if host and not numbers_of(host):
+        raise click.UsageError(f"--from {host} is no IP address.")
+    name = topic if topic is not None else group_resource(str(group))
+    rules = read_rules(_texts(path)).rules
+    verdict = _verdict(rules, access_key, Resource(name, Permission[action]), host)
+    word = "allowed" if verdict.is_allowed else "refused"
+    if as_json:
+        print_json({"verdict": word, "rule": verdict.rule, "reason": verdict.reason})
+    else:
+        reason = "" if verdict.is_allowed else f": {verdict.reason}"
+        click.echo(f"{word}{reason}\nrule: {verdict.rule}")
+    if not verdict.is_allowed:
+        context.exit(EXIT_NO)
+
+
+def _verdict(rules: Rules, access_key: str | None, resource: Resource, host: str) -> Verdict:
+    numbers = numbers_of(host)
+    for pattern in rules.white if host else ():
+        if pattern.matches(numbers):
+            return Verdict(True, "", f"globalWhiteRemoteAddresses {pattern.text}")
+    if access_key is None:
+        return Verdict(False, "No accessKey is configured", "no account")
+    account = rules.accounts.get(access_key)
+    if account is None:
+        return Verdict(False, f"No acl config for {access_key}", "no such account")
+    if host and account.white is not None and account.white.matches(numbers):
+        return Verdict(True, "", f"{account.origin} whiteRemoteAddress {account.white.text}")
+    return decide(account, resource)
+
+
+@command.command("lint")
+@_file_option
+@click.option(
+    "--secret-length", type=click.IntRange(1), default=SECRET_LENGTH_MIN, show_default=True,
+    help="Shorter secrets are a finding.",
+)  # fmt: skip
+@click.option("--online", is_flag=True, help="Ask the cluster whether topics and groups exist.")
+@client_options
+@json_option
+@click.pass_context
+def lint_files(
+    context: click.Context,
+    path: str | None,
+    secret_length: int,
+    online: bool,
+    name_servers: str,
+    access_key: str | None,
+    secret_key: str | None,
+    as_json: bool,
+) -> None:
+    """What is allowed and yet not wise. Exit code 1 when there are findings."""
+    texts = _texts(path)
+    read = read_rules(texts)
+    several = [load_rules(decoded(name, data), name).rules for name, data in texts.items]
+    topics = groups = None
+    if online:
+        topics, groups = _resources(name_servers, credentials(access_key, secret_key))
+    found = lint(several, secret_length_min=secret_length, topics=topics, groups=groups)
+    records = [one._asdict() for one in found]
+    records += [{"place": texts.items[-1][0], "text": one, "cure": ""} for one in read.warnings]
+    print_records("", records, as_json=as_json, empty="Nothing to say.")
+    if records:
+        context.exit(EXIT_NO)
+
+
+def _resources(
+    name_servers: str, pair: tuple[str, str] | None
+) -> tuple[frozenset[str], frozenset[str]]:
+    from sluicemq.client.sync.admin import Admin  # noqa: PLC0415 - the other commands need none
+
+    with Admin(name_servers, credentials=pair) as admin:
+        return frozenset(admin.topics()), frozenset(admin.groups())
+
+
+@command.command()
+@client_options
+@json_option
+def status(
+    name_servers: str, access_key: str | None, secret_key: str | None, as_json: bool
+) -> None:
+    """How the rules of each running broker stand: since when they are in force, what is wrong with
+    the newest files, who was refused. Needs an admin account."""
+    from sluicemq.client.sync.admin import Admin  # noqa: PLC0415
+
+    with Admin(name_servers, credentials=credentials(access_key, secret_key)) as admin:
+        found = admin.access_status()
+    for address, state in sorted(found.items()):
+        if as_json:
+            print_json({"broker": address, **state})
+        else:
+            _print_status(address, state)
+
+
+def _print_status(address: str, state: dict[str, object]) -> None:
+    if not state.get("enabled"):
+        click.echo(f"{address}: no access control (aclEnable=false)")
+        return
+    since_ms = state.get("sinceMs")
+    since = show_time(since_ms) if isinstance(since_ms, int) else ""
+    click.echo(
+        f"{address}: {state['accounts']} accounts of {state['file']}, in force since {since}"
+    )
+    if state.get("error"):
+        click.echo(f"  the newest files are NOT in force: {state['error']}")
+    refused = state.get("refused")
+    for key, count in sorted(refused.items()) if isinstance(refused, dict) else ():
+        click.echo(f"  refused {key or 'without access key'}: {count:,}")
+
+
+def _texts(path: str | None) -> Texts:
+    if path is None:
+        places = ["plain_acl.yml", f"{os.environ.get('ROCKETMQ_HOME', '')}/conf/plain_acl.yml"]
+        path = next((place for place in places if SYSTEM_FILES.exists(place)), places[0])
+    try:
+        return Source(SYSTEM_FILES, path).texts()
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path} cannot be read: {error.strerror}.", cure="Name a readable file with --file."
+        ) from error

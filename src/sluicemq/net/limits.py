@@ -1,0 +1,185 @@
+"""What a connection, an address and all connections together may take of a server.
+
+Frames are bounded where they are read (`protocol.connection`, `net.dispatch`): size of a frame and
+of its header. Here is what only a server can count: connections of an address, bytes of frames
+that are not whole yet, the time one takes to become whole, requests of somebody who has not yet
+been let in. docs/security.md has the table.
+
+A limit closes the connection when going on would cost memory or time, and is an answer when the
+request itself is what is too large. Nothing here costs a whole frame anything.
+"""
+
+import ipaddress
+import logging
+from collections.abc import Callable, Collection
+from functools import lru_cache
+from typing import Final
+
+import orjson
+
+from sluicemq.errors import RequestError
+from sluicemq.protocol.codes import RequestCode, ResponseCode
+from sluicemq.protocol.command import Command
+
+HEADER_BYTES_MAX: Final = 1 << 20
+"""Of a request. The largest honest one, a send whose 32 KiB of properties all need escapes, has
+200 kB. RocketMQ takes 16 MiB."""
+FIELDS_MAX: Final = 256
+FIELD_NAME_MAX: Final = 255
+BODY_BYTES_MAX: Final = 1 << 20
+"""Of a request that carries no messages. A heartbeat for 1,000 topics has 250 kB."""
+ODD_BODY_BYTES_MAX: Final = 64 * 1024
+"""Of JSON as only fastjson writes it: integer keys, objects as keys. 1 MiB of a broker's topics."""
+REFUSED_MAX: Final = 64
+"""Requests without rights that a connection may make before the first that is allowed."""
+KINDS_MAX: Final = 4096
+PENDING_BYTES_MAX: Final = 256 * 1024 * 1024
+UNTRUSTED_PART: Final = 4
+"""Of the unfinished bytes of all connections, those that nobody vouches for have this part."""
+PENDING_SMALL: Final = 64 * 1024
+"""Unfinished frames below it are not counted: 16,384 connections may well have some."""
+
+WITH_MESSAGES: Final = frozenset({
+    RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2,
+    RequestCode.REGISTER_BROKER,
+})  # fmt: skip
+"""Their bodies may fill a frame; 103 brings all topics of a broker."""
+
+
+def check_request(command: Command, with_messages: Collection[int] | None) -> None:
+    """Is a request of a size that its code may have? Raises RequestError.
+
+    `with_messages`: the codes whose bodies may fill a frame; None: all.
+    """
+    fields = command.fields
+    if fields is not None and len(fields) > FIELDS_MAX:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"The request has {len(fields)} header fields, the limit is {FIELDS_MAX}.",
+        )
+    if (
+        len(command.body) > BODY_BYTES_MAX
+        and with_messages is not None
+        and command.code not in with_messages
+    ):
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"The body of a request {command.code} has {len(command.body)} bytes, the limit is "
+            f"{BODY_BYTES_MAX}. Split it up.",
+        )
+    if len(command.body) > ODD_BODY_BYTES_MAX and with_messages is not None:
+        _check_json(command)
+
+
+def _check_json(command: Command) -> None:
+    """What only the tolerant parser reads takes 1.5 µs a byte: as little of it as is honest."""
+    is_table = command.code == RequestCode.REGISTER_BROKER
+    size = len(command.body)
+    if bytes(command.body[:1]) != b"{" or (
+        command.code in WITH_MESSAGES and not (is_table and size > BODY_BYTES_MAX)
+    ):
+        return
+    try:
+        orjson.loads(command.body)
+    except orjson.JSONDecodeError:
+        raise RequestError(
+            ResponseCode.SYSTEM_ERROR,
+            f"The body of {size} bytes is not plain JSON; such bodies may have "
+            f"{ODD_BODY_BYTES_MAX} bytes.",
+        ) from None
+
+
+@lru_cache(maxsize=4096)
+def is_exempt(address: str) -> bool:
+    """Loopback: all clients behind a proxy or a tunnel on this machine come from there, and who is
+    on the machine has other means."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return False  # a name server of a memory network, or a Unix socket
+
+
+class Crowd:
+    """Connections by address."""
+
+    __slots__ = ("_count", "_is_exempt", "max")
+
+    def __init__(self, maximum: int, exempt: Callable[[str], bool] = is_exempt) -> None:
+        self.max = maximum
+        self._is_exempt = exempt
+        self._count: dict[str, int] = {}
+
+    def enter(self, address: str) -> bool:
+        """One more; False, and not counted, when there are too many already."""
+        count = self._count.get(address, 0)
+        if 0 < self.max <= count and not self._is_exempt(address):
+            return False
+        self._count[address] = count + 1
+        return True
+
+    def leave(self, address: str) -> None:
+        """One that was counted is gone."""
+        count = self._count.get(address, 0) - 1
+        if count > 0:
+            self._count[address] = count
+        else:
+            self._count.pop(address, None)
+
+    def __len__(self) -> int:
+        return len(self._count)
+
+
+class Pending:
+    """The bytes of unfinished frames, of all connections of a server.
+
+    Where requests need rights, connections that have not had one allowed share a part: who has
+    none cannot fill the memory, nor take the place of those who have.
+    """
+
+    __slots__ = ("_max", "_untrusted_max", "total", "untrusted")
+
+    def __init__(self, bytes_max: int, *, is_guarded: bool) -> None:
+        self._max = bytes_max
+        self._untrusted_max = bytes_max // UNTRUSTED_PART if is_guarded else bytes_max
+        self.total = 0
+        self.untrusted = 0
+
+    def change(self, more: int, *, is_trusted: bool) -> bool:
+        """A connection holds `more` bytes than before (or less, below 0). False: too many."""
+        self.total += more
+        if not is_trusted:
+            self.untrusted += more
+        if more <= 0:
+            return True
+        return self.total <= self._max and (is_trusted or self.untrusted <= self._untrusted_max)
+
+    def trust(self, held: int) -> None:
+        """A connection that holds so many bytes is trusted from now on."""
+        self.untrusted -= held
+
+
+class LogLimit(logging.Filter):
+    """At most `count_max` records of a kind in `period_s`: whatever clients can make a server say
+    again and again must not fill its disk. A kind is a logger and its text before the values are
+    in it. The first record of the next period says how many were left out.
+    """
+
+    def __init__(self, count_max: int = 50, period_s: float = 60.0) -> None:
+        super().__init__()
+        self._count_max = count_max
+        self._period_s = period_s
+        self._kinds: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        key = (record.name, str(record.msg)[:200])
+        begin_s, count = self._kinds.get(key, (record.created, 0))
+        if not 0 <= record.created - begin_s < self._period_s:
+            left_out = count - self._count_max
+            if left_out > 0:
+                record.msg = f"{record.msg} ({left_out} more like this were left out)"
+            begin_s, count = record.created, 0
+        if count == 0 and len(self._kinds) >= KINDS_MAX:
+            self._kinds.clear()
+        self._kinds[key] = (begin_s, count + 1)
+        return count < self._count_max

@@ -1,0 +1,189 @@
+"""What a client and a server want of TLS: plain values, without OpenSSL.
+
+`Tls` is the client's: which authority it trusts, which certificate it shows, what it verifies. The
+environment says it for programs that cannot be changed (SLUICE_TLS and its relatives), and the
+command line for the length of one command (`preset`). `ServerTls` is the server's, in the words of
+RocketMQ's tls.* settings.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from sluicemq.config.values import BrokerConfig, TlsConfig
+from sluicemq.errors import ConfigurationError
+
+HANDSHAKE_TIMEOUT_S: Final = 10.0
+"""As long as Netty, and so RocketMQ, waits."""
+HANDSHAKES_MAX: Final = 512
+HANDSHAKES_PER_ADDRESS_MAX: Final = 128
+TLS_HINT: Final = "If the server demands TLS (tls.server.mode = enforcing): tls=True."
+_YES: Final = frozenset({"1", "true", "yes", "on"})
+_NO: Final = frozenset({"", "0", "false", "no", "off"})
+VERIFY_WORDS: Final[Mapping[str, "Verify"]] = {"full": True, "ca": "ca", "none": False}
+
+Verify = Literal[True, False, "ca"]
+Mode = Literal["disabled", "permissive", "enforcing"]
+ClientAuth = Literal["none", "optional", "require"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """TLS of a client. All paths name PEM files.
+
+    `ca`: certificates of the authorities that are trusted; None: those of the system.
+    `certificate`, `key` (None: it is in the same file), `key_password`: for servers that want to
+    know the client. `verify`: True checks chain and host name; "ca" the chain only, for brokers
+    that register under addresses which their certificates do not name; False nothing, so that
+    anybody may stand in between. `server_name`: the name that certificates must bear instead of
+    the host that is dialled. Files are read again when they change.
+    """
+
+    ca: str | os.PathLike[str] | None = None
+    certificate: str | os.PathLike[str] | None = None
+    key: str | os.PathLike[str] | None = None
+    key_password: str | None = field(default=None, repr=False)
+    verify: Verify = True
+    server_name: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ca", "certificate", "key"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else os.fspath(value))
+        if self.verify not in (True, False, "ca"):
+            raise ConfigurationError(
+                f"verify = {self.verify!r} is not known.", cure='Give True, "ca" or False.'
+            )
+        if self.certificate is None and (self.key is not None or self.key_password is not None):
+            raise ConfigurationError(
+                "a TLS key is given without its certificate.", cure="Give certificate= too."
+            )
+
+    @classmethod
+    def of(cls, value: "Tls | bool | None") -> "Tls | None":
+        """True: TLS with the system's authorities; False: none; None: as the command line or the
+        environment says. Raises ConfigurationError."""
+        if isinstance(value, Tls):
+            return value
+        if value is None:
+            chosen = _PRESET.get()
+            return tls_of_environment() if chosen is None else chosen.tls
+        if not isinstance(value, bool):
+            raise ConfigurationError(
+                f"tls = {value!r} is not known.", cure="Give True, False or Tls(ca=…)."
+            )
+        return (tls_of_environment() or cls()) if value else None
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What it is read from."""
+        names = (self.ca, self.certificate, self.key)
+        return tuple(str(name) for name in names if name is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Preset:
+    tls: Tls | None
+
+
+_PRESET: ContextVar[_Preset | None] = ContextVar("tls", default=None)
+
+
+@contextmanager
+def preset(tls: Tls | None) -> Iterator[None]:
+    """What `tls=None` means to clients that are made inside; for command lines."""
+    token = _PRESET.set(_Preset(tls))
+    try:
+        yield
+    finally:
+        _PRESET.reset(token)
+
+
+def tls_of_environment(environment: Mapping[str, str] | None = None) -> Tls | None:
+    """SLUICE_TLS (true or false; naming a file below means true), SLUICE_TLS_CA,
+    SLUICE_TLS_CERTIFICATE, SLUICE_TLS_KEY, SLUICE_TLS_KEY_PASSWORD, SLUICE_TLS_VERIFY (full, ca,
+    none), SLUICE_TLS_SERVER_NAME. Raises ConfigurationError."""
+    given = os.environ if environment is None else environment
+    wanted = given.get("SLUICE_TLS", "").lower()
+    if wanted not in _YES | _NO:
+        raise ConfigurationError(
+            f"SLUICE_TLS = {wanted} is not valid.", cure="Write true or false."
+        )
+    ca, certificate = given.get("SLUICE_TLS_CA"), given.get("SLUICE_TLS_CERTIFICATE")
+    is_off = wanted in _NO and "SLUICE_TLS" in given
+    if is_off or not (wanted in _YES or ca or certificate):
+        return None
+    return Tls(
+        ca=ca or None,
+        certificate=certificate or None,
+        key=given.get("SLUICE_TLS_KEY") or None,
+        key_password=given.get("SLUICE_TLS_KEY_PASSWORD") or None,
+        verify=verify_of("SLUICE_TLS_VERIFY", given.get("SLUICE_TLS_VERIFY") or "full"),
+        server_name=given.get("SLUICE_TLS_SERVER_NAME") or None,
+    )
+
+
+def verify_of(name: str, word: str) -> Verify:
+    """full, ca or none. Raises ConfigurationError naming the setting."""
+    if word not in VERIFY_WORDS:
+        raise ConfigurationError(f"{name} = {word} is not valid.", cure="Write full, ca or none.")
+    return VERIFY_WORDS[word]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """TLS of a server; the names of RocketMQ's settings stand behind.
+
+    Without a certificate and with `test_mode` it makes one of its own at the first handshake, which
+    no client can verify.
+    """
+
+    mode: Mode = "permissive"  # tls.server.mode
+    certificate: str = ""  # tls.server.certPath
+    key: str = ""  # tls.server.keyPath; empty: in the file of the certificate
+    key_password: str = field(default="", repr=False)  # tls.server.keyPassword
+    client_auth: ClientAuth = "none"  # tls.server.need.client.auth
+    ca: str = ""  # tls.server.trustCertPath
+    test_mode: bool = True  # tls.test.mode.enable
+    handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
+    handshakes_max: int = HANDSHAKES_MAX
+    handshakes_per_address_max: int = HANDSHAKES_PER_ADDRESS_MAX
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """What it is read from."""
+        ca = self.ca if self.client_auth != "none" else ""
+        return tuple(name for name in (self.certificate, self.key, ca) if name)
+
+
+def server_tls(config: TlsConfig) -> ServerTls:
+    """What a server's settings say about the connections that it accepts."""
+    return ServerTls(
+        mode=config.tls_mode,  # type: ignore[arg-type]  # one of the words of its key
+        certificate=config.tls_certificate,
+        key=config.tls_key,
+        key_password=config.tls_key_password,
+        client_auth=config.tls_client_auth,  # type: ignore[arg-type]
+        ca=config.tls_ca,
+        test_mode=config.tls_test_mode,
+    )
+
+
+def broker_tls(config: BrokerConfig) -> Tls | None:
+    """What a broker's settings say about its connections to name servers. As in Java, host names
+    are not compared."""
+    wanted = config.tls_dials == "true" or (
+        config.tls_dials == "auto" and config.tls_mode == "enforcing"
+    )
+    if not wanted:
+        return None
+    return Tls(
+        ca=config.tls_client_ca or None,
+        certificate=config.tls_client_certificate or None,
+        key=config.tls_client_key or None,
+        key_password=config.tls_client_key_password or None,
+        verify="ca" if config.tls_auth_server else False,
+    )

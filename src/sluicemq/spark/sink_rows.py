@@ -1,0 +1,288 @@
+"""Rows of an Arrow batch as the bytes of a batch request, column by column.
+
+No Python object is made for a row. Properties are joined by Arrow's string functions, the fixed
+fields are one NumPy record, and one last join of five columns lays all of it out, so that any run
+of rows is a slice of one buffer (layout: `record.batch`; properties: spec/remoting.md §9):
+
+    | size magic crc flag body length | body | properties length | properties |
+
+What the client checks of a message is checked of each different value (tags, property names), or by
+a search over a whole column. A column that is not plain (an empty value in a map, white space in
+keys) is done row by row, by the rules of `client.core.messages`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluicemq.client.core.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX, checked_tag
+from sluicemq.client.core.names import check_keys, check_properties
+from sluicemq.client.identity import MessageIds
+from sluicemq.clock import SYSTEM_CLOCK, Clock
+from sluicemq.errors import ConfigurationError
+from sluicemq.model.message import UNIQ_KEY
+from sluicemq.record.batch import FIXED_BYTES
+from sluicemq.spark.schema import SET_FOR_ALL
+
+_HEAD: Final = np.dtype(
+    [("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("length", ">i4")]
+)
+_LENGTH: Final = np.dtype(">i2")
+_IDS_A_MS: Final = 1 << 16
+_COUNTERS: Final = np.array([b"%04X" % number for number in range(_IDS_A_MS)], "S4")
+_SEPARATORS: Final = "[\x01\x02]"
+_NOT_PLAIN_KEYS: Final = r"^\s|\s\s|\s$|[^\S ]"
+_ODD_KEY: Final = "^$|[\\s\x01\x02]"
+
+
+class Encoded:
+    """Rows laid out: row i is `data[offsets[i]:offsets[i + 1]]`; their bodies the same way."""
+
+    def __init__(self, entries: Any, bodies: Any) -> None:
+        self.data, self.offsets = _laid_out(entries)
+        self._bodies, self._body_offsets = _laid_out(bodies)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def runs(self, count_max: int, bytes_max: int) -> Iterator[tuple[int, int]]:
+        """Rows [start, stop) that go into one request; a larger row is alone."""
+        start, end = 0, len(self)
+        while start < end:
+            limit = self.offsets[start] + bytes_max
+            fits = int(np.searchsorted(self.offsets, limit, "right")) - 1
+            stop = max(start + 1, min(fits, start + count_max, end))
+            yield start, stop
+            start = stop
+
+    def request(self, start: int, stop: int) -> bytes:
+        """The request's body."""
+        return bytes(self.data[self.offsets[start] : self.offsets[stop]])
+
+    def bodies(self, start: int, stop: int) -> memoryview:
+        """The bodies of these rows, one after the other."""
+        return self._bodies[self._body_offsets[start] : self._body_offsets[stop]]
+
+
+class UniqueIdColumns:
+    """Message ids for many rows at once: as `client.identity` makes them, in runs of 65,536."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._ids = MessageIds(clock)
+        self._time = self._next = 0
+        self._prefix = ""
+
+    def take(self, count: int, name: str = UNIQ_KEY) -> Any:
+        """So many ids, as `UNIQ_KEY U+0001 id U+0002`."""
+        parts = []
+        while count:
+            if self._next in (0, _IDS_A_MS):
+                self._begin()
+            step = min(count, _IDS_A_MS - self._next)
+            counters = pa.array(_COUNTERS[self._next : self._next + step], pa.binary())
+            start = f"{name}\x01{self._prefix}{self._time:08X}".encode()
+            parts.append(pc.binary_join_element_wise(start, counters, b"\x02", b""))
+            self._next += step
+            count -= step
+        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+    def _begin(self) -> None:
+        """A run of ids has a time of its own, which no other run of this process has."""
+        one = self._ids.next()
+        self._prefix = one[:20]
+        self._time = max(int(one[20:28], 16), self._time + 1)
+        self._next = 0
+
+
+def encoded(bodies: Any, properties: Any) -> Encoded:
+    """Two binary columns as entries of a batch. Raises ConfigurationError for a row too large."""
+    body_sizes = pc.binary_length(bodies).to_numpy(zero_copy_only=False)
+    sizes = pc.binary_length(properties).to_numpy(zero_copy_only=False)
+    _check_sizes(body_sizes, sizes)
+    heads = np.zeros(len(body_sizes), _HEAD)
+    heads["size"] = FIXED_BYTES + body_sizes + sizes
+    heads["length"] = body_sizes
+    return Encoded(
+        pc.binary_join_element_wise(
+            _fixed(heads), bodies, _fixed(sizes.astype(_LENGTH)), properties, b""
+        ),
+        bodies,
+    )
+
+
+def _fixed(values: Any) -> Any:
+    size = values.dtype.itemsize
+    buffers = [None, pa.py_buffer(values)]
+    return pa.FixedSizeBinaryArray.from_buffers(pa.binary(size), len(values), buffers).cast(
+        pa.binary()
+    )
+
+
+def _laid_out(array: Any) -> tuple[memoryview, Any]:
+    """The bytes of a binary column, and where its rows begin and end."""
+    if not len(array):
+        return memoryview(b""), np.zeros(1, np.int64)
+    _, offsets, data = array.buffers()
+    places = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
+    return memoryview(data if data is not None else b"").cast("B"), places.astype(np.int64)
+
+
+def _check_sizes(body_sizes: Any, sizes: Any) -> None:
+    if not len(sizes):
+        return
+    if body_sizes.min() == 0:
+        raise ConfigurationError(
+            "the body is empty, which RocketMQ's brokers do not accept.",
+            cure="Send at least one byte.",
+        )
+    for name, values, limit, cure in (
+        ("body has", body_sizes, BODY_BYTES_MAX, "Split it, or store it elsewhere."),
+        ("properties have", sizes, PROPERTIES_BYTES_MAX, "Put large values into the body."),
+    ):
+        if values.max() > limit:
+            raise ConfigurationError(
+                f"a row's {name} {values.max():,} bytes, the limit is {limit:,}.", cure=cure
+            )
+
+
+def body_column(column: Any) -> Any:
+    """Bodies as binary. Raises ConfigurationError for a null."""
+    if column.null_count:
+        raise ConfigurationError(
+            "a row has no body: it is null.", cure="Filter such rows, or fill the column."
+        )
+    return column.cast(pa.binary())
+
+
+def property_column(values: Mapping[str, Any], count: int) -> Any:
+    """The properties of each row as encoded, without its id. `values`: role -> column.
+
+    Raises ConfigurationError for what a message may not have.
+    """
+    parts: list[Any] = [b"WAIT\x01true\x02"]
+    for role, name, check in (
+        ("tags", "TAGS", _check_tags), ("sharding_key", "__SHARDINGKEY", _check_texts),
+    ):  # fmt: skip
+        if role in values:
+            parts.append(_named(name, _without_empty(values[role]), check))
+    if "keys" in values:
+        parts.append(_named("KEYS", _key_texts(values["keys"]), _check_nothing))
+    if "properties" in values:
+        parts.append(_own(values["properties"]))
+    if len(parts) == 1:
+        return pa.array([parts[0]] * count, pa.binary())
+    return pc.binary_join_element_wise(*parts, b"")
+
+
+def delay_column(values: Mapping[str, Any]) -> Any | None:
+    """When each row is delivered, as a stage says it (L3, M500, T1700000000000; null: at once);
+    None when no row is delayed. Raises ConfigurationError for a row with more than one delay."""
+    found = None
+    for role, letter in (("delay_level", "L"), ("delay_ms", "M"), ("deliver_at", "T")):
+        if role not in values:
+            continue
+        column = values[role]
+        if role == "deliver_at":
+            column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False)
+        numbers = column.cast(pa.int64())
+        if role == "delay_level":
+            numbers = pc.if_else(pc.equal(numbers, 0), None, numbers)
+        if numbers.null_count == len(numbers):
+            continue
+        if pc.min(numbers).as_py() < 0:
+            raise ConfigurationError(
+                f"a row's {role} is negative.", cure="Give 0 or more, or null for none."
+            )
+        texts = pc.binary_join_element_wise(letter, numbers.cast(pa.string()), "")
+        if found is not None and pc.any(pc.and_(found.is_valid(), texts.is_valid())).as_py():
+            raise ConfigurationError(
+                "a row says in more than one way when to deliver it.",
+                cure="Fill one of delay_level, delay_ms and deliver_at.",
+            )
+        found = texts if found is None else pc.coalesce(found, texts)
+    return found
+
+
+def _named(name: str, texts: Any, check: Callable[[Any], None]) -> Any:
+    """`name U+0001 text U+0002` of each row, nothing for a null."""
+    if texts.null_count == len(texts):
+        return pa.array([b""] * len(texts), pa.binary())
+    check(texts)
+    joined = pc.binary_join_element_wise(f"{name}\x01", texts, "\x02", "")
+    return pc.fill_null(joined, "").cast(pa.binary())
+
+
+def _without_empty(texts: Any) -> Any:
+    return pc.if_else(pc.equal(texts, ""), None, texts)
+
+
+def _check_nothing(texts: Any) -> None:
+    """Checked already."""
+
+
+def _check_tags(tags: Any) -> None:
+    for tag in pc.unique(tags).to_pylist():
+        if tag is not None:
+            checked_tag(tag)
+
+
+def _check_texts(texts: Any) -> None:
+    if pc.any(pc.match_substring_regex(texts, _SEPARATORS)).as_py():
+        raise ConfigurationError(
+            "a value holds U+0001 or U+0002, which separate properties on the wire.",
+            cure="Leave those characters out.",
+        )
+
+
+def _key_texts(column: Any) -> Any:
+    """Keys joined by one space, null without any."""
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        _check_texts(column)
+        if not pc.any(pc.match_substring_regex(column, _NOT_PLAIN_KEYS)).as_py():
+            return _without_empty(column)
+        rows = [None if text is None else " ".join(text.split()) for text in column.to_pylist()]
+        return _without_empty(pa.array(rows, pa.string()))
+    flat = pc.list_flatten(column)
+    if not flat.null_count and not pc.any(pc.match_substring_regex(flat, _ODD_KEY)).as_py():
+        return _without_empty(pc.binary_join(column.cast(pa.list_(pa.string())), " "))
+    lists = [tuple(key for key in keys or () if key) for keys in column.to_pylist()]
+    return pa.array([" ".join(check_keys(keys)) or None for keys in lists], pa.string())
+
+
+def _own(column: Any) -> Any:
+    """The entries of a map column without empty values and what others set."""
+    names, texts = _entries(column)
+    found = [name for name in pc.unique(names).to_pylist() if name is not None]
+    is_plain = not texts.null_count and SET_FOR_ALL.isdisjoint(found) and not (
+        pc.any(pc.equal(pc.binary_length(texts), 0)).as_py()
+    )  # fmt: skip
+    if not is_plain or not len(names):
+        rows = [_own_text(row) for row in column.to_pylist()]
+        return pa.array(rows, pa.binary())
+    check_properties(dict.fromkeys(found, "x"))
+    _check_texts(texts)
+    entries = pc.binary_join_element_wise(names, texts, "\x01")
+    closed = pc.binary_join_element_wise(entries, "", "\x02")  # `name 1 text 2`
+    lists = pa.ListArray.from_arrays(_row_offsets(column), closed)
+    return pc.fill_null(pc.binary_join(lists, ""), "").cast(pa.binary())
+
+
+def _entries(column: Any) -> tuple[Any, Any]:
+    """Names and texts of all rows of a map column, one after the other."""
+    offsets = column.offsets
+    start, stop = offsets[0].as_py(), offsets[-1].as_py()
+    return column.keys.slice(start, stop - start), column.items.slice(start, stop - start)
+
+
+def _row_offsets(column: Any) -> Any:
+    """Where each row begins among `_entries`; nulls are empty."""
+    return pc.subtract(column.offsets, column.offsets[0])
+
+
+def _own_text(row: list[tuple[str, str | None]] | None) -> bytes:
+    own = {name: text for name, text in row or () if text and name not in SET_FOR_ALL}
+    check_properties(own)
+    return "".join(f"{name}\x01{text}\x02" for name, text in own.items()).encode()

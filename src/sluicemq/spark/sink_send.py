@@ -1,0 +1,339 @@
+"""Where the rows of a task go: to their topics at once, or to the staging topic.
+
+At least once: rows of one topic and queue make a batch; delayed rows are sent one by one, since
+RocketMQ takes no delay in a batch. Exactly once (docs/design/0007): all rows of a task make batches
+for the staging topic, and a property says where each belongs; only rows of one broker go together.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluicemq.client.core.names import check_topic_to_send
+from sluicemq.client.core.sending import choose_by_key
+from sluicemq.client.core.staging import StagedRanges
+from sluicemq.client.sync.producer import Producer
+from sluicemq.errors import ConfigurationError, RouteNotFoundError
+from sluicemq.model.message import Message
+from sluicemq.model.topic import MessageQueue
+from sluicemq.protocol.bodies import STAGE_PROPERTY, STAGING_QUEUES, STAGING_TOPIC, Owner
+from sluicemq.protocol.bodies.epochs import STAGED_ID
+from sluicemq.spark.sink_rows import (
+    UniqueIdColumns,
+    body_column,
+    delay_column,
+    encoded,
+    property_column,
+)
+
+BATCH_BYTES: Final = 1024 * 1024
+_AHEAD: Final = 2
+DEDUP_PROPERTY: Final = "SLUICE_DEDUP_KEY"
+
+
+@dataclass(frozen=True)
+class Task:
+    """Which task of which epoch of which query sends. Numbers rows too, for de-duplication."""
+
+    query: str
+    epoch: int
+    partition: int
+    attempt: int
+
+
+class Rows:
+    """An Arrow batch made ready: `bodies` and `properties` (without ids) are binary columns, the
+    others say where rows go, None where no column does."""
+
+    def __init__(self, batch: Any, roles: Mapping[str, str], topic: str | None) -> None:
+        values = {role: batch.column(name) for role, name in roles.items()}
+        self.count = batch.num_rows
+        self.values = values
+        self.bodies = body_column(values["body"])
+        self.properties = property_column(values, self.count)
+        self.delays = delay_column(values)
+        self.topic = topic
+        self.topics = None if topic is not None else values.get("topic")
+        self.queue_ids = values.get("queue_id")
+        self.sharding_keys = values.get("sharding_key")
+        if self.topics is not None and self.topics.null_count:
+            raise ConfigurationError(
+                "a row has no topic: it is null.", cure="Filter such rows, or fill the column."
+            )
+
+    @property
+    def is_uniform(self) -> bool:
+        """Do all rows go anywhere in one topic?"""
+        return self.topics is None and self.queue_ids is None and self.sharding_keys is None
+
+    def places(self) -> list[tuple[str, int | None, str | None]]:
+        """(topic, queue id, sharding key) of each row."""
+        nothing = [None] * self.count
+        topics = [self.topic] * self.count if self.topics is None else self.topics.to_pylist()
+        queue_ids = nothing if self.queue_ids is None else self.queue_ids.to_pylist()
+        keys = nothing if self.sharding_keys is None else self.sharding_keys.to_pylist()
+        return [
+            (topic, queue_id, (key or None) if queue_id is None else None)
+            for topic, queue_id, key in zip(topics, queue_ids, keys, strict=True)
+        ]
+
+
+class Queues:
+    """Which queue a row goes to, looked up once for each place."""
+
+    def __init__(self, producer: Producer) -> None:
+        self._producer = producer
+        self._known: dict[tuple[str, int | None, str | None], MessageQueue | None] = {}
+        self.topics: set[str] = set()
+
+    def of(self, place: tuple[str, int | None, str | None]) -> MessageQueue | None:
+        """None leaves the choice open. Raises RouteNotFoundError, ConfigurationError."""
+        try:
+            return self._known[place]
+        except KeyError:
+            found = self._known[place] = self._find(*place)
+            return found
+
+    def _find(self, topic: str, queue_id: int | None, key: str | None) -> MessageQueue | None:
+        if topic not in self.topics:
+            self.topics.add(check_topic_to_send(topic))
+        if queue_id is None and key is None:
+            return None
+        queues = self._producer.write_queues(topic)
+        if key is not None:
+            return choose_by_key(queues, key)
+        for queue in queues:
+            if queue.queue_id == queue_id:
+                return queue
+        raise RouteNotFoundError(
+            f"the topic {topic!r} has no queue {queue_id} that can be written to.",
+            cure=f"It has {sorted({queue.queue_id for queue in queues})}.",
+        )
+
+
+class Lane:
+    """Sends in order on a thread of its own, so that the broker works while the next rows are made
+    ready. `wait` returns when everything is acknowledged; an error comes out of either method."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, "sluicemq-sink")
+        self._under_way: deque[Future[None]] = deque()
+
+    def send(self, work: Callable[[], None]) -> None:
+        while len(self._under_way) >= _AHEAD:
+            self._under_way.popleft().result()
+        self._under_way.append(self._thread.submit(work))
+
+    def wait(self) -> None:
+        while self._under_way:
+            self._under_way.popleft().result()
+
+    def close(self) -> None:
+        """What has not begun is not sent any more."""
+        self._thread.shutdown(cancel_futures=True)
+
+
+class DirectSender:
+    """At least once. `task` adds a property by which a reader can tell a repeated row."""
+
+    def __init__(self, producer: Producer, batch_messages: int, task: Task | None = None) -> None:
+        self.sent = 0
+        self.queues = Queues(producer)
+        self._producer = producer
+        self._batch_messages = batch_messages
+        self._task = task
+        self._ids = UniqueIdColumns()
+        self._rows = 0
+        self.lane = Lane()
+
+    def send(self, rows: Rows) -> None:
+        """Every row is acknowledged when `lane.wait` returns."""
+        properties = rows.properties
+        if self._task is not None:
+            properties = pc.binary_join_element_wise(properties, self._dedup_keys(rows), b"")
+        if rows.delays is None and rows.is_uniform:
+            assert rows.topic is not None
+            self.queues.of((rows.topic, None, None))
+            self._send(rows.topic, None, rows.bodies, properties)
+            return
+        delays = None if rows.delays is None else rows.delays.to_pylist()
+        for (topic, queue), indices in _grouped(rows, self.queues, delays).items():
+            chosen = pa.array(indices, pa.int64())
+            self._send(topic, queue, pc.take(rows.bodies, chosen), pc.take(properties, chosen))
+        if delays is not None:
+            self.lane.wait()
+            for index, delay in enumerate(delays):
+                if delay is not None:
+                    self._send_later(rows, index, delay)
+
+    def _dedup_keys(self, rows: Rows) -> Any:
+        """`query/epoch/partition/row`: the same when a task, or an epoch, is run again."""
+        task = self._task
+        assert task is not None
+        numbers = pa.array(range(self._rows, self._rows + rows.count)).cast(pa.string())
+        self._rows += rows.count
+        start = f"{DEDUP_PROPERTY}\x01{task.query}/{task.epoch}/{task.partition}/"
+        return pc.binary_join_element_wise(start, numbers, "\x02", "").cast(pa.binary())
+
+    def _send(self, topic: str, queue: MessageQueue | None, bodies: Any, properties: Any) -> None:
+        ids = self._ids.take(len(bodies))
+        made = encoded(bodies, pc.binary_join_element_wise(ids, properties, b""))
+        for start, stop in made.runs(self._batch_messages, BATCH_BYTES):
+            request = made.request(start, stop)
+            self.lane.send(partial(self._deliver, topic, request, queue, stop - start))
+
+    def _deliver(self, topic: str, request: bytes, queue: MessageQueue | None, count: int) -> None:
+        self._producer.send_encoded(topic, request, queue=queue)
+        self.sent += count
+
+    def _send_later(self, rows: Rows, index: int, delay: str) -> None:
+        values = {role: column[index].as_py() for role, column in rows.values.items()}
+        place = rows.places()[index]
+        task = self._task
+        keys = values.get("keys") or ()
+        own = {name: text for name, text in values.get("properties") or () if text}
+        if task is not None:
+            number = self._rows - rows.count + index
+            own[DEDUP_PROPERTY] = f"{task.query}/{task.epoch}/{task.partition}/{number}"
+        body = values["body"]
+        number = int(delay[1:])
+        message = Message(
+            place[0],
+            body.encode() if isinstance(body, str) else body,
+            values.get("tags") or None,
+            tuple(keys.split()) if isinstance(keys, str) else tuple(key for key in keys if key),
+            own,
+            sharding_key=values.get("sharding_key") or None,
+            delay_level=number if delay[0] == "L" else 0,
+            delay_ms=number if delay[0] == "M" else None,
+            deliver_at_ms=number if delay[0] == "T" else None,
+        )
+        self._producer.send(message, queue=self.queues.of(place))
+        self.sent += 1
+
+
+def _grouped(
+    rows: Rows, queues: Queues, delays: list[str | None] | None
+) -> dict[tuple[str, MessageQueue | None], list[int]]:
+    """The rows without delay by topic and queue."""
+    groups: dict[tuple[str, MessageQueue | None], list[int]] = {}
+    for index, place in enumerate(rows.places()):
+        if delays is None or delays[index] is None:
+            groups.setdefault((place[0], queues.of(place)), []).append(index)
+    return groups
+
+
+class StagingSender:
+    """Exactly once: one attempt of one task. `brokers` are the masters that can stage."""
+
+    def __init__(
+        self, producer: Producer, batch_messages: int, task: Task, brokers: tuple[str, ...]
+    ) -> None:
+        self.queues = Queues(producer)
+        self.staged = StagedRanges(task.partition, task.attempt)
+        self._producer = producer
+        self._batch_messages = batch_messages
+        self._owner = Owner(task.query, task.epoch, task.partition, task.attempt)
+        self._brokers = brokers
+        self._turn = task.partition
+        self._ids = UniqueIdColumns()
+        self.lane = Lane()
+
+    def send(self, rows: Rows) -> None:
+        """Every row is staged when `lane.wait` returns."""
+        if rows.is_uniform:
+            self.queues.of((rows.topic or "", None, None))
+            stages = self._stages(rows, [b"-"], [rows.topic])
+            self._stage(self._any_broker(rows), rows.bodies, rows.properties, stages)
+            return
+        found = [(place[0], self.queues.of(place)) for place in rows.places()]
+        queue_ids = [b"-" if queue is None else b"%d" % queue.queue_id for _, queue in found]
+        stages = self._stages(rows, queue_ids, [topic for topic, _ in found])
+        groups: dict[str, list[int]] = {}
+        for index, (_, queue) in enumerate(found):
+            groups.setdefault("" if queue is None else queue.broker, []).append(index)
+        for broker, indices in groups.items():
+            chosen = pa.array(indices, pa.int64())
+            taken = [pc.take(column, chosen) for column in (rows.bodies, rows.properties, stages)]
+            self._stage(broker or self._any_broker(rows), *taken)
+
+    def _any_broker(self, rows: Rows) -> str:
+        """They take turns; one that has the topic where it is known."""
+        if len(self._brokers) == 1:
+            return self._brokers[0]
+        having = self._brokers
+        if rows.topic is not None:
+            queues = self._producer.write_queues(rows.topic)
+            having = tuple(sorted({queue.broker for queue in queues} & set(self._brokers)))
+        self._turn += 1
+        return (having or self._brokers)[self._turn % len(having or self._brokers)]
+
+    def _stages(self, rows: Rows, queue_ids: list[bytes], topics: list[str | None]) -> Any:
+        """The stage property of each row (`protocol.bodies.epochs.Stage`)."""
+        start = f"{STAGE_PROPERTY}\x01{self._owner.prefix}".encode()
+        delays = pa.array([b"-"] * rows.count) if rows.delays is None else (
+            pc.fill_null(rows.delays, "-").cast(pa.binary())
+        )  # fmt: skip
+        queues: Any = queue_ids[0] if len(queue_ids) == 1 else pa.array(queue_ids, pa.binary())
+        names: Any = (topics[0] or "").encode()
+        if len(topics) > 1:
+            names = pa.array([(topic or "").encode() for topic in topics], pa.binary())
+        return pc.binary_join_element_wise(start, queues, b"/", delays, b"/", names, b"\x02", b"")
+
+    def _stage(self, broker: str, bodies: Any, properties: Any, stages: Any) -> None:
+        ids = self._ids.take(len(bodies), STAGED_ID)
+        made = encoded(bodies, pc.binary_join_element_wise(stages, ids, properties, b""))
+        queue = MessageQueue(STAGING_TOPIC, broker, self._owner.partition % STAGING_QUEUES)
+        for start, stop in made.runs(self._batch_messages, BATCH_BYTES):
+            work = partial(
+                self._deliver, queue, made.request(start, stop), stop - start,
+                made.bodies(start, stop),
+            )  # fmt: skip
+            self.lane.send(work)
+
+    def _deliver(self, queue: MessageQueue, request: bytes, count: int, bodies: memoryview) -> None:
+        result = self._producer.send_encoded(STAGING_TOPIC, request, queue=queue)
+        self.staged.add(queue.broker, queue.queue_id, result.queue_offset, count, bodies)
+
+
+def task_now(query: str | None) -> Task:
+    """The task that runs here. Raises ConfigurationError when Spark does not say whose it is."""
+    from pyspark import TaskContext  # noqa: PLC0415 - executors only
+
+    context = TaskContext.get()
+    if context is None:
+        raise ConfigurationError("this is no task of Spark.", cure="Write with df.write.")
+    epoch = 0
+    if query is None:
+        query = context.getLocalProperty("sql.streaming.queryId")
+        text = context.getLocalProperty("streaming.sql.batchId")
+        if not query or not text:
+            raise ConfigurationError(
+                "Spark does not say to which streaming query this task belongs.",
+                cure="Use delivery=at-least-once.",
+            )
+        epoch = int(text)
+    return Task(query, epoch, context.partitionId(), context.attemptNumber())
+
+
+def rows_of(batches: Iterator[Any], roles: Mapping[str, str], topic: str | None) -> Iterator[Rows]:
+    """The batches of a task, without empty ones."""
+    for batch in batches:
+        if batch.num_rows:
+            yield Rows(batch, roles, topic)
+
+
+def send_all(rows: Iterator[Rows], sender: DirectSender | StagingSender) -> None:
+    """Every row is acknowledged when it returns."""
+    try:
+        for some in rows:
+            sender.send(some)
+        sender.lane.wait()
+    finally:
+        sender.lane.close()

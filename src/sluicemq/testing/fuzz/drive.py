@@ -1,0 +1,285 @@
+"""A broker in a process of its own under inputs: who is asked meanwhile, and what is looked at.
+
+The bystander is a thread with a connection of its own that asks and sends, again and again. The
+memory is what the process has for itself (RssAnon: files of the store that are mapped do not
+count); Linux tells it.
+"""
+
+import collections
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from random import Random
+from typing import IO, Final, NamedTuple
+
+from sluicemq.clock import SYSTEM_CLOCK
+from sluicemq.errors import SluiceError
+from sluicemq.net.blocking import BlockingChannel
+from sluicemq.protocol.codec import encode
+from sluicemq.protocol.codes import RequestCode
+from sluicemq.protocol.command import Command
+from sluicemq.testing.broker import send_fields
+from sluicemq.testing.fuzz.corpus import Template
+from sluicemq.testing.fuzz.mutate import Input, Mutator
+
+CONFIGURATION: Final = """brokerName=broker-a
+metricsExporterType=DISABLE
+mappedFileSizeCommitLog=16777216
+timerWheelEnable=true
+sluiceAutoTopicsMax=400
+sluiceAutoGroupsMax=400
+sluiceTransactionsOpenMax=1000
+defaultTopicQueueNums=2
+"""
+BATCH: Final = 64
+IN_FLIGHT: Final = 3
+ASK: Final = 0x5A17
+"""The opaque of the question at the end of a batch."""
+ASK_CODE: Final = 4321
+ANSWER_WAIT_S: Final = 20.0
+BYSTANDER_PAUSE_S: Final = 0.004
+P99_MAX_S: Final = 2.0
+GROWTH_MAX: Final = 192 * 1024 * 1024
+WARM_PART: Final = 0.1
+_TROUBLE: Final = re.compile(r"Traceback|MemoryError| CRITICAL ")
+_QUESTION: Final = encode(Command(ASK_CODE, None, b"", ASK))
+_ANSWER: Final = f'"opaque":{ASK},'.encode()
+
+
+class Process:
+    """`sluice up` with its log in a file."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        config = directory / "broker.conf"
+        config.write_text(CONFIGURATION)
+        self.log = directory / "log.txt"
+        self._stderr: IO[str] = self.log.open("w")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "sluicemq", "up", "--nameserver-port", "0", "--broker-port",
+             "0", "--store", str(directory / "store"), "-c", str(config)],
+            stdout=subprocess.PIPE, stderr=self._stderr, text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        parts = dict(part.split("=", 1) for part in line.split()[1:])
+        host, _, port = parts["broker"].rpartition(":")
+        self.address = (host, int(port))
+        self._log_read = 0
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def memory_bytes(self) -> int:
+        """Its own memory; 0 where the system does not tell."""
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{self.process.pid}/status").read_text()
+            found = re.search(r"RssAnon:\s+(\d+) kB", status)
+            return int(found[1]) * 1024 if found else 0
+        return 0
+
+    def trouble(self) -> str:
+        """What is new in the log, when something in it is a traceback."""
+        if self.log.stat().st_size == self._log_read:
+            return ""
+        with self.log.open(errors="replace") as lines:
+            lines.seek(self._log_read)
+            new = lines.read()
+        self._log_read += len(new.encode("utf-8", "replace"))
+        return new if _TROUBLE.search(new) else ""
+
+    def close(self) -> int:
+        """Ends it in order. Its exit code."""
+        if self.is_alive:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        self._stderr.close()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return code
+
+
+class Bystander(threading.Thread):
+    """Somebody who wants to work meanwhile."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        super().__init__(daemon=True)
+        self._address = f"{address[0]}:{address[1]}"
+        self._over = threading.Event()
+        self.waits_s: list[float] = []
+        self.failure = ""
+
+    def run(self) -> None:
+        fields = {name: str(value) for name, value in send_fields("BYSTANDER").items()}
+        try:
+            with contextlib.closing(BlockingChannel(self._address, ANSWER_WAIT_S)) as channel:
+                while not self._over.wait(BYSTANDER_PAUSE_S):
+                    begin_s = SYSTEM_CLOCK.monotonic_s()
+                    command = Command(RequestCode.SEND_MESSAGE_V2, dict(fields), b"still here")
+                    answer = channel.call(command)
+                    self.waits_s.append(SYSTEM_CLOCK.monotonic_s() - begin_s)
+                    if answer.code != 0 and not self.failure:
+                        self.failure = f"it was answered {answer.code}: {answer.remark}"
+        except SluiceError as error:
+            self.failure = str(error)
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join(ANSWER_WAIT_S + 5)
+
+    def p99_s(self) -> float:
+        ordered = sorted(self.waits_s)
+        return ordered[len(ordered) * 99 // 100] if ordered else 0.0
+
+
+class Batch(NamedTuple):
+    """So many inputs for one connection."""
+
+    number: int
+    inputs: list[Input]
+
+
+class Finding(NamedTuple):
+    """What went wrong, and the inputs before it."""
+
+    what: str
+    batches: tuple[Batch, ...]
+
+
+class Result(NamedTuple):
+    """How a run went."""
+
+    inputs: int
+    closed: int
+    seconds: float
+    p99_s: float
+    longest_s: float
+    answers: int
+    memory_before: int
+    memory_after: int
+    kinds: dict[str, int]
+    findings: tuple[Finding, ...]
+
+
+def make_batch(templates: tuple[Template, ...], seed: int, number: int) -> Batch:
+    """The batch with this number: the same inputs for the same seed and templates."""
+    mutator = Mutator(templates, Random(f"{seed}:{number}"))
+    inputs = [mutator.plain() for _ in range(BATCH - 1)]
+    return Batch(number, [*inputs, mutator.breaking()])
+
+
+class Drive:
+    """Sends batches and looks what becomes of them."""
+
+    def __init__(self, process: Process, templates: tuple[Template, ...], seed: int) -> None:
+        self._process = process
+        self._templates = templates
+        self._seed = seed
+        self._open: collections.deque[tuple[Batch, socket.socket]] = collections.deque()
+        self.inputs = self.closed = 0
+        self.kinds: collections.Counter[str] = collections.Counter()
+        self.findings: list[Finding] = []
+
+    def run(self, first: int, inputs: int) -> Result:
+        """From the batch with this number on."""
+        bystander = Bystander(self._process.address)
+        bystander.start()
+        begin_s = SYSTEM_CLOCK.monotonic_s()
+        memory = 0
+        for number in range(first, first + max(1, inputs // BATCH)):
+            if self.findings or not self._process.is_alive:
+                break
+            self._send(make_batch(self._templates, self._seed, number))
+            if len(self._open) >= IN_FLIGHT:
+                self._receive()
+            if not memory and self.inputs >= inputs * WARM_PART:
+                memory = self._process.memory_bytes()
+        while self._open:
+            self._receive()
+        seconds = SYSTEM_CLOCK.monotonic_s() - begin_s
+        bystander.stop()
+        after = self._process.memory_bytes()
+        self._judge(bystander, memory, after)
+        return Result(
+            self.inputs, self.closed, seconds, bystander.p99_s(), max(bystander.waits_s, default=0),
+            len(bystander.waits_s), memory, after, dict(self.kinds), tuple(self.findings),
+        )  # fmt: skip
+
+    def _send(self, batch: Batch) -> None:
+        """All but the last, and the question."""
+        data = b"".join(each.data for each in batch.inputs if not each.breaks)
+        try:
+            connection = socket.create_connection(self._process.address, ANSWER_WAIT_S)
+        except OSError as error:
+            self._find(f"no connection: {error}", batch)
+            return
+        self._open.append((batch, connection))
+        writer = threading.Thread(target=_write, args=(connection, data + _QUESTION), daemon=True)
+        if len(data) > 1 << 16:  # it may want us to read first
+            writer.start()
+        else:
+            _write(connection, data + _QUESTION)
+
+    def _receive(self) -> None:
+        batch, connection = self._open.popleft()
+        with contextlib.closing(connection):
+            answered = self._is_answered(batch, connection)
+            if answered:
+                _write(connection, b"".join(each.data for each in batch.inputs if each.breaks))
+        if answered:
+            self.inputs += len(batch.inputs)
+            for each in batch.inputs:
+                self.kinds[each.kind] += 1
+        trouble = self._process.trouble()
+        if trouble:
+            self._find(f"in the log: {trouble[-2000:]}", batch)
+
+    def _is_answered(self, batch: Batch, connection: socket.socket) -> bool:
+        """Was the question of the batch answered? One whose connection was closed is counted."""
+        tail = b""
+        try:
+            while True:
+                data = connection.recv(1 << 18)
+                if not data:
+                    self.closed += 1
+                    return False
+                if _ANSWER in tail + data:
+                    return True
+                tail = (tail + data)[-len(_ANSWER) :]
+        except TimeoutError:
+            self._find(f"no answer within {ANSWER_WAIT_S:.0f} s", batch)
+        except OSError:
+            self.closed += 1
+        return False
+
+    def _find(self, what: str, *batches: Batch) -> None:
+        self.findings.append(Finding(what, (*batches, *(batch for batch, _ in self._open))))
+
+    def _judge(self, bystander: Bystander, memory: int, after: int) -> None:
+        if not self._process.is_alive:
+            self._find(f"the broker has ended: {self._process.process.returncode}")
+        elif bystander.failure:
+            self._find(f"the bystander: {bystander.failure}")
+        elif bystander.p99_s() > P99_MAX_S:
+            self._find(f"the bystander waited {bystander.p99_s():.2f} s (p99)")
+        elif self.closed > 2:
+            self._find(f"{self.closed} connections were closed that sent frames only")
+        if memory and after - memory > GROWTH_MAX:
+            self._find(f"the memory grew from {memory >> 20} to {after >> 20} MiB")
+
+
+def _write(connection: socket.socket, data: bytes) -> None:
+    with contextlib.suppress(OSError):
+        connection.sendall(data)

@@ -1,0 +1,230 @@
+"""Consumers of a stepped broker that behave as Java's push consumer does, for simulations.
+
+A `ModelConsumer` sends heartbeats, asks who is in its group (38), takes its share of the queues,
+asks for offsets (14), pulls (11), hands out, commits (15) and obeys 21. Time and order are the
+caller's. `deliveries` notes every message that any of them was given.
+"""
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+from sluicemq.client.core.balance import allocate_average
+from sluicemq.filter.tags import subscribe
+from sluicemq.model.message import RETRY_TOPIC, StoredMessage
+from sluicemq.model.subscription import SQL92, TAG, Subscription
+from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
+from sluicemq.protocol import bodies
+from sluicemq.protocol.command import FLAG_ONEWAY
+from sluicemq.record.codec import decode_records
+from sluicemq.testing.broker import SteppedBroker, SteppedClient
+
+Wanted = dict[str, tuple[str, str]]
+"""topic -> (kind, expression)"""
+
+
+@dataclass
+class Shared:
+    """What all consumers of a simulation have in common."""
+
+    group: str
+    deliveries: Counter[str] = field(default_factory=Counter)
+    sent_back: Counter[str] = field(default_factory=Counter)
+    takers: dict[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass
+class _Reading:
+    position: int
+    done: int
+    """What was handed out and is finished: the committed offset."""
+    in_hand: list[StoredMessage] = field(default_factory=list)
+
+
+class ModelConsumer:
+    """One member of a group."""
+
+    def __init__(
+        self, broker: SteppedBroker, shared: Shared, client_id: str, wanted: Wanted, version: int
+    ) -> None:
+        self.shared = shared
+        self.client_id = client_id
+        self.wanted = wanted
+        self.version = version
+        self.readings: dict[MessageQueue, _Reading] = {}
+        self.refusal = ""
+        self.connect(broker)
+
+    # ------------------------------------------------------------------------- what a test does
+
+    def connect(self, broker: SteppedBroker) -> None:
+        """To a broker, or to it again after its restart: what is in hand stays in hand."""
+        self.broker = broker
+        self.connection: SteppedClient = broker.connect()
+        self.beat()
+
+    def change(self, wanted: Wanted, version: int) -> None:
+        """Subscribes to something else while it runs; as in Java, what it reads stays."""
+        self.wanted, self.version = wanted, version
+        self.beat()
+
+    def beat(self) -> None:
+        data = bodies.ConsumerData(
+            self.shared.group,
+            consume_from_where=bodies.FROM_FIRST_OFFSET,
+            subscriptions=self._subscriptions(),
+        )
+        heartbeat = bodies.Heartbeat(self.client_id, (), (data,))
+        answer = self.connection.call(34, {}, bodies.encode_heartbeat(heartbeat))
+        self.refusal = answer.remark or "" if answer.code else ""
+
+    def drop(self) -> None:
+        """First half of a rebalance: queues that are another's now are finished and given up."""
+        mine = set(self._share())
+        for queue in [queue for queue in self.readings if queue not in mine]:
+            self.finish(queue, len(self.readings[queue].in_hand))
+            self._commit(queue)
+            del self.readings[queue]
+
+    def take(self) -> None:
+        """Second half: new queues are read from their offset on."""
+        for queue in self._share():
+            if queue not in self.readings:
+                self._begin(queue)
+
+    def pull(self, queue: MessageQueue, count: int = 32) -> None:
+        reading = self.readings[queue]
+        answer = self.connection.call(
+            11,
+            {
+                "consumerGroup": self.shared.group, "topic": queue.topic,
+                "queueId": queue.queue_id, "queueOffset": reading.position, "maxMsgNums": count,
+                "sysFlag": 1 if reading.done >= 0 else 0, "commitOffset": max(reading.done, 0),
+                "suspendTimeoutMillis": 0, "subVersion": self.version, "expressionType": TAG,
+            },
+        )  # fmt: skip
+        if answer.code == 21:
+            self._sent_elsewhere(queue)
+        elif answer.code in {0, 19, 20}:
+            reading.position = int((answer.fields or {})["nextBeginOffset"])
+            for message in decode_records(answer.body):
+                self._got(reading, message)
+            if not reading.in_hand:
+                reading.done = reading.position
+
+    def finish(self, queue: MessageQueue, count: int) -> None:
+        """The oldest messages in hand are acknowledged."""
+        reading = self.readings[queue]
+        del reading.in_hand[:count]
+        last = reading.in_hand[0].queue_offset if reading.in_hand else reading.position
+        reading.done = max(reading.done, last)
+
+    def commit(self) -> None:
+        for queue in self.readings:
+            self._commit(queue)
+
+    def leave(self, *, says_so: bool) -> None:
+        """Stops in order: everything in hand is done and committed."""
+        for queue, reading in self.readings.items():
+            self.finish(queue, len(reading.in_hand))
+        self.commit()
+        if says_so:
+            fields = {"clientID": self.client_id, "consumerGroup": self.shared.group}
+            self.connection.call(35, fields)
+        self.connection.disconnect()
+
+    # ---------------------------------------------------------------------------- inside
+
+    def _subscriptions(self) -> tuple[Subscription, ...]:
+        retry = RETRY_PREFIX + self.shared.group
+        own = [subscribe(t, text, kind, self.version) for t, (kind, text) in self.wanted.items()]
+        return (*own, subscribe(retry, "*", TAG, self.version))
+
+    def _share(self) -> list[MessageQueue]:
+        answer = self.connection.call(38, {"consumerGroup": self.shared.group})
+        if answer.code:
+            return []
+        members = bodies.decode_consumer_list(answer.body)
+        found: list[MessageQueue] = []
+        for topic in (*self.wanted, RETRY_PREFIX + self.shared.group):
+            known = self.broker.core.topics.get(topic)
+            count = known.config.read_queues if known is not None else 0
+            queues = [MessageQueue(topic, "broker-a", queue_id) for queue_id in range(count)]
+            if self.client_id in members:
+                found += allocate_average(self.client_id, queues, members)
+        return found
+
+    def _place(self, queue: MessageQueue) -> dict[str, object]:
+        return {
+            "consumerGroup": self.shared.group,
+            "topic": queue.topic,
+            "queueId": queue.queue_id,
+        }
+
+    def _begin(self, queue: MessageQueue) -> None:
+        answer = self.connection.call(14, self._place(queue))
+        offset = int((answer.fields or {}).get("offset", 0)) if answer.code == 0 else 0
+        self.readings[queue] = _Reading(offset, offset if answer.code == 0 else -1)
+
+    def _sent_elsewhere(self, queue: MessageQueue) -> None:
+        """Java drops the queue and begins anew; what it has in hand it finishes, in vain."""
+        self._begin(queue)
+
+    def _got(self, reading: _Reading, message: StoredMessage) -> None:
+        kind, text = self.wanted.get(message.properties.get(RETRY_TOPIC, message.topic), (TAG, "*"))
+        if (
+            kind != SQL92
+            and not message.topic.startswith(RETRY_PREFIX)
+            and text != "*"
+            and message.tag not in {tag.strip() for tag in text.split("||")}
+        ):
+            return  # Java's clients compare the tag again
+        reading.in_hand.append(message)
+        name = message.body.decode()
+        self.shared.deliveries[name] += 1
+        self.shared.takers.setdefault(name, []).append(self.client_id)
+
+    def send_back(self, queue: MessageQueue) -> None:
+        """The oldest message in hand fails and comes again after a second."""
+        message = self.readings[queue].in_hand[0]
+        answer = self.connection.call(
+            36,
+            {
+                "group": self.shared.group, "offset": message.physical_offset, "delayLevel": 1,
+                "originMsgId": "", "originTopic": message.topic, "unitMode": "false",
+                "maxReconsumeTimes": 16,
+            },
+        )  # fmt: skip
+        if answer.code == 0:
+            self.shared.sent_back[message.body.decode()] += 1
+            self.finish(queue, 1)
+
+    def _commit(self, queue: MessageQueue) -> None:
+        reading = self.readings[queue]
+        if reading.done >= 0:
+            fields = self._place(queue) | {"commitOffset": reading.done}
+            self.connection.feed(self.connection.request(15, fields, flag=FLAG_ONEWAY))
+            self.broker.step()
+
+
+def balance(consumers: list[ModelConsumer]) -> None:
+    """All members balance anew: queues are given up before others take them."""
+    for consumer in consumers:
+        consumer.drop()
+    for consumer in consumers:
+        consumer.take()
+
+
+def work(consumers: list[ModelConsumer], rng: random.Random, failures: float = 0.0) -> None:
+    """Each member pulls, finishes some and now and then commits."""
+    for consumer in consumers:
+        for queue in list(consumer.readings):
+            if rng.random() < 0.7:
+                consumer.pull(queue, rng.choice([1, 3, 32]))
+            in_hand = len(consumer.readings[queue].in_hand)
+            if in_hand and rng.random() < failures:
+                consumer.send_back(queue)
+                in_hand -= 1
+            consumer.finish(queue, rng.randint(0, in_hand))
+        if rng.random() < 0.4:
+            consumer.commit()

@@ -1,0 +1,60 @@
+"""10,000 inputs that nobody sends, through the socket of a real broker, with a bystander.
+
+`make fuzz` does the same with a million.
+"""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from sluicemq.errors import ConfigurationError
+from sluicemq.testing.fuzz import corpus, rules
+from sluicemq.testing.fuzz.drive import BATCH, Bystander, Drive, Process, make_batch
+
+TRAFFIC = Path(__file__).parent.parent / "golden" / "traffic"
+SEED = 20
+INPUTS = 10_000
+
+
+def test_a_broker_takes_ten_thousand_inputs_and_serves_others_meanwhile(tmp_path: Path) -> None:
+    templates = corpus.load(TRAFFIC)
+    assert len({template.code for template in templates}) > 30
+    process = Process(tmp_path)
+    try:
+        result = Drive(process, templates, SEED).run(0, INPUTS)
+    finally:
+        code = process.close()
+    assert [finding.what for finding in result.findings] == []
+    assert result.inputs >= INPUTS - 3 * BATCH
+    assert len(result.kinds) == 12
+    assert result.answers >= 10
+    assert code == 0
+
+
+def test_a_thousand_files_that_nearly_are_rules_are_read_or_refused() -> None:
+    assert rules.check(Random(SEED), 1000) is None
+
+
+def test_a_batch_is_the_same_for_the_same_seed() -> None:
+    templates = corpus.load(None)
+    assert make_batch(templates, 1, 7) == make_batch(templates, 1, 7)
+    assert make_batch(templates, 1, 7) != make_batch(templates, 2, 7)
+    assert [each.breaks for each in make_batch(templates, 1, 7).inputs].count(True) == 1
+
+
+def test_a_bystander_who_is_not_answered_is_a_finding(tmp_path: Path) -> None:
+    process = Process(tmp_path)
+    drive = Drive(process, corpus.load(None), SEED)
+    process.close()
+    result = drive.run(0, BATCH)
+    assert any("the broker has ended" in finding.what for finding in result.findings)
+    bystander = Bystander(process.address)
+    bystander.start()
+    bystander.stop()
+    assert bystander.failure
+
+
+def test_a_corpus_without_recordings_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no recordings"):
+        corpus.load(tmp_path)

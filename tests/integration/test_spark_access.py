@@ -1,0 +1,134 @@
+"""The Spark source on a broker with access control, and several name servers; without a JVM."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.datasource import EqualTo
+
+from pyspark_rocketmq import DefaultSource
+from sluicemq.client.core.credentials import Credentials
+from sluicemq.client.sync.admin import Admin
+from sluicemq.client.sync.producer import Producer
+from sluicemq.errors import SluiceError
+from sluicemq.model.message import Message
+from sluicemq.spark import errors
+from sluicemq.spark.source import PushingReader
+from sluicemq.spark.stream import stream_reader
+
+ROOT = Path(__file__).parents[2]
+ACCOUNTS = """\
+accounts:
+  - accessKey: operator
+    secretKey: operator-secret
+    admin: true
+  - accessKey: analyst
+    secretKey: reader-secret
+    defaultTopicPerm: DENY
+    defaultGroupPerm: SUB
+    topicPerms:
+      - open=SUB
+"""
+OPERATOR = Credentials("operator", "operator-secret")
+
+
+@pytest.fixture(scope="module")
+def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A broker with the accounts above, and three messages in each of two topics."""
+    directory = tmp_path_factory.mktemp("access")
+    (directory / "plain_acl.yml").write_text(ACCOUNTS)
+    (directory / "broker.conf").write_text("aclEnable=true\n")
+    command = [
+        sys.executable, "-m", "sluicemq", "up", "--nameserver-port", "0", "--broker-port", "0",
+        "--store", str(directory / "store"), "-c", str(directory / "broker.conf"),
+    ]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            assert server.stdout is not None
+            ready = next(line for line in server.stdout if line.startswith("ready "))
+            address = dict(part.split("=", 1) for part in ready.split()[1:])["nameserver"]
+            fill(address)
+            yield address
+        finally:
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(30) == 0
+
+
+def fill(name_server: str) -> None:
+    with Admin(name_server, credentials=OPERATOR) as admin:
+        for topic in ("open", "closed"):
+            admin.create_topic(topic, queues=1)
+    with Producer(name_server, credentials=OPERATOR) as producer:
+        for topic in ("open", "closed"):
+            producer.send_batch([
+                Message(topic, str(number).encode(), keys=(f"k{number}",)) for number in range(3)
+            ])  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_hidden_tracebacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors.os, "environ", dict(os.environ))
+
+
+def options_of(name_server: str, **options: str) -> dict[str, str]:
+    given = {"nameServers": name_server, "topic": "open", "columns": "body,keys"}
+    return given | {"accessKey": "analyst", "secretKey": "reader-secret"} | options
+
+
+def read(options: dict[str, str], *predicates: Any) -> list[int]:
+    source = DefaultSource(options)
+    schema = source.schema()
+    reader = source.reader(schema)
+    if predicates:
+        reader = PushingReader(reader.options, schema)
+        reader.pushFilters(list(predicates))
+    blocks = [block for part in reader.partitions() for block in reader.read(part)]
+    return sorted(int(body) for block in blocks for body in block.column("body").to_pylist())
+
+
+def test_an_account_reads_what_it_may(name_server: str) -> None:
+    assert read(options_of(name_server)) == [0, 1, 2]
+    assert read(options_of(name_server, **{"filter.sql": "KEYS = 'k1'"})) == [1]
+
+
+@pytest.mark.parametrize("keys", [("analyst", "reader-secret"), ("operator", "operator-secret")])
+def test_a_key_is_found_with_and_without_the_right_to_ask_for_the_index(
+    name_server: str, keys: tuple[str, str]
+) -> None:
+    options = options_of(name_server, accessKey=keys[0], secretKey=keys[1])
+    assert read(options, EqualTo(("keys",), "k1")) == [1]
+
+
+def test_a_name_server_that_is_away_is_passed_over(name_server: str) -> None:
+    assert read(options_of(name_server, nameServers=f"127.0.0.1:1;{name_server}")) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"topic": "closed"}, "No default permission for topic:closed"),
+        ({"secretKey": "another-secret"}, "Check signature failed"),
+        ({"accessKey": "nobody"}, "nobody"),
+    ],
+)
+def test_what_is_denied_is_said_in_the_first_line(
+    name_server: str, options: dict[str, str], why: str
+) -> None:
+    given = options_of(name_server, **options)
+    with pytest.raises(SluiceError) as caught:
+        read(given)
+    assert why in str(caught.value).splitlines()[0]
+    assert errors.os.environ[errors.HIDE_TRACEBACK] == "1", "the text comes first, no traceback"
+    stream = stream_reader(given, DefaultSource(given).schema())
+    with pytest.raises(SluiceError, match=why):
+        stream.initialOffset()
+    stream.stop()

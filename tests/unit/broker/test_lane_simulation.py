@@ -1,0 +1,222 @@
+"""Members of one group come, go, change what they want and meet a broker that restarts: every
+message that somebody wants is delivered once, whatever the seed."""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from sluicemq.filter.parser import compile_sql92
+from sluicemq.model.subscription import SQL92, TAG
+from sluicemq.model.topic import CONTRACT, GroupConfig, TopicConfig
+from sluicemq.testing.broker import SteppedBroker, send_fields
+from sluicemq.testing.lane_model import ModelConsumer, Shared, Wanted, balance, work
+
+SEEDS = 300
+WISHES: list[Wanted] = [
+    {"T": (TAG, "tag1 || tag2")},
+    {"T": (TAG, "tag3")},
+    {"T": (TAG, "tag2||tag3")},
+    {"T": (TAG, "*")},
+    {"T": (SQL92, "n > 5")},
+    {"T": (TAG, "tag1"), "U": (TAG, "*")},
+    {"U": (TAG, "tag2")},
+]
+TAGS = ("tag1", "tag2", "tag3", "tag4")
+
+
+@dataclass
+class Message:
+    topic: str
+    tag: str
+    number: int
+    wanted_by: list[Wanted] = field(default_factory=list)
+
+    def is_for(self, wanted: Wanted) -> bool:
+        if self.topic not in wanted:
+            return False
+        kind, text = wanted[self.topic]
+        if kind == SQL92:
+            return compile_sql92(text).matches({"n": str(self.number), "TAGS": self.tag})
+        return text == "*" or self.tag in {tag.strip() for tag in text.split("||")}
+
+
+class World:
+    def __init__(self, seed: int, contract: str) -> None:
+        self.rng = random.Random(seed)
+        self.broker = SteppedBroker()
+        self.prepare(contract)
+        self.producer = self.broker.connect()
+        self.shared = Shared("G")
+        self.consumers: list[ModelConsumer] = []
+        self.messages: dict[str, Message] = {}
+        self.versions = 0
+        self.story: list[str] = []
+
+    def prepare(self, contract: str) -> None:
+        for topic in ("T", "U"):
+            self.broker.core.topics.put(TopicConfig(topic, 2, 2))
+        self.broker.core.groups.put(GroupConfig("G", attributes={CONTRACT: contract}))
+
+    def join(self, wanted: Wanted) -> None:
+        self.versions += self.rng.choice([-1, 1, 2])
+        name = f"c{len(self.story)}"
+        self.story.append(f"join {name} {wanted}")
+        made = ModelConsumer(self.broker, self.shared, name, wanted, 100 + self.versions)
+        if made.refusal:
+            self.story.append("refused")
+            made.connection.disconnect()
+        else:
+            self.consumers.append(made)
+        balance(self.consumers)
+
+    def leave(self) -> None:
+        if len(self.consumers) > 1:
+            gone = self.consumers.pop(self.rng.randrange(len(self.consumers)))
+            self.story.append(f"leave {gone.client_id}")
+            gone.leave(says_so=self.rng.random() < 0.5)
+            balance(self.consumers)
+
+    def change(self, wishes: list[Wanted]) -> None:
+        """A member subscribes to something else while it runs."""
+        if len(self.consumers) < 2:
+            return
+        consumer = self.rng.choice(self.consumers)
+        self.versions += self.rng.choice([-1, 1, 2])
+        wanted = self.rng.choice(wishes)
+        self.story.append(f"change {consumer.client_id} {wanted}")
+        consumer.change(wanted, 100 + self.versions)
+        if consumer.refusal:
+            self.story.append("refused")
+            self.consumers.remove(consumer)
+            consumer.connection.disconnect()
+        balance(self.consumers)
+
+    def restart(self) -> None:
+        self.story.append("restart")
+        self.broker.close()
+        self.broker = SteppedBroker(files=self.broker.files, clock=self.broker.clock)
+        self._reconnect()
+
+    def crash(self) -> None:
+        """The log is on disk; of the tables what was saved last, some time ago."""
+        self.story.append("crash")
+        self.broker.store.sync()
+        files = self.broker.files.crash(self.rng)
+        self.broker = SteppedBroker(files=files, clock=self.broker.clock)
+        self._reconnect()
+
+    def save(self) -> None:
+        for document in self.broker.core.documents:
+            document.save()
+
+    def _reconnect(self) -> None:
+        self.producer = self.broker.connect()
+        self.rng.shuffle(self.consumers)
+        for consumer in self.consumers:
+            consumer.connect(self.broker)
+        balance(self.consumers)
+
+    def produce(self) -> None:
+        for _ in range(self.rng.randint(1, 6)):
+            number = len(self.messages)
+            name = f"m{number}"
+            message = Message(self.rng.choice("TTTU"), self.rng.choice(TAGS), number % 11)
+            message.wanted_by = [c.wanted for c in self.consumers if message.is_for(c.wanted)]
+            properties = f"UNIQ_KEY\x01{name}\x02TAGS\x01{message.tag}\x02n\x01{message.number}\x02"
+            fields = send_fields(message.topic, properties, e=self.rng.randrange(2))
+            assert self.producer.call(310, fields, name.encode()).code == 0
+            self.messages[name] = message
+
+    def step(self, failures: float = 0.1) -> None:
+        work(self.consumers, self.rng, failures)
+        self.pass_time(self.rng.choice([0.2, 1.0]))
+
+    def pass_time(self, seconds: float) -> None:
+        self.broker.advance(seconds)
+        self.broker.settle()
+        self.broker.core.second()
+        self.broker.settle()
+
+    def drain(self) -> None:
+        for consumer in self.consumers:
+            consumer.beat()
+        for _ in range(60):
+            self.pass_time(1.0)
+            balance(self.consumers)
+            work(self.consumers, self.rng)
+        for _ in range(6):
+            for consumer in self.consumers:
+                for queue in list(consumer.readings):
+                    consumer.pull(queue)
+                    consumer.finish(queue, len(consumer.readings[queue].in_hand))
+                consumer.commit()
+            self.pass_time(1.0)
+
+    def check(self, *, repeats: bool = False) -> None:
+        present = [consumer.wanted for consumer in self.consumers]
+        lost, doubled = [], []
+        for name, message in self.messages.items():
+            got = self.shared.deliveries[name]
+            due = 1 + self.shared.sent_back[name]
+            if got > due and not repeats:
+                doubled.append((name, got, due, message, self.shared.takers[name]))
+            if got < due and message.wanted_by and any(message.is_for(w) for w in present):
+                lost.append((name, got, due, message, self.shared.takers.get(name)))
+        story = "\n".join(self.story)
+        assert not lost, f"lost {lost}\n{story}"
+        assert not doubled, f"doubled {doubled}\n{story}"
+
+
+def live(world: World, turns: int, wishes: list[Wanted], *, changes: bool = False) -> None:
+    rng = world.rng
+    for _ in range(turns):
+        event = rng.random()
+        if event < 0.12 or not world.consumers:
+            world.join(rng.choice(wishes))
+        elif event < 0.2:
+            world.leave()
+        elif event < 0.23:
+            world.restart()
+        elif event < 0.27:
+            world.pass_time(31)
+        elif event < 0.30 and changes:
+            world.change(wishes)
+        world.produce()
+        world.step()
+    world.drain()
+
+
+@pytest.mark.parametrize("contract", ["compatible", "lanes", "strict"])
+def test_nothing_is_lost_and_nothing_doubled_under_joins_and_leaves(contract: str) -> None:
+    for seed in range(SEEDS // 3):
+        world = World(seed, contract)
+        live(world, 30, WISHES)
+        world.check()
+
+
+def test_nothing_is_lost_when_members_change_what_they_want_while_they_run() -> None:
+    """What is in hand at that moment may come again, as when RocketMQ moves a queue."""
+    for seed in range(60):
+        world = World(seed, "lanes")
+        live(world, 30, WISHES, changes=True)
+        world.check(repeats=True)
+
+
+def test_nothing_is_lost_when_the_broker_dies() -> None:
+    for seed in range(60):
+        world = World(seed, "lanes")
+        world.save()
+        for _ in range(3):
+            for _ in range(8):
+                if world.rng.random() < 0.3 or not world.consumers:
+                    world.join(world.rng.choice(WISHES))
+                elif world.rng.random() < 0.2:
+                    world.leave()
+                world.produce()
+                world.step()
+                if world.rng.random() < 0.3:
+                    world.save()
+            world.crash()
+        world.drain()
+        world.check(repeats=True)

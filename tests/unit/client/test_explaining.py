@@ -1,0 +1,144 @@
+"""Facts in, findings out: what is not known is not guessed, and the first finding is the one that
+matters."""
+
+import dataclasses
+
+import pytest
+
+from sluicemq.client.core.explaining import explain_group, explain_message
+from sluicemq.client.core.facts import (
+    Code,
+    Copy,
+    Fate,
+    GroupFacts,
+    GroupState,
+    MemberFacts,
+    MessageFacts,
+    QueueFacts,
+)
+from sluicemq.client.core.timeline import GroupFate
+from sluicemq.filter.tags import subscribe
+from sluicemq.model.ids import Host
+from sluicemq.model.message import StoredMessage
+from sluicemq.model.subscription import Subscription
+from sluicemq.model.topic import GroupConfig, MessageQueue
+from sluicemq.protocol.bodies import GroupMatching, QueueMatching, QueueState
+
+QUEUE = MessageQueue("T", "b", 0)
+HOST = Host("127.0.0.1", 10911)
+NOW_MS = 1_000_000
+SQL = Subscription("T", "price > 30 AND region = 'hz'", "SQL92")
+
+
+def about(offset: int = 5, routed: frozenset[str] | None = frozenset({"b"}), **properties: str):
+    message = StoredMessage(
+        "T", 0, offset, 2, 3, b"x", properties, 0, 0, 4, HOST, 5, HOST, 0, 0, 0, "b"
+    )
+    return MessageFacts(message, 0, 10, routed)
+
+
+def member(name: str = "c1", said: Subscription | None = None, **state: int) -> MemberFacts:
+    said = said or subscribe("T")
+    return MemberFacts(name, {said.topic: said}, {QUEUE: QueueState(0, **state)})
+
+
+def group(**changes: object) -> GroupFacts:
+    plain = GroupFacts(
+        "G", GroupConfig("G"), (member(),), {"T": subscribe("T")}, committed=0, now_ms=NOW_MS
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+def told(facts: GroupFacts, message: MessageFacts | None = None):
+    found = explain_message(message or about(), facts)
+    return found.fate, [finding.code for finding in found.findings]
+
+
+def test_a_message_behind_others_waits() -> None:
+    found = explain_message(about(), group(committed=2))
+    assert found.fate is Fate.WAITING
+    assert found.cause is not None
+    assert found.cause.what == "3 messages of its queue come before it; c1 reads it."
+
+
+def test_what_members_do_not_tell_is_not_guessed() -> None:
+    facts = group(members=(MemberFacts("c1"),))
+    found = explain_message(about(), facts)
+    assert found.owner is None
+    assert found.cause is not None
+    assert "not known" in found.cause.what
+    state = GroupState(facts, [QueueFacts(QUEUE, 0, 10)], {"T": frozenset({"b"})})
+    assert [finding.code for finding in explain_group(state).findings] == [Code.BEHIND]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"dead": [about().message]}, (Fate.DEAD, [Code.DEAD_LETTER])),
+        ({"copies": [Copy(2, False)]}, (Fate.RETRY, [Code.RETRY_PENDING])),
+        ({"copies": [Copy(1, True), Copy(2, False)]}, (Fate.RETRY, [Code.RETRY_PENDING])),
+        ({"copies": [Copy(1, True)]}, (Fate.CONSUMED, [])),
+        ({"traced": GroupFate("G", 1, True)}, (Fate.CONSUMED, [])),
+        ({"committed": 6}, (Fate.CONSUMED, [Code.OFFSET_PAST])),
+        ({"members": ()}, (Fate.OFFLINE, [Code.NO_MEMBER])),
+        ({"fetched": 6}, (Fate.WAITING, [Code.NOT_ACKNOWLEDGING])),
+        ({"fetched": 6, "members": (member(last_consume_ms=NOW_MS - 1000),)},
+         (Fate.WAITING, [Code.IN_HAND])),
+        ({"fetched": 6, "members": (member(last_consume_ms=NOW_MS - 60_000),)},
+         (Fate.WAITING, [Code.NOT_ACKNOWLEDGING])),
+        ({"members": (MemberFacts("c1", {"T": subscribe("T")}, {}),)},
+         (Fate.WAITING, [Code.QUEUE_IDLE, Code.MEMBER_IDLE])),
+        ({"subscriptions": {"U": subscribe("U")}}, (Fate.WAITING, [Code.NOT_SUBSCRIBED])),
+        ({"config": GroupConfig("G", consume_enable=False)},
+         (Fate.WAITING, [Code.CONSUMING_OFF])),
+        ({"subscriptions": {"T": Subscription("T", "price >", "SQL92")}},
+         (Fate.WAITING, [Code.BROKEN_FILTER])),
+        ({"members": (member(), member("c2", subscribe("T", "A")))},
+         (Fate.WAITING, [Code.BEHIND, Code.UNEQUAL])),
+    ],
+)  # fmt: skip
+def test_each_fact_has_its_finding(
+    changes: dict[str, object], expected: tuple[Fate, list[Code]]
+) -> None:
+    assert told(group(**changes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("properties", "words"),
+    [
+        ({"price": "7", "region": "hz"}, "price > 30 is false (price is '7', a String)"),
+        ({"price": "31", "region": "sh"}, "region = 'hz' is false (region is 'sh', a String)"),
+        ({"region": "hz"}, "is null on it: price > 30 is null (price is absent)"),
+    ],
+)
+def test_the_atom_that_decides_is_named(properties: dict[str, str], words: str) -> None:
+    found = explain_message(about(**properties), group(subscriptions={"T": SQL}))
+    assert found.fate is Fate.FILTERED
+    assert found.cause is not None
+    assert words in found.cause.what
+
+
+def test_a_message_that_the_filter_drops_is_filtered_also_when_the_offset_is_past_it() -> None:
+    facts = group(subscriptions={"T": SQL}, committed=9)
+    assert told(facts, about(price="7")) == (Fate.FILTERED, [Code.FILTER_FALSE])
+
+
+def test_a_topic_without_a_route_is_said() -> None:
+    for routed in (None, frozenset({"other"})):
+        assert told(group(), about(routed=routed)) == (Fate.WAITING, [Code.NO_ROUTE])
+
+
+def test_a_group_that_has_only_misses_before_it_is_not_behind() -> None:
+    queue = QueueMatching(0, 0, 0, 10, 0)
+    matching = [("b", GroupMatching("T", "SQL92", "x = 1", (queue,)))]
+    state = GroupState(
+        group(), [QueueFacts(QUEUE, 0, 10)], {"T": frozenset({"b"})}, matching
+    )  # fmt: skip
+    found = explain_group(state)
+    assert (found.lag, found.matching) == (10, 0)
+    assert [finding.code for finding in found.findings] == [Code.ONLY_FILTERED]
+
+
+def test_a_group_that_is_up_to_date_has_no_findings() -> None:
+    state = GroupState(group(), [QueueFacts(QUEUE, 10, 10)], {"T": frozenset({"b"})})
+    assert explain_group(state).findings == ()

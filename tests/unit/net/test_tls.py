@@ -1,0 +1,686 @@
+"""TLS and plain connections on one port, over real sockets, with asyncio's loop and with uvloop."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import ssl
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from sluicemq.errors import ConfigurationError, ConnectionLostError
+from sluicemq.net import tls_contexts, tls_stream
+from sluicemq.net.blocking import BlockingChannel
+from sluicemq.net.dialer import dial
+from sluicemq.net.dispatch import Dispatcher
+from sluicemq.net.network import SOCKETS, secured
+from sluicemq.net.peer import Peer
+from sluicemq.net.server import Connection, RemotingServer
+from sluicemq.net.tls import ServerTls, Tls
+from sluicemq.net.tls_stream import Door
+from sluicemq.protocol.codec import encode
+from sluicemq.protocol.command import Command
+from sluicemq.testing.certificates import Authority, Certificate
+
+BIG = os.urandom(3 << 20)
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="session")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("stranger"), "Somebody else")
+
+
+@pytest.fixture(scope="session")
+def server_certificate(authority: Authority) -> Certificate:
+    return authority.issue("broker", ["127.0.0.1", "localhost"])
+
+
+@pytest.fixture
+def settings(server_certificate: Certificate) -> ServerTls:
+    return ServerTls(certificate=server_certificate.path, key=server_certificate.key_path)
+
+
+@pytest.fixture(params=[None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Any], None]:
+    def run_it(coroutine: Any) -> None:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(asyncio.wait_for(coroutine, 30))
+
+    return run_it
+
+
+def echo(command: Command, _: Peer) -> Command:
+    return Command(0, {"size": str(len(command.body))}, bytes(command.body))
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: ServerTls | None, **options: Any) -> AsyncIterator[RemotingServer]:
+    door = None if settings is None else Door(settings)
+    server = RemotingServer(Dispatcher({10: echo}), tls=door, **options)
+    await server.start("127.0.0.1", [0])
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+def address(server: RemotingServer) -> str:
+    return f"127.0.0.1:{server.ports[0]}"
+
+
+async def echoed(server: RemotingServer, tls: Tls | None, body: bytes = b"x") -> None:
+    channel = await dial(address(server), tls=tls)
+    try:
+        answer = await channel.call(Command(10, {}, body), 5)
+        assert bytes(answer.body) == body
+    finally:
+        await channel.close()
+
+
+def plain_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+# ------------------------------------------------------------------------------- both on a port
+
+
+def test_tls_and_plain_clients_share_a_permissive_port(
+    run: Any, settings: ServerTls, authority: Authority
+) -> None:
+    async def check() -> None:
+        async with serving(settings) as server:
+            tls = Tls(ca=authority.path)
+            await asyncio.gather(
+                *(echoed(server, chosen, BIG) for chosen in (tls, None, tls, None)),
+                *(echoed(server, chosen) for chosen in (tls, None)),
+            )
+            assert server.tls is not None
+            assert server.tls.finished == 3
+            await until(lambda: not server.peers)
+
+    run(check())
+
+
+def test_a_plain_connection_has_no_object_of_tls(run: Any, settings: ServerTls) -> None:
+    async def check() -> None:
+        async with serving(settings) as server:
+            channel = await dial(address(server))
+            await channel.call(Command(10, {}, b"1"), 5)
+            (connection,) = server._connections.values()
+            assert type(connection._transport.get_protocol()) is Connection
+            await channel.close()
+
+    run(check())
+
+
+def test_a_handshake_in_single_bytes_and_frames_right_behind_it(
+    run: Any, settings: ServerTls
+) -> None:
+    """What was read before the connection became TLS is not lost, however it was cut."""
+
+    async def check() -> None:
+        async with serving(settings) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
+            incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+            tls = plain_context().wrap_bio(incoming, outgoing)
+            while True:
+                try:
+                    tls.do_handshake()
+                    break
+                except ssl.SSLWantReadError:
+                    for byte in outgoing.read():
+                        writer.write(bytes((byte,)))
+                        await asyncio.sleep(0)
+                    incoming.write(await reader.read(65536))
+            # The client's last part of the handshake travels with forty frames.
+            for opaque in range(40):
+                tls.write(encode(Command(10, {}, b"body", opaque=opaque)))
+            writer.write(outgoing.read())
+            heard = b""
+            while heard.count(b"body") < 40:
+                incoming.write(await reader.read(65536))
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    while True:
+                        heard += tls.read(65536)
+            writer.close()
+
+    run(check())
+
+
+def test_an_enforcing_port_closes_plain_connections_and_says_so(
+    run: Any, settings: ServerTls, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        async with serving(replace(settings, mode="enforcing")) as server:
+            await echoed(server, Tls(ca=authority.path))
+            with pytest.raises(ConnectionLostError, match="tls=True"):
+                await echoed(server, None)
+            await asyncio.to_thread(blocking_plain_is_refused, address(server))
+
+    run(check())
+    assert "speaks plainly" in caplog.text
+
+
+def blocking_plain_is_refused(where: str) -> None:
+    with BlockingChannel(where) as channel, pytest.raises(ConnectionLostError, match="tls=True"):
+        channel.call(Command(10, {}, b""))
+
+
+def test_a_port_without_tls_refuses_it_and_both_sides_say_why(
+    run: Any, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        async with serving(None) as server:
+            with pytest.raises(ConnectionLostError, match=r"TLS handshake.*tls.server.mode"):
+                await dial(address(server), tls=Tls(ca=authority.path))
+
+    run(check())
+    assert "Turn TLS off" in caplog.text
+
+
+def test_the_blocking_channel_speaks_tls(settings: ServerTls, authority: Authority) -> None:
+    with served(settings) as server:
+        where = address(server)
+        with BlockingChannel(where, tls=Tls(ca=authority.path)) as channel:
+            for body in (b"x", BIG, b"y"):
+                assert bytes(channel.call(Command(10, {}, body)).body) == body
+        with pytest.raises(ConnectionLostError, match="is refused: unable to get"):
+            BlockingChannel(where, tls=Tls(ca=None))
+
+
+@contextlib.contextmanager
+def served(settings: ServerTls) -> Iterator[RemotingServer]:
+    """A server on a loop of another thread."""
+    loop = asyncio.new_event_loop()
+    server: list[RemotingServer] = []
+    ready, stop = threading.Event(), asyncio.Event()
+
+    async def live() -> None:
+        async with serving(settings) as made:
+            server.append(made)
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(live()))
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield server[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+        loop.close()
+
+
+# ----------------------------------------------------------------------------------- who is who
+
+
+@pytest.mark.parametrize(
+    ("make", "host", "says", "cure"),
+    [
+        (lambda one, other: Tls(ca=other.path), "127.0.0.1", "unable to get", "as ca"),
+        (lambda one, other: Tls(), "127.0.0.1", "self.signed|unable to get", "ca"),
+        (lambda one, other: Tls(ca=one.path), "127.0.0.2", "IP address mismatch", "server_name"),
+        (
+            lambda one, other: Tls(ca=one.path, server_name="x.example"),
+            "127.0.0.1",
+            "Hostname mismatch",
+            "server_name",
+        ),
+    ],
+    ids=["wrong authority", "system authorities", "another address", "another name"],
+)
+def test_a_certificate_that_is_not_trusted_is_an_error_with_its_cure(
+    run: Any,
+    settings: ServerTls,
+    authority: Authority,
+    stranger: Authority,
+    make: Callable[[Authority, Authority], Tls],
+    host: str,
+    says: str,
+    cure: str,
+) -> None:
+    async def check() -> None:
+        async with serving(settings) as server:
+            server_address = f"{host}:{server.ports[0]}"
+            if host == "127.0.0.2":  # Linux answers on all of 127.0.0.0/8 only when bound there
+                await server.start(host, [0])
+                server_address = f"{host}:{server.ports[0]}"
+            with pytest.raises(ConnectionLostError, match=says) as caught:
+                await dial(server_address, tls=make(authority, stranger))
+            assert cure in caught.value.cure
+            await dialled(server_address, Tls(ca=authority.path, verify="ca"))
+            await dialled(server_address, Tls(verify=False))
+            await dialled(server_address, Tls(ca=authority.path, server_name="localhost"))
+
+    run(check())
+
+
+async def dialled(where: str, tls: Tls) -> None:
+    channel = await dial(where, tls=tls)
+    assert (await channel.call(Command(10, {}, b""), 5)).code == 0
+    await channel.close()
+
+
+def test_an_expired_certificate_is_an_error_with_its_cure(run: Any, authority: Authority) -> None:
+    old = authority.issue("old", ["127.0.0.1"], days=-1)
+
+    async def check() -> None:
+        async with serving(ServerTls(certificate=old.path, key=old.key_path)) as server:
+            with pytest.raises(ConnectionLostError, match="expired") as caught:
+                await dial(address(server), tls=Tls(ca=authority.path))
+            assert "new one" in caught.value.cure
+
+    run(check())
+
+
+def test_mutual_tls_lets_in_whom_the_authority_knows_and_nobody_else(
+    run: Any,
+    settings: ServerTls,
+    authority: Authority,
+    stranger: Authority,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    mine, foreign = authority.issue("client"), stranger.issue("client")
+    mutual = replace(settings, client_auth="require", ca=authority.path)
+
+    def client(certificate: Certificate | None) -> Tls:
+        if certificate is None:
+            return Tls(ca=authority.path)
+        return Tls(ca=authority.path, certificate=certificate.path, key=certificate.key_path)
+
+    async def check() -> None:
+        async with serving(mutual) as server:
+            await echoed(server, client(mine))
+            for certificate in (None, foreign):
+                with pytest.raises(ConnectionLostError, match="refuses the handshake") as caught:
+                    await echoed(server, client(certificate))
+                assert "certificate" in caught.value.cure
+            await asyncio.to_thread(blocking_without_certificate, address(server), client(None))
+        async with serving(replace(mutual, client_auth="optional")) as server:
+            await echoed(server, client(None))
+            await echoed(server, client(mine))
+            with pytest.raises(ConnectionLostError):
+                await echoed(server, client(foreign))
+
+    run(check())
+    assert "peer did not return a certificate" in caplog.text
+    assert "the certificate of the client is refused" in caplog.text
+
+
+def blocking_without_certificate(where: str, tls: Tls) -> None:
+    with (
+        pytest.raises(ConnectionLostError, match="refuses the handshake"),
+        BlockingChannel(where, tls=tls) as channel,
+    ):
+        channel.call(Command(10, {}, b""))
+
+
+def test_a_key_with_a_password(run: Any, authority: Authority) -> None:
+    locked = authority.issue("locked", ["127.0.0.1"], password="open sesame")
+    right = ServerTls(certificate=locked.path, key=locked.key_path, key_password="open sesame")
+    assert "sesame" not in repr(right)
+
+    async def check() -> None:
+        async with serving(right) as server:
+            await echoed(server, Tls(ca=authority.path))
+        for wrong in ("", "another"):
+            with pytest.raises(ConfigurationError, match="password"):
+                async with serving(replace(right, key_password=wrong)):
+                    pass
+
+    run(check())
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"certificate": "/nowhere.pem"}, "/nowhere.pem is not there"),
+        ({"key": "/nowhere.key"}, "/nowhere.key is not there"),
+        ({"client_auth": "require"}, "trustCertPath"),
+        ({"client_auth": "require", "ca": "/nowhere.ca"}, "/nowhere.ca is not there"),
+        ({"mode": "enforcing", "certificate": "", "key": "", "test_mode": False}, "certPath"),
+    ],
+)
+def test_settings_that_cannot_hold_refuse_the_start(
+    settings: ServerTls, change: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        tls_contexts.server_contexts(replace(settings, **change))
+
+
+def test_a_key_of_another_certificate_refuses_the_start(
+    settings: ServerTls, authority: Authority, tmp_path: Path
+) -> None:
+    other = authority.issue("other")
+    with pytest.raises(ConfigurationError, match="another certificate"):
+        tls_contexts.server_contexts(replace(settings, key=other.key_path))
+    text = tmp_path / "text.pem"
+    text.write_text("this is no certificate")
+    with pytest.raises(ConfigurationError, match="PEM"):
+        tls_contexts.server_contexts(replace(settings, certificate=str(text)))
+
+
+# ------------------------------------------------------------------------------------ test mode
+
+
+def test_without_a_certificate_test_mode_makes_one_and_warns(
+    run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        async with serving(ServerTls()) as server:
+            await asyncio.gather(*(echoed(server, Tls(verify=False)) for _ in range(5)))
+            await echoed(server, None)
+            with pytest.raises(ConnectionLostError, match=r"self.signed") as caught:
+                await echoed(server, Tls())
+            assert "test mode" in caught.value.cure
+
+    run(check())
+    assert caplog.text.count("UNSAFE") == 1
+
+
+def test_without_certificate_and_test_mode_tls_is_refused(
+    run: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        async with serving(ServerTls(test_mode=False)) as server:
+            with pytest.raises(ConnectionLostError, match="TLS handshake"):
+                await echoed(server, Tls(verify=False))
+            await echoed(server, None)
+
+    run(check())
+    assert "there is no certificate" in caplog.text
+
+
+def test_without_the_program_openssl_test_mode_says_what_to_do(
+    run: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    async def check() -> None:
+        async with serving(ServerTls()) as server:
+            with pytest.raises(ConnectionLostError):
+                await echoed(server, Tls(verify=False))
+            await echoed(server, None)
+
+    run(check())
+    assert "Install the program openssl, or set tls.server.certPath" in caplog.text
+
+
+# --------------------------------------------------------------------------------------- reload
+
+
+def test_a_new_certificate_is_in_force_while_old_connections_live(
+    run: Any, authority: Authority, stranger: Authority, tmp_path: Path
+) -> None:
+    paths = [str(tmp_path / "server.pem"), str(tmp_path / "server.key")]
+    first, second = (one.issue("broker", ["127.0.0.1"]) for one in (authority, stranger))
+    put(first, paths)
+
+    async def check() -> None:
+        async with serving(ServerTls(certificate=paths[0], key=paths[1])) as server:
+            channel = await dial(address(server), tls=Tls(ca=authority.path))
+            await channel.call(Command(10, {}, b"1"), 5)
+            watched = server.tls._watched  # type: ignore[union-attr]
+            assert watched is not None
+            put(second, paths)
+            await until(lambda: watched.loads == 2)
+            await echoed(server, Tls(ca=stranger.path))
+            with pytest.raises(ConnectionLostError):
+                await echoed(server, Tls(ca=authority.path))
+            answer = await channel.call(Command(10, {}, BIG), 5)
+            assert bytes(answer.body) == BIG
+            await channel.close()
+
+    run(check())
+
+
+def put(certificate: Certificate, paths: list[str]) -> None:
+    for source, target in zip(certificate, paths, strict=True):
+        shutil.copy(source, f"{target}.new")
+        Path(f"{target}.new").replace(target)
+
+
+def test_half_a_change_and_a_wrong_one_leave_the_old_certificate_in_force(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    paths = [str(tmp_path / "server.pem"), str(tmp_path / "server.key")]
+    first, second = (authority.issue(name, ["127.0.0.1"]) for name in ("first", "second"))
+    put(first, paths)
+    watched = tls_contexts.server_contexts(ServerTls(certificate=paths[0], key=paths[1]))
+    assert watched is not None
+    old = watched.context
+    assert watched.look() is old
+    shutil.copy(second.path, paths[0])  # the key follows later
+    assert watched.look() is old
+    shutil.copy(second.key_path, paths[1])
+    assert watched.look() is old, "it has been at rest for no look"
+    new = watched.look()
+    assert new is not old
+    assert "ERROR" not in caplog.text
+    Path(paths[0]).write_text("rubbish")
+    for _ in range(5):
+        assert watched.look() is new
+    assert caplog.text.count("the old ones stay in force") == 1
+    Path(paths[0]).unlink()
+    for _ in range(3):
+        assert watched.look() is new
+    put(first, paths)
+    assert [watched.look() is new, watched.look() is new] == [True, False]
+
+
+def test_a_client_reads_its_files_again_when_they_change(
+    run: Any, settings: ServerTls, authority: Authority, stranger: Authority, tmp_path: Path
+) -> None:
+    path = tmp_path / "ca.pem"
+    shutil.copy(stranger.path, path)
+
+    async def check() -> None:
+        async with serving(settings) as server:
+            with pytest.raises(ConnectionLostError):
+                await echoed(server, Tls(ca=path))
+            shutil.copy(authority.path, path)
+            await echoed(server, Tls(ca=path))
+
+    run(check())
+
+
+# --------------------------------------------------------------------------------------- limits
+
+
+def test_a_slow_handshake_is_closed(
+    run: Any, settings: ServerTls, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        async with serving(replace(settings, handshake_timeout_s=0.2)) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
+            writer.write(b"\x16\x03\x01")
+            assert await reader.read() == b""
+            assert server.tls is not None
+            assert server.tls.unfinished == 0
+            await until(lambda: not server.peers)
+            writer.close()
+
+    run(check())
+    assert "was not finished within 0.2 s" in caplog.text
+
+
+def test_unfinished_handshakes_are_bounded_and_do_not_hold_up_others(
+    run: Any, settings: ServerTls, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        few = replace(settings, handshakes_max=8, handshake_timeout_s=1)
+        async with serving(few) as server:
+            pairs = [await asyncio.open_connection("127.0.0.1", server.ports[0]) for _ in range(20)]
+            for _, writer in pairs:
+                writer.write(b"\x16\x03\x01\x02")
+            door = server.tls
+            assert door is not None
+            await until(lambda: door.failures == 12)
+            assert door.unfinished == 8
+            await echoed(server, None)  # who speaks plainly feels nothing
+            await until(lambda: door.unfinished == 0)
+            await echoed(server, Tls(ca=authority.path))
+            for _, writer in pairs:
+                writer.close()
+
+    run(check())
+    assert "8 TLS handshakes are unfinished, the limit" in caplog.text
+
+
+def test_one_address_may_not_take_all_handshakes(
+    run: Any,
+    settings: ServerTls,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    crowd = tls_stream.Crowd
+    monkeypatch.setattr(tls_stream, "Crowd", lambda count: crowd(count, lambda address: False))
+
+    async def check() -> None:
+        async with serving(replace(settings, handshakes_per_address_max=2)) as server:
+            pairs = [await asyncio.open_connection("127.0.0.1", server.ports[0]) for _ in range(5)]
+            for _, writer in pairs:
+                writer.write(b"\x16\x03\x01\x02")
+            door = server.tls
+            assert door is not None
+            await until(lambda: door.failures == 3)
+            for _, writer in pairs:
+                writer.close()
+            await until(lambda: door.unfinished == 0)
+
+    run(check())
+    assert "2 TLS handshakes of its address" in caplog.text
+
+
+def test_a_handshake_that_never_ends_is_bounded_in_bytes(run: Any, settings: ServerTls) -> None:
+    """Hello after hello in fragments of a message of 16 MB: OpenSSL or the limit ends it."""
+
+    async def check() -> None:
+        async with serving(settings) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
+            fragment = b"\x16\x03\x01\x40\x00" + b"\x01\xff\xff\xff" + bytes(16380)
+            with contextlib.suppress(ConnectionError):
+                for _ in range(64):
+                    writer.write(fragment)
+                    await writer.drain()
+                    await asyncio.sleep(0)
+                while await reader.read(65536):
+                    pass
+            await until(lambda: not server.peers)
+            writer.close()
+
+    run(check())
+
+
+def test_rubbish_after_the_first_byte_closes_the_connection(
+    run: Any, settings: ServerTls, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        async with serving(settings) as server:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
+            writer.write(b"\x16" + b"rubbish" * 10)
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+            await until(lambda: not server.peers)
+            writer.close()
+
+    run(check())
+    assert "TLS handshake failed" in caplog.text
+
+
+def test_a_stream_that_is_tampered_with_is_closed(
+    run: Any, settings: ServerTls, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check() -> None:
+        async with serving(settings) as server:
+            raw = socket.create_connection(("127.0.0.1", server.ports[0]))
+            secure = await asyncio.to_thread(plain_context().wrap_socket, raw)
+            await until(lambda: server.tls is not None and server.tls.finished == 1)
+            os.write(secure.fileno(), b"\x17\x03\x03\x00\x20" + bytes(32))
+            await until(lambda: not server.peers)
+            secure.close()
+
+    run(check())
+    assert "its TLS stream is broken" in caplog.text
+
+
+def test_a_client_that_does_not_read_is_not_read_from_either(
+    run: Any, settings: ServerTls, authority: Authority
+) -> None:
+    """Flow control goes through the stream: a flood of requests without reading stays bounded."""
+
+    async def check() -> None:
+        async with serving(settings, write_buffer_bytes_max=65536) as server:
+            channel = await dial(address(server), tls=Tls(ca=authority.path))
+            transport: Any = channel._carrier
+            transport.pause_reading()
+            calls = [asyncio.create_task(channel.call(Command(10, {}, BIG), 20)) for _ in range(12)]
+            (connection,) = server._connections.values()
+            await until(lambda: connection._blocked)
+            transport.resume_reading()
+            for answer in await asyncio.gather(*calls):
+                assert bytes(answer.body) == BIG
+            await channel.close()
+
+    run(check())
+
+
+def test_a_turn_of_the_loop_computes_few_handshakes(run: Any, settings: ServerTls) -> None:
+    """So that a thousand clients that come at once do not stop those who are there."""
+
+    async def check() -> None:
+        door = Door(settings)
+        door.open()
+        turn, steps = 0, []
+
+        class Stream:
+            def step(self) -> None:
+                steps.append(turn)
+
+        streams: list[Any] = [Stream() for _ in range(9)]
+        for stream in (*streams, *streams):  # the same wish twice is one step
+            door.wish(stream)
+        for turn in range(1, 9):  # noqa: B007 - `step` reads it
+            await asyncio.sleep(0)
+        assert len(steps) == 9
+        assert max(steps.count(number) for number in steps) == tls_stream.HANDSHAKES_A_TURN
+        door.close()
+
+    run(check())
+
+
+def test_disabled_serves_plain_connections_only(run: Any, settings: ServerTls) -> None:
+    async def check() -> None:
+        network = secured(SOCKETS, None, replace(settings, mode="disabled"))
+        listener: Any = network.listener(Dispatcher({10: echo}))
+        await listener.start("127.0.0.1", [0])
+        await echoed(listener, None)
+        with pytest.raises(ConnectionLostError, match="TLS handshake"):
+            await echoed(listener, Tls(verify=False))
+        await listener.close()
+
+    run(check())

@@ -1,0 +1,142 @@
+"""Rows as batch bytes by columns: the same bytes that the client makes of a message."""
+
+import datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sluicemq.client.core.messages import prepare
+from sluicemq.errors import ConfigurationError
+from sluicemq.model.message import Message
+from sluicemq.record.batch import decode_batch
+from sluicemq.spark.sink_rows import (
+    UniqueIdColumns,
+    body_column,
+    delay_column,
+    encoded,
+    property_column,
+)
+
+MAP = pa.map_(pa.string(), pa.string())
+KEYS = pa.list_(pa.field("element", pa.string(), nullable=False))
+ROWS: list[dict[str, Any]] = [
+    {"body": b"a", "tags": "t", "keys": ["k1", "k2"], "properties": {"x": "1", "y": "2"}},
+    {"body": b"bb", "tags": None, "keys": [], "properties": {}},
+    {"body": b"ccc", "tags": "täg", "keys": ["k"], "properties": {"x": "Ω"}},
+    {"body": b"d" * 300, "tags": "", "keys": None, "properties": None},
+]
+
+
+def columns(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "body": pa.array([row["body"] for row in rows], pa.binary()),
+        "tags": pa.array([row["tags"] for row in rows], pa.string()),
+        "keys": pa.array([row["keys"] for row in rows], KEYS),
+        "properties": pa.array(
+            [
+                None if row["properties"] is None else list(row["properties"].items())
+                for row in rows
+            ],
+            MAP,
+        ),
+    }
+
+
+def parsed(properties: bytes) -> dict[str, str]:
+    return dict(part.split("\x01") for part in properties.decode().split("\x02") if part)
+
+
+def by_columns(values: dict[str, Any]) -> list[tuple[bytes, dict[str, str]]]:
+    made = encoded(body_column(values["body"]), property_column(values, len(values["body"])))
+    batch = decode_batch(made.request(0, len(made)))
+    return [(bytes(body), parsed(properties)) for _, body, properties in batch]
+
+
+def by_messages(rows: list[dict[str, Any]]) -> list[tuple[bytes, dict[str, str]]]:
+    found = []
+    for row in rows:
+        message = Message(
+            "T", row["body"], row["tags"] or None, tuple(row["keys"] or ()),
+            row["properties"] or {},
+        )  # fmt: skip
+        properties = parsed(prepare(message, "ID", compress_from_bytes=0).properties.encode())
+        del properties["UNIQ_KEY"]
+        found.append((row["body"], properties))
+    return found
+
+
+ODD = [
+    *ROWS,
+    {"body": b"e", "tags": "u", "keys": ["k", "l"], "properties": {"none": "", "z": "3"}},
+]
+
+
+@pytest.mark.parametrize("rows", [ROWS, ODD, ROWS[1:2], ROWS[3:]])
+def test_columns_say_what_messages_say(rows: list[dict[str, Any]]) -> None:
+    assert by_columns(columns(rows)) == by_messages(rows)
+
+
+def test_slices_of_columns_are_taken_as_slices() -> None:
+    sliced = {name: column[1:3] for name, column in columns(ROWS).items()}
+    assert by_columns(sliced) == by_messages(ROWS[1:3])
+
+
+def test_keys_as_text_are_joined_by_one_space() -> None:
+    values = columns(ROWS) | {"keys": pa.array(["a b", " a  b ", "", None])}
+    assert [own.get("KEYS") for _, own in by_columns(values)] == ["a b", "a b", None, None]
+
+
+def test_a_row_without_columns_has_the_least_properties() -> None:
+    assert by_columns({"body": pa.array(["x"])}) == [(b"x", {"WAIT": "true"})]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "text"),
+    [
+        ("tags", "a|b", "contains '|'"),
+        ("properties", {"DELAY": "3"}, "reserved"),
+        ("properties", {"x": "a\x01b"}, r"U\+0001"),
+        ("properties", {"x": "y" * 40_000}, "properties have 40,0.. bytes"),
+        ("keys", ["a b"], "white space"),
+        ("body", None, "a row has no body"),
+        ("body", b"", "the body is empty"),
+    ],
+)
+def test_what_no_message_may_have_is_refused(column: str, value: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        by_columns(columns([*ROWS, ROWS[0] | {column: value}]))
+
+
+def test_requests_hold_as_many_rows_as_fit_and_a_larger_row_alone() -> None:
+    bodies = pa.array([b"x" * size for size in (10, 10, 500, 10, 10, 10)], pa.binary())
+    properties = pa.array([b""] * 6, pa.binary())
+    made = encoded(bodies, properties)
+    assert list(made.runs(2, 200)) == [(0, 2), (2, 3), (3, 5), (5, 6)]
+    rows = [body for run in made.runs(2, 200) for _, body, _ in decode_batch(made.request(*run))]
+    assert [bytes(body) for body in rows] == bodies.to_pylist()
+    assert bytes(made.bodies(1, 3)) == b"x" * 510
+
+
+def test_ids_differ_over_many_batches() -> None:
+    ids = UniqueIdColumns()
+    found = [one for count in (3, 65_536, 70_000, 1) for one in ids.take(count).to_pylist()]
+    assert len(set(found)) == len(found) == 135_540
+    assert found[0].startswith(b"UNIQ_KEY\x01")
+    assert len(found[0]) == len(b"UNIQ_KEY\x01\x02") + 32
+
+
+def test_a_delay_is_a_level_a_time_from_now_or_a_time() -> None:
+    moment = datetime.datetime(2026, 11, 21, tzinfo=datetime.UTC)
+    values = {
+        "delay_level": pa.array([3, 0, None, None], pa.int32()),
+        "delay_ms": pa.array([None, 500, None, None], pa.int64()),
+        "deliver_at": pa.array([None, None, moment, None], pa.timestamp("us", tz="UTC")),
+    }
+    expected = ["L3", "M500", f"T{int(moment.timestamp() * 1000)}", None]
+    assert delay_column(values).to_pylist() == expected
+    assert delay_column({"delay_level": pa.array([0, None], pa.int32())}) is None
+    with pytest.raises(ConfigurationError, match="more than one way"):
+        delay_column({"delay_level": pa.array([1]), "delay_ms": pa.array([1])})
+    with pytest.raises(ConfigurationError, match="negative"):
+        delay_column({"delay_ms": pa.array([-1])})
