@@ -82,6 +82,7 @@ bench-store: $(STAMP) ## starting after a kill, SYNC_FLUSH with 64 senders, besi
 .PHONY: bench-spark
 bench-spark: $(STAMP) ## two million messages into Spark, beside the ceiling of a Python source
 	$(BIN)/python benchmarks/spark_read.py $(ARGS)
+	$(BIN)/python benchmarks/spark_sink.py $(ARGS)
 
 .PHONY: clean
 clean: ## remove what the targets made, but not the virtual environment

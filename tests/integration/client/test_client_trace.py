@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from click.testing import CliRunner
@@ -88,7 +89,8 @@ async def test_a_message_is_followed_from_its_send_to_the_last_retry():
         ]
         assert [step.round for step in found.steps[2:]] == [0, 1, 2]
         assert all(step.cost_ms is not None for step in found.steps if step.kind == "deliver")
-        assert [step.time_ms for step in found.steps] == sorted(s.time_ms for s in found.steps)
+        times = [step.time_ms for step in found.steps]
+        assert all(later >= earlier - 2 for earlier, later in pairwise(times))  # two clocks' ms
         assert found.groups[0] == GroupFate("billing", 3, True, ["exception", "failed", "success"])
 
 
