@@ -4,7 +4,7 @@
     2  no AccessKey, or one that no account has         refused
     3  the address is in the account's white list       allowed, without signature
     4  the signature                                    compared in constant time
-    5  a send to the trace topic                        allowed: clients write there by themselves
+    5  a send to the trace or the staging topic         allowed: clients write there by themselves
     6  an admin account                                 allowed everything
     7  the request needs admin                          refused
     8  each topic and group: its entry, or the default
@@ -19,9 +19,12 @@ from typing import Final, NamedTuple
 from sluicemq.acl.addresses import numbers_of
 from sluicemq.acl.needs import Need, Resource, need_of
 from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF, Account, Permission, Rules
+from sluicemq.protocol.bodies.epochs import STAGING_TOPIC
 from sluicemq.protocol.signature import ACCESS_KEY, SIGNATURE, sign
 
-TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+FREE_TO_WRITE: Final = ("RMQ_SYS_TRACE_TOPIC", STAGING_TOPIC)
+"""Topics that clients write to by themselves. What is staged is seen by nobody until a commit,
+which needs PUB for the topics it goes to."""
 _NOBODY: Final = Account("", "")
 
 
@@ -113,8 +116,8 @@ def decide(account: Account, resource: Resource) -> Verdict:
     name, need = resource
     if account.is_admin:
         return Verdict(True, "", f"{account.origin} admin: true", account)
-    if name == TRACE_TOPIC and need & Permission.PUB:
-        return Verdict(True, "", f"every account may write to {TRACE_TOPIC}", account)
+    if name in FREE_TO_WRITE and need & Permission.PUB:
+        return Verdict(True, "", f"every account may write to {name}", account)
     owned, is_explicit = account.permission(name)
     kind = "group" if name.startswith(GROUP_PREFIX) else "topic"
     shown = name.removeprefix(GROUP_PREFIX)
