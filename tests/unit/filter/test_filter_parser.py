@@ -44,3 +44,15 @@ def test_users_of_tags_do_not_load_the_parser() -> None:
     )
     output = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
     assert output == "[]\n"
+
+
+def test_a_kept_failure_holds_nothing_of_those_who_met_it() -> None:
+    for _ in range(2):
+        with pytest.raises(FilterSyntaxError) as caught:
+            compile_sql92("a = = 77")
+    kept = parser._compile_short("a = = 77")
+    assert isinstance(kept, FilterSyntaxError)
+    assert kept.__traceback__ is None
+    assert kept.__context__ is None
+    assert (str(caught.value), caught.value.cure) == (str(kept), kept.cure)
+    assert caught.value.position == kept.position
