@@ -35,7 +35,9 @@ Key = tuple[str, int, int]
 # What both kinds of broker write, each in its own way; everything else must stay as it is found.
 SHARED = re.compile(
     r"(commitlog|consumequeue|index)/.*|checkpoint|abort(\.bak)?|lock"
-    r"|config/(topics|subscriptionGroup|consumerOffset)\.json(\.bak)?"
+    r"|config/(topics|subscriptionGroup|consumerOffset|delayOffset|consumerFilter)\.json(\.bak)?"
+    r"|timerlog/.*|timerwheel(\.\d+)?|config/(timercheck|timermetrics)(\.bak)?"
+    r"|columns/.*|config/sluice.*"
 )
 
 

@@ -67,6 +67,7 @@ class QueueCheck:
         self._findings = findings
         self._topics = topics
         self._interrupted = layout.was_interrupted
+        self._late_ends: dict[QueueKey, int] = {}
         self.queues = {key: CheckedQueue(UnitFile(s)) for key, s in layout.queues.items()}
         self._strays: list[Stray] = []
         self._delays: dict[int, list[tuple[int, str]]] = defaultdict(list)
@@ -178,6 +179,13 @@ class QueueCheck:
 
     # --- at the end
 
+    def ends(self) -> dict[QueueKey, int]:
+        """Where each queue ends, with what the next start adds to it. For after `finish`."""
+        found = {key: queue.units.end for key, queue in self.queues.items()}
+        for key, end in self._late_ends.items():
+            found[key] = max(found.get(key, 0), end)
+        return found
+
     def finish(self, log_start: int, log_end: int, damages: list[Damage]) -> None:
         """Look at every unit that no record claimed, and at every record without a unit."""
         self._finish_delays()
@@ -228,6 +236,7 @@ class QueueCheck:
             and (queue is None or stray.offset >= queue.units.end)
         ):
             severity, kind = NOTE, "not-queued-yet"
+            self._late_ends[stray.key] = max(self._late_ends.get(stray.key, 0), stray.offset + 1)
             text += "; a broker adds it when it starts"
         self._findings.add(severity, kind, place, text)
 

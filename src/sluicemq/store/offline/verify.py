@@ -93,8 +93,7 @@ class _Verification:
         self._index.finish(log.start, walk.end)
         self._check_batches(walk.end)
         check_checkpoint(layout, findings, walk.position, self._last_time)
-        ends = {key: queue.units.end for key, queue in self._queues.queues.items()}
-        check_documents(layout, findings, ends)
+        check_documents(layout, findings, self._queues.ends())
         return Verified(
             findings, self._records, self._queues.units, self._index.entries, log.start, walk.end
         )
