@@ -64,6 +64,7 @@ class Driver:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 env={**os.environ, **(environment or {})},
+                cwd=log.parent,  # mqadmin writes what it learns where it stands
                 text=True,
                 encoding="utf-8",
             )
