@@ -13,6 +13,7 @@ import java.util.concurrent.atomic.AtomicLong;
 import java.util.concurrent.locks.LockSupport;
 import org.apache.rocketmq.client.ClientConfig;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
@@ -158,10 +159,14 @@ public final class Load {
             throws Exception {
         DefaultMQPushConsumer consumer =
             configured(new DefaultMQPushConsumer("load-" + System.nanoTime()), options);
-        boolean backlog = options.containsKey("tag");
+        boolean backlog = options.containsKey("tag") || options.containsKey("sql");
         consumer.setConsumeFromWhere(
             backlog ? ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET : ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET);
-        consumer.subscribe(options.get("topic"), options.getOrDefault("tag", "*"));
+        if (options.containsKey("sql")) {
+            consumer.subscribe(options.get("topic"), MessageSelector.bySql(options.get("sql")));
+        } else {
+            consumer.subscribe(options.get("topic"), options.getOrDefault("tag", "*"));
+        }
         consumer.registerMessageListener(listener);
         return consumer;
     }
