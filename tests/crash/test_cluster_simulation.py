@@ -209,6 +209,7 @@ NEARBY = 60
 """A change of the product changes the histories: look at so many seeds, from the known one on."""
 
 
+@pytest.mark.timeout(400)  # up to NEARBY histories, when a change has moved the known seed
 @pytest.mark.parametrize(
     ("plant", "seed"), PLANTED, ids=lambda value: getattr(value, "__name__", "")
 )
