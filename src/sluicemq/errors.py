@@ -104,7 +104,8 @@ class RequestError(SluiceError):
 
     def __init__(self, code: int, remark: str, *, address: str = "", cure: str = "") -> None:
         where = f" by {address}" if address else ""
-        super().__init__(f"answered{where} with code {code}: {remark}", cure=cure)
+        end = "." if cure and not remark.endswith((".", "!", "?")) else ""
+        super().__init__(f"answered{where} with code {code}: {remark}{end}", cure=cure)
         self.code = code
         self.remark = remark
         self.address = address
