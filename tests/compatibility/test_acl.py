@@ -51,6 +51,7 @@ accounts:
   secretKey: 12345678
   admin: true
 """
+ADMIN = ("rocketmq2", "12345678")
 RIGHT, WRONG = ("RocketMQ", "12345678"), ("RocketMQ", "12345679")
 CLIENTS: dict[str, Callable[[Path], drivers.Driver]] = {
     "java-4.9.7": lambda directory: drivers.java_driver("client-acl-4.9.7", directory),
@@ -104,6 +105,9 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
                 make = ours if kind == "sluicemq" else theirs
                 with missing_tool_is_a_reason():
                     running[kind] = stack.enter_context(make(directory))
+                # Go subscribes to no topic that is not there, and any test may be the first
+                with Admin(running[kind].name_server, credentials=ADMIN) as admin:
+                    admin.create_topic("topicB", queues=4)
             return running[kind]
 
         yield start
@@ -137,7 +141,7 @@ def test_their_clients_with_the_right_keys_send_and_consume(
 
 def refused(cluster: Cluster, access_key: str) -> int:
     """How many requests our broker refused to an account; "?" are those that nobody has."""
-    with Admin(cluster.name_server, credentials=("rocketmq2", "12345678")) as admin:
+    with Admin(cluster.name_server, credentials=ADMIN) as admin:
         (state,) = admin.access_status().values()
     return int(state["refused"].get(access_key, 0))
 
