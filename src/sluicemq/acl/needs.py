@@ -7,8 +7,8 @@
 RocketMQ checks ten codes for topics and groups and eight for admin; whatever else is signed passes.
 Here every code has its decision (spec/acl; docs/security.md lists the differences): who asks for
 a topic's or group's data needs its permission; what changes or shows the broker itself needs admin.
-A request that names no topic where it must (33, 37 of old clients) is decided by its handler, once
-the message is known: `LATER`.
+A request that names no topic where it must (33, 36, and 37 of old clients) is decided once more by
+its handler, which knows the message.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -216,9 +216,6 @@ NEEDS: Final[dict[int, Need]] = {
     R.QUERY_DATA_VERSION: ADMIN,
 }
 """All others that a server answers: see `need_of`."""
-
-LATER: Final = frozenset({R.VIEW_MESSAGE_BY_ID, R.END_TRANSACTION, R.CONSUMER_SEND_MSG_BACK})
-"""Decided once more by the handler, which knows the message's topic."""
 
 
 def need_of(code: int) -> Need:

@@ -25,7 +25,6 @@ from sluicemq.protocol.signature import ACCESS_KEY, SIGNATURE, sign
 FREE_TO_WRITE: Final = ("RMQ_SYS_TRACE_TOPIC", STAGING_TOPIC)
 """Topics that clients write to by themselves. What is staged is seen by nobody until a commit,
 which needs PUB for the topics it goes to."""
-_NOBODY: Final = Account("", "")
 
 
 class Verdict(NamedTuple):

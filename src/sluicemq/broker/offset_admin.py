@@ -43,8 +43,6 @@ from sluicemq.store.store import Store
 
 log = logging.getLogger(__name__)
 
-LATEST: Final = -1
-"""As a time in 222: behind the last message."""
 UNITS_MAX: Final = 2000
 OFFSET_NONE: Final = (1 << 63) - 1
 """308's word for a queue in which no group is behind the one it is compared with."""

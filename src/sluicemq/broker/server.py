@@ -33,6 +33,7 @@ from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_addr
 from sluicemq.model.ids import UniqueIds, encode_host
 from sluicemq.net.dialer import Channel, ChannelPool
 from sluicemq.net.dispatch import Dispatcher
+from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import SOCKETS, Listener, Network, secured
 from sluicemq.net.peer import Peer
 from sluicemq.net.tls import broker_tls, server_tls
@@ -186,12 +187,14 @@ class Broker:
         return self._network.listener(
             dispatcher,
             on_disconnect=self.core.disconnected,
-            idle_timeout_s=config.idle_timeout_s,
-            connections_max=config.connections_max,
-            connections_per_address_max=config.connections_per_address_max,
-            frame_timeout_s=config.frame_timeout_s,
-            pending_bytes_max=config.pending_bytes_max,
-            write_buffer_bytes_max=config.write_buffer_bytes_max,
+            limits=ServerLimits(
+                connections_max=config.connections_max,
+                connections_per_address_max=config.connections_per_address_max,
+                idle_timeout_s=config.idle_timeout_s,
+                frame_timeout_s=config.frame_timeout_s,
+                pending_bytes_max=config.pending_bytes_max,
+                write_buffer_bytes_max=config.write_buffer_bytes_max,
+            ),
         )
 
     async def _open_vip_port(self, dispatcher: Dispatcher) -> None:

@@ -18,7 +18,7 @@ from sluicemq.nameserver.handlers import HANDLERS, Handler, Parts, tolerant
 from sluicemq.nameserver.keyvalues import KeyValues
 from sluicemq.nameserver.routes import RouteTable
 from sluicemq.net.dispatch import Dispatcher
-from sluicemq.net.limits import WITH_MESSAGES
+from sluicemq.net.limits import WITH_MESSAGES, ServerLimits
 from sluicemq.net.network import SOCKETS, Network, secured
 from sluicemq.net.peer import Peer
 from sluicemq.net.tls import server_tls
@@ -57,10 +57,12 @@ class NameServer:
         self._server = secured(network, None, server_tls(config)).listener(
             self.dispatcher,
             on_disconnect=self.disconnected,
-            idle_timeout_s=config.idle_timeout_s,
-            connections_max=config.connections_max,
-            connections_per_address_max=config.connections_per_address_max,
-            frame_timeout_s=config.frame_timeout_s,
+            limits=ServerLimits(
+                connections_max=config.connections_max,
+                connections_per_address_max=config.connections_per_address_max,
+                idle_timeout_s=config.idle_timeout_s,
+                frame_timeout_s=config.frame_timeout_s,
+            ),
         )
         self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.Task[None] | None = None

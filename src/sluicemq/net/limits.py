@@ -12,6 +12,7 @@ request itself is what is too large. Nothing here costs a whole frame anything.
 import ipaddress
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
@@ -25,7 +26,6 @@ HEADER_BYTES_MAX: Final = 1 << 20
 """Of a request. The largest honest one, a send whose 32 KiB of properties all need escapes, has
 200 kB. RocketMQ takes 16 MiB."""
 FIELDS_MAX: Final = 256
-FIELD_NAME_MAX: Final = 255
 BODY_BYTES_MAX: Final = 1 << 20
 """Of a request that carries no messages. A heartbeat for 1,000 topics has 250 kB."""
 ODD_BODY_BYTES_MAX: Final = 64 * 1024
@@ -33,7 +33,6 @@ ODD_BODY_BYTES_MAX: Final = 64 * 1024
 REFUSED_MAX: Final = 64
 """Requests without rights that a connection may make before the first that is allowed."""
 KINDS_MAX: Final = 4096
-PENDING_BYTES_MAX: Final = 256 * 1024 * 1024
 UNTRUSTED_PART: Final = 4
 """Of the unfinished bytes of all connections, those that nobody vouches for have this part."""
 PENDING_SMALL: Final = 64 * 1024
@@ -45,6 +44,21 @@ WITH_MESSAGES: Final = frozenset({
     RequestCode.REGISTER_BROKER,
 })  # fmt: skip
 """Their bodies may fill a frame; 103 brings all topics of a broker."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """Of one listening server; `connections_per_address_max` 0 is without a limit."""
+
+    connections_max: int = 10_000
+    connections_per_address_max: int = 0
+    idle_timeout_s: float = 120.0
+    frame_timeout_s: float = 60.0
+    pending_bytes_max: int = 256 * 1024 * 1024
+    write_buffer_bytes_max: int = 16 * 1024 * 1024
+
+
+SERVER_LIMITS: Final = ServerLimits()
 
 
 def check_request(command: Command, with_messages: Collection[int] | None) -> None:

@@ -16,6 +16,7 @@ from sluicemq.errors import ConfigurationError, ConnectionLostError, ProtocolErr
 from sluicemq.model.ids import Host
 from sluicemq.net.dialer import Channel, OnClose, OnRequest
 from sluicemq.net.dispatch import Dispatcher
+from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
 from sluicemq.net.peer import Peer
 from sluicemq.protocol.connection import Pieces
 
@@ -152,7 +153,11 @@ class MemoryNetwork:
         self._endpoints[address] = _Endpoint(dispatcher, on_connect, on_disconnect)
 
     def listener(
-        self, dispatcher: Dispatcher, *, on_disconnect: OnPeer | None = None, **limits: float
+        self,
+        dispatcher: Dispatcher,
+        *,
+        on_disconnect: OnPeer | None = None,
+        limits: ServerLimits = SERVER_LIMITS,
     ) -> MemoryListener:
         """For `net.network.Network`. Nothing is limited here, so `limits` are not looked at."""
         del limits

@@ -10,15 +10,9 @@ from typing import Protocol
 from sluicemq.net import dialer
 from sluicemq.net.dialer import DIAL_TIMEOUT_S, Channel, OnClose, OnRequest
 from sluicemq.net.dispatch import Dispatcher
-from sluicemq.net.limits import PENDING_BYTES_MAX
+from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
 from sluicemq.net.peer import Peer
-from sluicemq.net.server import (
-    CONNECTIONS_MAX,
-    FRAME_TIMEOUT_S,
-    IDLE_TIMEOUT_S,
-    WRITE_BUFFER_BYTES_MAX,
-    RemotingServer,
-)
+from sluicemq.net.server import RemotingServer
 from sluicemq.net.tls import ServerTls, Tls
 from sluicemq.net.tls_stream import Door
 
@@ -57,12 +51,7 @@ class Network(Protocol):
         dispatcher: Dispatcher,
         *,
         on_disconnect: OnPeer | None = None,
-        idle_timeout_s: float = IDLE_TIMEOUT_S,
-        connections_max: int = CONNECTIONS_MAX,
-        write_buffer_bytes_max: int = WRITE_BUFFER_BYTES_MAX,
-        connections_per_address_max: int = 0,
-        frame_timeout_s: float = FRAME_TIMEOUT_S,
-        pending_bytes_max: int = PENDING_BYTES_MAX,
+        limits: ServerLimits = SERVER_LIMITS,
     ) -> Listener: ...
 
 
@@ -93,12 +82,7 @@ class Sockets:
         dispatcher: Dispatcher,
         *,
         on_disconnect: OnPeer | None = None,
-        idle_timeout_s: float = IDLE_TIMEOUT_S,
-        connections_max: int = CONNECTIONS_MAX,
-        write_buffer_bytes_max: int = WRITE_BUFFER_BYTES_MAX,
-        connections_per_address_max: int = 0,
-        frame_timeout_s: float = FRAME_TIMEOUT_S,
-        pending_bytes_max: int = PENDING_BYTES_MAX,
+        limits: ServerLimits = SERVER_LIMITS,
     ) -> RemotingServer:
         server_tls = self._server_tls
         if server_tls is not None and server_tls.mode == "disabled":
@@ -106,12 +90,7 @@ class Sockets:
         return RemotingServer(
             dispatcher,
             on_disconnect=on_disconnect,
-            idle_timeout_s=idle_timeout_s,
-            connections_max=connections_max,
-            write_buffer_bytes_max=write_buffer_bytes_max,
-            connections_per_address_max=connections_per_address_max,
-            frame_timeout_s=frame_timeout_s,
-            pending_bytes_max=pending_bytes_max,
+            limits=limits,
             tls=None if server_tls is None else Door(server_tls),
         )
 

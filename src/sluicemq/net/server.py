@@ -27,7 +27,7 @@ from typing import Final
 
 from sluicemq.errors import ConfigurationError, ProtocolError
 from sluicemq.net.dispatch import Dispatcher, Handler, Outcome
-from sluicemq.net.limits import PENDING_BYTES_MAX, PENDING_SMALL, Crowd, Pending
+from sluicemq.net.limits import PENDING_SMALL, SERVER_LIMITS, Crowd, Pending, ServerLimits
 from sluicemq.net.peer import Peer, host_of
 from sluicemq.net.tls_stream import Door, FirstByte, TlsStream
 from sluicemq.protocol.connection import TLS_HELLO, Pieces
@@ -38,10 +38,6 @@ log = logging.getLogger(__name__)
 
 TURN_BYTES_MAX: Final = 256 * 1024
 """One full read of uvloop (250 kB) or asyncio (256 KiB): about 600 sends of 128 B."""
-WRITE_BUFFER_BYTES_MAX: Final = 16 * 1024 * 1024
-CONNECTIONS_MAX: Final = 10_000
-IDLE_TIMEOUT_S: Final = 120.0
-FRAME_TIMEOUT_S: Final = 60.0
 SWEEPS_PER_TIMEOUT: Final = 4
 CLOSE_TIMEOUT_S: Final = 1.0
 BACKLOG: Final = 1024
@@ -199,27 +195,22 @@ class RemotingServer:
         *,
         on_connect: OnPeer | None = None,
         on_disconnect: OnPeer | None = None,
-        idle_timeout_s: float = IDLE_TIMEOUT_S,
-        connections_max: int = CONNECTIONS_MAX,
-        write_buffer_bytes_max: int = WRITE_BUFFER_BYTES_MAX,
-        connections_per_address_max: int = 0,
-        frame_timeout_s: float = FRAME_TIMEOUT_S,
-        pending_bytes_max: int = PENDING_BYTES_MAX,
+        limits: ServerLimits = SERVER_LIMITS,
         tls: Door | None = None,
     ) -> None:
         """`tls`: None serves plain connections only."""
         self.dispatcher = dispatcher
         self.tls = tls
-        self.write_buffer_bytes_max = write_buffer_bytes_max
-        self.pending = Pending(pending_bytes_max, is_guarded=dispatcher.is_guarded)
+        self.write_buffer_bytes_max = limits.write_buffer_bytes_max
+        self.pending = Pending(limits.pending_bytes_max, is_guarded=dispatcher.is_guarded)
         self.ports: tuple[int, ...] = ()
         self._on_connect = on_connect
         self._on_disconnect = on_disconnect
-        self._crowd = Crowd(connections_per_address_max)
-        self._sweep_s = min(idle_timeout_s, frame_timeout_s) / SWEEPS_PER_TIMEOUT
-        self._idle_sweeps_max = math.ceil(idle_timeout_s / self._sweep_s)
-        self._frame_sweeps_max = math.ceil(frame_timeout_s / self._sweep_s)
-        self._connections_max = connections_max
+        self._crowd = Crowd(limits.connections_per_address_max)
+        self._sweep_s = min(limits.idle_timeout_s, limits.frame_timeout_s) / SWEEPS_PER_TIMEOUT
+        self._idle_sweeps_max = math.ceil(limits.idle_timeout_s / self._sweep_s)
+        self._frame_sweeps_max = math.ceil(limits.frame_timeout_s / self._sweep_s)
+        self._connections_max = limits.connections_max
         self._connections: dict[Peer, Connection] = {}
         self._listeners: list[asyncio.Server] = []
         self._sweeper: asyncio.TimerHandle | None = None

@@ -14,7 +14,7 @@ from sluicemq.errors import RequestError
 from sluicemq.model.ids import Host
 from sluicemq.net import limits
 from sluicemq.net.dispatch import Dispatcher
-from sluicemq.net.limits import Crowd, LogLimit, Pending, check_request, is_exempt
+from sluicemq.net.limits import Crowd, LogLimit, Pending, ServerLimits, check_request, is_exempt
 from sluicemq.net.peer import Peer
 from sluicemq.net.server import RemotingServer
 from sluicemq.protocol.codec import encode, encode_answer, frame
@@ -91,7 +91,9 @@ def test_no_limit_is_zero() -> None:
 async def test_one_connection_too_many_of_an_address_is_closed_and_the_others_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with serving(Dispatcher({7: ok}), connections_per_address_max=1) as server:
+    async with serving(
+        Dispatcher({7: ok}), limits=ServerLimits(connections_per_address_max=1)
+    ) as server:
         monkeypatch.setattr(server, "_crowd", Crowd(1, lambda _: False))
         reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
         writer.write(encode(Command(7, {}, b"", 1)))
@@ -108,7 +110,9 @@ async def test_one_connection_too_many_of_an_address_is_closed_and_the_others_ar
 
 
 async def test_a_frame_that_does_not_become_whole_closes_its_connection() -> None:
-    async with serving(Dispatcher({7: ok}), frame_timeout_s=0.1, idle_timeout_s=60) as server:
+    async with serving(
+        Dispatcher({7: ok}), limits=ServerLimits(frame_timeout_s=0.1, idle_timeout_s=60)
+    ) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
         data = encode(Command(7, {}, bytes(1000), 1))
 
@@ -124,7 +128,9 @@ async def test_a_frame_that_does_not_become_whole_closes_its_connection() -> Non
 
 
 async def test_a_silent_connection_outlives_the_time_of_a_frame() -> None:
-    async with serving(Dispatcher({7: ok}), frame_timeout_s=0.05, idle_timeout_s=60) as server:
+    async with serving(
+        Dispatcher({7: ok}), limits=ServerLimits(frame_timeout_s=0.05, idle_timeout_s=60)
+    ) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
         await asyncio.sleep(0.3)
         writer.write(encode(Command(7, {}, b"", 1)))
@@ -133,7 +139,9 @@ async def test_a_silent_connection_outlives_the_time_of_a_frame() -> None:
 
 
 async def test_unfinished_frames_together_are_bounded_and_given_back() -> None:
-    async with serving(Dispatcher({7: ok}), pending_bytes_max=1 << 20) as server:
+    async with serving(
+        Dispatcher({7: ok}), limits=ServerLimits(pending_bytes_max=1 << 20)
+    ) as server:
         data = encode(Command(7, {}, bytes(700_000), 1))
         first, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
         writer.write(data[:-1])

@@ -13,6 +13,7 @@ import uvloop
 from sluicemq.errors import ConfigurationError, ConnectionLostError, RequestTimeoutError
 from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Dispatcher
+from sluicemq.net.limits import ServerLimits
 from sluicemq.net.peer import Peer
 from sluicemq.net.server import TURN_BYTES_MAX, Connection, RemotingServer
 from sluicemq.protocol.codec import encode
@@ -159,7 +160,7 @@ def test_one_connection_too_many_is_closed(run: Callable[[Any], None]) -> None:
         told: list[str] = []
         async with serving(
             Dispatcher({7: echo}),
-            connections_max=1,
+            limits=ServerLimits(connections_max=1),
             on_connect=lambda _: told.append("in"),
             on_disconnect=lambda _: told.append("out"),
         ) as server:
@@ -180,7 +181,9 @@ def test_one_connection_too_many_is_closed(run: Callable[[Any], None]) -> None:
 
 def test_a_silent_connection_is_closed_and_a_talking_one_stays(run: Callable[[Any], None]) -> None:
     async def main() -> None:
-        async with serving(Dispatcher({7: echo}), idle_timeout_s=0.2) as server:
+        async with serving(
+            Dispatcher({7: echo}), limits=ServerLimits(idle_timeout_s=0.2)
+        ) as server:
             silent, silent_writer = await connect(server)
             talking, talking_writer = await connect(server)
 
@@ -211,7 +214,9 @@ def test_a_client_that_does_not_read_is_not_read_from(run: Callable[[Any], None]
             handled += 1
             return Command(0, None, bytes(1 << 20))
 
-        async with serving(Dispatcher({7: big}), write_buffer_bytes_max=1 << 20) as server:
+        async with serving(
+            Dispatcher({7: big}), limits=ServerLimits(write_buffer_bytes_max=1 << 20)
+        ) as server:
             client = socket.create_connection(("127.0.0.1", server.ports[0]))
             client.setblocking(False)
             loop = asyncio.get_running_loop()

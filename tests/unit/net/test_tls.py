@@ -21,6 +21,7 @@ from sluicemq.net import tls_contexts, tls_stream
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.net.dialer import dial
 from sluicemq.net.dispatch import Dispatcher
+from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import SOCKETS, secured
 from sluicemq.net.peer import Peer
 from sluicemq.net.server import Connection, RemotingServer
@@ -634,7 +635,7 @@ def test_a_client_that_does_not_read_is_not_read_from_either(
     """Flow control goes through the stream: a flood of requests without reading stays bounded."""
 
     async def check() -> None:
-        async with serving(settings, write_buffer_bytes_max=65536) as server:
+        async with serving(settings, limits=ServerLimits(write_buffer_bytes_max=65536)) as server:
             channel = await dial(address(server), tls=Tls(ca=authority.path))
             transport: Any = channel._carrier
             transport.pause_reading()

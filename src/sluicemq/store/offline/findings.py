@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 ERROR: Final = "error"
 WARNING: Final = "warning"
 NOTE: Final = "note"
-SEVERITIES: Final = (ERROR, WARNING, NOTE)
 KEPT_PER_KIND: Final = 100
 
 

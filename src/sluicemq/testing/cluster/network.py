@@ -28,6 +28,7 @@ from sluicemq.errors import (
 from sluicemq.model.ids import Host, parse_host
 from sluicemq.net.dialer import DIAL_TIMEOUT_S, Channel, OnClose, OnRequest
 from sluicemq.net.dispatch import Dispatcher
+from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
 from sluicemq.net.network import OnPeer
 from sluicemq.net.peer import Peer
 from sluicemq.protocol.connection import Pieces
@@ -255,7 +256,11 @@ class ProcessNetwork:
         return channel
 
     def listener(
-        self, dispatcher: Dispatcher, *, on_disconnect: OnPeer | None = None, **limits: float
+        self,
+        dispatcher: Dispatcher,
+        *,
+        on_disconnect: OnPeer | None = None,
+        limits: ServerLimits = SERVER_LIMITS,
     ) -> Listener:
         del limits
         return Listener(self._network, self._process, dispatcher, on_disconnect)
