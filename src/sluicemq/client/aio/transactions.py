@@ -20,9 +20,8 @@ from typing import Any, Self
 from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.core.answers import SendResult, SendStatus
 from sluicemq.client.core.messages import Outgoing
-from sluicemq.client.core.tracing import Tracing
+from sluicemq.client.core.transaction_block import AskedGroup, TransactionBlock
 from sluicemq.client.core.transactions import (
-    Decisions,
     HalfPlace,
     Question,
     TransactionListener,
@@ -36,7 +35,6 @@ from sluicemq.client.core.transactions import (
     place_of,
 )
 from sluicemq.errors import (
-    ConfigurationError,
     ConnectionLostError,
     RequestTimeoutError,
     RouteNotFoundError,
@@ -49,16 +47,12 @@ _log = logging.getLogger("sluicemq.client")
 SendHalf = Callable[[Outgoing], Awaitable[SendResult]]
 
 
-class Transactions:
+class Transactions(AskedGroup):
     """The transactions of one producer."""
 
     def __init__(self, cluster: Cluster, group: str, listener: TransactionListener | None) -> None:
-        self.group = group
-        self.listener = listener
+        super().__init__(group, listener)
         self._cluster = cluster
-        self._decisions = Decisions()
-        self._has_warned = False
-        self.trace: Tracing | None = None
 
     @property
     def is_used(self) -> bool:
@@ -134,13 +128,7 @@ class Transactions:
         if known is not None:
             return known
         if self.listener is None:
-            if not self._has_warned:
-                self._has_warned = True
-                _log.warning(
-                    "a broker asks producer group %s about transaction %s, which this process has "
-                    "not begun, and the producer has no TransactionListener: give it one.",
-                    self.group, question.place.transaction_id,
-                )  # fmt: skip
+            self._warn_of(question)
             return None
         try:
             return as_state(await _value(self.listener.check(question.message)))
@@ -148,25 +136,16 @@ class Transactions:
             _log.exception("the check of transaction %s failed", question.place.transaction_id)
             return TransactionState.UNKNOWN
 
-    def expect_listener(self) -> None:
-        """Raises ConfigurationError without one."""
-        if self.listener is None:
-            raise ConfigurationError(
-                f"the producer of group {self.group!r} has no TransactionListener.",
-                cure="Give it one (listener=), or use `async with producer.transaction(...)`.",
-            )
-
 
 async def _value(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-class Transaction:
+class Transaction(TransactionBlock):
     """One message with its local transaction: what `producer.transaction` returns.
 
     Entering sends the half message and raises as a send does; then nothing has begun. Leaving
-    normally commits, an exception (which goes on) rolls back. `transaction_id` is what a check will
-    name: store it with the local transaction's own data. Leaving raises RequestError when the
+    normally commits, an exception (which goes on) rolls back. Leaving raises RequestError when the
     broker refuses the end; when the broker cannot be reached it does not: the broker asks later.
     """
 
@@ -177,35 +156,14 @@ class Transaction:
         send: SendHalf,
         check_after_s: int | None,
     ) -> None:
+        super().__init__(outgoing)
         self._transactions = transactions
         self._outgoing = outgoing
         self._send = send
         self._check_after_s = check_after_s
-        self._place: HalfPlace | None = None
-        self.transaction_id = outgoing.message_id
-        self.state = TransactionState.COMMIT
-        """How leaving normally ends it."""
-        self.send_result: SendResult | None = None
-        self.is_acknowledged = False
-        """Whether the broker has confirmed the end."""
-
-    def unknown(self) -> None:
-        """Leave it undecided: the broker will ask."""
-        self.state = TransactionState.UNKNOWN
-
-    def rollback(self) -> None:
-        """Roll back when the block is left, without an exception."""
-        self.state = TransactionState.ROLLBACK
-
-    def commit(self) -> None:
-        """Commit after all, when the block is left normally."""
-        self.state = TransactionState.COMMIT
 
     async def __aenter__(self) -> Self:
-        if self._place is not None:
-            raise ConfigurationError(
-                "this transaction was entered before.", cure="Make a new one for each message."
-            )
+        self._check_is_new()
         place, result = await self._transactions.begin(
             self._outgoing, self._check_after_s, self._send
         )
@@ -228,5 +186,5 @@ class Transaction:
         self.state = TransactionState.ROLLBACK
         try:
             self.is_acknowledged = await self._transactions.finish(self._place, self.state)
-        except SluiceError as refusal:  # the user's own exception matters more
-            _log.warning("rolling back transaction %s failed: %s", self.transaction_id, refusal)
+        except SluiceError as refusal:
+            self._tell_refusal(refusal)

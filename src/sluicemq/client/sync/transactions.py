@@ -18,9 +18,8 @@ from sluicemq.client.core.answers import SendResult, SendStatus
 from sluicemq.client.core.credentials import Credentials, signed
 from sluicemq.client.core.messages import Outgoing
 from sluicemq.client.core.routing import Routes
-from sluicemq.client.core.tracing import Tracing
+from sluicemq.client.core.transaction_block import AskedGroup, TransactionBlock
 from sluicemq.client.core.transactions import (
-    Decisions,
     HalfPlace,
     Question,
     TransactionListener,
@@ -38,7 +37,6 @@ from sluicemq.client.identity import make_client_id
 from sluicemq.client.keeper import Keeper
 from sluicemq.clock import Clock
 from sluicemq.errors import (
-    ConfigurationError,
     ConnectionLostError,
     ProtocolError,
     RequestTimeoutError,
@@ -77,20 +75,16 @@ class Brokers(Protocol):
     def give(self, address: str, channel: BlockingChannel) -> None: ...
 
 
-class Transactions:
+class Transactions(AskedGroup):
     """The transactions of one blocking producer. Safe to share among threads."""
 
     def __init__(self, brokers: Brokers, group: str, listener: TransactionListener | None) -> None:
-        self.group = group
-        self.listener = listener
+        super().__init__(group, listener)
         self._brokers = brokers
-        self._decisions = Decisions()
         self._lock = threading.Lock()
         self._keeper: Keeper | None = None
         self._checks: ThreadPoolExecutor | None = None
         self._known: set[str] = set()
-        self._has_warned = False
-        self.trace: Tracing | None = None
 
     def begin(
         self, outgoing: Outgoing, check_after_s: int | None, send: SendHalf
@@ -177,14 +171,6 @@ class Transactions:
             )
             return TransactionState.UNKNOWN
 
-    def expect_listener(self) -> None:
-        """Raises ConfigurationError without one."""
-        if self.listener is None:
-            raise ConfigurationError(
-                f"the producer of group {self.group!r} has no TransactionListener.",
-                cure="Give it one (listener=), or use `with producer.transaction(...)`.",
-            )
-
     # --- the broker's questions
 
     def _on_check(self, command: Command, address: str) -> None:
@@ -215,13 +201,7 @@ class Transactions:
         if known is not None:
             return known
         if self.listener is None:
-            if not self._has_warned:
-                self._has_warned = True
-                _log.warning(
-                    "a broker asks producer group %s about transaction %s, which this process has "
-                    "not begun, and the producer has no TransactionListener: give it one.",
-                    self.group, question.place.transaction_id,
-                )  # fmt: skip
+            self._warn_of(question)
             return None
         try:
             return as_state(self.listener.check(question.message))
@@ -237,7 +217,7 @@ class Transactions:
             self._keeper.close()
 
 
-class Transaction:
+class Transaction(TransactionBlock):
     """One message with its local transaction; see `client.aio.transactions.Transaction`."""
 
     def __init__(
@@ -247,35 +227,14 @@ class Transaction:
         send: SendHalf,
         check_after_s: int | None,
     ) -> None:
+        super().__init__(outgoing)
         self._transactions = transactions
         self._outgoing = outgoing
         self._send = send
         self._check_after_s = check_after_s
-        self._place: HalfPlace | None = None
-        self.transaction_id = outgoing.message_id
-        self.state = TransactionState.COMMIT
-        """How leaving normally ends it."""
-        self.send_result: SendResult | None = None
-        self.is_acknowledged = False
-        """Whether the broker has confirmed the end."""
-
-    def unknown(self) -> None:
-        """Leave it undecided: the broker will ask."""
-        self.state = TransactionState.UNKNOWN
-
-    def rollback(self) -> None:
-        """Roll back when the block is left, without an exception."""
-        self.state = TransactionState.ROLLBACK
-
-    def commit(self) -> None:
-        """Commit after all, when the block is left normally."""
-        self.state = TransactionState.COMMIT
 
     def __enter__(self) -> Self:
-        if self._place is not None:
-            raise ConfigurationError(
-                "this transaction was entered before.", cure="Make a new one for each message."
-            )
+        self._check_is_new()
         place, result = self._transactions.begin(self._outgoing, self._check_after_s, self._send)
         self._place, self.send_result = place, result
         if result.status is not SendStatus.OK:
@@ -296,5 +255,5 @@ class Transaction:
         self.state = TransactionState.ROLLBACK
         try:
             self.is_acknowledged = self._transactions.finish(self._place, self.state)
-        except SluiceError as refusal:  # the user's own exception matters more
-            _log.warning("rolling back transaction %s failed: %s", self.transaction_id, refusal)
+        except SluiceError as refusal:
+            self._tell_refusal(refusal)
