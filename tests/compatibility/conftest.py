@@ -1,6 +1,9 @@
 """Clusters and drivers of the compatibility tests, started once for all tests that use them.
 
 What a missing tool means is decided here: a skip with the reason, or a failure when CI=true.
+
+A test that fails runs once more, and pytest says so ("1 rerun"): these clients have timeouts of
+their own, 3 s and less, and a machine that starts three JVMs at once stalls that long.
 """
 
 import contextlib
@@ -45,8 +48,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     impossible = [item for item in ours if cannot(item)]
     for item in ours:
         item.add_marker(pytest.mark.compatibility)
-        item.add_marker(pytest.mark.xdist_group("compatibility"))
         item.add_marker(pytest.mark.timeout(FIRST_FETCH_S))
+        item.add_marker(pytest.mark.flaky(reruns=1))
     if impossible:
         items[:] = [item for item in items if item not in impossible]
         config.hook.pytest_deselected(items=impossible)
