@@ -76,8 +76,9 @@ simulate: $(STAMP) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n) 
 	SLUICEMQ_EXAMPLES=500 $(BIN)/python -m pytest -n auto tests/crash tests/property --deselect tests/property/test_vectorised.py $(ARGS)
 
 .PHONY: fuzz
-fuzz: $(STAMP) ## a million malformed inputs (INPUTS=n, SEED=n) against a running broker, with a bystander watched
+fuzz: $(STAMP) ## a million malformed inputs (INPUTS=n, SEED=n) against a running broker, with a bystander watched; the same with access control
 	$(BIN)/python -m sluicemq.testing.fuzz --inputs $(or $(INPUTS),1000000) --seed $(or $(SEED),1) --corpus tests/golden/traffic $(ARGS)
+	$(BIN)/python -m sluicemq.testing.fuzz --inputs $(or $(INPUTS),1000000) --seed $(or $(SEED),1) --corpus tests/golden/traffic --guarded $(ARGS)
 
 .PHONY: bench
 bench: $(STAMP) ## the figures, beside the real Java broker where Java is there (QUICK=1: two minutes)

@@ -32,6 +32,18 @@ def test_a_broker_takes_ten_thousand_inputs_and_serves_others_meanwhile(tmp_path
     assert code == 0
 
 
+def test_a_guarded_broker_takes_inputs_while_its_rules_are_written_anew(tmp_path: Path) -> None:
+    process = Process(tmp_path, is_guarded=True)
+    try:
+        result = Drive(process, corpus.load(TRAFFIC), SEED).run(0, INPUTS // 3)
+    finally:
+        code = process.close()
+    assert [finding.what for finding in result.findings] == []
+    assert result.inputs >= INPUTS // 3 - 3 * BATCH
+    assert result.answers >= 10
+    assert code == 0
+
+
 def test_a_thousand_files_that_nearly_are_rules_are_read_or_refused() -> None:
     assert rules.check(Random(SEED), 1000) is None
 

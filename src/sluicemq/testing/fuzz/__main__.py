@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     templates = corpus.load(options.corpus)
     with tempfile.TemporaryDirectory(prefix="sluice-fuzz-") as directory:
-        process = Process(Path(directory))
+        process = Process(Path(directory), is_guarded=options.guarded)
         try:
             result = Drive(process, templates, options.seed).run(options.first, options.inputs)
         finally:
@@ -69,6 +69,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="of the random numbers")
     parser.add_argument("--first", type=int, default=0, help="number of the first batch")
     parser.add_argument("--corpus", type=Path, help="a directory of recordings (*.jsonl.gz)")
+    parser.add_argument("--guarded", action="store_true", help="access control is on")
     parser.add_argument(
         "--findings", type=Path, default=Path(), help="where the inputs of findings are kept"
     )

@@ -3,6 +3,9 @@
 The bystander is a thread with a connection of its own that asks and sends, again and again. The
 memory is what the process has for itself (RssAnon: files of the store that are mapped do not
 count); Linux tells it.
+
+With access control the bystander and most inputs are signed, and the file of rules is written anew
+again and again: now with rules, now with something that nearly is rules.
 """
 
 import collections
@@ -18,15 +21,18 @@ from pathlib import Path
 from random import Random
 from typing import IO, Final, NamedTuple
 
+from sluicemq.acl.loading import load_rules
 from sluicemq.clock import SYSTEM_CLOCK
-from sluicemq.errors import SluiceError
+from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.protocol.codec import encode
 from sluicemq.protocol.codes import RequestCode
 from sluicemq.protocol.command import Command
+from sluicemq.protocol.signature import sign_command
 from sluicemq.testing.broker import send_fields
+from sluicemq.testing.fuzz import rules
 from sluicemq.testing.fuzz.corpus import Template
-from sluicemq.testing.fuzz.mutate import Input, Mutator
+from sluicemq.testing.fuzz.mutate import Account, Input, Mutator
 
 CONFIGURATION: Final = """brokerName=broker-a
 metricsExporterType=DISABLE
@@ -37,6 +43,19 @@ sluiceAutoGroupsMax=400
 sluiceTransactionsOpenMax=1000
 defaultTopicQueueNums=2
 """
+GUARDED: Final = "aclEnable=true\n"
+FUZZER: Final = ("fuzzer-1", "secret-of-the-fuzzer")
+BYSTANDER: Final = ("bystander", "secret-of-the-bystander")
+RULES: Final = f"""accounts:
+- accessKey: {FUZZER[0]}
+  secretKey: {FUZZER[1]}
+  admin: true
+- accessKey: {BYSTANDER[0]}
+  secretKey: {BYSTANDER[1]}
+  topicPerms: [BYSTANDER=PUB]
+"""
+RULES_EVERY: Final = 16
+"""Batches between two texts for the file of rules."""
 BATCH: Final = 64
 IN_FLIGHT: Final = 3
 ASK: Final = 0x5A17
@@ -55,10 +74,13 @@ _ANSWER: Final = f'"opaque":{ASK},'.encode()
 class Process:
     """`sluice up` with its log in a file."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, is_guarded: bool = False) -> None:
         self.directory = directory
+        self.is_guarded = is_guarded
         config = directory / "broker.conf"
-        config.write_text(CONFIGURATION)
+        config.write_text(CONFIGURATION + GUARDED * is_guarded)
+        if is_guarded:
+            self.write_rules(RULES)
         self.log = directory / "log.txt"
         self._stderr: IO[str] = self.log.open("w")
         self.process = subprocess.Popen(
@@ -77,6 +99,12 @@ class Process:
     @property
     def is_alive(self) -> bool:
         return self.process.poll() is None
+
+    def write_rules(self, text: str) -> None:
+        """For its next look at the file. Replaced as a whole, as editors do."""
+        new = self.directory / "plain_acl.yml.new"
+        new.write_text(text, "utf-8", "replace")
+        new.replace(self.directory / "plain_acl.yml")
 
     def memory_bytes(self) -> int:
         """Its own memory; 0 where the system does not tell."""
@@ -114,9 +142,10 @@ class Process:
 class Bystander(threading.Thread):
     """Somebody who wants to work meanwhile."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(self, address: tuple[str, int], account: Account | None = None) -> None:
         super().__init__(daemon=True)
         self._address = f"{address[0]}:{address[1]}"
+        self._account = account
         self._over = threading.Event()
         self.waits_s: list[float] = []
         self.failure = ""
@@ -128,6 +157,8 @@ class Bystander(threading.Thread):
                 while not self._over.wait(BYSTANDER_PAUSE_S):
                     begin_s = SYSTEM_CLOCK.monotonic_s()
                     command = Command(RequestCode.SEND_MESSAGE_V2, dict(fields), b"still here")
+                    if self._account is not None:
+                        sign_command(command, *self._account)
                     answer = channel.call(command)
                     self.waits_s.append(SYSTEM_CLOCK.monotonic_s() - begin_s)
                     if answer.code != 0 and not self.failure:
@@ -173,11 +204,24 @@ class Result(NamedTuple):
     findings: tuple[Finding, ...]
 
 
-def make_batch(templates: tuple[Template, ...], seed: int, number: int) -> Batch:
+def make_batch(
+    templates: tuple[Template, ...], seed: int, number: int, account: Account | None = None
+) -> Batch:
     """The batch with this number: the same inputs for the same seed and templates."""
-    mutator = Mutator(templates, Random(f"{seed}:{number}"))
+    mutator = Mutator(templates, Random(f"{seed}:{number}"), account)
     inputs = [mutator.plain() for _ in range(BATCH - 1)]
     return Batch(number, [*inputs, mutator.breaking()])
+
+
+def rules_for(seed: int, number: int) -> str:
+    """Rules that let the bystander work, or nearly rules, which have to change nothing."""
+    rng = Random(f"{seed}:rules:{number}")
+    tried = rules.text(rng).encode("utf-8", "replace").decode()
+    try:
+        load_rules(tried, "plain_acl.yml")
+    except ConfigurationError:
+        return tried
+    return RULES
 
 
 class Drive:
@@ -194,14 +238,18 @@ class Drive:
 
     def run(self, first: int, inputs: int) -> Result:
         """From the batch with this number on."""
-        bystander = Bystander(self._process.address)
+        is_guarded = self._process.is_guarded
+        account = FUZZER if is_guarded else None
+        bystander = Bystander(self._process.address, BYSTANDER if is_guarded else None)
         bystander.start()
         begin_s = SYSTEM_CLOCK.monotonic_s()
         memory = 0
         for number in range(first, first + max(1, inputs // BATCH)):
             if self.findings or not self._process.is_alive:
                 break
-            self._send(make_batch(self._templates, self._seed, number))
+            if is_guarded and number % RULES_EVERY == 0:
+                self._process.write_rules(rules_for(self._seed, number))
+            self._send(make_batch(self._templates, self._seed, number, account))
             if len(self._open) >= IN_FLIGHT:
                 self._receive()
             if not memory and self.inputs >= inputs * WARM_PART:

@@ -1,7 +1,8 @@
 """A template and a random number generator make an input.
 
 What a mutation changes is a value, a field, a body, an expression, properties, a serialisation or
-the frame itself. `Input.breaks` says that the connection may end with it.
+the frame itself. `Input.breaks` says that the connection may end with it. With an account most
+frames are signed, after what was changed.
 """
 
 import struct
@@ -14,6 +15,7 @@ from sluicemq.errors import ProtocolError
 from sluicemq.protocol.codec import encode, frame
 from sluicemq.protocol.codes import RequestCode
 from sluicemq.protocol.command import BINARY, FLAG_ONEWAY, FLAG_RESPONSE, Command
+from sluicemq.protocol.signature import sign_command
 from sluicemq.record.batch import encode_batch
 from sluicemq.testing.fuzz.corpus import Template
 from sluicemq.testing.fuzz.sql import expression
@@ -53,6 +55,9 @@ MAKERS: Final = frozenset({
 """An operator may make any number of topics: of these the names come from a list."""
 CODES: Final = tuple(int(code) for code in RequestCode if code != RequestCode.UPDATE_BROKER_CONFIG)
 _PREFIX: Final = struct.Struct(">II")
+Account = tuple[str, str]
+"""Access key and secret."""
+SIGNED_PART: Final = 0.8
 
 
 class Input(NamedTuple):
@@ -66,9 +71,12 @@ class Input(NamedTuple):
 class Mutator:
     """Makes inputs of templates, all from one generator."""
 
-    def __init__(self, templates: tuple[Template, ...], rng: Random) -> None:
+    def __init__(
+        self, templates: tuple[Template, ...], rng: Random, account: Account | None = None
+    ) -> None:
         self._templates = templates
         self._rng = rng
+        self._account = account
         self._kinds = (
             (self._field, 30), (self._fields, 8), (self._body, 22), (self._filter, 12),
             (self._properties, 14), (self._batch, 4), (self._binary, 6), (self._code, 4),
@@ -86,10 +94,21 @@ class Mutator:
         self._opaque += 1
         oneway = self._rng.random() < 0.05
         values = {
-            "code": code, "extFields": fields, "flag": FLAG_ONEWAY if oneway else 0,
+            "code": code, "extFields": self._signed(code, fields, body),
+            "flag": FLAG_ONEWAY if oneway else 0,
             "language": "JAVA", "opaque": self._opaque, "version": 479,
         }  # fmt: skip
         return Input(kind, frame(_header(values), body))
+
+    def _signed(self, code: int, fields: dict[str, str], body: bytes) -> dict[str, str]:
+        if self._account is None or self._rng.random() > SIGNED_PART:
+            return fields
+        command = Command(code, fields, body)
+        try:
+            sign_command(command, *self._account)
+        except UnicodeEncodeError:  # a lone surrogate, which nobody can sign
+            return fields
+        return command.fields or {}
 
     def _pick(self) -> tuple[int, dict[str, str], bytes]:
         template = self._rng.choice(self._templates)
