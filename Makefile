@@ -89,9 +89,16 @@ bench-store: $(STAMP) ## starting after a kill, SYNC_FLUSH with 64 senders, besi
 	$(BIN)/python -m benchmarks.stores $(ARGS)
 
 .PHONY: bench-spark
-bench-spark: $(STAMP) ## two million messages into Spark, beside the ceiling of a Python source
-	$(BIN)/python benchmarks/spark_read.py $(ARGS)
-	$(BIN)/python benchmarks/spark_sink.py $(ARGS)
+bench-spark: $(STAMP) ## Spark: source, stream, sinks, beside the ceiling of a Python source (ARGS=--kafka: and Kafka)
+	$(BIN)/python benchmarks/spark_bench.py $(ARGS)
+
+.PHONY: bench-backlog
+bench-backlog: $(STAMP) ## five million messages drained through filters, beside the real broker (QUICK=1: a part)
+	$(BIN)/python -m benchmarks.backlog $(if $(QUICK),--quick) $(ARGS)
+
+.PHONY: spark-matrix
+spark-matrix: $(STAMP) ## the main path on Spark 4.1, 4.2 and the newest, each in an environment of its own
+	$(BIN)/python tools/spark_matrix.py $(ARGS)
 
 .PHONY: clean
 clean: ## remove what the targets made, but not the virtual environment

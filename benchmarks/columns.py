@@ -143,7 +143,7 @@ def drain(
     read: Callable[..., object] = store.read
     started = time.process_time()
     while offset < end:
-        result = store.read(TOPIC, 0, offset, 32, None, message_filter, end - offset, offset)
+        result = store.read(TOPIC, 0, offset, 32, None, message_filter, end - offset)
         for data in result.data:
             crc = zlib.crc32(data, crc)
         matches += result.count

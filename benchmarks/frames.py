@@ -101,6 +101,12 @@ def batch_sends(
     return Ring(frames, batch)
 
 
+def batch_send(topic: str, number: int, queue: int, parts: bytes) -> bytes:
+    """One SEND_BATCH_MESSAGE request of encoded messages."""
+    fields = _send_fields(topic, number, batch=True) | {"e": str(queue)}
+    return frame(SEND_BATCH_MESSAGE, fields, OPAQUE_FIRST + number, parts)
+
+
 def pull(
     topic: str,
     queue: int,

@@ -6,12 +6,14 @@ shared by client and server are not comparable between runs.
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+_LOG_MAP = re.compile(r"^[0-9a-f]+-[0-9a-f]+ .*/commitlog/")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -53,6 +55,11 @@ def cpu_s(pid: int) -> float:
     return total / TICKS_PER_SECOND
 
 
+def exact_cpu_s(pid: int) -> float:
+    """The same in nanoseconds, by the clock of each process: for spans of tenths of a second."""
+    return sum(time.clock_gettime(~one << 3 | 2) for one in process_tree(pid))
+
+
 def rss_mib(pid: int) -> float:
     """Resident memory of the process tree, with the pages of mapped files."""
     return _status_mib(pid, "VmRSS:")
@@ -70,6 +77,26 @@ def _status_mib(pid: int, name: str) -> float:
             if line.startswith(name):
                 total += int(line.split()[1])
     return total / 1024
+
+
+def forget_pages(pid: int) -> None:
+    """Clear the accessed bits of the pages of mapped files (proc(5), clear_refs)."""
+    for one in process_tree(pid):
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{one}/clear_refs").write_text("3")
+
+
+def used_log_bytes(pid: int) -> int:
+    """Pages of the commit log that were used since."""
+    total = 0
+    for one in process_tree(pid):
+        is_log = False
+        for line in Path(f"/proc/{one}/smaps").read_text().splitlines():
+            if line[0] in "0123456789abcdef":
+                is_log = _LOG_MAP.match(line) is not None
+            elif is_log and line.startswith("Referenced:"):
+                total += int(line.split()[1]) * 1024
+    return total
 
 
 def kill(pid: int) -> None:

@@ -1,9 +1,18 @@
-"""A Python data source that has its rows in memory: the ceiling of every Python source in Spark."""
+"""A Python data source that has its rows in memory: the ceiling of every Python source in Spark.
+
+As a stream it is one micro-batch of `rows` (Trigger.AvailableNow), or with `rows` 0 micro-batches
+without rows, one after the other: the floor of what a micro-batch of a Python source costs.
+"""
 
 from collections.abc import Iterator
 from typing import Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
 
@@ -29,6 +38,9 @@ class Ceiling(DataSource):
     def reader(self, schema: StructType) -> "CeilingReader":
         return CeilingReader(dict(self.options))
 
+    def streamReader(self, schema: StructType) -> "CeilingStream":  # noqa: N802 - Spark's name
+        return CeilingStream(dict(self.options))
+
 
 class CeilingReader(DataSourceReader):
     def __init__(self, options: dict[str, str]) -> None:
@@ -41,11 +53,41 @@ class CeilingReader(DataSourceReader):
         return [InputPartition(share) for _ in range(self.partition_count)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        import pyarrow as pa
+        return batches(self.path, partition.value)
 
-        with pa.OSFile(self.path) as file:
-            batch = pa.ipc.open_file(file).get_batch(0)
-        left = partition.value
-        while left > 0:
-            yield batch if left >= batch.num_rows else batch.slice(0, left)
-            left -= batch.num_rows
+
+class CeilingStream(DataSourceStreamReader):
+    """Offsets count micro-batches."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        self.path = options["path"]
+        self.partition_count = int(options["partitions"])
+        self.rows = int(options["rows"])
+        self.micro_batches = 0
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+        return {"micro_batch": 0}
+
+    def latestOffset(self, *_: Any) -> dict[str, int]:  # noqa: N802 - Spark's name
+        self.micro_batches = 1 if self.rows else self.micro_batches + 1
+        return {"micro_batch": self.micro_batches}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        share = self.rows // self.partition_count
+        return [InputPartition(share) for _ in range(self.partition_count)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        yield from batches(self.path, partition.value)
+
+
+def batches(path: str, rows: int) -> Iterator[Any]:
+    """So many rows: the batch of the file again and again."""
+    import pyarrow as pa
+
+    if not rows:
+        return
+    with pa.OSFile(path) as file:
+        batch = pa.ipc.open_file(file).get_batch(0)
+    while rows > 0:
+        yield batch if rows >= batch.num_rows else batch.slice(0, rows)
+        rows -= batch.num_rows

@@ -164,6 +164,11 @@ class Kafka:
         reader = spark.read.format("kafka").option("kafka.bootstrap.servers", self.address)
         return reader.option("subscribe", TOPIC).option("includeHeaders", "true").load()
 
+    def stream(self, spark: Any) -> Any:
+        reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", self.address)
+        reader = reader.option("subscribe", TOPIC).option("startingOffsets", "earliest")
+        return reader.option("includeHeaders", "true").load()
+
     def measure(
         self, spark: Any, measure: Callable[..., dict[str, Any]], messages: int, hits: int
     ) -> dict[str, dict[str, Any]]:

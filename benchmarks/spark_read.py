@@ -38,6 +38,7 @@ from sluicemq.client.sync.bulk import BulkReader  # noqa: E402
 from sluicemq.client.sync.producer import Producer  # noqa: E402
 from sluicemq.filter.tags import subscribe  # noqa: E402
 from sluicemq.model.message import Message  # noqa: E402
+from sluicemq.model.subscription import Subscription  # noqa: E402
 from sluicemq.spark.session import spark_session  # noqa: E402
 
 TOPIC = "bench"
@@ -96,13 +97,12 @@ def publish(name_server: str, messages: int) -> float:
     return time.perf_counter() - started
 
 
-def socket_bytes(name_server: str, expression: str) -> int:
+def socket_bytes(name_server: str, subscription: Subscription) -> int:
     """What a read of the whole topic takes off the socket."""
     total = 0
     with Admin(name_server) as admin:
         for queue in admin.queues(TOPIC):
             start, end = admin.offsets(queue)
-            subscription = subscribe(TOPIC, expression)
             with BulkReader(
                 admin.address(queue), TOPIC, queue.queue_id, start, end, subscription
             ) as reader:
@@ -281,7 +281,9 @@ def compared(
     hits = -(-messages // HIT_EVERY)
     figures["tag 1 %"] = measure(filtered, repeat, directory, hits)
     show("ours, tag 1 %", messages, figures["tag 1 %"], {})
-    part = socket_bytes(cluster.name_server, "hit") / socket_bytes(cluster.name_server, "*")
+    part = socket_bytes(cluster.name_server, subscribe(TOPIC, "hit")) / socket_bytes(
+        cluster.name_server, subscribe(TOPIC, "*")
+    )
     figures["socket share"] = part
     print(f"{'':16s}bytes on the socket: {part:.2%} of the topic's")
     if kafka is not None and not isinstance(kafka, str):

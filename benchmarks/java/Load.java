@@ -10,6 +10,7 @@ import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
+import java.util.concurrent.atomic.LongAdder;
 import java.util.concurrent.locks.LockSupport;
 import org.apache.rocketmq.client.ClientConfig;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
@@ -89,13 +90,23 @@ public final class Load {
         producer.shutdown();
     }
 
-    /** A push consumer drains a backlog through a filter; begin at the first message, end at the last. */
+    /**
+     * A push consumer drains a backlog through a filter; begin at the first message, end at the last. With `sum` each body
+     * begins with a number, and `sum` and `count` tell what came: a hash that any other message changes.
+     */
     private static void drain(Map<String, String> options) throws Exception {
         long expect = Long.parseLong(options.get("expect"));
+        boolean sums = options.containsKey("sum");
         AtomicLong got = new AtomicLong();
+        LongAdder sum = new LongAdder();
         AtomicBoolean ended = new AtomicBoolean();
         CountDownLatch complete = new CountDownLatch(1);
         DefaultMQPushConsumer consumer = consumer(options, (messages, context) -> {
+            if (sums) {
+                long mine = 0;
+                for (MessageExt message : messages) mine += mixed(ByteBuffer.wrap(message.getBody()).getLong());
+                sum.add(mine);
+            }
             long after = got.addAndGet(messages.size());
             if (after == messages.size()) emit("begin", "count", 0);
             if (after >= expect && ended.compareAndSet(false, true)) {
@@ -104,10 +115,38 @@ public final class Load {
             }
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
+        tune(consumer, options);
         consumer.start();
         boolean all = complete.await(Long.parseLong(options.get("timeout_s")), TimeUnit.SECONDS);
+        if (sums) {
+            Thread.sleep(200); // one that comes twice comes soon
+            emit("sum", "count", sum.sum());
+            emit("came", "count", got.get());
+        }
         consumer.shutdown();
         if (!all) throw new IllegalStateException("only " + got.get() + " of " + expect + " came");
+    }
+
+    /** splitmix64. */
+    private static long mixed(long number) {
+        long mixed = number + 0x9E3779B97F4A7C15L;
+        mixed = (mixed ^ (mixed >>> 30)) * 0xBF58476D1CE4E5B9L;
+        mixed = (mixed ^ (mixed >>> 27)) * 0x94D049BB133111EBL;
+        return mixed ^ (mixed >>> 31);
+    }
+
+    /** The settings of a push consumer that are named; the others stay RocketMQ's defaults. */
+    private static void tune(DefaultMQPushConsumer consumer, Map<String, String> options) {
+        if (options.containsKey("span")) consumer.setConsumeConcurrentlyMaxSpan(Integer.parseInt(options.get("span")));
+        if (options.containsKey("held")) consumer.setPullThresholdForQueue(Integer.parseInt(options.get("held")));
+        if (options.containsKey("pull")) consumer.setPullBatchSize(Integer.parseInt(options.get("pull")));
+        if (options.containsKey("list")) {
+            consumer.setConsumeMessageBatchMaxSize(Integer.parseInt(options.get("list")));
+        }
+        if (options.containsKey("consumers")) {
+            consumer.setConsumeThreadMin(Integer.parseInt(options.get("consumers")));
+            consumer.setConsumeThreadMax(Integer.parseInt(options.get("consumers")));
+        }
     }
 
     /** Paced sends, received by a push consumer: milliseconds from send to listener. */

@@ -10,6 +10,7 @@ them. At the end every row lies in the topic once.
 """
 
 import dataclasses
+import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from sluicemq.record.codec import decode_records
 from sluicemq.testing.broker import SMALL, ManualClock, SteppedBroker, SteppedClient, send_fields
 from sluicemq.testing.files import CrashableFiles, PowerLost
 
+SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "40"))
 EPOCHS, TASKS, ROWS, BATCH = 3, 2, 7, 3
 STORE = dataclasses.replace(SMALL, commit_log_file_bytes=20_000, consume_queue_file_bytes=400)
 
@@ -253,12 +255,14 @@ class World:
 
 
 def rows_of(epoch: int, partition: int) -> list[tuple[str, tuple[int | None, str | None]]]:
-    """(body, (queue, delay)) of the rows: the same whenever the epoch is run."""
+    """(body, (queue, delay)) of the rows: the same whenever the epoch is run. One task's go all
+    kinds of ways, the other's are alike, which a broker neither reads again nor takes one by one.
+    """
     ways: tuple[tuple[int | None, str | None], ...] = (
         (None, None), (None, None), (2, None), (None, "L1"), (1, "M200"),
     )  # fmt: skip
     return [
-        (f"{epoch}/{partition}/{row}" + "." * (row * 11), ways[row % len(ways)])
+        (f"{epoch}/{partition}/{row}" + "." * (row * 11), ways[row % len(ways) if partition else 0])
         for row in range(ROWS)
     ]
 
@@ -298,7 +302,7 @@ def many(seed: int, steps: int) -> Iterator[tuple[int, str]]:
         )
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_many_kills_in_one_run_lose_and_double_nothing(seed: int) -> None:
     flush_sync, brokers = CASES[seed % len(CASES)]
     world = World(seed, flush_sync=flush_sync, brokers=brokers, victims=dict(many(seed, 80)))

@@ -1,10 +1,11 @@
 """Stopped anywhere and started again: the streaming reader loses no row and repeats none.
 
-Fifty seeded histories with the reader's own classes and a real broker, without a JVM. `Engine`
-does what Spark's micro-batch engine does with a Python source: it writes the end of a micro-batch
-to the offset log, reads the partitions, hands the rows to a sink that takes each micro-batch once
-(as Spark's file sink), writes the commit log; after a crash it plans the last micro-batch again if
-the commit log lacks it. It may crash after every step. Meanwhile messages and queues are added.
+Seeded histories with the reader's own classes and a real broker, without a JVM; SLUICEMQ_SEEDS says
+how many. `Engine` does what Spark's micro-batch engine does with a Python source: it writes the end
+of a micro-batch to the offset log, reads the partitions, hands the rows to a sink that takes each
+micro-batch once (as Spark's file sink), writes the commit log; after a crash it plans the last
+micro-batch again if the commit log lacks it. It may crash after every step. Meanwhile messages and
+queues are added.
 """
 
 import json
@@ -30,7 +31,7 @@ from sluicemq.spark.schema import declared_columns, struct_type
 from sluicemq.spark.stream import stream_reader
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 50
+SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "20"))
 TAGS = "ABC"
 CRASHES = ("after the end is known", "in the middle of reading", "before the commit log", "idle")
 

@@ -16,6 +16,7 @@ from sluicemq.filter.sql import Sql92Filter
 from sluicemq.model.ids import tag_code
 from sluicemq.record.codec import encode_properties
 from sluicemq.store import columns_blocks, columns_file, columns_scan
+from sluicemq.store.gather import Reach
 from sluicemq.store.store import Store
 from sluicemq.testing.broker import ManualClock
 from sluicemq.testing.files import CrashableFiles
@@ -134,8 +135,12 @@ def test_a_read_by_columns_is_the_read_by_records(
                 size = 400 if is_bulk else None
                 consumed = world.rng.choice([None, low, max(low, offset - 3), offset])
                 limits = (offset, count, size)
-                ours = world.store.read("T", queue_id, *limits, fast, None, consumed)
-                theirs = world.store.read("T", queue_id, *limits, slow, None, consumed)
+                reach = None
+                if consumed is not None:
+                    patient = world.rng.random() < 0.5
+                    reach = Reach(consumed, world.rng.choice([3, 2000]), is_patient=patient)
+                ours = world.store.read("T", queue_id, *limits, fast, None, reach)
+                theirs = world.store.read("T", queue_id, *limits, slow, None, reach)
                 ours.data = [memoryview(b"".join(ours.data))]
                 theirs.data = [memoryview(b"".join(theirs.data))]
                 assert ours == theirs, (offset, queue_id)

@@ -190,8 +190,9 @@ class Consumers:
                     group.name, member.client_id, key, () if lanes is None else lanes.lanes
                 )
         except ContractError:
-            self.unregister(group.name, member.peer)
+            self.unregister(group.name, member.peer, member.client_id)
             raise
+        self.contracts.release(group.name, member.client_id)
         self.groups[group.name] = group
         group.consume_type = data.consume_type
         group.message_model = data.message_model
@@ -215,12 +216,20 @@ class Consumers:
         return old not in {0, fingerprint}
 
     def _elders(self, group: ConsumerGroup, member: Member) -> dict[str, str]:
-        """The members whose subscription counts in a strict group: of the oldest lane."""
+        """The members whose subscription counts in a strict group: of the oldest lane; with those
+        that are waited for."""
         others = group.others(member)
+        claims = self.contracts.claims(group.name)
+        for client_id, claim in claims.items():
+            if client_id != member.client_id:
+                others.setdefault(client_id, claim.key)
         lanes = self.lanes.table.get(group.name)
         if lanes is None:
             return others
-        oldest = next((key for key in lanes.ordered()[0] if lanes.lanes[key].members), None)
+        claimed = {claim.key for claim in claims.values()}
+        oldest = next(
+            (key for key in lanes.ordered()[0] if lanes.lanes[key].members or key in claimed), None
+        )
         return {client_id: key for client_id, key in others.items() if key == oldest}
 
     def _subscribe(self, group: ConsumerGroup, member: Member, before: str) -> set[str] | None:
@@ -269,9 +278,10 @@ class Consumers:
         has_lanes = name in self.lanes.table
         if known is not None:
             known.seen_ms = member.seen_ms
-        elif has_lanes:
+        elif has_lanes or group.fingerprint != fingerprint:  # perhaps another subscription
             return True
         else:
+            self.contracts.release(name, member.client_id)
             member.key = group.key
             member.wanted = {t: watch.subscription for t, watch in group.watches.items()}
             group.members[member.peer] = member
@@ -325,25 +335,35 @@ class Consumers:
         """
         group = self.groups.get(name)
         mine = normal_atom(subscription)
+        others = {other: claim.key for other, claim in self.contracts.claims(name).items()}
         for member in group.members.values() if group is not None else ():
-            said = parse_key(member.key).get(subscription.topic) if member.key else mine
-            if member.client_id != client_id and said != mine:
+            others[member.client_id] = member.key
+        for other, said in others.items():
+            wanted = parse_key(said).get(subscription.topic) if said else mine
+            if other != client_id and wanted != mine:
                 key = subscription_key(name, [subscription])
-                self.contracts.refuse(name, client_id, key, {member.client_id: member.key})
+                self.contracts.refuse(name, client_id, key, {other: said})
 
     def watch(self, group: str, topic: str) -> Watch | None:
         found = self.groups.get(group)
         return found.watches.get(topic) if found is not None else None
 
-    def unregister(self, name: str, peer: Peer) -> None:
+    def unregister(self, name: str, peer: Peer, client_id: str = "") -> None:
+        """A client leaves, perhaps over another connection than its heartbeats came by."""
+        if client_id:
+            self.contracts.release(name, client_id)
         group = self.groups.get(name)
         member = group.members.pop(peer, None) if group is not None else None
         if group is not None and member is not None:
             self._left(group, member)
 
     def disconnect(self, peer: Peer) -> None:
+        """The connection broke. Nobody has said that he leaves: a strict group waits for him."""
         for group in [g for g in self.groups.values() if peer in g.members]:
+            member = group.members[peer]
             self.unregister(group.name, peer)
+            if member.client_id not in group.client_ids:
+                self.contracts.lost(group.name, member.client_id, member.key, member.seen_ms)
 
     def expire(self, age_ms: int) -> list[Peer]:
         """Drops members whose last heartbeat is older; returns their connections."""

@@ -11,20 +11,31 @@ A group's attribute `sluice.contract` says so; RocketMQ keeps an attribute that 
 
 RocketMQ lets the last subscription win for the whole group: its members then filter by each other's
 expressions and messages are lost (spec/filter.md §2).
+
+A member whose connection breaks has not left: a stalled Java client closes its socket after 3 s and
+sends its next heartbeat up to 30 s later. In a strict group its subscription stays *claimed* until
+the client is back, says that it leaves (35), or would have been given up anyway: its expiry (120 s)
+after its last heartbeat. So nobody takes a group over in a gap.
 """
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final
 
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.lane_rules import parse_key
+from sluicemq.broker.settings import Settings
+from sluicemq.clock import Clock
 from sluicemq.model.topic import CONTRACT, CONTRACTS
 
 log = logging.getLogger(__name__)
 
 COMPATIBLE, STRICT, LANES = CONTRACTS
 REFUSED_MAX: Final = 1024
+CLAIMS_MAX: Final = 1024
+"""Of a group."""
 WARNED_MAX: Final = 10_000
 LANES_MAX: Final = 16
 """Of a group. What lanes cost grows with the square of their number, and a client may name any
@@ -35,11 +46,23 @@ class ContractError(Exception):
     """A subscription that a strict group does not take."""
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The subscription of a strict group's member that is away without having said so. It holds for
+    so long after the last heartbeat as the member would have."""
+
+    key: str
+    seen_ms: int
+
+
 class Contracts:
     """What the groups' contracts say, and whom they refused."""
 
-    def __init__(self, groups: Groups) -> None:
+    def __init__(self, groups: Groups, settings: Settings, clock: Clock) -> None:
         self._groups = groups
+        self._settings = settings
+        self._clock = clock
+        self._claims: dict[str, dict[str, Claim]] = {}
         self._warned: set[tuple[str, str]] = set()
         self.conflicts: dict[str, int] = {}
         """Subscriptions that differed from their group's, by group."""
@@ -52,9 +75,39 @@ class Contracts:
         said = config.attributes.get(CONTRACT) if config is not None else None
         return said if said in CONTRACTS else COMPATIBLE
 
+    # ------------------------------------------------------------------------------- claims
+
+    def lost(self, group: str, client_id: str, key: str, seen_ms: int) -> None:
+        """A member's connection is gone, and it has not said that it leaves."""
+        if key and self.of(group) == STRICT:
+            claims = self._claims.setdefault(group, {})
+            if len(claims) < CLAIMS_MAX:
+                claims[client_id] = Claim(key, seen_ms)
+
+    def release(self, group: str, client_id: str) -> None:
+        """The client is back, or has left."""
+        claims = self._claims.get(group)
+        if claims is not None and claims.pop(client_id, None) is not None and not claims:
+            del self._claims[group]
+
+    def claims(self, group: str) -> dict[str, Claim]:
+        """Those that still hold, by client id."""
+        held = self._claims.get(group)
+        if held is None:
+            return {}
+        limit_ms = self._clock.now_ms() - self._settings.broker.client_expiry_ms
+        for client_id in [client_id for client_id, c in held.items() if c.seen_ms < limit_ms]:
+            del held[client_id]
+        if not held or self.of(group) != STRICT:
+            del self._claims[group]
+            return {}
+        return held
+
+    # ------------------------------------------------------------------------------ refusals
+
     def refuse(self, group: str, client_id: str, key: str, others: Mapping[str, str]) -> None:
         """Raises ContractError when a strict group has members (client id -> subscription) that
-        want something else."""
+        want something else, or had them so lately that they are waited for."""
         different = {other: said for other, said in others.items() if said != key}
         if not different or self.of(group) != STRICT:
             self.refused.pop((group, client_id), None)
@@ -62,8 +115,8 @@ class Contracts:
         other, said = next(iter(different.items()))
         why = (
             f"group {group} has the contract strict, and {client_id} subscribes something else "
-            f"than {len(different)} member(s) that are online, {other} among them: "
-            f"{difference(said, key)}. Give it another group, the same subscription, or set "
+            f"than {len(different)} member(s){self._whereabouts(group, different)}, {other} among "
+            f"them: {difference(said, key)}. Give it another group, the same subscription, or set "
             f"the contract to lanes: sluice group update {group} --contract lanes"
         )
         if (group, client_id) not in self.refused:
@@ -72,6 +125,19 @@ class Contracts:
         if len(self.refused) < REFUSED_MAX:
             self.refused[group, client_id] = why
         raise ContractError(why)
+
+    def _whereabouts(self, group: str, members: Collection[str]) -> str:
+        """Until when it waits for members that are all away."""
+        claims = self.claims(group)
+        if not all(client_id in claims for client_id in members):
+            return " that are online"
+        seen_ms = max(claims[client_id].seen_ms for client_id in members)
+        until_ms = seen_ms + self._settings.broker.client_expiry_ms
+        until = datetime.fromtimestamp(until_ms / 1000, UTC)
+        return (
+            " that lost the connection without saying that they leave and are waited for until "
+            f"{until:%Y-%m-%dT%H:%M:%SZ}"
+        )
 
     def check_room(self, group: str, client_id: str, key: str, lanes: Collection[str]) -> None:
         """Raises ContractError when a group has so many lanes that it gets no more."""

@@ -89,7 +89,7 @@ class BrokerCore:
         self._host = host
         self._announce = announce or Peer.write
         self._elsewhere = elsewhere
-        self._make_tables(files)
+        self._make_tables(files, call_soon)
         self.turns = Turns(
             store,
             clock,
@@ -109,7 +109,7 @@ class BrokerCore:
         self.deferred = self.turns.hold
         """Takes what handlers return besides answers."""
 
-    def _make_tables(self, files: Files) -> None:
+    def _make_tables(self, files: Files, call_soon: Callable[[Callable[[], None]], object]) -> None:
         """What is known of topics, groups and clients."""
         settings, store, clock = self.settings, self.store, self._clock
         self.topics = Topics(settings, files, clock)
@@ -118,9 +118,10 @@ class BrokerCore:
         self.filters = ConsumerFilters(settings, files, clock)
         self.polls = LongPolls(self._write, settings.broker.parked_pulls_max)
         self.lanes = Lanes(
-            settings, self.topics, self.offsets, store, files, clock, self.polls.look_again
-        )
-        self.contracts = Contracts(self.groups)
+            settings, self.topics, self.offsets, store, files, clock, self.polls.look_again,
+            call_soon, self._elsewhere,
+        )  # fmt: skip
+        self.contracts = Contracts(self.groups, settings, clock)
         self.consumers = Consumers(clock, self.lanes, self.contracts)
         self.consumers.on_subscribed = self.filters.subscribed
         self.producers = Producers(clock)
@@ -161,6 +162,7 @@ class BrokerCore:
             settings, self.topics, self.retries, store, self.intake, self.turns, clock, host,
             unique_ids,
         )  # fmt: skip
+        self.send.on_staged = self.epochs.on_staged
         self.send_back = SendBack(
             settings, self.topics, self.retries, store, self.intake, host, self.consumers,
             self.access,

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from sluicemq.broker.pacing import Pace
 from sluicemq.model.subscription import MessageFilter
 
 RUNS_MAX: Final = 128
@@ -10,15 +11,17 @@ RUNS_MAX: Final = 128
 class Delivered:
     """What one group got of one topic. `pulled` is the table of how far it has fetched, by queue;
     it belongs to `Offsets`. `runs` are the ranges that a filter of properties was asked about, by
-    filter and queue, start and end in turn, for who asks what came of them (`filter_watch`)."""
+    filter and queue, start and end in turn, for who asks what came of them (`filter_watch`).
+    `pace` is how far apart what it has in hand may lie."""
 
-    __slots__ = ("bytes_out", "filtered", "messages_out", "pulled", "runs")
+    __slots__ = ("bytes_out", "filtered", "messages_out", "pace", "pulled", "runs")
 
     def __init__(self, pulled: dict[int, int]) -> None:
         self.pulled = pulled
         self.messages_out = 0
         self.bytes_out = 0
         self.filtered = 0
+        self.pace = Pace()
         self.runs: dict[tuple[MessageFilter, int], list[int]] = {}
 
     def looked(self, message_filter: MessageFilter, queue_id: int, start: int, end: int) -> None:

@@ -15,7 +15,7 @@ two fsyncs an epoch.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Final
@@ -47,6 +47,7 @@ from sluicemq.protocol.command import Command
 from sluicemq.protocol.headers import CommitEpochRequest, CommitEpochResponse, decode_header
 from sluicemq.protocol.headers import encode_header as encoded
 from sluicemq.store.store import Store
+from sluicemq.store.writer import Part
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +119,11 @@ class Epochs:
         self.published = 0
         """Messages, since the start."""
         self.move(host)
+
+    @property
+    def on_staged(self) -> Callable[[int, int, Sequence[Part]], None]:
+        """Told of each batch that is staged: queue, offset, messages."""
+        return self._reader.seen.note
 
     def handlers(self) -> dict[int, Handler]:
         return {RequestCode.SLUICE_COMMIT_EPOCH: self.commit}
@@ -286,15 +292,14 @@ class Epochs:
 
     def _publish(self, known: Known) -> None:
         """A chunk: its record and the messages behind it, in one go."""
-        rest = self._reader.messages((known.query, known.epoch), known.own, known.published)
-        messages = self._chunk(rest)
         reached, mark = known.published, known.mark
-        if not messages:
+        first, work = self._chunk(known)
+        if work is None:
             self._miss(known)
             return
         try:
-            mark = self._append(chunk_record(known.query, known.epoch, messages[0].ordinal))
-            for ordinal in self._publisher.publish(messages):
+            mark = self._append(chunk_record(known.query, known.epoch, first))
+            for ordinal in work:
                 reached = ordinal
         except StoreError as error:
             self._complain(str(error))
@@ -310,16 +315,23 @@ class Epochs:
             self.table.finish(known)
             self._sync()
 
-    def _chunk(self, rest: Iterator[Staged]) -> list[Staged]:
-        """As many messages as one write should hold; one file of the log has room for them."""
+    def _chunk(self, known: Known) -> tuple[int, Iterator[int] | None]:
+        """As many messages as one write should hold; one file of the log has room for them. The
+        ordinal of the first, and what appends them; nothing when none is left."""
         left = min(CHUNK_BYTES, self._settings.store.commit_log_file_bytes // 4)
+        owner, first = (known.query, known.epoch), known.published
+        runs = self._reader.runs(owner, known.own, first, CHUNK_MESSAGES, left)
+        if runs:
+            return first, self._publisher.publish_runs(runs, first)
         messages: list[Staged] = []
-        for staged in islice(rest, CHUNK_MESSAGES):
+        for staged in islice(self._reader.messages(owner, known.own, first), CHUNK_MESSAGES):
             left -= staged.record.size_bytes
             if left < 0 and messages:
                 break
             messages.append(staged)
-        return messages
+        if not messages:
+            return first, None
+        return messages[0].ordinal, self._publisher.publish(messages)
 
     def _miss(self, known: Known) -> None:
         log.error(

@@ -5,6 +5,7 @@ than the asker allows, the newest messages of each queue.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -12,6 +13,7 @@ import orjson
 from sluicemq.broker.background import Background, Job, Steps
 from sluicemq.broker.filter_watch import FilterWatch, QueueMatches, Troubles
 from sluicemq.broker.groups import Groups
+from sluicemq.broker.lane_rules import parse_key
 from sluicemq.broker.matching import RECORDS_A_STEP
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.pull import Pull
@@ -85,7 +87,10 @@ class FilterAdmin:
             if header.expression is not None:
                 subscription = _parsed(topic, header.expression, header.kind)
             yield from self._watch.look(group, topic)
-            queues = yield from self._watch.lag(group, topic, subscription)
+            if header.expression is None:
+                queues = yield from self._watch.progress(group, topic)
+            else:
+                queues = yield from self._watch.lag(group, topic, subscription)
             found.append(self._matching(group, topic, subscription, queues))
         return Command(ResponseCode.SUCCESS, {}, bodies.encode_group_matching(found))
 
@@ -106,6 +111,7 @@ class FilterAdmin:
             delivered.filtered if delivered is not None else 0,
             troubles.reasons,
             tuple(bodies.FilterFailure(*sample) for sample in troubles.samples),
+            tuple(_lanes(topic, queues)),
         )
 
     # --- an expression on trial
@@ -213,6 +219,24 @@ def _parsed(topic: str, expression: str, kind: str | None) -> Subscription:
         return subscribe(topic, expression, kind or None)
     except FilterError as error:
         raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+
+
+def _lanes(topic: str, queues: list[QueueMatches]) -> Iterator[bodies.LaneMatching]:
+    """What each lane still has to get, the oldest lane first."""
+    lanes = {item.lane.key: item.lane for queue in queues for item in queue.lanes}
+    for lane in sorted(lanes.values(), key=lambda lane: (lane.is_idle, lane.number)):
+        kind, expression = parse_key(lane.key).get(topic, ("", ""))
+        own = [(queue, item) for queue in queues for item in queue.lanes if item.lane is lane]
+        yield bodies.LaneMatching(
+            lane.id,
+            kind,
+            expression,
+            tuple(sorted(lane.members)),
+            tuple(
+                _queue_matching(replace(queue, committed=item.tally.start, tally=item.tally))
+                for queue, item in own
+            ),
+        )
 
 
 def _queue_matching(queue: QueueMatches) -> bodies.QueueMatching:

@@ -7,14 +7,17 @@ match (`Matching`). So the way of a message costs nothing more, and the figures 
 message is looked at once for each time that a group has passed it.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.broker.background import Background, Steps
 from sluicemq.broker.clients import Consumers
 from sluicemq.broker.filters import ConsumerFilters
+from sluicemq.broker.lane_filters import RuleFilter
+from sluicemq.broker.lane_lag import LaneTally, lane_lag
 from sluicemq.broker.matching import Matching, Tally, Wanted
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.pull import Pull
@@ -22,7 +25,7 @@ from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError, FilterEvaluationError
 from sluicemq.filter.outcomes import ERROR
-from sluicemq.model.subscription import SQL92, Subscription
+from sluicemq.model.subscription import SQL92, MessageFilter, Subscription
 from sluicemq.store.store import Store
 
 if TYPE_CHECKING:
@@ -74,6 +77,7 @@ class QueueMatches:
     offset_min: int
     offset_max: int
     tally: Tally | None
+    lanes: tuple[LaneTally, ...] = ()
 
 
 class FilterWatch:
@@ -141,7 +145,8 @@ class FilterWatch:
     def lag(
         self, group: str, topic: str, subscription: Subscription | None
     ) -> Steps[list[QueueMatches]]:
-        """The queues of a topic, for a group with this subscription."""
+        """The queues of a topic, for a group with this subscription; for one with lanes see
+        `progress`."""
         found: list[QueueMatches] = []
         known = self._topics.get(topic)
         wanted = None if subscription is None else self.wanted(subscription)
@@ -159,6 +164,34 @@ class FilterWatch:
             yield None
         return found
 
+    def progress(self, group: str, topic: str) -> Steps[list[QueueMatches]]:
+        """The queues of a topic for a group as it is: by its lanes where it has some."""
+        made = self._consumers.lanes.table.get(group)
+        known = self._topics.get(topic)
+        if made is None or known is None:
+            return (yield from self.lag(group, topic, self.subscription(group, topic)))
+        found = []
+        for queue_id in range(known.config.read_queues):
+            now_s = self._clock.monotonic_s()
+            lanes = yield from lane_lag(self.matching, made, topic, queue_id, now_s)
+            found.append(self._of_lanes(group, topic, queue_id, lanes))
+            yield None
+        return found
+
+    def _of_lanes(
+        self, group: str, topic: str, queue_id: int, lanes: list[LaneTally]
+    ) -> QueueMatches:
+        """The group is where its last lane is, and has to get what any of them has to."""
+        first, end = self._store.queue_offsets(topic, queue_id)
+        if not lanes:
+            committed = self._offsets.committed(group, topic, queue_id)
+            return QueueMatches(queue_id, committed, first, end, None)
+        tallies = [item.tally for item in lanes]
+        slowest = max(tallies, key=lambda tally: math.inf if tally.eta_s is None else tally.eta_s)
+        committed = min(tally.start for tally in tallies)
+        whole = replace(slowest, start=committed, count=sum(tally.count for tally in tallies))
+        return QueueMatches(queue_id, committed, first, whole.end, whole, tuple(lanes))
+
     # --- evaluations that failed
 
     def look(self, group: str, topic: str) -> Steps[None]:
@@ -169,13 +202,12 @@ class FilterWatch:
         looked, delivered.runs = delivered.runs, {}
         troubles = self.troubles.setdefault((topic, group), Troubles())
         for (message_filter, queue_id), ends in looked.items():
-            selector = getattr(message_filter, "selector", None)
-            if selector is None:  # a filter of the user's own
-                continue
-            wanted = self.wanted(Subscription(topic, selector.text, SQL92))
-            assert wanted is not None, "it has compiled before"
-            for start, end in zip(ends[::2], ends[1::2], strict=True):
-                yield from self._look_at(topic, queue_id, wanted, start, end, troubles)
+            for text in _expressions(message_filter):
+                wanted = self.wanted(Subscription(topic, text, SQL92))
+                if wanted is None:
+                    continue
+                for start, end in zip(ends[::2], ends[1::2], strict=True):
+                    yield from self._look_at(topic, queue_id, wanted, start, end, troubles)
 
     def _look_at(
         self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int, troubles: Troubles
@@ -237,7 +269,8 @@ class FilterWatch:
         for name, group in self._consumers.groups.items():
             for topic in group.watches:
                 subscription = self.subscription(name, topic)
-                if subscription is not None and not subscription.is_everything:
+                has_filter = subscription is not None and not subscription.is_everything
+                if subscription is not None and (has_filter or name in self._consumers.lanes.table):
                     yield name, subscription
 
     def _survey(self, looked: list[Pair], filtering: list[tuple[str, Subscription]]) -> Steps[None]:
@@ -246,7 +279,7 @@ class FilterWatch:
             for topic, group in looked:
                 yield from self.look(group, topic)
             for group, subscription in filtering:
-                queues = yield from self.lag(group, subscription.topic, subscription)
+                queues = yield from self.progress(group, subscription.topic)
                 tallies = [queue.tally for queue in queues if queue.tally is not None]
                 if tallies:
                     count = sum(tally.count for tally in tallies)
@@ -267,6 +300,15 @@ class FilterWatch:
                     f"errors {errors}"
                 )
         return table
+
+
+def _expressions(message_filter: MessageFilter) -> list[str]:
+    """The SQL92 that a filter evaluates: of a lane's rule what the lane itself wants."""
+    selector = getattr(message_filter, "selector", None)
+    if selector is not None:
+        return [selector.text]
+    rule = message_filter.rule if isinstance(message_filter, RuleFilter) else ()
+    return sorted({atom.text for item in rule for atom in item.must if atom.kind == SQL92})
 
 
 def eta_s(tallies: list[Tally]) -> float | None:

@@ -143,7 +143,7 @@ class Heartbeats:
         if header.producer_group:
             self._producers.unregister(header.producer_group, peer)
         if header.consumer_group:
-            self._consumers.unregister(header.consumer_group, peer)
+            self._consumers.unregister(header.consumer_group, peer, header.client_id)
         return Command(ResponseCode.SUCCESS, {})
 
     def list_members(self, command: Command, peer: Peer) -> Command:

@@ -36,14 +36,21 @@ def to_object(lanes: GroupLanes) -> dict[str, Any]:
                 "isIdle": lane.is_idle,
                 "number": lane.number,
                 "offers": sorted(lane.offers),
+                "orphans": sorted(lane.orphans),
                 "places": [[*queue, place_object(p)] for queue, p in lane.places.items()],
                 "subscription": lane.key,
             }
             for lane in lanes.lanes.values()
         ],
+        "movers": lanes.movers.objects(lambda key: _members(lanes, key)),
         "resets": lanes.resets.objects(),
         "unmatched": lanes.unmatched,
     }
+
+
+def _members(lanes: GroupLanes, key: str) -> set[str]:
+    lane = lanes.lanes.get(key)
+    return lane.members if lane is not None else set()
 
 
 def load(lanes: GroupLanes, value: Any) -> None:
@@ -54,6 +61,7 @@ def load(lanes: GroupLanes, value: Any) -> None:
         lane = Lane(str(item["subscription"]), int(item["number"]), left_ms=now)
         lane.is_idle, lane.idle_ms = bool(item["isIdle"]), int(item["idleMs"])
         lane.offers = {(str(topic), int(queue_id)) for topic, queue_id in item["offers"]}
+        lane.orphans = {(str(topic), int(queue_id)) for topic, queue_id in item.get("orphans", ())}
         for topic, queue_id, place in item["places"]:
             known = lane.places[str(topic), int(queue_id)] = place_from(place)
             done = lanes.parts.offsets.committed(lanes.name, str(topic), int(queue_id))
@@ -62,5 +70,6 @@ def load(lanes: GroupLanes, value: Any) -> None:
         parse_key(lane.key)
         lanes.lanes[lane.key] = lane
         lanes.number = max(lanes.number, lane.number)
+    lanes.movers.load(value.get("movers", ()))
     lanes.resets.load(value.get("resets", ()))
     lanes.unmatched = int(value.get("unmatched", 0))

@@ -128,6 +128,7 @@ def rule_from(value: Any) -> Rule:
 def place_object(place: Place) -> dict[str, Any]:
     return {
         "offset": place.offset,
+        "reader": place.reader,
         "spans": [[first, rule_object(rule)] for first, rule in place.spans],
         "start": place.start,
     }
@@ -136,4 +137,5 @@ def place_object(place: Place) -> dict[str, Any]:
 def place_from(value: Any) -> Place:
     """Raises KeyError, TypeError, ValueError."""
     spans = [(int(first), rule_from(rule)) for first, rule in value["spans"]]
-    return Place(int(value["offset"]), int(value["start"]), spans)
+    reader = str(value.get("reader", ""))
+    return Place(int(value["offset"]), int(value["start"]), spans, reader=reader)

@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 from sluicemq.broker.clients import Consumers
+from sluicemq.broker.delivered import Delivered
+from sluicemq.broker.lane_filters import rule_filter
 from sluicemq.broker.lane_places import Place
-from sluicemq.broker.lane_rules import rule_filter
 from sluicemq.broker.lane_table import end_of
 from sluicemq.broker.lanes import GroupLanes
 from sluicemq.net.server import Peer
+from sluicemq.store.gather import Reach
 from sluicemq.store.store import ReadResult, ReadStatus, Store
 
 HELD_MS: Final = 1000
@@ -30,6 +32,8 @@ class Reading(Protocol):
     count_max: int
     bytes_max: int | None
     consumed: int | None
+    lane: str
+    delivered: Delivered
     peer: Peer
     fields: Mapping[str, str]
 
@@ -57,14 +61,15 @@ class LanePulls:
             return False
         lanes, place, client_id, key = found
         queue = (reading.topic, reading.queue_id)
-        mover = lanes.movers.get((client_id, queue))
-        if mover is not None:
-            if mover[0] is not None:
-                mover[0].places[queue].pulls(reading.offset)
+        if lanes.is_finishing(client_id, queue, key):
+            lanes.lanes[lanes.movers.reads(client_id, queue, key)].places[queue].pulls(
+                reading.offset
+            )
             return True
-        if lanes.movers and lanes.is_finished_elsewhere(lanes.lanes[key], queue):
+        if lanes.is_waited_for(lanes.lanes[key], queue) or lanes.parts.is_unsaved(lanes.name):
             return True
         place.reader = client_id
+        reading.lane = key
         place.pulls(reading.offset)
         if place.scanned is None:
             place.scanned = reading.offset
@@ -77,9 +82,20 @@ class LanePulls:
         found = self._place(reading)
         if found is None:
             return False
-        lanes, place, client_id, _ = found
+        lanes, place, client_id, key = found
         queue = (reading.topic, reading.queue_id)
-        return lanes.is_held(place, queue) or (client_id, queue) in lanes.movers
+        return (
+            lanes.is_held(place, queue)
+            or lanes.parts.is_unsaved(lanes.name)
+            or lanes.is_finishing(client_id, queue, key)
+            or lanes.is_waited_for(lanes.lanes[key], queue)
+        )
+
+    def has_moved(self, reading: Reading) -> bool:
+        """Does it wait with a pull of another lane? What that one has passed over may be what the
+        new one wants."""
+        found = self._place(reading)
+        return found is not None and found[3] != reading.lane
 
     def read(self, reading: Reading, offset: int) -> ReadResult | None:
         """None for somebody who is no member of a lane."""
@@ -90,16 +106,20 @@ class LanePulls:
         rule, until = place.rule_at(offset)
         room = None if until is None else until - offset
         count = reading.count_max if reading.count_max > 0 else 1
+        message_filter = rule_filter(rule)
         result = self._store.read(
             reading.topic,
             reading.queue_id,
             offset,
             count if room is None else min(count, room),
             reading.bytes_max,
-            rule_filter(rule),
+            message_filter,
             room,
-            reading.consumed,
+            None if reading.consumed is None else Reach(reading.consumed),
         )
+        if result.scanned and message_filter is not None and message_filter.reads_properties:
+            end = offset + result.scanned
+            reading.delivered.looked(message_filter, reading.queue_id, offset, end)
         if result.status is ReadStatus.FOUND:
             place.delivered = max(place.delivered, end_of(result.data))
         place.scanned = max(result.next_offset, offset)

@@ -12,24 +12,23 @@ get the same message, whatever they read when.
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 import orjson
 
+from sluicemq.broker.byte_cache import kept
 from sluicemq.errors import FilterError
 from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.render import render
-from sluicemq.filter.sql import Sql92Filter
-from sluicemq.filter.tags import TagFilter, is_tag_kind, parse_tags
+from sluicemq.filter.tags import is_tag_kind, parse_tags
 from sluicemq.model.message import RETRY_TOPIC, TAGS
-from sluicemq.model.subscription import ALL, SQL92, TAG, MessageFilter, Subscription
+from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
 from sluicemq.model.topic import RETRY_PREFIX
 
 LANE_PROPERTY: Final = "SLUICE_LANE"
 """Of a message that was sent back: the lane that it returns to."""
-_LANE: Final = "LANE"
-_WHOLE: Final = "WHOLE"
+LANE: Final = "LANE"
+WHOLE: Final = "WHOLE"
 
 Match = Callable[[Mapping[str, str]], bool]
 
@@ -51,6 +50,19 @@ NOTHING: Final[Rule] = frozenset()
 EVERYTHING: Final = Atom(TAG, ALL)
 
 
+def _atom_bytes(atom: Atom) -> int:
+    """About as much is made of an atom: compiled SQL92 is large."""
+    return (32 if atom.kind in {SQL92, WHOLE} else 4) * len(atom.text)
+
+
+def rule_bytes(rule: Rule) -> int:
+    return sum(256 + _atom_bytes(atom) for item in rule for atom in item.must | item.none)
+
+
+def _text_bytes(*texts: str) -> int:
+    return 4 * sum(map(len, texts))
+
+
 def clause(must: Iterable[Atom], none: Iterable[Atom] = ()) -> Rule:
     """A rule of one clause; of none when it contradicts itself."""
     wanted, unwanted = frozenset(must), frozenset(none)
@@ -61,13 +73,13 @@ def clause(must: Iterable[Atom], none: Iterable[Atom] = ()) -> Rule:
 
 def _has_no_tag_left(wanted: frozenset[Atom], unwanted: frozenset[Atom]) -> bool:
     """Is every tag that is wanted unwanted too?"""
-    sets = [tags for atom in wanted if atom.kind == TAG and (tags := _tags(atom)) is not None]
+    sets = [tags for atom in wanted if atom.kind == TAG and (tags := tags_of(atom)) is not None]
     if not sets:
         return False
     left = frozenset.intersection(*sets)
     for atom in unwanted:
         if atom.kind == TAG:
-            left -= _tags(atom) or frozenset()
+            left -= tags_of(atom) or frozenset()
     return not left
 
 
@@ -132,18 +144,18 @@ def normal_atom(subscription: Subscription) -> Atom:
     return Atom(*_normal(subscription.topic, subscription.kind, subscription.expression))
 
 
-@lru_cache(maxsize=4096)
+@kept(_text_bytes)
 def _normal(topic: str, kind: str, expression: str) -> tuple[str, str]:
     return normal_expression(Subscription(topic, expression, kind or TAG))
 
 
-@lru_cache(maxsize=4096)
+@kept(_text_bytes)
 def parse_key(key: str) -> dict[str, Atom]:
     """A subscription's key -> topic -> expression."""
     return {topic: Atom(kind, text) for topic, kind, text in orjson.loads(key)}
 
 
-@lru_cache(maxsize=4096)
+@kept(_text_bytes)
 def lane_id(key: str) -> str:
     """A short name of a subscription, the same at every broker and after every restart."""
     return hashlib.sha256(key.encode()).hexdigest()[:8]
@@ -174,8 +186,8 @@ def _retry_claims(live: Sequence[str], idle: Sequence[str]) -> dict[str, Rule]:
     """A message returns to the lane it names; to the oldest one whose expression for its first
     topic matches when that lane is away; to the oldest of all when nobody's does."""
     keys = [*live, *idle]
-    lane = {key: Atom(_LANE, lane_id(key)) for key in keys}
-    whole = {key: Atom(_WHOLE, key) for key in keys}
+    lane = {key: Atom(LANE, lane_id(key)) for key in keys}
+    whole = {key: Atom(WHOLE, key) for key in keys}
     found: dict[str, Rule] = {}
     for index, key in enumerate(live):
         others = [lane[other] for other in live if other != key]
@@ -202,12 +214,12 @@ def own_claim(topic: str, key: str) -> Rule:
 # ----------------------------------------------------------------------------------- filters
 
 
-@lru_cache(maxsize=4096)
+@kept(_atom_bytes)
 def matcher(atom: Atom) -> Match:
     """Does a message with these properties match? An expression that does not compile or cannot be
     evaluated does not."""
     if atom.kind == TAG:
-        tags = _tags(atom)
+        tags = tags_of(atom)
         return (lambda properties: True) if tags is None else (
             lambda properties: properties.get(TAGS) in tags
         )  # fmt: skip
@@ -216,9 +228,9 @@ def matcher(atom: Atom) -> Match:
             return compile_sql92(atom.text).matches
         except FilterError:
             return lambda properties: False
-    if atom.kind == _LANE:
+    if atom.kind == LANE:
         return lambda properties: properties.get(LANE_PROPERTY) == atom.text
-    if atom.kind != _WHOLE:
+    if atom.kind != WHOLE:
         return lambda properties: False
     by_topic = {topic: matcher(own) for topic, own in parse_key(atom.text).items()}
 
@@ -229,8 +241,8 @@ def matcher(atom: Atom) -> Match:
     return of_origin
 
 
-@lru_cache(maxsize=4096)
-def _tags(atom: Atom) -> frozenset[str] | None:
+@kept(_atom_bytes)
+def tags_of(atom: Atom) -> frozenset[str] | None:
     """None: every tag."""
     try:
         text, tags, _ = parse_tags(atom.text)
@@ -239,10 +251,10 @@ def _tags(atom: Atom) -> frozenset[str] | None:
     return None if text == ALL else tags
 
 
-@lru_cache(maxsize=4096)
-def _codes(atom: Atom) -> frozenset[int] | None:
+@kept(_atom_bytes)
+def codes_of(atom: Atom) -> frozenset[int] | None:
     """The hash codes of a tag expression; None when it wants everything or is of another kind."""
-    if atom.kind != TAG or _tags(atom) is None:
+    if atom.kind != TAG or tags_of(atom) is None:
         return None
     try:
         return parse_tags(atom.text)[2]
@@ -257,70 +269,3 @@ def rule_matches(rule: Rule, properties: Mapping[str, str]) -> bool:
         and not any(matcher(atom)(properties) for atom in item.none)
         for item in rule
     )
-
-
-class RuleFilter:
-    """Decides by the properties; the tag code rules out what it can."""
-
-    __slots__ = ("_codes", "_rule")
-
-    tag_codes: frozenset[int] | None = None
-    reads_properties = True
-
-    def __init__(self, rule: Rule) -> None:
-        self._rule = rule
-        codes = [_clause_codes(item) for item in rule]
-        self._codes = None if None in codes else frozenset().union(*(c or () for c in codes))
-
-    def by_consume_queue(self, tag_code: int) -> bool:
-        return self._codes is None or tag_code in self._codes
-
-    def by_commit_log(self, properties: Mapping[str, str]) -> bool:
-        return rule_matches(self._rule, properties)
-
-
-def _clause_codes(item: Clause) -> frozenset[int] | None:
-    """The codes a message must have one of; None when any will do."""
-    sets = [codes for atom in item.must if (codes := _codes(atom)) is not None]
-    return frozenset.intersection(*sets) if sets else None
-
-
-@lru_cache(maxsize=4096)
-def rule_filter(rule: Rule) -> MessageFilter | None:
-    """The filter for the store; None lets everything through. Where tags alone decide and cannot
-    be mistaken for each other, it is as fast as a filter of tags."""
-    simple = [_simple(item) for item in rule if _clause_codes(item) != frozenset()]
-    if any(not item.must and not item.none for item in simple):
-        return None
-    atoms = [next(iter(item.must)) for item in simple if len(item.must) == 1 and not item.none]
-    if len(atoms) == len(simple):
-        if len(atoms) == 1 and atoms[0].kind == SQL92:
-            return _sql_filter(atoms[0])
-        codes = [_codes(atom) for atom in atoms]
-        if None not in codes:
-            union = frozenset[int]().union(*(item or () for item in codes))
-            return TagFilter(Subscription("", "-", TAG, codes=union))
-    return RuleFilter(frozenset(simple))
-
-
-def _simple(item: Clause) -> Clause:
-    """Without what says nothing: everything must match, tags with other codes must not."""
-    codes = _clause_codes(item)
-    must = item.must - {EVERYTHING}
-    if codes is None:
-        return Clause(must, item.none)
-    return Clause(
-        must,
-        frozenset(
-            atom
-            for atom in item.none
-            if (other := _codes(atom)) is None or other & codes
-        ),
-    )  # fmt: skip
-
-
-def _sql_filter(atom: Atom) -> MessageFilter:
-    try:
-        return Sql92Filter(compile_sql92(atom.text))
-    except FilterError:
-        return TagFilter(Subscription("", "-", TAG, codes=frozenset()))

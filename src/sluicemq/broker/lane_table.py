@@ -11,9 +11,11 @@ from typing import Any
 import orjson
 
 from sluicemq.broker import lane_file
+from sluicemq.broker.access_admin import Elsewhere, in_place
 from sluicemq.broker.documents import Document
+from sluicemq.broker.lane_filters import rule_filter
 from sluicemq.broker.lane_places import Place
-from sluicemq.broker.lane_rules import Rule, own_claim, parse_key, rule_filter
+from sluicemq.broker.lane_rules import Rule, own_claim, parse_key
 from sluicemq.broker.lanes import IDLE_MS, GroupLanes, Lane, Queue
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
@@ -48,11 +50,19 @@ class Lanes:
         files: Files,
         clock: Clock,
         look_again: Callable[[str, int], None],
+        call_soon: Callable[[Callable[[], None]], object],
+        elsewhere: Elsewhere = in_place,
     ) -> None:
         self._settings = settings
         self._topics = topics
         self._store = store
         self._look_again = look_again
+        self._call_soon = call_soon
+        self._elsewhere = elsewhere
+        self._is_saving = False
+        self._changes = 0
+        self._unsaved: dict[str, int] = {}
+        """Groups whose rules are not on disk yet -> their last change."""
         self.offsets = offsets
         self.clock = clock
         self.table: dict[str, GroupLanes] = {}
@@ -70,14 +80,46 @@ class Lanes:
     def changed(self) -> None:
         self.document.changed = True
 
-    def save(self) -> None:
-        """Blocking: who gets which messages has changed. It is on disk before anybody reads by it:
-        a reader may not be ahead of rules that a crash has undone. Rare, and a small file."""
+    def save(self, group: str) -> None:
+        """Who gets which messages of a group has changed. It is on disk before anybody reads by it
+        (`is_unsaved`): a reader may not be ahead of rules that a crash has undone. All changes of
+        a turn are one write, elsewhere."""
+        self._changes += 1
+        self._unsaved[group] = self._changes
+        self.flush()
+
+    def is_unsaved(self, group: str) -> bool:
+        """Are the group's rules not on disk yet? Then its pulls wait."""
+        return group in self._unsaved
+
+    def flush(self) -> None:
+        """Writes what has changed, soon."""
+        if not self._is_saving and (self._unsaved or self.document.changed):
+            self._is_saving = True
+            self._call_soon(self._write)
+
+    def _write(self) -> None:
         self.document.changed = True
-        try:
-            self.document.save()
-        except OSError as error:
-            log.error("%s cannot be written: %s", self.document.path, error)
+        text, last = self.document.take() or "", self._changes
+
+        def written(outcome: object) -> None:
+            if isinstance(outcome, Exception):
+                log.error("%s cannot be written: %s", self.document.path, outcome)
+            self._is_saving = False
+            groups = [group for group, change in self._unsaved.items() if change <= last]
+            for group in groups:
+                del self._unsaved[group]
+                self._read_on(group)
+            if self._unsaved:
+                self.flush()
+
+        self._elsewhere(lambda: self.document.write(text), written)
+
+    def _read_on(self, group: str) -> None:
+        """Pulls that waited for the rules to be on disk."""
+        made = self.table.get(group)
+        for queue in {q for lane in made.lanes.values() for q in lane.places} if made else ():
+            self.look_again(queue)
 
     def end(self, queue: Queue) -> int:
         return self._store.queue_offsets(*queue)[1]

@@ -24,6 +24,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from sluicemq.broker.lane_movers import Movers
 from sluicemq.broker.lane_places import Place
 from sluicemq.broker.lane_rules import (
     NOTHING,
@@ -57,7 +58,8 @@ Queue = tuple[str, int]
 class Lane:
     """Members of a group with one subscription (`key`). `number` is its age: the oldest has the
     least. `left_ms` is when its last member left; `is_idle`: it is no longer waited for; `offers`
-    are the queues in which others have not been offered what it left."""
+    are the queues in which others have not been offered what it left; `orphans` those whose reader
+    changed to another lane (`lane_movers.py`)."""
 
     key: str
     number: int
@@ -66,6 +68,7 @@ class Lane:
     is_idle: bool = False
     places: dict[Queue, Place] = field(default_factory=dict)
     offers: set[Queue] = field(default_factory=set)
+    orphans: set[Queue] = field(default_factory=set)
     idle_ms: int = 0
 
     @property
@@ -84,9 +87,7 @@ class GroupLanes:
         self.unmatched = 0
         self.number = 0
         self.counted: dict[Queue, int] = {}
-        self.movers: dict[tuple[str, Queue], tuple[Lane | None, int]] = {}
-        """(client, queue) -> the lane it was in (None: who read the queue is not known), while it
-        does not know where its new one is, and until when it may finish what it has in hand."""
+        self.movers = Movers(parts.clock, parts.changed)
         self._held_ms: dict[Queue, int] = {}
 
     # ------------------------------------------------------------------------------- members
@@ -112,18 +113,17 @@ class GroupLanes:
                 lane.offers.clear()
             self.rebase()
             self._offer_idle()
-            self.parts.save()
+            self.parts.save(self.name)
         return lane
 
     def move(self, old: str, client_id: str) -> None:
-        """A member wants something else. Where it reads now is a place of its old lane: it is told
-        where its new one is when it has finished what it has in hand, which counts for the old
-        one."""
+        """A member wants something else. What it has in hand counts for its old lane until it
+        begins anew (`lane_movers.py`)."""
         lane = self.lanes.get(old)
-        until = self.parts.clock.now_ms() + HOLD_MS
-        for queue, place in lane.places.items() if lane is not None else ():
-            if place.reader in {"", client_id}:
-                self.movers[client_id, queue] = (lane if place.reader else None), until
+        if lane is not None:
+            mine = [q for q, place in lane.places.items() if place.reader in {"", client_id}]
+            self.movers.moves(client_id, old, mine)
+            lane.orphans.update(mine)
         self.leave(old, client_id, moved=True)
 
     def leave(self, key: str, client_id: str, *, moved: bool = False) -> None:
@@ -134,8 +134,7 @@ class GroupLanes:
             return
         lane.members.discard(client_id)
         if not moved:
-            for mover in [mover for mover in self.movers if mover[0] == client_id]:
-                del self.movers[mover]
+            self.movers.leave(client_id)
         if not lane.members and lane.left_ms is None:
             now = self.parts.clock.now_ms()
             lane.left_ms = now - IDLE_MS if moved else now
@@ -217,14 +216,14 @@ class GroupLanes:
                 lane.is_idle, lane.idle_ms = True, now
                 lane.offers = set(lane.places)
                 self.rebase()
-                self.parts.save()
+                self.parts.save(self.name)
                 log.info("group %s: nobody waits for lane %s any longer", self.name, lane.id)
         for lane in [lane for lane in self.lanes.values() if lane.is_idle]:
             self._skip(lane)
             for queue in sorted(lane.offers):
                 if self._hand_over(lane, queue, now):
                     lane.offers.discard(queue)
-                    self.parts.save()
+                    self.parts.save(self.name)
             if now - lane.idle_ms > self.parts.kept_ms or self._wants_nothing(lane):
                 self._forget(lane)
 
@@ -269,7 +268,7 @@ class GroupLanes:
             gained = [(at, both(owned, rule)) for at, owned in spans]
             if any(owned for _, owned in gained):
                 gains.append((other, other.places[queue], gained))
-        if self.is_finished_elsewhere(lane, queue):
+        if self.is_waited_for(lane, queue):
             return False
         if here >= self.parts.end(queue):
             gains = []
@@ -319,7 +318,7 @@ class GroupLanes:
         for queue in lane.places:
             self.publish(queue)
         self.rebase()
-        self.parts.save()
+        self.parts.save(self.name)
 
     # ------------------------------------------------------------------------------ a member
 
@@ -341,36 +340,64 @@ class GroupLanes:
             return False
         return (self.parts.clock.now_ms() - since) // HOLD_MS % 2 == 0
 
+    def asked(self, key: str, client_id: str, queue: Queue) -> Place | None:
+        """A member asks where to begin (14)."""
+        place = self.place(key, *queue)
+        if place is not None and self.movers.reads(client_id, queue, "") != key:
+            self.movers.begins(client_id, queue, key)
+            self.parts.changed()
+        return place
+
     def tell(self, key: str, client_id: str, queue: Queue, offset: int) -> int | None:
         """A member pulls from `offset`: where it has to go on, None when it may go on there."""
-        if (client_id, queue) in self.movers:
-            if self.is_moving(client_id, queue):
+        movers = self.movers
+        if movers.reads(client_id, queue, key) != key:
+            if self.is_finishing(client_id, queue, key):
                 return None
-            lane, _ = self.movers.pop((client_id, queue))
-            if lane is not None and lane.members:  # who reads on begins behind what it finished
-                self.resets.put(lane.key, *queue, lane.places[queue].position)
             place = self.place(key, *queue)
-            if place is not None and place.offset >= 0 and place.position != offset:
-                return place.position
+            if place is not None and 0 <= place.position != offset:
+                movers.sent_to(client_id, queue, key, place.position)
+            else:
+                movers.begins(client_id, queue, key)
+            self.parts.changed()
+        told = movers.tell(client_id, queue, offset)
+        if told is not None:
+            return told
+        lane = self.lanes.get(key)
+        if lane is not None and queue in lane.orphans and not self.is_waited_for(lane, queue):
+            self._take_over(lane, client_id, queue, offset)
         return self.resets.tell(key, *queue, offset) if self.resets else None
 
-    def is_moving(self, client_id: str, queue: Queue) -> bool:
-        """Has a member that changed lanes something in hand of its old one?"""
-        found = self.movers.get((client_id, queue))
-        if found is None:
-            return False
-        lane, until = found
+    def _take_over(self, lane: Lane, client_id: str, queue: Queue, offset: int) -> None:
+        """A member reads on in a queue whose reader changed lanes: from where that one came to."""
+        lane.orphans.discard(queue)
+        place = lane.places[queue]
+        is_known = place.is_at_rest or place.reader not in {"", client_id}
+        if is_known and 0 <= place.position != offset:
+            self.resets.put(lane.key, *queue, place.position)
+        self.parts.changed()
+
+    def is_finishing(self, client_id: str, queue: Queue, key: str) -> bool:
+        """Has a member of the lane `key` something in hand for another one?"""
+        lane = self.lanes.get(self.movers.reads(client_id, queue, key))
+        place = lane.places.get(queue) if lane is not None and lane.key != key else None
         return (
-            lane is not None
-            and not lane.places[queue].is_at_rest
-            and self.parts.clock.now_ms() < until
+            place is not None
+            and place.reader in {"", client_id}
+            and not place.is_at_rest
+            and self.movers.has_time(client_id)
         )
 
-    def is_finished_elsewhere(self, lane: Lane, queue: Queue) -> bool:
+    def is_waited_for(self, lane: Lane, queue: Queue) -> bool:
         """Has a client that left the lane something of it in hand in this queue?"""
+        place = lane.places.get(queue)
+        if place is None or place.is_at_rest or queue not in lane.orphans:
+            return False
         return any(
-            q == queue and old is lane and self.is_moving(client_id, queue)
-            for (client_id, q), (old, _) in self.movers.items()
+            client_id not in lane.members
+            and place.reader in {"", client_id}
+            and self.movers.has_time(client_id)
+            for client_id in self.movers.readers(queue, lane.key)
         )
 
     def is_going_back(self, place: Place, queue: Queue) -> bool:
@@ -381,17 +408,22 @@ class GroupLanes:
         )
 
     def commit(self, key: str, client_id: str, topic: str, queue_id: int, offset: int) -> None:
-        """A member's commit, dropped while it does not know of a reset."""
-        if (client_id, (topic, queue_id)) in self.movers:
-            lane = self.movers[client_id, (topic, queue_id)][0]
-            key = lane.key if lane is not None else ""
+        """A member's commit, for the lane that it reads for; dropped while it does not know of a
+        reset."""
+        queue = (topic, queue_id)
+        key = self.movers.reads(client_id, queue, key)
         place = self.place(key, topic, queue_id)
-        if place is None or self.resets.blocks(key, topic, queue_id):
+        if (
+            place is None
+            or self.resets.blocks(key, topic, queue_id)
+            or self.movers.is_deaf(client_id, queue)
+            or (offset < place.position and queue in self.lanes[key].orphans)
+        ):
             return
         place.commit(offset)
         self.parts.changed()
-        self.publish((topic, queue_id))
-        self.settle((topic, queue_id))
+        self.publish(queue)
+        self.settle(queue)
 
     def settle(self, queue: Queue) -> None:
         """A lane may have come to rest in a queue that somebody waits for."""
@@ -415,6 +447,7 @@ class GroupLanes:
             if place is None:
                 continue
             lane.offers.discard(queue)
+            lane.orphans.discard(queue)
             rule = rules.get(lane.key, NOTHING)
             lane.places[queue] = Place(offset, offset, [(offset, rule)], scanned=offset)
             self.resets.put(lane.key, topic, queue_id, offset)

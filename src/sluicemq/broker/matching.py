@@ -19,6 +19,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from sluicemq.broker.background import Job, Steps
+from sluicemq.broker.lane_columns import RuleColumns
+from sluicemq.broker.lane_places import rule_object
+from sluicemq.broker.lane_rules import EVERYTHING, Rule, clause, rule_matches
 from sluicemq.filter.evaluate import Verdict
 from sluicemq.filter.outcomes import FALSE, NEEDS_RECORD, TRUE, verdict_of
 from sluicemq.filter.parser import compile_sql92
@@ -89,13 +92,14 @@ class Wanted:
 
     Raises FilterSyntaxError when the expression does not compile or its kind is unknown."""
 
-    __slots__ = ("codes", "key", "tags", "vectorised", "verdict")
+    __slots__ = ("codes", "is_nothing", "key", "tags", "vectorised", "verdict")
 
     def __init__(self, subscription: Subscription) -> None:
         self.key = (subscription.kind, subscription.expression)
         self.codes: frozenset[int] | None = None
         self.tags: frozenset[str] = frozenset()
-        self.vectorised: Vectorised | None = None
+        self.vectorised: Vectorised | RuleColumns | None = None
+        self.is_nothing = False
         self.verdict: Verdict | None = None
         if not is_tag_kind(subscription.kind):
             if subscription.kind != SQL92:
@@ -106,6 +110,17 @@ class Wanted:
             _, tags, codes = parse_tags(subscription.expression)
             self.tags = subscription.tags or tags
             self.codes = subscription.codes or codes
+
+    @classmethod
+    def of_rule(cls, rule: Rule) -> "Wanted":
+        """What a lane's rule wants."""
+        made = cls(Subscription("", ALL))
+        made.key = ("RULE", str(sorted(map(str, rule_object(rule)))))
+        if rule != clause([EVERYTHING]):
+            made.vectorised = RuleColumns(rule)
+            made.verdict = partial(rule_matches, rule)
+        made.is_nothing = not rule
+        return made
 
     @property
     def is_everything(self) -> bool:
@@ -172,6 +187,10 @@ class Matching:
                 del self._tallies[next(iter(self._tallies))]
         return tally
 
+    def range(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """The first offset of a queue and its end."""
+        return self._store.queue_offsets(topic, queue_id)
+
     def _known(self, key: tuple[str, str, int], wanted: Wanted, first: int) -> Tally | None:
         kept, tally = self._tallies.get(key, (None, None))
         if tally is None or kept != wanted.key or tally.start < first:
@@ -204,14 +223,14 @@ class Matching:
 
     def count(self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int) -> Steps[int]:
         """Matches among the messages [start, end)."""
-        if start >= end:
+        if start >= end or wanted.is_nothing:
             return 0
         if wanted.is_everything:
             return end - start
         if wanted.codes is not None:
             return (yield from self._count_tags(topic, queue_id, wanted, start, end))
         total = 0
-        for found in self.verdicts(topic, queue_id, wanted, start, end):
+        for found in self.verdicts(topic, queue_id, wanted, start, end, only_matches=True):
             if callable(found):
                 yield found
             else:
@@ -220,15 +239,24 @@ class Matching:
         return total
 
     def verdicts(
-        self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int
+        self,
+        topic: str,
+        queue_id: int,
+        wanted: Wanted,
+        start: int,
+        end: int,
+        *,
+        only_matches: bool = False,
     ) -> "Iterator[Job | tuple[int, NDArray[np.uint8]] | None]":
         """For SQL92: verdicts on the messages [start, end), in order, each array with the offset of
         its first one; between them jobs for elsewhere, and None where others may have their turn.
+        `only_matches`: blocks without a match may be left out.
         """
         columns = self._store.columns
         if not columns.is_warm:
             yield columns.warm_up
-        blocks = columns.blocks(topic, queue_id, start, end)
+        pruning = wanted.vectorised if only_matches else None
+        blocks = columns.blocks(topic, queue_id, start, end, pruning)
         if blocks is None:
             yield from self._verdicts_of_records(topic, queue_id, wanted, start, end)
             return
@@ -294,6 +322,8 @@ class Matching:
         return total
 
 
-def _judge(vectorised: Vectorised, block: "ColumnBlock", judged: "list[NDArray[np.uint8]]") -> None:
+def _judge(
+    vectorised: "Vectorised | RuleColumns", block: "ColumnBlock", judged: "list[NDArray[np.uint8]]"
+) -> None:
     """Any thread."""
     judged.append(vectorised.verdicts(block))

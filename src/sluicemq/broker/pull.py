@@ -113,12 +113,14 @@ class Pull:
                 fields["forbiddenType"] = str(refusal.forbidden_kind)
             return Command(refusal.code, fields, remark=refusal.remark)
         has_lanes = reading.group in self._lanes
+        sys_flag = reading.sys_flag
+        if has_lanes and sys_flag & COMMIT_OFFSET:  # before it is told that it has changed lanes
+            self._commit(reading)
         if self._offsets.resets or has_lanes:
             told = self._reset(reading, command.opaque)
             if told is not None:
                 return told
-        sys_flag = reading.sys_flag
-        if sys_flag & COMMIT_OFFSET:
+        if sys_flag & COMMIT_OFFSET and not has_lanes:
             self._commit(reading)
         if has_lanes and self.in_lanes.asks(reading):
             return self._reset(reading, command.opaque) or self._wait(reading, command)
@@ -324,26 +326,31 @@ class Pull:
         self._given[peer] = given + limit
         return limit
 
-    def _read(self, reading: _Reading, offset: int) -> ReadResult:
+    def _read(self, reading: _Reading, offset: int, is_parked: bool = False) -> ReadResult:
         if reading.group in self._lanes:
             found = self.in_lanes.read(reading, offset)
             if found is not None:
                 reading.delivered.filtered += found.scanned - found.count
                 return found
+        delivered, message_filter, reach = reading.delivered, reading.filter, None
+        if message_filter is not None and reading.bytes_max is None:
+            if not is_parked:
+                delivered.pace.asked(reading.queue_id, self._clock.monotonic_s())
+            reach = delivered.pace.reach(reading.queue_id, offset, reading.consumed, is_parked)
         result = self._store_read(
             reading.topic,
             reading.queue_id,
             offset,
             reading.count_max if reading.count_max > 0 else 1,
             reading.bytes_max,
-            reading.filter,
+            message_filter,
             None,
-            reading.consumed,
+            reach,
         )
-        delivered = reading.delivered
         scanned = result.scanned
         delivered.filtered += scanned - result.count
-        message_filter = reading.filter
+        if reach is not None:
+            delivered.pace.answered(reading.queue_id, result, self._clock.monotonic_s())
         if scanned and message_filter is not None and message_filter.reads_properties:
             delivered.looked(message_filter, reading.queue_id, offset, offset + scanned)
         return result
@@ -410,12 +417,11 @@ class Pull:
                 return told
         if has_lanes and self.in_lanes.is_held(reading):
             return self._held(reading, parked.command.opaque) if is_last else None
+        if has_lanes and self.in_lanes.has_moved(reading):
+            return self._again(reading, parked.command.opaque, reading.offset)
         if self._has_changed(reading):
-            low, high = self._queue_offsets(reading.topic, reading.queue_id)
-            self.missed += 1
-            return self._moved(reading, parked.command.opaque, ResponseCode.PULL_RETRY_IMMEDIATELY,
-                               (parked.scan_offset, high, low), b"NO_MATCHED_MESSAGE")  # fmt: skip
-        result = self._read(reading, parked.scan_offset)
+            return self._again(reading, parked.command.opaque, parked.scan_offset)
+        result = self._read(reading, parked.scan_offset, is_parked=True)
         code = _code(result, parked.scan_offset)
         if not is_last:
             if code == ResponseCode.PULL_RETRY_IMMEDIATELY:
@@ -427,6 +433,13 @@ class Pull:
             code = ResponseCode.PULL_RETRY_IMMEDIATELY
             result.status = ReadStatus.NO_MATCHED_MESSAGE
         return self._answer(reading, parked.command.opaque, code, result)
+
+    def _again(self, reading: _Reading, opaque: int, offset: int) -> bytes:
+        """Nothing yet: it is to ask again, from an offset."""
+        low, high = self._queue_offsets(reading.topic, reading.queue_id)
+        self.missed += 1
+        return self._moved(reading, opaque, ResponseCode.PULL_RETRY_IMMEDIATELY,
+                           (offset, high, low), b"NO_MATCHED_MESSAGE")  # fmt: skip
 
     def _has_changed(self, reading: _Reading) -> bool:
         """Has the group another expression than when it asked? The real broker reads with the new

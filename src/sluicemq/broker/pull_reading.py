@@ -24,7 +24,7 @@ class Reading:
 
     __slots__ = (
         "bytes_max", "consumed", "count_max", "delivered", "fields", "filter", "flags", "group",
-        "offset", "peer", "queue_id", "sys_flag", "topic",
+        "lane", "offset", "peer", "queue_id", "sys_flag", "topic",
     )  # fmt: skip
 
     filter: MessageFilter | None
@@ -32,6 +32,8 @@ class Reading:
     bytes_max: int | None
     delivered: Delivered
     consumed: int | None
+    lane: str
+    """Of a pull in a lane: its subscription."""
 
     def __init__(self, fields: Mapping[str, str] | None, peer: Peer) -> None:
         """HOT: straight from the fields. Raises HeaderError for a missing or bad one."""
@@ -47,6 +49,7 @@ class Reading:
             raise
         self.fields: Mapping[str, str] = fields  # type: ignore[assignment]
         self.consumed = None
+        self.lane = ""
         self.peer = peer
 
     def number(self, name: str) -> int:

@@ -103,7 +103,7 @@ class Queries:
         if found is None:
             return self._offsets.committed(group, topic, queue_id)
         lanes, member = found
-        place = lanes.place(member.key, topic, queue_id)
+        place = lanes.asked(member.key, member.client_id, (topic, queue_id))
         return place.offset if place is not None else -1
 
     def _has_first_message(self, topic: str, queue_id: int) -> bool:

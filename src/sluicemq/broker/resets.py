@@ -81,6 +81,11 @@ class Resets:
             del self._table[key]
             self._on_change()
 
+    def heard(self, group: str, topic: str, queue_id: int) -> None:
+        """Its consumer begins anew there."""
+        if self._table.pop((group, topic, queue_id), None) is not None:
+            self._on_change()
+
     def objects(self) -> list[dict[str, Any]]:
         """What is pending, for the file."""
         return [

@@ -32,6 +32,7 @@ from sluicemq.model.message import PREPARED, TIMER_PROPERTIES, TRAN_MSG, TRANSAC
 from sluicemq.model.topic import PERM_WRITE, RETRY_PREFIX
 from sluicemq.net.dispatch import Quick
 from sluicemq.net.server import Handler, Peer
+from sluicemq.protocol.bodies.epochs import STAGING_TOPIC
 from sluicemq.protocol.codec import SERVER_LANGUAGE
 from sluicemq.protocol.codes import RequestCode, ResponseCode
 from sluicemq.protocol.command import FLAG_ONEWAY, VERSION, Command
@@ -45,7 +46,8 @@ _MONTH_MS: Final = 31 * 24 * 3600 * 1000
 FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 _REQUEST: Final = (0, FLAG_ONEWAY)
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
-_NOT_IN_BATCH: Final = (b"DELAY", b"TIMER_", b"TRAN_MSG")
+# As long as can be: the longer what is searched for, the faster. Names of TIMER_DEL… are four.
+_NOT_IN_BATCH: Final = (b"DELAY\x01", b"TIMER_DEL", b"TRAN_MSG\x01")
 
 Work = Callable[[SendMessageRequest, Command, Peer], Durable]
 
@@ -77,6 +79,8 @@ class Send:
         self._clock = clock
         self._unique_ids = unique_ids
         self._next_queue = 0
+        self.on_staged: Callable[[int, int, Sequence[Part]], None] = _nothing
+        """Told of each batch for the staging topic: queue, offset, messages."""
         self.failures = 0
         self.sizes = [0] * 64
         """Messages by the number of bits of (body size - 1)."""
@@ -282,8 +286,10 @@ class Send:
             peer.remote_bytes, self.store_host,
         )  # fmt: skip
         self._count_batch(topic, parts)
-        prefix = self._id_prefix
-        ids = ",".join([f"{prefix}{offset:016X}" for offset in physical_offsets])
+        if topic.name == STAGING_TOPIC:
+            self.on_staged(queue_id, queue_offset, parts)
+        id_of = (self._id_prefix + "%016X").__mod__
+        ids = ",".join(map(id_of, physical_offsets))
         return self._success(
             command, queue_id, queue_offset, ids, own.get("UNIQ_KEY", ""),
             _waits(own), topic, known,
@@ -321,7 +327,7 @@ class Send:
                 flag,
                 body,
                 own + (suffix if own[-1:] == b"\x02" or not own else open_suffix),
-                tag_code_of(own) if b"TAGS\x01" in own else 0,
+                tag_code_of(own),
             )
             for flag, body, own in messages
         ]
@@ -466,6 +472,10 @@ def _check_kind(properties: dict[str, str], sys_flag: int) -> None:
             f"the sysFlag {sys_flag:#x} says another kind of message than the property TRAN_MSG="
             f"{properties.get(TRAN_MSG)}. The message was not stored.",
         )
+
+
+def _nothing(queue_id: int, offset: int, parts: Sequence[Part]) -> None:
+    """Nobody wants to know."""
 
 
 def _refuse_in_batch(properties: dict[str, str]) -> None:

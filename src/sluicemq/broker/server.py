@@ -19,6 +19,7 @@ from typing import Final, TypeVar
 
 from sluicemq.broker import readonly
 from sluicemq.broker.addresses import advertised_address, listening_addresses, stored_host
+from sluicemq.broker.columns_helper import SealingProcess
 from sluicemq.broker.core import BrokerCore
 from sluicemq.broker.documents import Document
 from sluicemq.broker.metrics import serve
@@ -28,7 +29,7 @@ from sluicemq.broker.switching import calm, calmly
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import ConfigurationError, RequestError, SluiceError
-from sluicemq.files import SYSTEM_FILES, Files
+from sluicemq.files import SYSTEM_FILES, Files, SystemFiles
 from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_address, join
 from sluicemq.model.ids import UniqueIds, encode_host
 from sluicemq.net.dialer import Channel, ChannelPool
@@ -155,6 +156,8 @@ class Broker:
         )
         await self._in_executor(core.load)
         self.store.columns.loads_at_once = False
+        if isinstance(self._files, SystemFiles):
+            self.store.columns.sealer = SealingProcess()
         core.delayed.call_later = core.background.call_later = loop.call_later
         core.background.run_elsewhere = calmly(self._elsewhere)
         if not self.settings.is_read_only:
@@ -348,7 +351,8 @@ class Broker:
 
     async def _save_offsets(self) -> None:
         offsets, lanes = self.core.offsets, self.core.lanes
-        await self._save(offsets.document, offsets.resets_document, lanes.document)
+        lanes.flush()
+        await self._save(offsets.document, offsets.resets_document)
 
     def _delay_period_s(self) -> float:
         return self.settings.store.delay_offset_flush_interval_ms / 1000

@@ -9,6 +9,7 @@ each other and go to the same place are appended as a batch.
 import logging
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Final, NamedTuple
 
@@ -16,6 +17,8 @@ from sluicemq.broker import properties as text
 from sluicemq.broker.intake import Draft, Intake, RefusalError
 from sluicemq.broker.redelivery import Record, read_record
 from sluicemq.broker.settings import Settings
+from sluicemq.broker.staged_runs import Run, RunReader
+from sluicemq.broker.staged_seen import StagedSeen
 from sluicemq.broker.topics import NOT_FOR_SENDS, Topic, Topics
 from sluicemq.errors import MessageIllegalError, ProtocolError
 from sluicemq.model.message import UNIQ_KEY
@@ -33,6 +36,7 @@ from sluicemq.protocol.codes import ResponseCode
 from sluicemq.record.codec import MAGIC_BLANK, RECORD_HEAD
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
+from sluicemq.store.writer import Part
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +63,7 @@ class StagedReader:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        self.seen = StagedSeen()
 
     def messages(
         self, owner: tuple[str, int], ranges: Iterable[StagedRange], first: int = 0
@@ -106,8 +111,13 @@ class StagedReader:
                 ordinal += 1
 
     def check(self, owner: tuple[str, int], ranges: Sequence[StagedRange]) -> Iterator[Staged]:
-        """Every message, one by one; raises RefusalError when a range is not what was staged."""
+        """Every message, one by one, or the first one of a range that was seen to come in; raises
+        RefusalError when a range is not what was staged."""
         for one in ranges:
+            first = self._first_of_seen(owner, one)
+            if first is not None:
+                yield first
+                continue
             count, checksum = 0, 0
             for staged in self.messages(owner, (one,)):
                 count += 1
@@ -122,6 +132,26 @@ class StagedReader:
                     "were lost in a power failure (ASYNC_FLUSH). Nothing of the epoch was "
                     "published here: run it again.",
                 )
+
+    def _first_of_seen(self, owner: tuple[str, int], one: StagedRange) -> Staged | None:
+        """None when the range has to be read: it is not known, or retention has reached it."""
+        stage = self.seen.stage_of(owner, one)
+        last = one.offset + one.count - 1
+        if stage is None or not self._store.units(STAGING_TOPIC, one.queue_id, last, 1):
+            return None
+        first = next(self.messages(owner, (replace(one, count=1),)), None)
+        return first if first is not None and first.stage == stage else None
+
+    def runs(
+        self,
+        owner: tuple[str, int],
+        ranges: Iterable[StagedRange],
+        first: int,
+        count_max: int,
+        bytes_max: int,
+    ) -> list[Run]:
+        """As `messages`, but as long as they are alike (`staged_runs`), and so many at most."""
+        return RunReader(self._store, owner, count_max, bytes_max).take(ranges, first)
 
     def following(self, position: int, expected: Iterable[Staged], file_bytes: int) -> int | None:
         """How far an interrupted publication came: the ordinal after the last of `expected` that
@@ -190,34 +220,38 @@ class Publisher:
 
         Raises StoreError; what was yielded before is in the turn.
         """
-        for key, group in groupby(messages, key=_place):
-            run = list(group)
-            topic = self._topic(run[0].stage.topic)
-            queue_id = self._queue_id(topic, run[0].stage.queue_id)
-            if run[0].stage.delay is None and self._together(run, topic, queue_id, key[1:]):
-                yield run[-1].ordinal + 1
+        for _, group in groupby(enumerate(messages), key=_place):
+            some = [staged for _, staged in group]
+            stage, record = some[0].stage, some[0].record
+            if stage.delay is None:
+                parts = [_part(staged) for staged in some]
+                run = Run(
+                    stage, record.sys_flag, record.born_time_ms, record.born_host,
+                    record.store_host, parts,
+                )  # fmt: skip
+                yield from self.publish_runs([run], some[0].ordinal)
                 continue
-            for staged in run:
+            topic = self._topic(stage.topic)
+            queue_id = self._queue_id(topic, stage.queue_id)
+            for staged in some:
                 self._one(staged, topic, queue_id)
                 yield staged.ordinal + 1
 
-    def _together(
-        self, run: list[Staged], topic: Topic, queue_id: int, rest: tuple[int, int, bytes, bytes]
-    ) -> bool:
-        """As one batch; False when they have to be taken one by one."""
-        parts = [
-            (
-                staged.record.flag, staged.record.body, staged.properties,
-                text.tag_code_of(staged.properties),
-            )
-            for staged in run
-        ]  # fmt: skip
-        try:
-            self._append_batch(topic.name, queue_id, parts, *rest)
-        except MessageIllegalError:
-            return False
-        self._count(topic, run)
-        return True
+    def publish_runs(self, runs: Iterable[Run], ordinal: int) -> Iterator[int]:
+        """The same for runs, whose first message has this ordinal."""
+        for run in runs:
+            topic = self._topic(run.stage.topic)
+            queue_id = self._queue_id(topic, run.stage.queue_id)
+            try:
+                self._append_batch(topic.name, queue_id, run.parts, *run[1:5])
+            except MessageIllegalError:  # they have to be taken one by one
+                for staged in _one_by_one(run, ordinal):
+                    self._one(staged, topic, queue_id)
+                    yield staged.ordinal + 1
+            else:
+                self._count(topic, run.parts)
+                yield ordinal + len(run.parts)
+            ordinal += len(run.parts)
 
     def _one(self, staged: Staged, topic: Topic, queue_id: int) -> None:
         draft = self._draft(staged, queue_id)
@@ -230,7 +264,7 @@ class Publisher:
         except (MessageIllegalError, RefusalError) as error:
             log.error("a message of an epoch cannot be stored in %s: %s", topic.name, error)
             return
-        self._count(topic, (staged,))
+        self._count(topic, (_part(staged),))
 
     def _draft(self, staged: Staged, queue_id: int, *, is_delayed: bool = True) -> Draft:
         record = staged.record
@@ -256,10 +290,24 @@ class Publisher:
         self._turn += 1
         return self._turn % max(topic.config.write_queues, 1)
 
-    def _count(self, topic: Topic, run: Sequence[Staged]) -> None:
-        topic.messages_in += len(run)
-        topic.bytes_in += sum(len(one.record.body) + len(one.properties) for one in run)
-        topic.bytes_in += len(run) * topic.record_bytes
+    def _count(self, topic: Topic, parts: Sequence[Part]) -> None:
+        topic.messages_in += len(parts)
+        topic.bytes_in += sum([len(part[1]) + len(part[2]) for part in parts])
+        topic.bytes_in += len(parts) * topic.record_bytes
+
+
+def _part(staged: Staged) -> Part:
+    record, own = staged.record, staged.properties
+    return record.flag, record.body, own, text.tag_code_of(own)
+
+
+def _one_by_one(run: Run, ordinal: int) -> Iterator[Staged]:
+    for number, (flag, body, own, _) in enumerate(run.parts, ordinal):
+        record = Record(
+            0, flag, run.sys_flag, run.born_time_ms, run.born_host, 0, run.store_host, 0,
+            memoryview(body), own,
+        )  # fmt: skip
+        yield Staged(number, record, run.stage, own)
 
 
 def _stage(value: bytes) -> Stage | None:
@@ -269,9 +317,11 @@ def _stage(value: bytes) -> Stage | None:
         return None
 
 
-def _place(staged: Staged) -> tuple[Stage, int, int, bytes, bytes]:
-    """Messages with the same are appended together."""
+def _place(numbered: tuple[int, Staged]) -> tuple[Stage, int, int, bytes, bytes, int]:
+    """Messages with the same are appended together: none between them is missing."""
+    number, staged = numbered
     record = staged.record
     return (
-        staged.stage, record.sys_flag, record.born_time_ms, record.born_host, record.store_host
+        staged.stage, record.sys_flag, record.born_time_ms, record.born_host, record.store_host,
+        staged.ordinal - number,
     )  # fmt: skip

@@ -24,6 +24,7 @@ from sluicemq.errors import FilterEvaluationError, FilterSyntaxError
 if TYPE_CHECKING:
     from sluicemq.filter.findings import Finding
     from sluicemq.filter.selector import Selector
+    from sluicemq.filter.uses import TypeNote
 
 EXIT_FINDINGS = 1
 EXIT_USAGE = 2
@@ -69,18 +70,21 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
 @click.pass_context
 def check_command(context: click.Context, expression: str, as_json: bool) -> None:
-    """Say whether EXPR compiles, and what in it is not what it seems.
+    """Say whether EXPR compiles, what in it is not what it seems, and how it reads properties.
 
-    Errors and warnings point at the place and say what to write instead. Exit code 0 when there
-    is nothing to say, 1 when there are findings.
+    Errors and warnings point at the place and say what to write instead; then for each property
+    as what its text is read, which values are errors and what to write for those. Exit code 0
+    when there is nothing to warn of, 1 when there are findings.
     """
-    from sluicemq.filter.check import check  # noqa: PLC0415 - only this command needs it
+    from sluicemq.filter.check import check, check_types  # noqa: PLC0415 - only this command
 
-    findings = check(expression)
+    findings, types = check(expression), check_types(expression)
     if as_json:
-        click.echo(orjson.dumps(_report(expression, findings), option=orjson.OPT_INDENT_2))
+        report = _report(expression, findings, types)
+        click.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2))
     else:
         _print_findings(expression, findings)
+        _print_types(types)
     if findings:
         context.exit(EXIT_FINDINGS)
 
@@ -169,7 +173,9 @@ def _selector(text: str) -> "Selector | None":
     return None if isinstance(outcome, FilterSyntaxError) else outcome
 
 
-def _report(expression: str, findings: "list[Finding]") -> dict[str, Any]:
+def _report(
+    expression: str, findings: "list[Finding]", types: "tuple[TypeNote, ...]"
+) -> dict[str, Any]:
     return {
         "expression": expression,
         "compiles": not any(finding.is_error for finding in findings),
@@ -183,6 +189,17 @@ def _report(expression: str, findings: "list[Finding]") -> dict[str, Any]:
                 "instead": finding.instead,
             }
             for finding in findings
+        ],
+        "properties": [
+            {
+                "name": note.name,
+                "read_as": note.read_as,
+                "because": note.because,
+                "accepts": note.accepts,
+                "errors": note.errors,
+                "instead": note.instead,
+            }
+            for note in types
         ],
     }
 
@@ -203,3 +220,13 @@ def _print_findings(expression: str, findings: "list[Finding]") -> None:
         click.echo("The expression does not compile.")
     else:
         click.echo("The expression compiles; mind the warnings.")
+
+
+def _print_types(types: "tuple[TypeNote, ...]") -> None:
+    for note in types:
+        click.echo(f"\n{note.name} is read as {note.read_as}: {note.because}.")
+        click.echo(f"    It takes {note.accepts}.")
+        if note.errors:
+            click.echo(f"    Errors, which drop the message: {note.errors}.")
+        if note.instead:
+            click.echo(f"    {note.instead}")

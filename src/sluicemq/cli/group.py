@@ -165,6 +165,7 @@ def _lag_record(item: QueueLag) -> dict[str, object]:
         "loss_time_ms": item.loss_time_ms,
         "matching": item.matching,
         "eta_ms": item.eta_ms,
+        "lanes": [asdict(lane) for lane in item.lanes],
     }
 
 
@@ -182,6 +183,7 @@ def _print_lag(found: list[QueueLag]) -> None:
             "done in", "lost", "at risk", "deleted from",
         ]  # fmt: skip
         print_table("", columns, rows)
+    _print_lanes(found)
     at_risk = sum(item.messages_at_risk for item in found)
     times = [item.loss_time_ms for item in found if item.messages_at_risk]
     known = [item.matching for item in found if item.matching is not None]
@@ -198,6 +200,19 @@ def _print_lag(found: list[QueueLag]) -> None:
         + (f"{at_risk:,} of them are deleted from {show_time(min(times))} on." if times
            else "none of them is about to be deleted.")
     )  # fmt: skip
+
+
+def _print_lanes(found: list[QueueLag]) -> None:
+    """Of groups whose members want different things: each lane by its own offset."""
+    rows = [
+        [item.group, *item.queue, lane.lane, lane.expression, lane.committed, lane.matching]
+        for item in found
+        for lane in item.lanes
+        if lane.matching or not item.queue.topic.startswith(RETRY_PREFIX)
+    ]
+    if rows:
+        columns = ["group", "topic", "broker", "queue", "lane", "wants", "committed", "matching"]
+        print_table("Lanes: a message counts in the one that will get it", columns, rows)
 
 
 def _span(time_ms: int | None) -> str:

@@ -34,8 +34,10 @@ COMMANDS: Final = {
     "consumer": Entry("consumer", "command", "Show what consumers do now."),
     "delay": Entry("delay", "command", "List and cancel delayed messages."),
     "cluster": Entry("cluster", "command", "Show the brokers of a cluster."),
+    "sql": Entry("sql", "command", "Query topics, archives, dead letters and traces with SQL."),
     "explain": Entry("explain", "command", "Say why a message or a group is where it is."),
     "filter": Entry("filter", "command", "Check and try filter expressions."),
+    "pipeline": Entry("pipeline", "command", "Data pipelines on Spark: run, check, list."),
     "acl": Entry("acl", "command", "Access rules: try them, check them, see how they stand."),
     "store": Entry("store", "command", "Look into a store directory, without a broker."),
 }

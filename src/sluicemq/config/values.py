@@ -181,7 +181,7 @@ class StoreConfig:
     columns_mode: str = "auto"
     columns_max: int = 64
     columns_disk_percent: int = 10
-    columns_memory_bytes: int = 64 * 1024 * 1024
+    columns_memory_bytes: int = 256 * 1024 * 1024
     delay_levels: str = DEFAULT_LEVELS
     delay_offset_flush_interval_ms: int = 10_000
     timer_enable: bool = True

@@ -5,20 +5,28 @@ rows, is just the number. A Column is decided for its distinct values, then gath
 `table[codes]`. The last place of the table is for rows without the property, whose code is -1.
 
 Columns of few values are given to the scalar engine, value by value. In a column of thousands the
-atoms are decided one by one, comparisons with numbers for all values at once (`column_numbers.py`);
-two such columns that are compared with each other are in `pairs.py`.
+atoms are decided one by one: comparisons with numbers for all values at once
+(`column_numbers.py`), with texts by looking those texts up; two such columns that are compared with
+each other are in `pairs.py`.
+
+A join goes from left to right, and on only with the rows that are still open: what a row comes to
+is settled by FALSE in an AND, by TRUE in an OR, by an error in both. Neighbours change places when
+the one that settles more stands behind and the table says, for the outcomes that occur here, that
+their order makes no difference (with errors it does). So of `region = 'hz' AND customer = 'c7'` the
+second is gathered for all rows and the first for a handful.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from math import prod
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.filter.column_numbers import Numbers, parse_numbers
 from sluicemq.filter.evaluate import Verdict, constant_of
-from sluicemq.filter.nodes import Equal, JavaClass, Node, Order, Property, java_class
+from sluicemq.filter.nodes import Equal, In, JavaClass, Literal, Node, Order, Property, java_class
 from sluicemq.filter.outcomes import ERROR, FALSE, TRUE, VERDICT_OF, settled, verdict_of
 from sluicemq.filter.pairs import pair_outcomes
 from sluicemq.filter.plan import (
@@ -32,12 +40,14 @@ from sluicemq.filter.plan import (
     Several,
     symbol_of,
 )
-from sluicemq.record.columns import ColumnBlock
+from sluicemq.record.columns import ColumnBlock, Values
 
 Outcomes: TypeAlias = NDArray[np.uint8] | int
+_T = TypeVar("_T")
 
 SCALAR_VALUES_MAX: Final = 48  # below it a loop over the values is faster than some NumPy calls
 PAIRS_SCALAR_MAX: Final = 2048  # the same for two columns that are compared with each other
+NARROW_FACTOR: Final = 3  # so many times fewer open rows are worth to be picked out
 COMBINATIONS_DENSE_MAX: Final = 1 << 20  # a table of one byte and one int32 for each
 
 _VERDICT_OF: Final = np.frombuffer(VERDICT_OF, np.uint8)
@@ -45,7 +55,7 @@ _VERDICT_OF: Final = np.frombuffer(VERDICT_OF, np.uint8)
 
 def block_verdicts(plan: Plan, block: ColumnBlock) -> NDArray[np.uint8]:
     """One verdict a row (`outcomes`); rows that could not be decoded need the record."""
-    outcomes = _evaluate(plan, lambda leaf: _leaf_on_block(leaf, block))
+    outcomes = _on_rows(plan, _Rows(block, {}))
     if isinstance(outcomes, int):
         verdicts = np.full(block.rows, VERDICT_OF[outcomes], np.uint8)
     else:
@@ -84,13 +94,27 @@ def _joined(table: bytes, left: Outcomes, right: Outcomes) -> Outcomes:
     return np.frombuffer(table, np.uint8).take(left << 4 | right)
 
 
-# --- leaves on the rows of a block
+# --- on the rows of a block
 
 
-def _leaf_on_block(leaf: Leaf, block: ColumnBlock) -> Outcomes:
-    if isinstance(leaf, Several):
-        return _several(leaf, block)
-    assert isinstance(leaf, Column)  # atoms are inside of columns
+class _Rows(NamedTuple):
+    """Rows of a block, and the tables of its columns that are made already, by leaf."""
+
+    block: ColumnBlock
+    tables: dict[Column, Outcomes]
+
+    def table(self, leaf: Column) -> Outcomes:
+        """The outcome of each value, the last one for rows without; a number: of all rows."""
+        found = self.tables.get(leaf)
+        if found is None:
+            found = self.tables[leaf] = _table(leaf, self.block)
+        return found
+
+    def some(self, rows: NDArray[np.intp]) -> "_Rows":
+        return _Rows(self.block.some(rows), self.tables)
+
+
+def _table(leaf: Column, block: ColumnBlock) -> Outcomes:
     if leaf.name in block.excluded:
         return leaf.unknown
     column = block.columns.get(leaf.name)
@@ -100,7 +124,70 @@ def _leaf_on_block(leaf: Leaf, block: ColumnBlock) -> Outcomes:
     if isinstance(table, int):
         table = np.full(len(column.values) + 1, table, np.uint8)
     table[-1] = leaf.absent
-    return _gathered(table, column.codes)
+    return table
+
+
+def _on_rows(plan: Plan, rows: _Rows) -> Outcomes:
+    if isinstance(plan, Constant):
+        return plan.outcomes
+    if isinstance(plan, Several):
+        return _several(plan, rows.block)
+    if isinstance(plan, Column):
+        table = rows.table(plan)
+        if isinstance(table, int):
+            return table
+        return _gathered(table, rows.block.columns[plan.name].codes)
+    assert isinstance(plan, Join)  # atoms are inside of columns
+    if len(plan.operands) == 1:
+        return _looked_up(plan.table, _on_rows(plan.operands[0], rows))
+    first, *rest = _in_best_order(plan, rows)
+    return _join_rest(plan.table, _on_rows(first, rows), rest, rows)
+
+
+def _join_rest(table: bytes, outcomes: Outcomes, rest: list[Plan], rows: _Rows) -> Outcomes:
+    """What comes of the operands behind those that came to `outcomes`."""
+    for at, operand in enumerate(rest):
+        if isinstance(outcomes, int):
+            if outcomes in settled(table):
+                break
+        else:
+            open_rows = np.flatnonzero(_is_open(table).take(outcomes))
+            if len(open_rows) * NARROW_FACTOR <= len(outcomes):
+                if len(open_rows):
+                    narrow = rows.some(open_rows)
+                    outcomes[open_rows] = _join_rest(table, outcomes[open_rows], rest[at:], narrow)
+                break
+        outcomes = _joined(table, outcomes, _on_rows(operand, rows))
+    return outcomes
+
+
+@cache
+def _is_open(table: bytes) -> NDArray[np.bool_]:
+    """By outcome: does what follows matter?"""
+    return np.array([number not in settled(table) for number in range(16)])
+
+
+def _in_best_order(join: Join, rows: _Rows) -> list[Plan]:
+    """The operands, of those at the beginning that can change places the ones that settle most
+    first: by how many of their values do."""
+    shares: list[float] = []
+    present: list[list[int]] = []
+    for operand in join.operands:
+        table = rows.table(operand) if isinstance(operand, Column) else None
+        if table is None:
+            break
+        counts = np.bincount([table] if isinstance(table, int) else table, minlength=16)
+        occurs = np.flatnonzero(counts).tolist()
+        if not all(_commutes(join.table, occurs, other) for other in present):
+            break
+        present.append(occurs)
+        shares.append(float((counts * _is_open(join.table)).sum() / counts.sum()))
+    order = sorted(range(len(shares)), key=shares.__getitem__)
+    return [*(join.operands[at] for at in order), *join.operands[len(shares) :]]
+
+
+def _commutes(table: bytes, left: list[int], right: list[int]) -> bool:
+    return all(table[a << 4 | b] == table[b << 4 | a] for a in left for b in right)
 
 
 def _gathered(table: NDArray[np.uint8], codes: NDArray[Any]) -> Outcomes:
@@ -187,17 +274,54 @@ def _atom_on_values(
     leaf: Leaf, values: tuple[str, ...], parsed: dict[JavaClass, Numbers]
 ) -> Outcomes:
     assert isinstance(leaf, Atom)  # an inner plan has no others
+    texts = _texts(leaf.node)
+    if texts is not None:
+        return _by_texts(leaf, texts, values)
     comparison = _number_comparison(leaf.node)
     if comparison is None:
         return _by_scalar(leaf.name, leaf.verdict, values)
     wanted, test, bound = comparison
     if wanted not in parsed:
-        parsed[wanted] = parse_numbers(values, wanted)
+        parsed[wanted] = _noted(values, wanted, lambda: parse_numbers(values, wanted))
     numbers, errors = parsed[wanted]
     found = np.empty(len(values) + 1, np.uint8)
     found[:-1] = np.where(test(numbers, bound), np.uint8(1 << TRUE), np.uint8(1 << FALSE))
     if errors is not None:
         found[:-1][errors] = 1 << ERROR
+    found[-1] = leaf.absent
+    return found
+
+
+def _noted(values: tuple[str, ...], key: object, make: Callable[[], _T]) -> _T:
+    """What depends on nothing but the values, made once for all filters."""
+    if not isinstance(values, Values):
+        return make()
+    found: _T | None = values.notes.get(key)
+    if found is None:
+        found = values.notes[key] = make()
+    return found
+
+
+def _texts(node: Node) -> frozenset[str] | None:
+    """The texts that a property is compared with, by nothing but "is it that one?"; else None."""
+    if isinstance(node, In):
+        return frozenset(node.values)
+    if isinstance(node, Equal) and isinstance(node.left, Property):
+        text = node.right.value if isinstance(node.right, Literal) else None
+        return frozenset((text,)) if isinstance(text, str) else None
+    return None
+
+
+def _by_texts(leaf: Atom, texts: frozenset[str], values: tuple[str, ...]) -> NDArray[np.uint8]:
+    """The scalar engine on each of the texts, and on one text that is none of them, for the
+    rest."""
+    other = "".join(texts) + "."  # longer than each
+    found = np.full(len(values) + 1, 1 << verdict_of(leaf.verdict, {leaf.name: other}), np.uint8)
+    places = _noted(values, "places", lambda: {value: at for at, value in enumerate(values)})
+    for text in texts:
+        at = places.get(text)
+        if at is not None:
+            found[at] = 1 << verdict_of(leaf.verdict, {leaf.name: text})
     found[-1] = leaf.absent
     return found
 

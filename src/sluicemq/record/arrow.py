@@ -35,6 +35,7 @@ from sluicemq.model.message import (
 from sluicemq.record.block import Block
 from sluicemq.record.buffers import (
     Bytes,
+    Positions,
     Repeated,
     even_offsets,
     gather,
@@ -42,6 +43,7 @@ from sluicemq.record.buffers import (
     variable,
 )
 from sluicemq.record.codec import decompress
+from sluicemq.record.hosts import host_column
 from sluicemq.record.shapes import (
     Properties,
     Shape,
@@ -67,6 +69,18 @@ COLUMNS: Final[dict[str, Any]] = {
     "reconsume_times": pa.int32(),
 }
 """Every column, in the order of the whole schema, with its Arrow type."""
+EXTRA: Final[dict[str, Any]] = {
+    "born_host": pa.string(),
+    "store_host": pa.string(),
+    "flag": pa.int32(),
+    "sys_flag": pa.int32(),
+    "physical_offset": pa.int64(),
+    "prepared_offset": pa.int64(),
+    "body_crc": pa.int32(),
+    "size_bytes": pa.int32(),
+}
+"""What a record holds besides (spec/store.md §2.1): built only when it is asked for by name."""
+_TYPES: Final = COLUMNS | EXTRA
 
 BLOCK_ROWS_MAX: Final = 65_536
 BLOCK_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -78,9 +92,9 @@ _MILLISECONDS_MAX: Final = (1 << 63) // 1000 - 1
 class RecordDecoder:
     """Decodes runs of records into batches of one schema.
 
-    `columns` are names of `COLUMNS`; `promoted` maps further column names to property names, each
-    a nullable string column. Rows whose tag is not in `tags` are left out (None: keep all); a
-    broker filters tags by hash, so a reader has to look again (spec/filter.md §1). Names in
+    `columns` are names of `COLUMNS` or `EXTRA`; `promoted` maps further column names to property
+    names, each a nullable string column. Rows whose tag is not in `tags` are left out (None: keep
+    all); a broker filters tags by hash, so a reader has to look again (spec/filter.md §1). Names in
     `hidden` are left out of the column `properties`, and only there.
     """
 
@@ -96,7 +110,7 @@ class RecordDecoder:
         self.columns = tuple(columns)
         self.promoted = dict(promoted or {})
         self.schema = pa.schema(
-            [pa.field(name, COLUMNS.get(name, pa.string())) for name in self.columns]
+            [pa.field(name, _TYPES.get(name, pa.string())) for name in self.columns]
             + [pa.field(name, pa.string()) for name in self.promoted]
         )
         self._broker = broker.encode()
@@ -121,6 +135,14 @@ class RecordDecoder:
             end = max(end, begin + 1)
             yield from self._batches(Block(raw, starts[begin:end]))
             begin = end
+
+    def decode_at(self, data: bytes | memoryview, starts: Positions) -> Iterator[Any]:
+        """Batches of the records that begin at `starts` (ascending) of `data`, wherever they lie.
+
+        For who knows the places already: at most BLOCK_ROWS_MAX records of BLOCK_BYTES_MAX bytes
+        together, each with the size that it says. Raises ProtocolError as `decode`.
+        """
+        yield from self._batches(Block(np.frombuffer(data, np.uint8), starts))
 
     def _batches(self, block: Block) -> Iterator[Any]:
         if self._tags is not None:
@@ -280,6 +302,10 @@ def _number(name: str, dtype: Any) -> Callable[[Block], Any]:
     return lambda block: pa.array(block.number(name, dtype))
 
 
+def _host(name: str) -> Callable[[Block], Any]:
+    return lambda block: host_column(block, name)
+
+
 def _property(name: str) -> Callable[[Block], Any]:
     return lambda block: text_column(block.properties, name)
 
@@ -293,5 +319,13 @@ _SIMPLE: Final[dict[str, Callable[[Block], Any]]] = {
     "born_time": _time("born_time"),
     "store_time": _time("store_time"),
     "reconsume_times": _number("reconsume_times", np.int32),
+    "born_host": _host("born_host"),
+    "store_host": _host("store_host"),
+    "flag": _number("flag", np.int32),
+    "sys_flag": _number("sys_flag", np.int32),
+    "physical_offset": _number("physical_offset", np.int64),
+    "prepared_offset": _number("prepared_offset", np.int64),
+    "body_crc": _number("crc", np.int32),
+    "size_bytes": _number("size", np.int32),
 }
 """Columns that need nothing but the block."""

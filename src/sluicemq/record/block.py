@@ -6,6 +6,7 @@ field by field it would take five times as long (bench/spark.md). Everything is 
 asked for.
 """
 
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, Final
 
@@ -69,6 +70,13 @@ class Block:
         for rows, heads in self._parts:
             numbers[rows] = heads[name]
         return numbers
+
+    def hosts(self, name: str) -> Iterator[tuple[NDArray[np.intp], Bytes]]:
+        """`born_host` or `store_host` as (rows, their bytes), those of one length together."""
+        for rows, heads in self._parts:
+            found = np.ascontiguousarray(heads[name])
+            places = np.arange(len(self)) if rows is None else rows
+            yield places, found.view(np.uint8).reshape(len(found), -1)
 
     @cached_property
     def body_starts(self) -> Positions:

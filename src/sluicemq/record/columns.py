@@ -5,12 +5,22 @@ value for every row, so that a filter looks at each distinct value once instead 
 `columns_build` makes blocks of stored records; nothing heavy is loaded to speak of one.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+class Values(tuple[str, ...]):  # noqa: SLOT001 - a tuple of any length has no slots
+    """The distinct values of a column; `notes` is what readers have found out about them (numbers,
+    places), so that the next filter need not."""
+
+    notes: dict[object, Any]
+
+    def __init__(self, _: Iterable[str] = ()) -> None:
+        self.notes = {}
 
 
 class Column(NamedTuple):
@@ -53,13 +63,18 @@ class ColumnBlock(NamedTuple):
         columns = _Part(self.columns, slice(low, high))
         return ColumnBlock(start, high - low, columns, self.excluded, odd)
 
+    def some(self, rows: "NDArray[np.intp]") -> "ColumnBlock":
+        """Rows by their numbers, none of them odd: side by side, with offsets that mean nothing."""
+        columns = _Part(self.columns, rows)
+        return ColumnBlock(self.first_offset, len(rows), columns, self.excluded, self.odd[:0])
+
 
 class _Part(Mapping[str, Column]):
     """Some rows of the columns of a block."""
 
     __slots__ = ("_columns", "_rows")
 
-    def __init__(self, columns: Mapping[str, Column], rows: slice) -> None:
+    def __init__(self, columns: Mapping[str, Column], rows: "slice | NDArray[np.intp]") -> None:
         self._columns = columns
         self._rows = rows
 

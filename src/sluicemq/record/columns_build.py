@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sluicemq.model.message import BORN_HOST_IPV6, KEYS, STORE_HOST_IPV6, UNIQ_KEY
 from sluicemq.record.buffers import Bytes, Positions, gather, variable
 from sluicemq.record.checksum import CHECKSUM_NAME
-from sluicemq.record.columns import Column, ColumnBlock
+from sluicemq.record.columns import Column, ColumnBlock, Values
 from sluicemq.record.shapes import Properties, read_properties, text_column
 from sluicemq.record.walk import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
 
@@ -64,7 +64,7 @@ class ArrowColumns(Mapping[str, Column]):
 
 
 def _column(array: Any) -> Column:
-    values = tuple(array.dictionary.to_pylist())
+    values = Values(array.dictionary.to_pylist())
     return Column(_codes(array).astype(_code_type(len(values)), copy=False), values)
 
 

@@ -6,7 +6,7 @@ come out. All answers come through `client.sync.Admin`, so it works on a Java cl
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import SUCCESS
@@ -25,6 +25,12 @@ ADMIN_TIMEOUT_S = 5.0
 PROBE_SELECTOR = "SluiceProbe IS NULL"
 
 Bounds = dict[MessageQueue, tuple[int, int]]
+
+
+class TimeIndex(Protocol):
+    """Who finds the first offset of a queue that was stored at `time_ms` or later."""
+
+    def offset_by_time(self, queue: MessageQueue, time_ms: int) -> int: ...
 
 
 def open_admin(options: Options) -> Admin:
@@ -51,7 +57,7 @@ def queue_bounds(admin: Admin, topics: Sequence[str]) -> Bounds:
     return bounds
 
 
-def starting_offsets(admin: Admin, options: Options, bounds: Bounds, default: str) -> Offsets:
+def starting_offsets(admin: TimeIndex, options: Options, bounds: Bounds, default: str) -> Offsets:
     """Where to start: startingTimestamp, else startingOffsets, else `default` (a word)."""
     time_ms = options["startingTimestamp"]
     if time_ms is not None:
@@ -59,7 +65,7 @@ def starting_offsets(admin: Admin, options: Options, bounds: Bounds, default: st
     return _by_option(admin, options["startingOffsets"] or default, bounds, "startingOffsets")
 
 
-def ending_offsets(admin: Admin, options: Options, bounds: Bounds) -> Offsets:
+def ending_offsets(admin: TimeIndex, options: Options, bounds: Bounds) -> Offsets:
     """Where to end, exclusive: endingTimestamp, else endingOffsets."""
     time_ms = options["endingTimestamp"]
     if time_ms is not None:
@@ -73,7 +79,7 @@ def ending_offsets(admin: Admin, options: Options, bounds: Bounds) -> Offsets:
 
 
 def _by_option(
-    admin: Admin, chosen: str | Mapping[str, Any], bounds: Bounds, option: str
+    admin: TimeIndex, chosen: str | Mapping[str, Any], bounds: Bounds, option: str
 ) -> Offsets:
     if chosen == "earliest":
         return {queue: lowest for queue, (lowest, _) in bounds.items()}
@@ -83,7 +89,7 @@ def _by_option(
     return chosen_offsets(chosen, bounds, option, admin.offset_by_time)
 
 
-def offsets_by_time(admin: Admin, bounds: Bounds, time_ms: int) -> Offsets:
+def offsets_by_time(admin: TimeIndex, bounds: Bounds, time_ms: int) -> Offsets:
     """The first offset of each queue that was stored at `time_ms` or later, within the queue."""
     return {
         queue: lowest
@@ -93,7 +99,7 @@ def offsets_by_time(admin: Admin, bounds: Bounds, time_ms: int) -> Offsets:
     }
 
 
-def narrowed(admin: Admin, start: Offsets, end: Offsets, pushed: Pushed) -> list[QueueRange]:
+def narrowed(admin: TimeIndex, start: Offsets, end: Offsets, pushed: Pushed) -> list[QueueRange]:
     """The ranges start to end without what the pushed predicates rule out.
 
     Time bounds keep a margin: of equal times a 4.x broker may find any, and beyond the end it

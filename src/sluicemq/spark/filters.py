@@ -368,3 +368,24 @@ def _tags_of(tags: str | None, pushed: Pushed) -> frozenset[str] | None:
     if chosen is None or pushed.tags is None:
         return pushed.tags if chosen is None else chosen
     return chosen & pushed.tags
+
+
+def to_selector(filters: Sequence[Any], columns: Sequence[Column]) -> tuple[str | None, list[Any]]:
+    """Spark's predicates on these columns as one SQL92 selector, and those that it cannot say.
+
+    `filters` are what Spark hands to a data source (`pyspark.sql.datasource.EqualTo` …). None: no
+    condition at all; `FALSE` when nothing can match. The other direction is `selectors.column`.
+    """
+    pushdown = Pushdown([one for one in columns if one.property_name or one.name in _SELECTABLE])
+    rest = pushdown.take_all(filters)
+    found = subscription_of("", None, None, pushdown.pushed)
+    if found is None:
+        return "FALSE", rest
+    subscription, tags = found
+    if tags is not None:
+        listed = ", ".join(str(_string(tag, "=")) for tag in sorted(tags))
+        return f"TAGS IN ({listed})", rest
+    return (subscription.expression if subscription.kind == SQL92 else None), rest
+
+
+_SELECTABLE: Final = frozenset({"tags", "keys"})

@@ -11,7 +11,7 @@ Runs where Spark plans, once a DataFrame, and only when a type is asked for.
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -31,11 +31,14 @@ _NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _NUMBERS: Final = (("int", integer_of), ("bigint", long_of), ("double", double_of))
 
 
-def settled(columns: tuple[Column, ...], options: Options) -> tuple[Column, ...]:
-    """The columns with every `auto` replaced by a type, and `prop:*` by the properties seen."""
+def settled(
+    columns: tuple[Column, ...], options: Options, look: "Look | None" = None
+) -> tuple[Column, ...]:
+    """The columns with every `auto` replaced by a type, and `prop:*` by the properties seen by
+    `look`, at the brokers if it is None."""
     if all(column.kind != AUTO for column in columns):
         return columns
-    kinds = {name: kind_of(values) for name, values in _values(options).items()}
+    kinds = {name: kind_of(values) for name, values in (look or _values)(options).items()}
     taken = {column.name.lower() for column in columns} | {name.lower() for name in BASE}
     result: list[Column] = []
     for column in columns:
@@ -46,6 +49,10 @@ def settled(columns: tuple[Column, ...], options: Options) -> tuple[Column, ...]
         else:
             result.append(column)
     return tuple(result)
+
+
+Look = Callable[[Options], Mapping[str, set[str]]]
+"""Property -> the distinct values of it in the newest messages."""
 
 
 def _every(kinds: Mapping[str, str], taken: set[str]) -> Iterator[Column]:

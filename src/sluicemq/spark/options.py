@@ -6,8 +6,8 @@ topic costs more than an error. The documentation's table is made from `OPTIONS`
 """
 
 import difflib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sluicemq.client.core.credentials import Credentials
@@ -266,6 +266,14 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "Exactly once, batch only: a name for this write; a second write of that name changes "
         "nothing. Without it each write has its own.",
     ),
+    Option(
+        "queryEpoch",
+        count(0, 1 << 60),
+        0,
+        frozenset({WRITE}),
+        "Exactly once, batch only, with `queryId`: which write of that name this is. Numbers only "
+        "grow; the last one may be repeated without effect.",
+    ),
     Option("timeoutMs", count(100, 3_600_000), 30_000, _ALL, "How long an answer may take."),
     Option("accessKey", text, None, _ALL, "Access key, for brokers with access control."),
     Option("secretKey", text, None, _ALL, "Secret key."),
@@ -303,16 +311,23 @@ _SPARKS_OWN: Final = frozenset(
     {"checkpointlocation", "queryname", "outputmode", "__partition_columns"}
 )
 """What Spark itself passes along to a source or sink."""
-_BY_NAME: Final = {
-    name.lower(): option for option in OPTIONS for name in (option.name, *option.aliases)
-}
+
+
+def by_name(options: Sequence[Option]) -> dict[str, Option]:
+    """Options by every name they have, in lower case as Spark hands them over."""
+    return {name.lower(): option for option in options for name in (option.name, *option.aliases)}
+
+
+_BY_NAME: Final = by_name(OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Parsed options; `values` holds every option of `OPTIONS` by its name."""
+    """Parsed options; `values` holds every declared option by its name."""
 
     values: Mapping[str, Any]
+    texts: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What each option is for."""
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -321,10 +336,9 @@ class Options:
         """A text that has to be there. Raises ConfigurationError."""
         value = self.values[name]
         if value is None:
-            option = _BY_NAME[name.lower()]
             raise ConfigurationError(
                 f"the option {name!r} is missing.",
-                cure=f'Add .option("{name}", …): {option.text}',
+                cure=f'Add .option("{name}", …): {self.texts.get(name, "")}'.rstrip(": "),
             )
         return str(value)
 
@@ -357,25 +371,30 @@ class Options:
         )
 
 
-def parse_options(given: Mapping[str, str], use: str | None = None) -> Options:
-    """Texts to values. `use` is READ, STREAM or WRITE; None takes the options of all three.
+def parse_options(
+    given: Mapping[str, str],
+    use: str | None = None,
+    declared: Mapping[str, Option] = _BY_NAME,
+) -> Options:
+    """Texts to values. `use` is READ, STREAM or WRITE; None takes the options of all three. What
+    another source declares comes as `by_name` of it.
 
     Raises ConfigurationError for an unknown option, one of another use, or a bad value.
     """
-    values = {option.name: option.default for option in OPTIONS}
+    values = {option.name: option.default for option in declared.values()}
     for name, given_text in given.items():
         if name.lower() in _SPARKS_OWN:
             continue
-        option = _BY_NAME.get(name.lower())
+        option = declared.get(name.lower())
         if option is None:
-            raise _unknown(name)
+            raise _unknown(name, declared)
         if use is not None and use not in option.use:
             raise ConfigurationError(
                 f"the option {option.name!r} does not go with a {use}.",
                 cure=f"It is for: {', '.join(sorted(option.use))}.",
             )
         values[option.name] = _parsed(option, given_text)
-    return Options(values)
+    return Options(values, {option.name: option.text for option in declared.values()})
 
 
 def _parsed(option: Option, text: str) -> Any:
@@ -387,19 +406,19 @@ def _parsed(option: Option, text: str) -> Any:
         raise ConfigurationError(f"the option {option.name!r} is{shown}: {error}.") from None
 
 
-def _unknown(name: str) -> ConfigurationError:
-    near = difflib.get_close_matches(name.lower(), _BY_NAME, n=1, cutoff=0.5)
-    cure = f"Did you mean {_BY_NAME[near[0]].name!r}?" if near else ""
-    listed = ", ".join(sorted(option.name for option in OPTIONS))
+def _unknown(name: str, declared: Mapping[str, Option]) -> ConfigurationError:
+    near = difflib.get_close_matches(name.lower(), declared, n=1, cutoff=0.5)
+    cure = f"Did you mean {declared[near[0]].name!r}?" if near else ""
+    listed = ", ".join(sorted({option.name for option in declared.values()}))
     return ConfigurationError(
         f"unknown option {name!r}. {cure}".rstrip(), cure=f"There are: {listed}."
     )
 
 
-def options_table() -> str:
+def options_table(options: Sequence[Option] = OPTIONS) -> str:
     """The options as a Markdown table, for the documentation."""
     lines = ["| option | for | default | |", "|---|---|---|---|"]
-    for option in OPTIONS:
+    for option in options:
         default = "" if option.default is None else f"`{str(option.default).lower()}`"
         names = ", ".join(f"`{name}`" for name in (option.name, *option.aliases))
         text = option.text.replace("|", "\\|")

@@ -4,7 +4,7 @@ Both are pickled by Spark. Light to import: a planning process needs neither Num
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
@@ -54,17 +54,25 @@ class RangePartition(InputPartition):  # type: ignore[misc]
 
 def read_plan(options: Options, schema: StructType) -> ReadPlan:
     """How executors read; without a subscription yet. Raises ConfigurationError."""
+    return replace(
+        decoding_plan(options, schema),
+        group=options["group"] or READ_GROUP,
+        credentials=options.credentials,
+        tls=options.tls,
+        batch_bytes=options["batchBytes"],
+        timeout_s=options["timeoutMs"] / 1000,
+    )
+
+
+def decoding_plan(options: Options, schema: StructType) -> ReadPlan:
+    """The part of a plan that does not depend on where records come from; no subscription yet.
+    Raises ConfigurationError, FilterSyntaxError for tags."""
     if options["filter.tags"] is not None:
         subscribe(topics_of(options).label, options["filter.tags"])
     return ReadPlan(
         columns=columns_of(schema, declared_columns(options)),
         body=body_format(options),
         subscription=None,
-        group=options["group"] or READ_GROUP,
-        credentials=options.credentials,
-        tls=options.tls,
-        batch_bytes=options["batchBytes"],
-        timeout_s=options["timeoutMs"] / 1000,
         fail_on_data_loss=options["failOnDataLoss"],
         fail_on_bad_property=options["badProperties"] == "fail",
         hidden=SET_FOR_ALL if options["properties"] == "own" else frozenset(),

@@ -40,17 +40,20 @@ class StreamProgress:
         """One line."""
         lag = "lag unknown" if self.lag is None else f"lag {self.lag:,}"
         if self.lag and self.rows_per_second:
-            lag += f" ({self._rest_s():.0f} s left)"
+            lag += f" ({self.rest_s():.0f} s left)"
         return (
             f"batch {self.batch}: {self.rows:,} rows, {self.rows_per_second:,.0f} rows/s,"
             f" {self.filtered:,} filtered at the broker, {lag}"
         )
 
-    def _rest_s(self) -> float:
-        """Until the lag is read, at the pace of this micro-batch, filtered offsets included."""
+    def rest_s(self) -> float:
+        """Until the lag is read, at the pace of this micro-batch, filtered offsets included;
+        0 without a lag or a pace."""
+        if not self.lag or not self.rows_per_second:
+            return 0.0
         offsets = self.rows + self.filtered
         pace = self.rows_per_second * offsets / self.rows if self.rows else self.rows_per_second
-        return (self.lag or 0) / pace
+        return self.lag / pace
 
 
 def stream_progress(progress: Any) -> StreamProgress:

@@ -44,6 +44,7 @@ class Tally:
     bad_bodies: int = 0
     examples: dict[str, str] = field(default_factory=dict)
     lost: int = 0
+    damaged: int = 0
 
 
 def read_range(plan: ReadPlan, partition: RangePartition) -> Iterator[Any]:
@@ -55,22 +56,32 @@ def read_range(plan: ReadPlan, partition: RangePartition) -> Iterator[Any]:
     if partition.queue is None:
         return
     tally = Tally()
-    decoder = RecordDecoder(
+    decoder = decoder_of(plan, partition.queue.broker)
+    for block in gathered(_chunks(plan, partition, tally)):
+        for batch in decoder.decode(block):
+            yield finished(batch, plan, partition.queue, tally)
+    report_tally(partition.queue, tally)
+
+
+def decoder_of(plan: ReadPlan, broker: str) -> RecordDecoder:
+    """Decodes records into what `finished` takes."""
+    return RecordDecoder(
         _decoded_names(plan),
         promoted={
             column.name: column.property_name
             for column in plan.columns
             if column.property_name is not None
         },
-        broker=partition.queue.broker,
+        broker=broker,
         tags=plan.tags,
         hidden=plan.hidden,
     )
-    for block in gathered(_chunks(plan, partition, tally)):
-        for batch in decoder.decode(block):
-            tally.rows += batch.num_rows
-            yield arranged(with_bodies(batch, plan.body, partition.queue, tally), plan, tally)
-    _report(partition, tally)
+
+
+def finished(batch: Any, plan: ReadPlan, queue: MessageQueue, tally: Tally) -> Any:
+    """A decoded batch as Spark gets it: bodies read, properties typed, columns in order."""
+    tally.rows += batch.num_rows
+    return arranged(with_bodies(batch, plan.body, queue, tally), plan, tally)
 
 
 def _decoded_names(plan: ReadPlan) -> list[str]:
@@ -200,11 +211,13 @@ def _first_left(plan: ReadPlan, partition: RangePartition, position: int) -> int
     return min(first, partition.end) if first > position else partition.end
 
 
-def _report(partition: RangePartition, tally: Tally) -> None:
-    assert partition.queue is not None
-    where = f"{partition.queue.broker}:{partition.queue.queue_id} of {partition.queue.topic!r}"
+def report_tally(queue: MessageQueue, tally: Tally) -> None:
+    """Logs what was odd about a read that is over."""
+    where = f"{queue.broker}:{queue.queue_id} of {queue.topic!r}"
     if tally.lost:
         logger.warning("%d offsets of %s are gone and were not read", tally.lost, where)
+    if tally.damaged:
+        logger.warning("%d damaged messages of %s were not read", tally.damaged, where)
     if tally.bad_bodies:
         logger.warning(
             "%d bodies of %s are null, the reasons in _error; %s",

@@ -52,16 +52,21 @@ def parse_plan(text: str) -> Pushdown:
 
 
 def report_pushdown(
-    label: str, pushed: Pushed, filters: Sequence[Any], rest: Sequence[Any]
+    label: str,
+    pushed: Pushed,
+    filters: Sequence[Any],
+    rest: Sequence[Any],
+    *,
+    decider: str = "the broker",
 ) -> None:
-    """One line for one read; nothing without predicates."""
+    """One line for one read; nothing without predicates. `decider` looks at what was pushed."""
     if not filters:
         return
     _to_stderr()
     left = ", ".join(map(_told, rest)) or "nothing"
     logger.info(
-        "rocketmq %r: the broker decides %s; left to Spark of what it offered: %s",
-        label, pushed.told(), left,
+        "rocketmq %r: %s decides %s; left to Spark of what it offered: %s",
+        label, decider, pushed.told(), left,
     )  # fmt: skip
 
 

@@ -13,6 +13,9 @@
 | born_time, store_time | timestamp | clocks of producer and broker, in milliseconds |
 | reconsume_times | int | |
 
+Only by name in `columns` (an archive has them): born_host, store_host (string), flag, sys_flag,
+body_crc, size_bytes (int), physical_offset, prepared_offset (bigint), as the record holds them.
+
 Spark's Python sources have no column pruning (bench/spark.md), so a narrower read is asked for: by
 the option `columns`, or by a user's own `.schema(…)`, whose further columns are properties:
 
@@ -74,6 +77,18 @@ BASE: Final[dict[str, DataType]] = {
     "reconsume_times": IntegerType(),
 }
 """Every column of a message, in order."""
+EXTRA: Final[dict[str, DataType]] = {
+    "born_host": StringType(),
+    "store_host": StringType(),
+    "flag": IntegerType(),
+    "sys_flag": IntegerType(),
+    "physical_offset": LongType(),
+    "prepared_offset": LongType(),
+    "body_crc": IntegerType(),
+    "size_bytes": IntegerType(),
+}
+"""What a record holds besides; read when `columns` names it."""
+_NAMED: Final = BASE | EXTRA
 PROMOTED: Final[dict[str, DataType]] = {
     "string": StringType(),
     "int": IntegerType(),
@@ -96,8 +111,8 @@ EVERY: Final = "*"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the result: one of `BASE`, or a property. `kind` names its type, unless `given`
-    is another one (`body`, `_error`)."""
+    """A column of the result: of `BASE`, of `EXTRA`, or a property. `kind` names its type, unless
+    `given` is another one (`body`, `_error`)."""
 
     name: str
     property_name: str | None
@@ -108,7 +123,7 @@ class Column:
     def type(self) -> DataType:
         if self.given is not None:
             return self.given
-        return BASE[self.name] if self.property_name is None else PROMOTED[self.kind]
+        return _NAMED[self.name] if self.property_name is None else PROMOTED[self.kind]
 
 
 ALL_COLUMNS: Final = tuple(Column(name, None, kind.simpleString()) for name, kind in BASE.items())
@@ -154,14 +169,14 @@ def _column(item: str) -> Column:
 
 
 def _base_column(name: str, item: str) -> Column:
-    if name not in BASE or name != item:
-        near = difflib.get_close_matches(name, BASE, n=1)
+    if name not in _NAMED or name != item:
+        near = difflib.get_close_matches(name, _NAMED, n=1)
         hint = f"Did you mean {near[0]!r}? " if near and near[0] != item else ""
         raise ConfigurationError(
             f"{item!r} in the option 'columns' is not a column.",
-            cure=f"{hint}There are {', '.join(BASE)}; a property is prop:{name}.",
+            cure=f"{hint}There are {', '.join(_NAMED)}; a property is prop:{name}.",
         )
-    return Column(name, None, BASE[name].simpleString())
+    return Column(name, None, _NAMED[name].simpleString())
 
 
 def with_bodies(columns: tuple[Column, ...], how: BodyFormat | None) -> tuple[Column, ...]:

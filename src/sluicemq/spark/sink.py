@@ -10,6 +10,8 @@
 | queue_id | int | of the topic's first broker that has it; otherwise queues take turns |
 | sharding_key | string | rows with the same key go to the same queue, in order |
 | delay_level, delay_ms, deliver_at | int, bigint, timestamp | when it is delivered; one of them |
+| message_id | string | its unique id; null, or no column: a new one |
+| system_properties | map<string,string> | properties with reserved names, as replays need them |
 
 Further columns of the source (broker, queue_offset, msg_id, times) are ignored, so what was read
 can be written; any other column is an error.
@@ -52,7 +54,7 @@ from sluicemq.protocol.command import Command
 from sluicemq.spark.cluster import open_admin
 from sluicemq.spark.errors import plain_errors
 from sluicemq.spark.options import EXACTLY_ONCE, Options
-from sluicemq.spark.schema import BASE
+from sluicemq.spark.schema import BASE, EXTRA
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +62,8 @@ _ROLES: Final = {
     "body": "body", "value": "body", "topic": "topic", "tags": "tags", "tag": "tags",
     "keys": "keys", "properties": "properties", "queue_id": "queue_id",
     "sharding_key": "sharding_key", "delay_level": "delay_level", "delay_ms": "delay_ms",
-    "deliver_at": "deliver_at",
+    "deliver_at": "deliver_at", "message_id": "message_id",
+    "system_properties": "system_properties",
 }  # fmt: skip
 _INTEGERS: Final = ("int", "bigint", "smallint", "tinyint")
 _TYPES: Final = {
@@ -74,6 +77,8 @@ _TYPES: Final = {
     "delay_level": _INTEGERS,
     "delay_ms": _INTEGERS,
     "deliver_at": ("timestamp",),
+    "message_id": ("string",),
+    "system_properties": ("map<string,string>",),
 }
 ROUTE_CHECKS: Final = 100
 ROUTE_CHECK_S: Final = 0.05
@@ -98,7 +103,7 @@ def roles_of(schema: StructType, options: Options) -> dict[str, str]:
     for one in schema.fields:
         role = _ROLES.get(one.name.lower())
         if role is None:
-            if one.name.lower() not in BASE:
+            if one.name.lower() not in BASE and one.name.lower() not in EXTRA:
                 raise _unknown_column(one.name)
             continue
         if role in roles:
@@ -155,7 +160,7 @@ class _Sink:
             if topic is not None:
                 admin.route(topic, create=True)
             if self.is_exact:
-                self.brokers = _brokers_with_epochs(admin)
+                self.brokers = brokers_with_epochs(admin)
 
     def write(self, iterator: Iterator[Any]) -> Sent:
         """Sends the rows of one task; every batch is acknowledged when it returns."""
@@ -164,7 +169,8 @@ class _Sink:
         size = self.options["batchMessages"]
         with plain_errors(), _producer(self.options) as producer:
             rows = sink_send.rows_of(iterator, self.roles, self.options["topic"])
-            task = sink_send.task_now(self.query) if self.is_exact else None
+            epoch = self.options["queryEpoch"]
+            task = sink_send.task_now(self.query, epoch) if self.is_exact else None
             if task is None or not self.brokers:
                 direct = sink_send.DirectSender(producer, size, task)
                 sink_send.send_all(rows, direct)
@@ -226,6 +232,10 @@ class BatchSink(_Sink, DataSourceArrowWriter):  # type: ignore[misc]
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite=overwrite)
+        if options["queryEpoch"] and options["queryId"] is None:
+            raise ConfigurationError(
+                "the option 'queryEpoch' is given without 'queryId'.", cure="Name the query too."
+            )
         self.query = _checked_query(options["queryId"]) or f"batch-{uuid.uuid4()}"
 
     def commit(self, messages: list[Sent | None]) -> None:
@@ -242,9 +252,9 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]
 
     def __init__(self, options: Options, schema: StructType, *, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite=overwrite)
-        if options["queryId"] is not None:
+        if options["queryId"] is not None or options["queryEpoch"]:
             raise ConfigurationError(
-                "the option 'queryId' does not go with a stream.",
+                "the options 'queryId' and 'queryEpoch' do not go with a stream.",
                 cure="A stream's checkpoint holds its id.",
             )
 
@@ -265,7 +275,7 @@ def _checked_query(query: str | None) -> str | None:
         raise ConfigurationError(str(error), cure="Choose another queryId.") from None
 
 
-def _brokers_with_epochs(admin: Admin) -> tuple[str, ...]:
+def brokers_with_epochs(admin: Admin) -> tuple[str, ...]:
     """The masters, when all of them know epochs (which makes their staging topics); else none."""
     masters = admin.masters()
     for broker, address in sorted(masters.items()):

@@ -148,6 +148,16 @@ def _check_sizes(body_sizes: Any, sizes: Any) -> None:
             )
 
 
+def id_column(given: Any | None, fresh: UniqueIdColumns, count: int, name: str = UNIQ_KEY) -> Any:
+    """`name U+0001 id U+0002` of each row: the id that is given, a fresh one where none is."""
+    if given is None:
+        return fresh.take(count, name)
+    texts = _without_empty(given)
+    _check_texts(texts)
+    named = pc.binary_join_element_wise(f"{name}\x01", texts, "\x02", "").cast(pa.binary())
+    return named if not texts.null_count else pc.coalesce(named, fresh.take(count, name))
+
+
 def body_column(column: Any) -> Any:
     """Bodies as binary. Raises ConfigurationError for a null."""
     if column.null_count:
@@ -172,6 +182,9 @@ def property_column(values: Mapping[str, Any], count: int) -> Any:
         parts.append(_named("KEYS", _key_texts(values["keys"]), _check_nothing))
     if "properties" in values:
         parts.append(_own(values["properties"]))
+    if "system_properties" in values:
+        rows = values["system_properties"].to_pylist()
+        parts.append(pa.array([_system_text(row) for row in rows], pa.binary()))
     if len(parts) == 1:
         return pa.array([parts[0]] * count, pa.binary())
     return pc.binary_join_element_wise(*parts, b"")
@@ -280,6 +293,18 @@ def _entries(column: Any) -> tuple[Any, Any]:
 def _row_offsets(column: Any) -> Any:
     """Where each row begins among `_entries`; nulls are empty."""
     return pc.subtract(column.offsets, column.offsets[0])
+
+
+def _system_text(row: list[tuple[str, str | None]] | None) -> bytes:
+    """Properties with reserved names; those that have columns of their own are left out."""
+    entries = [(name, text) for name, text in row or () if text and name not in SET_FOR_ALL]
+    found = "".join(f"{name}\x01{text}\x02" for name, text in entries)
+    if found.count("\x01") != len(entries) or found.count("\x02") != len(entries):
+        raise ConfigurationError(
+            "a system property holds U+0001 or U+0002, which separate properties on the wire.",
+            cure="Leave those characters out.",
+        )
+    return found.encode()
 
 
 def _own_text(row: list[tuple[str, str | None]] | None) -> bytes:

@@ -15,13 +15,14 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluicemq.client.core.messages import Outgoing
 from sluicemq.client.core.names import check_topic_to_send
 from sluicemq.client.core.sending import choose_by_key
 from sluicemq.client.core.staging import StagedRanges
 from sluicemq.client.sync.producer import Producer
 from sluicemq.errors import ConfigurationError, RouteNotFoundError
 from sluicemq.model.message import Message
-from sluicemq.model.topic import MessageQueue
+from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.protocol.bodies import STAGE_PROPERTY, STAGING_QUEUES, STAGING_TOPIC, Owner
 from sluicemq.protocol.bodies.epochs import STAGED_ID
 from sluicemq.spark.sink_rows import (
@@ -29,6 +30,7 @@ from sluicemq.spark.sink_rows import (
     body_column,
     delay_column,
     encoded,
+    id_column,
     property_column,
 )
 
@@ -60,6 +62,7 @@ class Rows:
         self.delays = delay_column(values)
         self.topic = topic
         self.topics = None if topic is not None else values.get("topic")
+        self.ids = values.get("message_id")
         self.queue_ids = values.get("queue_id")
         self.sharding_keys = values.get("sharding_key")
         if self.topics is not None and self.topics.null_count:
@@ -160,12 +163,16 @@ class DirectSender:
         if rows.delays is None and rows.is_uniform:
             assert rows.topic is not None
             self.queues.of((rows.topic, None, None))
-            self._send(rows.topic, None, rows.bodies, properties)
+            self._send(rows.topic, None, rows.bodies, properties, rows.ids)
             return
         delays = None if rows.delays is None else rows.delays.to_pylist()
         for (topic, queue), indices in _grouped(rows, self.queues, delays).items():
             chosen = pa.array(indices, pa.int64())
-            self._send(topic, queue, pc.take(rows.bodies, chosen), pc.take(properties, chosen))
+            taken = [
+                None if column is None else pc.take(column, chosen)
+                for column in (rows.bodies, properties, rows.ids)
+            ]
+            self._send(topic, queue, *taken)
         if delays is not None:
             self.lane.wait()
             for index, delay in enumerate(delays):
@@ -181,9 +188,15 @@ class DirectSender:
         start = f"{DEDUP_PROPERTY}\x01{task.query}/{task.epoch}/{task.partition}/"
         return pc.binary_join_element_wise(start, numbers, "\x02", "").cast(pa.binary())
 
-    def _send(self, topic: str, queue: MessageQueue | None, bodies: Any, properties: Any) -> None:
-        ids = self._ids.take(len(bodies))
-        made = encoded(bodies, pc.binary_join_element_wise(ids, properties, b""))
+    def _send(
+        self, topic: str, queue: MessageQueue | None, bodies: Any, properties: Any, given: Any
+    ) -> None:
+        ids = id_column(given, self._ids, len(bodies))
+        whole = pc.binary_join_element_wise(ids, properties, b"")
+        made = encoded(bodies, whole)
+        if topic.startswith(RETRY_PREFIX):  # brokers take no batch there
+            self.lane.send(partial(self._deliver_each, topic, bodies, whole))
+            return
         for start, stop in made.runs(self._batch_messages, BATCH_BYTES):
             request = made.request(start, stop)
             self.lane.send(partial(self._deliver, topic, request, queue, stop - start))
@@ -191,6 +204,15 @@ class DirectSender:
     def _deliver(self, topic: str, request: bytes, queue: MessageQueue | None, count: int) -> None:
         self._producer.send_encoded(topic, request, queue=queue)
         self.sent += count
+
+    def _deliver_each(self, topic: str, bodies: Any, properties: Any) -> None:
+        for body, encoded_properties in zip(
+            bodies.to_pylist(), properties.to_pylist(), strict=True
+        ):
+            text = encoded_properties.decode()
+            message_id = text.partition("\x01")[2].partition("\x02")[0]
+            self._producer.send_outgoing(Outgoing(topic, body, text, message_id, 0, 0, True))
+            self.sent += 1
 
     def _send_later(self, rows: Rows, index: int, delay: str) -> None:
         values = {role: column[index].as_py() for role, column in rows.values.items()}
@@ -250,7 +272,8 @@ class StagingSender:
         if rows.is_uniform:
             self.queues.of((rows.topic or "", None, None))
             stages = self._stages(rows, [b"-"], [rows.topic])
-            self._stage(self._any_broker(rows), rows.bodies, rows.properties, stages)
+            broker = self._any_broker(rows)
+            self._stage(broker, rows.bodies, rows.properties, stages, rows.ids)
             return
         found = [(place[0], self.queues.of(place)) for place in rows.places()]
         queue_ids = [b"-" if queue is None else b"%d" % queue.queue_id for _, queue in found]
@@ -260,7 +283,10 @@ class StagingSender:
             groups.setdefault("" if queue is None else queue.broker, []).append(index)
         for broker, indices in groups.items():
             chosen = pa.array(indices, pa.int64())
-            taken = [pc.take(column, chosen) for column in (rows.bodies, rows.properties, stages)]
+            taken = [
+                None if column is None else pc.take(column, chosen)
+                for column in (rows.bodies, rows.properties, stages, rows.ids)
+            ]
             self._stage(broker or self._any_broker(rows), *taken)
 
     def _any_broker(self, rows: Rows) -> str:
@@ -286,8 +312,8 @@ class StagingSender:
             names = pa.array([(topic or "").encode() for topic in topics], pa.binary())
         return pc.binary_join_element_wise(start, queues, b"/", delays, b"/", names, b"\x02", b"")
 
-    def _stage(self, broker: str, bodies: Any, properties: Any, stages: Any) -> None:
-        ids = self._ids.take(len(bodies), STAGED_ID)
+    def _stage(self, broker: str, bodies: Any, properties: Any, stages: Any, given: Any) -> None:
+        ids = id_column(given, self._ids, len(bodies), STAGED_ID)
         made = encoded(bodies, pc.binary_join_element_wise(stages, ids, properties, b""))
         queue = MessageQueue(STAGING_TOPIC, broker, self._owner.partition % STAGING_QUEUES)
         for start, stop in made.runs(self._batch_messages, BATCH_BYTES):
@@ -302,14 +328,14 @@ class StagingSender:
         self.staged.add(queue.broker, queue.queue_id, result.queue_offset, count, bodies)
 
 
-def task_now(query: str | None) -> Task:
-    """The task that runs here. Raises ConfigurationError when Spark does not say whose it is."""
+def task_now(query: str | None, epoch: int = 0) -> Task:
+    """The task that runs here; `epoch` counts where `query` is given. Raises ConfigurationError
+    when Spark does not say whose it is."""
     from pyspark import TaskContext  # noqa: PLC0415 - executors only
 
     context = TaskContext.get()
     if context is None:
         raise ConfigurationError("this is no task of Spark.", cure="Write with df.write.")
-    epoch = 0
     if query is None:
         query = context.getLocalProperty("sql.streaming.queryId")
         text = context.getLocalProperty("streaming.sql.batchId")

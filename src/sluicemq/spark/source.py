@@ -12,7 +12,7 @@ A batch read, step by step, with the process it happens in:
 
 Spark refuses a reader that has `pushFilters` unless `spark.sql.python.filterPushdown.enabled` is
 true, and it is false by default. So that a read works without it, `pushFilters` is only there in
-the process that Spark starts for push-down (`_is_pushdown_process`).
+the process that Spark starts for push-down (`is_pushdown_process`).
 """
 
 import sys
@@ -38,7 +38,7 @@ from sluicemq.spark.errors import plain_errors
 from sluicemq.spark.filters import Pushdown, Pushed, attribute_of, subscription_of
 from sluicemq.spark.keyindex import narrowed_by_keys
 from sluicemq.spark.options import READ, WRITE, Options, parse_options
-from sluicemq.spark.plan import RangePartition, nothing, partitions_of, read_plan
+from sluicemq.spark.plan import RangePartition, ReadPlan, nothing, partitions_of, read_plan
 from sluicemq.spark.report import report_pushdown
 from sluicemq.spark.schema import AUTO, declared_columns, struct_type
 from sluicemq.spark.topics import topics_of
@@ -67,7 +67,7 @@ class RocketSource(DataSource):  # type: ignore[misc]
     def reader(self, schema: StructType) -> DataSourceReader:
         with plain_errors():
             options = parse_options(self.options, READ)
-            kind = PushingReader if _is_pushdown_process() else BatchReader
+            kind = PushingReader if is_pushdown_process() else BatchReader
             return kind(options, schema)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
@@ -88,7 +88,7 @@ class RocketSource(DataSource):  # type: ignore[misc]
             return StreamSink(parse_options(self.options, WRITE), schema, overwrite=overwrite)
 
 
-def _is_pushdown_process() -> bool:
+def is_pushdown_process() -> bool:
     """Whether this is the planner that Spark starts when push-down is switched on."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _PUSHDOWN_MODULE in sys.modules or getattr(main, "name", "") == _PUSHDOWN_MODULE
@@ -100,8 +100,12 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
     def __init__(self, options: Options, schema: StructType) -> None:
         self.options = options
         self.topics = topics_of(options)
-        self.plan = read_plan(options, schema)
+        self.plan = self.make_plan(schema)
         self.push(Pushed())
+
+    def make_plan(self, schema: StructType) -> ReadPlan:
+        """How executors read; without a subscription yet. Raises ConfigurationError."""
+        return read_plan(self.options, schema)
 
     def push(self, pushed: Pushed) -> None:
         """Settles what is read. Not in `partitions`: Spark has pickled the reader by then."""
@@ -138,22 +142,31 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
             yield from read_range(self.plan, partition)
 
 
-class PushingReader(BatchReader):
-    """The same with Spark's predicates handed to broker and offsets where that is exact."""
+class Pushing:
+    """What a reader has besides when Spark hands predicates over. It has to come before one of
+    `options`, `topics`, `plan`, `push`, `decider` and `selectors_allowed`."""
 
-    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802 - Spark's name
+    def pushFilters(self: Any, filters: list[Any]) -> Iterable[Any]:  # noqa: N802 - Spark's name
         with plain_errors():
             if not self.options["pushFilters"]:
                 return filters
-            allowed = self._selectors_allowed(filters)
+            allowed = self.selectors_allowed(filters)
             pushdown = Pushdown(self.plan.columns, selectors_allowed=allowed)
             rest = pushdown.take_all(filters)
             self.push(pushdown.pushed)
             if self.options["reportPushdown"]:
-                report_pushdown(self.topics.label, pushdown.pushed, filters, rest)
+                report_pushdown(
+                    self.topics.label, pushdown.pushed, filters, rest, decider=self.decider
+                )
             return rest
 
-    def _selectors_allowed(self, filters: list[Any]) -> bool:
+
+class PushingReader(Pushing, BatchReader):
+    """The same with Spark's predicates handed to broker and offsets where that is exact."""
+
+    decider = "the broker"
+
+    def selectors_allowed(self, filters: list[Any]) -> bool:
         """Asked of the brokers only when there is something to select by."""
         named = {path[0] for one in filters if (path := attribute_of(one))}
         selectable = {"keys"} | {

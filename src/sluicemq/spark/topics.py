@@ -7,7 +7,7 @@ list that the checkpoint does not know yet likewise.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,8 +47,12 @@ class Topics:
         if self.pattern is None:
             return self.names
         info = admin.cluster_info()
-        own = _SYSTEM | set(info.brokers) | set(info.clusters)
-        names = [name for name in admin.topics() if name not in own and self._may_match(name)]
+        return self.matching(admin.topics(), {*info.brokers, *info.clusters})
+
+    def matching(self, topics: Iterable[str], own: Set[str] = frozenset()) -> Sequence[str]:
+        """Those of `topics` that the pattern finds; `own` are names that a cluster made. Raises
+        ConfigurationError when there is none."""
+        names = [one for one in topics if one not in _SYSTEM | own and self._may_match(one)]
         matching = [name for name in names if self.has(name)]
         if not matching:
             raise ConfigurationError(

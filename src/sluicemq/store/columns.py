@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Final
 from sluicemq.clock import Clock
 from sluicemq.config import StoreConfig
 from sluicemq.files import Files
+from sluicemq.model.subscription import BlockFilter
 from sluicemq.store.commitlog import CommitLog
-from sluicemq.store.consumequeue import ConsumeQueues
+from sluicemq.store.consumequeue import ConsumeQueues, Queue
 
 if TYPE_CHECKING:
     from sluicemq.record.columns import ColumnBlock
     from sluicemq.store.columns_blocks import ColumnBlocks, Step
+    from sluicemq.store.columns_job import Sealer
     from sluicemq.store.columns_scan import ColumnScan
 
 logger = logging.getLogger(__name__)
@@ -55,6 +57,8 @@ class PropertyColumns:
         self.loads_at_once = True
         """Whether the first filter loads pyarrow, a quarter of a second; False when somebody else
         does it by `warm_up`: until then records are read."""
+        self.sealer: Sealer | None = None
+        """Who makes the files when not this process; to be set before the first filter."""
         self.is_off = config.columns_mode == "off"
 
     # --- for readers
@@ -73,24 +77,44 @@ class PropertyColumns:
         return None if self._scan is None else self._scan.blocks
 
     def blocks(
-        self, topic: str, queue_id: int, start: int, end: int
+        self,
+        topic: str,
+        queue_id: int,
+        start: int,
+        end: int,
+        block_filter: BlockFilter | None = None,
     ) -> "Iterator[ColumnBlock] | None":
         """Blocks that together are the visible messages with offsets [start, end) of a queue, in
         order; None without columns (off, or no pyarrow). What is not in files is decoded, 4,096
-        rows a block: let others have their turn between two. Rows that are gone are left out."""
+        rows a block: let others have their turn between two. Rows that are gone are left out, and
+        with a filter those of sealed blocks of which it is known that none matches."""
         self._wanted.add(topic)
         if self._blocks is None and not self.is_off:
             self.warm_up()
-        return None if self._blocks is None else self._between(topic, queue_id, start, end)
-
-    def _between(self, topic: str, queue_id: int, start: int, end: int) -> "Iterator[ColumnBlock]":
         queue = self._queues.by_key.get((topic, queue_id))
-        blocks = self._blocks
-        if queue is None or blocks is None:
-            return
+        if self._scan is None:
+            return None
+        return (
+            iter(())
+            if queue is None
+            else self._between(self._scan, queue, start, end, block_filter)
+        )
+
+    def _between(
+        self,
+        scan: "ColumnScan",
+        queue: Queue,
+        start: int,
+        end: int,
+        block_filter: BlockFilter | None,
+    ) -> "Iterator[ColumnBlock]":
         offset = start
         while (offset := max(offset, queue.offset_min)) < min(end, queue.visible_offset):
-            block = blocks.block_at(queue, offset)
+            passed = scan.pruned_to(block_filter, queue, offset) if block_filter is not None else 0
+            if passed:
+                offset = passed
+                continue
+            block = scan.blocks.block_at(queue, offset)
             if block is None:
                 return
             yield block.part(offset, min(block.end, end))
@@ -127,6 +151,7 @@ class PropertyColumns:
 
             warm_up()
             blocks = ColumnBlocks(self._config, self._files, self._log, self._queues)
+            blocks.sealer = self.sealer
             self._scan = ColumnScan(blocks, self._clock)
 
     # --- the builder, and what the store tells
@@ -136,6 +161,8 @@ class PropertyColumns:
         blocks = self._blocks
         if blocks is None:
             return
+        if self.sealer is not None:
+            self.sealer.rest(self._clock.monotonic_s())
         if self._start_moved:
             self._start_moved = False
             blocks.remove_before_start()
@@ -151,6 +178,11 @@ class PropertyColumns:
     def start_moved(self, log_start: int) -> None:
         """Retention has removed the first files of the log: `work` follows."""
         self._start_moved = self._files.exists(self._directory)
+
+    def close(self) -> None:
+        """End what makes files elsewhere."""
+        if self.sealer is not None:
+            self.sealer.close()
 
     def delete(self, topic: str) -> None:
         """The topic is deleted."""

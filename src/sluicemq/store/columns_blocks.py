@@ -9,32 +9,35 @@ at the end of a queue grows piece by piece. So a filter needs nothing but the lo
 the files only spare the decoding, once for all filters and after the next start.
 
 `work` makes the files, oldest block first. It yields jobs for another thread (decoding and writing
-see only what was taken hold of before) and pauses between them. A block is sealed when all of its
-records are synced: what a crash can still take back is never in a file.
+see only what was taken hold of before) and pauses between them; in a broker a process of its own
+does them (`columns_job`). A block is sealed when all of its records are synced: what a crash can
+still take back is never in a file.
 """
 
 import logging
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
-from typing import Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Final
 
 from sluicemq.config import StoreConfig
 from sluicemq.files import Files
 from sluicemq.record.columns import ColumnBlock
-from sluicemq.record.columns_build import ArrowColumns, merged_arrays
 from sluicemq.store import columns_file
 from sluicemq.store.columns_cache import BlockCache
-from sluicemq.store.columns_file import PROOF_ROWS, Sealed, UntrueFileError
-from sluicemq.store.columns_source import Source
+from sluicemq.store.columns_file import PROOF_ROWS, Head, Sealed, UntrueFileError
+from sluicemq.store.columns_seal import Sealing
+from sluicemq.store.columns_source import Source, units_of
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import ConsumeQueues, Queue
+
+if TYPE_CHECKING:
+    from sluicemq.store.columns_job import Sealer
 
 logger = logging.getLogger(__name__)
 
 BLOCK_ROWS: Final = 1 << 16
 SLOT_ROWS: Final = PROOF_ROWS
+HEADS_KEPT: Final = 4096
 PAUSE_S: Final = 0.02
 """Between two jobs of the builder: messages go first."""
 QueueKey = tuple[str, int]
@@ -58,6 +61,9 @@ class ColumnBlocks:
         self._sizes: dict[str, int] = {}  # path -> bytes
         self._sealed_to: dict[QueueKey, int] = {}  # the first block that may have no file
         self._doomed: list[str] = []  # files that are not true, for `work` to remove
+        self._heads: dict[tuple[str, int, int], Head] = {}  # whose proofs hold
+        self.sealer: Sealer | None = None
+        """Where sealing does not happen here."""
         self.rows_decoded = 0
         self.rows_sealed = 0
 
@@ -94,6 +100,46 @@ class ColumnBlocks:
         self._cache.put(key, *pieces, piece)
         return piece
 
+    def head_at(self, queue: Queue, offset: int) -> Head | None:
+        """What is known of the sealed block that holds an offset, without reading it; None when
+        there is none."""
+        number = offset // BLOCK_ROWS
+        key = (*self._key(queue), number)
+        head = self._heads.get(key)
+        if head is None:
+            name = self._table(queue).get(number)
+            if name is None:
+                return None
+            try:
+                head = columns_file.read_head(self._files, self._directory_of(queue), name)
+                self._check(queue, head)
+            except (OSError, UntrueFileError) as error:
+                self._untrue(queue, number, name, error)
+                return None
+            self._heads[key] = head
+            if len(self._heads) > HEADS_KEPT:
+                del self._heads[next(iter(self._heads))]
+        return head if head.first_offset <= offset < head.end else None
+
+    def _check(self, queue: Queue, found: Sealed | Head) -> None:
+        """Raises UntrueFileError."""
+
+        def proof_of(start: int, stop: int) -> int | None:
+            source = Source.take(self._log, queue, start, stop)
+            return None if source is None else source.proof()
+
+        columns_file.check(found, self._key(queue), queue.offset_min, proof_of)
+
+    def _untrue(self, queue: Queue, number: int, name: str, error: Exception) -> None:
+        """It is gone, which is said once."""
+        path = f"{self._directory_of(queue)}/{name}"
+        logger.warning("the property columns in %s are made anew: %s", path, error)
+        del self._table(queue)[number]
+        self._sealed_to.pop(self._key(queue), None)
+        self._sizes.pop(path, None)
+        self._heads.pop((*self._key(queue), number), None)
+        self._doomed.append(path)
+
     def _sealed(self, queue: Queue, offset: int) -> ColumnBlock | None:
         number = offset // BLOCK_ROWS
         found = self._cache.get((queue.topic, queue.queue_id, "sealed", number))
@@ -107,24 +153,14 @@ class ColumnBlocks:
         return None
 
     def _read(self, queue: Queue, number: int, name: str) -> ColumnBlock | None:
-        """The block of a file; None when it is not true, which is said once: it is then gone."""
-
-        def proof_of(start: int, stop: int) -> int | None:
-            source = Source.take(self._log, queue, start, stop)
-            return None if source is None else source.proof()
-
-        key = (queue.topic, queue.queue_id)
-        directory = self._directory_of(queue)
+        """The block of a file; None when it is not true."""
+        key = self._key(queue)
         try:
-            sealed = columns_file.read(self._files, directory, name)
-            columns_file.check(sealed, key, queue.offset_min, proof_of)
+            sealed = columns_file.read(self._files, self._directory_of(queue), name)
+            if (*key, number) not in self._heads:
+                self._check(queue, sealed)
         except (OSError, UntrueFileError) as error:
-            logger.warning("the property columns in %s/%s are made anew: %s",
-                           directory, name, error)  # fmt: skip
-            del self._table(queue)[number]
-            self._sealed_to.pop(key, None)
-            self._sizes.pop(f"{directory}/{name}", None)
-            self._doomed.append(f"{directory}/{name}")
+            self._untrue(queue, number, name, error)
             return None
         self._cache.put((*key, "sealed", number), sealed.block)
         return sealed.block
@@ -171,12 +207,15 @@ class ColumnBlocks:
                 for number in [n for n in table if (n + 1) * BLOCK_ROWS <= queue.offset_min]:
                     self._remove(f"{self._directory_of(queue)}/{table.pop(number)}")
                     self._cache.drop((*self._key(queue), "sealed", number))
+                    self._heads.pop((*self._key(queue), number), None)
 
     def delete(self, topic: str) -> None:
         """Forget the columns of a topic and remove the files. Raises OSError."""
         self._cache.drop_topic(topic)
         for key in [key for key in self._tables if key[0] == topic]:
             del self._tables[key]
+            for head in [head for head in self._heads if head[:2] == key]:
+                del self._heads[head]
             self._sealed_to.pop(key, None)
         directory = f"{self._directory}/{topic}"
         for name in self._files.names(directory):
@@ -236,6 +275,9 @@ class ColumnBlocks:
     def _seal(self, queue: Queue, number: int) -> Iterator[Step]:
         """Make one file."""
         start, stop = max(number * BLOCK_ROWS, queue.offset_min), (number + 1) * BLOCK_ROWS
+        if self.sealer is not None:
+            yield from self._seal_elsewhere(self.sealer, queue, number, start, stop)
+            return
         pieces: list[ColumnBlock] = []
         sources: list[Source] = []
         for at in range(start - start % SLOT_ROWS, stop, SLOT_ROWS):
@@ -249,12 +291,46 @@ class ColumnBlocks:
                 continue
             yield partial(_decode, source, self._config.columns_max, pieces)
             yield PAUSE_S
-        sealing = _Sealing(self._config, self._files, self._directory_of(queue), queue)
+        config, directory = self._config, self._directory_of(queue)
+        sealing = Sealing(
+            self._files, directory, self._key(queue), config.columns_max,
+            config.columns_disk_percent,
+        )  # fmt: skip
         yield partial(sealing.run, pieces, sources)
         self._sealed_now(queue, number, sealing)
         yield PAUSE_S
 
-    def _sealed_now(self, queue: Queue, number: int, sealing: "_Sealing") -> None:
+    def _seal_elsewhere(
+        self, sealer: "Sealer", queue: Queue, number: int, start: int, stop: int
+    ) -> Iterator[Step]:
+        """The same by the sealer: it only needs to know where the records lie."""
+        starts, units = [], []
+        for at in range(start - start % SLOT_ROWS, stop, SLOT_ROWS):
+            found = units_of(queue, max(at, start), at + SLOT_ROWS)
+            if found is None:
+                return  # retention was faster
+            starts.append(max(at, start))
+            units.append(found)
+            yield 0.0
+        from sluicemq.store.columns_job import Job  # noqa: PLC0415 - where there is one
+
+        config, directory, key = self._config, self._directory_of(queue), self._key(queue)
+        job = Job(
+            directory, *key, config.columns_max, config.columns_disk_percent,
+            config.commit_log_path, config.commit_log_file_bytes, starts, list(map(len, units)),
+        )  # fmt: skip
+        sealing = Sealing(
+            self._files, directory, key, config.columns_max, config.columns_disk_percent
+        )
+
+        def run() -> None:
+            sealing.name, sealing.size_bytes = sealer.seal(job, units)
+            sealing.rows = stop - start
+
+        yield run
+        self._sealed_now(queue, number, sealing)
+
+    def _sealed_now(self, queue: Queue, number: int, sealing: Sealing) -> None:
         path = f"{self._directory_of(queue)}/{sealing.name}"
         if self._queues.by_key.get(self._key(queue)) is not queue:
             self._doomed.append(path)  # the topic was deleted meanwhile
@@ -271,43 +347,3 @@ class ColumnBlocks:
 
 def _decode(source: Source, columns_max: int, pieces: list[ColumnBlock]) -> None:
     pieces.append(source.block(columns_max))
-
-
-class _Sealing:
-    """Pieces into one file; `run` may be in any thread."""
-
-    def __init__(self, config: StoreConfig, files: Files, directory: str, queue: Queue) -> None:
-        self._config = config
-        self._files = files
-        self._directory = directory
-        self._key = (queue.topic, queue.queue_id)
-        self.name = ""
-        self.size_bytes = 0
-        self.rows = 0
-        self.block: ColumnBlock | None = None
-
-    def run(self, pieces: list[ColumnBlock], sources: list[Source]) -> None:
-        """Raises OSError; then there is no file."""
-        block = merged(pieces, self._config.columns_max)
-        log_bytes = sum(source.log_bytes for source in sources)
-        assert isinstance(block.columns, ArrowColumns)
-        bytes_max = log_bytes * self._config.columns_disk_percent // 100
-        arrays, dropped = columns_file.fit_columns(block.columns.arrays, bytes_max)
-        block = block._replace(columns=ArrowColumns(arrays), excluded=block.excluded | dropped)
-        proofs = [source.proof() for source in sources]
-        data = columns_file.encode(Sealed(*self._key, block, proofs))
-        self.name = columns_file.write(self._files, self._directory, block.first_offset, data)
-        self.size_bytes, self.rows, self.block = len(data), block.rows, block
-
-
-def merged(pieces: list[ColumnBlock], columns_max: int) -> ColumnBlock:
-    """Consecutive blocks as one."""
-    arrays, excluded = merged_arrays(pieces)
-    names = sorted(arrays, key=lambda name: arrays[name].null_count)
-    over = frozenset(names[columns_max:])
-    first = pieces[0].first_offset
-    odd = np.concatenate([piece.odd + (piece.first_offset - first) for piece in pieces])
-    kept = {name: array for name, array in arrays.items() if name not in over}
-    return ColumnBlock(
-        first, sum(piece.rows for piece in pieces), ArrowColumns(kept), excluded | over, odd
-    )

@@ -5,7 +5,9 @@
 
 One record batch, a dictionary array a property, null where a message has none: any Arrow reader
 opens it. The schema's metadata, under `sluice`, is JSON: which rows of which queue, what they were
-built from, the names left out and the rows to be asked from the log.
+built from, the names left out, the rows to be asked from the log, and figures of each column
+(`record.column_stats`). It stands at the beginning and has a checksum of its own, so that the
+figures alone can say that nothing in the file matches (`read_head`).
 
 The columns are derived data, so a file counts only as long as it can be proved to be of these
 messages. For every 4,096 rows it names a checksum of their units in the consume queue and of the
@@ -17,6 +19,7 @@ none, and at worst one that ends with `.new`, which the next builder removes.
 """
 
 import json
+import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -25,15 +28,20 @@ import numpy as np
 import pyarrow as pa
 
 from sluicemq.files import Files
+from sluicemq.record.column_stats import BlockStats, ColumnStats, block_stats
 from sluicemq.record.columns import ColumnBlock
 from sluicemq.record.columns_build import ArrowColumns
 
-VERSION: Final = 1
+VERSION: Final = 2
 PROOF_ROWS: Final = 4096
 SUFFIX: Final = ".arrow"
 UNFINISHED: Final = ".new"
 _OFFSET_DIGITS: Final = 20
 _METADATA: Final = b"sluice"
+_METADATA_CHECKSUM: Final = b"sluice-crc32"
+_HEAD_BYTES: Final = 32 * 1024
+_MESSAGE: Final = struct.Struct("<8x4xi")
+"""How an Arrow file begins: its name, a mark, the length of the schema behind it."""
 
 
 class UntrueFileError(Exception):
@@ -47,6 +55,28 @@ class Sealed(NamedTuple):
     queue_id: int
     block: ColumnBlock
     proofs: Sequence[int]
+
+    @property
+    def head(self) -> "Head":
+        block = self.block
+        rows = (block.first_offset, block.rows)
+        return Head(self.topic, self.queue_id, *rows, self.proofs, block_stats(block))
+
+
+class Head(NamedTuple):
+    """What a file says of itself at its beginning."""
+
+    topic: str
+    queue_id: int
+    first_offset: int
+    rows: int
+    proofs: Sequence[int]
+    stats: BlockStats
+
+    @property
+    def end(self) -> int:
+        """The queue offset behind the last row."""
+        return self.first_offset + self.rows
 
 
 def proof(units: bytes | memoryview, last_record: bytes | memoryview) -> int:
@@ -84,15 +114,15 @@ def encode(sealed: Sealed) -> bytes:
     block = sealed.block
     assert isinstance(block.columns, ArrowColumns)
     arrays = block.columns.arrays
-    about = {
+    about = json.dumps({
         "version": VERSION, "topic": sealed.topic, "queue_id": sealed.queue_id,
         "first_offset": block.first_offset, "rows": block.rows,
         "excluded": sorted(block.excluded), "odd": block.odd.tolist(),
-        "proofs": list(sealed.proofs),
-    }  # fmt: skip
+        "proofs": list(sealed.proofs), "stats": sealed.head.stats.columns,
+    }).encode()  # fmt: skip
     schema = pa.schema(
         [pa.field(name, array.type) for name, array in arrays.items()],
-        metadata={_METADATA: json.dumps(about).encode()},
+        metadata={_METADATA: about, _METADATA_CHECKSUM: b"%08x" % zlib.crc32(about)},
     )
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
@@ -108,9 +138,7 @@ def decode(name: str, data: bytes) -> Sealed:
         raise UntrueFileError("its bytes are not those that were written")
     try:
         reader = pa.ipc.open_file(pa.BufferReader(data))
-        about = json.loads(reader.schema.metadata[_METADATA])
-        if about["version"] != VERSION:
-            raise UntrueFileError(f"it has version {about['version']}, not {VERSION}")
+        about = _about(reader.schema)
         arrays: dict[str, Any] = {}
         if reader.num_record_batches:
             batch = reader.get_batch(0)
@@ -124,8 +152,36 @@ def decode(name: str, data: bytes) -> Sealed:
         raise UntrueFileError(str(error)) from error
 
 
+def _about(schema: Any) -> dict[str, Any]:
+    data = schema.metadata[_METADATA]
+    about: dict[str, Any] = json.loads(data)
+    if about["version"] != VERSION:
+        raise UntrueFileError(f"it has version {about['version']}, not {VERSION}")
+    if schema.metadata[_METADATA_CHECKSUM] != b"%08x" % zlib.crc32(data):
+        raise UntrueFileError("its beginning is not what was written")
+    return about
+
+
+def decode_head(data: bytes) -> Head:
+    """The head from the first bytes of a file. Raises UntrueFileError."""
+    try:
+        about = _about(pa.ipc.read_schema(pa.BufferReader(data[8:])))
+        columns = {name: _stats(*figures) for name, figures in about["stats"].items()}
+        stats = BlockStats(columns, frozenset(about["excluded"]), bool(about["odd"]))
+        place = (about["topic"], about["queue_id"], about["first_offset"], about["rows"])
+        return Head(*place, about["proofs"], stats)
+    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        raise UntrueFileError(str(error)) from error
+
+
+def _stats(
+    has_null: bool, values: list[str] | None, low: float | None, high: float | None
+) -> ColumnStats:
+    return ColumnStats(has_null, None if values is None else tuple(values), low, high)
+
+
 def check(
-    sealed: Sealed,
+    sealed: Sealed | Head,
     key: tuple[str, int],
     offset_min: int,
     proof_of: Callable[[int, int], int | None],
@@ -135,7 +191,7 @@ def check(
     `proof_of` gives the proof of the queue offsets [start, stop) as they are now, or None when
     their units are not all there. Rows below `offset_min` are not asked for any more.
     """
-    block = sealed.block
+    block = sealed if isinstance(sealed, Head) else sealed.block
     if (sealed.topic, sealed.queue_id) != key:
         raise UntrueFileError(f"it is of {sealed.topic}:{sealed.queue_id}")
     starts = range(block.first_offset, block.end, PROOF_ROWS)
@@ -172,3 +228,18 @@ def read(files: Files, directory: str, name: str) -> Sealed:
     finally:
         file.close()
     return decode(name, data)
+
+
+def read_head(files: Files, directory: str, name: str) -> Head:
+    """What the file says of itself, without reading it all. Raises as `read`."""
+    file = files.open(f"{directory}/{name}")
+    try:
+        data = file.pread(_HEAD_BYTES, 0)
+        if len(data) < _MESSAGE.size:
+            raise UntrueFileError("it is cut off")
+        size = _MESSAGE.size + _MESSAGE.unpack_from(data)[0]
+        if len(data) < size <= file.size():
+            data = file.pread(size, 0)
+    finally:
+        file.close()
+    return decode_head(data)

@@ -1,9 +1,10 @@
 """Choosing messages by their columns: what a filtered read does where there are blocks.
 
-A filter's verdicts on a block are found once and kept for the next pulls of the same filter: of a
-block with many matches a pull takes 32 and the next one goes on behind them. Rows that columns
-cannot decide (a property that is none, a record that could not be decoded) are asked from the log,
-one by one, when it is their turn, and so many of them end the call.
+A block of which the figures alone say that nothing in it matches is passed over and not even read
+(`pruned_to`). A filter's verdicts on a block are found once and kept for the next pulls of the same
+filter: of a block with many matches a pull takes 32 and the next one goes on behind them. Rows that
+columns cannot decide (a property that is none, a record that could not be decoded) are asked from
+the log, one by one, when it is their turn, and so many of them end the call.
 """
 
 from collections import OrderedDict
@@ -17,6 +18,7 @@ from sluicemq.model.subscription import BlockFilter
 from sluicemq.record.columns import ColumnBlock
 from sluicemq.record.columns_build import ArrowColumns, build_block, merged_arrays
 from sluicemq.store.columns_blocks import ColumnBlocks
+from sluicemq.store.columns_file import Head
 from sluicemq.store.consumequeue import UNIT_BYTES, Queue
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ SCAN_S: Final = 0.004
 """After so long a call ends: a block more may take as long again."""
 _SINGLES: Final = 256
 _KEPT: Final = 48
+_RULED_KEPT: Final = 1024
 _TRUE: Final = 1
 _NEEDS_RECORD: Final = 4
 Select = Callable[[memoryview | bytearray], Iterable[int]]
@@ -49,6 +52,7 @@ class ColumnScan:
     def __init__(self, blocks: ColumnBlocks, clock: "Clock") -> None:
         self.blocks = blocks
         self._clock = clock
+        self._ruled: OrderedDict[tuple[int, int], tuple[BlockFilter, Head, bool]] = OrderedDict()
         self._known: OrderedDict[tuple[int, int], tuple[BlockFilter, ColumnBlock, Candidates]] = (
             OrderedDict()
         )
@@ -70,6 +74,12 @@ class ColumnScan:
         records = RECORDS_MAX
         position = offset
         while position < end and records > 0:
+            if position > offset and self._clock.monotonic_s() >= deadline_s:
+                break
+            passed = self.pruned_to(block_filter, queue, position)
+            if passed:
+                position = min(passed, end)
+                continue
             block = self.blocks.block_at(queue, position, ROWS_MIN)
             stop = position + min(_SINGLES, records) if block is None else block.end
             units = queue.units(position, min(end, stop) - position)
@@ -90,9 +100,21 @@ class ColumnScan:
             if left >= 0:
                 return position + left
             position += len(units) // UNIT_BYTES
-            if self._clock.monotonic_s() >= deadline_s:
-                break
         return position
+
+    def pruned_to(self, block_filter: BlockFilter, queue: Queue, offset: int) -> int:
+        """The end of the sealed block that holds an offset, when it has no match; else 0."""
+        head = self.blocks.head_at(queue, offset)
+        if head is None:
+            return 0
+        key = (id(block_filter), id(head))
+        known = self._ruled.get(key)
+        if known is None:
+            known = (block_filter, head, block_filter.can_match(head.stats))
+            self._ruled[key] = known  # what is kept cannot have given its id to another
+            if len(self._ruled) > _RULED_KEPT:
+                self._ruled.popitem(last=False)
+        return 0 if known[2] else head.end
 
     def candidates(self, block_filter: BlockFilter, block: ColumnBlock) -> Candidates:
         """The rows of a block that a filter has to look at, or not even that."""

@@ -4,6 +4,7 @@ The thread that owns the store copies the units and takes the views of the log f
 reads only those, so it may run beside appends, deletions and the end of the store.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -30,32 +31,45 @@ def units_of(queue: Queue, start: int, stop: int) -> bytes | None:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def files_of(units: bytes, file_bytes: int) -> list[int]:
+    """The numbers of the log's files that hold the records of some units."""
+    rows = np.frombuffer(units, _UNIT)
+    sizes = rows["size"]
+    used = rows["position"][(sizes != BLANK_SIZE) & (sizes > 0)].astype(np.int64)
+    if not len(used):
+        return []
+    first, last = int(used.min()) // file_bytes, int(used.max()) // file_bytes
+    return [first] if first == last else np.unique(used // file_bytes).tolist()
+
+
 class Source:
-    """The rows [start, stop) of a queue. Make one with `take`."""
+    """The rows [start, stop) of a queue, and the log as far as they lie in it: `take` gets them."""
 
     __slots__ = ("_pieces", "positions", "sizes", "start", "stop", "units")
 
-    def __init__(self, log: CommitLog, start: int, units: bytes) -> None:
+    def __init__(self, start: int, units: bytes, pieces: Sequence[LogPiece]) -> None:
         self.start = start
         self.stop = start + len(units) // UNIT_BYTES
         self.units = units
         rows = np.frombuffer(units, _UNIT)
         self.positions = rows["position"].astype(np.int64)
         self.sizes = rows["size"].astype(np.int64)
-        used = self.positions[(self.sizes != BLANK_SIZE) & (self.sizes > 0)]
-        files = np.unique(used // log.segments.file_bytes).tolist()
-        found = [log.segments.at(number * log.segments.file_bytes) for number in files]
-        self._pieces = [
-            LogPiece(segment.base, np.frombuffer(segment.view(), np.uint8))
-            for segment in found
-            if segment is not None
-        ]
+        self._pieces = pieces
 
     @classmethod
     def take(cls, log: CommitLog, queue: Queue, start: int, stop: int) -> "Source | None":
         """None when the units are not all there."""
         units = units_of(queue, start, stop)
-        return None if units is None else cls(log, start, units)
+        if units is None:
+            return None
+        size = log.segments.file_bytes
+        found = [log.segments.at(number * size) for number in files_of(units, size)]
+        pieces = [
+            LogPiece(segment.base, np.frombuffer(segment.view(), np.uint8))
+            for segment in found
+            if segment is not None
+        ]
+        return cls(start, units, pieces)
 
     def block(self, columns_max: int) -> ColumnBlock:
         """The columns. Any thread."""

@@ -357,14 +357,23 @@ class ConsumeQueues:
     def __iter__(self) -> Iterator[Queue]:
         return iter(self.by_key.values())
 
-    def load(self, *, after_crash: bool, before: int | None = None, removes: bool = True) -> None:
-        """Find all queues on disk and their ends (see `Queue.load`).
+    def load(
+        self,
+        *,
+        after_crash: bool,
+        before: int | None = None,
+        removes: bool = True,
+        wanted: Callable[[str, int], bool] | None = None,
+    ) -> None:
+        """Find all queues on disk and their ends (see `Queue.load`), or those that are `wanted`.
 
         After a crash what lies behind the ends is removed. `removes=False` changes no file.
         """
         self.by_key.clear()
         self.dirty.clear()
         for key in self._on_disk():
+            if wanted is not None and not wanted(*key):
+                continue
             queue = self._new(key)
             queue.load(after_crash=after_crash, before=before, removes=removes)
             if after_crash:

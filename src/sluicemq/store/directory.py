@@ -10,7 +10,9 @@ from typing import Final
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError, StoreError
 from sluicemq.files import Files, cure_of
+from sluicemq.store.segments import is_segment_name
 
+LOG: Final = "commitlog"
 DLEDGER_PREFIX: Final = "dledger-"
 ROCKSDB_QUEUES: Final = "consumequeue_r"
 ROCKSDB_FILE: Final = "CURRENT"  # every RocksDB has it
@@ -54,6 +56,30 @@ def _require_directory(files: Files, path: str) -> None:
     raise StoreDamagedError(
         f"{path} is a file, and must be a directory.",
         cure="Move it away, and bring the directory back from a copy if there was one.",
+    )
+
+
+def no_store(files: Files, root: str, log_paths: str, option: str) -> StoreError:
+    """The error for a directory without a commit log; `option` says where the log lies."""
+    if not files.exists(root):
+        return StoreError(f"{root} does not exist.", cure="Name the directory of a store.")
+    if any(is_segment_name(name) for name in files.names(root)):
+        return StoreError(
+            f"{root} holds the files of one part of a store.",
+            cure="Name the directory above it (the one that storePathRootDir says).",
+        )
+    if files.exists(f"{root}/store/{LOG}"):
+        return StoreError(f"{root} is no store.", cure=f"Name {root}/store: that one is.")
+    if files.exists(f"{root}/{ROCKSDB_QUEUES}"):
+        return StoreError(
+            f"{root} keeps its queues in RocksDB (storeType=defaultRocksDB) and has no commit log"
+            " here.",
+            cure=f"Name the log with {option}; queues in RocksDB cannot be read.",
+        )
+    return StoreError(
+        f"{log_paths} holds no commit log.",
+        cure="Name the directory that storePathRootDir says (it holds commitlog), and with"
+        f" {option} the one that storePathCommitLog says when the log lies elsewhere.",
     )
 
 

@@ -1,28 +1,42 @@
 """Collecting the records of a read within its limits, as slices of the log.
 
 No message is copied or decoded: units come in, adjacent records are one slice. With a filter of an
-ordinary pull it is also no more than the reader can hold (`PULL_SPAN_MAX`), reckoned from the first
-match it has not consumed: a pull names the offset up to which everything is consumed.
+ordinary pull it is also no more than the reader can hold (`Reach`), reckoned from the first match
+it has not consumed: a pull names the offset up to which everything is consumed.
 """
 
 import struct
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT, UNIT_BYTES, Queue
 from sluicemq.store.sound import Soundness
 
 PULL_SPAN_MAX: Final = 2000
-"""How far apart the matches may lie that a client of ordinary pulls has and has not consumed.
+"""How far apart the matches may lie that a client of ordinary pulls has and has not consumed, as
+long as nothing else is known of it (`broker.pacing`).
 
 The Java push consumer holds back for 50 ms when they span more (its consumeConcurrentlyMaxSpan):
 an answer of 32 matches of a rare tag would cost more than it brings."""
-_NO_LIMIT: Final = 1 << 62
+NO_LIMIT: Final = 1 << 62
 _unpack_units: Final = UNIT.iter_unpack
 _first_position: Final = struct.Struct(">q").unpack_from
+
+
+class Reach(NamedTuple):
+    """What a reader of ordinary pulls can hold.
+
+    It has consumed everything below `consumed`; the matches that it has and has not consumed may
+    lie `span_max` apart. When none of those that come is within that, a `is_patient` reader gets
+    nothing, and another one gets as many as if it held nothing.
+    """
+
+    consumed: int
+    span_max: int = PULL_SPAN_MAX
+    is_patient: bool = False
 
 
 class Gather:
@@ -30,8 +44,8 @@ class Gather:
 
     __slots__ = (
         "_base", "_bytes_max", "_count_max", "_is_bulk", "_limit", "_log", "_queue",
-        "_run_end", "_run_start", "_sound", "_view", "count", "data", "is_missing", "reach",
-        "size_bytes", "span_from",
+        "_run_end", "_run_start", "_sound", "_view", "count", "data", "held_from", "is_missing",
+        "is_out_of_reach", "last", "reach", "size_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -57,8 +71,10 @@ class Gather:
         self.count = 0
         self.size_bytes = 0
         self.is_missing = False
-        self.span_from = -1  # from where on the reader may hold matches; -1: it may hold any number
-        self.reach = -1  # the last offset it should hold; -1 until a match says where it begins
+        self.reach: Reach | None = None  # None: the reader may hold any number
+        self.held_from = -1  # the first match that it holds; -1: none as far as we know
+        self.last = -1  # the last one that it is given
+        self.is_out_of_reach = False  # there is a match, and it has to ask for it once more
 
     @property
     def room(self) -> int:
@@ -71,7 +87,7 @@ class Gather:
         `offsets` are their queue offsets.
         """
         room, total, start, end = self.room, self.size_bytes, self._run_start, self._run_end
-        bytes_max = self._bytes_max if self.count else _NO_LIMIT  # the first one always passes
+        bytes_max = self._bytes_max if self.count else NO_LIMIT  # the first one always passes
         done = taken = 0
         if len(units) and not self._sound.is_trusted(_first_position(units)[0]):
             is_whole = not self._is_bulk
@@ -111,22 +127,29 @@ class Gather:
         """
         coming = iter(indices)
         chosen = list(islice(coming, self.room))
-        wanted = chosen if self.span_from < 0 else self._within_reach(chosen, position)
+        wanted = chosen if self.reach is None else self._within(self.reach, chosen, position)
         begins = [index * UNIT_BYTES for index in wanted]
         done = self.take_all(
             b"".join([units[begin : begin + UNIT_BYTES] for begin in begins]),
             [position + index for index in wanted],
         )
+        if done:
+            self.last = position + wanted[done - 1]
         return chosen[done] if done < len(chosen) else next(coming, -1)
 
-    def _within_reach(self, chosen: list[int], position: int) -> list[int]:
+    def _within(self, reach: Reach, chosen: list[int], position: int) -> list[int]:
         """Those that the reader can hold beside what it holds already."""
         if not chosen:
             return chosen
         first = position + chosen[0]
-        if self.reach < first and not self.count:
-            self.reach = first + PULL_SPAN_MAX  # it holds nothing, or does not count as Java does
-        return chosen[: bisect_right(chosen, self.reach - position)]
+        if self.held_from < 0:
+            self.held_from = first
+        elif first - self.held_from > reach.span_max and not self.count:
+            if reach.is_patient:
+                self.is_out_of_reach = True
+                return []
+            self.held_from = first  # it holds nothing, or does not count as Java does
+        return chosen[: bisect_right(chosen, self.held_from + reach.span_max - position)]
 
     def _turn_to(self, position: int, size: int) -> bool:
         """Go on in the log file that holds the record; False when there is none."""

@@ -15,8 +15,8 @@ a match that it did not deliver.
 
 How much an ordinary pull gets is RocketMQ's rule (spec/store.md §10): 32 messages or 256 KiB of
 what is likely in memory (the newest 40 % of RAM), 8 or 64 KiB of what has to come from the disk.
-With a filter it is also no more than the reader can hold (`PULL_SPAN_MAX`), reckoned from the
-first match it has not consumed: a pull names the offset up to which everything is consumed.
+With a filter it is also no more than the reader can hold (`gather.Reach`), reckoned from the first
+match it has not consumed: a pull names the offset up to which everything is consumed.
 """
 
 import enum
@@ -34,7 +34,7 @@ from sluicemq.record.codec import decode_properties, properties_slice
 from sluicemq.store.columns import PropertyColumns
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT, UNIT_BYTES, ConsumeQueues, Queue
-from sluicemq.store.gather import PULL_SPAN_MAX, Gather
+from sluicemq.store.gather import Gather, Reach
 from sluicemq.store.scan import read_scanned
 from sluicemq.store.sound import Soundness
 
@@ -75,6 +75,8 @@ class ReadResult:
 
     `data` are slices of the log, whole records in order, adjacent ones merged; `count` is the
     number of messages in them, `size_bytes` their size; `scanned` how many units were looked at.
+    With a reach the messages from `held_from` on, `span` offsets apart, are what the reader holds
+    then; `is_out_of_reach`: there is a match at `next_offset`, to be asked for once more.
     """
 
     status: ReadStatus
@@ -85,6 +87,9 @@ class ReadResult:
     count: int
     size_bytes: int
     scanned: int
+    held_from: int = -1
+    span: int = 0
+    is_out_of_reach: bool = False
 
 
 class LogReader:
@@ -113,13 +118,13 @@ class LogReader:
         bytes_max: int | None = None,
         message_filter: MessageFilter | None = None,
         scan_max: int | None = None,
-        consumed: int | None = None,
+        reach: Reach | None = None,
     ) -> ReadResult:
         """Messages of a queue from `offset` on that the filter lets through.
 
         `bytes_max` None is an ordinary pull, limited by RocketMQ's rule on top of `count_max`; a
         number is a bulk read, limited by what the caller says. The first message always passes.
-        `consumed` is the offset below which the reader has consumed everything, if it says so.
+        `reach` is what the reader of an ordinary pull can hold: RocketMQ's default without it.
         """
         queue = self._by_key.get((topic, queue_id))
         if queue is None:
@@ -134,7 +139,7 @@ class LogReader:
             scanned = next_offset - offset
         else:
             if bytes_max is None:
-                gather.span_from = offset if consumed is None else min(consumed, offset)
+                gather.reach = reach or Reach(offset)
             next_offset, scanned = self._read_some(queue, offset, gather, message_filter, scan_max)
         gather.close()
         if gather.count:
@@ -143,9 +148,12 @@ class LogReader:
             return self._missing(queue, offset)
         else:
             status = ReadStatus.NO_MATCHED_MESSAGE
-        return ReadResult(
-            status, next_offset, low, high, gather.data, gather.count, gather.size_bytes, scanned
-        )
+        found = (gather.data, gather.count, gather.size_bytes, scanned)
+        if gather.reach is None:
+            return ReadResult(status, next_offset, low, high, *found)
+        span = gather.last - gather.held_from if gather.count else 0
+        held = (gather.held_from, span, gather.is_out_of_reach)
+        return ReadResult(status, next_offset, low, high, *found, *held)
 
     def _limits(
         self, queue: Queue, offset: int, count_max: int, bytes_max: int | None
@@ -170,11 +178,11 @@ class LogReader:
     ) -> tuple[int, int]:
         """The next offset, and how many units were looked at."""
         select, chunk, chunk_max, limit = self._selection(message_filter, scan_max)
-        if queue.offset_min <= gather.span_from < offset and any(
-            True for _ in select(queue.units(gather.span_from, 1))
-        ):
-            gather.reach = gather.span_from + PULL_SPAN_MAX  # the reader has that match still
-        scan = self._column_scan(queue, message_filter)
+        if gather.reach is not None and queue.offset_min <= gather.reach.consumed < offset:
+            consumed = gather.reach.consumed
+            if any(True for _ in select(queue.units(consumed, 1))):
+                gather.held_from = consumed  # the reader has that match still
+        scan = self.column_scan(queue, message_filter)
         if scan is not None:
             end = self._config.filter_scan_units_max if scan_max is None else scan_max
             end = min(queue.visible_offset, offset + end)
@@ -194,13 +202,19 @@ class LogReader:
             chunk = min(4 * chunk, chunk_max)
         return position, position - offset
 
-    def _column_scan(self, queue: Queue, message_filter: MessageFilter) -> "ColumnScan | None":
+    def column_scan(self, queue: Queue, message_filter: MessageFilter) -> "ColumnScan | None":
         """How to read by columns; None where that cannot be."""
         if self.columns is None or self._has_extension or not message_filter.reads_properties:
             return None
         if not hasattr(type(message_filter), "vectorised"):
             return None  # the instance's is asked only with columns: it may have to be compiled
         return self.columns.ready_for(queue.topic)
+
+    def selector(
+        self, message_filter: MessageFilter
+    ) -> Callable[[memoryview | bytearray], Iterable[int]]:
+        """How a filter chooses among units: by their codes, or by the records."""
+        return self._selection(message_filter, None)[0]
 
     def _selection(
         self, message_filter: MessageFilter, scan_max: int | None

@@ -475,6 +475,7 @@ class Store:
         finally:
             self._queues.close()
             self.keys.close()
+            self.columns.close()
             self._log.close()
             self._unlock()
 

@@ -333,7 +333,7 @@ def unproved_heads(
     base: int,
     units: bytes | bytearray | memoryview,
     queue_id: int,
-    offsets: Sequence[int],
+    offsets: Sequence[int] | Positions,
 ) -> list[int]:
     """Which units (by number) have no record of their size at their position in this file.
 
@@ -347,7 +347,7 @@ def unproved_heads(
     heads = gather(raw, np.where(inside, places, 0), _HEAD)
     good = inside & (heads["size"] == rows["size"]) & (heads["position"] == rows["position"])
     good &= (heads["magic"] == MAGIC_V1) | (heads["magic"] == MAGIC_V2)
-    good &= (heads["queue_id"] == queue_id) & (heads["queue_offset"] == np.array(offsets))
+    good &= (heads["queue_id"] == queue_id) & (heads["queue_offset"] == np.asarray(offsets))
     good &= (rows["code"] != LOST_CODE) & (places + rows["size"] <= len(raw))
     return np.flatnonzero(~good).tolist()
 

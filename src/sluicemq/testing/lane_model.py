@@ -119,6 +119,11 @@ class ModelConsumer:
         last = reading.in_hand[0].queue_offset if reading.in_hand else reading.position
         reading.done = max(reading.done, last)
 
+    @property
+    def in_hand(self) -> list[str]:
+        """Messages that it was given and has not finished."""
+        return [m.body.decode() for reading in self.readings.values() for m in reading.in_hand]
+
     def commit(self) -> None:
         for queue in self.readings:
             self._commit(queue)
@@ -167,8 +172,12 @@ class ModelConsumer:
         self.readings[queue] = _Reading(offset, offset if answer.code == 0 else -1)
 
     def _sent_elsewhere(self, queue: MessageQueue) -> None:
-        """Java drops the queue and begins anew; what it has in hand it finishes, in vain."""
-        self._begin(queue)
+        """Java drops the queue, balances, and begins anew if it is still its own; what it has in
+        hand it finishes, in vain."""
+        if queue in self._share():
+            self._begin(queue)
+        else:
+            del self.readings[queue]
 
     def _got(self, reading: _Reading, message: StoredMessage) -> None:
         kind, text = self.wanted.get(message.properties.get(RETRY_TOPIC, message.topic), (TAG, "*"))
@@ -221,6 +230,8 @@ def work(consumers: list[ModelConsumer], rng: random.Random, failures: float = 0
         for queue in list(consumer.readings):
             if rng.random() < 0.7:
                 consumer.pull(queue, rng.choice([1, 3, 32]))
+            if queue not in consumer.readings:  # it was sent elsewhere, and is another's now
+                continue
             in_hand = len(consumer.readings[queue].in_hand)
             if in_hand and rng.random() < failures:
                 consumer.send_back(queue)

@@ -75,7 +75,9 @@ public final class Contract {
             Thread.sleep(Long.parseLong(options.getOrDefault("wait_ms", "6000")));
         } finally {
             producer.shutdown();
-            for (DefaultMQPushConsumer consumer : consumers) consumer.shutdown();
+            for (int i = consumers.size() - 1; i >= 0; i--) { // a refused one is taken when the others have left
+                consumers.get(i).shutdown();
+            }
         }
     }
 

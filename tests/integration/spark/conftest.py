@@ -28,12 +28,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def name_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def store_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the broker of `name_server` keeps its messages."""
+    return tmp_path_factory.mktemp("store")
+
+
+@pytest.fixture(scope="session")
+def name_server(store_directory: Path) -> Iterator[str]:
     """Address of the name server of a `sluice up` on free ports; stopped in order at the end."""
-    store = tmp_path_factory.mktemp("store")
     command = [
         sys.executable, "-m", "sluicemq", "up", "--nameserver-port", "0", "--broker-port", "0",
-        "--store", str(store), "--log-level", "warning",
+        "--store", str(store_directory), "--log-level", "warning",
     ]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:

@@ -123,6 +123,90 @@ def test_strict_refuses_the_second_subscription_and_says_what_differs(
     assert not two.refusal
 
 
+def test_strict_waits_for_a_member_whose_connection_broke(
+    broker: SteppedBroker, client: SteppedClient, shared: Shared
+) -> None:
+    """A stalled Java client closes its socket and sends its next heartbeat 30 s later. Meanwhile
+    the one that was refused beats: it may not get the group, nor a message."""
+    contract(broker, "strict")
+    one, two = member(broker, shared, "one", ONE), member(broker, shared, "two", TWO)
+    produce(client, 10, "tag1", "tag2", "tag3")
+    read(one)
+    one.connection.disconnect()
+    two.beat()
+    read(two)
+    assert "waited for until 2023-11-14T22:15:20Z" in two.refusal
+    assert not two.readings
+    broker.advance(30)
+    asked = bodies.CheckClientConfig("two", "G", Subscription("T", "n > 3", SQL92))
+    assert client.call(46, {}, bodies.encode_check_client_config(asked)).code == 16
+    one.connect(broker)
+    two.beat()
+    assert not one.refusal
+    assert "that are online" in two.refusal
+    assert set(shared.takers) == {f"tag{tag}-{n}" for tag in (1, 2) for n in range(10)}
+
+
+def test_strict_waits_no_longer_than_it_would_for_a_member_that_says_nothing(
+    broker: SteppedBroker, shared: Shared
+) -> None:
+    contract(broker, "strict")
+    one, two = member(broker, shared, "one", ONE), member(broker, shared, "two", TWO)
+    broker.advance(60)
+    one.connection.disconnect()
+    broker.advance(60)
+    two.beat()
+    assert two.refusal
+    broker.advance(0.1)
+    two.beat()
+    assert not two.refusal
+    one.connect(broker)
+    assert "T: TAG 'tag3' -> TAG 'tag1||tag2'" in one.refusal
+
+
+def test_a_member_that_leaves_over_a_new_connection_is_not_waited_for(
+    broker: SteppedBroker, client: SteppedClient, shared: Shared
+) -> None:
+    contract(broker, "strict")
+    one, two = member(broker, shared, "one", ONE), member(broker, shared, "two", TWO)
+    one.connection.disconnect()
+    client.call(35, {"clientID": "one", "consumerGroup": "G"})
+    two.beat()
+    assert not two.refusal
+
+
+def test_a_member_that_comes_back_with_another_subscription_is_not_in_its_own_way(
+    broker: SteppedBroker, shared: Shared
+) -> None:
+    contract(broker, "strict")
+    one = member(broker, shared, "one", ONE)
+    one.connection.disconnect()
+    one.wanted = TWO
+    one.connect(broker)
+    assert not one.refusal
+
+
+def test_a_group_that_is_no_longer_strict_waits_for_nobody(
+    broker: SteppedBroker, shared: Shared
+) -> None:
+    contract(broker, "strict")
+    member(broker, shared, "one", ONE).connection.disconnect()
+    contract(broker, "compatible")
+    assert not member(broker, shared, "two", TWO).refusal
+
+
+def test_a_short_heartbeat_with_another_fingerprint_makes_no_member(
+    broker: SteppedBroker, client: SteppedClient, shared: Shared
+) -> None:
+    contract(broker, "strict")
+    member(broker, shared, "one", ONE)
+    data = bodies.ConsumerData("G")
+    short = bodies.Heartbeat("two", (), (data,), fingerprint=7, without_subscriptions=True)
+    client.call(34, {}, bodies.encode_heartbeat(short))
+    answer = client.call(38, {"consumerGroup": "G"})
+    assert bodies.decode_consumer_list(answer.body) == ("one",)
+
+
 def test_strict_refuses_sql92_before_a_java_client_starts(
     broker: SteppedBroker, client: SteppedClient, shared: Shared
 ) -> None:

@@ -1,18 +1,20 @@
 """Members of one group come, go, change what they want and meet a broker that restarts: every
 message that somebody wants is delivered once, whatever the seed."""
 
+import os
 import random
 from dataclasses import dataclass, field
 
 import pytest
 
+from sluicemq.broker.lane_movers import MOVE_MS
 from sluicemq.filter.parser import compile_sql92
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import CONTRACT, GroupConfig, TopicConfig
 from sluicemq.testing.broker import SteppedBroker, send_fields
 from sluicemq.testing.lane_model import ModelConsumer, Shared, Wanted, balance, work
 
-SEEDS = 300
+SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "90"))
 WISHES: list[Wanted] = [
     {"T": (TAG, "tag1 || tag2")},
     {"T": (TAG, "tag3")},
@@ -52,6 +54,9 @@ class World:
         self.messages: dict[str, Message] = {}
         self.versions = 0
         self.story: list[str] = []
+        self.moving: list[tuple[float, ModelConsumer, list[str]]] = []
+        self.late: set[str] = set()
+        """Messages that a member which had changed lanes held for more than `MOVE_MS`."""
 
     def prepare(self, contract: str) -> None:
         for topic in ("T", "U"):
@@ -78,7 +83,8 @@ class World:
             balance(self.consumers)
 
     def change(self, wishes: list[Wanted]) -> None:
-        """A member subscribes to something else while it runs."""
+        """A member subscribes to something else while it runs. Sometimes it notices last that it
+        reads other queues now; what it has in hand it finishes."""
         if len(self.consumers) < 2:
             return
         consumer = self.rng.choice(self.consumers)
@@ -86,10 +92,21 @@ class World:
         wanted = self.rng.choice(wishes)
         self.story.append(f"change {consumer.client_id} {wanted}")
         consumer.change(wanted, 100 + self.versions)
+        others = [other for other in self.consumers if other is not consumer]
         if consumer.refusal:
             self.story.append("refused")
             self.consumers.remove(consumer)
-            consumer.connection.disconnect()
+            consumer.leave(says_so=False)
+            balance(self.consumers)
+            return
+        until_s = self.broker.clock.monotonic_s() + MOVE_MS / 1000
+        self.moving.append((until_s, consumer, consumer.in_hand))
+        if self.rng.random() < 0.5:
+            balance(others)
+            for _ in range(self.rng.randint(0, 4)):
+                self.produce()
+                work(self.rng.choice([others, self.consumers]), self.rng, 0.1)
+                self.pass_time(self.rng.choice([0.2, 1.0]))
         balance(self.consumers)
 
     def restart(self) -> None:
@@ -133,6 +150,10 @@ class World:
         self.pass_time(self.rng.choice([0.2, 1.0]))
 
     def pass_time(self, seconds: float) -> None:
+        now_s = self.broker.clock.monotonic_s() + seconds
+        for item in [item for item in self.moving if item[0] <= now_s]:
+            self.moving.remove(item)
+            self.late.update(set(item[2]) & set(item[1].in_hand))
         self.broker.advance(seconds)
         self.broker.settle()
         self.broker.core.second()
@@ -149,7 +170,8 @@ class World:
             for consumer in self.consumers:
                 for queue in list(consumer.readings):
                     consumer.pull(queue)
-                    consumer.finish(queue, len(consumer.readings[queue].in_hand))
+                    if queue in consumer.readings:
+                        consumer.finish(queue, len(consumer.readings[queue].in_hand))
                 consumer.commit()
             self.pass_time(1.0)
 
@@ -159,7 +181,7 @@ class World:
         for name, message in self.messages.items():
             got = self.shared.deliveries[name]
             due = 1 + self.shared.sent_back[name]
-            if got > due and not repeats:
+            if got > due and not repeats and name not in self.late:
                 doubled.append((name, got, due, message, self.shared.takers[name]))
             if got < due and message.wanted_by and any(message.is_for(w) for w in present):
                 lost.append((name, got, due, message, self.shared.takers.get(name)))
@@ -195,16 +217,19 @@ def test_nothing_is_lost_and_nothing_doubled_under_joins_and_leaves(contract: st
         world.check()
 
 
-def test_nothing_is_lost_when_members_change_what_they_want_while_they_run() -> None:
-    """What is in hand at that moment may come again, as when RocketMQ moves a queue."""
-    for seed in range(60):
-        world = World(seed, "lanes")
+@pytest.mark.parametrize("contract", ["lanes", "strict"])
+def test_nothing_is_lost_and_nothing_doubled_when_members_change_what_they_want_while_they_run(
+    contract: str,
+) -> None:
+    """But what a member that changed holds for more than half a minute: nobody waits so long."""
+    for seed in range(SEEDS // 3):
+        world = World(seed, contract)
         live(world, 30, WISHES, changes=True)
-        world.check(repeats=True)
+        world.check()
 
 
 def test_nothing_is_lost_when_the_broker_dies() -> None:
-    for seed in range(60):
+    for seed in range(SEEDS // 3):
         world = World(seed, "lanes")
         world.save()
         for _ in range(3):

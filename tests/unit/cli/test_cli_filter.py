@@ -51,6 +51,28 @@ def test_check_as_json_has_every_finding() -> None:
     }  # fmt: skip
 
 
+def test_check_says_how_each_property_is_read_and_which_values_drop_the_message() -> None:
+    done = run("check", "price > 30 AND region = 'hz'")
+    assert done.exit_code == 0
+    assert "price is read as Integer: it is compared with 30." in done.output
+    assert "Errors, which drop the message: '30.5', '1e3'" in done.output
+    assert "For values with a fraction: Write 30.0." in done.output
+    assert "region is read as String" in done.output
+    assert run("check", "a > 5 garbage").output.count("is read as Integer") == 1
+    assert "is read as" not in run("check", "a >").output
+
+
+def test_check_as_json_has_the_type_of_each_property() -> None:
+    report = json.loads(run("check", "--json", "rate < 1.5 AND vip = TRUE").output)
+    assert [(note["name"], note["read_as"]) for note in report["properties"]] == [
+        ("rate", "Double"),
+        ("vip", "Boolean"),
+    ]
+    assert set(report["properties"][0]) == {
+        "name", "read_as", "because", "accepts", "errors", "instead",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("arguments", [[], ["check"], ["eval"], ["eval", "/no/such/file"], ["x"]])
 def test_wrong_usage_exits_2(arguments: list[str]) -> None:
     assert run(*arguments).exit_code == 2

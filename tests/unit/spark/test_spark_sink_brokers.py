@@ -6,7 +6,7 @@ import pytest
 
 from sluicemq.errors import ConfigurationError, RequestError
 from sluicemq.protocol.command import Command
-from sluicemq.spark.sink import _brokers_with_epochs, _checked_query
+from sluicemq.spark.sink import _checked_query, brokers_with_epochs
 
 
 class Cluster:
@@ -25,7 +25,7 @@ class Cluster:
 
 def asked(**codes: int) -> tuple[str, ...]:
     cluster: Any = Cluster(**codes)
-    return _brokers_with_epochs(cluster)
+    return brokers_with_epochs(cluster)
 
 
 def test_all_masters_with_epochs_can_stage() -> None:

@@ -52,7 +52,7 @@ def reader(pushing: bool = False, **options: str) -> Any:
     given = OPTIONS | {name.replace("__", "."): value for name, value in options.items()}
     made: DataSource = DefaultSource(given)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source, "_is_pushdown_process", lambda: pushing)
+        patch.setattr(source, "is_pushdown_process", lambda: pushing)
         return made.reader(struct_type(parse_columns(given.get("columns"))))
 
 
@@ -81,9 +81,9 @@ def test_push_down_can_be_switched_off() -> None:
 
 
 def test_a_reader_only_pushes_where_spark_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not hasattr(type(reader()), "_selectors_allowed")
+    assert not hasattr(type(reader()), "selectors_allowed")
     monkeypatch.setitem(sys.modules, source._PUSHDOWN_MODULE, sys)
-    assert source._is_pushdown_process()
+    assert source.is_pushdown_process()
 
 
 def test_everything_is_read_by_default() -> None:

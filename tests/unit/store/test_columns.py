@@ -15,7 +15,8 @@ from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.sql import Sql92Filter
 from sluicemq.record.codec import decode_records
 from sluicemq.record.columns_build import build_block
-from sluicemq.store import columns_blocks, columns_file, columns_scan
+from sluicemq.store import columns_blocks, columns_file, columns_scan, columns_seal
+from sluicemq.store.gather import Reach
 from sluicemq.store.reading import ReadResult
 from sluicemq.store.store import Store
 
@@ -167,10 +168,12 @@ def test_matches_far_apart_end_a_pull_as_without_columns(
     for expression in ("n = 3", "city = 'bj'"):
         for consumed in (0, 5, 500):
             args = ("T", 0, 900, 4000, None)
-            fast = bench.store.read(*args, by_columns(expression), 1 << 20, consumed)
-            slow = bench.store.read(*args, Records(expression), 2000, consumed)
-            assert fast.count == slow.count
-            assert bytes(b"".join(fast.data)) == bytes(b"".join(slow.data))
+            for reach in (Reach(consumed), Reach(consumed, 400, is_patient=True)):
+                fast = bench.store.read(*args, by_columns(expression), 1 << 20, reach)
+                slow = bench.store.read(*args, Records(expression), 2000, reach)
+                assert fast.count == slow.count
+                assert (fast.held_from, fast.span) == (slow.held_from, slow.span)
+                assert bytes(b"".join(fast.data)) == bytes(b"".join(slow.data))
 
 
 def test_switched_off_nothing_is_made(bench: Any) -> None:
@@ -264,7 +267,7 @@ def test_a_damaged_file_is_told_of_and_made_anew(
     elif damage == "name":
         bench.files.rename(path, f"{DIRECTORY}/{name[:21]}00000000.arrow")
     elif damage == "version":
-        data = bench.files.content(path).replace(b'"version": 1', b'"version": 2')
+        data = bench.files.content(path).replace(b'"version": 2', b'"version": 1')
         bench.files.remove(path)
         columns_file.write(bench.files, DIRECTORY, ROWS, data)
     else:
@@ -443,7 +446,7 @@ def test_odd_rows_keep_their_places_when_pieces_join() -> None:
         )
         for start, odd in ((10, [2]), (13, []), (16, [0, 1]))
     ]
-    block = columns_blocks.merged(pieces, 64)
+    block = columns_seal.merged(pieces, 64)
     assert (block.first_offset, block.rows, block.odd.tolist()) == (10, 9, [2, 6, 7])
 
 
@@ -464,3 +467,52 @@ def test_damaged_records_are_passed_over_as_without_columns(
     assert found == [offset for offset in range(100) if offset not in (3, 40, 60)]
     assert same(reopened, "n IS NULL") == []
     assert "is damaged" in caplog.text
+
+
+def test_a_block_that_cannot_match_is_not_even_read(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.open()
+    for number in range(6 * ROWS):
+        bench.append(properties={"n": str(number // ROWS), "city": "hz"})
+    bench.store.commit()
+    bench.store.sync()
+    seal(bench.store)
+    bench.reopen()
+    read: list[str] = []
+    whole = columns_file.read
+
+    def noted(files: Any, directory: str, name: str) -> columns_file.Sealed:
+        read.append(name)
+        return whole(files, directory, name)
+
+    monkeypatch.setattr(columns_file, "read", noted)
+    expected = list(range(2 * ROWS, 3 * ROWS))
+    assert drain(bench.store, by_columns("n = 2 AND city = 'hz'")) == expected
+    assert [columns_file.first_offset_of(name) for name in read] == [2 * ROWS]
+    assert drain(bench.store, by_columns("n > 7")) == []
+    assert len(read) == 1
+    pruning = by_columns("n >= 4").vectorised
+    found = bench.store.columns.blocks("T", 0, 0, 6 * ROWS, pruning)
+    assert [block.first_offset for block in found] == [4 * ROWS, 5 * ROWS]
+    assert bench.store.columns.rows_decoded == 0
+
+
+def test_figures_of_other_messages_leave_nothing_out(bench: Any) -> None:
+    bench.open()
+    fill(bench, 2 * ROWS)
+    bench.store.sync()
+    seal(bench.store)
+    names = bench.files.names(DIRECTORY)
+    head = columns_file.read_head(bench.files, DIRECTORY, names[0])
+    assert (head.first_offset, head.rows) == (0, ROWS)
+    file = bench.files.open(f"{DIRECTORY}/{names[0]}")
+    data = bytearray(file.pread(file.size(), 0))
+    at = data.index(b'"n": [false, ["')
+    data[at + 15 : at + 16] = b"z"
+    with pytest.raises(columns_file.UntrueFileError):
+        columns_file.decode_head(bytes(data))
+    file.pwrite(data, 0)
+    file.close()
+    bench.reopen()
+    assert drain(bench.store, by_columns("n = 0"))[:2] == [0, 10]

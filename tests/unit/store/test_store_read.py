@@ -8,6 +8,7 @@ import pytest
 
 from sluicemq.model.ids import tag_code
 from sluicemq.record.codec import decode_records
+from sluicemq.store.gather import Reach
 from sluicemq.store.reading import ReadResult, ReadStatus
 
 
@@ -217,7 +218,8 @@ def rare(bench: Any) -> Any:
 
 def pulled(store: Any, offset: int, consumed: int | None) -> list[int]:
     """By an ordinary pull of a consumer that has consumed everything below `consumed`."""
-    result = store.read("T", 0, offset, 32, None, Filter("wanted"), None, consumed)
+    reach = None if consumed is None else Reach(consumed)
+    result = store.read("T", 0, offset, 32, None, Filter("wanted"), None, reach)
     assert result.next_offset % 100 == 0, "the first match that was not delivered"
     return found(result)
 
@@ -232,6 +234,17 @@ def test_what_the_consumer_holds_still_counts_in_the_span(rare: Any) -> None:
     assert pulled(rare, 3000, 1700) == list(range(3000, 3701, 100)), "it holds 1700 to 2900"
     assert pulled(rare, 3000, 2901) == list(range(3000, 5001, 100)), "it holds nothing"
     assert pulled(rare, 3000, 900) == list(range(3000, 5001, 100)), "it does not count as Java"
+
+
+def test_a_patient_consumer_asks_once_more_for_what_is_out_of_its_reach(rare: Any) -> None:
+    reach = Reach(900, 3000, is_patient=True)
+    within = rare.read("T", 0, 3000, 32, None, Filter("wanted"), None, reach)
+    assert found(within) == list(range(3000, 3901, 100))
+    assert (within.held_from, within.span, within.is_out_of_reach) == (900, 3000, False)
+    beyond = rare.read("T", 0, 3901, 32, None, Filter("wanted"), None, reach)
+    assert (found(beyond), beyond.next_offset, beyond.is_out_of_reach) == ([], 4000, True)
+    fresh = rare.read("T", 0, 3901, 32, None, Filter("wanted"), None, reach._replace(consumed=3901))
+    assert found(fresh) == list(range(4000, 7000, 100)), "it holds nothing"
 
 
 def test_bulk_reads_are_free_of_the_span(rare: Any) -> None:

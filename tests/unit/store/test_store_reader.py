@@ -78,6 +78,9 @@ def test_log_behind_the_queues_is_seen_up_to_the_first_bad_record(bench: Any) ->
 
 
 def test_directory_without_a_log_is_refused(bench: Any) -> None:
+    with pytest.raises(StoreError, match="/store does not exist"):
+        open_reader(bench)
+    bench.files.put("/store/config/topics.json", b"{}")
     with pytest.raises(StoreError, match=r"holds no commit log.*storePathRootDir"):
         open_reader(bench)
 
@@ -87,3 +90,44 @@ def test_file_of_another_size_than_the_first_is_damage(bench: Any) -> None:
     bench.files.put(f"/store/commitlog/{4096:020d}", bytes(100))
     with pytest.raises(StoreDamagedError, match="has 100 bytes"):
         open_reader(bench)
+
+
+def wanted(topic: str, _queue_id: int) -> bool:
+    return topic == "A"
+
+
+def test_only_wanted_queues_are_loaded_and_end_where_the_log_does(bench: Any) -> None:
+    fill(bench)  # no queue file is written yet
+    reader = StoreReader.open("/store", files=bench.files, wanted=wanted)
+    assert reader.queues() == [("A", 0)]
+    assert reader.queue_offsets("A", 0) == (0, 6)
+    assert reader.sound_end("A", 0) == 6
+    start, units = reader.unfiled_units("A", 0)
+    other = StoreReader.open("/store", files=bench.files, wanted=lambda *_: False)
+    other.add_units("A", 0, start, units)
+    assert other.queue_offsets("A", 0) == (0, 6)
+    assert other.units("A", 0, 5, 9) == reader.units("A", 0, 5, 9) != b""
+
+
+def test_topic_that_was_deleted_does_not_come_back_from_the_log(bench: Any) -> None:
+    fill(bench)
+    bench.store.sync()
+    bench.store.delete_topic("A")
+    assert StoreReader.open("/store", files=bench.files, wanted=wanted).queues() == []
+
+
+def test_queue_ends_behind_its_last_whole_message(bench: Any) -> None:
+    fill(bench)
+    places = [message.physical_offset for message in bench.messages("A")]
+    bench.store.close()
+    for lost in (5, 4, 2):
+        name = f"/store/commitlog/{places[lost] - places[lost] % 4096:020d}"
+        bench.files.open(name).pwrite(bytes(60), places[lost] % 4096)
+        later = [place for place in places[lost + 1 :] if place // 4096 != places[lost] // 4096]
+        for place in later:
+            bench.files.open(f"/store/commitlog/{place - place % 4096:020d}").pwrite(
+                bytes(60), place % 4096
+            )
+        reader = StoreReader.open("/store", files=bench.files, wanted=wanted)
+        assert reader.queue_offsets("A", 0) == (0, 6)
+        assert reader.sound_end("A", 0) == lost

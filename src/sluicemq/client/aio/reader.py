@@ -173,13 +173,28 @@ class QueueReader:
             self._room.set()
 
     def change(self, subscription: Subscription) -> None:
-        """Reads with another expression: what waits and does not match counts as done, what is
-        being pulled is pulled again."""
+        """Reads with another expression: what is being pulled, and what waits to be handed out, is
+        pulled again. It does not count as done: where members want different things it is somebody
+        else's now. What waits before a message that was handed out cannot be pulled again; that
+        counts as done when it does not match."""
         self.subscription = subscription
         matches = exact_match(subscription)
+        waiting: set[int] = set()
+
+        def note(message: ReceivedMessage) -> bool:
+            if message.is_from(self):
+                waiting.add(message.queue_offset)
+            return False
+
+        self.feed.discard(note)
+        again = self.in_flight.back(waiting)
 
         def unwanted(message: ReceivedMessage) -> bool:
-            if not message.is_from(self) or matches(message.record):
+            if not message.is_from(self):
+                return False
+            if message.queue_offset in again:
+                return True
+            if matches(message.record):
                 return False
             self.in_flight.ack(message.queue_offset)
             return True

@@ -32,7 +32,7 @@ from sluicemq.client.core.operations import (
     offset_min,
     queues,
 )
-from sluicemq.client.core.reports import QueueLag
+from sluicemq.client.core.reports import LaneLag, QueueLag
 from sluicemq.errors import ConfigurationError, FilterSyntaxError
 from sluicemq.filter.tags import subscribe
 from sluicemq.model.message import StoredMessage
@@ -101,12 +101,14 @@ def lag(name: str | None = None) -> Talk[list[QueueLag]]:
             told[item.group] = yield from matching(item.group)
         for broker in told[item.group]:
             if known := broker.of(item.queue):
-                item = _with_matching(item, known[1])  # noqa: PLW2901
+                item = _with_matching(item, *known)  # noqa: PLW2901
         found.append(item)
     return found
 
 
-def _with_matching(item: QueueLag, known: bodies.QueueMatching) -> QueueLag:
+def _with_matching(
+    item: QueueLag, topic: bodies.GroupMatching, known: bodies.QueueMatching
+) -> QueueLag:
     """Offsets and count of one moment."""
     return replace(
         item,
@@ -115,6 +117,12 @@ def _with_matching(item: QueueLag, known: bodies.QueueMatching) -> QueueLag:
         offset_max=known.offset_max,
         matching=known.matching,
         eta_ms=known.eta_ms,
+        lanes=tuple(
+            LaneLag(lane.lane, lane.expression, one.committed, one.offset_max, one.matching)
+            for lane in topic.lanes
+            for one in lane.queues
+            if one.queue_id == known.queue_id
+        ),
     )
 
 

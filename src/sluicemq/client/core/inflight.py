@@ -11,6 +11,7 @@ collision) never enter: the position passes them.
 """
 
 from collections import deque
+from collections.abc import Collection
 from typing import Final
 
 COUNT_MAX: Final = 1000
@@ -55,6 +56,18 @@ class InFlight:
         while self._order and self._order[0] in self._done:
             self._done.remove(self._order.popleft())
         return True
+
+    def back(self, waiting: Collection[int]) -> set[int]:
+        """Goes back before the messages at the end that nobody was given yet (`waiting`), as if
+        they had never been seen. Returns them."""
+        gone: set[int] = set()
+        while self._order and self._order[-1] in waiting:
+            offset = self._order.pop()
+            self.count -= 1
+            self.size_bytes -= self._sizes.pop(offset)
+            self.position = offset
+            gone.add(offset)
+        return gone
 
     @property
     def committable(self) -> int:

@@ -46,6 +46,18 @@ class QueueProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneLag:
+    """What one lane of a group has before it in one queue: `matching` messages from its own
+    `committed` on are its."""
+
+    lane: str
+    expression: str
+    committed: int
+    offset_max: int
+    matching: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class QueueLag:
     """What a group has before it in one queue: the queue holds `offset_min` up to, not including,
     `offset_max`.
@@ -66,6 +78,9 @@ class QueueLag:
     loss_time_ms: int = 0
     matching: int | None = None
     eta_ms: int | None = None
+    lanes: tuple[LaneLag, ...] = ()
+    """Of a group whose members want different things: then `committed` is the least of them, and
+    `matching` the sum."""
 
     @property
     def lag(self) -> int:

@@ -164,6 +164,10 @@ class Producer(Cluster):
         outgoing = Outgoing(checked_topic(topic), body, properties, self._ids.next(), 0, 0, True)
         return self._deliver(outgoing, ("",), queue=queue, batch=True)[0]
 
+    def send_outgoing(self, outgoing: Outgoing, *, queue: MessageQueue | None = None) -> SendResult:
+        """Sends a message that is made ready already, with an id of the caller's choice."""
+        return self._deliver(outgoing, (outgoing.message_id,), queue=queue)[0]
+
     def recall(self, handle: str) -> str:
         """Takes a timed message back by the `recall_handle` of its send; see the asyncio one."""
         found = recalled(handle)

@@ -87,6 +87,7 @@ from sluicemq.protocol.bodies.groups import (
 from sluicemq.protocol.bodies.matching import (
     FilterFailure,
     GroupMatching,
+    LaneMatching,
     QueueMatching,
     decode_group_matching,
     encode_group_matching,
@@ -174,6 +175,7 @@ __all__ = [
     "GroupMatching",
     "GroupTable",
     "Heartbeat",
+    "LaneMatching",
     "LockBatch",
     "OpenTransaction",
     "Owner",

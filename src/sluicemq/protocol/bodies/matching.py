@@ -42,6 +42,18 @@ class FilterFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneMatching:
+    """One lane of a group whose members want different things: its own offsets, and what it still
+    has to get. `expression` is "" where the topic is the group's retry topic."""
+
+    lane: str
+    kind: str
+    expression: str
+    client_ids: tuple[str, ...]
+    queues: tuple[QueueMatching, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GroupMatching:
     """A group on one topic of one broker. Counters are since that broker started; `expression` is
     None when the broker does not know what the group wants."""
@@ -54,6 +66,8 @@ class GroupMatching:
     filtered: int = 0
     errors: Mapping[str, int] = field(default_factory=dict)
     failures: tuple[FilterFailure, ...] = ()
+    lanes: tuple[LaneMatching, ...] = ()
+    """With lanes, a queue's `committed` is the least of them, and its `matching` the sum."""
 
 
 def encode_group_matching(topics: Iterable[GroupMatching]) -> bytes:
@@ -69,13 +83,22 @@ def _object(item: GroupMatching) -> dict[str, Any]:
             {"queueId": one.queue_id, "queueOffset": one.offset, "text": one.text}
             for one in item.failures
         ],
-        "queues": [
+        "queues": [_queue_object(one) for one in item.queues],
+        "lanes": [
             {
-                "queueId": one.queue_id, "committed": one.committed, "minOffset": one.offset_min,
-                "maxOffset": one.offset_max, "matching": one.matching, "eta": one.eta_ms,
+                "lane": lane.lane, "expressionType": lane.kind, "subscription": lane.expression,
+                "clientIds": list(lane.client_ids),
+                "queues": [_queue_object(one) for one in lane.queues],
             }
-            for one in item.queues
+            for lane in item.lanes
         ],
+    }  # fmt: skip
+
+
+def _queue_object(one: QueueMatching) -> dict[str, Any]:
+    return {
+        "queueId": one.queue_id, "committed": one.committed, "minOffset": one.offset_min,
+        "maxOffset": one.offset_max, "matching": one.matching, "eta": one.eta_ms,
     }  # fmt: skip
 
 
@@ -98,6 +121,18 @@ def _from(item: dict[Any, Any]) -> GroupMatching:
             for reason, count in take_object(item, "errors").items()
         },
         tuple(_failure_from(value) for value in take_list(item, "failures")),
+        tuple(_lane_from(value) for value in take_list(item, "lanes")),
+    )
+
+
+def _lane_from(value: Any) -> LaneMatching:
+    item = as_object(value, "A lane's matches")
+    return LaneMatching(
+        take_text(item, "lane"),
+        take_text(item, "expressionType"),
+        take_text(item, "subscription"),
+        tuple(fastjson.text(client_id) for client_id in take_list(item, "clientIds")),
+        tuple(_queue_from(one) for one in take_list(item, "queues")),
     )
 
 

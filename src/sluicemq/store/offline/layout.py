@@ -16,13 +16,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
-from sluicemq.errors import StoreError
 from sluicemq.files import SYSTEM_FILES, File, Files
+from sluicemq.store.directory import LOG, no_store
 from sluicemq.store.segments import is_segment_name
 
 QueueKey = tuple[str, int]
 
-LOG: Final = "commitlog"
 QUEUES: Final = "consumequeue"
 EXTENSIONS: Final = "consumequeue_ext"
 BATCH_QUEUES: Final = "batchconsumequeue"
@@ -31,7 +30,6 @@ CONFIG: Final = "config"
 CHECKPOINT: Final = "checkpoint"
 ABORT: Final = "abort"
 _INDEX_NAME_DIGITS: Final = 17
-_ROCKSDB: Final = "consumequeue_r"
 
 
 class SeriesFile(NamedTuple):
@@ -169,7 +167,7 @@ class StoreLayout:
             consume_queue_path.rstrip("/") or f"{root}/{QUEUES}",
         )
         if not len(layout.log):
-            raise _no_store(layout)
+            raise no_store(files, root, ", ".join(layout.log_paths), "--commit-log")
         return layout
 
     @property
@@ -207,30 +205,6 @@ def _queues(files: Files, directory: str) -> Iterator[tuple[QueueKey, Series]]:
             if name.isascii() and name.isdigit():
                 shown = topic.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
                 yield (shown, int(name)), Series.load(files, [f"{directory}/{topic}/{name}"])
-
-
-def _no_store(layout: StoreLayout) -> StoreError:
-    files, root = layout.files, layout.root
-    if not files.exists(root):
-        return StoreError(f"{root} does not exist.", cure="Name the directory of a store.")
-    if any(is_segment_name(name) for name in files.names(root)):
-        return StoreError(
-            f"{root} holds the files of one part of a store.",
-            cure="Name the directory above it (the one that storePathRootDir says).",
-        )
-    if files.exists(f"{root}/store/{LOG}"):
-        return StoreError(f"{root} is no store.", cure=f"Name {root}/store: that one is.")
-    if files.exists(f"{root}/{_ROCKSDB}"):
-        return StoreError(
-            f"{root} keeps its queues in RocksDB (storeType=defaultRocksDB) and has no commit log"
-            " here.",
-            cure="Name the log with --commit-log; queues in RocksDB cannot be read.",
-        )
-    return StoreError(
-        f"{', '.join(layout.log_paths)} holds no commit log.",
-        cure="Name the directory that storePathRootDir says (it holds commitlog), and with"
-        " --commit-log the one that storePathCommitLog says when the log lies elsewhere.",
-    )
 
 
 def file_size(files: Files, path: str) -> int:

@@ -208,6 +208,9 @@ class ClientNode(Node):
         self._name_servers = name_servers
         self.ledger = ledger
         self.group: Group | None = None
+        self.tags: str | None = None
+        """What it wants of its group's topics; None: everything."""
+        self.is_member = False
 
     async def start(self) -> None:
         process = self.begin()
@@ -229,13 +232,14 @@ class ClientNode(Node):
         self.group = group
         assert self.process is not None
         await self.process.run(self._consume(group))
+        self.is_member = True
 
     async def _consume(self, group: Group) -> None:
         consumer = self.mq.consumer(
             group.name, self.handle, ordered=group.is_ordered, concurrency=8
         )
         for topic in sorted(group.topics):
-            consumer.subscribe(topic)
+            consumer.subscribe(topic, tags=self.tags)
         await consumer.start()
 
     async def leave(self, rng: random.Random) -> None:

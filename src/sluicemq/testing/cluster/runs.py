@@ -3,12 +3,15 @@
 import random
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from sluicemq.testing.cluster.split import SPLIT_WEIGHTS, SplitWorld
 from sluicemq.testing.cluster.world import WEIGHTS, ClusterWorld
 from sluicemq.testing.simulation.plan import Kind, Step, steps_of
 
 CLUSTER: Final = Kind("cluster", ClusterWorld, WEIGHTS)
+SPLIT: Final = Kind("split", SplitWorld, SPLIT_WEIGHTS)
+KINDS: Final = {kind.name: kind for kind in (CLUSTER, SPLIT)}
 LENGTH: Final = 60
 SHRINK_RUNS_MAX: Final = 150
 Say = Callable[[str], None]
@@ -22,40 +25,42 @@ class Failure(NamedTuple):
     kept: list[int]
     trace: list[str]
     details: str
+    kind: str = "cluster"
 
     def __str__(self) -> str:
         kept = ",".join(map(str, self.kept))
         lines = "\n".join(self.trace)
+        option = "" if self.kind == CLUSTER.name else f" --kind {self.kind}"
         return (
             f"seed {self.seed}: {self.error}\n"
             f"{len(self.kept)} of {LENGTH} steps are enough:\n{lines}\n{self.details}"
             "repeat it with\n"
-            f"    python -m sluicemq.testing.cluster --seed {self.seed} --keep {kept}"
+            f"    python -m sluicemq.testing.cluster{option} --seed {self.seed} --keep {kept}"
         )
 
 
-def run_seed(seed: int, length: int = LENGTH) -> Failure | None:
+def run_seed(seed: int, length: int = LENGTH, kind: Kind = CLUSTER) -> Failure | None:
     """One history; None when all went well, else the shrunk failure."""
     kept = list(range(length))
-    if error_of(seed, kept) is None:
+    if error_of(seed, kept, kind=kind) is None:
         return None
-    kept = shrink(seed, kept)
-    return explain(seed, kept) or Failure(
-        seed, "it fails in one run and not in the next", kept, [], ""
+    kept = shrink(seed, kept, kind)
+    return explain(seed, kept, kind) or Failure(
+        seed, "it fails in one run and not in the next", kept, [], "", kind.name
     )
 
 
-def explain(seed: int, kept: Sequence[int]) -> Failure | None:
+def explain(seed: int, kept: Sequence[int], kind: Kind = CLUSTER) -> Failure | None:
     """The story of these steps of a seed; None when nothing goes wrong in it."""
     trace: list[str] = []
-    error = error_of(seed, kept, trace.append)
+    error = error_of(seed, kept, trace.append, kind)
     if error is None:
         return None
     details = "".join(traceback.format_exception(error))
-    return Failure(seed, repr(error), list(kept), trace, details)
+    return Failure(seed, repr(error), list(kept), trace, details, kind.name)
 
 
-def shrink(seed: int, kept: list[int]) -> list[int]:
+def shrink(seed: int, kept: list[int], kind: Kind = CLUSTER) -> list[int]:
     """Leave out steps, in halves, quarters …, one by one, until it takes every one of them."""
     runs, size = 0, len(kept) // 2
     while size and runs < SHRINK_RUNS_MAX:
@@ -63,7 +68,7 @@ def shrink(seed: int, kept: list[int]) -> list[int]:
         while start < len(kept) and runs < SHRINK_RUNS_MAX:
             fewer = kept[:start] + kept[start + size :]
             runs += 1
-            if error_of(seed, fewer) is not None:
+            if error_of(seed, fewer, kind=kind) is not None:
                 kept = fewer
             else:
                 start += size
@@ -71,18 +76,20 @@ def shrink(seed: int, kept: list[int]) -> list[int]:
     return kept
 
 
-def error_of(seed: int, kept: Sequence[int], say: Say = lambda _: None) -> Exception | None:
+def error_of(
+    seed: int, kept: Sequence[int], say: Say = lambda _: None, kind: Kind = CLUSTER
+) -> Exception | None:
     """What goes wrong in these steps of a seed."""
-    steps = steps_of(CLUSTER, seed, max(kept, default=-1) + 1 if kept else 0)
+    steps = steps_of(kind, seed, max(kept, default=-1) + 1 if kept else 0)
     try:
-        _live(seed, [(index, steps[index]) for index in kept], say)
+        _live(seed, [(index, steps[index]) for index in kept], say, kind)
     except Exception as error:  # noqa: BLE001 - any error of the product is a finding
         return error
     return None
 
 
-def _live(seed: int, steps: Sequence[tuple[int, Step]], say: Say) -> None:
-    world = ClusterWorld(random.Random(f"cluster {seed} world"))
+def _live(seed: int, steps: Sequence[tuple[int, Step]], say: Say, kind: Kind) -> None:
+    world: Any = kind.make(random.Random(f"{kind.name} {seed} world"))
     try:
         for index, step in steps:
             try:

@@ -62,7 +62,7 @@ class ClusterWorld:
         self.loop = asyncio.new_event_loop()
         self.loop.set_task_factory(task_factory)
         self.clock = VirtualClock(START, patience=datetime.timedelta(days=30))
-        self.ledger = Ledger()
+        self.ledger = self._ledger()
         self.network = FaultyNetwork(self.clock, random.Random(rng.getrandbits(32)))
         self.names = [
             NameServerNode(index, self.clock, self.network) for index in range(rng.choice((1, 2)))
@@ -81,9 +81,7 @@ class ClusterWorld:
             for i in range(rng.choice((1, 1, 2)))
         ]
         self.senders: list[ClientNode] = []
-        self.crowd = self.ledger.group("crowd", TOPIC)
-        self.queue = self.ledger.group("queue", ORDERED_TOPIC, ordered=True)
-        self.members: dict[str, list[ClientNode]] = {"crowd": [], "queue": []}
+        self.members: dict[str, list[ClientNode]] = self._groups()
         self._sizes = {name: rng.choice((1, 2, 3)) for name in self.members}
         self._numbers = 0
         self._disturbed_s = 0.0
@@ -113,6 +111,23 @@ class ClusterWorld:
         with contextlib.suppress(Exception):
             self.loop.run_until_complete(asyncio.sleep(0))
         self.loop.close()
+
+    def _ledger(self) -> Ledger:
+        return Ledger()
+
+    async def _prepare(self, first: ClientNode) -> None:
+        """Topics and groups that have to be there before anybody consumes."""
+        for topic in (TOPIC, ORDERED_TOPIC):
+            await first.mq.admin.create_topic(topic, queues=2)
+
+    def _groups(self) -> dict[str, list[ClientNode]]:
+        """The consumer groups, without members."""
+        self.ledger.group("crowd", TOPIC)
+        self.ledger.group("queue", ORDERED_TOPIC, ordered=True)
+        return {"crowd": [], "queue": []}
+
+    def _consumers(self) -> list[ClientNode]:
+        return [node for members in self.members.values() for node in members]
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """The clock stays with the loop: in real time between two steps timers would come near."""
@@ -149,8 +164,7 @@ class ClusterWorld:
             self.senders.append(sender)
         first = self.senders[0]
         assert first.process is not None
-        for topic in (TOPIC, ORDERED_TOPIC):
-            await first.process.run(first.mq.admin.create_topic(topic, queues=2))
+        await first.process.run(self._prepare(first))
         for name, size in self._sizes.items():
             for _ in range(size):
                 await self._join(name)
@@ -287,14 +301,14 @@ class ClusterWorld:
         return f"frames take up to {latency_s} s, for {for_s:.1f} s"
 
     async def do_part(self, rng: random.Random) -> str:
-        one = rng.choice([*self.senders, *self.members["crowd"], *self.members["queue"]])
+        one = rng.choice([*self.senders, *self._consumers()])
         other, for_s = rng.choice([*self.brokers, *self.names]), rng.uniform(1, 100)
         self.network.part(one.name, other.name, for_s)
         self._disturb(for_s)
         return f"{one.name} and {other.name} do not reach each other for {for_s:.1f} s"
 
     async def do_pause(self, rng: random.Random) -> str:
-        nodes = [*self.senders, *self.members["crowd"], *self.members["queue"], *self.brokers]
+        nodes = [*self.senders, *self._consumers(), *self.brokers]
         node, for_s = rng.choice(nodes), rng.choice((0.5, 5.0, 40.0))
         if node.process is None:
             return f"{node.name} does not run"
@@ -349,7 +363,8 @@ class ClusterWorld:
             self.senders[index] = self._client(f"sender-{self._numbers}")
             await self.senders[index].start()
         else:
-            members = self.members[("crowd", "queue")[index % 2]]
+            names = tuple(self.members)
+            members = self.members[names[index % len(names)]]
             if not members:
                 return "there is nobody to kill"
             node = members.pop(rng.randrange(len(members)))
@@ -357,14 +372,14 @@ class ClusterWorld:
         return f"{node.name} is killed{', silently' * is_silent}"
 
     async def do_join(self, rng: random.Random) -> str:
-        group = rng.choice(("crowd", "queue"))
+        group = rng.choice(tuple(self.members))
         if len(self.members[group]) >= CLIENTS_MAX:
             return f"{group} is full"
         self._disturb()
         return f"{(await self._join(group)).name} joins"
 
     async def do_leave(self, rng: random.Random) -> str:
-        members = self.members[rng.choice(("crowd", "queue"))]
+        members = self.members[rng.choice(tuple(self.members))]
         if not members:
             return "there is nobody to leave"
         node = members.pop(rng.randrange(len(members)))
@@ -377,7 +392,7 @@ class ClusterWorld:
     async def _drain(self) -> None:
         self.network.heal()
         await self.clock.advance(max(0.0, self.network.rests_at_s - self.network.now_s()) + 1)
-        for node in [*self.brokers, *self.senders, *self.members["crowd"], *self.members["queue"]]:
+        for node in [*self.brokers, *self.senders, *self._consumers()]:
             node.clock.wrong_ms = 0
         end_s = self.network.now_s() + DRAIN_S
         step_s = 5.0

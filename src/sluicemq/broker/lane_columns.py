@@ -1,0 +1,168 @@
+"""A lane's rule on a whole block of columns: exactly the messages that its records would give.
+
+An atom is an expression on properties: tags are `TAGS IN ('a', 'b')`, a lane's name is
+`SLUICE_LANE = '…'`, a subscription on a retry topic is "for the topic it came from, its
+expression". Each is judged by the column engine on its own, because an error in one of them means
+"does not match" here and does not end the others. Then the clauses are put together row by row,
+with a third value for rows that only the record can tell.
+"""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from sluicemq.broker.lane_rules import LANE, LANE_PROPERTY, WHOLE, Atom, Rule, parse_key, tags_of
+from sluicemq.errors import FilterError
+from sluicemq.filter.outcomes import FALSE, NEEDS_RECORD, TRUE
+from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.vectorised import Vectorised
+from sluicemq.model.message import RETRY_TOPIC
+from sluicemq.model.subscription import SQL92, TAG
+from sluicemq.record.column_stats import BlockStats
+from sluicemq.record.columns import ColumnBlock
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Rows = NDArray[np.bool_]
+
+
+class Known(NamedTuple):
+    """Rows that surely match, and rows that surely do not; what is neither asks its record."""
+
+    yes: "Rows"
+    no: "Rows"
+
+
+class Condition:
+    """One expression; None: it matches nothing."""
+
+    __slots__ = ("names", "vectorised")
+
+    def __init__(self, text: str | None) -> None:
+        self.vectorised: Vectorised | None = None
+        if text is not None:
+            with suppress(FilterError):
+                self.vectorised = Vectorised(compile_sql92(text).tree)
+        self.names = self.vectorised.names if self.vectorised is not None else frozenset()
+
+    def known(self, block: ColumnBlock) -> Known:
+        if self.vectorised is None:
+            return nothing(block)
+        verdicts = self.vectorised.verdicts(block)
+        yes = verdicts == TRUE
+        return Known(yes, ~yes & (verdicts != NEEDS_RECORD))
+
+    def can_match(self, stats: BlockStats) -> bool:
+        return self.vectorised is not None and self.vectorised.can_match(stats)
+
+
+class Conditions:
+    """An atom: one condition of each row has to match (a pair of them, on a retry topic)."""
+
+    __slots__ = ("is_everything", "names", "pairs")
+
+    def __init__(self, atom: Atom) -> None:
+        self.is_everything = atom.kind == TAG and tags_of(atom) is None
+        self.pairs = [] if self.is_everything else [tuple(pair) for pair in _pairs(atom)]
+        self.names = frozenset[str]().union(*(c.names for pair in self.pairs for c in pair))
+
+    def known(self, block: ColumnBlock) -> Known:
+        if self.is_everything:
+            return everything(block)
+        return any_of(block, (all_of(block, (c.known(block) for c in p)) for p in self.pairs))
+
+    def can_match(self, stats: BlockStats) -> bool:
+        return self.is_everything or any(
+            all(condition.can_match(stats) for condition in pair) for pair in self.pairs
+        )
+
+
+def _pairs(atom: Atom) -> Iterable[list[Condition]]:
+    """Conditions of which all must match, of which lists one must."""
+    if atom.kind == SQL92:
+        return [[Condition(atom.text)]]
+    if atom.kind == TAG:
+        return [[Condition(_among("TAGS", sorted(tags_of(atom) or ())))]]
+    if atom.kind == LANE:
+        return [[Condition(_among(LANE_PROPERTY, [atom.text]))]]
+    if atom.kind != WHOLE:
+        return []
+    found = []
+    for topic, own in parse_key(atom.text).items():
+        origin = Condition(_among(RETRY_TOPIC, [topic]))
+        if own.kind == TAG and tags_of(own) is None:
+            found.append([origin])
+        else:
+            found += [[origin, *pair] for pair in _pairs(own)]
+    return found
+
+
+def _among(name: str, texts: list[str]) -> str | None:
+    """An expression that holds where a property is one of the texts."""
+    quoted = ", ".join("'{}'".format(text.replace("'", "''")) for text in texts)
+    return f"{name} IN ({quoted})" if texts else None
+
+
+class RuleColumns:
+    """A rule for blocks: a `model.subscription.BlockFilter`."""
+
+    __slots__ = ("_atoms", "_rule", "names")
+
+    def __init__(self, rule: Rule) -> None:
+        self._rule = rule
+        self._atoms = {atom: Conditions(atom) for item in rule for atom in item.must | item.none}
+        self.names = frozenset[str]().union(*(found.names for found in self._atoms.values()))
+
+    def verdicts(self, block: ColumnBlock) -> "NDArray[np.uint8]":
+        """FALSE, TRUE, NEEDS_RECORD: one a row."""
+        import numpy as np  # noqa: PLC0415 - only when somebody filters
+
+        known = {atom: conditions.known(block) for atom, conditions in self._atoms.items()}
+        clauses = (
+            all_of(
+                block,
+                [
+                    *(known[atom] for atom in item.must),
+                    *(Known(known[atom].no, known[atom].yes) for atom in item.none),
+                ],
+            )
+            for item in self._rule
+        )
+        yes, no = any_of(block, clauses)
+        found = np.full(block.rows, NEEDS_RECORD, np.uint8)
+        found[yes] = TRUE
+        found[no] = FALSE
+        return found
+
+    def can_match(self, stats: BlockStats) -> bool:
+        """False when no row of such a block is the rule's."""
+        return any(
+            all(self._atoms[atom].can_match(stats) for atom in item.must) for item in self._rule
+        )
+
+
+def everything(block: ColumnBlock) -> Known:
+    import numpy as np  # noqa: PLC0415 - only when somebody filters
+
+    return Known(np.ones(block.rows, np.bool_), np.zeros(block.rows, np.bool_))
+
+
+def nothing(block: ColumnBlock) -> Known:
+    found = everything(block)
+    return Known(found.no, found.yes)
+
+
+def all_of(block: ColumnBlock, parts: Iterable[Known]) -> Known:
+    yes, no = everything(block)
+    for part in parts:
+        yes, no = yes & part.yes, no | part.no
+    return Known(yes, no)
+
+
+def any_of(block: ColumnBlock, parts: Iterable[Known]) -> Known:
+    yes, no = nothing(block)
+    for part in parts:
+        yes, no = yes | part.yes, no & part.no
+    return Known(yes, no)

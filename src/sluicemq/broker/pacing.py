@@ -1,0 +1,101 @@
+"""How far apart the messages may lie that a filtering consumer has in hand: learned from its pulls.
+
+RocketMQ's push consumers stop for 50 ms when the first and the last message of a queue that they
+have not finished lie too far apart (consumeConcurrentlyMaxSpan: 2,000 offsets in Java). A filter
+that lets one message in a hundred through reaches that with twenty messages. The limit is the
+client's own secret, but its pulls tell of it:
+
+    quick     the next pull comes at once: what it has in hand is not too much, so the span grows
+    late      it comes after some 50 ms: the span shrinks, and grows again later, and later still
+              each time that it happens: a client with RocketMQ's limit loses 50 ms now and then
+    slow      it comes after more than that: what it got takes its time, which tells nothing
+
+A pull names the offset up to which everything is consumed, but a client asks again before it has
+begun to consume what it just got. What lies out of its reach is then not given but *asked for once
+more*: an answer without messages, which the client follows with a pull at once, and by then it has
+consumed. When that goes on in vain (a slow consumer, or one that does not tell) it is given after
+all, each time a little sooner, and the client's own limit does the rest.
+"""
+
+from typing import Final
+
+from sluicemq.store.gather import PULL_SPAN_MAX, Reach
+from sluicemq.store.store import ReadResult
+
+SPAN_MIN: Final = PULL_SPAN_MAX // 2
+"""Half of Java's default is the Go client's."""
+SPAN_MAX: Final = 65_535
+"""The most that a Java consumer can be set to."""
+QUICK_S: Final = 0.020
+LATE_S: Final = 0.040
+SLOW_S: Final = 0.200
+BACKOFF_MIN_S: Final = 0.25
+BACKOFF_MAX_S: Final = 60.0
+PATIENCE_MAX: Final = 16
+
+
+class _Queue:
+    __slots__ = ("answered_s", "held_from", "next_offset", "patience", "span", "waited")
+
+    def __init__(self) -> None:
+        self.answered_s = 0.0
+        self.span = 0  # that the last answer tries out; 0: none
+        self.next_offset = -1
+        self.held_from = -1
+        self.patience = PATIENCE_MAX
+        self.waited = 0
+
+
+class Pace:
+    """Of one group on one topic."""
+
+    __slots__ = ("_backoff_s", "_failed", "_grows_at_s", "_queues", "span_max")
+
+    def __init__(self) -> None:
+        self.span_max = PULL_SPAN_MAX
+        self._grows_at_s = 0.0
+        self._backoff_s = BACKOFF_MIN_S
+        self._failed = 0  # the last span that was too much, as it seemed
+        self._queues: dict[int, _Queue] = {}
+
+    def asked(self, queue_id: int, now_s: float) -> None:
+        """A pull came: what does it tell of the answer before it?"""
+        queue = self._queues.get(queue_id)
+        if queue is None or not queue.span:
+            return
+        passed_s, span, queue.span = now_s - queue.answered_s, queue.span, 0
+        if passed_s < QUICK_S:
+            if now_s >= self._grows_at_s:
+                self.span_max = max(self.span_max, min(2 * span, SPAN_MAX))
+                if span >= self._failed:  # it was for another reason
+                    self._backoff_s = BACKOFF_MIN_S
+        elif LATE_S <= passed_s <= SLOW_S and now_s >= self._grows_at_s:  # once for several
+            self.span_max = max(self.span_max // 2, SPAN_MIN)
+            self._failed = span
+            self._grows_at_s = now_s + self._backoff_s
+            self._backoff_s = min(2 * self._backoff_s, BACKOFF_MAX_S)
+
+    def reach(self, queue_id: int, offset: int, consumed: int | None, is_parked: bool) -> Reach:
+        """For a read from `offset` on. What a parked pull finds is always given."""
+        queue = self._queues.get(queue_id)
+        if queue is None:
+            queue = self._queues[queue_id] = _Queue()
+        if consumed is None and queue.next_offset == offset and queue.held_from >= 0:
+            consumed = queue.held_from  # nothing yet, of what it got
+        is_patient = not is_parked and queue.waited < queue.patience
+        return Reach(offset if consumed is None else consumed, self.span_max, is_patient)
+
+    def answered(self, queue_id: int, result: ReadResult, now_s: float) -> None:
+        """What a read gave."""
+        queue = self._queues[queue_id]
+        queue.next_offset, queue.answered_s = result.next_offset, now_s
+        queue.span = 0
+        if result.count:
+            queue.held_from = result.held_from
+            queue.span = result.span if 2 * result.span > self.span_max else 0
+            if queue.waited:
+                in_vain = queue.waited >= queue.patience
+                queue.patience = queue.patience // 2 if in_vain else PATIENCE_MAX
+            queue.waited = 0
+        elif result.is_out_of_reach:
+            queue.waited += 1

@@ -1,0 +1,259 @@
+"""The ready pipeline `dedup`: a topic into a relational table, each message exactly once.
+
+    topic (batch or stream) -> key and columns, by Spark SQL -> INSERT … ON CONFLICT DO NOTHING
+
+The key says what "the same message" is:
+
+    position     where it lies: topic/broker/queue/offset@store time (the time, so that a topic that
+                 was deleted and made anew has other keys)
+    message-id   the producer's id: a send that was repeated is one message
+    dedup-key    SLUICE_DEDUP_KEY, which the sink writes into a Java cluster, else the message id
+    anything     a Spark SQL expression over the source's columns: properties['order_id']
+
+A stream has its checkpoint besides, so what was read is not read again; the keys make the rest
+exact: the micro-batch that was written when the driver died is written again and changes nothing.
+
+    write_table(spark, {"nameServers": …}, topic="orders", url="sqlite:///shop.db", table="orders",
+                columns={"id": "properties['order_id']", "note": "cast(body as string)"})
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from sluicemq.errors import ConfigurationError
+from sluicemq.spark.pipelines.fields import duration_s
+from sluicemq.spark.pipelines.once import Written, prepare, write_once
+from sluicemq.spark.pipelines.ready import (
+    FLAG,
+    INTEGER,
+    MAPPING,
+    TEXT,
+    Field,
+    Ready,
+    Report,
+    Task,
+)
+from sluicemq.spark.pipelines.stop import finish
+from sluicemq.spark.pipelines.upsert import Target, shown_url
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+BATCH, STREAMING = "batch", "streaming"
+AVAILABLE_NOW: Final = "available-now"
+KEY_COLUMN: Final = "sluice_key"
+POSITION, MESSAGE_ID, DEDUP_KEY = "position", "message-id", "dedup-key"
+KEYS: Final = {
+    POSITION: "concat(topic, '/', broker, '/', queue_id, '/', queue_offset, '@',"
+    " unix_millis(store_time))",
+    MESSAGE_ID: "msg_id",
+    DEDUP_KEY: "coalesce(`SLUICE_DEDUP_KEY`, msg_id)",
+}
+_NEEDED: Final = {
+    POSITION: ("topic", "broker", "queue_id", "queue_offset", "store_time"),
+    MESSAGE_ID: ("msg_id",),
+    DEDUP_KEY: ("prop:SLUICE_DEDUP_KEY", "msg_id"),
+}
+_ALL: Final = (
+    "topic", "broker", "queue_id", "queue_offset", "msg_id", "keys", "tags", "properties", "body",
+    "born_time", "store_time", "reconsume_times",
+)  # fmt: skip
+COLUMNS: Final = {
+    "topic": "topic", "tags": "tags", "message_keys": "keys", "properties": "to_json(properties)",
+    "body": "cast(body as string)", "born_time": "born_time", "store_time": "store_time",
+}  # fmt: skip
+"""Column of the table -> expression, when nothing else is said."""
+Say = Callable[[str], None]
+
+
+def source_options(
+    connection: Mapping[str, str], topic: str | None, key: str, source: Mapping[str, str]
+) -> dict[str, str]:
+    """Options of the source, with the columns that the key needs."""
+    options = dict(connection) | dict(source)
+    if topic is not None:
+        options["topic"] = topic
+    wanted = [part.strip() for part in options.get("columns", ",".join(_ALL)).split(",")]
+    wanted += [name for name in _NEEDED.get(key, ()) if name not in wanted]
+    options["columns"] = ",".join(wanted)
+    return options
+
+
+def rows_of(messages: "DataFrame", key: str, columns: Mapping[str, str] | None) -> "DataFrame":
+    """Messages as rows of the table: its columns by their expressions, and the key."""
+    from pyspark.sql import functions  # noqa: PLC0415 - not for a list of pipelines
+
+    if KEY_COLUMN in (columns or ()):
+        raise ConfigurationError(
+            f"the column {KEY_COLUMN!r} is the key's.", cure="Give yours another name, or say key:."
+        )
+    chosen = [functions.expr(text).alias(name) for name, text in (columns or COLUMNS).items()]
+    own = functions.expr(KEYS.get(key, key)).cast("string").alias(KEY_COLUMN)
+    return messages.select(own, *chosen)
+
+
+def target_of(rows: "DataFrame", url: str, table: str, batch_rows: int = 1_000) -> Target:
+    """Where the rows go; a relative path of SQLite made whole, as tasks run elsewhere."""
+    scheme, _, path = url.partition(":///")
+    if scheme.startswith("sqlite") and path and not path.startswith("/"):
+        url = f"{scheme}:///{Path(path).absolute()}"
+    return Target(url, table, (KEY_COLUMN,), tuple(rows.dtypes), chunk_rows=batch_rows)
+
+
+def write_table(
+    spark: "SparkSession",
+    connection: Mapping[str, str],
+    *,
+    url: str,
+    table: str,
+    topic: str | None = None,
+    key: str = POSITION,
+    columns: Mapping[str, str] | None = None,
+    source: Mapping[str, str] | None = None,
+    create: bool = True,
+    batch_rows: int = 1_000,
+) -> Written:
+    """A batch: what the source's offsets say goes into the table, unless it is there. Raises
+    ConfigurationError."""
+    options = source_options(connection, topic, key, source or {})
+    rows = rows_of(spark.read.format("rocketmq").options(**options).load(), key, columns)
+    target = target_of(rows, url, table, batch_rows)
+    prepare(target, create=create)
+    return write_once(rows, target)
+
+
+def stream_table(
+    spark: "SparkSession",
+    connection: Mapping[str, str],
+    *,
+    url: str,
+    table: str,
+    checkpoint: str,
+    topic: str | None = None,
+    key: str = POSITION,
+    columns: Mapping[str, str] | None = None,
+    source: Mapping[str, str] | None = None,
+    trigger: str = AVAILABLE_NOW,
+    create: bool = True,
+    batch_rows: int = 1_000,
+    on_batch: Callable[[int, Written], None] = lambda number, written: None,
+) -> Any:
+    """A stream; the `StreamingQuery`. `trigger`: `available-now` or a time such as `10s`.
+    `on_batch` is told each micro-batch that is in the table, before Spark notes it as done."""
+    options = {"startingOffsets": "earliest"}
+    options |= source_options(connection, topic, key, source or {})
+    messages = spark.readStream.format("rocketmq").options(**options).load()
+    rows = rows_of(messages, key, columns)
+    target = target_of(rows, url, table, batch_rows)
+    prepare(target, create=create)
+
+    def write(batch: "DataFrame", number: int) -> None:
+        on_batch(number, write_once(batch, target))
+
+    writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
+    if trigger == AVAILABLE_NOW:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{_milliseconds(trigger)} milliseconds").start()
+
+
+def _milliseconds(trigger: str) -> int:
+    try:
+        return int(duration_s(trigger) * 1000)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"the trigger is {trigger!r}: {error}.", cure=f"Write {AVAILABLE_NOW} or 10s."
+        ) from None
+
+
+# ------------------------------------------------------------------------- the ready pipeline
+
+
+def _common(task: Task) -> dict[str, Any]:
+    options = task.options
+    names = ("url", "table", "topic", "key", "create", "batch_rows")
+    columns, source = options["columns"] or None, options["source"]
+    return {name: options[name] for name in names} | {"columns": columns, "source": source}
+
+
+def _run(task: Task) -> Report:
+    options = task.options
+    place = f"{options['table']} of {shown_url(options['url'])}"
+    if options["mode"] == BATCH:
+        written = write_table(task.spark, task.connection, **_common(task))
+        return _report(task, [written], place)
+    if not options["checkpoint"]:
+        raise ConfigurationError(
+            "a stream needs a checkpoint.", cure="Say checkpoint: DIRECTORY, or mode: batch."
+        )
+    done: list[Written] = [Written()]
+
+    def tell(number: int, written: Written) -> None:
+        done[0] = Written(done[0].rows + written.rows, done[0].new + written.new)
+        task.say(f"micro-batch {number}: {written.rows:,} rows, {written.new:,} new in {place}")
+
+    query = stream_table(
+        task.spark, task.connection, checkpoint=options["checkpoint"], trigger=options["trigger"],
+        on_batch=tell, **_common(task),
+    )  # fmt: skip
+    _await(query, task.stopping)
+    return _report(task, done, place)
+
+
+def _await(query: Any, stopping: Callable[[], bool]) -> None:
+    """Until it ends, or is to stop: then the micro-batch under way is the last."""
+    pause = threading.Event()
+    while query.isActive and not stopping():
+        pause.wait(0.2)
+    if query.isActive:
+        finish(query)
+    query.awaitTermination()
+
+
+def _report(task: Task, done: list[Written], place: str) -> Report:
+    rows, new = done[0].rows, done[0].new
+    line = f"{rows:,} messages, {new:,} new rows in {place}; {rows - new:,} were there already"
+    task.say(line)
+    return Report({"rows": rows, "new": new, "repeated": rows - new}, [], [line])
+
+
+def _plan(task: Task) -> list[str]:
+    options = task.options
+    source = source_options(task.connection, options["topic"], options["key"], options["source"])
+    messages = task.spark.read.format("rocketmq").options(
+        **{name: text for name, text in source.items() if not name.startswith("max")}
+    ).load()  # fmt: skip
+    rows = rows_of(messages, options["key"], options["columns"] or None)
+    target = target_of(rows, options["url"], options["table"])
+    return [
+        f"read {source.get('topic', 'the source')} as a {options['mode']}",
+        f"key {KEY_COLUMN}: {KEYS.get(options['key'], options['key'])}",
+        f"columns {', '.join(f'{name} {kind}' for name, kind in target.columns[1:])}",
+        f"insert into {options['table']} of {shown_url(options['url'])} what is not there",
+    ]
+
+
+DEDUP: Final = Ready(
+    "dedup",
+    "A topic into a relational table, each message exactly once.",
+    (
+        Field("url", TEXT, "Of the database: sqlite:///shop.db or postgresql://user@host/name."),
+        Field("table", TEXT, "The table, with its schema where there are several."),
+        Field("topic", TEXT, "The topic; or topics in source:.", None),
+        Field(
+            "key", TEXT,
+            "What is the same message: position, message-id, dedup-key, or a Spark SQL expression.",
+            POSITION,
+        ),
+        Field("columns", MAPPING, "Column of the table -> Spark SQL expression.", {}),
+        Field("source", MAPPING, "Further options of the source: filter.sql, columns …", {}),
+        Field("mode", TEXT, "Once from start to end, or a stream.", BATCH, (BATCH, STREAMING)),
+        Field("checkpoint", TEXT, "Directory where a stream remembers how far it is.", None),
+        Field("trigger", TEXT, "Of a stream: available-now, or how often: 10s.", AVAILABLE_NOW),
+        Field("create", FLAG, "Make the table when it is missing.", True),
+        Field("batch_rows", INTEGER, "Rows of one statement.", 1_000),
+    ),
+    _plan,
+    _run,
+)  # fmt: skip

@@ -1,0 +1,206 @@
+"""A YAML file with its places: every value knows its line, and every fault is collected.
+
+PyYAML's `compose` gives nodes with marks instead of values. `Entry` wraps one: the path of keys
+that leads to it (`sinks[1].url`), its line, its texts. What is wrong goes into `Document.problems`
+and reading goes on, so that a user sees all of it at once.
+
+`${NAME}` in a text is taken from the environment (`$${` is a plain `${`). What came from a variable
+whose name sounds like a secret, and what stands where secrets stand, is remembered in `Secrets`,
+which takes it out of whatever is printed.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import yaml  # type: ignore[import-untyped]
+
+_VARIABLE: Final = re.compile(r"\$\$(?=\{)|\$\{([^}]*)\}")
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_NAME: Final = re.compile(r"SECRET|PASS|PWD|TOKEN|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
+_URL_PASSWORD: Final = re.compile(r"://[^/@\s]*?:([^/\s]*)@")
+_NULL: Final = "tag:yaml.org,2002:null"
+MASK: Final = "***"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """What is wrong in a line, at a key, and what to do. A warning stops nothing."""
+
+    line: int
+    key: str
+    what: str
+    cure: str = ""
+    is_error: bool = True
+
+    def told(self, path: str) -> str:
+        """`late.yaml:4: source.topik: there is no such key. Did you mean 'topic'?`"""
+        kind = "" if self.is_error else "warning: "
+        key = f"{self.key}: " if self.key else ""
+        return f"{path}:{self.line}: {kind}{key}{self.what} {self.cure}".rstrip()
+
+
+@dataclass(slots=True)
+class Secrets:
+    """Texts that nobody may read, and what stands for each."""
+
+    masks: dict[str, str] = field(default_factory=dict)
+
+    def add(self, text: str, mask: str = MASK) -> None:
+        if text:
+            self.masks.setdefault(text, mask)
+
+    def add_url(self, url: str) -> None:
+        """The password of a URL, which a driver may write out with or without its escapes."""
+        for password in _URL_PASSWORD.findall(url):
+            self.add(password)
+
+    def hidden(self, text: str) -> str:
+        """The text without any of them; longest first, as one may hold another."""
+        for secret in sorted(self.masks, key=len, reverse=True):
+            text = text.replace(secret, self.masks[secret])
+        return text
+
+
+@dataclass(slots=True)
+class Document:
+    """One file that is being read: its environment, and what was found wrong so far."""
+
+    environment: Mapping[str, str]
+    problems: list[Problem] = field(default_factory=list)
+    secrets: Secrets = field(default_factory=Secrets)
+
+    def add(self, line: int, key: str, what: str, cure: str = "", *, is_error: bool = True) -> None:
+        hidden = self.secrets.hidden
+        problem = Problem(line, key, hidden(what), hidden(cure), is_error)
+        if problem not in self.problems:
+            self.problems.append(problem)
+
+    def root(self, text: str) -> "Entry | None":
+        """The whole document. None, with the problem added, when it is no YAML mapping."""
+        try:
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            what = str(error.problem or error.context)
+            self.add(mark.line + 1 if mark else 1, "", f"this is no YAML: {what}.")
+            return None
+        except yaml.YAMLError as error:
+            self.add(1, "", f"this is no YAML: {error}.")
+            return None
+        if not isinstance(node, yaml.MappingNode):
+            self.add(1, "", "a pipeline is a mapping.", "Begin with name:, source: and sinks:.")
+            return None
+        return Entry(self, node, "", node.start_mark.line + 1)
+
+    def resolved(self, text: str, line: int, key: str) -> str:
+        """The text with its variables; a variable that is not set is a problem."""
+
+        def value(found: re.Match[str]) -> str:
+            name = found[1]
+            if name is None:
+                return "$"
+            if not _NAME.fullmatch(name):
+                self.add(line, key, f"${{{name}}} is no variable.", "Write $${ for a plain ${.")
+                return ""
+            if name not in self.environment:
+                cure = f"Set it, as in: {name}=… sluice pipeline run …"
+                self.add(line, key, f"the variable {name} is not set.", cure)
+                return ""
+            if _SECRET_NAME.search(name):
+                self.secrets.add(self.environment[name], f"${{{name}}}")
+            return self.environment[name]
+
+        return _VARIABLE.sub(value, text)
+
+
+@dataclass(slots=True)
+class Entry:
+    """One value of the document. `block_line`: the line where the text of a block (`|`) begins."""
+
+    document: Document
+    node: Any
+    key: str
+    line: int
+
+    def problem(self, what: str, cure: str = "", *, is_error: bool = True) -> None:
+        self.document.add(self.line, self.key, what, cure, is_error=is_error)
+
+    @property
+    def block_line(self) -> int:
+        is_block = getattr(self.node, "style", None) in ("|", ">")
+        return int(self.node.start_mark.line) + 1 + is_block
+
+    @property
+    def is_null(self) -> bool:
+        return isinstance(self.node, yaml.ScalarNode) and self.node.tag == _NULL
+
+    def scalar(self) -> str | None:
+        """The text of a scalar. None, with a problem, for anything else and for nothing."""
+        if not isinstance(self.node, yaml.ScalarNode):
+            self.problem("a text is wanted here, not a list or a mapping.")
+            return None
+        if self.is_null:
+            self.problem("nothing is said.", "Give a value, or leave the key out.")
+            return None
+        return self.document.resolved(str(self.node.value), self.line, self.key)
+
+    def items(self) -> "list[Entry] | None":
+        """The entries of a list. None, with a problem, for anything else."""
+        if not isinstance(self.node, yaml.SequenceNode):
+            self.problem("a list is wanted here.", "Write [a, b], or a line with - for each.")
+            return None
+        return [
+            Entry(self.document, node, f"{self.key}[{index}]", node.start_mark.line + 1)
+            for index, node in enumerate(self.node.value)
+        ]
+
+    def mapping(self) -> "dict[str, Entry] | None":
+        """The entries by key. None, with a problem, for anything else; keys twice are problems."""
+        if not isinstance(self.node, yaml.MappingNode):
+            self.problem("a mapping is wanted here.", "Write a line key: value for each.")
+            return None
+        found: dict[str, Entry] = {}
+        for name_node, node in self.node.value:
+            line = name_node.start_mark.line + 1
+            name = str(getattr(name_node, "value", ""))
+            key = f"{self.key}.{name}" if self.key else name
+            if not isinstance(name_node, yaml.ScalarNode):
+                self.document.add(line, self.key, "a key is a text.")
+            elif name in found:
+                cure = f"It stands in line {found[name].line} already; keep one."
+                self.document.add(line, key, "the key is there twice.", cure)
+            else:
+                found[name] = Entry(self.document, node, key, line)
+        return found
+
+    def plain(self, depth: int = 5) -> Any:
+        """The value as plain lists, mappings, texts and numbers, for what is handed on as JSON."""
+        if depth == 0:
+            self.problem("this is nested too deep.")
+            return None
+        if isinstance(self.node, yaml.MappingNode):
+            return {name: one.plain(depth - 1) for name, one in (self.mapping() or {}).items()}
+        if isinstance(self.node, yaml.SequenceNode):
+            return [one.plain(depth - 1) for one in self.items() or ()]
+        text = self.scalar()
+        return int(text) if text is not None and re.fullmatch(r"-?\d+", text) else text
+
+    def keys_of(self, allowed: Iterable[str], what: str = "") -> "Iterator[tuple[str, Entry]]":
+        """Name and entry of a mapping's allowed keys; the others are problems."""
+        names = list(allowed)
+        for name, entry in (self.mapping() or {}).items():
+            if name in names:
+                yield name, entry
+            else:
+                entry.problem(f"there is no such key{what}.", nearest(name, names))
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """`Did you mean 'topic'?`, or the list of all when nothing is near."""
+    listed = list(names)
+    lower = {one.lower(): one for one in reversed(listed)}
+    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
+    return f"Did you mean {lower[near[0]]!r}?" if near else f"There are: {', '.join(listed)}."

@@ -1,0 +1,226 @@
+"""Many messages sent again in small, numbered steps: paced, told of, and resumed after a kill.
+
+    rows ─ windows of offsets, oldest first ─ steps of about `rows` rows ─ one write each ─ ledger
+
+A step is one Spark write of the rows of a few windows. What is in a step depends only on the rows,
+which do not change (an archive up to fixed offsets, a plan on disk), so step 17 is the same rows
+after a restart. The ledger, a small file, says how many steps are done. Which guarantee holds when
+a step is cut in two by a kill:
+
+    exactly-once    the step is an epoch of the query NAME (docs/design/0007): repeated, no effect
+    at-least-once   that one step is sent again, with the message ids it had, if it names them
+
+Only window bounds come to the driver, one at a time.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, Final
+
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from sluicemq.clock import SYSTEM_CLOCK, Clock
+from sluicemq.errors import ConfigurationError
+from sluicemq.spark.options import EXACTLY_ONCE, parse_options
+from sluicemq.spark.pipelines.folders import Folder, JsonObject
+from sluicemq.spark.pipelines.ready import Report, Task
+
+STEP_ROWS_MAX: Final = 100_000
+STEP_SECONDS: Final = 2.0
+WINDOWS_OF_A_STEP: Final = 4
+WINDOWS_MAX: Final = 64
+SAY_PERIOD_S: Final = 5.0
+_PLACE: Final = ("topic", "broker", "queue_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Rows with start <= offset < end of one queue."""
+
+    topic: str
+    broker: str
+    queue_id: int
+    start: int
+    end: int
+    rows: int
+
+
+def step_rows(rate: float, asked: int) -> int:
+    """Rows of a step: what is asked for, else two seconds of the rate."""
+    if asked:
+        return asked
+    return STEP_ROWS_MAX if not rate else max(1, min(STEP_ROWS_MAX, int(rate * STEP_SECONDS)))
+
+
+def windows_of(frame: Any, offsets: int) -> Iterator[Window]:
+    """Windows with rows, in the order of their first store time."""
+    part = F.expr(f"queue_offset div {offsets}").alias("part")
+    found = frame.groupBy(*_PLACE, part).agg(
+        F.expr("count(1)").alias("rows"), F.expr("min(store_time)").alias("first")
+    )
+    for row in found.orderBy("first", *_PLACE, "part").toLocalIterator():
+        start = row["part"] * offsets
+        yield Window(
+            row["topic"], row["broker"], row["queue_id"], start, start + offsets, row["rows"]
+        )
+
+
+def steps_of(windows: Iterable[Window], rows_max: int) -> Iterator[tuple[Window, ...]]:
+    """Windows that go together: about `rows_max` rows, never more unless one window has more."""
+    held: list[Window] = []
+    rows = 0
+    for window in windows:
+        if held and (rows + window.rows > rows_max or len(held) >= WINDOWS_MAX):
+            yield tuple(held)
+            held, rows = [], 0
+        held.append(window)
+        rows += window.rows
+    if held:
+        yield tuple(held)
+
+
+def within(windows: Iterable[Window]) -> Any:
+    """The predicate for the rows of some windows: simple, so that Parquet's statistics serve."""
+    parts = [
+        (F.col("topic") == F.lit(one.topic))
+        & (F.col("broker") == F.lit(one.broker))
+        & (F.col("queue_id") == one.queue_id)
+        & (F.col("queue_offset") >= one.start)
+        & (F.col("queue_offset") < one.end)
+        for one in windows
+    ]
+    return reduce(lambda one, other: one | other, parts)
+
+
+@dataclass(slots=True)
+class Ledger:
+    """How far a job is: `_sluice/jobs/NAME.json` of a folder, or another file of it."""
+
+    folder: Folder
+    file: str
+    document: JsonObject = field(default_factory=dict)
+
+    def open(self, name: str, settings: Mapping[str, Any]) -> bool:
+        """Takes up the job, False when it is a new one (not written before `begin`).
+
+        Raises ConfigurationError when it was begun with other settings: steps would be others.
+        """
+        found = self.folder.load(self.file)
+        wanted = dict(settings)
+        if found is None:
+            self.document = {"name": name, "settings": wanted, "steps": 0, "rows": 0, "done": False}
+            return False
+        for key in sorted({*wanted, *found["settings"]}):
+            if wanted.get(key) != found["settings"].get(key):
+                raise ConfigurationError(
+                    f"the job {name!r} was begun with {key}={found['settings'].get(key)!r}, now it"
+                    f" is {wanted.get(key)!r}.",
+                    cure=f"Use the same to go on, or another name (its state: "
+                    f"{self.folder.at(self.file)}).",
+                )
+        self.document = found
+        return True
+
+    def begin(self, **more: Any) -> None:
+        self.document |= more
+        self.folder.replace(self.file, self.document)
+
+    def step(self, rows: int) -> None:
+        """One more step is done."""
+        self.document["steps"] += 1
+        self.document["rows"] += rows
+        self.folder.replace(self.file, self.document)
+
+    def finish(self) -> None:
+        self.document["done"] = True
+        self.folder.replace(self.file, self.document)
+
+    def __getitem__(self, key: str) -> Any:
+        return self.document[key]
+
+
+class Pace:
+    """Not more than `rate` rows a second on the whole; 0: as fast as it goes."""
+
+    def __init__(self, rate: float, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._rate = rate
+        self._clock = clock
+        self._due_s = clock.monotonic_s()
+
+    def wait(self, rows: int, stopping: Callable[[], bool]) -> None:
+        """Until the next rows may go, after `rows` went."""
+        if not self._rate:
+            return
+        now_s = self._clock.monotonic_s()
+        self._due_s = max(self._due_s, now_s - 1.0) + rows / self._rate
+        while (left_s := self._due_s - self._clock.monotonic_s()) > 0 and not stopping():
+            threading.Event().wait(min(left_s, 0.5))
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is sent: `rows` with a place each (topic, broker, queue_id, queue_offset, store_time);
+    `send` writes the rows of a step, by its number."""
+
+    rows: Any
+    step_rows: int
+    rate: float
+    send: Callable[[int, Any], None]
+
+
+def run_steps(task: Task, ledger: Ledger, job: Job, report: Report) -> bool:
+    """Does the steps that are not done yet; False when it was stopped before the end."""
+    if ledger["done"]:
+        return True
+    window = max(1, job.step_rows // WINDOWS_OF_A_STEP)
+    pace = Pace(job.rate)
+    began_s = said_s = SYSTEM_CLOCK.monotonic_s()
+    before = ledger["steps"]
+    for number, windows in enumerate(steps_of(windows_of(job.rows, window), job.step_rows)):
+        if number < before:
+            continue
+        if task.stopping():
+            return False
+        rows = sum(one.rows for one in windows)
+        job.send(number, job.rows.where(within(windows)))
+        ledger.step(rows)
+        report.figures["rows"] = report.figures.get("rows", 0) + rows
+        now_s = SYSTEM_CLOCK.monotonic_s()
+        if now_s - said_s >= SAY_PERIOD_S:
+            said_s = now_s
+            speed = report.figures["rows"] / max(now_s - began_s, 0.001)
+            task.say(f"step {number + 1}: {ledger['rows']:,} rows so far, {speed:,.0f} rows/s")
+        pace.wait(rows, task.stopping)
+    ledger.finish()
+    return True
+
+
+def write_step(
+    frame: Any, connection: Mapping[str, str], query: str, number: int, **options: str
+) -> None:
+    """Writes the rows of a step, those of one queue in order and by one task."""
+    place = [name for name in ("topic", "broker", "queue_id") if f"from_{name}" in frame.columns]
+    ordered = frame.repartition(*(f"from_{name}" for name in place)) if place else frame
+    if "from_queue_offset" in frame.columns:
+        ordered = ordered.sortWithinPartitions("from_queue_offset")
+    rows = ordered.drop(*(f"from_{name}" for name in ("topic", "broker", "queue_id",
+                                                      "queue_offset")))  # fmt: skip
+    given = {**connection, **options}
+    if given.get("delivery") == EXACTLY_ONCE:
+        given |= {"queryId": query, "queryEpoch": str(number)}
+    rows.write.format("rocketmq").options(**given).mode("append").save()
+
+
+def guarantee(connection: Mapping[str, str], delivery: str) -> str:
+    """What holds on this cluster, in words."""
+    from sluicemq.spark.cluster import open_admin  # noqa: PLC0415 - with the sink
+    from sluicemq.spark.sink import brokers_with_epochs  # noqa: PLC0415 - heavy
+
+    if delivery != EXACTLY_ONCE:
+        return "at least once: a step that is cut in two by a kill is sent again"
+    with open_admin(parse_options(connection)) as admin:
+        if brokers_with_epochs(admin):
+            return "exactly once, also after a kill"
+    return "at least once: these brokers have no epochs; a step cut in two is sent again"

@@ -1,0 +1,297 @@
+"""Rows into a table of a relational database, by key: written twice, they are there once.
+
+A row with a key that is there replaces it; with `version` only when its version is not smaller, so
+that what is read again never takes the place of something newer. Each chunk of rows is one
+transaction, sorted by key: two tasks that change the same rows lock them in the same order.
+
+    SQLite, PostgreSQL   INSERT … ON CONFLICT (key) DO UPDATE
+    any other            UPDATE; if no row had the key, INSERT; if another was faster, UPDATE
+
+The table is made by the driver, before the first row, with the key as primary key; one that is
+there needs the columns and a primary key or unique constraint of just the key's columns.
+
+| Spark | column |
+|---|---|
+| string | Text (String(255) as a key) |
+| tinyint, smallint; int; bigint | SmallInteger; Integer; BigInteger |
+| float, double; decimal(p, s) | Float, Double; Numeric(p, s) |
+| boolean, date, binary | Boolean, Date, LargeBinary |
+| timestamp; timestamp_ntz | DateTime with time zone (UTC where the database has none); without |
+| array, map, struct | JSON |
+"""
+
+import datetime
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from sluicemq.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+Row = dict[str, Any]
+NATIVE: Final = ("sqlite", "postgresql")
+KEY_LENGTH: Final = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where rows go. `columns`: name and Spark type (`simpleString`) of each, in order."""
+
+    url: str
+    table: str
+    key: tuple[str, ...]
+    columns: tuple[tuple[str, str], ...]
+    version: str | None = None
+    chunk_rows: int = 1_000
+
+    @property
+    def schema_and_name(self) -> tuple[str | None, str]:
+        schema, _, name = self.table.rpartition(".")
+        return schema or None, name
+
+
+def _sqlalchemy() -> Any:
+    try:
+        import sqlalchemy  # noqa: PLC0415 - tables only
+    except ImportError:
+        raise ConfigurationError(
+            "a table sink needs SQLAlchemy.", cure='Install it: pip install "sluicemq[sql]".'
+        ) from None
+    return sqlalchemy
+
+
+def check_url(url: str) -> None:
+    """Raises ConfigurationError when it is no URL of a database that outlives the process."""
+    sqlalchemy = _sqlalchemy()
+    cure = "Write postgresql://user@host/name or sqlite:///file.db."
+    try:
+        parsed = sqlalchemy.make_url(url)
+    except (sqlalchemy.exc.ArgumentError, ValueError):
+        raise ConfigurationError("it is no URL of a database.", cure=cure) from None
+    if parsed.get_backend_name() == "sqlite" and parsed.database in (None, "", ":memory:"):
+        raise ConfigurationError(
+            "it is a database in memory, which ends with each task.", cure=cure
+        )
+
+
+def open_engine(url: str) -> "sa.Engine":
+    """Raises ConfigurationError when the driver is missing or the URL is none."""
+    _sqlalchemy()
+    from sluicemq.client.engines import blocking_engine  # noqa: PLC0415 - SQLAlchemy
+
+    return blocking_engine(url)
+
+
+def shown_url(url: str) -> str:
+    """The URL without its password."""
+    return str(_sqlalchemy().make_url(url).render_as_string(hide_password=True))
+
+
+def missing_table(engine: "sa.Engine", target: Target) -> bool:
+    schema, name = target.schema_and_name
+    return not _sqlalchemy().inspect(engine).has_table(name, schema=schema)
+
+
+def make_table(engine: "sa.Engine", target: Target) -> None:
+    """Creates the table; does nothing when it is there."""
+    table_of(target, engine.dialect.name).create(engine, checkfirst=True)
+
+
+def check_table(engine: "sa.Engine", target: Target) -> None:
+    """Raises ConfigurationError when the table lacks a column, or uniqueness of the key."""
+    inspector = _sqlalchemy().inspect(engine)
+    schema, name = target.schema_and_name
+    there = [one["name"] for one in inspector.get_columns(name, schema=schema)]
+    lacking = [column for column, _ in target.columns if column not in there]
+    if lacking:
+        raise ConfigurationError(
+            f"the table {target.table!r} has no column {', '.join(lacking)}.",
+            cure=f"It has {', '.join(there)}; name the transform's columns like them.",
+        )
+    unique = [inspector.get_pk_constraint(name, schema=schema)["constrained_columns"]]
+    unique += [one["column_names"] for one in inspector.get_unique_constraints(name, schema=schema)]
+    unique += [
+        one["column_names"] for one in inspector.get_indexes(name, schema=schema) if one["unique"]
+    ]
+    if set(target.key) not in [set(columns) for columns in unique]:
+        raise ConfigurationError(
+            f"the table {target.table!r} has no primary key or unique constraint of"
+            f" {', '.join(target.key)}.",
+            cure="Add one, or choose its key: without it rows would be doubled.",
+        )
+
+
+def table_of(target: Target, dialect: str) -> "sa.Table":
+    """The table as Spark's schema has it."""
+    sqlalchemy = _sqlalchemy()
+    schema, name = target.schema_and_name
+    return sqlalchemy.Table(  # type: ignore[no-any-return]
+        name,
+        sqlalchemy.MetaData(),
+        *(
+            sqlalchemy.Column(
+                column,
+                _column_type(kind, is_key=column in target.key, dialect=dialect),
+                primary_key=column in target.key,
+                autoincrement=False,
+            )
+            for column, kind in target.columns
+        ),
+        schema=schema,
+    )
+
+
+def _column_type(kind: str, *, is_key: bool, dialect: str) -> Any:
+    types = _sqlalchemy().types
+    if kind == "string":
+        return types.String(KEY_LENGTH) if is_key and dialect not in NATIVE else types.Text()
+    if kind.startswith("decimal("):
+        precision, _, scale = kind.removeprefix("decimal(").rstrip(")").partition(",")
+        return types.Numeric(int(precision), int(scale))
+    if kind.startswith(("array<", "map<", "struct<")):
+        return types.JSON(none_as_null=True)
+    simple: Mapping[str, Callable[[], Any]] = {
+        "tinyint": types.SmallInteger, "smallint": types.SmallInteger, "int": types.Integer,
+        "bigint": types.BigInteger, "float": types.Float, "double": types.Double,
+        "boolean": types.Boolean, "date": types.Date, "binary": types.LargeBinary,
+        "timestamp": lambda: types.DateTime(timezone=True), "timestamp_ntz": types.DateTime,
+    }  # fmt: skip
+    if kind not in simple:
+        raise ConfigurationError(f"a column of type {kind!r} cannot go into a table.",
+                                 cure="Cast it in the transform.")  # fmt: skip
+    return simple[kind]()
+
+
+def put_rows(engine: "sa.Engine", target: Target, rows: Iterable[Row]) -> int:
+    """Writes the rows in chunks, a transaction each; how many there were."""
+    put = _putter(target, engine.dialect.name)
+    total = 0
+    for chunk in _chunks(rows, target.chunk_rows):
+        total += len(chunk)
+        ordered = newest(chunk, target.key, target.version)
+        with engine.begin() as connection:
+            put(connection, ordered)
+    return total
+
+
+def newest(rows: Sequence[Row], key: Sequence[str], version: str | None) -> list[Row]:
+    """One row for each key, sorted by key: that of the largest version, else the last one."""
+    found: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        place = tuple(row[name] for name in key)
+        if None in place:
+            named = next(name for name in key if row[name] is None)
+            raise ConfigurationError(
+                f"a row has no value in the key column {named!r}.",
+                cure="Leave such rows out in the transform, or choose another key.",
+            )
+        before = found.get(place)
+        if before is None or version is None or _is_later(row[version], before[version]):
+            found[place] = row
+    return [found[place] for place in sorted(found)]
+
+
+def _is_later(version: Any, than: Any) -> bool:
+    return than is None or (version is not None and version >= than)
+
+
+def _chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+    chunk: list[Row] = []
+    for row in rows:
+        chunk.append(row)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+Putter = Callable[["sa.Connection", Sequence[Row]], None]
+
+
+def _putter(target: Target, dialect: str) -> Putter:
+    table = table_of(target, dialect)
+    if dialect in NATIVE:
+        statement = on_conflict(target, table, dialect)
+        return lambda connection, rows: _execute(connection, statement, rows)
+    return portable(target, table)
+
+
+def _execute(connection: "sa.Connection", statement: Any, rows: Sequence[Row]) -> None:
+    connection.execute(statement, rows)
+
+
+def on_conflict(target: Target, table: "sa.Table", dialect: str) -> Any:
+    """INSERT … ON CONFLICT of SQLite or PostgreSQL."""
+    if dialect == "sqlite":
+        from sqlalchemy.dialects import sqlite as native  # noqa: PLC0415
+    else:
+        from sqlalchemy.dialects import postgresql as native  # type: ignore[no-redef]  # noqa: PLC0415
+    statement = native.insert(table)
+    changed = {c.name: statement.excluded[c.name] for c in table.columns if not c.primary_key}
+    if not changed:
+        return statement.on_conflict_do_nothing(index_elements=list(target.key))
+    where = None
+    if target.version is not None:
+        old, new = table.c[target.version], statement.excluded[target.version]
+        where = old.is_(None) | (old <= new)
+    return statement.on_conflict_do_update(
+        index_elements=list(target.key), set_=changed, where=where
+    )
+
+
+def portable(target: Target, table: "sa.Table") -> Putter:
+    """UPDATE, else INSERT, for databases without ON CONFLICT."""
+    sqlalchemy = _sqlalchemy()
+    same = sqlalchemy.and_(*(table.c[name] == sqlalchemy.bindparam(f"key_{name}")
+                             for name in target.key))  # fmt: skip
+    rest = [column.name for column in table.columns if not column.primary_key]
+    update = table.update().where(same)
+    if target.version is not None:
+        old = table.c[target.version]
+        update = update.where(old.is_(None) | (old <= sqlalchemy.bindparam("new_version")))
+    update = update.values({name: sqlalchemy.bindparam(name) for name in rest})
+
+    def change(connection: "sa.Connection", row: Row) -> bool:
+        if not rest:
+            return False
+        values = row | {f"key_{name}": row[name] for name in target.key}
+        if target.version is not None:
+            values["new_version"] = row[target.version]
+        return bool(connection.execute(update, values).rowcount)
+
+    def put(connection: "sa.Connection", rows: Sequence[Row]) -> None:
+        for row in rows:
+            if change(connection, row):
+                continue
+            try:
+                with connection.begin_nested():
+                    connection.execute(table.insert(), row)
+            except sqlalchemy.exc.IntegrityError:  # it is there: newer, or from another task
+                change(connection, row)
+
+    return put
+
+
+def as_row(values: Row, kinds: Mapping[str, str]) -> Row:
+    """What Arrow gave, as a database driver takes it: maps become mappings, all of it JSON."""
+    return {
+        name: _as_json(value) if kinds[name].startswith(("array<", "map<", "struct<")) else value
+        for name, value in values.items()
+    }
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, list) and value and all(isinstance(one, tuple) for one in value):
+        return {str(name): _as_json(inner) for name, inner in value}
+    if isinstance(value, list):
+        return [_as_json(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _as_json(inner) for name, inner in value.items()}
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    if isinstance(value, datetime.date):
+        return value.isoformat()
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

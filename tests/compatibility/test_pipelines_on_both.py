@@ -1,0 +1,109 @@
+"""The ready pipelines audit, trace and dedup on our broker and on the real RocketMQ 5.3.3: the same
+findings, and what a Java broker cannot say is said to be unknown."""
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from peer import clusters
+
+from sluicemq.client.core.subscriptions import SubscriptionRegistry
+from sluicemq.client.sync.admin import Admin
+from sluicemq.client.sync.producer import Producer
+from sluicemq.client.threaded.consumer import PushConsumer
+from sluicemq.model.message import Message
+from sluicemq.spark.pipelines.audit import audit
+from sluicemq.spark.pipelines.dedup import write_table
+from sluicemq.spark.pipelines.once import Written
+from sluicemq.spark.pipelines.trace import trace
+
+# py4j leaves sockets to the garbage collector: no fault of the test that it runs in.
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+TOPIC, TRACES = "pipelines-on-both", "pipelines-traces"
+TAGS = ("A", "B", "Z")
+COUNT = 30
+
+
+@pytest.fixture(scope="module")
+def spark() -> Any:
+    """Never stopped: Spark has one session a process, which other test modules use as well."""
+    from sluicemq.spark.session import spark_session
+
+    settings = {"spark.sql.shuffle.partitions": "2", "spark.log.level": "ERROR"}
+    return spark_session("tests", master="local[2]", settings=settings)
+
+
+@pytest.fixture(scope="module", params=["sluicemq", "rocketmq"])
+def busy(request: pytest.FixtureRequest, cluster: Any) -> Iterator[clusters.Cluster]:
+    """Two members of one group that want A and B, traced like their producer."""
+    running: clusters.Cluster = cluster(request.param)
+    server = running.name_server
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("enter", "leave"):  # one process refuses it; two would not know of each other
+            patch.setattr(SubscriptionRegistry, name, lambda *_: None)
+        with Admin(server) as admin, Producer(server, trace=TRACES) as producer:
+            for topic in (TOPIC, TRACES):
+                admin.create_topic(topic, queues=2)
+            members = [
+                PushConsumer(server, "unequal", lambda message: None, trace=TRACES).subscribe(
+                    TOPIC, tags=tag
+                )
+                for tag in "AB"
+            ]
+            for member in members:
+                member.start()
+            try:
+                wait_for(lambda: len(admin.members("unequal")) == 2)
+                for number in range(COUNT):
+                    producer.send(Message(TOPIC, f"{number}".encode(), tag=TAGS[number % 3]))
+                wait_for(lambda: stored(admin, TOPIC) == COUNT and stored(admin, TRACES) > 1)
+                yield running
+            finally:
+                for member in members:
+                    member.close()
+
+
+def stored(admin: Admin, topic: str) -> int:
+    return sum(admin.offset_max(queue) for queue in admin.queues(topic))
+
+
+def wait_for(condition: Any) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "a minute is over"
+        time.sleep(0.1)
+
+
+def test_audit_finds_the_same(spark: Any, busy: clusters.Cluster) -> None:
+    found = audit(spark, {"nameServers": busy.name_server}, topics=[TOPIC], groups=["unequal"])
+    (loss,) = found.unequal
+    assert sorted(loss.members.values()) == ["A", "B"]
+    assert (loss.wanted, loss.lost_min, loss.lost_max) == (20, 15, 15)
+    assert [(one.tag, one.messages) for one in found.unwanted_tags] == [("Z", 10)]
+    assert not any("no answer" in line for line in found.not_known)
+
+
+def test_dedup_writes_each_message_once(spark: Any, busy: clusters.Cluster, tmp_path: Path) -> None:
+    for expected in (Written(COUNT, COUNT), Written(COUNT, 0)):
+        done = write_table(
+            spark, {"nameServers": busy.name_server}, topic=TOPIC, table="rows",
+            url=f"sqlite:///{tmp_path / 'rows.db'}", columns={"body": "cast(body as string)"},
+        )  # fmt: skip
+        assert done == expected
+    with sqlite3.connect(tmp_path / "rows.db") as connection:
+        found = sorted(int(row[0]) for row in connection.execute("select body from rows"))
+    assert found == list(range(COUNT))
+
+
+def test_traces_are_read_from_it(spark: Any, busy: clusters.Cluster, tmp_path: Path) -> None:
+    tables = trace(
+        spark, {"nameServers": busy.name_server}, output=str(tmp_path / "trace"), topic=TRACES,
+        settle_s=0,
+    )  # fmt: skip
+    sends = tables.sends.where(f"topic = '{TOPIC}' and stored")
+    assert 0 < sends.count() <= COUNT
+    assert tables.events.where("kind = 'Unread'").count() == 0

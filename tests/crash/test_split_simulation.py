@@ -1,0 +1,81 @@
+"""Seeded histories of a group whose members subscribe to different things, on a whole cluster over
+a network that fails; and bugs that a seed has to find.
+
+`python -m sluicemq.testing.cluster --kind split --seeds 1000` runs more; here are a few, or as many
+as SLUICEMQ_SEEDS says.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sluicemq.broker import lanes
+from sluicemq.broker.lane_rules import own_claim
+from sluicemq.broker.lanes import GroupLanes
+from sluicemq.testing.cluster.__main__ import main, run_range
+from sluicemq.testing.cluster.runs import LENGTH, SPLIT, error_of
+
+SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "3"))
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(before)
+
+
+def test_a_split_group_loses_and_doubles_nothing_over_a_network_that_fails() -> None:
+    failure = run_range(0, SEEDS, "split")
+    assert failure is None, str(failure)
+
+
+# --- planted bugs
+
+
+def every_lane_gets_what_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+    def claims(topic: str, live: list[str], idle: list[str]) -> dict[str, Any]:
+        return {key: own_claim(topic, key) for key in (*live, *idle)}
+
+    monkeypatch.setattr(lanes, "claims", claims)
+
+
+def what_a_lane_left_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hand_over(self: GroupLanes, lane: Any, queue: tuple[str, int], now: int) -> bool:
+        lane.places[queue].commit(self.parts.end(queue))
+        return True
+
+    monkeypatch.setattr(GroupLanes, "_hand_over", hand_over)
+
+
+PLANTED: list[tuple[Plant, int]] = [
+    (every_lane_gets_what_it_wants, 1),
+    (what_a_lane_left_is_nobodys, 1),
+]
+NEARBY = 20
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("plant", "seed"), PLANTED, ids=lambda value: getattr(value, "__name__", "")
+)
+def test_a_planted_bug_of_lanes_is_found(
+    plant: Plant, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    steps = list(range(LENGTH))
+    for more in range(NEARBY):
+        if error_of(seed + more, steps, kind=SPLIT) is not None:
+            print(f"found by seed {seed + more}")
+            return
+    pytest.fail(f"the planted bug is not found in {NEARBY} seeds")
+
+
+def test_the_command_takes_the_kind_of_world(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--kind", "split", "--seeds", "2", "--first", "0", "--jobs", "1"]) == 0
+    assert "2 seeds of the split: all went well" in capsys.readouterr().out

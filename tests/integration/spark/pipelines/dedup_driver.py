@@ -1,0 +1,36 @@
+"""A Spark driver as a process of its own: a stream into a table, which may kill itself.
+
+    python dedup_driver.py NAME_SERVER TOPIC URL CHECKPOINT KILL_AT
+
+KILL_AT: after the micro-batch of this number is in the table, and before Spark notes it, the driver
+dies (SIGKILL); -1: never.
+"""
+
+import os
+import signal
+import sys
+
+from sluicemq.spark.pipelines.dedup import stream_table
+from sluicemq.spark.session import spark_session
+
+
+def main(name_server: str, topic: str, url: str, checkpoint: str, kill_at: int) -> None:
+    spark = spark_session("dedup", master="local[1]", settings={"spark.log.level": "ERROR"})
+
+    def tell(number, written) -> None:
+        print(f"micro-batch {number}: {written.rows} rows, {written.new} new", flush=True)
+        if number == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    query = stream_table(
+        spark, {"nameServers": name_server}, topic=topic, url=url, table="orders",
+        checkpoint=checkpoint, columns={"number": "cast(properties['number'] as int)"},
+        source={"maxOffsetsPerTrigger": "40"}, on_batch=tell,
+    )  # fmt: skip
+    query.awaitTermination()
+    print("done", flush=True)
+    os._exit(0)  # the JVM ends with its parent's pipe
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:5], int(sys.argv[5]))

@@ -1,0 +1,100 @@
+"""`sluice sql` and its tables: names to topics, narrow reads, predicates at the broker, errors."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from sluicemq.cli.sql import moment_ms
+from sluicemq.cli.sql_output import plain, write_frame
+from sluicemq.errors import ConfigurationError
+from sluicemq.spark.report import pushdown
+from sluicemq.spark.tables import Tables, narrowed
+from sluicemq.spark.used_columns import Used
+
+
+@pytest.fixture
+def tables(spark: Any, name_server: str, admin: Any) -> Tables:
+    return Tables(spark, {"nameServers": name_server, "reportPushdown": "false"}, admin.topics)
+
+
+def test_a_topic_is_counted_by_a_property_with_the_tag_at_the_broker(
+    tables: Tables, topic: str, publish: Callable[..., None]
+) -> None:
+    publish(0, 30)
+    frame = tables.query(
+        f"select properties['origin'], count(*) from `{topic}` where tags = 'A' "
+        "and properties['origin'] = 'EWR' group by 1"
+    )
+    assert [tuple(row) for row in frame.collect()] == [("EWR", 10)]
+    found = pushdown(frame)
+    assert "EqualTo(tags,A)" in found.broker
+    assert any(one.endswith(",EWR)") for one in found.broker), found
+    assert not found.spark
+
+
+def test_everything_is_there_where_the_query_wants_everything(
+    tables: Tables, topic: str, publish: Callable[..., None]
+) -> None:
+    publish(0, 4)
+    row = tables.query(f"select * from topics.`{topic}` where keys = 'k3 all'").collect()[0]
+    assert row.body == b"body-3"
+    assert row.properties["number"] == "3"
+    both = f"select body from (select * from `{topic}` union all select * from `{topic}`)"
+    assert sorted(one.body for one in tables.query(both).collect())[:2] == [b"body-0"] * 2
+    left = [one.name for one in tables.spark.catalog.listTables()]
+    assert not [name for name in left if topic in name], left
+
+
+def test_what_is_wrong_is_said_with_a_cure(tables: Tables, topic: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"Did you mean {topic}"):
+        tables.query(f"select * from `{topic}x`")
+    with pytest.raises(ConfigurationError, match="%DLQ%nobody"):
+        tables.query("select * from dead_letters.nobody")
+    with pytest.raises(ConfigurationError, match="only queries"):
+        tables.query("create table x (a int)")
+
+
+def test_an_archive_is_a_directory_of_parquet(
+    spark: Any, tables: Tables, tmp_path: Any, topic: str
+) -> None:
+    path = str(tmp_path / "old")
+    spark.range(3).selectExpr("id", f"'{topic}' as topic").write.parquet(path)
+    tables.archives = {"": path, "old": path}
+    for name in ("old", "archive.old", "archive", f"archive.`{topic}`"):
+        assert tables.query(f"select count(*) from {name}").collect()[0][0] == 3
+
+
+def test_json_and_csv_come_row_by_row(spark: Any, tmp_path: Any) -> None:
+    frame = spark.createDataFrame(
+        [("é", b"\xff", {"a": 1})], "t string, b binary, m map<string,int>"
+    )
+    assert write_frame(frame, "json", str(tmp_path / "rows.json")) == 1
+    assert json.loads((tmp_path / "rows.json").read_text()) == {"t": "é", "b": "ff", "m": {"a": 1}}
+    write_frame(frame, "csv", str(tmp_path / "rows.csv"))
+    assert (tmp_path / "rows.csv").read_text() == 't,b,m\né,ff,"{""a"":1}"\n'
+
+
+def test_a_narrow_read_has_every_column_still() -> None:
+    columns, shown = narrowed(Used(frozenset({"tags"}), frozenset({"origin"})))
+    assert columns == "tags,prop:`origin`:string as __property_0"
+    assert "map('origin', __property_0) AS properties" in shown
+    assert "CAST(NULL AS binary) AS body" in shown
+    assert narrowed(Used(frozenset()))[0] == "queue_id"
+
+
+def test_times_and_values_are_plain() -> None:
+    assert moment_ms("1700000000000", "--since") == 1_700_000_000_000
+    assert plain({"a": [b"x", None, True]}) == {"a": ["x", None, True]}
+    with pytest.raises(ConfigurationError, match="--since 'soon'"):
+        moment_ms("soon", "--since")
+
+
+def test_wrong_usage_is_said_before_spark_starts() -> None:
+    from sluicemq.cli.root import main
+
+    done = CliRunner().invoke(main, ["sql", "select 1", "--format", "parquet"])
+    assert done.exit_code == 1
+    assert "--output" in done.output

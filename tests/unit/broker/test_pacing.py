@@ -1,0 +1,109 @@
+"""How far apart the messages of a filtering consumer may lie: what its pulls teach the broker."""
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+from sluicemq.broker.pacing import BACKOFF_MIN_S, PATIENCE_MAX, SPAN_MAX, SPAN_MIN, Pace
+from sluicemq.store.gather import PULL_SPAN_MAX, Reach
+from sluicemq.store.store import ReadResult, ReadStatus
+
+JAVA_PAUSE_S = 0.050
+
+
+def given(span: int, held_from: int = 0) -> ReadResult:
+    """Messages up to `held_from + span`."""
+    end = held_from + span + 1
+    return ReadResult(ReadStatus.FOUND, end, 0, 1 << 30, [], 5, 500, end, held_from, span)
+
+
+def out_of_reach(next_offset: int) -> ReadResult:
+    status = ReadStatus.NO_MATCHED_MESSAGE
+    return ReadResult(status, next_offset, 0, 1 << 30, [], 0, 0, 0, is_out_of_reach=True)
+
+
+def pulls(pace: Pace, gaps_s: Iterable[float], now_s: float = 100.0) -> list[int]:
+    """A client that takes all it gets; after each gap it pulls again. The spans it was allowed."""
+    spans = []
+    for gap_s in gaps_s:
+        pace.asked(0, now_s)
+        span = pace.reach(0, 0, 0, is_parked=False).span_max
+        spans.append(span)
+        pace.answered(0, given(span), now_s)
+        now_s += gap_s
+    return spans
+
+
+def test_begins_with_what_a_java_consumer_holds_by_default() -> None:
+    assert Pace().reach(0, 50, 20, is_parked=False) == Reach(20, PULL_SPAN_MAX, is_patient=True)
+    assert Pace().reach(0, 50, None, is_parked=True) == Reach(50, PULL_SPAN_MAX)
+
+
+def test_a_client_that_keeps_up_gets_more_and_more_up_to_what_java_can_be_set_to() -> None:
+    spans = pulls(Pace(), [0.001] * 8)
+    assert spans == [2000, 4000, 8000, 16_000, 32_000, 64_000, SPAN_MAX, SPAN_MAX]
+
+
+def test_a_client_that_pauses_gets_half_and_is_tried_again_later_and_later() -> None:
+    pace, now_s, tries = Pace(), 100.0, []
+    for _ in range(4000):  # its limit is Java's default: it pauses when it got more
+        pace.asked(0, now_s)
+        span = pace.reach(0, 0, 0, is_parked=False).span_max
+        pace.answered(0, given(span), now_s)
+        if span > PULL_SPAN_MAX:
+            tries.append(now_s)
+        now_s += JAVA_PAUSE_S if span > PULL_SPAN_MAX else 0.005
+    waits = [later - earlier for earlier, later in pairwise(tries)]
+    assert len(tries) < 10, "of 20 seconds it lost less than half a one"
+    assert waits == sorted(waits), "later and later"
+    assert waits[-1] > 10 * BACKOFF_MIN_S
+
+
+def test_a_span_never_falls_below_half_of_javas() -> None:
+    pace = Pace()
+    for second in range(0, 1000, 70):
+        pulls(pace, [JAVA_PAUSE_S, JAVA_PAUSE_S, 0.03], 100.0 + second)
+    assert pace.span_max == SPAN_MIN
+
+
+def test_small_answers_say_nothing_of_the_span() -> None:
+    pace = Pace()
+    for number in range(10):
+        pace.asked(0, number * JAVA_PAUSE_S)
+        pace.reach(0, 0, 0, is_parked=False)
+        pace.answered(0, given(900), number * JAVA_PAUSE_S)
+    assert pace.span_max == PULL_SPAN_MAX
+
+
+def patient(pace: Pace) -> bool:
+    return pace.reach(0, 5000, 0, is_parked=False).is_patient
+
+
+def test_patience_ends_when_it_is_in_vain_and_grows_back_when_it_is_not() -> None:
+    pace = Pace()
+    for wanted in (PATIENCE_MAX, PATIENCE_MAX // 2):
+        waited = 0
+        while patient(pace):
+            pace.answered(0, out_of_reach(5000), 1.0)
+            waited += 1
+        assert waited == wanted
+        pace.answered(0, given(100, 5000), 1.0)
+    assert patient(pace)
+    pace.answered(0, out_of_reach(5000), 1.0)
+    pace.answered(0, given(100, 5000), 1.0)
+    waited = 0
+    while patient(pace):
+        pace.answered(0, out_of_reach(5000), 1.0)
+        waited += 1
+    assert waited == PATIENCE_MAX
+
+
+def test_what_a_parked_pull_finds_is_always_given() -> None:
+    assert not Pace().reach(0, 5000, 0, is_parked=True).is_patient
+
+
+def test_a_client_that_has_consumed_nothing_yet_holds_what_it_got() -> None:
+    pace = Pace()
+    assert pace.reach(0, 0, None, is_parked=False).consumed == 0
+    pace.answered(0, given(1900, held_from=70), 1.0)
+    assert pace.reach(0, 1971, None, is_parked=False).consumed == 70
+    assert pace.reach(0, 9999, None, is_parked=False).consumed == 9999, "it went elsewhere"
