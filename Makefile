@@ -32,7 +32,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 .PHONY: help
 help: ## what can be asked of this Makefile
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
 
 $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer with venv on the PATH: install one, or say make PYTHON=/path/to/python3"; exit 1; }
@@ -72,8 +72,15 @@ compat: $(STAMP) ## only the tests with the real Java and Go clients and the rea
 simulate: $(STAMP) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n) of a whole cluster, more examples of crash and property tests
 	$(BIN)/python -m sluicemq.testing.simulation --seeds $(or $(SEEDS),2000)
 	$(BIN)/python -m sluicemq.testing.cluster --seeds $(or $(CLUSTER_SEEDS),1000)
+	$(BIN)/python -m sluicemq.testing.cluster --kind split --seeds $(or $(CLUSTER_SEEDS),300)
 	SLUICEMQ_EXAMPLES=20000 $(BIN)/python -m pytest tests/property/test_vectorised.py $(ARGS)
 	SLUICEMQ_EXAMPLES=500 $(BIN)/python -m pytest -n auto tests/crash tests/property --deselect tests/property/test_vectorised.py $(ARGS)
+
+.PHONY: simulate-spark
+simulate-spark: $(STAMP) ## kills and restarts of Spark jobs: 100 histories of epochs, 50 restarts of streams, 8 killed drivers for each kind of job
+	SLUICEMQ_SEEDS=100 $(BIN)/python -m pytest tests/crash/test_crash_epochs.py $(ARGS)
+	SLUICEMQ_SEEDS=50 $(BIN)/python -m pytest tests/integration/test_spark_restarts.py $(ARGS)
+	SLUICEMQ_SEEDS=8 $(BIN)/python -m pytest tests/integration/spark/test_spark_exactly_once.py tests/integration/spark/pipelines -k "kill or driver" $(ARGS)
 
 .PHONY: fuzz
 fuzz: $(STAMP) ## a million malformed inputs (INPUTS=n, SEED=n) against a running broker, with a bystander watched; the same with access control
