@@ -5,8 +5,9 @@ each process that has a session holds a JVM and its Python workers. The long pie
 begun last, one of them would run on alone.
 """
 
+import os
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -18,6 +19,30 @@ LONG: Final = (
     "crash",
     "integration",
 )
+SEEDS: Final = "SLUICEMQ_SEEDS"
+SPARK_TIMEOUT_S: Final = 300  # the first test of a process waits for the session
+SPARK: Final = {
+    "spark.log.level": "ERROR",
+    "spark.sql.shuffle.partitions": "2",
+    # For a few rows Spark works hardest at working fast: compiling its plans, and compiling those.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData",
+}
+"""What makes the shared session cheap where all data is small: half the processor time."""
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The session that all tests of a process share; push-down is on.
+
+    Never stopped: Spark has one session a process. Its JVM ends with this process.
+    """
+    from sluicemq.spark.session import spark_session
+
+    warehouse = {"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))}
+    return spark_session("tests", master="local[2]", settings=SPARK | warehouse)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,12 +50,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """After pytest-randomly: the order within a rank stays as it shuffled it."""
     items.sort(key=rank)
     for item in items:
         is_shared = "spark" in getattr(item, "fixturenames", ())
         item.add_marker(pytest.mark.xdist_group("spark" if is_shared else where(item)))
+        if is_shared and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
+    if SEEDS not in os.environ:
+        left = [item for item in items if item.get_closest_marker("simulation")]
+        items[:] = [item for item in items if item not in left]
+        config.hook.pytest_deselected(items=left)
 
 
 def where(item: pytest.Item) -> str:

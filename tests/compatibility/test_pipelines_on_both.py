@@ -28,15 +28,6 @@ TAGS = ("A", "B", "Z")
 COUNT = 30
 
 
-@pytest.fixture(scope="module")
-def spark() -> Any:
-    """Never stopped: Spark has one session a process, which other test modules use as well."""
-    from sluicemq.spark.session import spark_session
-
-    settings = {"spark.sql.shuffle.partitions": "2", "spark.log.level": "ERROR"}
-    return spark_session("tests", master="local[2]", settings=settings)
-
-
 @pytest.fixture(scope="module", params=["sluicemq", "rocketmq"])
 def busy(request: pytest.FixtureRequest, cluster: Any) -> Iterator[clusters.Cluster]:
     """Two members of one group that want A and B, traced like their producer."""

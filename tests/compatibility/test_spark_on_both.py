@@ -19,15 +19,6 @@ COUNT = 3_000
 COMPRESSED = b"compressible " * 1_000
 
 
-@pytest.fixture(scope="module")
-def spark() -> Any:
-    """Never stopped: Spark has one session a process, which other test modules use as well."""
-    from sluicemq.spark.session import spark_session
-
-    settings = {"spark.sql.shuffle.partitions": "2", "spark.log.level": "ERROR"}
-    return spark_session("tests", master="local[2]", settings=settings)
-
-
 @pytest.fixture(scope="module", params=["sluicemq", "rocketmq"])
 def filled(request: pytest.FixtureRequest, cluster: Any) -> clusters.Cluster:
     """A cluster of each kind with the same messages in four queues."""

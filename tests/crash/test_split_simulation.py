@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from sluicemq.broker import lanes
+from sluicemq.broker.lane_places import Place
+from sluicemq.broker.lane_pulls import LanePulls
 from sluicemq.broker.lane_rules import own_claim
 from sluicemq.broker.lanes import GroupLanes
 from sluicemq.testing.cluster.__main__ import main, run_range
 from sluicemq.testing.cluster.runs import LENGTH, SPLIT, error_of
 
-SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "3"))
+SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "8"))
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -53,9 +55,30 @@ def what_a_lane_left_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GroupLanes, "_hand_over", hand_over)
 
 
+def a_new_lane_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rebase(self: GroupLanes) -> None: ...
+
+    monkeypatch.setattr(GroupLanes, "rebase", rebase)
+
+
+def a_lane_begins_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    def place_of_new(self: GroupLanes, key: str, others: list[str], queue: tuple[str, int]) -> Any:
+        rule = own_claim(queue[0], key)
+        return Place(0, 0, [(0, rule)], scanned=0)
+
+    monkeypatch.setattr(GroupLanes, "_place_of_new", place_of_new)
+
+
+def strangers_read_by_the_filter_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LanePulls, "is_stranger", lambda *_: False)
+
+
 PLANTED: list[tuple[Plant, int]] = [
     (every_lane_gets_what_it_wants, 1),
-    (what_a_lane_left_is_nobodys, 1),
+    (what_a_lane_left_is_nobodys, 2),
+    (a_new_lane_gets_nothing, 1),
+    (a_lane_begins_at_zero, 1),
+    (strangers_read_by_the_filter_of_others, 8),
 ]
 NEARBY = 20
 

@@ -1,4 +1,5 @@
-"""The Spark source on a broker with access control, and several name servers; without a JVM."""
+"""The Spark source on a broker with access control, and several name servers; all but the pipeline
+without a JVM."""
 
 import os
 import signal
@@ -21,6 +22,8 @@ from sluicemq.client.sync.producer import Producer
 from sluicemq.errors import SluiceError
 from sluicemq.model.message import Message
 from sluicemq.spark import errors
+from sluicemq.spark.pipelines.file import parse_pipeline
+from sluicemq.spark.pipelines.run import run
 from sluicemq.spark.source import PushingReader
 from sluicemq.spark.stream import stream_reader
 
@@ -132,3 +135,34 @@ def test_what_is_denied_is_said_in_the_first_line(
     with pytest.raises(SluiceError, match=why):
         stream.initialOffset()
     stream.stop()
+
+
+PIPELINE = """\
+cluster: {nameServers: "SERVER", accessKey: "${WHO}", secretKey: "${WHO_SECRET}"}
+source: {topic: TOPIC, columns: [body]}
+sinks: [{kind: topic, topic: made, value: body}]
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_pipeline_signs_what_it_reads_and_writes(name_server: str, spark: Any) -> None:
+    """And never prints the secret, denied or not."""
+    told: list[str] = []
+
+    def attempt(topic: str, key: str, secret: str) -> Any:
+        text = PIPELINE.replace("SERVER", name_server).replace("TOPIC", topic)
+        pipeline, problems = parse_pipeline(text, "p.yaml", {"WHO": key, "WHO_SECRET": secret})
+        assert pipeline is not None, problems
+        return run(pipeline, spark, listener=lambda event: told.append(event.text))
+
+    assert attempt("open", "operator", "operator-secret").rows == {"topic-made": 3}
+    with Admin(name_server, credentials=OPERATOR) as admin:
+        assert sum(admin.offset_max(queue) for queue in admin.queues("made")) == 3
+    for topic, target in (("closed", "closed"), ("open", "made")):
+        with pytest.raises(SluiceError) as caught:
+            attempt(topic, "analyst", "reader-secret")
+        assert f"topic:{target}" in str(caught.value).splitlines()[0]
+        told.append(str(caught.value))
+    assert "-secret" not in "\n".join(told)

@@ -123,6 +123,7 @@ def ways(*, small: bool, few: bool) -> Iterator[None]:
         mock.patch.object(blocks, "SCALAR_VALUES_MAX", 48 if small else 0),
         mock.patch.object(blocks, "PAIRS_SCALAR_MAX", 2048 if small else 0),
         mock.patch.object(blocks, "COMBINATIONS_DENSE_MAX", 1 << 20 if small else 0),
+        mock.patch.object(blocks, "FEW", 3 if small else 0),
         mock.patch.object(column_stats, "VALUES_MAX", 64 if few else 0),
     ):
         yield
@@ -139,6 +140,8 @@ def check(
         with ways(small=small, few=few):
             found = vectorised.verdicts(block).tolist()
             assert len(found) == len(rows)
+            counted = vectorised.count(block)
+            assert counted == found.count(TRUE) or (counted is None and (odd or unknown))
             for at, (ours, scalar) in enumerate(zip(found, wanted, strict=True)):
                 if ours == NEEDS_RECORD:
                     assert at in odd or unknown, (selector.text, rows[at])

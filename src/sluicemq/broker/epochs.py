@@ -46,8 +46,8 @@ from sluicemq.protocol.codes import RequestCode, ResponseCode
 from sluicemq.protocol.command import Command
 from sluicemq.protocol.headers import CommitEpochRequest, CommitEpochResponse, decode_header
 from sluicemq.protocol.headers import encode_header as encoded
+from sluicemq.record.codec import Buffer
 from sluicemq.store.store import Store
-from sluicemq.store.writer import Part
 
 log = logging.getLogger(__name__)
 
@@ -121,9 +121,9 @@ class Epochs:
         self.move(host)
 
     @property
-    def on_staged(self) -> Callable[[int, int, Sequence[Part]], None]:
-        """Told of each batch that is staged: queue, offset, messages."""
-        return self._reader.seen.note
+    def on_staged(self) -> Callable[[int, int, Sequence[bytes], Sequence[Buffer]], None]:
+        """Told of each batch that is staged: queue, offset, properties, bodies."""
+        return self._reader.seen.note_all
 
     def handlers(self) -> dict[int, Handler]:
         return {RequestCode.SLUICE_COMMIT_EPOCH: self.commit}

@@ -136,6 +136,11 @@ class RuleColumns:
         found[no] = FALSE
         return found
 
+    def count(self, block: ColumnBlock) -> int | None:
+        """How many rows are TRUE; None when some record has to be asked."""
+        verdicts = self.verdicts(block)
+        return None if NEEDS_RECORD in verdicts else int((verdicts == TRUE).sum())
+
     def can_match(self, stats: BlockStats) -> bool:
         """False when no row of such a block is the rule's."""
         return any(

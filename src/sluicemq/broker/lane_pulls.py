@@ -7,12 +7,14 @@ was given is noted, so that it can be sent back when nothing of it is in hand (`
 from collections.abc import Mapping
 from typing import Final, Protocol
 
-from sluicemq.broker.clients import Consumers
+from sluicemq.broker.clients import ConsumerGroup, Consumers
+from sluicemq.broker.contract import STRICT
 from sluicemq.broker.delivered import Delivered
 from sluicemq.broker.lane_filters import rule_filter
 from sluicemq.broker.lane_places import Place
 from sluicemq.broker.lane_table import end_of
 from sluicemq.broker.lanes import GroupLanes
+from sluicemq.broker.resets import Resets
 from sluicemq.net.server import Peer
 from sluicemq.store.gather import Reach
 from sluicemq.store.store import ReadResult, ReadStatus, Store
@@ -90,6 +92,32 @@ class LanePulls:
             or lanes.is_finishing(client_id, queue, key)
             or lanes.is_waited_for(lanes.lanes[key], queue)
         )
+
+    def is_stranger(self, reading: Reading, group: ConsumerGroup) -> bool:
+        """A reader that was there before the broker restarted, and whose heartbeat is to come: by
+        what the others want it would pass over its own messages."""
+        consumers = self._consumers
+        if reading.group not in consumers.lanes.table and (
+            consumers.contracts.of(reading.group) != STRICT
+        ):
+            return False
+        return group.find(reading.peer, reading.fields) is None
+
+    def told(self, reading: Reading, resets: Resets, is_parked: bool) -> int | None:
+        """Where a pull has to go on, None where it is; `resets` are those of groups without
+        lanes."""
+        found = self._consumers.lane_of(reading.group, reading.peer, reading.fields)
+        offset, queue = reading.offset, (reading.topic, reading.queue_id)
+        if found is None:
+            return resets.tell(reading.group, *queue, offset, is_parked=is_parked)
+        lanes, member = found
+        return lanes.tell(member.key, member.client_id, queue, offset, is_parked=is_parked)
+
+    def is_stale(self, reading: Reading) -> bool:
+        """Has another member pulled from the queue since this one began to wait? A reader that has
+        given the queue up hears nothing any more: what it is told, nobody knows."""
+        found = self._place(reading)
+        return found is not None and found[1].reader not in {"", found[2]}
 
     def has_moved(self, reading: Reading) -> bool:
         """Does it wait with a pull of another lane? What that one has passed over may be what the

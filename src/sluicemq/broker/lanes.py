@@ -348,7 +348,9 @@ class GroupLanes:
             self.parts.changed()
         return place
 
-    def tell(self, key: str, client_id: str, queue: Queue, offset: int) -> int | None:
+    def tell(
+        self, key: str, client_id: str, queue: Queue, offset: int, *, is_parked: bool = False
+    ) -> int | None:
         """A member pulls from `offset`: where it has to go on, None when it may go on there."""
         movers = self.movers
         if movers.reads(client_id, queue, key) != key:
@@ -366,7 +368,9 @@ class GroupLanes:
         lane = self.lanes.get(key)
         if lane is not None and queue in lane.orphans and not self.is_waited_for(lane, queue):
             self._take_over(lane, client_id, queue, offset)
-        return self.resets.tell(key, *queue, offset) if self.resets else None
+        if not self.resets:
+            return None
+        return self.resets.tell(key, *queue, offset, client_id, is_parked=is_parked)
 
     def _take_over(self, lane: Lane, client_id: str, queue: Queue, offset: int) -> None:
         """A member reads on in a queue whose reader changed lanes: from where that one came to."""

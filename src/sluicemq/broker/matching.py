@@ -12,7 +12,7 @@ because stored messages do not change. How fast both go is where an estimate of 
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -30,6 +30,7 @@ from sluicemq.filter.vectorised import Vectorised
 from sluicemq.model.message import TAGS
 from sluicemq.model.subscription import ALL, SQL92, Subscription
 from sluicemq.record.codec import decode_properties, properties_slice
+from sluicemq.record.columns import ColumnBlock
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT, UNIT_BYTES
 from sluicemq.store.store import Store
 
@@ -37,10 +38,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from sluicemq.record.columns import ColumnBlock
+    from sluicemq.store.columns_load import Load
 
 TAG_UNITS: Final = 1 << 16
 RECORDS_A_STEP: Final = 256
+PARTS_A_JOB: Final = 4
 ROWS_INLINE: Final = 8192
 """Larger blocks take milliseconds: they are judged in another thread."""
 SAMPLES_KEPT: Final = 16
@@ -229,6 +231,45 @@ class Matching:
             return end - start
         if wanted.codes is not None:
             return (yield from self._count_tags(topic, queue_id, wanted, start, end))
+        columns = self._store.columns
+        if not columns.is_warm:
+            yield columns.warm_up
+        assert wanted.vectorised is not None
+        parts = columns.parts(topic, queue_id, start, end, wanted.vectorised)
+        if parts is None:
+            return (yield from self._count_verdicts(topic, queue_id, wanted, start, end))
+        total = 0
+        while batch := list(islice(parts, PARTS_A_JOB)):
+            total += yield from self._count_batch(topic, queue_id, wanted, batch)
+        return total
+
+    def _count_batch(
+        self, topic: str, queue_id: int, wanted: Wanted, batch: "list[ColumnBlock | Load]"
+    ) -> Steps[int]:
+        """Of some blocks in one job, those that are not in memory too."""
+        assert wanted.vectorised is not None
+        counts: list[int | None] = []
+        job = partial(_count_parts, wanted.vectorised, batch, counts)
+        loads = [part for part in batch if not isinstance(part, ColumnBlock)]
+        if loads or sum(part.rows for part in batch if isinstance(part, ColumnBlock)) > ROWS_INLINE:
+            yield job
+        else:
+            job()
+            yield None
+        for load in loads:
+            self._store.columns.loaded(load)
+        total = 0
+        for part, count in zip(batch, counts, strict=True):
+            if count is None:
+                first = part.first_offset if isinstance(part, ColumnBlock) else part.start
+                count = yield from self._count_verdicts(topic, queue_id, wanted, first, part.end)  # noqa: PLW2901
+            total += count
+        return total
+
+    def _count_verdicts(
+        self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int
+    ) -> Steps[int]:
+        """Row by row, the records where columns cannot tell."""
         total = 0
         for found in self.verdicts(topic, queue_id, wanted, start, end, only_matches=True):
             if callable(found):
@@ -308,18 +349,96 @@ class Matching:
         from sluicemq.store import tagscan  # noqa: PLC0415 - NumPy only when somebody filters
 
         assert wanted.codes is not None
+        columns = self._store.columns
+        if end - start > TAG_UNITS and not columns.is_warm:
+            yield columns.warm_up
         total = 0
         while start < end:
-            units = self._store.units(topic, queue_id, start, min(end - start, TAG_UNITS))
+            part = columns.part_made(topic, queue_id, start, end)
+            stop = end if part is None else part.end
+            units = self._store.units(topic, queue_id, start, min(stop - start, TAG_UNITS))
             if not len(units):
                 break
-            hits = iter(tagscan.find_codes(units, wanted.codes))  # type: ignore[arg-type]
-            while chunk := list(islice(hits, RECORDS_A_STEP)):
-                total += sum(tag in wanted.tags for tag in self.records.of_hits(units, chunk))
-                yield None
+            hits = tagscan.find_codes(units, wanted.codes)  # type: ignore[arg-type]
+            if hits:
+                total += yield from self._count_hits(wanted, bytes(units), hits, part)
             start += len(units) // UNIT_BYTES
             yield None
         return total
+
+    def _count_hits(
+        self,
+        wanted: Wanted,
+        units: bytes,
+        hits: list[int],
+        part: "ColumnBlock | Load | None",
+    ) -> Steps[int]:
+        """Of units with a code that is wanted, those whose tag is; `part` has the tags of all
+        units in the queue from the first of these on."""
+        if part is not None:
+            block = yield from self._in_memory(part)
+            count = None if block is None else _count_rows(wanted, block, hits)
+        elif (picked := self._picked(units, hits)) is not None:
+            found: list[ColumnBlock] = []
+            yield lambda: found.append(picked())
+            count = _count_rows(wanted, found[0], range(len(hits)))
+        else:
+            count = None
+        if count is not None:
+            return count
+        total, coming = 0, iter(hits)
+        while chunk := list(islice(coming, RECORDS_A_STEP)):
+            total += sum(tag in wanted.tags for tag in self.records.of_hits(units, chunk))
+            yield None
+        return total
+
+    def _picked(self, units: bytes, hits: list[int]) -> "Callable[[], ColumnBlock] | None":
+        """Columns of many hits, made at once; few ones are read one by one."""
+        if len(hits) < RECORDS_A_STEP:
+            return None
+        begins = [hit * UNIT_BYTES for hit in hits]
+        return self._store.columns.picked(
+            b"".join([units[begin : begin + UNIT_BYTES] for begin in begins])
+        )
+
+    def _in_memory(self, load: "ColumnBlock | Load") -> "Steps[ColumnBlock | None]":
+        if isinstance(load, ColumnBlock):
+            return load
+        yield load.run
+        self._store.columns.loaded(load)
+        block = load.block
+        return None if block is None else block.part(load.start, load.stop)
+
+
+def _count_rows(wanted: Wanted, block: "ColumnBlock", rows: Sequence[int]) -> int | None:
+    """How many of these rows have a tag that is wanted; None when columns cannot tell."""
+    import numpy as np  # noqa: PLC0415 - only when somebody filters
+
+    if len(block.odd) or TAGS in block.excluded:
+        return None
+    column = block.columns.get(TAGS)
+    if column is None:
+        return len(rows) if "" in wanted.tags else 0
+    codes = [at for at, tag in enumerate(column.values) if tag in wanted.tags]
+    if "" in wanted.tags:
+        codes.append(-1)
+    return int(np.isin(column.codes[np.array(rows, np.intp)], codes).sum())
+
+
+def _count_parts(
+    vectorised: "Vectorised | RuleColumns",
+    parts: "list[ColumnBlock | Load]",
+    counts: list[int | None],
+) -> None:
+    """Matches in each; None where records have to be asked, or a block cannot be had. Any
+    thread."""
+    for part in parts:
+        block = part if isinstance(part, ColumnBlock) else part.run()
+        if block is not None:
+            counts.append(vectorised.count(block))
+        else:
+            assert not isinstance(part, ColumnBlock)
+            counts.append(0 if part.is_passed else None)
 
 
 def _judge(

@@ -24,7 +24,7 @@ def tag_code_of(properties: bytes) -> int:
     else:
         return 0
     end = properties.find(b"\x02", start)
-    return _code_of(properties[start:] if end < 0 else properties[start:end])
+    return tag_code_of_value(properties[start:] if end < 0 else properties[start:end])
 
 
 def tag_code_in(properties: str) -> int:
@@ -38,7 +38,8 @@ def tag_code_in(properties: str) -> int:
 
 
 @lru_cache(maxsize=65_536)
-def _code_of(tag: bytes) -> int:
+def tag_code_of_value(tag: bytes) -> int:
+    """The code of a tag as it is encoded."""
     return tag_code(tag.decode("utf-8", "replace"))
 
 

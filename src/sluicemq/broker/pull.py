@@ -261,6 +261,11 @@ class Pull:
             found := self._of_member(reading, group)
         ):
             return found.filter
+        if self.in_lanes.is_stranger(reading, group):
+            raise RefusalError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"the consumer's subscription not exist: no heartbeat of it has come yet\n{FAQ}",
+            )
         if group.message_model == "BROADCASTING" and not broadcast_enable:
             raise RefusalError(
                 ResponseCode.NO_PERMISSION,
@@ -377,10 +382,10 @@ class Pull:
             look,
         )
 
-    def _reset(self, reading: _Reading, opaque: int) -> bytes | None:
+    def _reset(self, reading: _Reading, opaque: int, *, is_parked: bool = False) -> bytes | None:
         """21 for a pull whose group has been sent to another place of the queue."""
         topic, queue_id = reading.topic, reading.queue_id
-        offset = self._told(reading)
+        offset = self.in_lanes.told(reading, self._offsets.resets, is_parked)
         if offset is None:
             return None
         low, high = self._queue_offsets(topic, queue_id)
@@ -396,23 +401,12 @@ class Pull:
         return self._moved(reading, opaque, ResponseCode.PULL_NOT_FOUND,
                            (reading.offset, high, low), b"LANE_CHANGES")  # fmt: skip
 
-    def _told(self, reading: _Reading) -> int | None:
-        found = None
-        if reading.group in self._lanes:
-            found = self._consumers.lane_of(reading.group, reading.peer, reading.fields)
-        if found is None:
-            resets = self._offsets.resets
-            return resets.tell(reading.group, reading.topic, reading.queue_id, reading.offset)
-        lanes, member = found
-        queue = (reading.topic, reading.queue_id)
-        return lanes.tell(member.key, member.client_id, queue, reading.offset)
-
     def _look(self, reading: _Reading, parked: Parked, is_last: bool) -> bytes | None:
         """A parked pull looks again. When it is its last time it answers whatever there is, and
         the offset moves on over what the filter did not want."""
         has_lanes = reading.group in self._lanes
-        if self._offsets.resets or has_lanes:
-            told = self._reset(reading, parked.command.opaque)
+        if not self.in_lanes.is_stale(reading) if has_lanes else self._offsets.resets:
+            told = self._reset(reading, parked.command.opaque, is_parked=True)
             if told is not None:
                 return told
         if has_lanes and self.in_lanes.is_held(reading):

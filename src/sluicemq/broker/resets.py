@@ -28,10 +28,11 @@ Key = tuple[str, str, int]
 
 
 class _Reset:
-    __slots__ = ("offset", "tells", "told_at")
+    __slots__ = ("offset", "tells", "told", "told_at")
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
+        self.told = ""
         self.told_at = -1
         self.tells = 0
 
@@ -60,19 +61,32 @@ class Resets:
         """Is a commit of this group on the queue to be dropped?"""
         return (group, topic, queue_id) in self._table
 
-    def tell(self, group: str, topic: str, queue_id: int, offset: int) -> int | None:
-        """A pull from `offset` came in: where it has to go on, None when it may go on there."""
+    def tell(
+        self,
+        group: str,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        client_id: str = "",
+        *,
+        is_parked: bool = False,
+    ) -> int | None:
+        """A pull from `offset` came in: where it has to go on, None when it may go on there. With a
+        `client_id` it is that client who has to hear, whoever was told before. A pull that waits
+        was sent before it: it proves nothing."""
         key = (group, topic, queue_id)
         reset = self._table.get(key)
         if reset is None:
             return None
+        if reset.told != client_id:
+            reset.told, reset.told_at, reset.tells = client_id, -1, 0
         has_heard = reset.tells and (offset == reset.offset or offset != reset.told_at)
-        if has_heard or reset.tells >= TELLS_MAX:
+        if not is_parked and (has_heard or reset.tells >= TELLS_MAX):
             del self._table[key]
             self._on_change()
             return None
         reset.told_at = offset
-        reset.tells += 1
+        reset.tells += not is_parked or not reset.tells
         return reset.offset
 
     def forget(self, *, topic: str | None = None, group: str | None = None) -> None:

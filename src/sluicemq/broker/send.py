@@ -10,8 +10,7 @@ as an ordinary message.
 """
 
 import struct
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -22,32 +21,28 @@ from sluicemq.broker.halves import HALF_TOPIC
 from sluicemq.broker.intake import ILLEGAL, Draft, Intake, RefusalError
 from sluicemq.broker.outcomes import Durable
 from sluicemq.broker.retries import Retries
+from sluicemq.broker.send_batch import BatchIntake, OnStaged, Origin, refuse_in_batch
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topic, Topics, name_fault
 from sluicemq.broker.turns import Turns
 from sluicemq.clock import Clock
-from sluicemq.errors import MessageIllegalError, ProtocolError, StoreError, StoreFullError
+from sluicemq.errors import MessageIllegalError, StoreError, StoreFullError
 from sluicemq.model.ids import Host, UniqueIds, encode_host
-from sluicemq.model.message import PREPARED, TIMER_PROPERTIES, TRAN_MSG, TRANSACTION_MASK
+from sluicemq.model.message import PREPARED, TRAN_MSG, TRANSACTION_MASK
 from sluicemq.model.topic import PERM_WRITE, RETRY_PREFIX
 from sluicemq.net.dispatch import Quick
 from sluicemq.net.server import Handler, Peer
-from sluicemq.protocol.bodies.epochs import STAGING_TOPIC
 from sluicemq.protocol.codec import SERVER_LANGUAGE
 from sluicemq.protocol.codes import RequestCode, ResponseCode
 from sluicemq.protocol.command import FLAG_ONEWAY, VERSION, Command
 from sluicemq.protocol.headers import SendMessageRequest, SendMessageRequestV2, decode_header
-from sluicemq.record.batch import decode_batch
 from sluicemq.store.store import Store
-from sluicemq.store.writer import Part
 
 _pack_prefix: Final = struct.Struct(">II").pack
 _MONTH_MS: Final = 31 * 24 * 3600 * 1000
 FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 _REQUEST: Final = (0, FLAG_ONEWAY)
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
-# As long as can be: the longer what is searched for, the faster. Names of TIMER_DEL… are four.
-_NOT_IN_BATCH: Final = (b"DELAY\x01", b"TIMER_DEL", b"TRAN_MSG\x01")
 
 Work = Callable[[SendMessageRequest, Command, Peer], Durable]
 
@@ -72,22 +67,29 @@ class Send:
         self._by_name = topics.table
         self._retries = retries
         self._append = store.append
-        self._append_batch = store.append_batch
         self._intake = intake
         self._plain = turns.plain
         self._plain_of = turns.plain_of
         self._clock = clock
         self._unique_ids = unique_ids
         self._next_queue = 0
-        self.on_staged: Callable[[int, int, Sequence[Part]], None] = _nothing
-        """Told of each batch for the staging topic: queue, offset, messages."""
         self.failures = 0
         self.sizes = [0] * 64
         """Messages by the number of bits of (body size - 1)."""
+        self._batches = BatchIntake(settings, store, intake, self.sizes)
         self.fifo: dict[str, int] = {}
         """Messages with a sharding key, by topic."""
         settings.on_change(self._prepare)
         self.move(store_host)
+
+    @property
+    def on_staged(self) -> OnStaged:
+        """Told of each batch for the staging topic: see `BatchIntake`."""
+        return self._batches.on_staged
+
+    @on_staged.setter
+    def on_staged(self, told: OnStaged) -> None:
+        self._batches.on_staged = told
 
     def move(self, store_host: Host) -> None:
         """The host that stands in records and message ids is this one."""
@@ -107,7 +109,7 @@ class Send:
             "CLUSTER": config.cluster_name,
         }
         self._suffix = text.as_text(self._added)
-        self._suffix_bytes = self._suffix.encode()
+        self._batches.suffix = self._suffix.encode()
         escaped = orjson.dumps(config.region).decode().replace("%", "%%")
         begin = '{"code":0,"extFields":{"queueId":"%d",'
         end = (
@@ -278,61 +280,16 @@ class Send:
         topic = self._topic(header, peer)
         queue_id = self._queue_id(topic, header.queue_id, peer)
         own = text.as_dict(header.properties or "")
-        _refuse_in_batch(own)
+        refuse_in_batch(own)
         _check_kind(own, header.sys_flag)
-        parts = self._parts(command)
-        physical_offsets, queue_offset = self._append_batch(
-            topic.name, queue_id, parts, header.sys_flag, header.born_time_ms,
-            peer.remote_bytes, self.store_host,
-        )  # fmt: skip
-        self._count_batch(topic, parts)
-        if topic.name == STAGING_TOPIC:
-            self.on_staged(queue_id, queue_offset, parts)
-        id_of = (self._id_prefix + "%016X").__mod__
-        ids = ",".join(map(id_of, physical_offsets))
+        origin = Origin(header.sys_flag, header.born_time_ms, peer.remote_bytes, self.store_host)
+        ids, queue_offset = self._batches.append(
+            topic, queue_id, command.body, origin, self._id_prefix
+        )
         return self._success(
             command, queue_id, queue_offset, ids, own.get("UNIQ_KEY", ""),
             _waits(own), topic, known,
         )  # fmt: skip
-
-    def _count_batch(self, topic: Topic, parts: Sequence[Part]) -> None:
-        body_sizes = [len(part[1]) for part in parts]
-        for size, count in Counter(body_sizes).items():
-            self.sizes[(size - 1).bit_length()] += count
-        stored_bytes = sum(body_sizes) + sum([len(part[2]) for part in parts])
-        topic.messages_in += len(parts)
-        topic.bytes_in += stored_bytes + len(parts) * topic.record_bytes
-
-    def _parts(self, command: Command) -> list[Part]:
-        limit = self._settings.store.message_bytes_max
-        if len(command.body) > limit:
-            raise RefusalError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"{ILLEGAL.format(limit)} The batch has {len(command.body)} bytes.",
-            )
-        try:
-            messages = decode_batch(command.body)
-        except ProtocolError as error:
-            raise RefusalError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
-        if not messages:
-            raise RefusalError(ResponseCode.MESSAGE_ILLEGAL, "The batch has no messages.")
-        if any(name in command.body for name in _NOT_IN_BATCH):
-            for _, _, own in messages:
-                properties = text.as_dict(own.decode("utf-8", "replace"))
-                _refuse_in_batch(properties)
-        suffix, open_suffix = self._suffix_bytes, b"\x02" + self._suffix_bytes
-        tag_code_of = text.tag_code_of
-        parts = [
-            (
-                flag,
-                body,
-                own + (suffix if own[-1:] == b"\x02" or not own else open_suffix),
-                tag_code_of(own),
-            )
-            for flag, body, own in messages
-        ]
-        self._intake.check_properties(max([len(stored) for _, _, stored, _ in parts]))
-        return parts
 
     # ------------------------------------------------------------------------------- where to
 
@@ -472,24 +429,3 @@ def _check_kind(properties: dict[str, str], sys_flag: int) -> None:
             f"the sysFlag {sys_flag:#x} says another kind of message than the property TRAN_MSG="
             f"{properties.get(TRAN_MSG)}. The message was not stored.",
         )
-
-
-def _nothing(queue_id: int, offset: int, parts: Sequence[Part]) -> None:
-    """Nobody wants to know."""
-
-
-def _refuse_in_batch(properties: dict[str, str]) -> None:
-    """Raises RefusalError for what no message of a batch can be (spec/store.md §2.5)."""
-    if properties.get(TRAN_MSG, "").lower() == "true":
-        raise RefusalError(
-            ResponseCode.MESSAGE_ILLEGAL,
-            "a batch cannot be part of a transaction (property TRAN_MSG=true). The batch was not "
-            "stored. Send messages of transactions one by one.",
-        )
-    for name in ("DELAY", *TIMER_PROPERTIES, "TIMER_DEL_UNIQKEY"):
-        if properties.get(name, "0") != "0":
-            raise RefusalError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"a message of a batch cannot be delayed (property {name}={properties[name]}). "
-                "The batch was not stored. Send delayed messages one by one.",
-            )

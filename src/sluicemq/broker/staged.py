@@ -186,6 +186,7 @@ class Publisher:
         self._settings = settings
         self._topics = topics
         self._append_batch = store.append_batch
+        self._append_columns = store.append_columns
         self._intake = intake
         self._turn = 0
 
@@ -243,15 +244,26 @@ class Publisher:
             topic = self._topic(run.stage.topic)
             queue_id = self._queue_id(topic, run.stage.queue_id)
             try:
-                self._append_batch(topic.name, queue_id, run.parts, *run[1:5])
+                self._append(topic, queue_id, run)
             except MessageIllegalError:  # they have to be taken one by one
                 for staged in _one_by_one(run, ordinal):
                     self._one(staged, topic, queue_id)
                     yield staged.ordinal + 1
             else:
-                self._count(topic, run.parts)
-                yield ordinal + len(run.parts)
-            ordinal += len(run.parts)
+                yield ordinal + len(run)
+            ordinal += len(run)
+
+    def _append(self, topic: Topic, queue_id: int, run: Run) -> None:
+        """Raises MessageIllegalError when a message of it breaks a limit; StoreError."""
+        if run.columns is None:
+            self._append_batch(topic.name, queue_id, run.parts, *run[1:5])
+            self._count(topic, run.parts)
+            return
+        self._append_columns(topic.name, queue_id, run.columns)
+        heads, sizes = run.columns.heads, run.columns.property_sizes
+        topic.messages_in += len(heads)
+        topic.bytes_in += int(heads["body_bytes"].sum()) + int(sizes.sum())
+        topic.bytes_in += len(heads) * topic.record_bytes
 
     def _one(self, staged: Staged, topic: Topic, queue_id: int) -> None:
         draft = self._draft(staged, queue_id)
@@ -302,12 +314,14 @@ def _part(staged: Staged) -> Part:
 
 
 def _one_by_one(run: Run, ordinal: int) -> Iterator[Staged]:
-    for number, (flag, body, own, _) in enumerate(run.parts, ordinal):
-        record = Record(
-            0, flag, run.sys_flag, run.born_time_ms, run.born_host, 0, run.store_host, 0,
-            memoryview(body), own,
-        )  # fmt: skip
-        yield Staged(number, record, run.stage, own)
+    for some in run.each():
+        for flag, body, own, _ in some.parts:
+            record = Record(
+                0, flag, some.sys_flag, some.born_time_ms, some.born_host, 0, some.store_host, 0,
+                memoryview(body), own,
+            )  # fmt: skip
+            yield Staged(ordinal, record, some.stage, own)
+            ordinal += 1
 
 
 def _stage(value: bytes) -> Stage | None:

@@ -4,12 +4,15 @@ What a task stages is nearly always alike: one topic, no delay, batch after batc
 Such messages are taken from the log in one loop that makes no object for each: the tag code is the
 one of the staging queue's unit, and the properties lose one beginning and get another. Where a
 message is not like that the loop ends, and the careful reader (`staged.StagedReader.messages`) has
-its turn.
+its turn. Where many are alike they stay columns (`staged_columns`): bodies, CRCs and most of the
+numbers go as they are.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.errors import ProtocolError
 from sluicemq.model.message import BORN_HOST_IPV6, STORE_HOST_IPV6, UNIQ_KEY
@@ -27,7 +30,12 @@ from sluicemq.store.consumequeue import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.store.writer import Part
 
-_UNITS: Final = 512
+if TYPE_CHECKING:
+    from sluicemq.record.batch_columns import Columns
+
+_UNITS: Final = 2048
+COLUMNS_MIN: Final = 32
+"""Fewer messages are taken one by one."""
 _HEAD_BYTES: Final = RECORD_HEAD.size
 _IPV6: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
 _STAGED_ID: Final = f"{STAGED_ID}\x01".encode()
@@ -39,7 +47,8 @@ _unpack_head: Final = Struct(">4x i 8x i 16x i q 8s 8x 8s 12x i").unpack_from
 
 
 class Run(NamedTuple):
-    """Messages that are appended together: one place, the same flags, time and hosts."""
+    """Messages that are appended together: one place, the same flags, time and hosts; as columns,
+    whose heads say their times, or as parts."""
 
     stage: Stage
     sys_flag: int
@@ -47,6 +56,20 @@ class Run(NamedTuple):
     born_host: bytes
     store_host: bytes
     parts: list[Part]
+    columns: "Columns | None" = None
+
+    def __len__(self) -> int:
+        return len(self.parts if self.columns is None else self.columns.bodies)
+
+    def each(self) -> "Iterator[Run]":
+        """Runs without columns: parts with the same time."""
+        if self.columns is None:
+            yield self
+            return
+        numbered = zip(self.columns.heads["born_ms"].tolist(), self.columns.parts(), strict=True)
+        for born_ms, group in groupby(numbered, key=itemgetter(0)):
+            parts = [part for _, part in group]
+            yield self._replace(born_time_ms=born_ms, parts=parts, columns=None)
 
 
 class RunReader:
@@ -78,12 +101,40 @@ class RunReader:
         while offset < end:
             count = min(end - offset, _UNITS, self._count_left)
             units = self._store.units(STAGING_TOPIC, one.queue_id, offset, count)
-            taken = self._take_units(units, owner)
+            taken = self._take_columns(units, owner) or self._take_units(units, owner)
             self._count_left -= taken
             offset += taken
-            if taken * UNIT.size < len(units) or not taken:
+            if not taken or (not self._count_left and offset < end):
                 return False
         return True
+
+    def _take_columns(self, units: Buffer, owner: Owner) -> int:
+        """How many of the first were alike, lie in one file and had room; 0 when few. HOT."""
+        if len(units) < COLUMNS_MIN * UNIT.size or not self._store.takes_columns:
+            return 0
+        from sluicemq.broker import staged_columns  # noqa: PLC0415 - NumPy for many only
+
+        fitting, ends = staged_columns.fitting(units, self._bytes_left)
+        base = int(fitting["position"][0]) if len(fitting) else 0
+        view = self._store.view_at(base) or memoryview(b"")
+        count = sum(end <= base + len(view) for end in ends.tolist())
+        if count < COLUMNS_MIN:
+            return 0
+        found = staged_columns.Found(fitting[:count], view, base)
+        begin = _start(found.first_properties(), owner)
+        head = found.heads[0]
+        if begin is None or not _is_plain(int(head["magic"]), int(head["sys_flag"])):
+            return 0
+        stage, start = begin
+        count = found.alike(start)
+        if count < COLUMNS_MIN:
+            return 0
+        columns = found.columns(count, len(start), _ID)
+        hosts = bytes(head["born_host"]), bytes(head["store_host"])
+        run = Run(stage, int(head["sys_flag"]), int(head["born_ms"]), *hosts, [], columns)
+        self._runs.append(run)
+        self._bytes_left -= int(ends[count - 1]) - base
+        return count
 
     def _take_units(self, units: Buffer, owner: Owner) -> int:
         """How many were alike and had room. HOT."""

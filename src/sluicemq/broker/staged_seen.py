@@ -14,6 +14,7 @@ true. What retention has deleted is asked when the range is.
 import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
+from operator import methodcaller
 from typing import Final
 
 from sluicemq.errors import ProtocolError
@@ -24,6 +25,7 @@ from sluicemq.protocol.bodies.epochs import (
     StagedRange,
     parse_stage,
 )
+from sluicemq.record.codec import Buffer
 from sluicemq.store.writer import Part
 
 RUNS_MAX: Final = 10_000
@@ -51,8 +53,14 @@ class StagedSeen:
         """Queue -> the offset after its last run, the run, and what its messages begin with."""
 
     def note(self, queue_id: int, offset: int, parts: Sequence[Part]) -> None:
-        """A batch was appended to a queue. HOT: each staged message."""
-        first = parts[0][2]
+        """A batch was appended to a queue."""
+        self.note_all(queue_id, offset, [part[2] for part in parts], [part[1] for part in parts])
+
+    def note_all(
+        self, queue_id: int, offset: int, properties: Sequence[bytes], bodies: Sequence[Buffer]
+    ) -> None:
+        """The same, for its properties and bodies. HOT: each staged message."""
+        first = properties[0]
         end, run, start = self._last.get(queue_id, (-1, None, b""))
         if run is None or end != offset or not first.startswith(start):
             found = _plain_stage(first)
@@ -62,16 +70,13 @@ class StagedSeen:
             stage, start = found
             run = Run(stage)
             self._keep(queue_id, offset, run)
-        if any(not part[2].startswith(start) for part in parts):
+        if not all(map(methodcaller("startswith", start), properties)):
             self._last.pop(queue_id, None)
             run.count = -1  # never what a sink says
             return
-        checksum = run.checksum
-        for part in parts:
-            checksum = zlib.crc32(part[1], checksum)
-        run.checksum = checksum
-        run.count += len(parts)
-        self._last[queue_id] = offset + len(parts), run, start
+        run.checksum = zlib.crc32(b"".join(bodies), run.checksum)
+        run.count += len(bodies)
+        self._last[queue_id] = offset + len(bodies), run, start
 
     def _keep(self, queue_id: int, offset: int, run: Run) -> None:
         self._runs[queue_id, offset] = run

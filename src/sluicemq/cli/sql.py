@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 ROWS_SHOWN: Final = 100
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _SETTINGS: Final = {
-    "spark.log.level": "OFF",
     "spark.sql.shuffle.partitions": "8",
     # A short-lived JVM: the second compiler would be busy until after the answer.
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
@@ -112,7 +111,7 @@ def _session(master: str) -> "Iterator[tuple[Future[SparkSession], Asked]]":
     def start() -> "SparkSession":
         from sluicemq.spark.session import spark_session  # noqa: PLC0415 - a second
 
-        return spark_session("sluice sql", master=master, settings=dict(_SETTINGS))
+        return spark_session("sluice sql", master=master, settings=dict(_SETTINGS), log_level="off")
 
     _mute()
     pool = ThreadPoolExecutor(2)

@@ -27,7 +27,15 @@ from numpy.typing import NDArray
 from sluicemq.filter.column_numbers import Numbers, parse_numbers
 from sluicemq.filter.evaluate import Verdict, constant_of
 from sluicemq.filter.nodes import Equal, In, JavaClass, Literal, Node, Order, Property, java_class
-from sluicemq.filter.outcomes import ERROR, FALSE, TRUE, VERDICT_OF, settled, verdict_of
+from sluicemq.filter.outcomes import (
+    ERROR,
+    FALSE,
+    IS_TRUE,
+    TRUE,
+    VERDICT_OF,
+    settled,
+    verdict_of,
+)
 from sluicemq.filter.pairs import pair_outcomes
 from sluicemq.filter.plan import (
     MIRRORED,
@@ -49,8 +57,9 @@ SCALAR_VALUES_MAX: Final = 48  # below it a loop over the values is faster than 
 PAIRS_SCALAR_MAX: Final = 2048  # the same for two columns that are compared with each other
 NARROW_FACTOR: Final = 3  # so many times fewer open rows are worth to be picked out
 COMBINATIONS_DENSE_MAX: Final = 1 << 20  # a table of one byte and one int32 for each
+FEW: Final = 3  # so many comparisons of a whole block are faster than a look-up for each row
 
-_VERDICT_OF: Final = np.frombuffer(VERDICT_OF, np.uint8)
+_VERDICT_OF: Final = VERDICT_OF.ljust(256, b"\0")
 
 
 def block_verdicts(plan: Plan, block: ColumnBlock) -> NDArray[np.uint8]:
@@ -59,10 +68,26 @@ def block_verdicts(plan: Plan, block: ColumnBlock) -> NDArray[np.uint8]:
     if isinstance(outcomes, int):
         verdicts = np.full(block.rows, VERDICT_OF[outcomes], np.uint8)
     else:
-        verdicts = _VERDICT_OF.take(outcomes)
+        verdicts = _translated(_VERDICT_OF, outcomes)
     if len(block.odd):
         verdicts[block.odd] = VERDICT_OF[0]
     return verdicts
+
+
+def block_count(plan: Plan, names: frozenset[str], block: ColumnBlock) -> int | None:
+    """How many rows are TRUE; None when the columns cannot tell of each. `names` are those that
+    the plan reads."""
+    if len(block.odd) or not block.excluded.isdisjoint(names):
+        return None
+    outcomes = _on_rows(plan, _Rows(block, {}))
+    if isinstance(outcomes, int):
+        return block.rows if outcomes == IS_TRUE else 0
+    return int(np.count_nonzero(outcomes == IS_TRUE))
+
+
+def _translated(table: bytes, outcomes: NDArray[Any]) -> NDArray[np.uint8]:
+    """`table[outcomes]` with a table of 256 places, twice as fast."""
+    return np.frombuffer(bytearray(outcomes).translate(table), np.uint8)
 
 
 def _evaluate(plan: Plan, of_leaf: Callable[[Leaf], Outcomes]) -> Outcomes:
@@ -83,7 +108,7 @@ def _evaluate(plan: Plan, of_leaf: Callable[[Leaf], Outcomes]) -> Outcomes:
 def _looked_up(table: bytes, operand: Outcomes) -> Outcomes:
     if isinstance(operand, int):
         return table[operand]
-    return np.frombuffer(table, np.uint8).take(operand)
+    return _translated(table.ljust(256, b"\0"), operand)
 
 
 def _joined(table: bytes, left: Outcomes, right: Outcomes) -> Outcomes:
@@ -91,7 +116,7 @@ def _joined(table: bytes, left: Outcomes, right: Outcomes) -> Outcomes:
         return _looked_up(table[right::16], left)
     if isinstance(left, int):
         return _looked_up(table[left << 4 : left + 1 << 4], right)
-    return np.frombuffer(table, np.uint8).take(left << 4 | right)
+    return _translated(table, left << 4 | right)
 
 
 # --- on the rows of a block
@@ -151,7 +176,7 @@ def _join_rest(table: bytes, outcomes: Outcomes, rest: list[Plan], rows: _Rows) 
             if outcomes in settled(table):
                 break
         else:
-            open_rows = np.flatnonzero(_is_open(table).take(outcomes))
+            open_rows = _open_rows(table, outcomes)
             if len(open_rows) * NARROW_FACTOR <= len(outcomes):
                 if len(open_rows):
                     narrow = rows.some(open_rows)
@@ -159,6 +184,16 @@ def _join_rest(table: bytes, outcomes: Outcomes, rest: list[Plan], rows: _Rows) 
                 break
         outcomes = _joined(table, outcomes, _on_rows(operand, rows))
     return outcomes
+
+
+def _open_rows(table: bytes, outcomes: NDArray[np.uint8]) -> NDArray[np.intp]:
+    """Those for which what follows matters."""
+    if len(settled(table)) > FEW:
+        return np.flatnonzero(_is_open(table).take(outcomes))
+    is_open = np.ones(len(outcomes), np.bool_)
+    for number in settled(table):
+        is_open &= outcomes != number
+    return np.flatnonzero(is_open)
 
 
 @cache
@@ -192,9 +227,18 @@ def _commutes(table: bytes, left: list[int], right: list[int]) -> bool:
 
 def _gathered(table: NDArray[np.uint8], codes: NDArray[Any]) -> Outcomes:
     """`table[codes]`, or the number when it is the same for all rows."""
-    first = int(table[0])
-    if not (table[:-1] != first).any() and (table[-1] == first or not (codes < 0).any()):
-        return first
+    usual = int(np.bincount(table[:-1], minlength=1).argmax()) if len(table) > 1 else int(table[0])
+    others = np.flatnonzero(table != usual).tolist()
+    if others == [len(table) - 1] and not (codes < 0).any():
+        others = []
+    if not others:
+        return usual
+    if len(others) <= FEW:
+        found = np.full(len(codes), usual, np.uint8)
+        for at in others:
+            code = at if at < len(table) - 1 else -1
+            found += (codes == code).view(np.uint8) * np.uint8((int(table[at]) - usual) & 0xFF)
+        return found
     return table.take(codes, mode="wrap")
 
 

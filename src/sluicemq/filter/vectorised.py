@@ -41,6 +41,12 @@ class Vectorised:
 
         return block_verdicts(self._plan, block)
 
+    def count(self, block: ColumnBlock) -> int | None:
+        """How many of the verdicts would be TRUE; None when some record has to be asked."""
+        from sluicemq.filter.blocks import block_count  # noqa: PLC0415 - as above
+
+        return block_count(self._plan, self.names, block)
+
     def can_match(self, stats: BlockStats) -> bool:
         """False when no row of a block with these figures is TRUE: it need not be read."""
         return can_match(self._plan, stats)

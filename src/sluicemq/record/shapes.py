@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from sluicemq.record.buffers import Bytes, Positions, gather, variable
+from sluicemq.record.buffers import Bytes, Positions, equal_texts, gather, variable
 from sluicemq.record.codec import decode_properties
 
 SHAPES_MAX = 64
@@ -204,8 +204,7 @@ def _same_names(
     rows = None if fits.all() else np.flatnonzero(fits)
     for turn, name in enumerate(names):
         column = starts[:, turn] if rows is None else starts[rows, turn]
-        here = gather(text, column, f"V{len(name)}").view(np.uint8).reshape(-1, len(name))
-        same = _rows(here == np.frombuffer(name, np.uint8))
+        same = equal_texts(text, column, name)
         if rows is None:
             fits &= same
         else:

@@ -80,6 +80,8 @@ def _are_records(raw: Bytes, places: Positions, size: int) -> NDArray[np.bool_]:
 
 def _lanes(raw: Bytes, lanes: int) -> Positions | None:
     """The starts by lanes, or None when the run is short or the lanes do not prove each other."""
+    if len(raw) < RECORD_BYTES_MIN:  # what a damaged run ends with: the walk says what is wrong
+        return None
     first = max(int(sizes_at(raw, np.zeros(1, np.int64))[0]), RECORD_BYTES_MIN)
     lanes = min(lanes, len(raw) // (first * LANE_RECORDS_MIN))
     if lanes < 2:

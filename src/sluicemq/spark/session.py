@@ -19,25 +19,42 @@ DEFAULTS: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
 }
+JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+LOG_FILE: Final = Path(__file__).with_name("log4j2.properties")
 
 
 def spark_session(
-    name: str = "sluicemq", *, master: str = "local[*]", settings: dict[str, str] | None = None
+    name: str = "sluicemq",
+    *,
+    master: str = "local[*]",
+    settings: dict[str, str] | None = None,
+    log_level: str | None = None,
 ) -> Any:
     """A `SparkSession` on this machine, with `DEFAULTS` and `settings`.
 
+    `log_level` (off, error, warn …): the JVM logs that much, and starts without a word. None:
+    Spark's own log, and its words about it. Where a JVM runs already it makes no difference.
     Raises ConfigurationError when there is no Java (see `jvm.ensure_java`).
     """
     from pyspark.sql import SparkSession  # noqa: PLC0415 - starts nothing, but takes a second
 
-    ensure_java()
+    ensure_java(quiet=log_level is not None)
     make_importable()
+    settings = dict(settings or {})
+    if log_level is not None:
+        given = settings.get(JAVA_OPTIONS, "")
+        settings[JAVA_OPTIONS] = f"{log_options(log_level)} {given}".strip()
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(master).appName(name)
-    for key, value in (DEFAULTS | (settings or {})).items():
+    for key, value in (DEFAULTS | settings).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def log_options(level: str) -> str:
+    """Options of a JVM that logs with our file, at a level; log options after them win."""
+    return f"-Dlog4j2.configurationFile={LOG_FILE.as_uri()} -Dsluicemq.log.level={level}"
 
 
 def make_importable() -> None:

@@ -19,7 +19,6 @@ goes to the broker, which it does not for a map from a source.
 """
 
 import difflib
-import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -102,12 +101,12 @@ class Tables:
         raise ConfigurationError(f"the query names more than {RELATIONS_MAX} tables.")
 
     def _renamed(self, text: str, error: Any, relation: Relation) -> str:
-        """A view has a name of one part, so it takes the place of a name of two; it keeps the last
-        part as alias where the query gives no other."""
+        """A view that is not named as in the query, as its name has one part, takes that place; it
+        keeps the last part as alias where the query gives no other."""
         context = error.getQueryContext()[0]
         start, end = context.startIndex(), context.stopIndex() + 1
         parts = _parts(text[start:end])
-        if len(parts) == 1:
+        if parts == [relation.view]:
             return text
         named = f"{text[:start]}{_quoted(relation.view)} AS {_quoted(parts[-1])}{text[end:]}"
         plain = f"{text[:start]}{_quoted(relation.view)}{text[end:]}"
@@ -140,6 +139,8 @@ class Tables:
         topics = self.topics()
         if topic not in topics:
             raise _unknown_topic(topic, [*topics, *self.archives])
+        if any(one != topic and one.lower() == topic.lower() for one in topics):
+            view = f"{view} {topic.encode().hex()}"  # names of views have no case, topics have
         rows = self.spark.sparkContext.emptyRDD()
         stand_in = self.spark.createDataFrame(rows, struct_type(parse_columns(None)))
         stand_in.createOrReplaceTempView(_quoted(view))
@@ -248,8 +249,11 @@ def _unknown_topic(topic: str, names: Sequence[str]) -> ConfigurationError:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """pyspark logs every error of an analysis, whole stack and all, before it raises it."""
-    logger = logging.getLogger("SQLQueryContextLogger")
+    """pyspark logs every error of an analysis, whole stack and all, before it raises it. The logger
+    is of a class of its own: one that `logging` makes fails on pyspark's arguments."""
+    from pyspark.logger import PySparkLogger  # noqa: PLC0415 - heavy
+
+    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
     before, logger.disabled = logger.disabled, True
     try:
         yield

@@ -13,7 +13,7 @@ Whatever happens to the files, the log is the truth: what cannot be read is made
 import importlib.util
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from sluicemq.clock import Clock
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sluicemq.record.columns import ColumnBlock
     from sluicemq.store.columns_blocks import ColumnBlocks, Step
     from sluicemq.store.columns_job import Sealer
+    from sluicemq.store.columns_load import Load
     from sluicemq.store.columns_scan import ColumnScan
 
 logger = logging.getLogger(__name__)
@@ -119,6 +120,56 @@ class PropertyColumns:
                 return
             yield block.part(offset, min(block.end, end))
             offset = block.end
+
+    def parts(
+        self, topic: str, queue_id: int, start: int, end: int, block_filter: BlockFilter
+    ) -> "Iterator[ColumnBlock | Load] | None":
+        """As `blocks` with a filter, but what is not in memory is not waited for: another thread
+        may `run` it, and then `loaded` is to be called. It ends early where rows cannot be had."""
+        self._wanted.add(topic)
+        if self._blocks is None and not self.is_off:
+            self.warm_up()
+        queue = self._queues.by_key.get((topic, queue_id))
+        if self._scan is None:
+            return None
+        return iter(()) if queue is None else self._parts(
+            self._scan, queue, start, end, block_filter
+        )  # fmt: skip
+
+    def _parts(
+        self, scan: "ColumnScan", queue: Queue, start: int, end: int, block_filter: BlockFilter
+    ) -> "Iterator[ColumnBlock | Load]":
+        offset = start
+        while (offset := max(offset, queue.offset_min)) < min(end, queue.visible_offset):
+            passed = scan.pruned_to(block_filter, queue, offset, only_known=True)
+            if passed:
+                offset = passed
+                continue
+            found = scan.blocks.find(queue, offset, end, block_filter)
+            if found is None:
+                return
+            offset = found.end
+            yield found
+
+    def part_made(
+        self, topic: str, queue_id: int, start: int, end: int
+    ) -> "ColumnBlock | Load | None":
+        """The first of the `parts` when it is in memory or in a file."""
+        queue = self._queues.by_key.get((topic, queue_id))
+        if self._scan is None or queue is None or not queue.offset_min <= start < end:
+            return None
+        return self._scan.blocks.find(queue, start, end, None, only_made=True)
+
+    def picked(self, units: bytes) -> "Callable[[], ColumnBlock] | None":
+        """Makes columns of the messages of any units, in any thread; None without columns."""
+        if self._scan is None:
+            return None
+        return self._scan.blocks.picked(units, self._config.columns_max)
+
+    def loaded(self, load: "Load") -> None:
+        """See `parts`."""
+        if self._scan is not None:
+            self._scan.blocks.loaded(load)
 
     # --- loading
 

@@ -21,12 +21,14 @@ from typing import TYPE_CHECKING, Final
 
 from sluicemq.config import StoreConfig
 from sluicemq.files import Files
+from sluicemq.model.subscription import BlockFilter
 from sluicemq.record.columns import ColumnBlock
 from sluicemq.store import columns_file
 from sluicemq.store.columns_cache import BlockCache
 from sluicemq.store.columns_file import PROOF_ROWS, Head, Sealed, UntrueFileError
+from sluicemq.store.columns_load import FileLoad, Load, SliceLoad
 from sluicemq.store.columns_seal import Sealing
-from sluicemq.store.columns_source import Source, units_of
+from sluicemq.store.columns_source import Evidence, Source, units_of
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import ConsumeQueues, Queue
 
@@ -62,6 +64,7 @@ class ColumnBlocks:
         self._sealed_to: dict[QueueKey, int] = {}  # the first block that may have no file
         self._doomed: list[str] = []  # files that are not true, for `work` to remove
         self._heads: dict[tuple[str, int, int], Head] = {}  # whose proofs hold
+        self._proved: set[tuple[str, int, int]] = set()  # files made in this run, or checked
         self.sealer: Sealer | None = None
         """Where sealing does not happen here."""
         self.rows_decoded = 0
@@ -80,16 +83,87 @@ class ColumnBlocks:
         sealed = self._sealed(queue, offset)
         return self._piece(queue, offset, rows_min) if sealed is None else sealed
 
-    def _piece(self, queue: Queue, offset: int, rows_min: int) -> ColumnBlock | None:
+    def picked(self, units: bytes, columns_max: int) -> Callable[[], ColumnBlock]:
+        """Columns of the messages of any units, to be made in any thread."""
+        return partial(Source.of_units(self._log, 0, units).block, columns_max)
+
+    def find(
+        self,
+        queue: Queue,
+        offset: int,
+        end: int,
+        block_filter: BlockFilter | None,
+        *,
+        only_made: bool = False,
+    ) -> ColumnBlock | Load | None:
+        """The rows from a visible offset on, of one block, up to `end`: or who gets them, in
+        another thread. None when they cannot be had, or (`only_made`) have yet to be made."""
+        number, key = offset // BLOCK_ROWS, self._key(queue)
+        for kind, at in (("sealed", number), ("slot", offset // SLOT_ROWS)):
+            for block in self._cache.get((*key, kind, at)):
+                if block.first_offset <= offset < block.end:
+                    return block.part(offset, min(block.end, end))
+        name = self._table(queue).get(number)
+        if name is None and only_made:
+            return None
+        if name is None:
+            begin, stop = self._missing(queue, offset)
+            source = Source.take(self._log, queue, begin, stop) if begin <= offset < stop else None
+            if source is None:
+                return None
+            return SliceLoad(queue, source, offset, end, self._config.columns_max)
+        stop, evidence = (number + 1) * BLOCK_ROWS, None
+        if (*key, number) not in self._proved:
+            first = columns_file.first_offset_of(name) or 0
+            evidence = {
+                at: Evidence.take(self._log, queue, at, min(at + SLOT_ROWS, stop))
+                for at in range(first, stop, SLOT_ROWS)
+                if at + SLOT_ROWS > queue.offset_min
+            }
+        place = (self._files, self._directory_of(queue), name, number)
+        is_ruled = (*key, number) in self._heads
+        return FileLoad(
+            queue, offset, min(stop, end), place, evidence, None if is_ruled else block_filter
+        )
+
+    def _missing(self, queue: Queue, offset: int) -> tuple[int, int]:
+        """The rows of a slot that are in memory nowhere: they follow the pieces that are."""
         slot = offset // SLOT_ROWS
-        key = (queue.topic, queue.queue_id, "slot", slot)
-        pieces = self._cache.get(key)
         start = max(slot * SLOT_ROWS, queue.offset_min)
+        for piece in self._cache.get((*self._key(queue), "slot", slot)):
+            start = max(start, piece.end)
+        return start, min((slot + 1) * SLOT_ROWS, queue.visible_offset)
+
+    def loaded(self, load: Load) -> None:
+        """Keep what a load has got."""
+        queue, block = load.queue, load.block
+        key = self._key(queue)
+        if self._queues.by_key.get(key) is not queue:
+            return  # its topic was deleted meanwhile
+        if isinstance(load, FileLoad):
+            if self._table(queue).get(load.number) != load.name:
+                return
+            if load.error is not None:
+                self._untrue(queue, load.number, load.name, load.error)
+                return
+            self._proved.add((*key, load.number))
+            if load.head is not None:
+                self._keep_head((*key, load.number), load.head)
+            if block is not None:
+                self._cache.put((*key, "sealed", load.number), block)
+        elif block is not None:
+            self.rows_decoded += block.rows
+            place = (*key, "slot", load.start // SLOT_ROWS)
+            if self._missing(queue, load.start)[0] == block.first_offset:
+                self._cache.put(place, *self._cache.get(place), block)
+
+    def _piece(self, queue: Queue, offset: int, rows_min: int) -> ColumnBlock | None:
+        key = (queue.topic, queue.queue_id, "slot", offset // SLOT_ROWS)
+        pieces = self._cache.get(key)
         for piece in pieces:
             if piece.first_offset <= offset < piece.end:
                 return piece
-            start = max(start, piece.end)
-        stop = min((slot + 1) * SLOT_ROWS, queue.visible_offset)
+        start, stop = self._missing(queue, offset)
         if stop - start < rows_min or not start <= offset < stop:
             return None
         source = Source.take(self._log, queue, start, stop)
@@ -100,33 +174,38 @@ class ColumnBlocks:
         self._cache.put(key, *pieces, piece)
         return piece
 
-    def head_at(self, queue: Queue, offset: int) -> Head | None:
+    def head_at(self, queue: Queue, offset: int, *, only_known: bool = False) -> Head | None:
         """What is known of the sealed block that holds an offset, without reading it; None when
-        there is none."""
+        there is none. `only_known`: of what was asked for before."""
         number = offset // BLOCK_ROWS
         key = (*self._key(queue), number)
         head = self._heads.get(key)
         if head is None:
-            name = self._table(queue).get(number)
+            name = None if only_known else self._table(queue).get(number)
             if name is None:
                 return None
             try:
                 head = columns_file.read_head(self._files, self._directory_of(queue), name)
-                self._check(queue, head)
+                if key not in self._proved:
+                    self._check(queue, head)
             except (OSError, UntrueFileError) as error:
                 self._untrue(queue, number, name, error)
                 return None
-            self._heads[key] = head
-            if len(self._heads) > HEADS_KEPT:
-                del self._heads[next(iter(self._heads))]
+            self._keep_head(key, head)
         return head if head.first_offset <= offset < head.end else None
+
+    def _keep_head(self, key: tuple[str, int, int], head: Head) -> None:
+        self._heads[key] = head
+        self._proved.add(key)
+        if len(self._heads) > HEADS_KEPT:
+            del self._heads[next(iter(self._heads))]
 
     def _check(self, queue: Queue, found: Sealed | Head) -> None:
         """Raises UntrueFileError."""
 
         def proof_of(start: int, stop: int) -> int | None:
-            source = Source.take(self._log, queue, start, stop)
-            return None if source is None else source.proof()
+            evidence = Evidence.take(self._log, queue, start, stop)
+            return None if evidence is None else evidence.proof()
 
         columns_file.check(found, self._key(queue), queue.offset_min, proof_of)
 
@@ -137,8 +216,13 @@ class ColumnBlocks:
         del self._table(queue)[number]
         self._sealed_to.pop(self._key(queue), None)
         self._sizes.pop(path, None)
-        self._heads.pop((*self._key(queue), number), None)
+        self._forget(queue, number)
         self._doomed.append(path)
+
+    def _forget(self, queue: Queue, number: int) -> None:
+        key = (*self._key(queue), number)
+        self._heads.pop(key, None)
+        self._proved.discard(key)
 
     def _sealed(self, queue: Queue, offset: int) -> ColumnBlock | None:
         number = offset // BLOCK_ROWS
@@ -157,8 +241,9 @@ class ColumnBlocks:
         key = self._key(queue)
         try:
             sealed = columns_file.read(self._files, self._directory_of(queue), name)
-            if (*key, number) not in self._heads:
+            if (*key, number) not in self._proved:
                 self._check(queue, sealed)
+                self._proved.add((*key, number))
         except (OSError, UntrueFileError) as error:
             self._untrue(queue, number, name, error)
             return None
@@ -207,7 +292,7 @@ class ColumnBlocks:
                 for number in [n for n in table if (n + 1) * BLOCK_ROWS <= queue.offset_min]:
                     self._remove(f"{self._directory_of(queue)}/{table.pop(number)}")
                     self._cache.drop((*self._key(queue), "sealed", number))
-                    self._heads.pop((*self._key(queue), number), None)
+                    self._forget(queue, number)
 
     def delete(self, topic: str) -> None:
         """Forget the columns of a topic and remove the files. Raises OSError."""
@@ -216,6 +301,7 @@ class ColumnBlocks:
             del self._tables[key]
             for head in [head for head in self._heads if head[:2] == key]:
                 del self._heads[head]
+            self._proved -= {proved for proved in self._proved if proved[:2] == key}
             self._sealed_to.pop(key, None)
         directory = f"{self._directory}/{topic}"
         for name in self._files.names(directory):
@@ -337,6 +423,7 @@ class ColumnBlocks:
             return
         self.rows_sealed += sealing.rows
         self._table(queue)[number] = sealing.name
+        self._proved.add((*self._key(queue), number))
         self._sizes[path] = sealing.size_bytes
         key = self._key(queue)
         for slot in range(number * BLOCK_ROWS // SLOT_ROWS, (number + 1) * BLOCK_ROWS // SLOT_ROWS):

@@ -102,9 +102,12 @@ class ColumnScan:
             position += len(units) // UNIT_BYTES
         return position
 
-    def pruned_to(self, block_filter: BlockFilter, queue: Queue, offset: int) -> int:
-        """The end of the sealed block that holds an offset, when it has no match; else 0."""
-        head = self.blocks.head_at(queue, offset)
+    def pruned_to(
+        self, block_filter: BlockFilter, queue: Queue, offset: int, *, only_known: bool = False
+    ) -> int:
+        """The end of the sealed block that holds an offset, when it has no match; else 0.
+        `only_known`: no file is read to know it."""
+        head = self.blocks.head_at(queue, offset, only_known=only_known)
         if head is None:
             return 0
         key = (id(block_filter), id(head))

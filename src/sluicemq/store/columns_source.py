@@ -5,7 +5,7 @@ reads only those, so it may run beside appends, deletions and the end of the sto
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from sluicemq.record.columns_build import LogPiece, build_block
 from sluicemq.record.walk import RECORD_BYTES_MIN
 from sluicemq.store.columns_file import proof
 from sluicemq.store.commitlog import CommitLog
-from sluicemq.store.consumequeue import BLANK_SIZE, UNIT_BYTES, Queue
+from sluicemq.store.consumequeue import BLANK_SIZE, UNIT, UNIT_BYTES, Queue
 
 _UNIT: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
 
@@ -42,6 +42,33 @@ def files_of(units: bytes, file_bytes: int) -> list[int]:
     return [first] if first == last else np.unique(used // file_bytes).tolist()
 
 
+class Evidence(NamedTuple):
+    """What the proof of some rows is reckoned from (`columns_file`)."""
+
+    units: bytes
+    last_record: memoryview | bytes
+
+    @classmethod
+    def take(cls, log: CommitLog, queue: Queue, start: int, stop: int) -> "Evidence | None":
+        """Of the rows [start, stop); None when the units are not all there."""
+        units = units_of(queue, start, stop)
+        if units is None:
+            return None
+        position, size, _ = UNIT.unpack_from(units, len(units) - UNIT_BYTES)
+        record: memoryview | bytes = b""
+        segment = log.segments.at(position)
+        if segment is not None and RECORD_BYTES_MIN <= size < BLANK_SIZE:
+            at = position - segment.base
+            view = segment.view()
+            if at <= len(view) - size:
+                record = view[at : at + size]
+        return cls(units, record)
+
+    def proof(self) -> int:
+        """Any thread."""
+        return proof(self.units, self.last_record)
+
+
 class Source:
     """The rows [start, stop) of a queue, and the log as far as they lie in it: `take` gets them."""
 
@@ -60,8 +87,11 @@ class Source:
     def take(cls, log: CommitLog, queue: Queue, start: int, stop: int) -> "Source | None":
         """None when the units are not all there."""
         units = units_of(queue, start, stop)
-        if units is None:
-            return None
+        return None if units is None else cls.of_units(log, start, units)
+
+    @classmethod
+    def of_units(cls, log: CommitLog, start: int, units: bytes) -> "Source":
+        """Of any units, as if they stood side by side."""
         size = log.segments.file_bytes
         found = [log.segments.at(number * size) for number in files_of(units, size)]
         pieces = [

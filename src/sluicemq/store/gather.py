@@ -118,7 +118,7 @@ class Gather:
         return done
 
     def take_some(
-        self, units: memoryview | bytearray, position: int, indices: Iterable[int]
+        self, units: memoryview | bytearray | bytes, position: int, indices: Iterable[int]
     ) -> int:
         """Take the units at `indices`; returns the first index that found no room, or -1.
 

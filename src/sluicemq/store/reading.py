@@ -40,6 +40,7 @@ from sluicemq.store.sound import Soundness
 
 if TYPE_CHECKING:
     from sluicemq.store.columns_scan import ColumnScan
+    from sluicemq.store.tagscan import TagHits
 
 TAG_SCAN_MAX: Final = 1 << 17
 PROPERTY_SCAN_MAX: Final = 2000
@@ -101,6 +102,7 @@ class LogReader:
         self._config = config
         self._memory_bytes = memory_bytes() * config.memory_ratio // 100
         self._has_extension = log.segments.files.exists(f"{config.root}/consumequeue_ext")
+        self._tag_hits: TagHits | None = None
         self.visible_end = 0
         """The end of the visible part of the log."""
         self.soundness = Soundness(log)
@@ -178,10 +180,20 @@ class LogReader:
     ) -> tuple[int, int]:
         """The next offset, and how many units were looked at."""
         select, chunk, chunk_max, limit = self._selection(message_filter, scan_max)
+        codes = self._codes_alone(message_filter)
         if gather.reach is not None and queue.offset_min <= gather.reach.consumed < offset:
-            consumed = gather.reach.consumed
-            if any(True for _ in select(queue.units(consumed, 1))):
-                gather.held_from = consumed  # the reader has that match still
+            units = queue.units(gather.reach.consumed, 1)
+            if codes is not None:
+                is_held = len(units) > 0 and UNIT.unpack_from(units)[2] in codes
+            else:
+                is_held = any(True for _ in select(units))
+            if is_held:  # the reader has that match still
+                gather.held_from = gather.reach.consumed
+        if codes is not None:
+            position = self._read_tagged(
+                queue, gather, codes, offset, min(queue.visible_offset, offset + limit)
+            )
+            return position, position - offset
         scan = self.column_scan(queue, message_filter)
         if scan is not None:
             end = self._config.filter_scan_units_max if scan_max is None else scan_max
@@ -202,6 +214,34 @@ class LogReader:
             chunk = min(4 * chunk, chunk_max)
         return position, position - offset
 
+    def _codes_alone(self, message_filter: MessageFilter) -> frozenset[int] | None:
+        """The codes, where they say everything."""
+        if message_filter.reads_properties or self._has_extension:
+            return None
+        return message_filter.tag_codes
+
+    def _read_tagged(
+        self, queue: Queue, gather: Gather, codes: frozenset[int], offset: int, end: int
+    ) -> int:
+        """Take what has one of the codes; returns where to go on. HOT."""
+        from sluicemq.store import tagscan  # noqa: PLC0415 - NumPy only when somebody filters
+
+        if self._tag_hits is None:
+            self._tag_hits = tagscan.TagHits()
+        position, chunk = offset, tagscan.CHUNK_UNITS_MIN
+        while position < end:
+            start, stop, indices = self._tag_hits.chunk(queue, codes, position, end, chunk)
+            units = queue.units(start, stop - start) if stop > position else b""
+            if len(units) < (stop - start) * UNIT_BYTES or stop <= position:
+                gather.is_missing = True
+                break
+            left = gather.take_some(units, start, indices)
+            if left >= 0:
+                return start + left
+            position = stop
+            chunk = min(4 * chunk, tagscan.CHUNK_UNITS_MAX)
+        return position
+
     def column_scan(self, queue: Queue, message_filter: MessageFilter) -> "ColumnScan | None":
         """How to read by columns; None where that cannot be."""
         if self.columns is None or self._has_extension or not message_filter.reads_properties:
@@ -220,9 +260,9 @@ class LogReader:
         self, message_filter: MessageFilter, scan_max: int | None
     ) -> tuple[Callable[[memoryview | bytearray], Iterable[int]], int, int, int]:
         """How to choose from a chunk; the first chunk's units, the largest, the limit of a call."""
-        codes = message_filter.tag_codes
+        codes = self._codes_alone(message_filter)
         limit = self._config.filter_scan_units_max if scan_max is None else scan_max
-        if codes is None or message_filter.reads_properties or self._has_extension:
+        if codes is None:
             limit = min(limit, PROPERTY_SCAN_MAX)
             return self._slow_selection(message_filter), _CHUNK_UNITS, _CHUNK_UNITS, limit
         from sluicemq.store import tagscan  # noqa: PLC0415 - NumPy only when somebody filters

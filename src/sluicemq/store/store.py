@@ -107,6 +107,8 @@ class Store:
         # Hot: the bound methods themselves, without a layer between.
         self.append = writer.append
         self.append_batch = writer.append_batch
+        self.append_columns = writer.append_columns
+        self.takes_columns = writer.takes_columns
 
         self._reader = reader = LogReader(log, queues, config)
         reader.visible_end = log.written_offset

@@ -357,7 +357,8 @@ def gather(raw: Bytes, starts: Positions, kind: Any) -> NDArray[Any]:
     dtype = np.dtype(kind)
     if not len(starts):
         return np.empty(0, dtype)
+    plain = np.dtype(f"V{dtype.itemsize}") if dtype.names else dtype  # fields: four times as slow
     at: NDArray[Any] = np.ndarray(
-        (len(raw) - dtype.itemsize + 1,), dtype=dtype, buffer=raw.data, strides=(1,)
+        (len(raw) - dtype.itemsize + 1,), dtype=plain, buffer=raw.data, strides=(1,)
     )
-    return at[starts]
+    return at[starts].view(dtype)

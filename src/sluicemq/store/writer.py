@@ -20,7 +20,7 @@ import logging
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sluicemq.clock import Clock
 from sluicemq.config import StoreConfig
@@ -39,6 +39,9 @@ from sluicemq.record.codec import (
 from sluicemq.store.commitlog import BLANK_BYTES, CommitLog
 from sluicemq.store.consumequeue import TAIL_BYTES_MAX, UNIT, UNIT_BYTES, ConsumeQueues, Queue
 from sluicemq.store.scan import ZEROS_NEVER_STORED
+
+if TYPE_CHECKING:
+    from sluicemq.record.batch_columns import Columns, Integers
 
 logger = logging.getLogger(__name__)
 
@@ -272,6 +275,40 @@ class Writer:
         else:
             work = self._append_batch_plain
         return work(queue, parts, sys_flag, born_time_ms, born_host, store_host)
+
+    @property
+    def takes_columns(self) -> bool:
+        """Whether `append_columns` can be used."""
+        return not self._adds_checksum
+
+    def append_columns(
+        self, topic: str, queue_id: int, columns: "Columns"
+    ) -> tuple["Integers", int]:
+        """`append_batch` for common messages (both hosts IPv4) whose parts are right and that are
+        columns already (`record.batch_columns`). Raises as `append`."""
+        from sluicemq.record.batch_columns import lay_out  # noqa: PLC0415 - NumPy when needed
+
+        queue = self._queues.get((topic, queue_id))
+        heads, first = columns.heads, queue.next_offset
+        body_bytes = int(heads["body_bytes"].sum())
+        self._check(body_bytes, b"")
+        size = len(heads) * queue.fixed_bytes + body_bytes + int(columns.property_sizes.sum())
+        if self._position == self._turn_start:
+            self._begin()
+        if self._position + size > self._room_end:
+            self._next_file(size)
+        laid = lay_out(
+            columns, fixed_bytes=queue.fixed_bytes, topic_part=queue.topic_part,
+            magic=queue.magic, queue_id=queue.queue_id, queue_offset=first,
+            position=self._position, stored_ms=self._now_ms,
+        )  # fmt: skip
+        self._parts += laid.pieces
+        queue.tail += laid.units
+        if first == queue.committed_offset:
+            self.touched.append(queue)
+        queue.next_offset = first + len(heads)
+        self._position = laid.end
+        return laid.positions, first
 
     def _append_batch_plain(
         self,

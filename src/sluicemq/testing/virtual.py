@@ -148,9 +148,11 @@ class VirtualClock:
         return []
 
     def _pass(self, seconds: float) -> None:
-        """To the next whole microsecond: sums of floats would end a hair before the timer."""
+        """To the next whole microsecond: sums of floats would end a hair before the timer. Some
+        time always passes, or who is a billionth of a second early would wait for ever."""
         self._turns = 0
-        self._passed_s = math.ceil((self._passed_s + seconds) * 1e6 - 1e-3) / 1e6
+        later_s = math.ceil((self._passed_s + seconds) * 1e6 - 1e-3) / 1e6
+        self._passed_s = later_s if later_s > self._passed_s else self._passed_s + RESOLUTION_S
 
     def busy(self) -> None:
         """A turn of the loop in which there is something to do. Work takes time: without that, who

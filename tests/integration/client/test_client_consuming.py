@@ -16,6 +16,8 @@ from sluicemq.errors import (
     SubscriptionConflictError,
 )
 from sluicemq.model.topic import MessageQueue
+from sluicemq.protocol.codes import RequestCode
+from sluicemq.protocol.command import Command
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.testing.files import CrashableFiles
 
@@ -289,6 +291,30 @@ async def test_a_changed_subscription_holds_in_all_queues_and_drops_what_waits()
             await fill(mq, "t", 4, tag="B")
             await fill(mq, "t", 1, tag="C")
             assert (await stream.receive()).tag == "C"
+
+
+async def test_a_member_that_changes_balances_before_it_reads_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with embedded() as mq:
+        await fill(mq, "t", 4, tag="A")
+        consumer = mq.consumer("g", lambda message: None)
+        await consumer.subscribe("t", tags="A").start()
+        await until(lambda: len(own(mq, "g", "t")) == 4)
+        codes: list[int] = []
+        call = mq.cluster.call
+
+        async def noted(address: str, command: Command, *rest: float) -> Command:
+            if (command.fields or {}).get("topic", "t") == "t":
+                codes.append(command.code)
+            return await call(address, command, *rest)
+
+        monkeypatch.setattr(mq.cluster, "call", noted)
+        await consumer.change("t", tags="B")
+        await until(lambda: RequestCode.PULL_MESSAGE in codes)
+        assert RequestCode.GET_CONSUMER_LIST_BY_GROUP in codes
+        first_pull = codes.index(RequestCode.PULL_MESSAGE)
+        assert codes.index(RequestCode.GET_CONSUMER_LIST_BY_GROUP) < first_pull
 
 
 async def test_a_handlers_subscription_changes_and_a_topic_is_added_while_it_runs():

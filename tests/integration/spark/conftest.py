@@ -1,4 +1,4 @@
-"""One Spark session and one real server process for all Spark tests; a topic for each test."""
+"""One real server process for all Spark tests (their session: tests/conftest.py); many topics."""
 
 import os
 import signal
@@ -50,26 +50,6 @@ def name_server(store_directory: Path) -> Iterator[str]:
         finally:
             server.send_signal(signal.SIGTERM)
             assert server.wait(30) == 0
-
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The session that all tests of a run share; push-down is on.
-
-    Never stopped: Spark has one session a process, which other test modules use as well. Its JVM
-    ends with this process.
-    """
-    from sluicemq.spark.session import spark_session
-
-    return spark_session(
-        "tests",
-        master="local[2]",
-        settings={
-            "spark.sql.shuffle.partitions": "2",
-            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
-            "spark.log.level": "ERROR",
-        },
-    )
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
 """SQL92 selectors as Spark columns say what the scalar evaluator says, on every row.
 
 Recorded cases of Java, and random expressions of the same strategies as the vectorised engine's
-test. Many expressions are evaluated in one job; SLUICEMQ_EXAMPLES sets how many.
+test. Many expressions are evaluated in one job. SLUICEMQ_EXAMPLES sets the number of generated
+expressions (300 without it), and with it every recorded expression is run, not a part.
 """
 
 import importlib.util
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import functions
 
@@ -23,9 +24,12 @@ from sluicemq.spark.report import pushdown
 from sluicemq.spark.selectors import VERDICTS, column, compiled, selector_sql, verdict
 
 TESTS = Path(__file__).parents[2]
-CASES = min(int(os.environ.get("SLUICEMQ_EXAMPLES", "60")), 4000)
-IN_ONE_JOB = 60
+ALL = "SLUICEMQ_EXAMPLES" in os.environ
+CASES = min(int(os.environ.get("SLUICEMQ_EXAMPLES", "300")), 4000)
+IN_ONE_JOB = 300
 SCHEMA = "properties map<string,string>"
+
+pytestmark = pytest.mark.timeout(300)
 
 
 def strategies() -> Any:
@@ -91,23 +95,41 @@ def check(spark: Any, texts: Sequence[str], rows: Sequence[dict[str, str]]) -> N
 def test_recorded_cases_come_out_as_in_java(interpreted: Any) -> None:
     cases = recorded("sql92_cases.jsonl")
     rows = [case["props"] for case in cases[::40]]
-    check(interpreted, [case["expr"] for case in cases], rows)
-    expressions = [case["expr"] for case in recorded("sql92_random_cases.jsonl")]
-    check(interpreted, expressions[:: max(1, len(expressions) // CASES)], rows[:8])
+    written = [case["expr"] for case in cases]
+    random = [case["expr"] for case in recorded("sql92_random_cases.jsonl")]
+    texts = written + random if ALL else written[::2] + random[::10]
+    check(interpreted, list(dict.fromkeys(texts)), rows)
+
+
+def drawn(count: int) -> tuple[list[str], list[dict[str, str]]]:
+    """Different expressions that compile, and rows; the same ones in every run."""
+    known = strategies()
+    texts: dict[str, None] = {}
+    rows: list[dict[str, str]] = []
+
+    @settings(
+        max_examples=count, deadline=None, database=None, derandomize=True,
+        phases=[Phase.generate], suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(st.lists(known.expressions, min_size=4, max_size=4), known.rows_of)
+    def draw(some: list[str], few: list[dict[str, str]]) -> None:
+        texts.update(dict.fromkeys(compilable(some)))
+        rows.extend(few[:1])
+
+    draw()
+    return list(texts)[:count], rows
 
 
 def test_random_expressions_come_out_as_the_scalar_engine_says(interpreted: Any) -> None:
-    known = strategies()
+    texts, rows = drawn(CASES)
+    assert len(texts) >= min(CASES, 300)
+    known = [{"a": text, "b": "5"} for text in strategies().TEXTS[::4]]
+    check(interpreted, texts, [{}, *known, *rows[-12:]])
 
-    @settings(
-        max_examples=max(1, CASES // IN_ONE_JOB), deadline=None, database=None,
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-    @given(st.lists(known.expressions, min_size=IN_ONE_JOB, max_size=IN_ONE_JOB), known.rows_of)
-    def run(texts: list[str], rows: list[dict[str, str]]) -> None:
-        check(interpreted, compilable(texts), rows)
 
-    run()
+def test_a_job_that_needs_python_as_well_says_the_same(interpreted: Any) -> None:
+    rows = [{"a": text} for text in strategies().TEXTS] + [{}]
+    check(interpreted, ["TRUE = (a >= a)", "a = '\ud83d' OR a > 4", "NOT (a < a)"], rows)
 
 
 def test_compiled_by_spark_the_common_conditions_come_out_the_same(spark: Any) -> None:

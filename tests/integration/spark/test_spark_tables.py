@@ -7,12 +7,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from sluicemq.cli.sql import moment_ms
+from sluicemq.cli.sql import _signed, moment_ms
 from sluicemq.cli.sql_output import plain, write_frame
+from sluicemq.client.core.credentials import Credentials
 from sluicemq.errors import ConfigurationError
+from sluicemq.model.message import Message
+from sluicemq.spark.options import parse_options
 from sluicemq.spark.report import pushdown
 from sluicemq.spark.tables import Tables, narrowed
 from sluicemq.spark.used_columns import Used
+
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
@@ -55,6 +60,43 @@ def test_what_is_wrong_is_said_with_a_cure(tables: Tables, topic: str) -> None:
         tables.query("select * from dead_letters.nobody")
     with pytest.raises(ConfigurationError, match="only queries"):
         tables.query("create table x (a int)")
+
+
+def test_topics_that_differ_in_case_alone_are_two(
+    tables: Tables, topic: str, publish: Callable[..., None], admin: Any, producer: Any
+) -> None:
+    publish(0, 2)
+    other = topic.upper()
+    admin.create_topic(other, queues=1)
+    producer.send(Message(other, b"other"))
+    query = f"""select count(a.queue_id), count(b.queue_id)
+        from `{topic}` a full join topics.`{other}` b on a.body = b.body"""
+    assert tuple(tables.query(query).collect()[0]) == (2, 1)
+    query = f"select `{other}`.body from `{other}` where tags is null"
+    assert tables.query(query).collect()[0].body == b"other"
+
+
+def test_traces_and_dead_letters_are_tables(tables: Tables, admin: Any) -> None:
+    if "%DLQ%spark-tables" not in admin.topics():
+        admin.create_topic("%DLQ%spark-tables", queues=1)
+    assert tables.query("select * from dead_letters.`spark-tables`").collect() == []
+    assert tables.query("select count(*) from traces").collect()[0][0] >= 0
+
+
+def test_after_a_mistake_pyspark_says_its_own_error(spark: Any, tables: Tables, topic: str) -> None:
+    """Its logger is of a class of its own, which looking for names must not spoil."""
+    tables.query(f"select count(*) from `{topic}`")
+    with pytest.raises(Exception, match="TABLE_OR_VIEW_NOT_FOUND"):
+        spark.sql("select * from nothing_at_all")
+
+
+def test_parquet_is_written_by_spark_and_credentials_are_options(spark: Any, tmp_path: Any) -> None:
+    path = str(tmp_path / "rows")
+    assert write_frame(spark.range(3), "parquet", path) == 3
+    assert spark.read.parquet(path).count() == 3
+    signed = _signed(("me", "secret"))
+    options = parse_options({"nameServers": "127.0.0.1:1", "topic": "t", **signed})
+    assert options.credentials == Credentials("me", "secret")
 
 
 def test_an_archive_is_a_directory_of_parquet(

@@ -34,7 +34,7 @@ def test_the_machines_java_is_used_when_it_is_new_enough(
 ) -> None:
     fake_java(tmp_path, version)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    monkeypatch.setattr(jvm, "wrapped_home", lambda _: "/made")
+    monkeypatch.setattr(jvm, "wrapped_home", lambda *_: "/made")
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     assert jvm.ensure_java() == (None if good else "/made")
     assert os.environ["JAVA_HOME"] == (str(tmp_path) if good else "/made")
@@ -53,19 +53,34 @@ def _missing(name: str) -> object:
     raise ImportError(name)
 
 
-def test_the_wrapper_drops_one_argument_and_keeps_all_others(
+def test_a_quiet_start_wraps_the_machines_java_and_no_wrapper(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = fake_java(tmp_path / "java", "17.0.1")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
+    (tmp_path / "java" / "lib").mkdir()
+    (tmp_path / "java" / "lib" / "modules").write_text("")
+    made = str(tmp_path / "made")
+    assert jvm.ensure_java(made, quiet=True) is None, "a script"
+    program.write_bytes(b"\x7fELF")
+    monkeypatch.setattr(jvm, "machine_java_version", lambda: 17)
+    home = jvm.ensure_java(made, quiet=True)
+    assert home is not None
+    assert os.environ["JAVA_HOME"] == home
+    assert str(program) in (Path(home) / "bin" / "java").read_text()
+    assert jvm.ensure_java(made, quiet=True) is None, "it is quiet already"
+
+
+def test_the_wrapper_drops_one_argument_and_keeps_all_others(
+    tmp_path: Path,
 ) -> None:
     runtime = tmp_path / "runtime"
     (runtime / "lib").mkdir(parents=True)
     (runtime / "bin").mkdir()
     (runtime / "bin" / "java").write_text('#!/bin/sh\nfor a do echo "<$a>"; done\n')
     (runtime / "bin" / "java").chmod(0o755)
-    monkeypatch.setattr(
-        jvm.importlib, "import_module", lambda _: type("jdk", (), {"JAVA_HOME": str(runtime)})
-    )
     for _ in range(2):  # the second time everything is there already
-        home = Path(jvm.wrapped_home(str(tmp_path / "made")))
+        home = Path(jvm.wrapped_home(runtime, str(tmp_path / "made")))
     arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "-cp", "a b", "", "Main"]
     done = subprocess.run(
         [home / "bin" / "java", *arguments], capture_output=True, text=True, check=True

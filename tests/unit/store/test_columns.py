@@ -14,6 +14,7 @@ import pytest
 from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.sql import Sql92Filter
 from sluicemq.record.codec import decode_records
+from sluicemq.record.columns import ColumnBlock
 from sluicemq.record.columns_build import build_block
 from sluicemq.store import columns_blocks, columns_file, columns_scan, columns_seal
 from sluicemq.store.gather import Reach
@@ -279,6 +280,49 @@ def test_a_damaged_file_is_told_of_and_made_anew(
     seal(reopened)
     assert bench.files.names(DIRECTORY)[1] == name, "the same content has the same name"
     assert len(bench.files.names(DIRECTORY)) == 3
+
+
+def got(store: Store, expression: str) -> list[Any]:
+    """Every part, got by whoever gets it."""
+    block_filter = by_columns(expression).vectorised
+    store.columns.warm_up()
+    found = []
+    for part in store.columns.parts("T", 0, 5, 99, block_filter) or ():
+        if not isinstance(part, ColumnBlock):
+            part.run()
+            store.columns.loaded(part)
+        found.append(part)
+    return found
+
+
+def test_what_is_not_in_memory_is_got_elsewhere_and_kept(bench: Any, store: Store) -> None:
+    seal(store)
+    reopened = bench.reopen()
+    loads = got(reopened, "n > 7")
+    assert [(load.start, load.stop) for load in loads] == [(5, 32), (32, 64), (64, 96), (96, 99)]
+    assert [load.run().rows for load in loads] == [27, 32, 32, 3]
+    blocks = got(reopened, "n > 7")
+    assert [block.rows for block in blocks] == [27, 32, 32, 3]
+    assert reopened.columns.rows_decoded == 4
+
+
+def test_a_file_that_cannot_match_is_not_read_elsewhere_either(bench: Any, store: Store) -> None:
+    seal(store)
+    reopened = bench.reopen()
+    assert [load.is_passed for load in got(reopened, "n > 20")] == [True, True, True, False]
+    assert [block.rows for block in got(reopened, "n > 20")] == [3], "now it is known"
+
+
+def test_a_damaged_file_that_is_read_elsewhere_is_given_up(
+    bench: Any, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    seal(store)
+    store.close()
+    bench.files.rot(f"{DIRECTORY}/{bench.files.names(DIRECTORY)[1]}", random.Random(1))
+    reopened = bench.open()
+    assert [load.error is None for load in got(reopened, "n > 7")] == [True, False, True, True]
+    assert "are made anew" in caplog.text
+    assert [part.end for part in got(reopened, "n > 7")] == [32, 40, 48, 56, 64, 96, 99]
 
 
 def test_files_of_other_messages_are_not_believed(bench: Any, store: Store) -> None:

@@ -1,10 +1,12 @@
 """The vectorised scan gives what a loop over the units gives."""
 
+from typing import Any
+
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from sluicemq.store.consumequeue import BLANK_UNIT, UNIT
-from sluicemq.store.tagscan import find_codes
+from sluicemq.store.tagscan import TagHits, find_codes
 
 INTERESTING = [0, 1, -1, 97, -97, (1 << 31) - 1, -(1 << 31), 1 << 31, -(1 << 31) - 1, 1 << 40]
 CODES = st.sampled_from(INTERESTING) | st.integers(-(1 << 63), (1 << 63) - 1)
@@ -38,3 +40,57 @@ def test_times_of_delayed_messages_are_not_taken_for_tags() -> None:
 
 def test_blank_units_have_code_zero() -> None:
     assert find_codes(memoryview(BLANK_UNIT * 3), {97}) == []
+
+
+class FakeQueue:
+    topic, queue_id = "T", 0
+
+    def __init__(self, codes: list[int]) -> None:
+        self._data = memoryview(units(codes))
+        self.looked_at = 0
+
+    def units(self, start: int, count: int) -> memoryview:
+        self.looked_at += count
+        return self._data[start * 20 : (start + count) * 20]
+
+
+def walk(hits: TagHits, queue: Any, wanted: frozenset[int], steps: list[int], end: int) -> None:
+    """As a reader does that goes on in the middle of a chunk, or somewhere else."""
+    codes = [UNIT.unpack_from(queue._data, at * 20)[2] for at in range(end)]
+    position = 0
+    for step in steps:
+        start, stop, indices = hits.chunk(queue, wanted, position, end, 4)
+        assert start <= position < stop <= end
+        assert [start + at for at in indices] == [
+            at for at in range(position, stop) if codes[at] in wanted
+        ]
+        position = (position + step) % end
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.sampled_from([1, 2, 3]), min_size=1, max_size=60),
+    st.frozensets(st.sampled_from([1, 2]), min_size=1),
+    st.lists(st.integers(0, 12), max_size=20),
+    st.integers(1, 60),
+)
+def test_hits_that_are_kept_are_those_that_a_look_finds(
+    stored: list[int], wanted: frozenset[int], steps: list[int], end: int
+) -> None:
+    walk(TagHits(), FakeQueue(stored), wanted, steps, min(end, len(stored)))
+
+
+def test_no_unit_is_looked_at_twice_by_a_reader_that_goes_on() -> None:
+    hits, queue, wanted = TagHits(), FakeQueue([1, 2] * 500), frozenset({2})
+    position = 0
+    while position < 1000:
+        start, stop, indices = hits.chunk(queue, wanted, position, 1000, 64)  # type: ignore[arg-type]
+        position = start + indices[2] if len(indices) > 2 else stop
+    assert queue.looked_at == 1000
+
+
+def test_a_queue_that_was_made_again_has_other_hits() -> None:
+    hits, wanted = TagHits(), frozenset({2})
+    for codes in ([2, 1], [1, 2]):
+        queue: Any = FakeQueue(codes)
+        assert hits.chunk(queue, wanted, 0, 2, 2)[2] == [codes.index(2)]

@@ -173,7 +173,8 @@ class Member:
     async def change(self, subscription: Subscription) -> None:
         """A topic of this member is read with another expression from now on, in all its queues.
 
-        The brokers hear of it at once: what they filtered by the old one is asked for again.
+        The brokers hear of it at once: what they filtered by the old one is asked for again. Where
+        members want different things it may have other queues now: it balances before it reads on.
         Raises what `add` does; then the old expression stays.
         """
         topic = subscription.topic
@@ -181,13 +182,16 @@ class Member:
         if subscription.kind == SQL92:
             await self._check_sql(subscription, route)
         old, self._subscriptions[topic] = self._subscriptions[topic], subscription
-        try:
-            await self._beat(must_reach=_addresses(route))
-        except BaseException:
-            self._subscriptions[topic] = old
-            self._keeper.consume(self._describe())
-            raise
-        self.readers.change(subscription)
+        with self.readers.held(topic):
+            try:
+                await self._beat(must_reach=_addresses(route))
+            except BaseException:
+                self._subscriptions[topic] = old
+                self._keeper.consume(self._describe())
+                raise
+            self.readers.change(subscription)
+            if not await self.balance():
+                self._changed.set()
 
     def subscription_of(self, topic: str) -> Subscription | None:
         """What is subscribed to now."""

@@ -86,6 +86,7 @@ class QueueReader:
         """What the application has: (generation, offset) -> since when (s), and the message."""
         self._limits = options.limits(1)
         self._is_paused = False
+        self._is_held = False
         self._room = asyncio.Event()
         self._waiting: asyncio.Timeout | None = None
 
@@ -161,6 +162,11 @@ class QueueReader:
     def limit(self, count_max: int, bytes_max: int) -> None:
         """How much of this queue may be unacknowledged."""
         self._limits = count_max, bytes_max
+        self._look_for_room()
+
+    def hold(self, *, is_held: bool) -> None:
+        """Begins no pull while its group finds out whose queue it is."""
+        self._is_held = is_held
         self._look_for_room()
 
     def pause(self, *, is_paused: bool) -> None:
@@ -260,7 +266,9 @@ class QueueReader:
     def _has_room(self) -> bool:
         options = self._options
         span_max = None if options.ordered else options.span_max
-        return not self._is_paused and self.in_flight.has_room(*self._limits, span_max)
+        if self._is_paused or self._is_held:
+            return False
+        return self.in_flight.has_room(*self._limits, span_max)
 
     async def _wait_for_room(self) -> None:
         while not self._has_room():
@@ -269,7 +277,7 @@ class QueueReader:
                 async with asyncio.timeout(_STUCK_S):
                     await self._room.wait()
             except TimeoutError:
-                if self._is_paused:
+                if self._is_paused or self._is_held:
                     continue
                 _log.warning(
                     "%d messages (%d bytes) of %s are unacknowledged in group %s and none was "

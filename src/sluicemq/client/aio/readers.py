@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.offsets import BrokerOffsets, GroupOffsets
@@ -107,6 +107,18 @@ class Readers:
         readers = [reader for queue, reader in self._readers.items() if queue.topic == topic]
         for reader in readers:
             reader.limit(*self.options.limits(max(len(readers), self.expected.get(topic, 0))))
+
+    @contextlib.contextmanager
+    def held(self, topic: str) -> Iterator[None]:
+        """The readers of a topic begin no pull."""
+        readers = [reader for queue, reader in self._readers.items() if queue.topic == topic]
+        for reader in readers:
+            reader.hold(is_held=True)
+        try:
+            yield
+        finally:
+            for reader in readers:
+                reader.hold(is_held=False)
 
     def change(self, subscription: Subscription) -> None:
         """The queues of a topic are read with another expression from now on."""

@@ -45,6 +45,7 @@ from sluicemq.spark.pipelines.audit_history import (
 from sluicemq.spark.pipelines.printing import table_lines
 from sluicemq.spark.pipelines.ready import (
     DURATION,
+    FLAG,
     INTEGER,
     LIST,
     TEXT,
@@ -302,6 +303,7 @@ def _run(task: Task) -> Report:
         recent_s=options["recent"], say=task.say, stopping=task.stopping,
     )  # fmt: skip
     report = Report(found.figures, [], found.lines(options["rows"]))
+    report.is_failure = options["fail_on_findings"] and report.figures["findings"] > 0
     if options["output"]:
         text = json.dumps(found.record(), indent=1, ensure_ascii=False)
         replace_text(SYSTEM_FILES, str(Path(options["output"]).absolute()), text + "\n")
@@ -332,6 +334,7 @@ AUDIT: Final = Ready(
         Field("recent", DURATION, "Messages of the last time are looked at.", 86_400.0),
         Field("output", TEXT, "A JSON file for the findings.", None),
         Field("rows", INTEGER, "Rows shown of each table.", 20),
+        Field("fail_on_findings", FLAG, "Exit code 1 when something is found.", False),
     ),
     _plan,
     _run,

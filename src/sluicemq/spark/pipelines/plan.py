@@ -8,7 +8,6 @@ unless a property's type is `auto` (which looks at the newest ones).
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sluicemq.spark.pipelines.narrate import Narrator
 from sluicemq.spark.pipelines.pipeline import Pipeline, PlaceError, Source
 from sluicemq.spark.pipelines.reach import Reach, pinned_options, reach_of
 from sluicemq.spark.pipelines.ready import ready
@@ -61,7 +60,7 @@ def _without_secrets(pipeline: Pipeline, found: Plan) -> Plan:
 
 def _ready(pipeline: Pipeline, spark: "SparkSession") -> Plan:
     assert pipeline.use is not None
-    lines = ready(pipeline.use).plan(task_of(pipeline, spark, Narrator(pipeline.name)))
+    lines = ready(pipeline.use).plan(task_of(pipeline, spark, lambda text: None))
     head = f"pipeline {pipeline.name}: the ready pipeline {pipeline.use!r}"
     figures = {"pipeline": pipeline.name, "use": pipeline.use, "plan": lines}
     return Plan({head: lines}, figures)

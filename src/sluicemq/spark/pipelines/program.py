@@ -2,7 +2,7 @@
 
 Finds or makes the Spark session, sends events where they belong (text to stderr, JSON lines to
 stdout), and takes SIGINT and SIGTERM for a wish to stop. Exit code 0: done, or stopped in order
-with nothing left out.
+with nothing left out; 1: something was left out, or a ready pipeline was asked to fail on findings.
 """
 
 import os
@@ -26,7 +26,7 @@ from sluicemq.spark.pipelines.stop import Stop, stop_on_signals
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-EXIT_LEFT: Final = 1
+EXIT_FAILURE: Final = 1
 DEFAULT_MASTER: Final = "local[*]"
 
 
@@ -79,7 +79,7 @@ def session_for(
         chosen = _package_path() | chosen
     chosen = _defaults() | chosen
     try:
-        return spark_session(pipeline.name, master=where, settings=chosen)
+        return spark_session(pipeline.name, master=where, settings=chosen, log_level="warn")
     except SluiceError:
         raise
     except Exception as error:
@@ -89,7 +89,7 @@ def session_for(
 def _defaults() -> dict[str, str]:
     """Quiet, and no `spark-warehouse` where the user happens to be."""
     warehouse = Path(tempfile.gettempdir()) / "sluicemq-spark-warehouse"
-    return {"spark.log.level": "WARN", "spark.sql.warehouse.dir": str(warehouse)}
+    return {"spark.sql.warehouse.dir": str(warehouse)}
 
 
 def _submitted_master() -> str | None:
@@ -129,7 +129,7 @@ def _run(pipeline: Pipeline, spark: "SparkSession", *, as_json: bool) -> int:
     stop = Stop(lambda text: hear(Event("stopping", f"{pipeline.name}: {text}")))
     with stop_on_signals(stop):
         outcome = run(pipeline, spark, listener=hear, stopping=stop)
-    return EXIT_LEFT if outcome.left else 0
+    return EXIT_FAILURE if outcome.left or outcome.is_failure else 0
 
 
 def _to_stdout(value: Any) -> None:

@@ -44,11 +44,13 @@ class Field:
 
 @dataclass(slots=True)
 class Report:
-    """What a run did: numbers by name, files it wrote, lines for the user."""
+    """What a run did: numbers by name, files it wrote, lines for the user. `is_failure`: it came to
+    its end, and what it found is to be the exit code 1."""
 
     figures: dict[str, int | float] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
+    is_failure: bool = False
 
 
 @dataclass(frozen=True, slots=True)

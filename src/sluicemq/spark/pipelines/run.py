@@ -35,13 +35,14 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class Outcome:
     """What a run did: rows by sink (of a stream: rows read for it), sinks that were left out when
-    it was stopped, and what a ready pipeline reports."""
+    it was stopped, and what a ready pipeline reports (`ready.Report`)."""
 
     rows: dict[str, int] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
     figures: dict[str, int | float] = field(default_factory=dict)
     files: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
+    is_failure: bool = False
 
 
 def run(
@@ -82,13 +83,11 @@ def _ending(outcome: Outcome, spent_s: float) -> str:
 def task_of(
     pipeline: Pipeline,
     spark: "SparkSession",
-    narrator: Narrator,
+    say: Callable[[str], None],
     stopping: Callable[[], bool] = lambda: False,
 ) -> Task:
     """What a ready pipeline is given."""
-    return Task(
-        spark, pipeline.given, pipeline.cluster, lambda text: narrator.tell("line", text), stopping
-    )
+    return Task(spark, pipeline.given, pipeline.cluster, say, stopping)
 
 
 def _run_ready(
@@ -96,10 +95,20 @@ def _run_ready(
 ) -> Outcome:
     assert pipeline.use is not None
     narrator.tell("started", f"the ready pipeline {pipeline.use!r}")
-    report = ready(pipeline.use).run(task_of(pipeline, spark, narrator, stopping))
+    said: set[str] = set()
+
+    def say(text: str) -> None:
+        said.add(text)
+        narrator.tell("line", text)
+
+    report = ready(pipeline.use).run(task_of(pipeline, spark, say, stopping))
     for line in report.lines:
-        narrator.tell("line", line)
-    return Outcome(figures=report.figures, files=report.files, lines=report.lines)
+        if line not in said:  # most are told as soon as they are known
+            narrator.tell("line", line)
+    return Outcome(
+        figures=report.figures, files=report.files, lines=report.lines,
+        is_failure=report.is_failure,
+    )  # fmt: skip
 
 
 def checked_frame(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sluicemq.broker.server import Broker
+from sluicemq.client.aio.consumer import PushConsumer
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.transactions import TransactionListener, TransactionState
@@ -195,6 +196,7 @@ class ClientNode(Node):
     """A client with a producer of each sort, and perhaps a consumer of a group."""
 
     mq: Sluice
+    consumer: PushConsumer
 
     def __init__(
         self,
@@ -235,12 +237,19 @@ class ClientNode(Node):
         self.is_member = True
 
     async def _consume(self, group: Group) -> None:
-        consumer = self.mq.consumer(
+        consumer = self.consumer = self.mq.consumer(
             group.name, self.handle, ordered=group.is_ordered, concurrency=8
         )
         for topic in sorted(group.topics):
             consumer.subscribe(topic, tags=self.tags)
         await consumer.start()
+
+    async def change(self, tags: str) -> None:
+        """Wants other messages of its group's topics from now on. Raises SluiceError."""
+        assert self.process is not None
+        assert self.group is not None
+        for topic in sorted(self.group.topics):
+            await self.process.run(self.consumer.change(topic, tags=tags))
 
     async def leave(self, rng: random.Random) -> None:
         """Ends in order."""

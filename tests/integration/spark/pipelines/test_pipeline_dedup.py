@@ -104,6 +104,7 @@ def test_a_micro_batch_that_spark_runs_again_changes_nothing(
     assert numbers(tmp_path / "shop.db") == list(range(COUNT))
 
 
+@pytest.mark.simulation
 @pytest.mark.timeout(600 * max(SEEDS, 1))
 def test_drivers_are_killed_between_micro_batches_and_no_row_is_lost_or_doubled(
     name_server: str, topic: str, publish: Callable[..., None], tmp_path: Path

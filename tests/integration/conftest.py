@@ -1,4 +1,4 @@
-"""Databases for idempotent consuming: a SQLite file, and a real PostgreSQL server on a socket of
+"""Databases for consumers and pipelines: a SQLite file, and a real PostgreSQL server on a socket of
 its own directory."""
 
 import importlib.util

@@ -1,0 +1,192 @@
+"""Batches as columns and message by message are stored and answered alike."""
+
+import struct
+import zlib
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from sluicemq.protocol.bodies.epochs import STAGING_TOPIC, Owner, Stage, StagedRange
+from sluicemq.protocol.bodies.epochs import encode_staged_ranges as ranges_of
+from sluicemq.protocol.codes import RequestCode
+from sluicemq.record import batch_columns
+from sluicemq.record.batch import encode_batch
+from sluicemq.testing.broker import START_MS, SteppedBroker, SteppedClient, send_fields
+
+Entry = tuple[int, bytes, bytes]
+MANY = batch_columns.COUNT_MIN
+
+PROPERTY = st.sampled_from((
+    b"TAGS\x01UA\x02", b"TAGS\x01\x02", b"TAGS\x01" + b"t" * 40 + b"\x02", b"KEYS\x01k 1\x02",
+    b"WAIT\x01true\x02", b"a\x01b\x02", b"XTAGS\x01UA\x02", b"DELAY\x010\x02", b"DELAY\x013\x02",
+    b"DELAY\x02", b"TIMER_DELAY_MS\x015\x02", b"TRAN_MSG\x01true\x02", b"TRAN_MSG\x01no\x02",
+    b"TIMER_DEL_UNIQKEY\x01x\x02", b"no end", b"\x02", b"\x01", b"z\x01" + bytes(16) + b"\x02",
+    b"UNIQ_KEY\x01AB\x02", "ü\x01ö\x02".encode(), b"\xff\x01\xfe\x02",
+))  # fmt: skip
+PLAIN = st.sampled_from((b"k\x01v\x02", b"price\x0110\x02", b"price\x01100\x02"))
+BODY = st.sampled_from((
+    b"", b"b", b"body" * 32, bytes(20), b"\x02TAGS\x01no\x02", b"DELAY\x013\x02", b"x" * 3000,
+    b"TAGS\x01", b"\x01\x02" * 9,
+))  # fmt: skip
+FLAG = st.sampled_from((0, 1, -1, 0x7FFFFFFF))
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> list[Entry]:
+    """Mostly alike, now and then with something odd in the middle."""
+    count = draw(st.integers(MANY - 1, MANY + 12))
+    begin = draw(
+        st.sampled_from((b"U\x01AB\x02TAGS\x01UA\x02", b"TAGS\x01UA\x02", b"WAIT\x011\x02"))
+    )
+    bodies = draw(st.lists(BODY, min_size=1, max_size=4))
+    own = draw(st.lists(PLAIN, min_size=1, max_size=3))
+    entries = [
+        (0, bodies[index % len(bodies)], begin + own[index % len(own)]) for index in range(count)
+    ]
+    for _ in range(draw(st.integers(0, 2))):
+        odd = (draw(FLAG), draw(BODY), b"".join(draw(st.lists(PROPERTY, max_size=4))))
+        entries[draw(st.integers(0, count - 1))] = odd
+    return entries
+
+
+def broker_with(*, columns: bool) -> tuple[SteppedBroker, SteppedClient]:
+    broker = SteppedBroker()
+    broker.core.send._batches._takes_columns = columns
+    broker.store.takes_columns = columns
+    return broker, broker.connect()
+
+
+def sent(body: bytes, *, columns: bool, **fields: object) -> list[object]:
+    """All that can be seen of a batch: the answer, the log, the queue, the counters."""
+    broker, client = broker_with(columns=columns)
+    client.call(310, send_fields())
+    answer = client.call(320, send_fields(properties="UNIQ_KEY\x01B\x02", **fields), body)
+    return [answer.code, answer.fields, answer.remark, *seen(broker)]
+
+
+def seen(broker: SteppedBroker, topic: str = "T") -> list[object]:
+    store = broker.store
+    log, at = [], 0
+    while (view := store.view_at(at)) is not None:
+        log.append(bytes(view))
+        at += len(view)
+    _, high = store.queue_offsets(topic, 0)
+    known = broker.core.topics.get(topic)
+    assert known is not None
+    return [
+        log, bytes(store.units(topic, 0, 0, high)), broker.core.send.sizes, known.messages_in,
+        known.bytes_in,
+    ]  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None)
+@given(batches(), st.binary(max_size=3), st.integers(0, 60))
+@example([(0, b"body", b"U\x01AB\x02TAGS\x01UA\x02")] * MANY, b"", 0)
+@example([(0, b"body", b"")] * MANY, b"", 0)
+@example([(0, b"", b"a\x01b\x02")] * MANY, b"", 0)
+def test_both_ways_store_answer_and_count_alike(
+    entries: Sequence[Entry], more: bytes, cut: int
+) -> None:
+    body = encode_batch(entries) + more
+    body = body[: len(body) - cut] if cut > 50 else body
+    body = body.ljust(4096, b"\0") if len(body) < 100 else body
+    assert sent(body, columns=True) == sent(body, columns=False)
+
+
+def test_a_large_plain_batch_goes_through_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [(0, b"b" * 200, b"U\x01%d\x02TAGS\x01UA\x02" % number) for number in range(100)]
+    broker, client = broker_with(columns=True)
+    monkeypatch.setattr(broker.core.send._batches, "_parts", None)
+    client.call(320, send_fields(), encode_batch(entries))
+    assert broker.store.queue_offsets("T", 0)[1] == 100
+
+
+@pytest.mark.parametrize("field", ["g", "f"])
+def test_numbers_that_do_not_fit_are_refused_alike(field: str) -> None:
+    body = encode_batch([(0, b"b" * 200, b"U\x01AB\x02")] * MANY)
+    for value in (1 << 63, -1, 1 << 31, 3, 0x10):
+        assert sent(body, columns=True, **{field: value}) == sent(
+            body, columns=False, **{field: value}
+        )
+
+
+def test_a_limit_of_properties_holds_both_ways() -> None:
+    own = b"a\x01" + b"v" * 32_000 + b"\x02"
+    for size in (32_600, 32_700, 32_766):
+        entries = [(0, b"b", b"a\x01b\x02")] * MANY
+        entries[5] = (0, b"b", b"a\x01" + own[2 : size - 1] + b"\x02")
+        body = encode_batch(entries)
+        assert sent(body, columns=True) == sent(body, columns=False)
+
+
+def test_random_damage_is_answered_alike() -> None:
+    good = encode_batch([(0, b"b" * 100, b"U\x01AB\x02TAGS\x01UA\x02")] * MANY)
+    for at in range(0, 170, 13):
+        for value in (1, 0xFF):
+            bad = bytearray(good)
+            bad[at] = value
+            assert sent(bytes(bad), columns=True) == sent(bytes(bad), columns=False)
+    for size in (-1, 0, 21, 1 << 30):
+        bad = bytearray(good)
+        bad[:4] = struct.pack(">i", size)
+        assert sent(bytes(bad), columns=True) == sent(bytes(bad), columns=False)
+
+
+# ------------------------------------------------------------------------------------- epochs
+
+STAGES = st.sampled_from((
+    Stage(Owner("q", 1, 0, 0), "T", 0), Stage(Owner("q", 1, 0, 0), "T", 0, "L3"),
+    Stage(Owner("q", 1, 0, 0), "U", 0), Stage(Owner("q", 1, 0, 1), "T", 0),
+))  # fmt: skip
+
+
+def published(groups: Sequence[tuple[Stage, int, int, bytes]], *, columns: bool) -> list[object]:
+    """What an epoch of these groups (stage, count, born time, body) leaves behind."""
+    broker, client = broker_with(columns=columns)
+    for topic in ("T", "U"):
+        client.call(310, send_fields(topic))
+    client.call(int(RequestCode.SLUICE_COMMIT_EPOCH), {"query": "p", "epoch": 0, "step": "prepare"})
+    total, checksum = 0, 0
+    for stage, count, born_ms, body in groups:
+        begin = f"SLUICE_STAGE\x01{stage.encode()}\x02SLUICE_ID\x01".encode()
+        entries = [
+            (number % 2, body + b"%d" % number, begin + b"I%d\x02TAGS\x01UA\x02" % number)
+            for number in range(count)
+        ]
+        client.call(320, send_fields(STAGING_TOPIC, g=START_MS + born_ms), encode_batch(entries))
+        total += count
+        checksum = _crc(entries, checksum)
+    one = StagedRange("broker-a", 0, 0, total, checksum, 0, 0)
+    fields = {"query": "q", "epoch": 1, "step": "commit", "topics": "T,U"}
+    answers = []
+    for _ in range(12):
+        answers.append(client.call(int(RequestCode.SLUICE_COMMIT_EPOCH), fields, ranges_of((one,))))
+        broker.settle()
+    return [[(one.code, one.remark) for one in answers], answers[-1].fields, seen(broker),
+            seen(broker, "U"), broker.core.epochs.published]  # fmt: skip
+
+
+def _crc(entries: Sequence[Entry], checksum: int) -> int:
+    return zlib.crc32(b"".join(body for _, body, _ in entries), checksum)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            STAGES, st.integers(1, 2 * MANY), st.integers(0, 1),
+            st.sampled_from((b"x", b"y" * 300)),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)  # fmt: skip
+def test_both_ways_publish_alike(groups: Sequence[tuple[Stage, int, int, bytes]]) -> None:
+    assert published(groups, columns=True) == published(groups, columns=False)
+
+
+def test_a_large_epoch_is_published_alike_over_chunks_and_files() -> None:
+    groups = [(Stage(Owner("q", 1, 0, 0), "T", 0), 700, number, b"z" * 500) for number in range(6)]
+    assert published(groups, columns=True)[3:] == published(groups, columns=False)[3:]
