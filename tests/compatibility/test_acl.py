@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import missing_tool_is_a_reason
 from peer import drivers, toolchain
 from peer.clusters import (
     SMALL_HEAP,
@@ -26,6 +25,7 @@ from peer.clusters import (
     write_properties,
 )
 
+from conftest import missing_tool_is_a_reason
 from sluicemq import PermissionDeniedError
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.sync.admin import Admin

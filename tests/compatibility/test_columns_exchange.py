@@ -5,9 +5,9 @@ import asyncio
 import signal
 from pathlib import Path
 
-from conftest import missing_tool_is_a_reason
 from peer import clusters
 
+from conftest import missing_tool_is_a_reason
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.model.message import Message
 

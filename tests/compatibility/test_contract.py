@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import missing_tool_is_a_reason
 from peer.clusters import Cluster
 from peer.drivers import Driver, Event, java_driver
 from peer.toolchain import HERE
 
+from conftest import missing_tool_is_a_reason
 from sluicemq.client.sync.admin import Admin
 from sluicemq.model.topic import CONTRACT, GroupConfig
 

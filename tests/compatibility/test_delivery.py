@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import QUICK_CHECKS, missing_tool_is_a_reason
 from peer import clusters, drivers
 from peer.clusters import Cluster
 from peer.drivers import Driver, Event
 from peer.toolchain import HERE
 
+from conftest import QUICK_CHECKS, missing_tool_is_a_reason
 from sluicemq import Sluice
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.core import requests

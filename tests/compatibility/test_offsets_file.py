@@ -4,9 +4,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import missing_tool_is_a_reason
 from peer import toolchain
 
+from conftest import missing_tool_is_a_reason
 from sluicemq.client.core.localoffsets import decode_local_offsets, encode_local_offsets
 from sluicemq.model.topic import MessageQueue
 

@@ -14,7 +14,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from conftest import missing_tool_is_a_reason
 from peer.drivers import Event
 from peer.journeys import (
     FOREIGN,
@@ -32,6 +31,8 @@ from peer.journeys import (
 )
 from peer.stores import KILL, NORMAL
 from peer.toolchain import HERE, java_classes
+
+from conftest import missing_tool_is_a_reason
 
 TWICE = [
     ("sluice", NORMAL), ("java", NORMAL), ("sluice", KILL), ("java", KILL), ("sluice", NORMAL),

@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from conftest import missing_tool_is_a_reason
 from peer import clusters
 
+from conftest import missing_tool_is_a_reason
 from sluicemq.client.aio.sluice import Sluice
 
 LATER_S = 40.0  # time for the first to stop and the second to start

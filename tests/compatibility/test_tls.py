@@ -12,10 +12,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import missing_tool_is_a_reason
 from peer.clusters import Cluster, rocketmq_cluster, sluice_cluster, write_properties
 from peer.drivers import JVM_FLAGS, Driver, DriverFailedError, java_driver, python_driver
 
+from conftest import missing_tool_is_a_reason
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.errors import SluiceError
 from sluicemq.net.tls import Tls

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from conftest import QUICK_CHECKS, missing_tool_is_a_reason
 from peer import clusters
 from peer.clusters import Cluster
 from peer.drivers import Driver
 
+from conftest import QUICK_CHECKS, missing_tool_is_a_reason
 from sluicemq import Message, MessageNotFoundError
 from sluicemq.cli import main
 from sluicemq.client.core.timeline import Step, Timeline
