@@ -49,6 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False  # else those with the most tests are first
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist has to find the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """After pytest-randomly: the order within a rank stays as it shuffled it."""
     items.sort(key=rank)
