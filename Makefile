@@ -49,7 +49,7 @@ demo: $(STAMP) ## 336,776 flights through broker, filters and Spark, checked aga
 
 .PHONY: test
 test: $(STAMP) ## all tests; those that need Java or Go are skipped without them, never when CI=true (WORKERS=n processes, 3)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --randomly-seed=$(ORDER) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --randomly-seed=$(ORDER) $(ARGS)
 
 .PHONY: check
 check: $(STAMP) ## ruff, mypy --strict, import contracts, house rules

@@ -1,6 +1,6 @@
-"""Which tests the processes of `make test` get, and in which order (`--dist loadgroup`).
+"""Which tests the processes of `make test` get, and in which order (`--dist loadfile`).
 
-A file is one piece of work, but for the tests that share the Spark session: they are all one, since
+A file is one piece of work, but for those that share the Spark session: they are all one, since
 each process that has a session holds a JVM and its Python workers. The long pieces come first;
 begun last, one of them would run on alone.
 """
@@ -19,6 +19,11 @@ LONG: Final = (
     "crash",
     "integration",
 )
+OWN_PROCESSES: Final = {
+    "test_spark_demo.py", "test_spark_standalone.py", "test_spark_no_java.py",
+    "test_spark_notebook.py", "test_spark_restarts.py",
+}  # fmt: skip
+"""Files that start Spark in a process of its own, or need none."""
 SEEDS: Final = "SLUICEMQ_SEEDS"
 SPARK_TIMEOUT_S: Final = 300  # the first test of a process waits for the session
 SPARK: Final = {
@@ -49,13 +54,33 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False  # else those with the most tests are first
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist has to find the groups
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Pieces(LoadScopeScheduling):
+        """xdist's own groups (`xdist_group`) are not seen under pytest 9."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            return piece_of(nodeid.partition("::")[0].removeprefix("tests/"))
+
+    return Pieces(config, log)
+
+
+def piece_of(path: str) -> str:
+    """The piece of work that a file belongs to; paths are below tests/."""
+    name = Path(path).name
+    is_named = path.startswith(("integration/", "compatibility/")) and (
+        "spark" in path or name in {"test_pipelines_on_both.py", "test_archive_on_both.py"}
+    )
+    return "spark" if is_named and name not in OWN_PROCESSES else path
+
+
+@pytest.hookimpl(trylast=True)  # pytest-randomly has shuffled
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """After pytest-randomly: the order within a rank stays as it shuffled it."""
     items.sort(key=rank)
     for item in items:
         is_shared = "spark" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("spark" if is_shared else where(item)))
         if is_shared and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
     if SEEDS not in os.environ:
@@ -64,9 +89,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left)
 
 
-def where(item: pytest.Item) -> str:
-    return item.path.relative_to(HERE).as_posix()
-
-
 def rank(item: pytest.Item) -> int:
-    return next((i for i, start in enumerate(LONG) if where(item).startswith(start)), len(LONG))
+    """Its place in `LONG`; the order within a place stays as it was shuffled."""
+    path = item.path.relative_to(HERE).as_posix()
+    return next((i for i, start in enumerate(LONG) if path.startswith(start)), len(LONG))
