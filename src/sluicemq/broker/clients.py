@@ -101,14 +101,27 @@ class ConsumerGroup:
         return [member.client_id for member in self.members.values()]
 
     def find(self, peer: Peer, fields: Mapping[str, str] | None) -> Member | None:
-        """The member that a request is from."""
+        """The member that a request is from; of a client with several connections that of its
+        last heartbeat: the others may be broken, and what it wanted there is past."""
         member = self.members.get(peer)
         client_id = fields.get(CLIENT_FIELD) if member is None and fields else None
         if client_id is not None:
             for other in self.members.values():
-                if other.client_id == client_id:
-                    return other
+                if other.client_id == client_id and (
+                    member is None or other.seen_ms >= member.seen_ms
+                ):
+                    member = other
         return member
+
+    def replace_connection(self, member: Member) -> str:
+        """A client is there over a new connection: what it wants holds for its older ones too,
+        which may be broken and still be there for two minutes. Returns what it wanted before."""
+        before = ""
+        for other in self.members.values():
+            if other is not member and other.client_id == member.client_id:
+                before = other.key
+                other.key, other.wanted = member.key, member.wanted
+        return before
 
     def others(self, member: Member) -> dict[str, str]:
         """Client id -> subscription of the members besides this client."""
@@ -201,6 +214,8 @@ class Consumers:
         known.client_id, known.seen_ms = member.client_id, member.seen_ms
         known.wanted = {subscription.topic: subscription for subscription in data.subscriptions}
         before, known.key = known.key, key
+        if joined:
+            before = group.replace_connection(known)
         keys = self._subscribe(group, known, before)
         self.on_subscribed(
             data.group, [w for m in group.members.values() for w in m.wanted.values()]

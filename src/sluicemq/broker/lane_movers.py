@@ -15,6 +15,11 @@ and its pulls wait. A queue that a mover left behind is *orphaned* in the old la
 over there waits as long, commits of it only go forward (the newcomer's say where it wanted to
 begin), and it is sent to where the mover came to.
 
+Nor does a member know where its lane is that has neither asked nor pulled since it came: it may
+have asked before its heartbeat, when it was told the group's own offset, the least of all lanes, or
+be back on another connection after somebody else has read on. From an offset behind its lane's
+place it is sent there (21), and what it commits behind it is void.
+
 A message comes twice only when the mover gives a queue up without committing what it has in hand
 (Java drops what its handlers work at when a queue is taken from it, here as in RocketMQ), or needs
 more than half a minute for it.
@@ -54,6 +59,11 @@ class Movers:
         if self._told:
             self._told.heard(client_id, *queue)
 
+    def knows(self, client_id: str, queue: Queue) -> bool:
+        """Has it asked for its offset, or pulled, since it is a member? If not, its offset may be
+        from before: from another lane, or the group's own."""
+        return (client_id, queue) in self._reads
+
     def sent_to(self, client_id: str, queue: Queue, key: str, offset: int) -> None:
         """It begins at an offset that it has to be told."""
         self.begins(client_id, queue, key)
@@ -66,6 +76,12 @@ class Movers:
     def is_deaf(self, client_id: str, queue: Queue) -> bool:
         """Was it sent elsewhere and does not know yet? Then what it commits is void."""
         return bool(self._told) and self._told.blocks(client_id, *queue)
+
+    def comes(self, client_id: str, queues: Iterable[tuple[Queue, str]]) -> None:
+        """It becomes a member, after it read these queues for these lanes: it may have them still,
+        and has to begin anew in another one."""
+        for queue, key in queues:
+            self._reads.setdefault((client_id, queue), key)
 
     def moves(self, client_id: str, key: str, queues: Iterable[Queue]) -> None:
         """It leaves the lane `key` for another one, and may have these queues in hand."""
@@ -80,6 +96,12 @@ class Movers:
     def readers(self, queue: Queue, key: str) -> Iterator[str]:
         """The clients that read the queue for the lane."""
         return (c for (c, q), lane in self._reads.items() if q == queue and lane == key)
+
+    def forget(self, key: str) -> None:
+        """The lane is forgotten: who read for it has nothing in hand of another one that may have
+        the same subscription later."""
+        for entry in [entry for entry, lane in self._reads.items() if lane == key]:
+            self._reads[entry] = ""
 
     def leave(self, client_id: str) -> None:
         """It is gone: nobody waits for what it has in hand."""

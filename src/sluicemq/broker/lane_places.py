@@ -41,6 +41,13 @@ class Place:
     def is_at_rest(self) -> bool:
         return self.delivered <= self.position
 
+    def can_take(self, here: int) -> bool:
+        """May the lane get messages from `here` on? Its reader has not come so far, or it has
+        nothing in hand, so that it can be sent back. Where the reader is has to be known."""
+        if self.scanned is None:
+            return False
+        return max(self.scanned, self.position) <= here or self.is_at_rest
+
     def rule_at(self, offset: int) -> tuple[Rule, int | None]:
         """The rule for a message, and the offset from which another one holds."""
         rule: Rule = self.spans[0][1] if self.spans else NOTHING

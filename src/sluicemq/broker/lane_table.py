@@ -13,6 +13,7 @@ import orjson
 from sluicemq.broker import lane_file
 from sluicemq.broker.access_admin import Elsewhere, in_place
 from sluicemq.broker.documents import Document
+from sluicemq.broker.lane_counts import count_unmatched
 from sluicemq.broker.lane_filters import rule_filter
 from sluicemq.broker.lane_places import Place
 from sluicemq.broker.lane_rules import Rule, own_claim, parse_key
@@ -238,7 +239,7 @@ class Lanes:
         self._lift_floors()
         for made in list(self.table.values()):
             made.run()
-            made.count_unmatched()
+            count_unmatched(made)
             if made.is_over:
                 self._end(made)
 

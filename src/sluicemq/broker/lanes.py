@@ -22,7 +22,7 @@ end when one is left that has nothing but its own rule.
 
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sluicemq.broker.lane_movers import Movers
 from sluicemq.broker.lane_places import Place
@@ -105,6 +105,8 @@ class GroupLanes:
         known = self.lanes.get(key)
         lane = known or self._join(key)
         lane.left_ms = None
+        if client_id not in lane.members:
+            self.movers.comes(client_id, self._read_before(client_id))
         lane.members.add(client_id)
         self.parts.changed()
         if known is None or lane.is_idle:
@@ -115,6 +117,16 @@ class GroupLanes:
             self._offer_idle()
             self.parts.save(self.name)
         return lane
+
+    def _read_before(self, client_id: str) -> list[tuple[Queue, str]]:
+        """The queues that a client read last, and for which lane: one that was away for a moment
+        may have another subscription now."""
+        return [
+            (queue, lane.key)
+            for lane in self.lanes.values()
+            for queue, place in lane.places.items()
+            if place.reader == client_id
+        ]
 
     def move(self, old: str, client_id: str) -> None:
         """A member wants something else. What it has in hand counts for its old lane until it
@@ -272,7 +284,7 @@ class GroupLanes:
             return False
         if here >= self.parts.end(queue):
             gains = []
-        if any(not self._can_take(theirs, here) for _, theirs, _ in gains):
+        if any(not theirs.can_take(here) for _, theirs, _ in gains):
             self._held_ms.setdefault(queue, now)
             return False
         for other, theirs, gained in gains:
@@ -281,14 +293,6 @@ class GroupLanes:
         self._held_ms.pop(queue, None)
         self.parts.look_again(queue)
         return True
-
-    @staticmethod
-    def _can_take(place: Place, here: int) -> bool:
-        """May a lane get messages from `here` on? Its reader has not come so far, or it has nothing
-        in hand, so that it can be sent back. Where the reader is has to be known."""
-        if place.scanned is None:
-            return False
-        return max(place.scanned, place.position) <= here or place.is_at_rest
 
     def _give(
         self, lane: Lane, place: Place, queue: Queue, here: int, gained: list[tuple[int, Rule]]
@@ -315,6 +319,8 @@ class GroupLanes:
                 self.name, lane.id, lane.key, left,
             )  # fmt: skip
         del self.lanes[lane.key]
+        self.resets.forget(group=lane.key)
+        self.movers.forget(lane.key)
         for queue in lane.places:
             self.publish(queue)
         self.rebase()
@@ -356,12 +362,13 @@ class GroupLanes:
         if movers.reads(client_id, queue, key) != key:
             if self.is_finishing(client_id, queue, key):
                 return None
+            self._begin(key, client_id, queue, offset)
+        elif not is_parked and not movers.knows(client_id, queue):
             place = self.place(key, *queue)
-            if place is not None and 0 <= place.position != offset:
-                movers.sent_to(client_id, queue, key, place.position)
-            else:
-                movers.begins(client_id, queue, key)
-            self.parts.changed()
+            # From ahead of its lane's place it reads on after a restart of the broker, if it did.
+            is_its_own = place is not None and place.reader in {"", client_id}
+            is_right = place is not None and is_its_own and offset >= place.position
+            self._begin(key, client_id, queue, None if is_right else offset)
         told = movers.tell(client_id, queue, offset)
         if told is not None:
             return told
@@ -370,7 +377,19 @@ class GroupLanes:
             self._take_over(lane, client_id, queue, offset)
         if not self.resets:
             return None
+        if lane is not None and queue in lane.places:
+            self.resets.follow(key, *queue, lane.places[queue].position)
         return self.resets.tell(key, *queue, offset, client_id, is_parked=is_parked)
+
+    def _begin(self, key: str, client_id: str, queue: Queue, offset: int | None) -> None:
+        """From now on a member reads for this lane. If it pulls from another `offset` than its
+        lane's place it is sent there; None: it may go on where it is."""
+        place = self.place(key, *queue)
+        if offset is not None and place is not None and 0 <= place.position != offset:
+            self.movers.sent_to(client_id, queue, key, place.position)
+        else:
+            self.movers.begins(client_id, queue, key)
+        self.parts.changed()
 
     def _take_over(self, lane: Lane, client_id: str, queue: Queue, offset: int) -> None:
         """A member reads on in a queue whose reader changed lanes: from where that one came to."""
@@ -421,8 +440,10 @@ class GroupLanes:
             place is None
             or self.resets.blocks(key, topic, queue_id)
             or self.movers.is_deaf(client_id, queue)
-            or (offset < place.position and queue in self.lanes[key].orphans)
         ):
+            return
+        is_known = queue not in self.lanes[key].orphans and self.movers.knows(client_id, queue)
+        if offset < place.position and not is_known:
             return
         place.commit(offset)
         self.parts.changed()
@@ -470,27 +491,3 @@ class GroupLanes:
             place.rule_at(place.position) == (own_claim(topic, lane.key), None)
             for (topic, _), place in lane.places.items()
         )
-
-    def count_unmatched(self) -> None:
-        """Messages that every lane has passed and none wants, a slice at a time."""
-        live, idle = self.ordered()
-        atoms: dict[str, list[Any]] = {}
-        for key in (*live, *idle):
-            for topic, atom in parse_key(key).items():
-                atoms.setdefault(topic, []).append(atom)
-        for topic, own in atoms.items():
-            rule = clause([], own)
-            for queue in [q for lane in self.lanes.values() for q in lane.places if q[0] == topic]:
-                self._count(queue, rule)
-
-    def _count(self, queue: Queue, rule: Rule) -> None:
-        least = min(lane.places[queue].position for lane in self.lanes.values()
-                    if queue in lane.places)  # fmt: skip
-        here = self.counted.setdefault(queue, least)
-        if here < least:
-            if rule:
-                here, found = self.parts.count(queue, here, rule, least)
-                self.unmatched += found
-            else:
-                here = least
-            self.counted[queue] = here

@@ -57,6 +57,14 @@ class Resets:
         self._table[group, topic, queue_id] = _Reset(offset)
         self._on_change()
 
+    def follow(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """What is before `offset` is done meanwhile: one that is pending is not told to go there.
+        Commits are dropped until it is heard, so this is a broker that moved on by itself."""
+        reset = self._table.get((group, topic, queue_id))
+        if reset is not None and reset.offset < offset:
+            reset.offset = offset
+            self._on_change()
+
     def blocks(self, group: str, topic: str, queue_id: int) -> bool:
         """Is a commit of this group on the queue to be dropped?"""
         return (group, topic, queue_id) in self._table

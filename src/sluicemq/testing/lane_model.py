@@ -92,6 +92,10 @@ class ModelConsumer:
             if queue not in self.readings:
                 self._begin(queue)
 
+    def begin_at(self, queue: MessageQueue, offset: int) -> None:
+        """Reads a queue from an offset that it knows from before."""
+        self.readings[queue] = _Reading(offset, offset)
+
     def pull(self, queue: MessageQueue, count: int = 32) -> None:
         reading = self.readings[queue]
         answer = self.connection.call(

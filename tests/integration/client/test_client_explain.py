@@ -75,7 +75,15 @@ async def test_unequal_subscriptions(mq: EmbeddedSluice, monkeypatch: pytest.Mon
         text = next(one.what for one in found.findings if one.code is Code.UNEQUAL)
         assert ": A" in text
         assert ": B" in text
-        assert Code.UNEQUAL in codes(await explained(mq, await sent(mq, "C")))
+        nobodys = await explained(mq, await sent(mq, "C"))
+        assert (nobodys.fate, codes(nobodys)[0]) == (Fate.FILTERED, Code.NO_LANE)
+        assert Code.UNEQUAL in codes(nobodys)
+        lanes = (await mq.admin.contract("G"))[0].lanes
+        mine = next(one for one in lanes if one["subscriptions"]["T"][1] == "B")
+        text = next(one.what for one in (await explained(mq, await sent(mq, "B"))).findings
+                    if one.code is Code.LANE)  # fmt: skip
+        assert f"belongs to lane {mine['lane']} (T: B)" in text
+        assert mine["clientIds"][0] in text
 
 
 @pytest.mark.parametrize(

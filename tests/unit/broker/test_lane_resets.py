@@ -1,6 +1,12 @@
 """Who has to hear that a lane was sent back, and who may read a group with lanes at all."""
 
+import pytest
+
 from sluicemq.broker.resets import TELLS_MAX, Resets
+from sluicemq.model.subscription import TAG
+from sluicemq.protocol import bodies
+from sluicemq.testing.broker import SteppedBroker, SteppedClient, send_fields
+from sluicemq.testing.lane_model import ModelConsumer, Shared, Wanted, balance
 from sluicemq.testing.virtual import RESOLUTION_S, VirtualClock
 
 
@@ -39,3 +45,133 @@ def test_virtual_time_passes_however_near_the_timer_is() -> None:
     before = clock.monotonic_s()
     clock._pass(1e-10)
     assert before < clock.monotonic_s() <= before + 2 * RESOLUTION_S
+
+
+def _takes_all(broker: SteppedBroker, shared: Shared) -> list[ModelConsumer]:
+    """Two lanes that want everything between them, and what a third one might want."""
+    wishes: list[Wanted] = [{"T": (TAG, "*")}, {"T": (TAG, "tag1")}]
+    return [ModelConsumer(broker, shared, f"c{n}", wanted, 1) for n, wanted in enumerate(wishes)]
+
+
+def _produce(client: SteppedClient, *names: str) -> None:
+    for name in names:
+        fields = send_fields("T", f"UNIQ_KEY\x01{name}\x02TAGS\x01{name[:4]}\x02", e=0)
+        assert client.call(310, fields, name.encode()).code == 0
+
+
+def _read(*consumers: ModelConsumer) -> None:
+    balance(list(consumers))
+    for _ in range(4):
+        for consumer in consumers:
+            for queue in list(consumer.readings):
+                consumer.pull(queue)
+                consumer.finish(queue, len(consumer.readings[queue].in_hand))
+            consumer.commit()
+
+
+def _pass(broker: SteppedBroker, seconds: float) -> None:
+    broker.advance(seconds)
+    broker.core.second()
+    broker.settle()
+
+
+def test_a_new_lane_is_not_sent_where_the_one_of_its_subscription_was_before_it(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    """The split cluster's seed 41: a lane left without having heard that it was to go back."""
+    shared = Shared("G")
+    late: Wanted = {"T": (TAG, "tag3")}
+    stay = _takes_all(broker, shared)
+    gone = ModelConsumer(broker, shared, "gone", late, 1)
+    _produce(client, "tag3-0", "tag2-1")
+    _read(*stay, gone)
+    lanes = broker.core.lanes.table["G"]
+    gone.leave(says_so=True)
+    key = next(key for key, lane in lanes.lanes.items() if not lane.members)
+    lanes.resets.put(key, "T", 0, 0)
+    _pass(broker, 31)
+    _pass(broker, 1)
+    assert len(lanes.lanes) == 2, "it is forgotten: others want all that it wanted"
+    assert not lanes.resets
+    new = ModelConsumer(broker, shared, "new", late, 1)
+    _read(*stay, new)
+    assert set(shared.deliveries.values()) == {1}
+
+
+def test_a_member_that_asked_for_its_offset_before_its_heartbeat_begins_at_its_lane_place(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    """It is told the group's own offset, the least of all lanes; its lane is further on."""
+    shared = Shared("G")
+    stay = _takes_all(broker, shared)
+    _produce(client, "tag1-0", "tag1-1", "tag3-2")
+    _read(stay[0])  # the other lane has not read
+    queue = next(queue for queue in stay[0].readings if queue.topic == "T")
+    fields = {"consumerGroup": "G", "topic": "T", "queueId": queue.queue_id}
+    answer = client.call(14, fields)
+    offset = int((answer.fields or {})["offset"])
+    stay[0].leave(says_so=True)
+    late = ModelConsumer(broker, shared, "late", stay[0].wanted, 1)
+    late.begin_at(queue, offset)
+    for _ in range(3):
+        late.pull(queue)
+    assert offset == 0
+    assert shared.deliveries == {"tag1-0": 1, "tag1-1": 1, "tag3-2": 1}
+
+
+@pytest.mark.parametrize("is_noticed", [True, False], ids=["noticed", "not-noticed"])
+def test_a_client_that_changes_over_a_new_connection_does_not_read_on_where_it_was_before(
+    broker: SteppedBroker, client: SteppedClient, is_noticed: bool
+) -> None:
+    """The split cluster's seed 203: the old connection may be there for two minutes after it
+    broke, and what the client wanted then says no more what its pulls are for."""
+    shared = Shared("G")
+    narrow: Wanted = {"T": (TAG, "tag1")}
+    one = ModelConsumer(broker, shared, "one", narrow, 1)
+    two = ModelConsumer(broker, shared, "two", {"T": (TAG, "*")}, 1)
+    balance([one, two])
+    _produce(client, "tag1-0", "tag2-1")
+    for each in (queue for queue in two.readings if queue.topic == "T"):
+        two.pull(each)
+    one.connection.call(35, {"clientID": "one", "consumerGroup": "G"})
+    if is_noticed:
+        two.connection.disconnect()
+    two.wanted, two.version = narrow, 2
+    two.connect(broker)  # it reads on: it does not know that it is in another lane
+    members = bodies.decode_consumer_list(client.call(38, {"consumerGroup": "G"}).body)
+    assert set(members) == {"two"}
+    lanes = broker.core.lanes.table["G"].lanes
+    assert sum("two" in lane.members for lane in lanes.values()) == 1
+    for _ in range(3):
+        _read(two)
+    assert shared.deliveries == {"tag1-0": 1, "tag2-1": 1}
+
+
+def test_a_lane_that_moved_on_by_itself_is_not_sent_behind_that(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    """The split cluster's seed 94: nobody was there to hear of the reset."""
+    resets = Resets()
+    resets.put("lane", "T", 0, 5)
+    resets.follow("lane", "T", 0, 10)
+    resets.follow("lane", "T", 1, 10)
+    assert resets.tell("lane", "T", 0, 14, "c") == 10
+    resets.follow("lane", "T", 0, 3)
+    assert resets.tell("lane", "T", 0, 14, "c") == 10
+    assert len(resets) == 1
+    shared = Shared("G")
+    stay = _takes_all(broker, shared)
+    late: Wanted = {"T": (TAG, "tag3")}
+    gone = ModelConsumer(broker, shared, "gone", late, 1)
+    _produce(client, "tag3-0", "tag2-1")
+    _read(*stay, gone)
+    lanes = broker.core.lanes.table["G"]
+    places = next(iter(lanes.lanes.values())).places
+    queue = next(queue for queue, place in places.items() if place.position == 2)
+    gone.leave(says_so=True)
+    key = next(key for key, lane in lanes.lanes.items() if not lane.members)
+    lanes.resets.put(key, *queue, 0)
+    back = ModelConsumer(broker, shared, "back", late, 1)
+    _read(*stay, back)
+    assert set(shared.deliveries.values()) == {1}
+    assert not lanes.resets

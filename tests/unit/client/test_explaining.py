@@ -12,6 +12,7 @@ from sluicemq.client.core.facts import (
     Fate,
     GroupFacts,
     GroupState,
+    LaneFacts,
     MemberFacts,
     MessageFacts,
     QueueFacts,
@@ -142,3 +143,36 @@ def test_a_group_that_has_only_misses_before_it_is_not_behind() -> None:
 def test_a_group_that_is_up_to_date_has_no_findings() -> None:
     state = GroupState(group(), [QueueFacts(QUEUE, 10, 10)], {"T": frozenset({"b"})})
     assert explain_group(state).findings == ()
+
+
+OLD = LaneFacts("aaaa", Subscription("T", "price > 30", "SQL92"), ["c1"], 9)
+YOUNG = LaneFacts("bbbb", subscribe("T", "*"), ["c2"], 2)
+GONE = LaneFacts("cccc", Subscription("T", "price = 1", "SQL92"), [], 3)
+OTHER = LaneFacts("dddd", None, ["c4"], None)
+
+
+@pytest.mark.parametrize(
+    ("lanes", "price", "expected", "words"),
+    [
+        ([OLD, YOUNG], "31", (Fate.CONSUMED, [Code.OFFSET_PAST, Code.LANE]), "lane aaaa"),
+        ([OLD, YOUNG], "7", (Fate.WAITING, [Code.BEHIND, Code.LANE]), "is at 2 and has c2"),
+        ([OLD, GONE], "1", (Fate.OFFLINE, [Code.LANE]), "has no member"),
+        ([OLD, OTHER], "7", (Fate.FILTERED, [Code.NO_LANE, Code.FILTER_FALSE]), "another topic"),
+    ],
+)
+def test_a_message_belongs_to_the_oldest_lane_that_matches_it(
+    lanes: list[LaneFacts], price: str, expected: tuple[Fate, list[Code]], words: str
+) -> None:
+    """Whatever the group's own offset and the subscription of others say."""
+    members = (MemberFacts("c1"), MemberFacts("c2"), MemberFacts("c4"))
+    facts = group(lanes=lanes, members=members, committed=8, subscriptions={"T": SQL})
+    assert told(facts, about(price=price)) in (
+        expected, (expected[0], [Code.NOT_KNOWN if c is Code.BEHIND else c for c in expected[1]])
+    )  # fmt: skip
+    found = explain_message(about(price=price), facts)
+    assert words in " ".join(finding.what for finding in found.findings)
+
+
+def test_a_retry_is_told_whichever_lane_it_is_of() -> None:
+    facts = group(lanes=[OLD, YOUNG], copies=[Copy(2, False)])
+    assert told(facts, about(price="31")) == (Fate.RETRY, [Code.RETRY_PENDING, Code.LANE])

@@ -15,6 +15,8 @@ A message's fate in a group:
     unknown     there is no such group, or nothing is known of it
 """
 
+from dataclasses import replace
+
 from sluicemq.client.core.facts import (
     Code,
     Fate,
@@ -49,6 +51,7 @@ from sluicemq.client.core.findings import (
     unequal,
     verdict_on,
 )
+from sluicemq.client.core.lane_findings import as_lane, in_lane, lane_of, no_lane
 from sluicemq.model.topic import RETRY_PREFIX
 
 
@@ -57,11 +60,31 @@ def explain_message(about: MessageFacts, group: GroupFacts) -> MessageExplained:
     if group.config is None:
         return MessageExplained(group.name, Fate.UNKNOWN, (no_such_group(group.name),))
     topic = about.message.topic
+    if group.lanes:
+        return _explain_in_lanes(about, group)
     owner = owner_of(about.queue, group.members)
     said = group.subscriptions.get(topic)
     verdict, filtering = verdict_on(about.message, said)
     common = [*unequal(group.members, topic)]
     fate, times, found = _fate(about, group, owner, filtering)
+    return MessageExplained(group.name, fate, (*found, *common), times, verdict, owner)
+
+
+def _explain_in_lanes(about: MessageFacts, group: GroupFacts) -> MessageExplained:
+    """By the lane it belongs to: that one's members, expression and offset."""
+    lane, common = lane_of(about, group), unequal(group.members, about.message.topic)
+    if lane is None:
+        fate, times, found = _fate(about, replace(group, committed=None), None, None)
+        if fate in {Fate.WAITING, Fate.OFFLINE}:
+            fate, found = Fate.FILTERED, no_lane(about, group)
+        return MessageExplained(group.name, fate, (*found, *common), times)
+    own = as_lane(group, lane)
+    owner = owner_of(about.queue, own.members)
+    verdict, filtering = verdict_on(about.message, lane.subscription)
+    fate, times, found = _fate(about, own, owner, filtering)
+    if not lane.members and fate is Fate.OFFLINE:
+        found = []  # the group may have members: the lane says what is missing
+    found.insert(0 if not found else 1, in_lane(about, group, lane))
     return MessageExplained(group.name, fate, (*found, *common), times, verdict, owner)
 
 

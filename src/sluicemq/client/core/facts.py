@@ -34,6 +34,8 @@ class Code(StrEnum):
     BEHIND = "behind"
     ONLY_FILTERED = "only-filtered-ahead"
     NOT_KNOWN = "not-known"
+    LANE = "lane"
+    NO_LANE = "no-lane-matches"
 
 
 class Fate(StrEnum):
@@ -81,6 +83,17 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneFacts:
+    """Members of a group with one subscription, at the broker of a message. `subscription`: to the
+    message's topic, None for another topic; `offset` in its queue, None without a place there."""
+
+    lane: str
+    subscription: Subscription | None
+    members: Sequence[str]
+    offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class MessageFacts:
     """A stored message and its queue, which holds [offset_min, offset_max). `routed` are the
     brokers on which clients find its topic to read, None without a route."""
@@ -99,7 +112,8 @@ class MessageFacts:
 class GroupFacts:
     """A group as seen by the broker of a message (or, for a whole group, by all). `config` is None
     when no broker knows it; `subscriptions` are the brokers' view by topic; `committed` and
-    `fetched` are of the message's queue, None when there is no such offset."""
+    `fetched` are of the message's queue, None when there is no such offset; `lanes` from the oldest
+    on, none while all members want the same."""
 
     name: str
     config: GroupConfig | None
@@ -111,6 +125,7 @@ class GroupFacts:
     dead: Sequence[StoredMessage] = ()
     traced: GroupFate | None = None
     now_ms: int = 0
+    lanes: Sequence[LaneFacts] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from sluicemq.client.core import requests
+from sluicemq.client.core import contracts, requests
 from sluicemq.client.core.answers import SUCCESS
 from sluicemq.client.core.explaining import explain_group, explain_message
 from sluicemq.client.core.facts import (
@@ -18,6 +18,7 @@ from sluicemq.client.core.facts import (
     GroupExplained,
     GroupFacts,
     GroupState,
+    LaneFacts,
     MemberFacts,
     MessageExplained,
     MessageFacts,
@@ -46,6 +47,7 @@ from sluicemq.errors import (
     RequestTimeoutError,
     RouteNotFoundError,
 )
+from sluicemq.filter.tags import subscribe
 from sluicemq.model.message import REAL_TOPIC, StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import (
@@ -167,11 +169,35 @@ def _group_facts(
         for item in (yield from _queues(name, address, message.topic)):
             if item.queue == about.queue:
                 fetched = item.fetched
+    lanes = yield from _lanes(name, about)
     copies = yield from _copies(name, message, known)
     dead = yield from _stored_as(DLQ_PREFIX + name, message, known)
     return GroupFacts(
-        name, config, members, subscriptions, committed, fetched, copies, dead, None, now_ms
+        name, config, members, subscriptions, committed, fetched, copies, dead, None, now_ms, lanes
     )
+
+
+def _lanes(name: str, about: MessageFacts) -> Talk[list[LaneFacts]]:
+    """The lanes of a group at the message's broker, from the oldest on; none of RocketMQ's."""
+    try:
+        told = yield from contracts.show(name)
+    except RequestError:
+        return []
+    topic, found = about.message.topic, []
+    for lane in (
+        lane for item in told if item.broker == about.message.broker for lane in item.lanes
+    ):
+        said = lane["subscriptions"].get(topic)
+        places = {(item["topic"], item["queueId"]): item["offset"] for item in lane["queues"]}
+        found.append(
+            LaneFacts(
+                lane["lane"],
+                None if said is None else subscribe(topic, said[1], said[0]),
+                lane["clientIds"],
+                places.get((topic, about.message.queue_id)),
+            )
+        )
+    return found
 
 
 def _members(

@@ -1,0 +1,35 @@
+"""How many messages no lane of a group wants: counted a slice at a time, behind the last lane.
+
+Only what every lane has passed is counted, so that a lane which comes meanwhile and wants it is
+heard. What no lane matches is lost to the group as it is in RocketMQ, but here somebody can see it.
+"""
+
+from sluicemq.broker.lane_rules import Atom, Rule, clause, parse_key
+from sluicemq.broker.lanes import GroupLanes, Queue
+
+
+def count_unmatched(lanes: GroupLanes) -> None:
+    """Messages that every lane has passed and none wants, a slice of each queue."""
+    live, idle = lanes.ordered()
+    atoms: dict[str, list[Atom]] = {}
+    for key in (*live, *idle):
+        for topic, atom in parse_key(key).items():
+            atoms.setdefault(topic, []).append(atom)
+    for topic, own in atoms.items():
+        rule = clause([], own)
+        queues = {q for lane in lanes.lanes.values() for q in lane.places if q[0] == topic}
+        for queue in sorted(queues):
+            _count(lanes, queue, rule)
+
+
+def _count(lanes: GroupLanes, queue: Queue, rule: Rule) -> None:
+    places = [lane.places[queue] for lane in lanes.lanes.values() if queue in lane.places]
+    least = min(place.position for place in places)
+    here = lanes.counted.setdefault(queue, least)
+    if here < least:
+        if rule:
+            here, found = lanes.parts.count(queue, here, rule, least)
+            lanes.unmatched += found
+        else:
+            here = least
+        lanes.counted[queue] = here
