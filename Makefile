@@ -80,7 +80,7 @@ simulate: $(STAMP) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n) 
 simulate-spark: $(STAMP) ## kills and restarts of Spark jobs: 100 histories of epochs, 50 restarts of streams, 8 killed drivers for each kind of job
 	SLUICEMQ_SEEDS=100 $(BIN)/python -m pytest tests/crash/test_crash_epochs.py $(ARGS)
 	SLUICEMQ_SEEDS=50 $(BIN)/python -m pytest tests/integration/test_spark_restarts.py $(ARGS)
-	SLUICEMQ_SEEDS=8 $(BIN)/python -m pytest tests/integration/spark/test_spark_exactly_once.py tests/integration/spark/pipelines -k "kill or driver" $(ARGS)
+	SLUICEMQ_SEEDS=8 $(BIN)/python -m pytest tests/integration/spark/test_spark_exactly_once.py tests/integration/spark/test_spark_no_java.py tests/integration/spark/pipelines -k "kill or driver or java" $(ARGS)
 
 .PHONY: fuzz
 fuzz: $(STAMP) ## a million malformed inputs (INPUTS=n, SEED=n) against a running broker, with a bystander watched; the same with access control

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.timeout(240), pytest.mark.simulation]
 TOOLS = (
     "bash", "sh", "env", "dirname", "basename", "readlink", "uname", "cat", "sed", "grep", "tr",
     "ls", "rm", "mkdir", "chmod", "id", "hostname", "expr", "nice", "ps",
