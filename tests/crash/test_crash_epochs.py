@@ -29,7 +29,7 @@ from sluicemq.record.codec import decode_records
 from sluicemq.testing.broker import SMALL, ManualClock, SteppedBroker, SteppedClient, send_fields
 from sluicemq.testing.files import CrashableFiles, PowerLost
 
-SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "40"))
+SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "20"))
 EPOCHS, TASKS, ROWS, BATCH = 3, 2, 7, 3
 STORE = dataclasses.replace(SMALL, commit_log_file_bytes=20_000, consume_queue_file_bytes=400)
 
