@@ -5,7 +5,6 @@ production classes: what it does to a message is found by what clients are told 
 given, not by looking inside. The number beside a bug is a seed that finds it; any other will do.
 """
 
-import logging
 import os
 import re
 import subprocess
@@ -31,6 +30,7 @@ from sluicemq.store.writer import Writer
 from sluicemq.testing.cluster.__main__ import main, run_range
 from sluicemq.testing.cluster.ledger import Ledger
 from sluicemq.testing.cluster.runs import LENGTH, error_of, explain, run_seed
+from sluicemq.testing.silence import silence
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 20
@@ -39,10 +39,8 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(before)
+    with silence():
+        yield
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 5))

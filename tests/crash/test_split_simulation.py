@@ -5,7 +5,6 @@ a network that fails; and bugs that a seed has to find.
 as SLUICEMQ_SEEDS says.
 """
 
-import logging
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +18,7 @@ from sluicemq.broker.lane_rules import own_claim
 from sluicemq.broker.lanes import GroupLanes
 from sluicemq.testing.cluster.__main__ import main, run_range
 from sluicemq.testing.cluster.runs import LENGTH, SPLIT, error_of
+from sluicemq.testing.silence import silence
 
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "8"))
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -26,10 +26,8 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(before)
+    with silence():
+        yield
 
 
 def test_a_split_group_loses_and_doubles_nothing_over_a_network_that_fails() -> None:

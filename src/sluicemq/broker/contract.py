@@ -193,8 +193,3 @@ def _show(atom: Iterable[str] | None) -> str:
         return "nothing"
     kind, text = atom
     return f"{kind} {text!r}"
-
-
-def show_subscription(key: str) -> dict[str, str]:
-    """topic -> `TAG 'a||b'`."""
-    return {topic: _show(atom) for topic, atom in parse_key(key).items()}

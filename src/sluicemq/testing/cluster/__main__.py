@@ -10,15 +10,14 @@ set, so the command starts itself with PYTHONHASHSEED=0: a seed is one history.
 """
 
 import argparse
-import contextlib
-import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.testing.cluster.runs import KINDS, LENGTH, Failure, error_of, explain, run_seed
+from sluicemq.testing.silence import silence
 
 SEEDS_PER_TASK = 10
 
@@ -45,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _one(options: argparse.Namespace) -> int:
     kind = KINDS[options.kind]
     kept = list(range(LENGTH) if options.keep is None else map(int, options.keep.split(",")))
-    with _silence():
+    with silence():
         if options.verbose:
             error = error_of(options.seed, kept, _say, kind)
             _say("all went well" if error is None else repr(error))
@@ -75,20 +74,9 @@ def _many(seeds: range, jobs: int, kind: str) -> Failure | None:
 
 def run_range(first: int, stop: int, kind: str = "cluster") -> Failure | None:
     """The first failure among the seeds, for one process of many."""
-    with _silence():
+    with silence():
         failures = (run_seed(seed, kind=KINDS[kind]) for seed in range(first, stop))
         return next((failure for failure in failures if failure is not None), None)
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """The product logs each of thousands of faults."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -8,14 +8,13 @@ and the exit code is 1.
 """
 
 import argparse
-import contextlib
-import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
 from sluicemq.clock import SYSTEM_CLOCK
+from sluicemq.testing.silence import silence
 from sluicemq.testing.simulation.runs import KINDS, LENGTH, Failure, explain, run_seed
 
 SEEDS_PER_TASK = 25
@@ -26,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     if options.seed is not None:
         kept = range(LENGTH) if options.keep is None else map(int, options.keep.split(","))
-        with _silence():
+        with silence():
             failure = explain(KINDS[options.world or "store"], options.seed, list(kept))
         _say(f"{failure}" if failure else "all went well")
         return int(failure is not None)
@@ -61,20 +60,9 @@ def _run(worlds: Sequence[str], seeds: range, jobs: int) -> Failure | None:
 
 def run_range(world: str, first: int, stop: int) -> Failure | None:
     """The first failure among the seeds, for one process of many."""
-    with _silence():
+    with silence():
         failures = (run_seed(KINDS[world], seed) for seed in range(first, stop))
         return next((failure for failure in failures if failure is not None), None)
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """The product logs what it finds after each of thousands of crashes."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(before)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
