@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from sluicemq.model.subscription import SQL92, TAG, Subscription
-from sluicemq.model.topic import CONTRACT, GroupConfig
+from sluicemq.model.topic import CONTRACT, GroupConfig, MessageQueue
 from sluicemq.protocol import bodies
 from sluicemq.testing.broker import SteppedBroker, SteppedClient, send_fields
 from sluicemq.testing.lane_model import ModelConsumer, Shared, Wanted, balance
@@ -322,3 +322,26 @@ def test_what_nobody_wants_is_counted_and_tools_see_the_lanes(
     assert said["unmatched"] == 8
     assert [lane["clientIds"] for lane in said["lanes"]] == [["one"], ["two"]]
     assert said["contract"] == "compatible"
+
+
+def test_lanes_lock_queues_each_for_itself(broker: SteppedBroker, shared: Shared) -> None:
+    """Ordered consumers of two lanes hold the same queue; two of one lane do not."""
+    one, two = member(broker, shared, "one", ONE), member(broker, shared, "two", TWO)
+    third = member(broker, shared, "third", TWO)
+    queue = MessageQueue("T", "broker-a", 0)
+
+    def asks(consumer: ModelConsumer, code: int = 41) -> bytes:
+        batch = bodies.LockBatch("G", consumer.client_id, (queue,))
+        answer = consumer.connection.call(code, {}, bodies.encode_lock_batch(batch))
+        assert answer.code == 0, answer.remark
+        return bytes(answer.body)
+
+    def holds(consumer: ModelConsumer) -> bool:
+        return bodies.decode_locked_queues(asks(consumer)) == (queue,)
+
+    assert [holds(one), holds(two), holds(third)] == [True, True, False]
+    asks(one, 42)
+    assert not holds(third), "the lane of one is another"
+    asks(two, 42)
+    assert holds(third)
+    assert not holds(two)

@@ -10,7 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from sluicemq.broker.metrics import serve
 from sluicemq.broker.rates import Days, Rates
+from sluicemq.model.subscription import TAG
 from sluicemq.testing.broker import SteppedBroker, SteppedClient, pull_fields, send_fields
+from sluicemq.testing.lane_model import ModelConsumer, Shared, balance
 
 NODE = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
 
@@ -55,6 +57,30 @@ def test_lag_is_what_was_not_committed(broker: SteppedBroker, client: SteppedCli
     client.call(11, pull_fields(commitOffset=2, sysFlag=5))
     labels = {"topic": "T", "consumer_group": "G", "is_retry": "false", "is_system": "false"}
     assert value(broker, "rocketmq_consumer_lag_messages", **labels) == 3
+
+
+def test_lanes_are_counted_and_what_none_of_them_wants(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    shared = Shared("G")
+    consumers = [
+        ModelConsumer(broker, shared, tag, {"T": (TAG, tag)}, 1) for tag in ("tag1", "tag2")
+    ]
+    balance(consumers)
+    for tag in ("tag1", "tag2", "tag3", "tag3"):
+        client.call(310, send_fields(properties=f"UNIQ_KEY\x01{tag}\x02TAGS\x01{tag}\x02"), b"x")
+    for consumer in consumers:
+        for queue in list(consumer.readings):
+            consumer.pull(queue)
+            consumer.finish(queue, len(consumer.readings[queue].in_hand))
+            consumer.pull(queue)
+        consumer.commit()
+    for _ in range(3):
+        broker.advance(1)
+        broker.core.second()
+        broker.settle()
+    assert value(broker, "sluicemq_group_lanes", consumer_group="G") == 2
+    assert value(broker, "sluicemq_lane_messages_unmatched_total", consumer_group="G") == 2
 
 
 def test_state_is_shown(broker: SteppedBroker, client: SteppedClient) -> None:

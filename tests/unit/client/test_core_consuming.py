@@ -135,6 +135,23 @@ def test_the_lowest_unacknowledged_offset_may_be_committed():
     assert (flight.committable, flight.count, flight.size_bytes) == (20, 0, 0)
 
 
+def test_what_nobody_was_given_is_taken_back_from_the_end_on():
+    """A wanted subscription changes: messages that wait are read again, by the new one."""
+    flight = InFlight(10)
+    for offset in (10, 12, 15, 17):
+        flight.add(offset, 100)
+    flight.passed(20)
+    assert flight.back({10, 15, 17}) == {15, 17}, "12 was given, so 10 stays before it"
+    assert (flight.position, flight.count, flight.size_bytes) == (15, 2, 200)
+    assert flight.committable == 10
+    assert not flight.ack(17), "it is as if it had never been seen"
+    flight.add(15, 100)
+    for offset in (10, 12, 15):
+        assert flight.ack(offset)
+    assert flight.committable == 15, "the position: nothing was passed since"
+    assert flight.back(()) == set()
+
+
 def test_room_ends_at_either_limit():
     flight = InFlight(0)
     flight.add(0, 50)

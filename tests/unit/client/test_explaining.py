@@ -23,7 +23,7 @@ from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import GroupConfig, MessageQueue
-from sluicemq.protocol.bodies import GroupMatching, QueueMatching, QueueState
+from sluicemq.protocol.bodies import GroupMatching, LaneMatching, QueueMatching, QueueState
 
 QUEUE = MessageQueue("T", "b", 0)
 HOST = Host("127.0.0.1", 10911)
@@ -176,3 +176,54 @@ def test_a_message_belongs_to_the_oldest_lane_that_matches_it(
 def test_a_retry_is_told_whichever_lane_it_is_of() -> None:
     facts = group(lanes=[OLD, YOUNG], copies=[Copy(2, False)])
     assert told(facts, about(price="31")) == (Fate.RETRY, [Code.RETRY_PENDING, Code.LANE])
+
+
+def laned(members: tuple[MemberFacts, ...], *lanes: tuple[str, tuple[str, ...], int]) -> GroupState:
+    """A group whose least lane is at 0; (id, clients, how many wait) of each lane."""
+    made = tuple(
+        LaneMatching(name, "TAG", name.upper(), ids, (QueueMatching(0, 4, 0, 10, waiting),))
+        for name, ids, waiting in lanes
+    )
+    sum_of_lanes = QueueMatching(0, 0, 0, 10, sum(waiting for _, _, waiting in lanes))
+    matching = [("b", GroupMatching("T", "TAG", "A", (sum_of_lanes,), lanes=made))]
+    facts = group(members=members)
+    return GroupState(facts, [QueueFacts(QUEUE, 0, 10, 10)], {"T": frozenset({"b"})}, matching)
+
+
+def tags(name: str, tag: str, **state: int) -> MemberFacts:
+    return member(name, subscribe("T", tag), **state)
+
+
+@pytest.mark.parametrize(
+    ("members", "lanes", "expected"),
+    [
+        ((tags("c1", "A"), tags("c2", "B")), [("a", ("c1",), 3), ("b", ("c2",), 0)],
+         [(Code.UNEQUAL, "differently"), (Code.LANE, "3 messages of T on b wait for lane a (A)")]),
+        ((tags("c1", "A"), tags("c2", "A")), [("a", ("c1", "c2"), 0), ("b", (), 2)],
+         [(Code.LANE, "lane b (B), which has no member")]),
+        ((tags("c1", "A", cached_count=1, cached_max=6),), [("a", ("c1",), 1), ("b", (), 0)],
+         [(Code.LANE, "lane a"), (Code.NOT_ACKNOWLEDGING, "up to 7, and the group has")]),
+        ((tags("c1", "A", dropped=True), tags("c2", "B")), [("a", ("c1",), 1), ("b", ("c2",), 0)],
+         [(Code.UNEQUAL, ""), (Code.LANE, ""), (Code.QUEUE_IDLE, "No member of lane a reads")]),
+        ((tags("c1", "A"), MemberFacts("c2")), [("a", ("c1", "c2"), 1)],
+         [(Code.LANE, "which c1, c2 read")]),
+    ],
+)  # fmt: skip
+def test_a_group_with_lanes_is_explained_lane_by_lane(
+    members: tuple[MemberFacts, ...],
+    lanes: list[tuple[str, tuple[str, ...], int]],
+    expected: list[tuple[Code, str]],
+) -> None:
+    """The group's own offset, which is the least of the lanes, is nobody's fault."""
+    found = explain_group(laned(members, *lanes)).findings
+    assert [one.code for one in found] == [code for code, _ in expected]
+    for one, (_, words) in zip(found, expected, strict=True):
+        assert words in one.what
+
+
+def test_lanes_have_another_cure_than_one_subscription_for_all() -> None:
+    members = (tags("c1", "A"), tags("c2", "B"))
+    lanes = explain_group(laned(members, ("a", ("c1",), 1))).findings[0]
+    one = explain_group(dataclasses.replace(laned(members), matching=())).findings[0]
+    assert "oldest lane" in lanes.instead
+    assert "messages get lost" in one.instead

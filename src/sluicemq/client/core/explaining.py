@@ -51,7 +51,14 @@ from sluicemq.client.core.findings import (
     unequal,
     verdict_on,
 )
-from sluicemq.client.core.lane_findings import as_lane, in_lane, lane_of, no_lane
+from sluicemq.client.core.lane_findings import (
+    as_lane,
+    behind_in_lanes,
+    in_lane,
+    lane_of,
+    laned_topics,
+    no_lane,
+)
 from sluicemq.model.topic import RETRY_PREFIX
 
 
@@ -72,7 +79,8 @@ def explain_message(about: MessageFacts, group: GroupFacts) -> MessageExplained:
 
 def _explain_in_lanes(about: MessageFacts, group: GroupFacts) -> MessageExplained:
     """By the lane it belongs to: that one's members, expression and offset."""
-    lane, common = lane_of(about, group), unequal(group.members, about.message.topic)
+    lane = lane_of(about, group)
+    common = unequal(group.members, about.message.topic, lanes=True)
     if lane is None:
         fate, times, found = _fate(about, replace(group, committed=None), None, None)
         if fate in {Fate.WAITING, Fate.OFFLINE}:
@@ -146,7 +154,9 @@ def explain_group(state: GroupState) -> GroupExplained:
         found += _of_topic(state, topic)
     if all(member.queues is not None for member in group.members):
         found += idle_members(group.members)
-    found += stuck(state)
+    laned = laned_topics(state)
+    found += stuck(group, [item for item in state.queues if item.queue.topic not in laned])
+    found += behind_in_lanes(state)
     found += failures(state)
     if lag and not found:
         found.append(behind(state, lag, matching))
@@ -159,7 +169,8 @@ def _of_topic(state: GroupState, topic: str) -> list[Finding]:
     if topic.startswith(RETRY_PREFIX):
         waiting = sum(item.lag for item in own)
         return [retries_before(group.name, waiting)] if waiting else []
-    found = unequal(group.members, topic)
+    is_laned = topic in laned_topics(state)
+    found = unequal(group.members, topic, lanes=is_laned)
     said = group.subscriptions.get(topic)
     if said is None and group.members:
         found.append(not_subscribed(group, topic))
@@ -167,6 +178,8 @@ def _of_topic(state: GroupState, topic: str) -> list[Finding]:
         found.append(broken(said))
     brokers = {item.queue.broker for item in own}
     found += no_route(topic, brokers, state.routed.get(topic))
+    if is_laned:  # every lane has readers of its own
+        return found
     if group.members and all(member.queues is not None for member in group.members):
         idle = [item.queue for item in own if owner_of(item.queue, group.members) == ""]
         routed = state.routed.get(topic) or frozenset()

@@ -11,6 +11,7 @@ from sluicemq.client.core.facts import (
     GroupState,
     MemberFacts,
     MessageFacts,
+    QueueFacts,
 )
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter.explain import Explanation, Outcome, deciding, explain
@@ -148,7 +149,7 @@ def no_member(name: str) -> Finding:
     )
 
 
-def unequal(members: Iterable[MemberFacts], topic: str) -> list[Finding]:
+def unequal(members: Iterable[MemberFacts], topic: str, *, lanes: bool = False) -> list[Finding]:
     """Members that say different things; one that does not subscribe the topic at all is one."""
     told: dict[str, list[str]] = {}
     for member in members:
@@ -160,11 +161,17 @@ def unequal(members: Iterable[MemberFacts], topic: str) -> list[Finding]:
         return []
     parts = "; ".join(f"{', '.join(ids)}: {text}" for text, ids in sorted(told.items()))
     what = f"Members subscribe {topic} differently: {parts}."
-    cure = (
-        "One subscription wins for the whole group on a RocketMQ broker, and messages get lost: "
-        "give each subscription a group of its own."
-    )
-    return [Finding(Code.UNEQUAL, what, cure)]
+    return [Finding(Code.UNEQUAL, what, _CURE_LANES if lanes else _CURE_UNEQUAL)]
+
+
+_CURE_UNEQUAL: Final = (
+    "One subscription wins for the whole group on a RocketMQ broker, and messages get lost: "
+    "give each subscription a group of its own."
+)
+_CURE_LANES: Final = (
+    "Each subscription is a lane, and a message goes to the oldest lane that matches: whoever wants "
+    "all of them needs a group of its own."
+)
 
 
 def not_subscribed(group: GroupFacts, topic: str) -> Finding:
@@ -299,11 +306,10 @@ def _quiet_ms(state: QueueState | None, now_ms: int) -> int | None:
     return max(0, now_ms - state.last_consume_ms)
 
 
-def stuck(state: GroupState) -> list[Finding]:
+def stuck(group: GroupFacts, queues: Iterable[QueueFacts]) -> list[Finding]:
     """Queues of which messages were fetched and none is acknowledged."""
     found = []
-    group = state.facts
-    for item in state.queues:
+    for item in queues:
         if item.lag and item.fetched is not None and item.fetched > item.committed:
             owner = owner_of(item.queue, group.members)
             here = GroupFacts(
