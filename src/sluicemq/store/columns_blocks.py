@@ -99,10 +99,9 @@ class ColumnBlocks:
         """The rows from a visible offset on, of one block, up to `end`: or who gets them, in
         another thread. None when they cannot be had, or (`only_made`) have yet to be made."""
         number, key = offset // BLOCK_ROWS, self._key(queue)
-        for kind, at in (("sealed", number), ("slot", offset // SLOT_ROWS)):
-            for block in self._cache.get((*key, kind, at)):
-                if block.first_offset <= offset < block.end:
-                    return block.part(offset, min(block.end, end))
+        known = self.at_hand(queue, offset)
+        if known is not None:
+            return known.part(offset, min(known.end, end))
         name = self._table(queue).get(number)
         if name is None and only_made:
             return None
@@ -125,6 +124,15 @@ class ColumnBlocks:
         return FileLoad(
             queue, offset, min(stop, end), place, evidence, None if is_ruled else block_filter
         )
+
+    def at_hand(self, queue: Queue, offset: int) -> ColumnBlock | None:
+        """The block that holds an offset, when it is in memory."""
+        key = self._key(queue)
+        for kind, at in (("sealed", offset // BLOCK_ROWS), ("slot", offset // SLOT_ROWS)):
+            for block in self._cache.get((*key, kind, at)):
+                if block.first_offset <= offset < block.end:
+                    return block
+        return None
 
     def _missing(self, queue: Queue, offset: int) -> tuple[int, int]:
         """The rows of a slot that are in memory nowhere: they follow the pieces that are."""

@@ -7,12 +7,13 @@ columns cannot decide (a property that is none, a record that could not be decod
 the log, one by one, when it is their turn, and so many of them end the call.
 """
 
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sluicemq.model.subscription import BlockFilter
 from sluicemq.record.columns import ColumnBlock
@@ -20,10 +21,10 @@ from sluicemq.record.columns_build import ArrowColumns, build_block, merged_arra
 from sluicemq.store.columns_blocks import ColumnBlocks
 from sluicemq.store.columns_file import Head
 from sluicemq.store.consumequeue import UNIT_BYTES, Queue
+from sluicemq.store.gather import Gather, Select
 
 if TYPE_CHECKING:
     from sluicemq.clock import Clock
-    from sluicemq.store.gather import Gather
 
 ROWS_MIN: Final = 128
 """For fewer rows looking at the records is faster than making columns of them."""
@@ -36,14 +37,21 @@ _KEPT: Final = 48
 _RULED_KEPT: Final = 1024
 _TRUE: Final = 1
 _NEEDS_RECORD: Final = 4
-Select = Callable[[memoryview | bytearray], Iterable[int]]
 
 
 class Candidates(NamedTuple):
-    """Rows of a block that match or may match, ascending; `asks`: whether the record decides."""
+    """Rows of a block that match or may match, ascending; `asks`: whether the record decides, None
+    where it never does."""
 
-    rows: NDArray[np.int64]
-    asks: NDArray[np.bool_]
+    rows: list[int]
+    asks: list[bool] | None
+
+    def between(self, low: int, high: int) -> "tuple[list[int], list[bool] | None]":
+        """Those of the rows [low, high), reckoned from `low` on."""
+        first = bisect_left(self.rows, low)
+        last = bisect_left(self.rows, high, first)
+        rows = [row - low for row in self.rows[first:last]]
+        return rows, None if self.asks is None else self.asks[first:last]
 
 
 class ColumnScan:
@@ -61,7 +69,7 @@ class ColumnScan:
         self,
         block_filter: BlockFilter,
         queue: Queue,
-        gather: "Gather",
+        gather: Gather,
         offset: int,
         end: int,
         select: Select,
@@ -102,6 +110,17 @@ class ColumnScan:
             position += len(units) // UNIT_BYTES
         return position
 
+    def holds(self, block_filter: BlockFilter, queue: Queue, offset: int, select: Select) -> bool:
+        """Does the message at an offset match? Of a block that a reader has just left it is known
+        without a look at the record. HOT."""
+        block = self.blocks.at_hand(queue, offset)
+        known = None if block is None else self._known.get((id(block_filter), id(block)))
+        if block is None or known is None or known[2].asks is not None:
+            return any(True for _ in select(queue.units(offset, 1)))
+        rows, row = known[2].rows, offset - block.first_offset
+        at = bisect_left(rows, row)
+        return at < len(rows) and rows[at] == row
+
     def pruned_to(
         self, block_filter: BlockFilter, queue: Queue, offset: int, *, only_known: bool = False
     ) -> int:
@@ -137,10 +156,9 @@ def _candidates(block_filter: BlockFilter, block: ColumnBlock) -> Candidates:
     verdicts = block_filter.verdicts(block)
     asks = verdicts == _NEEDS_RECORD
     if not asks.any():
-        rows = np.flatnonzero(verdicts == _TRUE)
-        return Candidates(rows, np.zeros(len(rows), np.bool_))
+        return Candidates(np.flatnonzero(verdicts == _TRUE).tolist(), None)
     rows = np.flatnonzero((verdicts == _TRUE) | asks)
-    return Candidates(rows, asks[rows])
+    return Candidates(rows.tolist(), asks[rows].tolist())
 
 
 def _choose(
@@ -152,26 +170,24 @@ def _choose(
     select: Select,
 ) -> tuple[Iterable[int], memoryview | bytearray, int]:
     """Which of the units, the first one of row `first`, are chosen; the units that were dealt with;
-    and how many records that reads at most."""
-    low, high = np.searchsorted(candidates.rows, (first, first + len(units) // UNIT_BYTES))
-    rows, asks = candidates.rows[low:high] - first, candidates.asks[low:high]
-    if not asks.any():
-        return rows[: room + 1].tolist(), units, 0  # one more says where to go on
-    places = np.flatnonzero(asks)
-    if len(places) > records:
-        last = places[records]
-        units = units[: int(rows[last]) * UNIT_BYTES]
-        rows, asks, places = rows[:last], asks[:last], places[:records]
-    return _asked(rows, asks, units, select), units, len(places)
+    and how many records that reads at most. HOT."""
+    end = first + len(units) // UNIT_BYTES
+    if candidates.asks is None:
+        low = bisect_left(candidates.rows, first)
+        some = candidates.rows[low : low + room + 1]  # one more says where to go on
+        return [row - first for row in some if row < end], units, 0
+    rows, asks = candidates.between(first, end)
+    assert asks is not None
+    last = next(islice((at for at, needs in enumerate(asks) if needs), records, None), None)
+    if last is not None:
+        units, rows, asks = units[: rows[last] * UNIT_BYTES], rows[:last], asks[:last]
+    return _asked(rows, asks, units, select), units, sum(asks)
 
 
 def _asked(
-    rows: NDArray[np.int64],
-    asks: NDArray[np.bool_],
-    units: memoryview | bytearray,
-    select: Select,
+    rows: list[int], asks: list[bool], units: memoryview | bytearray, select: Select
 ) -> Iterator[int]:
-    for row, needs_record in zip(rows.tolist(), asks.tolist(), strict=True):
+    for row, needs_record in zip(rows, asks, strict=True):
         unit = units[row * UNIT_BYTES : (row + 1) * UNIT_BYTES]
         if not needs_record or any(True for _ in select(unit)):
             yield row

@@ -7,7 +7,7 @@ it has not consumed: a pull names the offset up to which everything is consumed.
 
 import struct
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
 
@@ -22,6 +22,8 @@ long as nothing else is known of it (`broker.pacing`).
 The Java push consumer holds back for 50 ms when they span more (its consumeConcurrentlyMaxSpan):
 an answer of 32 matches of a rare tag would cost more than it brings."""
 NO_LIMIT: Final = 1 << 62
+Select = Callable[[memoryview | bytearray], Iterable[int]]
+"""Which of some units are wanted: their indices, ascending."""
 _unpack_units: Final = UNIT.iter_unpack
 _first_position: Final = struct.Struct(">q").unpack_from
 

@@ -21,8 +21,9 @@ match it has not consumed: a pull names the offset up to which everything is con
 
 import enum
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
 from sluicemq.config import StoreConfig
@@ -34,7 +35,7 @@ from sluicemq.record.codec import decode_properties, properties_slice
 from sluicemq.store.columns import PropertyColumns
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT, UNIT_BYTES, ConsumeQueues, Queue
-from sluicemq.store.gather import Gather, Reach
+from sluicemq.store.gather import Gather, Reach, Select
 from sluicemq.store.scan import read_scanned
 from sluicemq.store.sound import Soundness
 
@@ -162,9 +163,10 @@ class LogReader:
     ) -> tuple[int, int]:
         if bytes_max is not None:
             return count_max, bytes_max
-        config = self._config
-        unit = queue.unit(offset)
-        if unit is None or self.visible_end - unit.physical_offset <= self._memory_bytes:
+        config, end = self._config, self.visible_end
+        is_near = end - self._log.start <= self._memory_bytes  # usually all of it: no look-up then
+        unit = None if is_near else queue.unit(offset)
+        if unit is None or end - unit.physical_offset <= self._memory_bytes:
             return min(
                 count_max, config.max_transfer_count_memory
             ), config.max_transfer_bytes_memory
@@ -179,40 +181,48 @@ class LogReader:
         scan_max: int | None,
     ) -> tuple[int, int]:
         """The next offset, and how many units were looked at."""
-        select, chunk, chunk_max, limit = self._selection(message_filter, scan_max)
-        codes = self._codes_alone(message_filter)
-        if gather.reach is not None and queue.offset_min <= gather.reach.consumed < offset:
-            units = queue.units(gather.reach.consumed, 1)
-            if codes is not None:
-                is_held = len(units) > 0 and UNIT.unpack_from(units)[2] in codes
-            else:
-                is_held = any(True for _ in select(units))
-            if is_held:  # the reader has that match still
-                gather.held_from = gather.reach.consumed
-        if codes is not None:
-            position = self._read_tagged(
-                queue, gather, codes, offset, min(queue.visible_offset, offset + limit)
-            )
-            return position, position - offset
-        scan = self.column_scan(queue, message_filter)
-        if scan is not None:
-            end = self._config.filter_scan_units_max if scan_max is None else scan_max
-            end = min(queue.visible_offset, offset + end)
-            end = scan.run(message_filter.vectorised, queue, gather, offset, end, select)  # type: ignore[attr-defined]
-            return end, end - offset
+        limit = self._config.filter_scan_units_max if scan_max is None else scan_max
         end = min(queue.visible_offset, offset + limit)
+        consumed = -1 if gather.reach is None else gather.reach.consumed
+        if not queue.offset_min <= consumed < offset:
+            consumed = -1  # nothing that the reader may have still
+        codes = self._codes_alone(message_filter)
+        if codes is not None:
+            if consumed >= 0 and _code_of(queue.units(consumed, 1)) in codes:
+                gather.held_from = consumed
+            if scan_max is None:
+                end = min(end, offset + TAG_SCAN_MAX)
+            position = self._read_tagged(queue, gather, codes, offset, end)
+            return position, position - offset
+        select = self._slow_selection(message_filter)
+        scan = self.column_scan(queue, message_filter)
+        if scan is None:
+            if consumed >= 0 and any(True for _ in select(queue.units(consumed, 1))):
+                gather.held_from = consumed
+            end = min(end, offset + PROPERTY_SCAN_MAX)
+            position = self._read_selected(queue, gather, select, offset, end)
+            return position, position - offset
+        vectorised = message_filter.vectorised  # type: ignore[attr-defined] # `column_scan` looked
+        if consumed >= 0 and scan.holds(vectorised, queue, consumed, select):
+            gather.held_from = consumed
+        position = scan.run(vectorised, queue, gather, offset, end, select)
+        return position, position - offset
+
+    def _read_selected(
+        self, queue: Queue, gather: Gather, select: Select, offset: int, end: int
+    ) -> int:
+        """Take what is selected by the records; returns where to go on."""
         position = offset
         while position < end:
-            units = queue.units(position, min(chunk, end - position))
+            units = queue.units(position, min(_CHUNK_UNITS, end - position))
             if not len(units):
                 gather.is_missing = True
                 break
             left = gather.take_some(units, position, select(units))
             if left >= 0:
-                return position + left, position + left - offset
+                return position + left
             position += len(units) // UNIT_BYTES
-            chunk = min(4 * chunk, chunk_max)
-        return position, position - offset
+        return position
 
     def _codes_alone(self, message_filter: MessageFilter) -> frozenset[int] | None:
         """The codes, where they say everything."""
@@ -250,34 +260,16 @@ class LogReader:
             return None  # the instance's is asked only with columns: it may have to be compiled
         return self.columns.ready_for(queue.topic)
 
-    def selector(
-        self, message_filter: MessageFilter
-    ) -> Callable[[memoryview | bytearray], Iterable[int]]:
+    def selector(self, message_filter: MessageFilter) -> Select:
         """How a filter chooses among units: by their codes, or by the records."""
-        return self._selection(message_filter, None)[0]
-
-    def _selection(
-        self, message_filter: MessageFilter, scan_max: int | None
-    ) -> tuple[Callable[[memoryview | bytearray], Iterable[int]], int, int, int]:
-        """How to choose from a chunk; the first chunk's units, the largest, the limit of a call."""
         codes = self._codes_alone(message_filter)
-        limit = self._config.filter_scan_units_max if scan_max is None else scan_max
         if codes is None:
-            limit = min(limit, PROPERTY_SCAN_MAX)
-            return self._slow_selection(message_filter), _CHUNK_UNITS, _CHUNK_UNITS, limit
+            return self._slow_selection(message_filter)
         from sluicemq.store import tagscan  # noqa: PLC0415 - NumPy only when somebody filters
 
-        if scan_max is None:
-            limit = min(limit, TAG_SCAN_MAX)
+        return partial(tagscan.find_codes, codes=codes)
 
-        def by_codes(units: memoryview | bytearray) -> list[int]:
-            return tagscan.find_codes(units, codes)
-
-        return by_codes, tagscan.CHUNK_UNITS_MIN, tagscan.CHUNK_UNITS_MAX, limit
-
-    def _slow_selection(
-        self, message_filter: MessageFilter
-    ) -> Callable[[memoryview | bytearray], Iterable[int]]:
+    def _slow_selection(self, message_filter: MessageFilter) -> Select:
         by_consume_queue = message_filter.by_consume_queue
         by_commit_log = message_filter.by_commit_log
         reads_properties = message_filter.reads_properties
@@ -408,6 +400,11 @@ class LogReader:
         view, at = segment.view(), physical_offset - segment.base
         scanned = read_scanned(view, at, segment.base, check_crc=True)
         return None if scanned is None else bytes(view[at : at + scanned.size_bytes])
+
+
+def _code_of(units: memoryview | bytearray) -> int | None:
+    """The tag code of the first unit."""
+    return UNIT.unpack_from(units)[2] if len(units) else None
 
 
 def _read_all(queue: Queue, offset: int, gather: Gather) -> int:
