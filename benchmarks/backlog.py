@@ -17,7 +17,7 @@ two). `of it matches` is what the matching messages take.
 The Java client is set so that it is not the limit, the same for both brokers (see CLIENT); one case
 has RocketMQ's defaults instead. The first drains of all are not counted: they warm up the JVMs.
 At the end: the exact filtered lag of the whole backlog, counted for the first time, while sends go
-on.
+on, and what the real broker estimates (`estimate.py`).
 """
 
 import argparse
@@ -46,7 +46,7 @@ import uvloop  # noqa: E402
 from peer import clusters, toolchain  # noqa: E402
 from peer.drivers import Driver, DriverFailedError, Event, java_driver  # noqa: E402
 
-from benchmarks import frames, load, measure  # noqa: E402
+from benchmarks import estimate, frames, load, measure  # noqa: E402
 from benchmarks.orders import SHARES, Orders, Question, sum_of  # noqa: E402
 from sluicemq import Sluice  # noqa: E402
 from sluicemq.client.aio.received import ReceivedMessage  # noqa: E402
@@ -75,6 +75,7 @@ class Server:
     name: str
     cluster: clusters.Cluster
     store: Path
+    metrics_port: int = 0
 
     @property
     def pid(self) -> int:
@@ -126,11 +127,13 @@ def main() -> int:
         for case in cases(java, options.only):
             results += run_case(case, servers, orders, java, options.drains)
         lags = filtered_lag(servers[0], orders)
+        estimates = real_estimates(servers[1], orders) if java else []
     verdicts(results)
     if options.json:
         found = {
             "drains": [dataclasses.asdict(one) for one in results],
             "lag": lags,
+            "estimates": estimates,
             "sealing": sealing,
         }
         Path(options.json).write_text(json.dumps(found, indent=2) + "\n")
@@ -172,13 +175,15 @@ def started(name: str, scratch: Path, stack: contextlib.ExitStack) -> Server:
     directory = scratch / name
     directory.mkdir()
     if name == "theirs":
+        port = clusters.free_ports()[2]
         real = clusters.rocketmq_cluster(
             directory,
             heap=REAL_HEAP,
+            **estimate.settings(port),
             mappedFileSizeCommitLog=str(1 << 30),
             waitTimeMillsInSendQueue="30000",  # it is to be filled, not to refuse
         )
-        return Server("RocketMQ 5.3.3", stack.enter_context(real), directory / "store")
+        return Server("RocketMQ 5.3.3", stack.enter_context(real), directory / "store", port)
     ours = clusters.sluice_cluster(directory)
     return Server("SluiceMQ", stack.enter_context(ours), directory / "store")
 
@@ -447,6 +452,18 @@ def filtered_lag(ours: Server, orders: Orders) -> dict[str, Any]:
               f" the longest {max(found[share]['ms']):.1f}), errors {errors}; p99 of sends beside "
               f"it {beside:.2f} ms", flush=True)  # fmt: skip
     return found
+
+
+def real_estimates(theirs: Server, orders: Orders) -> list[dict[str, Any]]:
+    """What the real broker's metrics say of such filters."""
+    asked = [orders.question(share) for share in SHARES for _ in range(LAG_QUESTIONS)]
+    place = theirs.cluster.name_server, theirs.cluster.broker, theirs.metrics_port
+    found = estimate.estimated(*place, TOPIC, asked)
+    for share in SHARES:
+        errors = sorted(one.error_percent for one in found if one.share == share)
+        print(f"  {share:8} {theirs.name} estimates it: wrong by {errors[0]:+,.1f} to "
+              f"{errors[-1]:+,.1f} %", flush=True)  # fmt: skip
+    return [dataclasses.asdict(one) for one in found]
 
 
 def _spaced(broker: str, asked: list[Question]) -> Iterator[tuple[float, int]]:
