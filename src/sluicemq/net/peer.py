@@ -6,7 +6,7 @@ and the response flag (spec/remoting.md §4).
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
 from sluicemq.errors import ConnectionLostError, RequestTimeoutError
@@ -81,6 +81,16 @@ class Peer:
         if not self.closed and frame:
             self.idle_sweeps = 0
             self._carrier.write(frame)
+
+    def write_pieces(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """One frame in pieces that will not change. A socket takes them as they are; a carrier
+        without `writelines` gets a copy."""
+        write = getattr(self._carrier, "writelines", None)
+        if write is None:
+            self.write(b"".join(pieces))
+        elif not self.closed:
+            self.idle_sweeps = 0
+            write(pieces)
 
     def close(self) -> None:
         """Close when what was written has left."""

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from sluicemq.broker import pull
 from sluicemq.config import BrokerConfig
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig, TopicConfig
@@ -94,6 +95,27 @@ def test_a_bulk_pull_has_the_limit_that_it_asks_for(client: SteppedClient) -> No
     assert 40 < len(numbers(some)) < 65
     assert len(some.body) <= 65_536
     assert len(numbers(client.call(11, many | {"sluiceBulk": "false"}))) == 32
+
+
+@pytest.mark.parametrize("takes_pieces", [False, True])
+def test_a_large_answer_leaves_in_pieces(
+    client: SteppedClient, monkeypatch: pytest.MonkeyPatch, takes_pieces: bool
+) -> None:
+    fill(client, 100, body=bytes(1000))
+    many = pull_fields(maxMsgNums=10_000, sluiceBulk="true", maxMsgBytes=8 << 20)
+    joined = client.call(11, many)
+    monkeypatch.setattr(pull, "PIECES_BYTES_MIN", 1)
+    written: list[int] = []
+    if takes_pieces:
+
+        def writelines(pieces: list[bytes | memoryview]) -> None:
+            written.extend(map(len, pieces))
+            client.write(b"".join(pieces))
+
+        monkeypatch.setattr(client, "writelines", writelines, raising=False)
+    apart = client.call(11, many)
+    assert (apart.body, apart.fields) == (joined.body, joined.fields)
+    assert (sum(written) > len(apart.body)) is takes_pieces
 
 
 def test_many_bulk_pulls_at_once_get_small_answers_after_the_budget(client: SteppedClient) -> None:
