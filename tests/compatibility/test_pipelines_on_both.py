@@ -1,5 +1,5 @@
-"""The ready pipelines audit, trace and dedup on our broker and on the real RocketMQ 5.3.3: the same
-findings, and what a Java broker cannot say is said to be unknown."""
+"""The ready pipelines audit, trace, dedup and dead letters on our broker and on the real RocketMQ
+5.3.3: the same findings, and what a Java broker cannot say is said to be unknown."""
 
 import sqlite3
 import time
@@ -10,12 +10,18 @@ from typing import Any
 import pytest
 from peer import clusters
 
+from sluicemq.client.core import requests
+from sluicemq.client.core.answers import expect_success
 from sluicemq.client.core.subscriptions import SubscriptionRegistry
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.client.threaded.consumer import PushConsumer
+from sluicemq.filter.tags import subscribe
 from sluicemq.model.message import Message
+from sluicemq.model.topic import GroupConfig, MessageQueue
+from sluicemq.protocol.bodies.clients import ConsumerData, Heartbeat
 from sluicemq.spark.pipelines.audit import audit
+from sluicemq.spark.pipelines.deadletters import dead_letters, read_report
 from sluicemq.spark.pipelines.dedup import write_table
 from sluicemq.spark.pipelines.once import Written
 from sluicemq.spark.pipelines.trace import trace
@@ -24,6 +30,7 @@ from sluicemq.spark.pipelines.trace import trace
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
 TOPIC, TRACES = "pipelines-on-both", "pipelines-traces"
+DEAD = "pipelines-dead"
 TAGS = ("A", "B", "Z")
 COUNT = 30
 
@@ -98,3 +105,40 @@ def test_traces_are_read_from_it(spark: Any, busy: clusters.Cluster, tmp_path: P
     sends = tables.sends.where(f"topic = '{TOPIC}' and stored")
     assert 0 < sends.count() <= COUNT
     assert tables.events.where("kind = 'Unread'").count() == 0
+
+
+@pytest.fixture
+def given_up(busy: clusters.Cluster) -> Iterator[str]:
+    """A group that gave up on six messages, and wants those with the tag A now."""
+    name = "given-up"
+    with Admin(busy.name_server) as admin, Producer(busy.name_server) as producer:
+        admin.create_topic(DEAD, queues=1)
+        admin.create_group(GroupConfig(name))
+        queue = MessageQueue(DEAD, next(iter(admin.masters())), 0)
+        address = admin.address(queue)
+        for number in range(6):
+            key = f"k{number}"
+            producer.send(Message(DEAD, b"{", tag=TAGS[number % 3], keys=(key,)), queue=queue)
+            wait_for(lambda: admin.messages_by_key(DEAD, key))  # noqa: B023 - called at once
+            found = admin.messages_by_key(DEAD, key)[0]
+            expect_success(admin.call(address, requests.send_back(name, found, DEAD, -1, 16)))
+        wanted = ConsumerData(name, subscriptions=(subscribe(DEAD, "A"),))
+        admin.call(address, requests.heartbeat(Heartbeat("given-up@1", consumers=(wanted,))))
+        yield name
+
+
+def test_dead_letters_are_judged_and_sent_again(
+    spark: Any, busy: clusters.Cluster, given_up: str, tmp_path: Path
+) -> None:
+    connection, state = {"nameServers": busy.name_server}, str(tmp_path / "replay")
+    report = dead_letters(spark, connection, group=given_up, action="check", say=str)
+    assert report.figures == {"letters": 6, "filtered": 4, "matches": 2}
+    options: dict[str, Any] = {"group": given_up, "action": "replay", "state": state, "say": str}
+    options |= {"delivery": "at-least-once", "edit": {"body": "'{}'"}}
+    for _ in range(2):  # the second time there is nothing left to do
+        report = dead_letters(spark, connection, **options)
+        assert report.figures["sent"] == 2
+        with Admin(busy.name_server) as admin:
+            assert stored(admin, DEAD) == 8
+    lines = read_report(spark, state).collect()
+    assert sorted(line.verdict for line in lines) == ["filtered"] * 4 + ["sent"] * 2
