@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 
 from sluicemq.client.sync.admin import Admin
@@ -17,6 +18,7 @@ from sluicemq.model.message import Message
 
 ROOT = Path(__file__).parents[3]
 TOPICS = count(1)
+HAS_ADMISSION = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData"
 
 
@@ -32,6 +34,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def quick_java() -> None:
     """For programs of tests that start a Java of their own: half the work of a short life."""
     os.environ["JDK_JAVA_OPTIONS"] = QUICK_JAVA
+
+
+@pytest.fixture
+def admission() -> None:
+    """For tests that bound a micro-batch."""
+    if not HAS_ADMISSION:
+        pytest.skip("Python sources can bound a micro-batch since Spark 4.2")
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.model.message import Message
 from sluicemq.spark.progress import stream_progress
+from sluicemq.spark.stream import SupportsTriggerAvailableNow
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -62,6 +63,7 @@ def test_a_restart_goes_on_where_the_checkpoint_is(job: Job, topic: str, publish
     assert job.numbers() == Counter(range(80))
 
 
+@pytest.mark.usefixtures("admission")
 def test_the_last_micro_batch_is_repeated_exactly_after_a_failed_commit(
     job: Job, topic: str, publish: Publish
 ) -> None:
@@ -77,6 +79,7 @@ def test_the_last_micro_batch_is_repeated_exactly_after_a_failed_commit(
     assert job.numbers() == Counter(range(80))
 
 
+@pytest.mark.usefixtures("admission")
 def test_a_trigger_takes_at_most_the_offsets_allowed(
     job: Job, topic: str, publish: Publish
 ) -> None:
@@ -131,6 +134,7 @@ def test_progress_and_group_show_how_far_the_stream_is(
     assert committed == {0: 15, 1: 15}, "Spark commits a micro-batch when it starts the next one"
 
 
+@pytest.mark.usefixtures("admission")
 def test_progress_tells_lag_and_what_the_broker_left_out(
     job: Job, topic: str, publish: Publish
 ) -> None:
@@ -142,6 +146,7 @@ def test_progress_tells_lag_and_what_the_broker_left_out(
     assert second.lag == 0
 
 
+@pytest.mark.usefixtures("admission")
 def test_a_trigger_takes_about_the_bytes_allowed(job: Job, topic: str, publish: Publish) -> None:
     publish(0, 100)
     query = job.run(topic, maxBytesPerTrigger="5000")
@@ -268,3 +273,9 @@ def test_a_mistake_stands_in_the_first_line_of_the_exception(
     options = dict(options)
     name = options.pop("topic", topic)
     assert text in failure(lambda: job.run(name, **options))
+
+
+@pytest.mark.skipif(SupportsTriggerAvailableNow is not None, reason="this Spark can bound them")
+def test_an_older_spark_says_that_it_cannot_bound_a_micro_batch(job: Job, topic: str) -> None:
+    line = failure(lambda: job.run(topic, maxOffsetsPerTrigger="20"))
+    assert "'maxOffsetsPerTrigger' needs Spark 4.2 or later" in line
