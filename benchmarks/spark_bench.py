@@ -163,7 +163,7 @@ class Bench:
     def ceiling_options(self) -> dict[str, str]:
         schema = ours(self.spark, self.name_server).schema.json()
         return {
-            "path": str(self.directory / "sample.arrow"), "schema": schema,
+            "path": str(self.directory / "rows.arrow"), "schema": schema,
             "partitions": str(QUEUES), "rows": str(self.messages),
         }  # fmt: skip
 

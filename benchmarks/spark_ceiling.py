@@ -1,7 +1,9 @@
 """A Python data source that has its rows in memory: the ceiling of every Python source in Spark.
 
-As a stream it is one micro-batch of `rows` (Trigger.AvailableNow), or with `rows` 0 micro-batches
-without rows, one after the other: the floor of what a micro-batch of a Python source costs.
+They are the very rows that the others read, decoded beforehand, in an Arrow file that is mapped:
+a source whose own work costs nothing. As a stream it is one micro-batch of them all
+(Trigger.AvailableNow), or with `rows` 0 micro-batches without rows, one after the other: the floor
+of what a micro-batch of a Python source costs.
 """
 
 from collections.abc import Iterator
@@ -24,7 +26,7 @@ def arrow_schema(schema: StructType) -> Any:
 
 
 class Ceiling(DataSource):
-    """Yields one batch from a file again and again."""
+    """Yields the batches of a file."""
 
     @classmethod
     def name(cls) -> str:
@@ -49,11 +51,10 @@ class CeilingReader(DataSourceReader):
         self.rows = int(options["rows"])
 
     def partitions(self) -> list[InputPartition]:
-        share = self.rows // self.partition_count
-        return [InputPartition(share) for _ in range(self.partition_count)]
+        return [InputPartition(number) for number in range(self.partition_count)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        return batches(self.path, partition.value)
+        return batches(self.path, partition.value, self.partition_count, self.rows)
 
 
 class CeilingStream(DataSourceStreamReader):
@@ -73,21 +74,19 @@ class CeilingStream(DataSourceStreamReader):
         return {"micro_batch": self.micro_batches}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        share = self.rows // self.partition_count
-        return [InputPartition(share) for _ in range(self.partition_count)]
+        return [InputPartition(number) for number in range(self.partition_count)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        yield from batches(self.path, partition.value)
+        yield from batches(self.path, partition.value, self.partition_count, self.rows)
 
 
-def batches(path: str, rows: int) -> Iterator[Any]:
-    """So many rows: the batch of the file again and again."""
+def batches(path: str, number: int, partition_count: int, rows: int) -> Iterator[Any]:
+    """One partition's share of the file's batches, none when there are to be no rows."""
     import pyarrow as pa
 
     if not rows:
         return
-    with pa.OSFile(path) as file:
-        batch = pa.ipc.open_file(file).get_batch(0)
-    while rows > 0:
-        yield batch if rows >= batch.num_rows else batch.slice(0, rows)
-        rows -= batch.num_rows
+    with pa.memory_map(path) as file:
+        reader = pa.ipc.open_file(file)
+        for at in range(number, reader.num_record_batches, partition_count):
+            yield reader.get_batch(at)

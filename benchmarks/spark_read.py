@@ -11,7 +11,7 @@ user in four queues (or partitions), local[2]. What is timed:
     tag 1 %   the broker's tag filter; also what came over the socket
 
 *Ceiling* is a Python source that has the decoded rows in memory before it is asked: Spark's own
-cost for as many rows of this schema. Each is repeated and the best is shown: the machine's noise
+cost for these rows. Each is repeated and the best is shown: the machine's noise
 only adds. With --kafka the same rows go through a Kafka broker and Spark's connector, with headers;
 its jars come from Maven Central by `mvn`, and without that the comparison is skipped, with the
 reason.
@@ -45,6 +45,7 @@ TOPIC = "bench"
 QUEUES = 4
 BODY_BYTES = 128
 HIT_EVERY = 100
+CEILING_ROWS = 65_536
 REGIONS = ("hz", "sh", "bj")
 
 
@@ -118,16 +119,13 @@ def ours(spark: Any, name_server: str, **options: str) -> Any:
 
 
 def ceiling(spark: Any, name_server: str, messages: int, directory: Path) -> Any:
-    """A frame of as many rows, which a Python source holds in memory: real ones, repeated."""
-    import pyarrow as pa
+    """A frame of the same rows, which a Python source holds in memory."""
     import spark_ceiling
 
     frame = ours(spark, name_server)
-    sample = frame.where(f"queue_offset < {65_536 // QUEUES}")
-    table = sample.toArrow().cast(spark_ceiling.arrow_schema(frame.schema))
-    path = directory / "sample.arrow"
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_batch(table.combine_chunks().to_batches()[0])
+    path = directory / "rows.arrow"
+    if not path.exists():
+        save_rows(frame, messages, path)
     spark.dataSource.register(spark_ceiling.Ceiling)
     return (
         spark.read.format("ceiling")
@@ -137,6 +135,26 @@ def ceiling(spark: Any, name_server: str, messages: int, directory: Path) -> Any
         .option("rows", str(messages))
         .load()
     )
+
+
+def save_rows(frame: Any, messages: int, path: Path) -> None:
+    """The rows in batches as large as those of a topic, as Spark wants them of a Python source."""
+    import pyarrow as pa
+    import spark_ceiling
+
+    schema = spark_ceiling.arrow_schema(frame.schema)
+    step = CEILING_ROWS // QUEUES
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+        saved = 0
+        for first in range(0, messages, step):
+            if saved == messages:
+                break
+            piece = frame.where(f"queue_offset >= {first} and queue_offset < {first + step}")
+            table = piece.toArrow().cast(schema).combine_chunks()
+            for batch in table.to_batches():
+                writer.write_batch(batch)
+                saved += batch.num_rows
+    assert saved == messages, (saved, messages)
 
 
 class Timing(NamedTuple):
