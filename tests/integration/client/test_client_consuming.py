@@ -1,9 +1,11 @@
 """Consumers against the real broker in this process: broadcast, batches, strategies, changes."""
 
 import asyncio
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from sluicemq import Sluice
 from sluicemq.client.aio.member import Member
 from sluicemq.errors import (
     ConfigurationError,
+    ConnectionLostError,
     FilterSyntaxError,
     RetryLaterError,
     SubscriptionConflictError,
@@ -315,6 +318,50 @@ async def test_a_member_that_changes_balances_before_it_reads_on(
         assert RequestCode.GET_CONSUMER_LIST_BY_GROUP in codes
         first_pull = codes.index(RequestCode.PULL_MESSAGE)
         assert codes.index(RequestCode.GET_CONSUMER_LIST_BY_GROUP) < first_pull
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_a_queue_that_is_taken_while_the_subscription_changes_is_read_with_the_new_one(
+    monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    """The balance that takes it began before the change; or the brokers never heard of the
+    change."""
+    async with embedded() as mq:
+        await mq.admin.create_topic("t", queues=1)
+        got: list[str] = []
+        consumer = mq.consumer("g", lambda message: got.append(message.tag))
+        await consumer.subscribe("t", tags="A").start()
+        here = member(mq, "g")
+        await until(lambda: len(own(mq, "g", "t")) == 1)
+        await mq.admin.create_topic("t", queues=2)
+        mq.cluster.routes.drop("t")
+        is_taking, goes_on = asyncio.Event(), asyncio.Event()
+        where = here.readers.start_offset
+
+        async def slow(queue: MessageQueue, *, is_new: bool = False) -> tuple[int, int | None]:
+            is_taking.set()
+            await goes_on.wait()
+            return await where(queue, is_new=is_new)
+
+        monkeypatch.setattr(here.readers, "start_offset", slow)
+        here.notice()
+        await is_taking.wait()
+        beat = here._beat
+
+        async def then_goes_on(*rest: Any, **more: Any) -> None:
+            await beat(*rest, **more)
+            goes_on.set()
+            if is_refused:
+                await until(lambda: len(own(mq, "g", "t")) == 2)
+                raise ConnectionLostError("no broker heard of it.")
+
+        monkeypatch.setattr(here, "_beat", then_goes_on)
+        with contextlib.suppress(ConnectionLostError):
+            await consumer.change("t", tags="A || B")
+        wanted = "A" if is_refused else "A || B"
+        await until(lambda: len(own(mq, "g", "t")) == 2)
+        assert {here.readers.get(queue).subscription.expression
+                for queue in here.readers.queues if queue.topic == "t"} == {wanted}  # fmt: skip
 
 
 async def test_a_handlers_subscription_changes_and_a_topic_is_added_while_it_runs():

@@ -188,6 +188,7 @@ class Member:
             except BaseException:
                 self._subscriptions[topic] = old
                 self._keeper.consume(self._describe())
+                self.readers.change(old)  # of a queue that was taken meanwhile
                 raise
             self.readers.change(subscription)
             if not await self.balance():
@@ -380,10 +381,14 @@ class Member:
         with it (the next balance tries again)."""
         sink = self._sink_for(queue.topic)
         try:
-            return await self.readers.add(queue, subscription, sink, is_new=is_new)
+            has_begun = await self.readers.add(queue, subscription, sink, is_new=is_new)
         except SluiceError as error:
             _log.warning("%s cannot read %s yet: %s", self.group, queue, error)
             return False
+        wanted = self._subscriptions.get(queue.topic)
+        if wanted is not None:  # it may have changed while brokers were asked
+            self.readers.change(wanted)
+        return has_begun
 
     def _sink_for(self, topic: str) -> Sink:
         if topic != self._retry_topic:

@@ -123,7 +123,7 @@ class Readers:
     def change(self, subscription: Subscription) -> None:
         """The queues of a topic are read with another expression from now on."""
         for queue, reader in self._readers.items():
-            if queue.topic == subscription.topic:
+            if queue.topic == subscription.topic and reader.subscription != subscription:
                 reader.change(subscription)
 
     async def start_offset(

@@ -169,8 +169,8 @@ _CURE_UNEQUAL: Final = (
     "give each subscription a group of its own."
 )
 _CURE_LANES: Final = (
-    "Each subscription is a lane, and a message goes to the oldest lane that matches: whoever wants "
-    "all of them needs a group of its own."
+    "Each subscription is a lane, and a message goes to the oldest lane that matches: whoever "
+    "wants all of them needs a group of its own."
 )
 
 
