@@ -11,6 +11,7 @@ import pytest
 
 from sluicemq import Sluice
 from sluicemq.client.aio.member import Member
+from sluicemq.client.core.subscriptions import SubscriptionRegistry
 from sluicemq.errors import (
     ConfigurationError,
     ConnectionLostError,
@@ -18,7 +19,7 @@ from sluicemq.errors import (
     RetryLaterError,
     SubscriptionConflictError,
 )
-from sluicemq.model.topic import MessageQueue
+from sluicemq.model.topic import CONTRACT, GroupConfig, MessageQueue
 from sluicemq.protocol.codes import RequestCode
 from sluicemq.protocol.command import Command
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
@@ -362,6 +363,39 @@ async def test_a_queue_that_is_taken_while_the_subscription_changes_is_read_with
         await until(lambda: len(own(mq, "g", "t")) == 2)
         assert {here.readers.get(queue).subscription.expression
                 for queue in here.readers.queues if queue.topic == "t"} == {wanted}  # fmt: skip
+
+
+async def test_a_member_that_a_strict_group_refuses_gives_its_queues_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And goes on, when it is taken again, behind what others have read of them meanwhile."""
+    for name in ("enter", "change", "leave"):  # one process refuses it; two know nothing of it
+        monkeypatch.setattr(SubscriptionRegistry, name, lambda *_: None)
+    async with embedded() as mq:
+        await mq.admin.create_topic("t", queues=2)
+        await mq.admin.create_group(GroupConfig("g", attributes={f"+{CONTRACT}": "strict"}))
+        got: list[bytes] = []
+        other = mq.servers.client()
+        consumers = [
+            who.consumer("g", lambda message: got.append(message.body)).subscribe("t", tags="A")
+            for who in (mq, other)
+        ]
+        for consumer in consumers:
+            await consumer.start()
+        await until(lambda: len(own(mq, "g", "t")) == len(own(other, "g", "t")) == 1)
+        await consumers[1].change("t", tags="A || B")
+        await until(lambda: len(own(mq, "g", "t")) == 2 and not own(other, "g", "t"))
+        await fill(mq, "t", 8, tag="A")
+        await until(lambda: len(got) == 8)
+        await member(mq, "g").readers.commit()
+        await consumers[0].change("t", tags="A || B")
+        other_member = member(other, "g")
+        other_member.notice()
+        await until(lambda: len(own(mq, "g", "t")) == len(own(other, "g", "t")) == 1)
+        await fill(mq, "t", 8, tag="B")
+        await until(lambda: len(got) == 16)
+        await asyncio.sleep(0.1)
+        assert len(got) == 16
 
 
 async def test_a_handlers_subscription_changes_and_a_topic_is_added_while_it_runs():

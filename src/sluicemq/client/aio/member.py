@@ -86,6 +86,8 @@ class Member:
         self._subscriptions: dict[str, Subscription] = {}
         self._feeds: dict[str, Feed] = {}
         self._seen: dict[str, set[MessageQueue]] = {}
+        self._waits: set[str] = set()
+        """Topics whose last balance found that this client is no member."""
         self.readers = self._make_readers()
         self._started = False
         self._asked: Future[dict[str, SluiceError | None]] | None = None
@@ -340,8 +342,9 @@ class Member:
         queues = read_queues(topic, route)
         members = await self._members(route)
         if self._keeper.client_id not in members:
-            self._beat_soon()
+            await self._left_out(topic, members)
             return False
+        self._waits.discard(topic)
         own = queues if self.options.broadcast else self._own_of(queues, members)
         before = {queue for queue in self.readers.queues if queue.topic == topic}
         for queue in self.readers.queues - set(own):
@@ -357,6 +360,17 @@ class Member:
         self._seen[topic] = set(queues) | (known or set())
         self._tell_share(topic, queues, before)
         return complete
+
+    async def _left_out(self, topic: str, members: tuple[str, ...]) -> None:
+        """The brokers do not count this client as a member. They may not have heard of it since
+        they started; when they have and others are members, it is refused, and others read its
+        queues: it gives them up, or it would go on one day from where it is now."""
+        has_beaten = self._asked is not None and self._asked.done()
+        if topic in self._waits and has_beaten and members and not self.options.broadcast:
+            for queue in [queue for queue in self.readers.queues if queue.topic == topic]:
+                await self.readers.drop(queue)
+        self._waits.add(topic)
+        self._beat_soon()
 
     def _own_of(self, queues: list[MessageQueue], members: tuple[str, ...]) -> list[MessageQueue]:
         """By the strategy, which may be the user's own."""

@@ -336,6 +336,8 @@ class SplitWorld(ClusterWorld):
         except SluiceError:
             if node.is_up and node.tags == tags:
                 node.tags = before
+        else:
+            self._look_at_members()  # the next change may come before the next step
 
     async def do_join(self, rng: random.Random) -> str:
         text = await super().do_join(rng)
