@@ -35,6 +35,18 @@ def test_a_split_group_loses_and_doubles_nothing_over_a_network_that_fails() -> 
     assert failure is None, str(failure)
 
 
+@pytest.mark.parametrize(
+    ("seed", "steps"),
+    [
+        (327, [33, 35, 38, 43, 44, 45, 46]),  # a queue taken while the subscription changes
+        (327, [0, 2, 7, 15, 16, 30, 31, 33, 34, 35, 38, 43, 44, 48]),  # refused, and taken again
+        (402, [2, 8, 25, 30, 31, 33, 34, 35]),  # a pull between two changes
+    ],
+)
+def test_what_seeds_have_found_stays_mended(seed: int, steps: list[int]) -> None:
+    assert error_of(seed, steps, kind=SPLIT) is None
+
+
 # --- planted bugs
 
 

@@ -165,8 +165,11 @@ class QueueReader:
         self._look_for_room()
 
     def hold(self, *, is_held: bool) -> None:
-        """Begins no pull while its group finds out whose queue it is."""
+        """Begins no pull while its group finds out whose queue it is. One that is under way counts
+        for nothing: it may be answered for the next subscription, and be read by this one."""
         self._is_held = is_held
+        if is_held:
+            self._interrupt()
         self._look_for_room()
 
     def pause(self, *, is_paused: bool) -> None:
