@@ -2,8 +2,9 @@
 
 A record's fixed part (spec/store.md §2.1) is 88 bytes with two IPv4 hosts and 12 more for each
 IPv6 host. One gather takes the fixed parts of all records with the same hosts as a NumPy struct;
-field by field it would take five times as long (bench/spark.md). Everything is found when first
-asked for.
+field by field it would take five times as long (bench/spark.md). Another one takes what lies
+between body and properties, as long as all have one topic. Everything is found when first asked
+for.
 """
 
 from collections.abc import Iterator
@@ -15,10 +16,11 @@ from numpy.typing import NDArray
 
 from sluicemq.errors import ProtocolError
 from sluicemq.model.message import BORN_HOST_IPV6, STORE_HOST_IPV6
-from sluicemq.record.buffers import Bytes, Positions, gather
+from sluicemq.record.buffers import Bytes, Positions, column_of, equal_rows, gather, rows_at
 from sluicemq.record.shapes import Properties, read_properties
 from sluicemq.record.walk import MAGIC_V2
 
+Rows = slice | Positions
 _HOST_BITS: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
 
 
@@ -47,40 +49,34 @@ class Block:
     def __init__(self, raw: Bytes, starts: Positions) -> None:
         self.raw = raw
         self.starts = starts
-        bits = gather(raw, starts + 36, ">i4").astype(np.int32)
-        self.sys_flag = bits
-        kinds = np.unique(bits & _HOST_BITS)
-        self._heads = [
-            (None if len(kinds) == 1 else np.flatnonzero(bits & _HOST_BITS == kind), int(kind))
-            for kind in kinds
-        ]
-        self._parts = [
-            (rows, _gather_heads(raw, starts if rows is None else starts[rows], _HEADS[kind]))
-            for rows, kind in self._heads
-        ]
+        heads = _gather_heads(raw, starts, _HEADS[0])
+        self.sys_flag = heads["sys_flag"].astype(np.int32)
+        kinds = self.sys_flag & _HOST_BITS
+        self._parts: list[tuple[Rows, NDArray[Any]]] = [(slice(None), heads)]
+        if kinds.any():
+            self._parts = _heads_by_kind(raw, starts, kinds)
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def number(self, name: str, dtype: Any = np.int64) -> NDArray[Any]:
         """One field of the head, of all rows."""
-        if len(self._parts) == 1 and self._parts[0][0] is None:
+        if len(self._parts) == 1:
             return self._parts[0][1][name].astype(dtype)
         numbers = np.empty(len(self), dtype)
         for rows, heads in self._parts:
             numbers[rows] = heads[name]
         return numbers
 
-    def hosts(self, name: str) -> Iterator[tuple[NDArray[np.intp], Bytes]]:
+    def hosts(self, name: str) -> Iterator[tuple[Positions, Bytes]]:
         """`born_host` or `store_host` as (rows, their bytes), those of one length together."""
         for rows, heads in self._parts:
             found = np.ascontiguousarray(heads[name])
-            places = np.arange(len(self)) if rows is None else rows
-            yield places, found.view(np.uint8).reshape(len(found), -1)
+            yield np.arange(len(self))[rows], found.view(np.uint8).reshape(len(found), -1)
 
     @cached_property
     def body_starts(self) -> Positions:
-        if len(self._parts) == 1 and self._parts[0][0] is None:
+        if len(self._parts) == 1:
             return self.starts + self._parts[0][1].dtype.itemsize
         starts = self.starts.copy()
         for rows, heads in self._parts:
@@ -92,35 +88,66 @@ class Block:
         return self.number("body_length")
 
     @cached_property
+    def _ends(self) -> Positions:
+        ends: Positions = self.starts + self.number("size")
+        return ends
+
+    @cached_property
+    def _body_ends(self) -> Positions:
+        lengths = self.body_lengths
+        ends: Positions = self.body_starts + lengths
+        self._check((lengths < 0) | (ends + 3 > self._ends))
+        return ends
+
+    @cached_property
+    def _is_second(self) -> NDArray[np.bool_]:
+        second: NDArray[np.bool_] = self.number("magic", np.uint32) == MAGIC_V2
+        return second
+
+    @cached_property
+    def _same_topic(self) -> tuple[bytes, Positions] | None:
+        """The topic of all records, and the lengths that follow it; None when topics differ."""
+        if not len(self) or self._is_second.any():
+            return None
+        at = self._body_ends
+        length = int(self.raw[at[0]])
+        tails = rows_at(self.raw, at, length + 3)
+        text = tails[0, : length + 1].tobytes()
+        if not equal_rows(tails, text).all():
+            return None
+        return text[1:], column_of(tails, length + 1, ">i2").astype(np.int64)
+
+    @property
+    def topic(self) -> bytes | None:
+        """The topic, when it is the same in all records."""
+        return None if self._same_topic is None else self._same_topic[0]
+
+    @cached_property
     def topic_places(self) -> tuple[Positions, Positions]:
         """Starts and lengths of the topics; the length takes 1 byte in V1, 2 in V2."""
-        lengths = self.body_lengths
-        ends = self.starts + self.number("size")
-        at = self.body_starts + lengths
-        if (lengths < 0).any() or (at + 3 > ends).any():
-            raise _damaged(self, (lengths < 0) | (at + 3 > ends))
-        topic_lengths = self.raw[at].astype(np.int64)
-        second = self.number("magic") == MAGIC_V2
-        if not second.any():
-            return at + 1, topic_lengths
-        topic_lengths[second] = gather(self.raw, at[second], ">i2")
-        return at + 1 + second, topic_lengths
+        at, second = self._body_ends, self._is_second
+        lengths = self.raw[at].astype(np.int64)
+        lengths[second] = gather(self.raw, at[second], ">i2")
+        return at + 1 + second, lengths
 
     @cached_property
     def property_places(self) -> tuple[Positions, Positions]:
         """Starts and lengths of the properties. Raises ProtocolError when a record's lengths differ
         from its size."""
-        topic_starts, topic_lengths = self.topic_places
-        at = topic_starts + topic_lengths
-        ends = self.starts + self.number("size")
-        bad = (topic_lengths < 0) | (at + 2 > ends)
+        if self._same_topic is not None:
+            topic, lengths = self._same_topic
+            starts = self._body_ends + len(topic) + 3
+        else:
+            topic_starts, topic_lengths = self.topic_places
+            starts = topic_starts + topic_lengths + 2
+            self._check((topic_lengths < 0) | (starts > self._ends))
+            lengths = gather(self.raw, starts - 2, ">i2").astype(np.int64)
+        self._check((lengths < 0) | (starts + lengths != self._ends))
+        return starts, lengths
+
+    def _check(self, bad: NDArray[np.bool_]) -> None:
         if bad.any():
             raise _damaged(self, bad)
-        lengths = gather(self.raw, at, ">i2").astype(np.int64)
-        bad = (lengths < 0) | (at + 2 + lengths != ends)
-        if bad.any():
-            raise _damaged(self, bad)
-        return at + 2, lengths
 
     @cached_property
     def properties(self) -> Properties:
@@ -129,6 +156,14 @@ class Block:
     def part(self, rows: slice | NDArray[np.bool_]) -> "Block":
         """Some of the rows as a block of their own."""
         return Block(self.raw, self.starts[rows])
+
+
+def _heads_by_kind(
+    raw: Bytes, starts: Positions, kinds: NDArray[np.int32]
+) -> list[tuple[Rows, NDArray[Any]]]:
+    """The heads of records whose hosts have one length, together: which rows, and their heads."""
+    found = [(np.flatnonzero(kinds == kind), head) for kind, head in _HEADS.items()]
+    return [(rows, _gather_heads(raw, starts[rows], head)) for rows, head in found if len(rows)]
 
 
 def _gather_heads(raw: Bytes, starts: Positions, kind: np.dtype[Any]) -> NDArray[Any]:

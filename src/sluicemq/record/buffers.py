@@ -6,6 +6,9 @@ has at most 12 bytes, else its first 4 bytes, a buffer number and an offset), wh
 into an ordinary binary or string array at memory speed. One trick makes the views cheap: the 16
 bytes that begin 4 before a value already hold both its inline form and its prefix, so one gather
 writes nearly all of a view.
+
+Bytes from many places side by side are a *matrix*, a row a place. What follows the last record may
+be out of reach, so a row that goes on behind the end of the buffer is filled up with zeros.
 """
 
 from typing import Any
@@ -20,31 +23,81 @@ Positions = NDArray[np.int64]
 INLINE_BYTES_MAX = 12
 """Longest value that a view holds itself (Arrow columnar format, "Variable-size Binary View")."""
 _VIEW_BYTES = 16
+_PIECE_BYTES = 256 * 1024
+_KEPT_BYTES = 31 * 1024 * 1024
+"""Just below the most that glibc adapts to."""
 _NIBBLES = np.frombuffer(b"0123456789ABCDEF", np.uint8)
-HEX_PAIRS = np.stack((_NIBBLES.repeat(16), np.tile(_NIBBLES, 16)), axis=1).copy()
-"""Byte value -> its two upper-case hex digits."""
+HEX_PAIRS = (
+    np.stack((_NIBBLES.repeat(16), np.tile(_NIBBLES, 16)), axis=1).reshape(-1).view(np.uint16)
+)
+"""Byte value -> its two upper-case hex digits, as one number."""
+
+
+def keep_freed_memory() -> None:
+    """Makes glibc keep the memory of columns for the next block's. It gives large blocks back to
+    the kernel, which then has to clear each page anew (0.05 µs a message), until it has seen one as
+    large freed: see mallopt(3), M_MMAP_THRESHOLD. Elsewhere it does nothing."""
+    np.empty(_KEPT_BYTES, np.uint8)
+
+
+def overlapping(raw: Bytes, kind: Any) -> NDArray[Any]:
+    """One value of `kind` at every byte, as far as they lie inside."""
+    dtype = np.dtype(kind)
+    count = len(raw) - dtype.itemsize + 1
+    return np.ndarray((count,), dtype=dtype, buffer=raw.data, strides=(1,))
 
 
 def gather(raw: Bytes, starts: Positions, dtype: str | np.dtype[Any]) -> NDArray[Any]:
     """One value of `dtype` at each start, whatever the alignment. Starts must be inside."""
-    kind = np.dtype(dtype)
     if not len(starts):
-        return np.empty(0, kind)
-    at: NDArray[Any] = np.ndarray(
-        (len(raw) - kind.itemsize + 1,), dtype=kind, buffer=raw.data, strides=(1,)
-    )
-    return at[starts]
+        return np.empty(0, dtype)
+    return overlapping(raw, dtype)[starts]
 
 
-def equal_texts(raw: Bytes, starts: Positions, text: bytes) -> NDArray[np.bool_]:
-    """Where these bytes stand at a start. They are compared as words of 8, 4, 2 or 1 bytes, the
-    last one overlapping: byte by byte takes several times as long. Places must be inside."""
+def rows_at(raw: Bytes, starts: Positions, width: int) -> Bytes:
+    """The `width` bytes from each start on, as the rows of a matrix; zeros behind the end."""
+    if len(raw) < width:
+        raw = np.concatenate((raw, np.zeros(width - len(raw), np.uint8)))
+    last = len(raw) - width
+    inside = starts if starts.max(initial=0) <= last else np.minimum(starts, last)
+    rows = gather(raw, inside, f"V{width}").view(np.uint8).reshape(len(starts), width)
+    if inside is not starts:
+        for row in np.flatnonzero(starts > last).tolist():
+            rows[row] = np.frombuffer(raw[starts[row] :].tobytes().ljust(width, b"\0"), np.uint8)
+    return rows
+
+
+def words_at(raw: Bytes, starts: Positions) -> NDArray[np.uint64]:
+    """The 8 bytes from each start on as a number, the first one lowest; zeros behind the end."""
+    return rows_at(raw, starts, 8).reshape(-1).view("<u8")
+
+
+def column_of(block: Bytes, at: int, kind: str) -> NDArray[Any]:
+    """The value of `kind` that begins at byte `at` of each row of a matrix."""
+    return np.ndarray((len(block),), kind, block.data, at, (block.shape[1],))
+
+
+def equal_rows(block: Bytes, text: bytes) -> NDArray[np.bool_]:
+    """Which rows of a matrix begin with these bytes. They are compared as words of 8, 4, 2 or 1
+    bytes, the last one overlapping: byte by byte takes several times as long."""
     width = next(size for size in (8, 4, 2, 1) if size <= len(text))
-    equal = np.ones(len(starts), np.bool_)
+    equal: NDArray[Any] = np.ones(len(block), np.bool_)
     for at in dict.fromkeys((*range(0, len(text) - width, width), len(text) - width)):
         word = np.frombuffer(text, f"u{width}", 1, at)[0]
-        equal &= gather(raw, starts + at, f"u{width}") == word
+        equal &= column_of(block, at, f"u{width}") == word
     return equal
+
+
+def everywhere(raw: Bytes, starts: Positions, text: bytes) -> bool:
+    """Whether these bytes stand at all of the starts. Looked at in pieces that stay in the
+    processor's cache; in a piece, the first row is the text and each is as the one before."""
+    width = len(text)
+    step = max(1, _PIECE_BYTES // width)
+    for begin in range(0, len(starts), step):
+        flat = rows_at(raw, starts[begin : begin + step], width).reshape(-1)
+        if flat[:width].tobytes() != text or not (flat[width:] == flat[:-width]).all():
+            return False
+    return True
 
 
 def variable(raw: Bytes, starts: Positions, lengths: Positions, kind: Any) -> Any:
@@ -56,18 +109,6 @@ def variable(raw: Bytes, starts: Positions, lengths: Positions, kind: Any) -> An
     form = pa.string_view() if pa.types.is_string(kind) else pa.binary_view()
     buffers = [None, pa.py_buffer(views), pa.py_buffer(raw)]
     return pa.Array.from_buffers(form, count, buffers).cast(kind)
-
-
-def nullable(raw: Bytes, starts: Positions, lengths: Positions, kind: Any) -> Any:
-    """As `variable`, with null where a length is negative."""
-    present = lengths >= 0
-    if present.all():
-        return variable(raw, starts, lengths, kind)
-    if not present.any():
-        return pa.nulls(len(starts), kind)
-    rows = np.cumsum(present, dtype=np.int32) - 1
-    values = variable(raw, starts[present], lengths[present], kind)
-    return values.take(pa.array(rows, mask=~present))
 
 
 def _equal_lengths(raw: Bytes, starts: Positions, length: int, kind: Any) -> Any:
@@ -136,7 +177,7 @@ class Repeated:
 def hexadecimal(data: Bytes) -> Any:
     """Rows of bytes (2-d) -> pa.string() of upper-case hex digits."""
     count, width = data.shape
-    digits = HEX_PAIRS[data].reshape(-1)
+    digits = HEX_PAIRS[data]
     return pa.Array.from_buffers(
         pa.string(), count, [None, even_offsets(count, 2 * width), pa.py_buffer(digits)]
     )

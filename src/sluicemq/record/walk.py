@@ -13,6 +13,7 @@ needs the one before. Three ways, from fast to slow, all giving exactly what the
 """
 
 import struct
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +26,14 @@ RECORD_BYTES_MIN = 91
 """The fixed part: V1, both hosts IPv4, no body, topic or properties."""
 
 LANES = 1024
-LANE_RECORDS_MIN = 64
+LANE_RECORDS_MIN = 24
+"""Fewer and longer lanes take more steps, more and shorter ones longer to be found."""
+_WINDOW_BYTES_MIN = 512
+_WINDOW_RECORDS = 1.5
+"""So much of each lane is searched for its begin; without one it belongs to the lane before."""
+_MAGIC_FIRST = MAGIC_V1 >> 24
 _EQUAL_RUN_MIN = 64
 _HEAD = struct.Struct(">iI")
-_MAGIC_V1 = struct.pack(">I", MAGIC_V1)
 
 Bytes = NDArray[np.uint8]
 Positions = NDArray[np.int64]
@@ -36,8 +41,12 @@ Positions = NDArray[np.int64]
 
 def sizes_at(raw: Bytes, starts: Positions) -> Positions:
     """The total size that stands at each start."""
-    at = np.ndarray((len(raw) - 3,), dtype=">i4", buffer=raw.data, strides=(1,))
-    return at[starts].astype(np.int64)
+    return _at(raw, ">i4")[starts].astype(np.int64)
+
+
+def _at(raw: Bytes, kind: str) -> NDArray[Any]:
+    """One number of 4 bytes at every byte."""
+    return np.ndarray((len(raw) - 3,), dtype=kind, buffer=raw.data, strides=(1,))
 
 
 def record_starts(raw: Bytes) -> Positions:
@@ -97,20 +106,23 @@ def _lanes(raw: Bytes, lanes: int) -> Positions | None:
         return None
     inside = np.arange(len(places))[:, np.newaxis] < steps
     starts = places.T[inside.T]
-    return starts if (sizes_at(raw, starts) >= RECORD_BYTES_MIN).all() else None
+    sizes = np.diff(starts, append=len(raw))
+    return starts if (sizes >= RECORD_BYTES_MIN).all() else None
 
 
 def _lane_begins(raw: Bytes, lanes: int) -> Positions:
     """Places near even distances where a magic number says a record may begin."""
-    data = raw.data
     stride = len(raw) // lanes
-    window = min(stride, max(1024, 8 * stride // LANE_RECORDS_MIN))
-    begins = [0]
-    for at in range(stride, len(raw), stride):
-        found = data[at : at + window].tobytes().find(_MAGIC_V1)
-        if found >= 4:
-            begins.append(at + found - 4)
-    return np.array(begins, np.int64)
+    window = min(stride, max(_WINDOW_BYTES_MIN, int(_WINDOW_RECORDS * stride) // LANE_RECORDS_MIN))
+    windows = raw[: lanes * stride].reshape(lanes, stride)[1:, 4:window]
+    turns, places = np.divmod(np.flatnonzero(windows == _MAGIC_FIRST), windows.shape[1])
+    places += (turns + 1) * stride
+    inside = np.searchsorted(places, len(raw) - 8, side="right")
+    turns, places = turns[:inside], places[:inside]
+    magics = _at(raw, ">u4")[places + 4]
+    hits = np.flatnonzero((magics == MAGIC_V1) | (magics == MAGIC_V2))
+    firsts = hits[np.diff(turns[hits], prepend=-1) > 0]
+    return np.append(0, places[firsts])
 
 
 def _step_lanes(raw: Bytes, begins: Positions, ends: Positions) -> Positions | None:
@@ -119,7 +131,7 @@ def _step_lanes(raw: Bytes, begins: Positions, ends: Positions) -> Positions | N
     A lane that arrived walks on, in the next one's records or in nonsense past the end of the run;
     the caller takes what lies before the first arrival. None when some lane takes too long.
     """
-    at = np.ndarray((len(raw) - 3,), dtype=">u4", buffer=raw.data, strides=(1,))
+    at = _at(raw, ">u4")
     last = len(raw) - 4
     place = begins
     places = [place]
@@ -188,5 +200,5 @@ def _proved(raw: Bytes, places: Positions, ends: Positions) -> Positions:
     lanes = int(missed[0]) if len(missed) else len(ends)
     inside = np.arange(len(places))[:, np.newaxis] < steps[:lanes]
     starts: Positions = places[:, :lanes].T[inside.T]
-    small = np.flatnonzero(sizes_at(raw, starts) < RECORD_BYTES_MIN)
+    small = np.flatnonzero(np.diff(starts, append=ends[lanes - 1]) < RECORD_BYTES_MIN)
     return starts[: small[0]] if len(small) else starts

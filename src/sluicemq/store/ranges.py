@@ -32,7 +32,7 @@ from sluicemq.store.damage import explain
 from sluicemq.store.reading import LogReader
 from sluicemq.store.scan import LOST_CODE, read_scanned
 from sluicemq.store.segments import Segment
-from sluicemq.store.sweep import unproved_heads
+from sluicemq.store.sweep import unproved_rows
 
 ROWS_MAX: Final = 16_384
 """Units at once: their records (some MB) stay in the processor's cache while they are decoded."""
@@ -53,6 +53,17 @@ class Places(NamedTuple):
     view: memoryview
     base: int
     starts: Positions
+
+
+class _Rows(NamedTuple):
+    """Some units of the queue, with their queue offsets, in columns."""
+
+    positions: Positions
+    sizes: Positions
+    offsets: Positions
+
+    def part(self, rows: slice | NDArray[Any]) -> "_Rows":
+        return _Rows(self.positions[rows], self.sizes[rows], self.offsets[rows])
 
 
 class RangeScan:
@@ -114,7 +125,7 @@ class RangeScan:
 
     def _placed(self, units: Units, offset: int) -> Iterator[Places]:
         rows = np.frombuffer(units, _UNIT)
-        sizes = rows["size"]
+        sizes = rows["size"].astype(np.int64)
         used = (sizes != BLANK_SIZE) & (rows["code"] != LOST_CODE)
         empty = np.flatnonzero(sizes <= 0)
         if len(empty):
@@ -124,11 +135,13 @@ class RangeScan:
         chosen = np.flatnonzero(used) if chosen is None else chosen[used[chosen]]
         if not len(chosen):
             return
-        rows = rows[chosen]
-        files = rows["position"].astype(np.int64) // self._log.segments.file_bytes
-        cuts = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(rows)]
+        found = _Rows(rows["position"].astype(np.int64), sizes, offset + np.arange(len(rows)))
+        if len(chosen) < len(rows):
+            found = found.part(chosen)
+        files = found.positions // self._log.segments.file_bytes
+        cuts = [0, *(np.flatnonzero(files[1:] != files[:-1]) + 1).tolist(), len(files)]
         for begin, end in pairwise(cuts):
-            yield from self._in_file(rows[begin:end], offset + chosen[begin:end])
+            yield from self._in_file(found.part(slice(begin, end)))
 
     # --- the filter
 
@@ -153,75 +166,68 @@ class RangeScan:
                 found.append(np.fromiter(self._select(piece), np.int64) + (position - offset))
             else:
                 stop = min(end, block.end)
-                rows, asks = columns.candidates(block_filter, block)
-                rows = rows + (block.first_offset - offset)
-                inside = slice(*np.searchsorted(rows, (position - offset, stop - offset)))
-                found.append(self._asked(units, rows[inside], asks[inside]))
+                first = block.first_offset
+                rows, asks = columns.candidates(block_filter, block).between(
+                    position - first, stop - first
+                )
+                places = np.array(rows, np.int64) + (position - offset)
+                found.append(self._asked(units, places, asks))
             position = stop
         return np.concatenate(found)
 
-    def _asked(self, units: Units, rows: Positions, asks: NDArray[np.bool_]) -> Positions:
+    def _asked(self, units: Units, rows: Positions, asks: list[bool] | None) -> Positions:
         """The rows without those whose record says no."""
         assert self._select is not None
-        if not asks.any():
+        if asks is None:
             return rows
-        keep = ~asks
-        for place in np.flatnonzero(asks).tolist():
+        keep = ~np.array(asks, np.bool_)
+        for place in np.flatnonzero(~keep).tolist():
             begin = int(rows[place]) * UNIT_BYTES
             keep[place] = any(True for _ in self._select(units[begin : begin + UNIT_BYTES]))
         return rows[keep]
 
     # --- the log
 
-    def _in_file(self, rows: NDArray[Any], offsets: Positions) -> Iterator[Places]:
+    def _in_file(self, rows: _Rows) -> Iterator[Places]:
         """The places of rows whose records lie in one file."""
-        segment = self._log.segments.at(int(rows["position"][0]))
+        segment = self._log.segments.at(int(rows.positions[0]))
         view = None if segment is None else _view(segment)
         if segment is None or view is None:
-            self._without_file(rows, offsets)
+            self._without_file(rows)
             return
-        good = np.ones(len(rows), np.bool_)
-        for row in unproved_heads(
-            view, segment.base, rows.tobytes(), self._queue.queue_id, offsets
-        ):
-            position, size, code = rows[row].tolist()
-            good[row] = self._sound.is_sound(position, size, code, is_whole=False)
+        base = segment.base
+        good = np.ones(len(rows.sizes), np.bool_)
+        for row in unproved_rows(view, base, *rows[:2], self._queue.queue_id, rows.offsets):
+            position, size = int(rows.positions[row]), int(rows.sizes[row])
+            good[row] = self._sound.is_sound(position, size, is_whole=False)
+        starts = rows.positions - base
         if self._check_bodies:
-            for row, position in enumerate(rows["position"].tolist()):
-                at = position - segment.base
-                good[row] &= read_scanned(view, at, segment.base, check_crc=True) is not None
+            for row, at in enumerate(starts.tolist()):
+                good[row] &= read_scanned(view, at, base, check_crc=True) is not None
         if not good.all():
-            self._tell_damage(segment, view, rows, offsets, np.flatnonzero(~good))
-            rows = rows[good]
-        starts = rows["position"].astype(np.int64) - segment.base
-        totals = np.cumsum(rows["size"].astype(np.int64))
+            self._tell_damage(segment, view, rows, np.flatnonzero(~good))
+            starts, rows = starts[good], rows.part(good)
+        totals = np.cumsum(rows.sizes)
         begin = 0
-        while begin < len(rows):
+        while begin < len(starts):
             before = int(totals[begin - 1]) if begin else 0
             end = max(begin + 1, int(np.searchsorted(totals, before + BYTES_MAX, side="right")))
             self.log_bytes += int(totals[end - 1]) - before
-            yield Places(view, segment.base, starts[begin:end])
+            yield Places(view, base, starts[begin:end])
             begin = end
 
-    def _without_file(self, rows: NDArray[Any], offsets: Positions) -> None:
-        position, first = int(rows["position"][0]), int(offsets[0])
+    def _without_file(self, rows: _Rows) -> None:
+        position, first = int(rows.positions[0]), int(rows.offsets[0])
         if self._log.segments.at(position) is None and position >= self._log.start:
-            self._spoil(len(rows), first, f"no file of the log holds byte {position}")
+            self._spoil(len(rows.sizes), first, f"no file of the log holds byte {position}")
         else:
-            self._lose(len(rows), first, int(offsets[-1]) + 1)
+            self._lose(len(rows.sizes), first, int(rows.offsets[-1]) + 1)
 
-    def _tell_damage(
-        self,
-        segment: Segment,
-        view: memoryview,
-        rows: NDArray[Any],
-        offsets: Positions,
-        bad: Positions,
-    ) -> None:
+    def _tell_damage(self, segment: Segment, view: memoryview, rows: _Rows, bad: Positions) -> None:
         first = int(bad[0])
-        at = int(rows["position"][first]) - segment.base
+        at = int(rows.positions[first]) - segment.base
         reason = explain(view, at, segment.base) if 0 <= at < len(view) else "it cannot be there"
-        self._spoil(len(bad), int(offsets[first]), f"{reason} ({segment.path}, byte {at})")
+        self._spoil(len(bad), int(rows.offsets[first]), f"{reason} ({segment.path}, byte {at})")
 
     # --- what is not there
 

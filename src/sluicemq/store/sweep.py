@@ -341,15 +341,29 @@ def unproved_heads(
     among them.
     """
     rows = np.frombuffer(units, _UNIT)
-    places = rows["position"].astype(np.int64) - base
+    positions, sizes = rows["position"].astype(np.int64), rows["size"].astype(np.int64)
+    sizes[rows["code"] == LOST_CODE] = 0  # which no record has
+    found = unproved_rows(view, base, positions, sizes, queue_id, np.asarray(offsets))
+    return [int(row) for row in found]
+
+
+def unproved_rows(
+    view: memoryview,
+    base: int,
+    positions: Positions,
+    sizes: Positions,
+    queue_id: int,
+    offsets: Positions,
+) -> Positions:
+    """As `unproved_heads`, for units in columns, none of a lost record."""
     raw = np.frombuffer(view, np.uint8)
-    inside = (places >= 0) & (places <= len(raw) - RECORD_BYTES_MIN)
-    heads = gather(raw, np.where(inside, places, 0), _HEAD)
-    good = inside & (heads["size"] == rows["size"]) & (heads["position"] == rows["position"])
+    places = positions - base
+    inside = (places >= 0) & (places + np.maximum(sizes, RECORD_BYTES_MIN) <= len(raw))
+    heads = gather(raw, places if inside.all() else np.where(inside, places, 0), _HEAD)
+    good = inside & (heads["size"] == sizes) & (heads["position"] == positions)
     good &= (heads["magic"] == MAGIC_V1) | (heads["magic"] == MAGIC_V2)
-    good &= (heads["queue_id"] == queue_id) & (heads["queue_offset"] == np.asarray(offsets))
-    good &= (rows["code"] != LOST_CODE) & (places + rows["size"] <= len(raw))
-    return np.flatnonzero(~good).tolist()
+    good &= (heads["queue_id"] == queue_id) & (heads["queue_offset"] == offsets)
+    return np.flatnonzero(~good)
 
 
 def gather(raw: Bytes, starts: Positions, kind: Any) -> NDArray[Any]:

@@ -10,7 +10,7 @@ from sluicemq.record.codec import MAGIC_BLANK, encode_record
 from sluicemq.store import scan, walking
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.scan import Scanned, scan_records
-from sluicemq.store.sweep import Sweep
+from sluicemq.store.sweep import Sweep, unproved_heads
 from sluicemq.store.walking import sweep_records
 from sluicemq.testing.files import CrashableFiles
 
@@ -144,3 +144,26 @@ def test_log_that_requires_checksums_ends_at_the_first_record_without() -> None:
     log.requires_checksum = True
     assert swept(log)[0] == singly(log) == []
     assert singly(log, check_crc=False)
+
+
+@pytest.mark.parametrize("field_at", [0, 7, 12, 20, 28])
+def test_heads_are_proved_by_size_magic_position_queue_and_offset(field_at: int) -> None:
+    base, count, bad = 1 << 20, 40, 17
+    log, units = bytearray(b"between"), []
+    for offset in range(count):
+        units.append((base + len(log), 0, 7))
+        log += encode_record(
+            topic="A", queue_id=3, queue_offset=offset, physical_offset=units[-1][0], body=b"x",
+            properties=b"", flag=0, sys_flag=0, born_time_ms=1, born_host=HOST, store_time_ms=1,
+            store_host=HOST,
+        )  # fmt: skip
+    size = (len(log) - 7) // count
+    rows = [struct.pack(">qiq", position, size, code) for position, _, code in units]
+    offsets = range(count)
+    assert unproved_heads(memoryview(log), base, b"".join(rows), 3, offsets) == []
+    rows[5] = struct.pack(">qiq", base - 8, size, 7)
+    rows[6] = struct.pack(">qiq", units[6][0], size, scan.LOST_CODE)
+    rows[-1] = struct.pack(">qiq", units[-1][0], size + 1, 7)
+    log[units[bad][0] - base + field_at] ^= 1
+    found = unproved_heads(memoryview(log), base, b"".join(rows), 3, offsets)
+    assert found == [5, 6, bad, count - 1]
