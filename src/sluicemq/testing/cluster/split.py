@@ -45,6 +45,8 @@ WISHES: Final = ("t1", "t1||t2", "t2||t3", "t3", "*")
 SETTLE_S: Final = 60.0
 CHANGE_S: Final = 35.0
 """What a member had in hand when it changed may come again when it needs longer for it."""
+RETRY_S: Final = 30.0
+"""Clients try a broker that was away again after so long at most."""
 CALM_SETTLE_S: Final = 8.0
 """Without faults all have balanced and committed so soon (commits are every 5 s)."""
 FAULTS: Final = frozenset({"cut", "silence", "slow", "part", "pause", "crash", "kill", "names"})
@@ -342,6 +344,14 @@ class SplitWorld(ClusterWorld):
     async def do_join(self, rng: random.Random) -> str:
         text = await super().do_join(rng)
         return f"{text}, wants {self._target}"
+
+    async def do_restart(self, rng: random.Random) -> str:
+        """A broker that was away knows as members who has tried it again: some of them, for a
+        while."""
+        self._disturb(RETRY_S)
+        text = await super().do_restart(rng)
+        self._disturb(RETRY_S)
+        return text
 
     async def do_crash(self, rng: random.Random) -> str:
         now_s = self.network.now_s()
