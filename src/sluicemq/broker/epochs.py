@@ -15,7 +15,7 @@ two fsyncs an epoch.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 from typing import Final
@@ -30,6 +30,7 @@ from sluicemq.broker.epoch_table import (
 )
 from sluicemq.broker.intake import Intake, RefusalError
 from sluicemq.broker.outcomes import Announced
+from sluicemq.broker.send_batch import OnStaged
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.slices import Slice
 from sluicemq.broker.staged import Publisher, Staged, StagedReader
@@ -46,7 +47,6 @@ from sluicemq.protocol.codes import RequestCode, ResponseCode
 from sluicemq.protocol.command import Command
 from sluicemq.protocol.headers import CommitEpochRequest, CommitEpochResponse, decode_header
 from sluicemq.protocol.headers import encode_header as encoded
-from sluicemq.record.codec import Buffer
 from sluicemq.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -55,8 +55,8 @@ CHECKING, CHECKED, PUBLISHING, PUBLISHED = "checking", "checked", "publishing", 
 PREPARE, COMMIT = "prepare", "commit"
 SLICE_S: Final = 0.004
 SLICE_MESSAGES: Final = 4096
-CHUNK_MESSAGES: Final = 1000
-CHUNK_BYTES: Final = 512 * 1024
+CHUNK_MESSAGES: Final = 2000
+CHUNK_BYTES: Final = 1024 * 1024
 RETRY_S: Final = 0.1
 CHECKS_MAX: Final = 1000
 Ranges = tuple[bodies.StagedRange, ...]
@@ -121,7 +121,7 @@ class Epochs:
         self.move(host)
 
     @property
-    def on_staged(self) -> Callable[[int, int, Sequence[bytes], Sequence[Buffer]], None]:
+    def on_staged(self) -> OnStaged:
         """Told of each batch that is staged: queue, offset, properties, bodies."""
         return self._reader.seen.note_all
 

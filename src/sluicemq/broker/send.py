@@ -36,6 +36,7 @@ from sluicemq.protocol.codec import SERVER_LANGUAGE
 from sluicemq.protocol.codes import RequestCode, ResponseCode
 from sluicemq.protocol.command import FLAG_ONEWAY, VERSION, Command
 from sluicemq.protocol.headers import SendMessageRequest, SendMessageRequestV2, decode_header
+from sluicemq.protocol.headers.produce import BRIEF_FIELD
 from sluicemq.store.store import Store
 
 _pack_prefix: Final = struct.Struct(">II").pack
@@ -284,8 +285,9 @@ class Send:
         _check_kind(own, header.sys_flag)
         origin = Origin(header.sys_flag, header.born_time_ms, peer.remote_bytes, self.store_host)
         ids, queue_offset = self._batches.append(
-            topic, queue_id, command.body, origin, self._id_prefix
-        )
+            topic, queue_id, command.body, origin, self._id_prefix,
+            is_brief=BRIEF_FIELD in (command.fields or {}),
+        )  # fmt: skip
         return self._success(
             command, queue_id, queue_offset, ids, own.get("UNIQ_KEY", ""),
             _waits(own), topic, known,

@@ -6,7 +6,7 @@ wrong with it. tests/unit/broker/test_send_batch.py holds the two equal.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.broker import properties as text
@@ -24,7 +24,7 @@ from sluicemq.store.store import Store
 from sluicemq.store.writer import Part
 
 if TYPE_CHECKING:
-    from sluicemq.record.batch_columns import Columns
+    from sluicemq.record.spans import Spans
 
 # As long as can be: the longer what is searched for, the faster. Names of TIMER_DEL… are four.
 _NOT_IN_BATCH: Final = (b"DELAY\x01", b"TIMER_DEL", b"TRAN_MSG\x01")
@@ -34,7 +34,7 @@ FLAGS_MAX: Final = 0x3
 """Compressed, or with several tags; other flags need care."""
 TIME_MAX: Final = 1 << 62
 
-OnStaged = Callable[[int, int, Sequence[bytes], Sequence[Buffer]], None]
+OnStaged = Callable[[int, int, "Sequence[bytes] | Spans", "Sequence[Buffer] | Spans"], None]
 
 
 class Origin(NamedTuple):
@@ -71,36 +71,39 @@ class BatchIntake:
         """Told of each batch for the staging topic: queue, offset, stored properties, bodies."""
 
     def append(
-        self, topic: Topic, queue_id: int, body: Buffer, origin: Origin, id_prefix: str
-    ) -> tuple[str, int]:
-        """All messages or none; their ids and the first queue offset.
+        self, topic: Topic, queue_id: int, body: Buffer, origin: Origin, id_prefix: str,
+        *, is_brief: bool = False,
+    ) -> tuple[str, int]:  # fmt: skip
+        """All messages or none; their ids, or only the first one's, and the first queue offset.
 
         Raises RefusalError, MessageIllegalError, StoreError.
         """
         limit = self._settings.store.message_bytes_max
+        ids_max = 1 if is_brief else None
         if len(body) > limit:
             raise RefusalError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"{ILLEGAL.format(limit)} The batch has {len(body)} bytes.",
             )
         if self._takes_columns and len(body) >= COLUMNS_BYTES_MIN and origin.is_plain:
-            done = self._columns(topic, queue_id, bytes(body), origin, id_prefix)
+            done = self._columns(topic, queue_id, bytes(body), origin, id_prefix, ids_max)
             if done is not None:
                 return done
         parts = self._parts(body)
         positions, offset = self._append_batch(topic.name, queue_id, parts, *origin)
         bodies = [part[1] for part in parts]
         stored = [part[2] for part in parts]
-        self._count(topic, list(map(len, bodies)), sum(map(len, stored)))
+        self._count(topic, Counter(map(len, bodies)), sum(map(len, stored)))
         if topic.name == STAGING_TOPIC:
             self.on_staged(queue_id, offset, stored, bodies)
-        return ",".join(map((id_prefix + "%016X").__mod__, positions)), offset
+        return ",".join(map((id_prefix + "%016X").__mod__, positions[:ids_max])), offset
 
     # ----------------------------------------------------------------------------- as columns
 
     def _columns(
-        self, topic: Topic, queue_id: int, body: bytes, origin: Origin, id_prefix: str
-    ) -> tuple[str, int] | None:
+        self, topic: Topic, queue_id: int, body: bytes, origin: Origin, id_prefix: str,
+        ids_max: int | None,
+    ) -> tuple[str, int] | None:  # fmt: skip
         """HOT. None when it has to be taken apart; nothing has changed then."""
         from sluicemq.record import batch_columns  # noqa: PLC0415 - NumPy for large batches only
 
@@ -113,21 +116,19 @@ class BatchIntake:
         heads["sys_flag"], heads["born_ms"] = origin.sys_flag, origin.born_time_ms
         heads["born_host"], heads["store_host"] = origin.born_host, origin.store_host
         positions, offset = self._append_columns(topic.name, queue_id, columns)
-        self._count_columns(topic, columns)
+        self._count(topic, columns.body_sizes(), int(columns.property_sizes.sum()))
         if topic.name == STAGING_TOPIC:
             self.on_staged(queue_id, offset, columns.properties, columns.bodies)
-        return batch_columns.ids_of(id_prefix.encode(), positions).decode(), offset
+        ids = batch_columns.ids_of(id_prefix.encode(), positions[:ids_max])
+        return ids.decode(), offset
 
-    def _count_columns(self, topic: Topic, columns: "Columns") -> None:
-        body_sizes = columns.heads["body_bytes"].tolist()
-        self._count(topic, body_sizes, int(columns.property_sizes.sum()))
-
-    def _count(self, topic: Topic, body_sizes: Sequence[int], properties_bytes: int) -> None:
-        for size, count in Counter(body_sizes).items():
+    def _count(self, topic: Topic, sizes: Mapping[int, int], properties_bytes: int) -> None:
+        """`sizes`: how many bodies have which size."""
+        for size, count in sizes.items():
             self._sizes[(size - 1).bit_length()] += count
-        count = len(body_sizes)
-        topic.messages_in += count
-        topic.bytes_in += sum(body_sizes) + properties_bytes + count * topic.record_bytes
+            topic.messages_in += count
+            topic.bytes_in += count * (size + topic.record_bytes)
+        topic.bytes_in += properties_bytes
 
     # ---------------------------------------------------------------------- message by message
 
@@ -179,6 +180,9 @@ def refuse_in_batch(properties: dict[str, str]) -> None:
 
 
 def _nothing(
-    queue_id: int, offset: int, properties: Sequence[bytes], bodies: Sequence[Buffer]
+    queue_id: int,
+    offset: int,
+    properties: "Sequence[bytes] | Spans",
+    bodies: "Sequence[Buffer] | Spans",
 ) -> None:
     """Nobody wants to know."""

@@ -1,7 +1,7 @@
 """Staged messages as columns (NumPy): what `staged_runs` does, a thousandfold.
 
 The heads of the records are taken from the log in one gather; what is made anew is patched when
-they are laid out again (`record.batch_columns.lay_out`). Bodies and properties are slices of one
+they are laid out again (`record.batch_columns.lay_out`). Bodies and properties are pieces of one
 copy of the log, CRCs and tag codes stay as they are. Only as many messages are taken as begin with
 the same stage and have the same flags and hosts: where one is different, the run ends.
 """
@@ -11,9 +11,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sluicemq.protocol.bodies.epochs import STAGING_TOPIC
-from sluicemq.record.batch_columns import HEAD, HEAD_BYTES, UNIT, Columns, Integers, slices
+from sluicemq.protocol.bodies.epochs import STAGED_ID, STAGING_TOPIC
+from sluicemq.record.batch_columns import HEAD, HEAD_BYTES, UNIT, Columns
 from sluicemq.record.codec import MAGIC_V1
+from sluicemq.record.property_table import PropertyTable, table_of
+from sluicemq.record.spans import Integers, Spans, view_of
 
 _TOPIC_BYTES: Final = 1 + len(STAGING_TOPIC) + 2
 
@@ -30,10 +32,7 @@ class Found:
         self._data = bytes(data)
         self._starts = starts - self._at
         self._ends -= self._at
-        raw = np.frombuffer(self._data, np.uint8)
-        places = max(len(raw) - HEAD_BYTES + 1, 0)
-        self._raw = raw
-        self.heads = np.ndarray((places,), HEAD, self._data, strides=(1,))[self._starts]
+        self.heads = view_of(np.frombuffer(self._data, np.uint8), HEAD)[self._starts]
         self._body_ends = self._starts + HEAD_BYTES + self.heads["body_bytes"]
         self._property_starts = self._body_ends + _TOPIC_BYTES
 
@@ -50,26 +49,31 @@ class Found:
             same &= hosts == hosts[0]
         same &= self._property_starts + len(start) < self._ends
         count = _leading(same)
-        starts = self._property_starts[:count]
-        places = np.ndarray(
-            (max(len(self._raw) - len(start) + 1, 0),), f"V{len(start)}", self._data, strides=(1,)
-        )
-        found = places[starts].view(np.uint8).reshape(-1, len(start))
+        sizes = np.full(count, len(start))
+        found = Spans(self._data, self._property_starts[:count], sizes).windows(len(start))
         return _leading((found == np.frombuffer(start, np.uint8)).all(axis=1))
 
     def columns(self, count: int, cut: int, before: bytes) -> Columns:
         """The first `count`, `before` in place of the first `cut` bytes of their properties."""
         heads = self.heads[:count].copy()
         heads["reconsumed"] = heads["prepared"] = 0
-        starts, ends = self._property_starts[:count] + cut, self._ends[:count]
-        return Columns(
-            heads,
-            slices(self._data, self._starts[:count] + HEAD_BYTES, self._body_ends[:count]),
-            slices(self._data, starts, ends),
-            ends - starts + len(before),
-            self._codes[:count],
-            before,
+        sizes = heads["body_bytes"].astype(np.int64)
+        bodies = Spans(self._data, self._starts[:count] + HEAD_BYTES, sizes)
+        starts = self._property_starts[:count] + cut
+        properties = Spans(self._data, starts, self._ends[:count] - starts)
+        stored_sizes = properties.sizes + len(before)
+        made = Columns(heads, bodies, properties, stored_sizes, self._codes[:count], before)
+        return made._replace(table=self._table(properties, before))
+
+    def _table(self, properties: Spans, before: bytes) -> PropertyTable | None:
+        """Of what will be published: the name of the id in the log becomes that of `before`."""
+        name_bytes = len(STAGED_ID) + 1
+        table = table_of(
+            Spans(self._data, properties.starts - name_bytes, properties.sizes + name_bytes)
         )
+        if table is not None:
+            table.names = (before[:-1], *table.names[1:])
+        return table
 
 
 def _leading(same: NDArray[np.bool_]) -> int:

@@ -117,7 +117,7 @@ class RunReader:
         fitting, ends = staged_columns.fitting(units, self._bytes_left)
         base = int(fitting["position"][0]) if len(fitting) else 0
         view = self._store.view_at(base) or memoryview(b"")
-        count = sum(end <= base + len(view) for end in ends.tolist())
+        count = int(ends.searchsorted(base + len(view), "right"))  # they rise
         if count < COLUMNS_MIN:
             return 0
         found = staged_columns.Found(fitting[:count], view, base)

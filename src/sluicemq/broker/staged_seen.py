@@ -15,7 +15,7 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from operator import methodcaller
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from sluicemq.errors import ProtocolError
 from sluicemq.protocol.bodies.epochs import (
@@ -27,6 +27,9 @@ from sluicemq.protocol.bodies.epochs import (
 )
 from sluicemq.record.codec import Buffer
 from sluicemq.store.writer import Part
+
+if TYPE_CHECKING:
+    from sluicemq.record.spans import Spans
 
 RUNS_MAX: Final = 10_000
 """Ranges that are remembered: those of the last tasks."""
@@ -57,7 +60,11 @@ class StagedSeen:
         self.note_all(queue_id, offset, [part[2] for part in parts], [part[1] for part in parts])
 
     def note_all(
-        self, queue_id: int, offset: int, properties: Sequence[bytes], bodies: Sequence[Buffer]
+        self,
+        queue_id: int,
+        offset: int,
+        properties: "Sequence[bytes] | Spans",
+        bodies: "Sequence[Buffer] | Spans",
     ) -> None:
         """The same, for its properties and bodies. HOT: each staged message."""
         first = properties[0]
@@ -70,11 +77,12 @@ class StagedSeen:
             stage, start = found
             run = Run(stage)
             self._keep(queue_id, offset, run)
-        if not all(map(methodcaller("startswith", start), properties)):
+        if not _begin_with(properties, start):
             self._last.pop(queue_id, None)
             run.count = -1  # never what a sink says
             return
-        run.checksum = zlib.crc32(b"".join(bodies), run.checksum)
+        joined = b"".join(bodies) if isinstance(bodies, Sequence) else bodies.joined()
+        run.checksum = zlib.crc32(joined, run.checksum)
         run.count += len(bodies)
         self._last[queue_id] = offset + len(bodies), run, start
 
@@ -90,6 +98,12 @@ class StagedSeen:
         if run is None or (run.count, run.checksum) != (one.count, one.checksum):
             return None
         return run.stage if run.stage.owner == Owner(*owner, one.partition, one.attempt) else None
+
+
+def _begin_with(properties: "Sequence[bytes] | Spans", start: bytes) -> bool:
+    if isinstance(properties, Sequence):
+        return all(map(methodcaller("startswith", start), properties))
+    return properties.begin_with(start)
 
 
 def _plain_stage(properties: bytes) -> tuple[Stage, bytes] | None:

@@ -14,12 +14,15 @@ from typing import Final, Self
 from sluicemq.errors import ConnectionLostError, RequestTimeoutError
 from sluicemq.model.ids import parse_host
 from sluicemq.net.tls import TLS_HINT, Tls
-from sluicemq.protocol.codec import decode, encode
+from sluicemq.protocol.codec import decode, encode, encode_start
 from sluicemq.protocol.command import FLAG_ONEWAY, Command
 from sluicemq.protocol.connection import check_total
 
 READ_AHEAD_BYTES: Final = 64 * 1024
 """Small answers come many at a time; of a big one's successor no more than this is moved."""
+LARGE_BODY_BYTES: Final = 64 * 1024
+"""Such a body is not copied behind its header, but sent behind it."""
+_MORE: Final = getattr(socket, "MSG_MORE", 0)
 _TOTAL: Final = struct.Struct(">I")
 
 
@@ -77,7 +80,11 @@ class BlockingChannel:
         command.opaque = self._opaque
         try:
             self._socket.settimeout(self.timeout_s)
-            self._socket.sendall(encode(command))
+            if len(command.body) < LARGE_BODY_BYTES or self._is_tls:
+                self._socket.sendall(encode(command))
+            else:
+                self._socket.sendall(encode_start(command), _MORE)
+                self._socket.sendall(command.body)
         except OSError as error:
             raise self._failed(error, "sending to") from error
 

@@ -201,20 +201,33 @@ def _binary_fields(header: bytes, start: int, size: int) -> dict[str, str] | Non
 
 def encode(command: Command) -> bytes:
     """Command -> whole frame with its leading total. Raises ProtocolError when it cannot travel."""
-    header = _encode_binary(command) if command.serialization == BINARY else _encode_json(command)
-    return frame(header, command.body, command.serialization)
+    return frame(_encode_header(command), command.body, command.serialization)
+
+
+def encode_start(command: Command) -> bytes:
+    """The frame up to its body, for who sends a large body as it is. Raises ProtocolError."""
+    header = _encode_header(command)
+    return _frame_start(len(header), len(command.body), command.serialization) + header
+
+
+def _encode_header(command: Command) -> bytes:
+    return _encode_binary(command) if command.serialization == BINARY else _encode_json(command)
 
 
 def frame(header: bytes, body: bytes | memoryview = b"", serialization: int = JSON) -> bytes:
     """Header bytes and body -> whole frame. Raises ProtocolError above the limits."""
-    total = 4 + len(header) + len(body)
-    if total > FRAME_BYTES_MAX or len(header) > _HEADER_MASK:
+    prefix = _frame_start(len(header), len(body), serialization)
+    return b"".join((prefix, header, body)) if body else prefix + header
+
+
+def _frame_start(header_bytes: int, body_bytes: int, serialization: int) -> bytes:
+    total = 4 + header_bytes + body_bytes
+    if total > FRAME_BYTES_MAX or header_bytes > _HEADER_MASK:
         raise ProtocolError(
             f"A frame of {total} bytes is above the limit of {FRAME_BYTES_MAX}.",
             cure="Send a smaller body.",
         )
-    prefix = _PREFIX.pack(total, serialization << 24 | len(header))
-    return b"".join((prefix, header, body)) if body else prefix + header
+    return _PREFIX.pack(total, serialization << 24 | header_bytes)
 
 
 def _encode_json(command: Command) -> bytes:

@@ -20,9 +20,9 @@ COPIED_BYTES_MAX = 256 * 1024
 _HEAD_BYTES = _HEAD.size
 
 
-def encode_batch(messages: Iterable[tuple[int, bytes, bytes]]) -> bytes:
+def encode_batch(messages: Iterable[tuple[int, bytes | memoryview, bytes]]) -> bytes:
     """(flag, body, encoded properties) of each -> the request's body."""
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     for flag, body, properties in messages:
         if len(properties) > PROPERTIES_BYTES_MAX:
             raise ProtocolError(

@@ -5,11 +5,13 @@ What stands between the bodies and properties of a batch has fixed sizes, and so
     batch      head 20 | body | length 2 | properties | head 20 | body | …
     log        head 88 | body | topic, length | before, properties, behind | head 88 | body | …
 
-So numbers are columns, which NumPy reads and writes a thousand at a time, and bodies and properties
-are slices that one join puts between them. What a batch needs beyond that is proven by a look at
-all of it: lengths agree, properties end with U+0002, no name stands in it that needs care. A batch
-that is not so is not for here (None): `record.batch` takes it apart, message by message, and says
-what is wrong. The tests hold both ways equal, byte by byte.
+So numbers are columns, which NumPy reads and writes a thousand at a time; bodies and properties are
+copied from the batch to the log a thousand at a time, too (`spans`), or are slices that one join
+puts in between where their sizes differ much. What a batch needs beyond that is proven for all of
+it: lengths agree, properties end with U+0002, no name stands in it that needs care. Where all
+messages have the same names (`property_table`) the names of the first one tell; else whatever may
+be a name is looked at. A batch that is not so is not for here (None): `record.batch` takes it
+apart, message by message, and says what is wrong. The tests hold all ways equal, byte by byte.
 """
 
 import struct
@@ -22,6 +24,8 @@ from numpy.typing import NDArray
 
 from sluicemq.record.batch import FIXED_BYTES
 from sluicemq.record.codec import CRC_MASK, PROPERTIES_BYTES_MAX, RECORD_HEAD
+from sluicemq.record.property_table import PropertyTable, table_of
+from sluicemq.record.spans import Bytes, Integers, Spans, view_of
 
 HEAD: Final = np.dtype([
     ("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("queue_id", ">i4"), ("flag", ">i4"),
@@ -34,17 +38,18 @@ UNIT: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
 HEAD_BYTES: Final = RECORD_HEAD.size
 COUNT_MIN: Final = 32
 """For fewer messages the plain way is faster: setting up columns costs a hundred microseconds."""
-_COPIED_BYTES_MAX: Final = 1024
-"""Bodies that are larger, on the average, stay views."""
 _ENTRY_HEAD_BYTES: Final = 20
 _FLAG_AT: Final = 12
 _LENGTH_AT: Final = 16
 _VALUE_END: Final = 2
 _ZEROS: Final = bytes(16)
 _unpack_size: Final = struct.Struct(">i").unpack_from
-_pack_length: Final = struct.Struct(">h").pack
 
-Integers = NDArray[np.int64]
+_KEPT_BYTES: Final = 8 * 1024 * 1024
+np.empty(_KEPT_BYTES, np.uint8)
+"""Freed at once: glibc has seen a block as large freed, and now keeps the memory of one batch for
+the next. Else the kernel clears every page of it anew (mallopt(3), M_MMAP_THRESHOLD)."""
+
 Part = tuple[int, bytes | memoryview, bytes, int]
 
 
@@ -54,25 +59,32 @@ class Columns(NamedTuple):
     `before` + those of the message + `behind`."""
 
     heads: NDArray[Any]
-    bodies: list[bytes | memoryview]
-    properties: list[bytes]
+    bodies: Spans
+    properties: Spans
     property_sizes: Integers
     tag_codes: Integers
     before: bytes = b""
     behind: bytes = b""
+    table: PropertyTable | None = None
+    """Of `properties`, when they are alike."""
 
     def parts(self) -> list[Part]:
         """The same, message by message: flag, body, stored properties, tag code."""
         before, behind = self.before, self.behind
-        stored = [before + own + behind for own in self.properties]
+        stored = [b"".join((before, own, behind)) for own in self.properties.slices()]
         flags, codes = self.heads["flag"].tolist(), self.tag_codes.tolist()
-        return list(zip(flags, self.bodies, stored, codes, strict=True))
+        return list(zip(flags, self.bodies.slices(), stored, codes, strict=True))
+
+    def body_sizes(self) -> dict[int, int]:
+        """How many bodies have which size."""
+        sizes, counts = np.unique(self.heads["body_bytes"], return_counts=True)
+        return dict(zip(sizes.tolist(), counts.tolist(), strict=True))
 
 
 class Laid(NamedTuple):
     """Records and units as they are written, and where each record begins."""
 
-    pieces: list[bytes | memoryview]
+    pieces: list[Any]
     units: bytes
     positions: Integers
     end: int
@@ -98,46 +110,51 @@ def split(data: bytes, behind: bytes, code_of: Callable[[bytes], int]) -> Column
         return None
     starts = np.array(listed, np.int64)
     raw = np.frombuffer(data, np.uint8)
-    integers = _view(raw, ">i4")
+    integers = view_of(raw, ">i4")
     sizes = integers[starts]
     body_sizes = integers[starts + _LENGTH_AT].astype(np.int64)
     body_ends = starts + _ENTRY_HEAD_BYTES + body_sizes
     ends = starts + sizes
     if body_sizes.min() < 0 or (body_ends + 2 > ends).any():
         return None
-    own_sizes = _view(raw, ">i2")[body_ends].astype(np.int64)
+    own_sizes = view_of(raw, ">i2")[body_ends].astype(np.int64)
     if (body_ends + 2 + own_sizes != ends).any() or own_sizes.min() <= 0:
-        return None
-    names = Names(raw)
-    if (raw[ends - 1] != _VALUE_END).any() or names.need_care():
         return None
     if int(own_sizes.max()) + len(behind) > PROPERTIES_BYTES_MAX:
         return None
-    property_starts = body_ends + 2
-    properties = slices(data, property_starts, ends)
-    if _ZEROS in data and any(_ZEROS in own for own in properties):
-        return None
-    source = data if len(data) <= len(listed) * _COPIED_BYTES_MAX else memoryview(data)
-    bodies = slices(source, starts + _ENTRY_HEAD_BYTES, body_ends)
-    codes = _tag_codes(data, names, property_starts, ends, code_of)
+    properties = Spans(data, body_ends + 2, own_sizes)
+    table = table_of(properties)
+    codes = _codes_of_table(table, code_of) if table else _codes_of_names(properties, code_of)
     if codes is None:
         return None
+    bodies = Spans(data, starts + _ENTRY_HEAD_BYTES, body_sizes)
     heads = np.zeros(len(listed), HEAD)
     heads["flag"] = integers[starts + _FLAG_AT]
     heads["body_bytes"] = body_sizes
-    heads["crc"] = np.array(list(map(zlib.crc32, bodies)), np.int64) & CRC_MASK
-    return Columns(heads, bodies, properties, own_sizes + len(behind), codes, b"", behind)
+    heads["crc"] = np.array(list(map(zlib.crc32, bodies.slices())), np.int64) & CRC_MASK
+    return Columns(heads, bodies, properties, own_sizes + len(behind), codes, b"", behind, table)
 
 
-def _view(raw: NDArray[np.uint8], kind: str) -> NDArray[Any]:
-    """A number at each byte."""
-    dtype = np.dtype(kind)
-    return np.ndarray((max(len(raw) - dtype.itemsize + 1, 0),), dtype, raw.data, strides=(1,))
+def _codes_of_table(table: PropertyTable, code_of: Callable[[bytes], int]) -> Integers | None:
+    """The tag codes; None when a name needs care."""
+    if not _NEEDS_CARE.isdisjoint(table.names):
+        return None
+    turn = table.turn_of(b"TAGS")
+    return np.zeros(len(table), np.int64) if turn is None else table.codes(turn, code_of)
 
 
-def slices(data: Any, starts: Integers, ends: Integers) -> list[Any]:
-    """The bytes from each start to its end."""
-    return [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+def _codes_of_names(properties: Spans, code_of: Callable[[bytes], int]) -> Integers | None:
+    """The same of properties that are not alike; None also when they are not plain: one does not
+    end, is full of zeros, or tags are here and there."""
+    data, starts = properties.data, properties.starts
+    ends = starts + properties.sizes
+    raw = np.frombuffer(data, np.uint8)
+    names = Names(raw)
+    if (raw[ends - 1] != _VALUE_END).any() or names.need_care():
+        return None
+    if _ZEROS in data and any(_ZEROS in own for own in properties.slices()):
+        return None
+    return _tag_codes(data, names, starts, ends, code_of)
 
 
 class Names:
@@ -146,7 +163,7 @@ class Names:
     def __init__(self, raw: NDArray[np.uint8]) -> None:
         found = np.flatnonzero(raw == 1)
         self._ends = found[int(np.searchsorted(found, 8)) :]
-        self._last = _view(raw, ">u8")[self._ends - 8]
+        self._last = view_of(raw, ">u8")[self._ends - 8]
 
     def need_care(self) -> bool:
         """May one be of those that no message of a batch can have? The ends of TRAN_MSG, DELAY,
@@ -160,6 +177,10 @@ class Names:
         return self._ends[behind] + 1, is_all
 
 
+_NEEDS_CARE: Final = frozenset((
+    b"TRAN_MSG", b"DELAY", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS",
+    b"TIMER_DEL_UNIQKEY",
+))  # fmt: skip
 _CARE: Final = np.frombuffer(b"TRAN_MSGELAY_SECDELAY_MSLIVER_MS_UNIQKEY", ">u8")
 _DELAY: Final = np.uint64(int.from_bytes(b"DELAY", "big"))
 _TAGS: Final = np.uint64(int.from_bytes(b"\x02TAGS", "big"))
@@ -208,29 +229,73 @@ def lay_out(
     heads["stored_ms"] = stored_ms
     units = np.empty(count, UNIT)
     units["position"], units["size"], units["code"] = positions, sizes, columns.tag_codes
-    lengths = columns.property_sizes.tolist()
-    middles = {
-        size: topic_part + _pack_length(size) + columns.before for size in set(lengths)
-    }  # fmt: skip
-    pieces: list[bytes | memoryview] = [b""] * (4 * count + 1)
-    pieces[0:-1:4] = _gaps(heads, columns.behind)
-    pieces[1::4] = columns.bodies
-    pieces[2::4] = map(middles.__getitem__, lengths)
-    pieces[3::4] = columns.properties
-    pieces[-1] = columns.behind
+    work = _spread if _is_even(columns) else _pieces
+    pieces = work(columns, positions - position, topic_part)
     return Laid(pieces, units.tobytes(), positions, int(ends[-1]))
 
 
-def _gaps(heads: NDArray[Any], behind: bytes) -> list[bytes]:
-    """What lies between the properties of one message and the body of the next."""
-    size = len(behind) + HEAD_BYTES
-    gaps = np.empty((len(heads), size), np.uint8)
+def _is_even(columns: Columns) -> bool:
+    """Can bodies and properties be copied as if they had one size? What a shorter one brings too
+    much has to lie before the next body, for that is written first."""
+    return columns.bodies.is_even() and columns.properties.is_even(HEAD_BYTES)
+
+
+def _spread(columns: Columns, starts: Integers, topic_part: bytes) -> list[Any]:
+    """The records in one buffer. Bodies first, then properties, then what lies between them: each
+    covers what came too much before it."""
+    heads, behind, sizes = columns.heads, columns.behind, columns.heads["body_bytes"]
+    gap = len(behind)
+    total = int(starts[-1]) + int(heads["size"][-1])
+    slack = int(columns.bodies.sizes.max()) + int(columns.properties.sizes.max())
+    target = np.empty(gap + total + slack, np.uint8)
+    at = starts + gap
+    middles_at = at + HEAD_BYTES + sizes
+    columns.bodies.spread(target, at + HEAD_BYTES)
+    middles = _middles(columns, topic_part)
+    columns.properties.spread(target, middles_at + middles.shape[1])
+    for rows, places in (middles, middles_at), (_gaps(heads, behind), starts):
+        kind = f"V{rows.shape[1]}"
+        view_of(target, kind)[places] = rows.view(kind)[:, 0]
+    target[total : total + gap] = np.frombuffer(behind, np.uint8)
+    return [target[gap : gap + total].data]
+
+
+def _pieces(columns: Columns, starts: Integers, topic_part: bytes) -> list[Any]:
+    """The records as pieces to join."""
+    count, behind = len(starts), columns.behind
+    gaps, middles = _gaps(columns.heads, behind), _middles(columns, topic_part)
+    pieces: list[Any] = [b""] * (4 * count + 1)
+    pieces[0:-1:4] = _rows(gaps)
+    pieces[0] = pieces[0][len(behind) :]
+    pieces[1::4] = columns.bodies.slices()
+    pieces[2::4] = _rows(middles)
+    pieces[3::4] = columns.properties.slices()
+    pieces[-1] = behind
+    return pieces
+
+
+def _rows(matrix: Bytes) -> list[bytes]:
+    data, size = matrix.tobytes(), matrix.shape[1]
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+def _middles(columns: Columns, topic_part: bytes) -> Bytes:
+    """What lies between the body of a message and its properties, row by row."""
+    size, before = len(topic_part), columns.before
+    middles = np.empty((len(columns.heads), size + 2 + len(before)), np.uint8)
+    middles[:, :size] = np.frombuffer(topic_part, np.uint8)
+    lengths = columns.property_sizes.astype(">i2")
+    middles[:, size : size + 2] = lengths.view(np.uint8).reshape(-1, 2)
+    middles[:, size + 2 :] = np.frombuffer(before, np.uint8)
+    return middles
+
+
+def _gaps(heads: NDArray[Any], behind: bytes) -> Bytes:
+    """What lies between the properties of one message and the body of the next, row by row."""
+    gaps = np.empty((len(heads), len(behind) + HEAD_BYTES), np.uint8)
     gaps[:, : len(behind)] = np.frombuffer(behind, np.uint8)
     gaps[:, len(behind) :] = heads.view(np.uint8).reshape(-1, HEAD_BYTES)
-    data = gaps.tobytes()
-    found = [data[at : at + size] for at in range(0, len(data), size)]
-    found[0] = found[0][len(behind) :]
-    return found
+    return gaps
 
 
 _HEX: Final = np.frombuffer(b"".join(b"%02X" % byte for byte in range(256)), "V2")

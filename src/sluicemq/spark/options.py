@@ -247,7 +247,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option(
         "batchMessages",
         count(1, 10_000),
-        1_000,
+        2_000,
         frozenset({WRITE}),
         "Messages of one batch that is sent.",
     ),

@@ -7,11 +7,9 @@
 Heavy to import (NumPy, pyarrow): only executors do.
 """
 
-import gc
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any, Final
 
 import pyarrow as pa
@@ -28,6 +26,7 @@ from sluicemq.spark.bodies import ERROR, BodyFormat
 from sluicemq.spark.plan import RangePartition, ReadPlan
 from sluicemq.spark.schema import Column
 from sluicemq.spark.typed import typed_column
+from sluicemq.spark.worker import keep_imports
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +66,7 @@ def read_range(plan: ReadPlan, partition: RangePartition) -> Iterator[Any]:
 
 def decoder_of(plan: ReadPlan, broker: str) -> RecordDecoder:
     """Decodes records into what `finished` takes."""
-    _keep_imports()
+    keep_imports()
     return RecordDecoder(
         _decoded_names(plan),
         promoted={
@@ -79,13 +78,6 @@ def decoder_of(plan: ReadPlan, broker: str) -> RecordDecoder:
         tags=plan.tags,
         hidden=plan.hidden,
     )
-
-
-@cache
-def _keep_imports() -> None:
-    """Spark's worker collects garbage after every task, and looks at all that was ever imported:
-    40 ms, as much as reading 100,000 rows. What is there now stays, and is not looked at again."""
-    gc.freeze()
 
 
 def finished(batch: Any, plan: ReadPlan, queue: MessageQueue, tally: Tally) -> Any:

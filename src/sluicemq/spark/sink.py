@@ -55,6 +55,7 @@ from sluicemq.spark.cluster import open_admin
 from sluicemq.spark.errors import plain_errors
 from sluicemq.spark.options import EXACTLY_ONCE, Options
 from sluicemq.spark.schema import BASE, EXTRA
+from sluicemq.spark.worker import keep_imports
 
 logger = logging.getLogger(__name__)
 
@@ -167,6 +168,7 @@ class _Sink:
         from sluicemq.spark import sink_send  # noqa: PLC0415 - executors only
 
         size = self.options["batchMessages"]
+        keep_imports()
         with plain_errors(), _producer(self.options) as producer:
             rows = sink_send.rows_of(iterator, self.roles, self.options["topic"])
             epoch = self.options["queryEpoch"]

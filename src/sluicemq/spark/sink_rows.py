@@ -1,17 +1,20 @@
 """Rows of an Arrow batch as the bytes of a batch request, column by column.
 
-No Python object is made for a row. Properties are joined by Arrow's string functions, the fixed
-fields are one NumPy record, and one last join of five columns lays all of it out, so that any run
+No Python object is made for a row. Properties are pieces, columns and constants, that Arrow joins
+once; the fixed fields are one NumPy record, and one last join lays all of it out, so that any run
 of rows is a slice of one buffer (layout: `record.batch`; properties: spec/remoting.md §9):
 
-    | size magic crc flag body length | body | properties length | properties |
+    | size magic crc flag body length | body | properties length | id | properties |
 
-What the client checks of a message is checked of each different value (tags, property names), or by
-a search over a whole column. A column that is not plain (an empty value in a map, white space in
-keys) is done row by row, by the rules of `client.core.messages`.
+The entries of a map column have the same names in every row nearly always; then each name is a
+constant with a column of values behind it. What the client checks of a message is checked of each
+different value (tags, property names), or by a search over the bytes of a whole column. A column
+that is not plain (an empty value in a map, white space in keys) is done row by row, by the rules of
+`client.core.messages`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -32,7 +35,6 @@ _HEAD: Final = np.dtype(
 )
 _LENGTH: Final = np.dtype(">i2")
 _IDS_A_MS: Final = 1 << 16
-_COUNTERS: Final = np.array([b"%04X" % number for number in range(_IDS_A_MS)], "S4")
 _SEPARATORS: Final = "[\x01\x02]"
 _NOT_PLAIN_KEYS: Final = r"^\s|\s\s|\s$|[^\S ]"
 _ODD_KEY: Final = "^$|[\\s\x01\x02]"
@@ -58,9 +60,9 @@ class Encoded:
             yield start, stop
             start = stop
 
-    def request(self, start: int, stop: int) -> bytes:
+    def request(self, start: int, stop: int) -> memoryview:
         """The request's body."""
-        return bytes(self.data[self.offsets[start] : self.offsets[stop]])
+        return self.data[self.offsets[start] : self.offsets[stop]]
 
     def bodies(self, start: int, stop: int) -> memoryview:
         """The bodies of these rows, one after the other."""
@@ -82,7 +84,7 @@ class UniqueIdColumns:
             if self._next in (0, _IDS_A_MS):
                 self._begin()
             step = min(count, _IDS_A_MS - self._next)
-            counters = pa.array(_COUNTERS[self._next : self._next + step], pa.binary())
+            counters = _counters()[self._next : self._next + step]
             start = f"{name}\x01{self._prefix}{self._time:08X}".encode()
             parts.append(pc.binary_join_element_wise(start, counters, b"\x02", b""))
             self._next += step
@@ -97,17 +99,31 @@ class UniqueIdColumns:
         self._next = 0
 
 
-def encoded(bodies: Any, properties: Any) -> Encoded:
-    """Two binary columns as entries of a batch. Raises ConfigurationError for a row too large."""
+@cache
+def _counters() -> Any:
+    """What ids end with: four hex digits."""
+    digits = [b"%04X" % number for number in range(_IDS_A_MS)]
+    return pa.array(digits, pa.binary())
+
+
+def encoded(bodies: Any, *properties: Any) -> Encoded:
+    """Binary columns as entries of a batch; `properties` stand behind each other in each, columns
+    or constants.
+
+    Raises ConfigurationError for a row too large.
+    """
     body_sizes = pc.binary_length(bodies).to_numpy(zero_copy_only=False)
-    sizes = pc.binary_length(properties).to_numpy(zero_copy_only=False)
+    sizes = np.zeros(len(bodies), np.int64)
+    for column in properties:
+        is_constant = isinstance(column, bytes)
+        sizes += len(column) if is_constant else pc.binary_length(column).to_numpy()
     _check_sizes(body_sizes, sizes)
     heads = np.zeros(len(body_sizes), _HEAD)
     heads["size"] = FIXED_BYTES + body_sizes + sizes
     heads["length"] = body_sizes
     return Encoded(
         pc.binary_join_element_wise(
-            _fixed(heads), bodies, _fixed(sizes.astype(_LENGTH)), properties, b""
+            _fixed(heads), bodies, _fixed(sizes.astype(_LENGTH)), *properties, b""
         ),
         bodies,
     )
@@ -172,22 +188,33 @@ def property_column(values: Mapping[str, Any], count: int) -> Any:
 
     Raises ConfigurationError for what a message may not have.
     """
-    parts: list[Any] = [b"WAIT\x01true\x02"]
+    pieces: list[Any] = [b"WAIT\x01true\x02"]
     for role, name, check in (
         ("tags", "TAGS", _check_tags), ("sharding_key", "__SHARDINGKEY", _check_texts),
     ):  # fmt: skip
         if role in values:
-            parts.append(_named(name, _without_empty(values[role]), check))
+            pieces += _named(name, _without_empty(values[role]), check)
     if "keys" in values:
-        parts.append(_named("KEYS", _key_texts(values["keys"]), _check_nothing))
+        pieces += _named("KEYS", _key_texts(values["keys"]), _check_nothing)
     if "properties" in values:
-        parts.append(_own(values["properties"]))
+        pieces += _own(values["properties"])
     if "system_properties" in values:
         rows = values["system_properties"].to_pylist()
-        parts.append(pa.array([_system_text(row) for row in rows], pa.binary()))
-    if len(parts) == 1:
-        return pa.array([parts[0]] * count, pa.binary())
-    return pc.binary_join_element_wise(*parts, b"")
+        pieces.append(pa.array([_system_text(row) for row in rows], pa.binary()))
+    return _joined(pieces, count)
+
+
+def _joined(pieces: list[Any], count: int) -> Any:
+    """Columns and constants behind each other; constants that are neighbours are one."""
+    merged: list[Any] = []
+    for piece in pieces:
+        if merged and isinstance(piece, bytes) and isinstance(merged[-1], bytes):
+            merged[-1] += piece
+        else:
+            merged.append(piece)
+    if len(merged) == 1:
+        return pa.array(merged * count, pa.binary())
+    return pc.binary_join_element_wise(*merged, b"")
 
 
 def delay_column(values: Mapping[str, Any]) -> Any | None:
@@ -219,13 +246,15 @@ def delay_column(values: Mapping[str, Any]) -> Any | None:
     return found
 
 
-def _named(name: str, texts: Any, check: Callable[[Any], None]) -> Any:
-    """`name U+0001 text U+0002` of each row, nothing for a null."""
+def _named(name: str, texts: Any, check: Callable[[Any], None]) -> list[Any]:
+    """Pieces that make `name U+0001 text U+0002` of each row, nothing of a null."""
     if texts.null_count == len(texts):
-        return pa.array([b""] * len(texts), pa.binary())
+        return []
     check(texts)
-    joined = pc.binary_join_element_wise(f"{name}\x01", texts, "\x02", "")
-    return pc.fill_null(joined, "").cast(pa.binary())
+    pieces = [f"{name}\x01".encode(), texts.cast(pa.binary()), b"\x02"]
+    if not texts.null_count:
+        return pieces
+    return [pc.fill_null(pc.binary_join_element_wise(*pieces, b""), b"")]
 
 
 def _without_empty(texts: Any) -> Any:
@@ -243,11 +272,20 @@ def _check_tags(tags: Any) -> None:
 
 
 def _check_texts(texts: Any) -> None:
-    if pc.any(pc.match_substring_regex(texts, _SEPARATORS)).as_py():
+    if _may_hold_separators(texts) and pc.any(pc.match_substring_regex(texts, _SEPARATORS)).as_py():
         raise ConfigurationError(
             "a value holds U+0001 or U+0002, which separate properties on the wire.",
             cure="Leave those characters out.",
         )
+
+
+def _may_hold_separators(texts: Any) -> bool:
+    """Whether one of the two bytes stands in the column's buffer (behind a null, anything may)."""
+    if texts.type != pa.string():
+        return True
+    data, offsets = _laid_out(texts)
+    raw = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+    return bool((raw - np.uint8(1) < 2).any())  # 0 wraps around to 255
 
 
 def _key_texts(column: Any) -> Any:
@@ -265,8 +303,8 @@ def _key_texts(column: Any) -> Any:
     return pa.array([" ".join(check_keys(keys)) or None for keys in lists], pa.string())
 
 
-def _own(column: Any) -> Any:
-    """The entries of a map column without empty values and what others set."""
+def _own(column: Any) -> list[Any]:
+    """Pieces: the entries of a map column without empty values and what others set."""
     names, texts = _entries(column)
     found = [name for name in pc.unique(names).to_pylist() if name is not None]
     is_plain = not texts.null_count and SET_FOR_ALL.isdisjoint(found) and not (
@@ -274,20 +312,42 @@ def _own(column: Any) -> Any:
     )  # fmt: skip
     if not is_plain or not len(names):
         rows = [_own_text(row) for row in column.to_pylist()]
-        return pa.array(rows, pa.binary())
+        return [pa.array(rows, pa.binary())]
     check_properties(dict.fromkeys(found, "x"))
     _check_texts(texts)
-    entries = pc.binary_join_element_wise(names, texts, "\x01")
-    closed = pc.binary_join_element_wise(entries, "", "\x02")  # `name 1 text 2`
+    turns = _turns(column, names)
+    if turns:
+        firsts = names[:turns].to_pylist()
+        pieces: list[Any] = []
+        for turn, name in enumerate(firsts):
+            chosen = pa.array(np.arange(turn, len(names), turns))
+            pieces += [f"{name}\x01".encode(), texts.take(chosen).cast(pa.binary()), b"\x02"]
+        return pieces
+    closed = pc.binary_join_element_wise(names, "\x01", texts, "\x02", "")
     lists = pa.ListArray.from_arrays(_row_offsets(column), closed)
-    return pc.fill_null(pc.binary_join(lists, ""), "").cast(pa.binary())
+    return [pc.fill_null(pc.binary_join(lists, ""), "").cast(pa.binary())]
+
+
+def _turns(column: Any, names: Any) -> int:
+    """How many entries each row has when all have the same names in the same order, else 0."""
+    turns, rest = divmod(len(names), len(column))
+    if rest or column.null_count or (np.diff(column.offsets.to_numpy()) != turns).any():
+        return 0
+    data, offsets = _laid_out(names)
+    sizes, raw = np.diff(offsets), np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+    row_bytes = int(offsets[turns] - offsets[0])
+    is_same = (sizes[turns:] == sizes[:-turns]).all() and (
+        raw[row_bytes:] == raw[: len(raw) - row_bytes]
+    ).all()
+    return turns if is_same else 0
 
 
 def _entries(column: Any) -> tuple[Any, Any]:
     """Names and texts of all rows of a map column, one after the other."""
     offsets = column.offsets
     start, stop = offsets[0].as_py(), offsets[-1].as_py()
-    return column.keys.slice(start, stop - start), column.items.slice(start, stop - start)
+    found = column.keys.slice(start, stop - start), column.items.slice(start, stop - start)
+    return found[0].cast(pa.string()), found[1].cast(pa.string())
 
 
 def _row_offsets(column: Any) -> Any:

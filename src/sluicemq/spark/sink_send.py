@@ -35,7 +35,7 @@ from sluicemq.spark.sink_rows import (
 )
 
 BATCH_BYTES: Final = 1024 * 1024
-_AHEAD: Final = 2
+_AHEAD: Final = 8
 DEDUP_PROPERTY: Final = "SLUICE_DEDUP_KEY"
 
 
@@ -192,16 +192,18 @@ class DirectSender:
         self, topic: str, queue: MessageQueue | None, bodies: Any, properties: Any, given: Any
     ) -> None:
         ids = id_column(given, self._ids, len(bodies))
-        whole = pc.binary_join_element_wise(ids, properties, b"")
-        made = encoded(bodies, whole)
+        made = encoded(bodies, ids, properties)
         if topic.startswith(RETRY_PREFIX):  # brokers take no batch there
+            whole = pc.binary_join_element_wise(ids, properties, b"")
             self.lane.send(partial(self._deliver_each, topic, bodies, whole))
             return
         for start, stop in made.runs(self._batch_messages, BATCH_BYTES):
             request = made.request(start, stop)
             self.lane.send(partial(self._deliver, topic, request, queue, stop - start))
 
-    def _deliver(self, topic: str, request: bytes, queue: MessageQueue | None, count: int) -> None:
+    def _deliver(
+        self, topic: str, request: memoryview, queue: MessageQueue | None, count: int
+    ) -> None:
         self._producer.send_encoded(topic, request, queue=queue)
         self.sent += count
 
@@ -284,7 +286,7 @@ class StagingSender:
         for broker, indices in groups.items():
             chosen = pa.array(indices, pa.int64())
             taken = [
-                None if column is None else pc.take(column, chosen)
+                pc.take(column, chosen) if isinstance(column, pa.Array) else column
                 for column in (rows.bodies, rows.properties, stages, rows.ids)
             ]
             self._stage(broker or self._any_broker(rows), *taken)
@@ -301,8 +303,10 @@ class StagingSender:
         return (having or self._brokers)[self._turn % len(having or self._brokers)]
 
     def _stages(self, rows: Rows, queue_ids: list[bytes], topics: list[str | None]) -> Any:
-        """The stage property of each row (`protocol.bodies.epochs.Stage`)."""
+        """The stage property of each row (`protocol.bodies.epochs.Stage`), or the one of all."""
         start = f"{STAGE_PROPERTY}\x01{self._owner.prefix}".encode()
+        if rows.delays is None and len(queue_ids) == len(topics) == 1:
+            return start + b"%s/-/%s\x02" % (queue_ids[0], (topics[0] or "").encode())
         delays = pa.array([b"-"] * rows.count) if rows.delays is None else (
             pc.fill_null(rows.delays, "-").cast(pa.binary())
         )  # fmt: skip
@@ -314,7 +318,7 @@ class StagingSender:
 
     def _stage(self, broker: str, bodies: Any, properties: Any, stages: Any, given: Any) -> None:
         ids = id_column(given, self._ids, len(bodies), STAGED_ID)
-        made = encoded(bodies, pc.binary_join_element_wise(stages, ids, properties, b""))
+        made = encoded(bodies, stages, ids, properties)
         queue = MessageQueue(STAGING_TOPIC, broker, self._owner.partition % STAGING_QUEUES)
         for start, stop in made.runs(self._batch_messages, BATCH_BYTES):
             work = partial(
@@ -323,7 +327,9 @@ class StagingSender:
             )  # fmt: skip
             self.lane.send(work)
 
-    def _deliver(self, queue: MessageQueue, request: bytes, count: int, bodies: memoryview) -> None:
+    def _deliver(
+        self, queue: MessageQueue, request: memoryview, count: int, bodies: memoryview
+    ) -> None:
         result = self._producer.send_encoded(STAGING_TOPIC, request, queue=queue)
         self.staged.add(queue.broker, queue.queue_id, result.queue_offset, count, bodies)
 

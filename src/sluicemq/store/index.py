@@ -32,6 +32,7 @@ from sluicemq.files import Files
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.index_file import NAME_DIGITS, Geometry, IndexFile, is_index_name
 from sluicemq.store.index_keys import key_hash, keys_of
+from sluicemq.store.index_known import KnownKeys
 
 if TYPE_CHECKING:
     from sluicemq.store.index_columns import Columns, Positions
@@ -74,6 +75,8 @@ class KeyIndex:
         self._position = self._goal = 0
         self._marked_name = 0  # the last file that the durable mark at our start speaks of
         self._skip = 0  # keys of the record at `position` that are in already
+        self.known = KnownKeys()
+        """What the writer knows, so that it need not be read."""
         self.before_full: Callable[[int], None] = lambda end_ms: None
         """Told the last store time of a file that is full, before its header says so."""
 
@@ -234,10 +237,18 @@ class KeyIndex:
             return self._goal - before
         if not self._make_ready():
             return STEP_COST_BYTES
+        following = self.known.next_start(before)
+        if following == before and not self._skip:
+            known = self.known.take(before, self._goal, bytes_max)
+            if known is not None:
+                self._put(known.columns, 0, known.starts)
+                self._position = known.end
+                return known.end - before
         from sluicemq.store import index_columns  # noqa: PLC0415 - NumPy when there is something
 
         view, base = segment.view(), segment.base
-        stop = min(before + bytes_max, self._goal, segment.end) - base
+        ends = before + bytes_max, self._goal, segment.end, following or self._goal
+        stop = max(min(ends), before + 1) - base
         starts, end = index_columns.walk(view, before - base, stop)
         if len(starts):
             self._put(index_columns.columns_of(view, starts), base, starts)

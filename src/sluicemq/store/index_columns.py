@@ -13,6 +13,9 @@ each a product of a matrix of bytes with powers of 31; as rows are aligned left,
 is divided out (31 is odd, so it has an inverse).
 
 Rows that are not common (very long properties, text beyond ASCII) go the scalar way, alone.
+
+A batch on its way into the log may have the table of its properties already (`columns_of_batch`):
+then its keys are found without a look at the log.
 """
 
 import logging
@@ -22,6 +25,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sluicemq.model.ids import java_hash
+from sluicemq.record.batch_columns import Columns as Batch
 from sluicemq.record.codec import FIXED_BYTES, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from sluicemq.record.walk import leading_starts
 from sluicemq.store.commitlog import BLANK_BYTES
@@ -47,6 +52,8 @@ _ASCII_END: Final = 0x80
 _UNIQUE_NAME: Final = int(np.frombuffer(b"UNIQ_KEY", "<u8")[0])
 _KEYS_NAME: Final = struct.unpack("<Q", b"KEYS\x01\0\0\0")[0]
 _KEYS_MASK: Final = (1 << 40) - 1
+_UNIQUE: Final = b"UNIQ_KEY\x01"
+_NAMES: Final = (_UNIQUE, b"KEYS\x01")
 _POWERS = np.ones(PROPERTIES_BYTES_MAX + 8, np.uint32)
 np.cumprod(np.full(PROPERTIES_BYTES_MAX + 7, 31, np.uint32), dtype=np.uint32, out=_POWERS[1:])
 _INVERSES = np.ones_like(_POWERS)
@@ -133,6 +140,34 @@ def plain_columns(view: memoryview, starts: Positions) -> Columns:
     return Columns(
         np.array(hashes, np.int32), np.array(records, np.int64), np.array(times, np.int64)
     )
+
+
+def columns_of_batch(topic: str, batch: Batch, stored_ms: int) -> Columns | None:
+    """The keys of a batch that is being stored, None when the log has to say."""
+    table = batch.table
+    if table is None or any(name in batch.behind for name in _NAMES):
+        return None
+    if (batch.heads["sys_flag"] & ROLLBACK == ROLLBACK).any():
+        return None
+    numbers = np.arange(len(table))
+    found = []
+    for name in _NAMES:
+        turn = table.turn_of(name[:-1])
+        if turn is not None:
+            starts, ends = table.values(turn)
+            if (starts == ends).any():
+                return None
+            found.append(_Keys(numbers, starts, ends))
+        elif name == _UNIQUE:
+            found.append(_Keys(*[np.empty(0, np.int64)] * 3))
+    keys = found[0] if len(found) == 1 else _merged(found[0], _split(table.flat, found[1]))
+    bad = np.zeros(len(table), np.bool_)
+    hashes = _hashes(table.flat, keys.starts, keys.ends - keys.starts, bad, keys.rows)
+    if bad.any():
+        return None
+    prefix = np.uint32(java_hash(f"{topic}#") & 0xFFFFFFFF)
+    signed = _signed(hashes + prefix * _POWERS[keys.ends - keys.starts])
+    return Columns(signed, keys.rows, np.full(len(signed), stored_ms))
 
 
 class _Heads(NamedTuple):
@@ -226,9 +261,11 @@ def _find_keys(flat: Bytes, width: int) -> _Keys:
     words = ((names & _KEYS_MASK) == _KEYS_NAME) & (ends - starts > 5)
     first = _last_of_row(_Keys(rows[unique], starts[unique] + 9, ends[unique]))
     rest = _last_of_row(_Keys(rows[words], starts[words] + 5, ends[words]))
-    if not len(rest.rows):
-        return first
-    rest = _split(flat, rest)
+    return _merged(first, _split(flat, rest)) if len(rest.rows) else first
+
+
+def _merged(first: _Keys, rest: _Keys) -> _Keys:
+    """Both, by rows."""
     joined = _Keys(*map(np.concatenate, zip(first, rest, strict=True)))
     order = np.argsort(joined.rows, kind="stable")
     return _Keys(joined.rows[order], joined.starts[order], joined.ends[order])
@@ -288,8 +325,7 @@ def _with_odd(
     common: NDArray[np.bool_],
 ) -> Columns:
     records, raw_hashes = found
-    hashes = np.abs(raw_hashes.astype(np.int32))
-    hashes[hashes == HASH_MIN] = 0
+    hashes = _signed(raw_hashes)
     if not common.all():
         odd = [
             (record, value)
@@ -302,6 +338,13 @@ def _with_odd(
         order = np.argsort(records, kind="stable")
         records, hashes = records[order], hashes[order]
     return Columns(hashes, records, heads.times_ms[records])
+
+
+def _signed(hashes: Hashes) -> NDArray[np.int32]:
+    """As the index has them: never negative."""
+    found = np.abs(hashes.astype(np.int32))
+    found[found == HASH_MIN] = 0
+    return np.asarray(found)
 
 
 def _gather(raw: Bytes, starts: Positions, kind: str) -> NDArray[Any]:

@@ -29,6 +29,7 @@ from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.index import QUERY_BACKLOG_MAX, SLICE_BYTES, IndexMark, KeyIndex
 from sluicemq.store.index_file import Geometry
 from sluicemq.store.index_keys import keys_of
+from sluicemq.store.index_known import KnownKeys
 
 logger = logging.getLogger(__name__)
 
@@ -80,10 +81,13 @@ class Keys:
         self.follows_ticks = True
         """Whether `tick` lets the index catch up; false when somebody else does it more often."""
         self._record_at: Callable[[int], bytes | None] = lambda offset: None
+        self.known = KnownKeys(is_wanted=config.index_enable)
+        """For the writer to fill."""
         self.index: KeyIndex | None = None
         if config.index_enable:
             geometry = Geometry(config.index_slots, config.index_entries)
             self.index = KeyIndex(files, f"{config.root}/index", log, geometry, clock)
+            self.index.known = self.known
             self.index.before_full = self._vouch
             # With a mark of ours RocketMQ's field is no proof: it is written before the files.
             java_time_ms = checkpoint.index_time_ms if mark is None else 0

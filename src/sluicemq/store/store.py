@@ -102,8 +102,8 @@ class Store:
         self.on_visible: Callable[[Visible], None] | None = None
         self.consumers: list[Callable[[int, int], None]] = []
         """Told (start, end) of every range of the log that was written."""
-
-        self._writer = writer = Writer(log, queues, config, clock, recovered.store_time_ms)
+        known = keys.known
+        self._writer = writer = Writer(log, queues, config, clock, recovered.store_time_ms, known)
         # Hot: the bound methods themselves, without a layer between.
         self.append = writer.append
         self.append_batch = writer.append_batch

@@ -38,10 +38,12 @@ from sluicemq.record.codec import (
 )
 from sluicemq.store.commitlog import BLANK_BYTES, CommitLog
 from sluicemq.store.consumequeue import TAIL_BYTES_MAX, UNIT, UNIT_BYTES, ConsumeQueues, Queue
+from sluicemq.store.index_known import KnownKeys
 from sluicemq.store.scan import ZEROS_NEVER_STORED
 
 if TYPE_CHECKING:
-    from sluicemq.record.batch_columns import Columns, Integers
+    from sluicemq.record.batch_columns import Columns
+    from sluicemq.record.spans import Integers
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,7 @@ class Writer:
         "_clock",
         "_common_hosts",
         "_file_bytes",
+        "_known_keys",
         "_log",
         "_now_ms",
         "_parts",
@@ -83,12 +86,15 @@ class Writer:
     )
 
     def __init__(
-        self, log: CommitLog, queues: ConsumeQueues, config: StoreConfig, clock: Clock, time_ms: int
-    ) -> None:
+        self, log: CommitLog, queues: ConsumeQueues, config: StoreConfig, clock: Clock,
+        time_ms: int, known_keys: KnownKeys,
+    ) -> None:  # fmt: skip
+        """`known_keys` is told of batches for the index."""
         self._log = log
         self._queues = queues
         self._by_key = queues.by_key
         self._clock = clock
+        self._known_keys = known_keys
         self._adds_checksum = config.checksum_property
         # The length of both hosts of a common record; with checksums no record is common.
         self._common_hosts = -1 if config.checksum_property else _HOSTS_IPV4
@@ -302,6 +308,7 @@ class Writer:
             magic=queue.magic, queue_id=queue.queue_id, queue_offset=first,
             position=self._position, stored_ms=self._now_ms,
         )  # fmt: skip
+        self._known_keys.note(topic, columns, laid, self._now_ms)
         self._parts += laid.pieces
         queue.tail += laid.units
         if first == queue.committed_offset:
@@ -436,6 +443,7 @@ class Writer:
         for queue in self.touched:
             _take_back(queue, queue.committed_offset)
         self.touched.clear()
+        self._known_keys.take_back(self._turn_start)
         self._parts.clear()
         self._pieces.clear()
         self._position = self._turn_start

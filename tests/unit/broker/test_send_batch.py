@@ -13,6 +13,7 @@ from sluicemq.protocol.bodies.epochs import encode_staged_ranges as ranges_of
 from sluicemq.protocol.codes import RequestCode
 from sluicemq.record import batch_columns
 from sluicemq.record.batch import encode_batch
+from sluicemq.store import index_columns
 from sluicemq.testing.broker import START_MS, SteppedBroker, SteppedClient, send_fields
 
 Entry = tuple[int, bytes, bytes]
@@ -77,8 +78,19 @@ def seen(broker: SteppedBroker, topic: str = "T") -> list[object]:
     assert known is not None
     return [
         log, bytes(store.units(topic, 0, 0, high)), broker.core.send.sizes, known.messages_in,
-        known.bytes_in,
+        known.bytes_in, indexed(broker),
     ]  # fmt: skip
+
+
+def indexed(broker: SteppedBroker) -> list[bytes]:
+    """The entries of the key index, which reads the log or has been told."""
+    index = broker.store.keys.index
+    assert index is not None
+    index.catch_up()
+    return [
+        bytes(file._segment.view()[file._entry_at(1) : file._entry_at(file.count)])
+        for file in index._index_files
+    ]
 
 
 @settings(max_examples=25, deadline=None)
@@ -95,12 +107,60 @@ def test_both_ways_store_answer_and_count_alike(
     assert sent(body, columns=True) == sent(body, columns=False)
 
 
+ALIKE: list[list[Entry]] = [
+    [(number % 3, body * (number % 5 + 1), head % number + rest) for number in range(3 * MANY)]
+    for body in (b"b", b"body" * 30, b"B" * 2000)
+    for head in (b"UNIQ_KEY\x01%032X\x02", b"UNIQ_KEY\x017F%d\x02", b"n%d\x01v\x02")
+    for rest in (
+        b"TAGS\x01UA\x02a name of more than eight\x01v\x02", b"TAGS\x01a longer tag\x02x\x01y\x02",
+        b"KEYS\x01k1\x02", b"KEYS\x01k1 k2  k3\x02TAGS\x01\x02", b"KEYS\x01\x02",
+        b"UNIQ_KEY\x01z\x02",
+        b"KEYS\x01" + "k\u00fc".encode() + b"\x02", b"x\x01y\x02" * 300,
+        b"TAGS\x01A\x02TAGS\x01B\x02",
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(ALIKE)))
+def test_messages_with_the_same_names_are_stored_and_indexed_alike(number: int) -> None:
+    body = encode_batch(ALIKE[number])
+    assert sent(body, columns=True) == sent(body, columns=False)
+
+
+def test_the_index_need_not_read_what_was_appended_as_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker, client = broker_with(columns=True)
+    client.call(310, send_fields())
+    indexed(broker)
+    monkeypatch.setattr(index_columns, "columns_of", None)
+    for body in (b"b" * 200, b"b" * 3000):
+        entries = [(0, body, b"UNIQ_KEY\x01%d\x02KEYS\x01k %d\x02" % (n, n)) for n in range(MANY)]
+        client.call(320, send_fields(), encode_batch(entries))
+    (entries_bytes,) = indexed(broker)
+    assert len(entries_bytes) == 20 * (1 + 2 * 3 * MANY), "the first message has an id, too"
+    found = broker.store.keys.find("T", "7", 64, 0, 1 << 60, is_unique=True)
+    assert found is not None
+    assert len(found.records) == 2
+
+
 def test_a_large_plain_batch_goes_through_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [(0, b"b" * 200, b"U\x01%d\x02TAGS\x01UA\x02" % number) for number in range(100)]
     broker, client = broker_with(columns=True)
     monkeypatch.setattr(broker.core.send._batches, "_parts", None)
     client.call(320, send_fields(), encode_batch(entries))
     assert broker.store.queue_offsets("T", 0)[1] == 100
+
+
+def test_whoever_wants_only_the_first_id_gets_it() -> None:
+    for count in (MANY - 1, 3 * MANY):
+        body = encode_batch([(0, b"b" * 200, b"U\x01AB\x02")] * count)
+        whole = sent(body, columns=True)[1]
+        for columns in (True, False):
+            brief = sent(body, columns=columns, sluiceBrief="true")[1]
+            assert isinstance(whole, dict)
+            assert brief == whole | {"msgId": whole["msgId"].split(",")[0]}
+        assert whole["msgId"].count(",") == count - 1
 
 
 @pytest.mark.parametrize("field", ["g", "f"])

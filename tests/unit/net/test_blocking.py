@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from sluicemq.errors import ConnectionLostError, ProtocolError, RequestTimeoutError
-from sluicemq.net.blocking import READ_AHEAD_BYTES, BlockingChannel
+from sluicemq.net.blocking import LARGE_BODY_BYTES, READ_AHEAD_BYTES, BlockingChannel
 from sluicemq.protocol.codec import encode
 from sluicemq.protocol.command import FLAG_RESPONSE, Command
 from sluicemq.protocol.connection import FrameReader
@@ -77,6 +77,20 @@ def test_bodies_of_any_size_are_views_without_a_copy() -> None:
             assert bytes(body) == bytes([size % 251]) * size
             buffers.add(id(body.obj))
         assert len(buffers) <= 4
+
+
+def test_large_bodies_of_requests_arrive_whole_behind_their_headers() -> None:
+    sizes = [1, LARGE_BODY_BYTES - 1, LARGE_BODY_BYTES, 5 << 20, 0]
+    bodies = [memoryview(bytes([size % 251]) * size) for size in sizes]
+    found: list[bytes] = []
+
+    def script(connection: socket.socket) -> None:
+        found.extend(bytes(one.body) for one in requests_of(connection, len(sizes)))
+
+    with served(script) as address, BlockingChannel(address) as channel:
+        for body in bodies:
+            channel.send(Command(320, {"a": "group"}, body))
+    assert found == bodies
 
 
 def test_answers_that_arrive_in_one_piece_or_bit_by_bit_are_told_apart() -> None:

@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from sluicemq.errors import ProtocolError
-from sluicemq.protocol.codec import decode, encode, encode_answer, frame
+from sluicemq.protocol.codec import decode, encode, encode_answer, encode_start, frame
 from sluicemq.protocol.command import BINARY, FRAME_BYTES_MAX, JSON, Command
 
 
@@ -156,3 +156,12 @@ def test_an_answer_is_json_whatever_the_request_was() -> None:
     answer = decode(encode_answer(request, 22, {}, b"", "none")[4:])
     assert (answer.code, answer.opaque, answer.flag, answer.fields) == (22, 9, 1, {})
     assert (answer.serialization, answer.language, answer.version) == (JSON, "JAVA", 479)
+
+
+@pytest.mark.parametrize("serialization", [JSON, BINARY])
+def test_the_start_of_a_frame_is_the_frame_without_its_body(serialization: int) -> None:
+    body = bytes(100_000)
+    command = Command(320, {"a": "b"}, body, serialization=serialization)
+    assert encode_start(command) + body == encode(command)
+    with pytest.raises(ProtocolError):
+        encode_start(Command(320, None, memoryview(bytes(FRAME_BYTES_MAX)), 1, 0))

@@ -77,6 +77,56 @@ def test_columns_say_what_messages_say(rows: list[dict[str, Any]]) -> None:
     assert by_columns(columns(rows)) == by_messages(rows)
 
 
+SAME_NAMES: list[dict[str, Any]] = [
+    {
+        "body": b"%d" % number,
+        "tags": "t",
+        "keys": None,
+        "properties": {"x": f"{number}", "y": "Ω"},
+    }
+    for number in range(5)
+]
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"x": "1", "y": "2"}, {"x": "1", "z": "2"}, {"y": "1", "x": "2"}, {"x": "1"}, {}, None,
+        {"x": "1", "y": ""}, {"xy": "1", "": "2"}, {"x": "1", "y": "2", "z": "3"},
+        {"a": "1", "b": "2", "c": "3", "d": "4"},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("at", [0, 2, 5])
+def test_rows_with_the_same_names_are_as_any_others(at: int, properties: Any) -> None:
+    row = {"body": b"o", "tags": "t", "keys": ["k"], "properties": properties}
+    rows = [*SAME_NAMES[:at], row, *SAME_NAMES[at:]]
+    values = columns(rows)
+    if "" in (properties or {}):
+        with pytest.raises(ConfigurationError):
+            by_columns(values)
+        return
+    assert by_columns(values) == by_messages(rows)
+    part = {name: column[1:5] for name, column in values.items()}
+    assert by_columns(part) == by_messages(rows[1:5])
+
+
+@pytest.mark.parametrize("value", ["a\x01b", "\x02"])
+def test_a_separator_in_one_of_many_values_is_refused(value: str) -> None:
+    rows = [*SAME_NAMES, SAME_NAMES[0] | {"properties": {"x": value, "y": "1"}}, SAME_NAMES[0]]
+    with pytest.raises(ConfigurationError, match=r"U\+0001"):
+        by_columns(columns(rows))
+    others = {name: column[:5] for name, column in columns(rows).items()}
+    assert by_columns(others) == by_messages(rows[:5]), "it lies in the buffer, not in these rows"
+
+
+def test_large_strings_are_taken_too() -> None:
+    values = columns(SAME_NAMES)
+    large = pa.map_(pa.large_string(), pa.large_string())
+    values["properties"] = values["properties"].cast(large)
+    values["tags"] = values["tags"].cast(pa.large_string())
+    assert by_columns(values) == by_messages(SAME_NAMES)
+
+
 def test_slices_of_columns_are_taken_as_slices() -> None:
     sliced = {name: column[1:3] for name, column in columns(ROWS).items()}
     assert by_columns(sliced) == by_messages(ROWS[1:3])

@@ -141,7 +141,7 @@ def send_results(
     if status is None:
         raise request_error(answer, address)
     fields = answer.fields or {}
-    places = fields.get("msgId", "").split(",")
+    places = fields.get("msgId", "").split(",", len(message_ids))
     queue_id = int(fields.get("queueId") or queue.queue_id)
     stored = queue if queue_id == queue.queue_id else queue._replace(queue_id=queue_id)
     first = number(answer, "queueOffset")

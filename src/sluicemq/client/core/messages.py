@@ -54,7 +54,7 @@ class Outgoing:
     the copies that consumers send to a retry topic; `sharding_key` chooses the queue."""
 
     topic: str
-    body: bytes
+    body: bytes | memoryview
     properties: str
     message_id: str
     sys_flag: int

@@ -29,6 +29,7 @@ from sluicemq.protocol.headers.consume import (
     PULL_SUBSCRIPTION,
     PULL_SUSPEND,
 )
+from sluicemq.protocol.headers.produce import BRIEF_FIELD
 
 _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 _SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
@@ -52,7 +53,7 @@ def send(
     group: str,
     queue: MessageQueue,
     properties: str,
-    body: bytes,
+    body: bytes | memoryview,
     *,
     sys_flag: int = 0,
     flag: int = 0,
@@ -61,8 +62,10 @@ def send(
     oneway: bool = False,
     reconsume_times: int = 0,
     reconsume_times_max: int | None = None,
+    is_brief: bool = False,
 ) -> Command:
-    """One message, or a batch body when `batch`. HOT: a literal of its fields, nothing generic."""
+    """One message, or a batch body when `batch`; `is_brief`: only the id of the first message is
+    asked for. HOT: a literal of its fields, nothing generic."""
     fields = {
         "a": group,
         "b": queue.topic,
@@ -80,6 +83,8 @@ def send(
     }
     if reconsume_times_max is not None:
         fields["l"] = str(reconsume_times_max)
+    if is_brief:
+        fields[BRIEF_FIELD] = "true"
     code = _SEND_BATCH if batch else _SEND
     return Command(code, fields, body, flag=FLAG_ONEWAY if oneway else 0)
 

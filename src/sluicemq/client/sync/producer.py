@@ -155,7 +155,7 @@ class Producer(Cluster):
         return results
 
     def send_encoded(
-        self, topic: str, body: bytes, *, queue: MessageQueue | None = None
+        self, topic: str, body: bytes | memoryview, *, queue: MessageQueue | None = None
     ) -> SendResult:
         """Sends messages of one topic that are laid out as one batch already (`record.batch`), each
         with its UNIQ_KEY: all of them are stored, or none. The result is that of the first one.
@@ -290,7 +290,8 @@ class Producer(Cluster):
                 address = self._master(target)
                 channel = self.take(address, max(0.001, attempts.remaining_s(now_s)))
                 written = True
-                request = self._request(outgoing, target, batch=batch)
+                is_brief = batch and len(ids) == 1
+                request = self._request(outgoing, target, batch=batch, is_brief=is_brief)
                 answer = self._exchange(address, channel, request)
                 results = send_results(answer, target, ids, address)
             except (ConnectionLostError, RequestTimeoutError, RequestError) as error:
@@ -322,7 +323,13 @@ class Producer(Cluster):
         return answer
 
     def _request(
-        self, outgoing: Outgoing, queue: MessageQueue, *, batch: bool, oneway: bool = False
+        self,
+        outgoing: Outgoing,
+        queue: MessageQueue,
+        *,
+        batch: bool,
+        oneway: bool = False,
+        is_brief: bool = False,
     ) -> Command:
         command = requests.send(
             self.group,
@@ -334,6 +341,7 @@ class Producer(Cluster):
             born_time_ms=self.clock.now_ms(),
             batch=batch,
             oneway=oneway,
+            is_brief=is_brief,
         )
         return signed(command, self.credentials)
 

@@ -1,5 +1,7 @@
 """Headers of producers, and of what a broker asks them (spec/remoting.md §7.3, §7.6, §8)."""
 
+from typing import Final
+
 from sluicemq.protocol.headers.declare import boolean, header, int32, int64, text
 
 
@@ -21,6 +23,11 @@ class SendMessageRequest:
     reconsume_times_max: int | None = int32("maxReconsumeTimes", default=None)
     batch: bool | None = boolean("batch", default=None)
     broker: str | None = text("bname", default=None)
+
+
+BRIEF_FIELD: Final = "sluiceBrief"
+"""SluiceMQ's own field of a batch: the answer has the id of the first message, not of all. Other
+brokers ignore it."""
 
 
 @header
