@@ -23,6 +23,7 @@ from spark_read import (
     Timing,
     measure,
     rows,
+    save_rows,
     show,
     sum_of_bodies,
 )
@@ -83,16 +84,12 @@ def write_store(directory: Path, messages: int) -> None:
 
 
 def memory_frame(spark: Any, store: Path, messages: int, directory: Path) -> Any:
-    """As many rows, which a Python source holds in memory: real ones, repeated."""
-    import pyarrow as pa
+    """The same rows, which a Python source holds in memory."""
     import spark_ceiling
 
     frame = store_frame(spark, store)
-    table = frame.where(f"queue_offset < {65_536 // QUEUES}").toArrow()
-    table = table.cast(spark_ceiling.arrow_schema(frame.schema)).combine_chunks()
-    path = directory / "sample.arrow"
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_batch(table.to_batches()[0])
+    path = directory / "rows.arrow"
+    save_rows(frame, messages, path)
     spark.dataSource.register(spark_ceiling.Ceiling)
     given = {"path": str(path), "schema": frame.schema.json(), "partitions": str(QUEUES),
              "rows": str(messages)}  # fmt: skip

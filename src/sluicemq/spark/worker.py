@@ -1,4 +1,4 @@
-"""What is peculiar to the Python workers of Spark, in which readers and writers run."""
+"""What is peculiar to the Python workers of Spark, which plan, read and write."""
 
 import gc
 from functools import cache
@@ -6,7 +6,7 @@ from functools import cache
 
 @cache
 def keep_imports() -> None:
-    """A worker collects garbage after every task, and looks at all that was ever imported: 40 ms,
-    as much as reading 100,000 rows. What is there when the first task begins stays, and is not
-    looked at again."""
+    """A worker collects garbage after everything it did, and looks at all that was ever imported:
+    40 ms, as much as reading 100,000 rows. What is there at its first work stays, and is not looked
+    at again."""
     gc.freeze()
