@@ -145,11 +145,11 @@ def test_the_index_need_not_read_what_was_appended_as_columns(
 
 
 def test_a_large_plain_batch_goes_through_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    entries = [(0, b"b" * 200, b"U\x01%d\x02TAGS\x01UA\x02" % number) for number in range(100)]
+    entries = [(0, b"b" * 200, b"U\x01%d\x02TAGS\x01UA\x02" % number) for number in range(MANY)]
     broker, client = broker_with(columns=True)
     monkeypatch.setattr(broker.core.send._batches, "_parts", None)
     client.call(320, send_fields(), encode_batch(entries))
-    assert broker.store.queue_offsets("T", 0)[1] == 100
+    assert broker.store.queue_offsets("T", 0)[1] == MANY
 
 
 def test_whoever_wants_only_the_first_id_gets_it() -> None:
