@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 CHECK_S: Final = 0.1
+TELL_S: Final = 0.2
 
 
 class Stop:
@@ -38,10 +39,17 @@ class Stop:
     def ask(self, number: int = signal.SIGTERM, _frame: Any = None) -> None:
         """The handler of a signal."""
         if self._asked.is_set():
-            self._told("stopped hard")
+            self._tell("stopped hard")
             os._exit(128 + number)
         self._asked.set()
-        self._told("stopping: what is under way is finished first; once more stops at once")
+        self._tell("stopping: what is under way is finished first; once more stops at once")
+
+    def _tell(self, text: str) -> None:
+        """In a thread of its own: a signal can come while a line is being printed, and Python
+        prints no other one within that."""
+        teller = threading.Thread(target=self._told, args=(text,), daemon=True)
+        teller.start()
+        teller.join(TELL_S)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from sluicemq.spark.pipelines import run as running
 from sluicemq.spark.pipelines.file import parse_pipeline
 from sluicemq.spark.pipelines.pipeline import Pipeline
 from sluicemq.spark.pipelines.ready import Ready, Report, Task
+from sluicemq.spark.pipelines.stop import Stop
 
 WAITING = """
 import time
@@ -68,3 +70,11 @@ def test_a_second_signal_does_not_wait_for_what_is_under_way(number: signal.Sign
             assert process.wait(60) == 128 + number
         finally:
             process.kill()
+
+
+def test_the_handler_of_a_signal_prints_nothing_itself() -> None:
+    """The signal may have come in the middle of a print, and Python refuses to print within it."""
+    tellers: list[threading.Thread] = []
+    Stop(lambda text: tellers.append(threading.current_thread())).ask()
+    assert len(tellers) == 1
+    assert tellers[0] is not threading.main_thread()
