@@ -41,6 +41,7 @@ def test_a_split_group_loses_and_doubles_nothing_over_a_network_that_fails() -> 
         (327, [33, 35, 38, 43, 44, 45, 46]),  # a queue taken while the subscription changes
         (327, [0, 2, 7, 15, 16, 30, 31, 33, 34, 35, 38, 43, 44, 48]),  # refused, and taken again
         (402, [2, 8, 25, 30, 31, 33, 34, 35]),  # a pull between two changes
+        (775, [5, 8, 9, 13, 14, 15, 17, 18, 19, 20]),  # who read for another lane once; a restart
     ],
 )
 def test_what_seeds_have_found_stays_mended(seed: int, steps: list[int]) -> None:

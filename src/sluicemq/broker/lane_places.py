@@ -6,7 +6,8 @@
                the first one holds for everything before it too
     delivered  the end of what was given and may not be committed: a lane is *at rest* in a queue
                when everything it was given is committed
-    reader     the client that pulled last; "": nobody since the lanes began
+    reader     the client that pulled last, NOBODY when that one reads for another lane now; "":
+               nobody since the lanes began
     scanned    where its reader goes on; None: it has not read since the broker started
 
 Plain values and functions: who changes them when is `lanes.py`.
@@ -14,11 +15,12 @@ Plain values and functions: who changes them when is `lanes.py`.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from sluicemq.broker.lane_rules import NOTHING, Atom, Clause, Rule, either
 
 Span = tuple[int, Rule]
+NOBODY: Final = "-"
 
 
 @dataclass(slots=True)
@@ -40,6 +42,13 @@ class Place:
     @property
     def is_at_rest(self) -> bool:
         return self.delivered <= self.position
+
+    def read_by(self, client_id: str, places: "Iterable[Place]") -> None:
+        """A client reads the queue for this lane from now on, and for no other of its places."""
+        for place in places:
+            if place.reader == client_id:
+                place.reader = NOBODY
+        self.reader = client_id
 
     def can_take(self, here: int) -> bool:
         """May the lane get messages from `here` on? Its reader has not come so far, or it has

@@ -70,7 +70,10 @@ class LanePulls:
             return True
         if lanes.is_waited_for(lanes.lanes[key], queue) or lanes.parts.is_unsaved(lanes.name):
             return True
-        place.reader = client_id
+        if place.reader != client_id:
+            others = [lane.places[queue] for lane in lanes.lanes.values() if queue in lane.places]
+            place.read_by(client_id, others)
+            lanes.parts.changed()
         reading.lane = key
         place.pulls(reading.offset)
         if place.scanned is None:
