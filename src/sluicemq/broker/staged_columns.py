@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.protocol.bodies.epochs import STAGED_ID, STAGING_TOPIC
-from sluicemq.record.batch_columns import HEAD, HEAD_BYTES, UNIT, Columns
+from sluicemq.record.batch_columns import HEAD, HEAD_BYTES, Columns
 from sluicemq.record.codec import MAGIC_V1
+from sluicemq.record.places import Positions, view_of
 from sluicemq.record.property_table import PropertyTable, table_of
-from sluicemq.record.spans import Integers, Spans, view_of
+from sluicemq.record.spans import Spans
+from sluicemq.record.units import UNIT_COLUMNS
 
 _TOPIC_BYTES: Final = 1 + len(STAGING_TOPIC) + 2
 
@@ -81,9 +83,11 @@ def _leading(same: NDArray[np.bool_]) -> int:
     return len(same) if same.all() else int(same.argmin())
 
 
-def fitting(units: memoryview | bytes | bytearray, bytes_max: int) -> tuple[NDArray[Any], Integers]:
+def fitting(
+    units: memoryview | bytes | bytearray, bytes_max: int
+) -> tuple[NDArray[Any], Positions]:
     """The first units whose records have so many bytes at most, and where those end."""
-    found = np.frombuffer(units, UNIT)
+    found = np.frombuffer(units, UNIT_COLUMNS)
     count = int(np.searchsorted(np.cumsum(found["size"], dtype=np.int64), bytes_max, "right"))
     found = found[:count]
     return found, found["position"].astype(np.int64) + found["size"]

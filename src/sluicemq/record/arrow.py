@@ -37,18 +37,10 @@ from sluicemq.model.message import (
     UNIQ_KEY,
 )
 from sluicemq.record.block import Block
-from sluicemq.record.buffers import (
-    Bytes,
-    Positions,
-    Repeated,
-    even_offsets,
-    gather,
-    hexadecimal,
-    keep_freed_memory,
-    variable,
-)
+from sluicemq.record.buffers import Repeated, even_offsets, hexadecimal, variable
 from sluicemq.record.codec import decompress
 from sluicemq.record.hosts import host_column
+from sluicemq.record.places import Bytes, Positions, gather, keep_freed_memory
 from sluicemq.record.shapes import Shape, shape_arrays, text_column
 from sluicemq.record.values import texts
 from sluicemq.record.walk import record_starts
@@ -87,6 +79,8 @@ BLOCK_ROWS_MAX: Final = 65_536
 BLOCK_BYTES_MAX: Final = 64 * 1024 * 1024
 BODY_BYTES_MAX: Final = 512 * 1024 * 1024
 """Decompressed bodies of one batch: Arrow's offsets end at 2 GiB, memory of a worker earlier."""
+_KEPT_BYTES: Final = 31 * 1024 * 1024
+"""Just below the most that glibc adapts to."""
 _MILLISECONDS_MAX: Final = (1 << 63) // 1000 - 1
 
 
@@ -120,7 +114,7 @@ class RecordDecoder:
         self._tags = None if tags is None else pa.array(sorted(tags), pa.string())
         self._topics = Repeated()
         self._names: dict[tuple[bytes, ...], Any] = {}
-        keep_freed_memory()
+        keep_freed_memory(_KEPT_BYTES)
 
     def decode(self, data: bytes | bytearray | memoryview) -> Iterator[Any]:
         """Batches of the records in `data`, at most BLOCK_ROWS_MAX rows each; none is empty.

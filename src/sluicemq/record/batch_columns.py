@@ -24,8 +24,10 @@ from numpy.typing import NDArray
 
 from sluicemq.record.batch import FIXED_BYTES
 from sluicemq.record.codec import CRC_MASK, PROPERTIES_BYTES_MAX, RECORD_HEAD
+from sluicemq.record.places import Bytes, Positions, keep_freed_memory, view_of
 from sluicemq.record.property_table import PropertyTable, table_of
-from sluicemq.record.spans import Bytes, Integers, Spans, view_of
+from sluicemq.record.spans import Spans
+from sluicemq.record.units import UNIT_COLUMNS
 
 HEAD: Final = np.dtype([
     ("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("queue_id", ">i4"), ("flag", ">i4"),
@@ -34,7 +36,6 @@ HEAD: Final = np.dtype([
     ("prepared", ">i8"), ("body_bytes", ">i4"),
 ])  # fmt: skip
 """`record.codec.RECORD_HEAD`."""
-UNIT: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
 HEAD_BYTES: Final = RECORD_HEAD.size
 COUNT_MIN: Final = 160
 """For fewer messages the plain way is faster: columns take half a millisecond to begin."""
@@ -46,9 +47,7 @@ _ZEROS: Final = bytes(16)
 _unpack_size: Final = struct.Struct(">i").unpack_from
 
 _KEPT_BYTES: Final = 8 * 1024 * 1024
-np.empty(_KEPT_BYTES, np.uint8)
-"""Freed at once: glibc has seen a block as large freed, and now keeps the memory of one batch for
-the next. Else the kernel clears every page of it anew (mallopt(3), M_MMAP_THRESHOLD)."""
+keep_freed_memory(_KEPT_BYTES)  # of one batch for the next
 
 Part = tuple[int, bytes | memoryview, bytes, int]
 
@@ -61,8 +60,8 @@ class Columns(NamedTuple):
     heads: NDArray[Any]
     bodies: Spans
     properties: Spans
-    property_sizes: Integers
-    tag_codes: Integers
+    property_sizes: Positions
+    tag_codes: Positions
     before: bytes = b""
     behind: bytes = b""
     table: PropertyTable | None = None
@@ -86,7 +85,7 @@ class Laid(NamedTuple):
 
     pieces: list[Any]
     units: bytes
-    positions: Integers
+    positions: Positions
     end: int
 
 
@@ -135,7 +134,7 @@ def split(data: bytes, behind: bytes, code_of: Callable[[bytes], int]) -> Column
     return Columns(heads, bodies, properties, own_sizes + len(behind), codes, b"", behind, table)
 
 
-def _codes_of_table(table: PropertyTable, code_of: Callable[[bytes], int]) -> Integers | None:
+def _codes_of_table(table: PropertyTable, code_of: Callable[[bytes], int]) -> Positions | None:
     """The tag codes; None when a name needs care."""
     if not _NEEDS_CARE.isdisjoint(table.names):
         return None
@@ -143,7 +142,7 @@ def _codes_of_table(table: PropertyTable, code_of: Callable[[bytes], int]) -> In
     return np.zeros(len(table), np.int64) if turn is None else table.codes(turn, code_of)
 
 
-def _codes_of_names(properties: Spans, code_of: Callable[[bytes], int]) -> Integers | None:
+def _codes_of_names(properties: Spans, code_of: Callable[[bytes], int]) -> Positions | None:
     """The same of properties that are not alike; None also when they are not plain: one does not
     end, is full of zeros, or tags are here and there."""
     data, starts = properties.data, properties.starts
@@ -170,7 +169,7 @@ class Names:
         TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS, TIMER_DEL_UNIQKEY tell."""
         return bool(np.isin(self._last, _CARE).any() or (self._last & _FIVE == _DELAY).any())
 
-    def tags(self) -> tuple[Integers, bool]:
+    def tags(self) -> tuple[Positions, bool]:
         """Where the values of tags begin, when all of them have another property before them."""
         behind = self._last & _FIVE == _TAGS
         is_all = int(behind.sum()) == int((self._last & _FOUR == _TAGS_FIRST).sum())
@@ -190,8 +189,8 @@ _FOUR: Final = np.uint64((1 << 32) - 1)
 
 
 def _tag_codes(
-    data: bytes, names: Names, starts: Integers, ends: Integers, code_of: Callable[[bytes], int]
-) -> Integers | None:
+    data: bytes, names: Names, starts: Positions, ends: Positions, code_of: Callable[[bytes], int]
+) -> Positions | None:
     """The tag codes when no message has a tag, or each has one, not as its first property."""
     at, is_all = names.tags()
     if not is_all or len(at) not in (0, len(starts)):
@@ -227,7 +226,7 @@ def lay_out(
     heads["queue_offset"] = np.arange(queue_offset, queue_offset + count)
     heads["position"] = positions
     heads["stored_ms"] = stored_ms
-    units = np.empty(count, UNIT)
+    units = np.empty(count, UNIT_COLUMNS)
     units["position"], units["size"], units["code"] = positions, sizes, columns.tag_codes
     work = _spread if _is_even(columns) else _pieces
     pieces = work(columns, positions - position, topic_part)
@@ -240,7 +239,7 @@ def _is_even(columns: Columns) -> bool:
     return columns.bodies.is_even() and columns.properties.is_even(HEAD_BYTES)
 
 
-def _spread(columns: Columns, starts: Integers, topic_part: bytes) -> list[Any]:
+def _spread(columns: Columns, starts: Positions, topic_part: bytes) -> list[Any]:
     """The records in one buffer. Bodies first, then properties, then what lies between them: each
     covers what came too much before it."""
     heads, behind, sizes = columns.heads, columns.behind, columns.heads["body_bytes"]
@@ -260,7 +259,7 @@ def _spread(columns: Columns, starts: Integers, topic_part: bytes) -> list[Any]:
     return [target[gap : gap + total].data]
 
 
-def _pieces(columns: Columns, starts: Integers, topic_part: bytes) -> list[Any]:
+def _pieces(columns: Columns, starts: Positions, topic_part: bytes) -> list[Any]:
     """The records as pieces to join."""
     count, behind = len(starts), columns.behind
     gaps, middles = _gaps(columns.heads, behind), _middles(columns, topic_part)
@@ -301,7 +300,7 @@ def _gaps(heads: NDArray[Any], behind: bytes) -> Bytes:
 _HEX: Final = np.frombuffer(b"".join(b"%02X" % byte for byte in range(256)), "V2")
 
 
-def ids_of(prefix: bytes, positions: Integers) -> bytes:
+def ids_of(prefix: bytes, positions: Positions) -> bytes:
     """Message ids, joined by commas: `prefix` and a position as 16 hex digits each."""
     size = len(prefix) + 17
     ids = np.empty((len(positions), size), np.uint8)

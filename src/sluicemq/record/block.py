@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from sluicemq.errors import ProtocolError
 from sluicemq.model.message import BORN_HOST_IPV6, STORE_HOST_IPV6
-from sluicemq.record.buffers import Bytes, Positions, column_of, equal_rows, gather, rows_at
+from sluicemq.record.buffers import column_of, equal_rows
+from sluicemq.record.places import Bytes, Positions, gather, rows_at
 from sluicemq.record.shapes import Properties, read_properties
 from sluicemq.record.walk import MAGIC_V2
 

@@ -7,8 +7,7 @@ into an ordinary binary or string array at memory speed. One trick makes the vie
 bytes that begin 4 before a value already hold both its inline form and its prefix, so one gather
 writes nearly all of a view.
 
-Bytes from many places side by side are a *matrix*, a row a place. What follows the last record may
-be out of reach, so a row that goes on behind the end of the buffer is filled up with zeros.
+Bytes from many places side by side are a *matrix*, a row a place (`places.rows_at`).
 """
 
 from typing import Any
@@ -17,54 +16,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
-Positions = NDArray[np.int64]
+from sluicemq.record.places import Bytes, Positions, gather, rows_at
 
 INLINE_BYTES_MAX = 12
 """Longest value that a view holds itself (Arrow columnar format, "Variable-size Binary View")."""
 _VIEW_BYTES = 16
 _PIECE_BYTES = 256 * 1024
-_KEPT_BYTES = 31 * 1024 * 1024
-"""Just below the most that glibc adapts to."""
 _NIBBLES = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 HEX_PAIRS = (
     np.stack((_NIBBLES.repeat(16), np.tile(_NIBBLES, 16)), axis=1).reshape(-1).view(np.uint16)
 )
 """Byte value -> its two upper-case hex digits, as one number."""
-
-
-def keep_freed_memory() -> None:
-    """Makes glibc keep the memory of columns for the next block's. It gives large blocks back to
-    the kernel, which then has to clear each page anew (0.05 µs a message), until it has seen one as
-    large freed: see mallopt(3), M_MMAP_THRESHOLD. Elsewhere it does nothing."""
-    np.empty(_KEPT_BYTES, np.uint8)
-
-
-def overlapping(raw: Bytes, kind: Any) -> NDArray[Any]:
-    """One value of `kind` at every byte, as far as they lie inside."""
-    dtype = np.dtype(kind)
-    count = len(raw) - dtype.itemsize + 1
-    return np.ndarray((count,), dtype=dtype, buffer=raw.data, strides=(1,))
-
-
-def gather(raw: Bytes, starts: Positions, dtype: str | np.dtype[Any]) -> NDArray[Any]:
-    """One value of `dtype` at each start, whatever the alignment. Starts must be inside."""
-    if not len(starts):
-        return np.empty(0, dtype)
-    return overlapping(raw, dtype)[starts]
-
-
-def rows_at(raw: Bytes, starts: Positions, width: int) -> Bytes:
-    """The `width` bytes from each start on, as the rows of a matrix; zeros behind the end."""
-    if len(raw) < width:
-        raw = np.concatenate((raw, np.zeros(width - len(raw), np.uint8)))
-    last = len(raw) - width
-    inside = starts if starts.max(initial=0) <= last else np.minimum(starts, last)
-    rows = gather(raw, inside, f"V{width}").view(np.uint8).reshape(len(starts), width)
-    if inside is not starts:
-        for row in np.flatnonzero(starts > last).tolist():
-            rows[row] = np.frombuffer(raw[starts[row] :].tobytes().ljust(width, b"\0"), np.uint8)
-    return rows
 
 
 def words_at(raw: Bytes, starts: Positions) -> NDArray[np.uint64]:

@@ -19,9 +19,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sluicemq.model.message import BORN_HOST_IPV6, KEYS, STORE_HOST_IPV6, UNIQ_KEY
-from sluicemq.record.buffers import Bytes, Positions, gather, variable
+from sluicemq.record.buffers import variable
 from sluicemq.record.checksum import CHECKSUM_NAME
 from sluicemq.record.columns import Column, ColumnBlock, Values
+from sluicemq.record.places import Bytes, Positions, gather
 from sluicemq.record.shapes import Properties, read_properties, text_column
 from sluicemq.record.walk import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
 

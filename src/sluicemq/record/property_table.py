@@ -18,7 +18,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sluicemq.record.spans import Bytes, Integers, Spans, gather, slices
+from sluicemq.record.places import Bytes, Positions, gather
+from sluicemq.record.spans import Spans, slices
 
 WIDTH_MAX: Final = 1024
 """Longer properties make the table too large."""
@@ -35,7 +36,7 @@ class PropertyTable:
     bytes each, and zeros behind them, so that as many bytes can be read from any place."""
 
     def __init__(
-        self, names: tuple[bytes, ...], flat: Bytes, width: int, starts: Integers, ends: Integers
+        self, names: tuple[bytes, ...], flat: Bytes, width: int, starts: Positions, ends: Positions
     ) -> None:
         self.names = names
         self.flat = flat
@@ -54,11 +55,11 @@ class PropertyTable:
         turns = [turn for turn, one in enumerate(self.names) if one == name]
         return turns[-1] if turns else None
 
-    def values(self, turn: int) -> tuple[Integers, Integers]:
+    def values(self, turn: int) -> tuple[Positions, Positions]:
         """Where the value of one property begins and ends in `flat`, row by row."""
         return self._starts[turn] + (self._name_sizes[turn] + 1), self._ends[turn]
 
-    def codes(self, turn: int, code_of: Callable[[bytes], int]) -> Integers:
+    def codes(self, turn: int, code_of: Callable[[bytes], int]) -> Positions:
         """`code_of` each value of a property, asked once for each different value."""
         starts, ends = self.values(turn)
         sizes = ends - starts
@@ -111,7 +112,7 @@ def table_of(properties: Spans) -> PropertyTable | None:
     return None if names is None else PropertyTable(names, flat, width, starts, ends)
 
 
-def _names(flat: Bytes, starts: Integers, end: int) -> tuple[bytes, ...] | None:
+def _names(flat: Bytes, starts: Positions, end: int) -> tuple[bytes, ...] | None:
     """The names of the first row when all rows have them, each ended by a 1. As there are as many
     1 as names, none is elsewhere."""
     properties = flat[:end].tobytes().split(b"\2")
@@ -129,6 +130,6 @@ def _names(flat: Bytes, starts: Integers, end: int) -> tuple[bytes, ...] | None:
     return tuple(names)
 
 
-def _are_equal(flat: Bytes, starts: Integers, size: int) -> bool:
+def _are_equal(flat: Bytes, starts: Positions, size: int) -> bool:
     found: NDArray[np.uint8] = gather(flat, starts, f"V{size}").view(np.uint8).reshape(-1, size)
     return bool((found == found[0]).all())

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sluicemq.record.buffers import Bytes, Positions
 from sluicemq.record.codec import decode_properties
+from sluicemq.record.places import Bytes, Positions
 from sluicemq.record.template import SAMPLE_ROWS, Follower, Pairs, guesses, pairs_of
 from sluicemq.record.values import ValuePlaces, texts
 

@@ -8,10 +8,9 @@ order: what a shorter piece brought too much lies behind it, where the caller wr
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
-Integers = NDArray[np.int64]
+from sluicemq.record.places import Bytes, Positions, gather, rows_at, view_of
+
 _COPIED_BYTES_MAX: Final = 1024
 """Pieces that are larger, on the average, stay views."""
 _SPARE_BYTES: Final = 64
@@ -22,7 +21,7 @@ class Spans:
 
     __slots__ = ("data", "sizes", "starts")
 
-    def __init__(self, data: bytes, starts: Integers, sizes: Integers) -> None:
+    def __init__(self, data: bytes, starts: Positions, sizes: Positions) -> None:
         self.data = data
         self.starts = starts
         self.sizes = sizes
@@ -61,18 +60,7 @@ class Spans:
 
     def windows(self, width: int) -> Bytes:
         """So many bytes from the start of each piece, one row each; zeros behind the data's end."""
-        raw = _raw(self.data)
-        if not width:
-            return np.empty((len(self.starts), 0), np.uint8)
-        count = _inside(raw, self.starts, width)
-        rows = gather(raw, self.starts[:count], f"V{width}").view(np.uint8).reshape(-1, width)
-        if count == len(self.starts):
-            return rows
-        rest = np.zeros((len(self.starts) - count, width), np.uint8)
-        for row, start in zip(rest, self.starts[count:].tolist(), strict=True):
-            tail = raw[start : start + width]
-            row[: len(tail)] = tail
-        return np.concatenate((rows, rest))
+        return rows_at(_raw(self.data), self.starts, width)
 
     def is_even(self, slack_bytes: int | None = None) -> bool:
         """Are the pieces alike in size, so that `spread` moves little in vain? `slack_bytes`: how
@@ -82,7 +70,7 @@ class Spans:
             return False
         return (longest - _SPARE_BYTES) * len(self.sizes) <= 2 * int(self.sizes.sum())
 
-    def spread(self, target: Bytes, places: Integers) -> None:
+    def spread(self, target: Bytes, places: Positions) -> None:
         """Copy each piece to its place in `target`; behind a shorter one lies something else."""
         width = int(self.sizes.max())
         if not width:
@@ -97,26 +85,15 @@ class Spans:
             target[place : place + size] = raw[start : start + size]
 
 
-def slices(data: Any, starts: Integers, ends: Integers) -> list[Any]:
+def slices(data: Any, starts: Positions, ends: Positions) -> list[Any]:
     """The bytes from each start to its end."""
     return [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-
-
-def view_of(raw: Bytes, kind: str | np.dtype[Any]) -> NDArray[Any]:
-    """A value of `kind` at each byte, whatever the alignment."""
-    dtype = np.dtype(kind)
-    return np.ndarray((max(len(raw) - dtype.itemsize + 1, 0),), dtype, raw.data, strides=(1,))
-
-
-def gather(raw: Bytes, starts: Integers, kind: str) -> NDArray[Any]:
-    """One value of `kind` at each start."""
-    return np.asarray(view_of(raw, kind)[starts])
 
 
 def _raw(data: bytes) -> Bytes:
     return np.frombuffer(data, np.uint8)
 
 
-def _inside(raw: Bytes, starts: Integers, width: int) -> int:
+def _inside(raw: Bytes, starts: Positions, width: int) -> int:
     """How many windows of this width end within the data; the starts rise."""
     return int(np.searchsorted(starts, len(raw) - width, "right"))

@@ -21,15 +21,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from sluicemq.record.buffers import (
-    Bytes,
-    Positions,
-    even_offsets,
-    overlapping,
-    rows_at,
-    variable,
-    words_at,
-)
+from sluicemq.record.buffers import even_offsets, variable, words_at
+from sluicemq.record.places import Bytes, Positions, rows_at, view_of
 
 Words = NDArray[np.uint64]
 
@@ -150,13 +143,13 @@ def texts(columns: Sequence[ValuePlaces], rows: int) -> Any:
     places = offsets[:-1].reshape(lengths.shape)
     for turn, column in enumerate(columns):
         _write_rest(data, places[:, turn], column)
-    overlapping(data, "<u8")[places.reshape(-1)] = words.reshape(-1)
+    view_of(data, "<u8")[places.reshape(-1)] = words.reshape(-1)
     return _readable(len(words) * len(columns), offsets, data[:size])
 
 
 def _write_rest(data: Bytes, places: NDArray[np.int32], column: ValuePlaces) -> None:
     """The words of a column after the first ones."""
-    target = overlapping(data, "<u8")
+    target = view_of(data, "<u8")
     for at in range(_WORD, column.longest, _WORD):
         if column.text is not None:
             target[places + at] = _word(column.text[at:])

@@ -13,12 +13,12 @@ needs the one before. Three ways, from fast to slow, all giving exactly what the
 """
 
 import struct
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.errors import ProtocolError
+from sluicemq.record.places import Bytes, Positions, gather, view_of
 
 MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
@@ -35,18 +35,10 @@ _MAGIC_FIRST = MAGIC_V1 >> 24
 _EQUAL_RUN_MIN = 64
 _HEAD = struct.Struct(">iI")
 
-Bytes = NDArray[np.uint8]
-Positions = NDArray[np.int64]
-
 
 def sizes_at(raw: Bytes, starts: Positions) -> Positions:
     """The total size that stands at each start."""
-    return _at(raw, ">i4")[starts].astype(np.int64)
-
-
-def _at(raw: Bytes, kind: str) -> NDArray[Any]:
-    """One number of 4 bytes at every byte."""
-    return np.ndarray((len(raw) - 3,), dtype=kind, buffer=raw.data, strides=(1,))
+    return view_of(raw, ">i4")[starts].astype(np.int64)
 
 
 def record_starts(raw: Bytes) -> Positions:
@@ -81,8 +73,7 @@ def _equal_run(raw: Bytes) -> Positions:
 
 
 def _are_records(raw: Bytes, places: Positions, size: int) -> NDArray[np.bool_]:
-    heads = np.ndarray((len(raw) - 7,), dtype="V8", buffer=raw.data, strides=(1,))[places]
-    fields = heads.view(np.dtype([("size", ">i4"), ("magic", ">u4")]))
+    fields = gather(raw, places, [("size", ">i4"), ("magic", ">u4")])
     magics: NDArray[np.bool_] = (fields["magic"] == MAGIC_V1) | (fields["magic"] == MAGIC_V2)
     return np.asarray(magics & (fields["size"] == size))
 
@@ -119,7 +110,7 @@ def _lane_begins(raw: Bytes, lanes: int) -> Positions:
     places += (turns + 1) * stride
     inside = np.searchsorted(places, len(raw) - 8, side="right")
     turns, places = turns[:inside], places[:inside]
-    magics = _at(raw, ">u4")[places + 4]
+    magics = view_of(raw, ">u4")[places + 4]
     hits = np.flatnonzero((magics == MAGIC_V1) | (magics == MAGIC_V2))
     firsts = hits[np.diff(turns[hits], prepend=-1) > 0]
     return np.append(0, places[firsts])
@@ -131,7 +122,7 @@ def _step_lanes(raw: Bytes, begins: Positions, ends: Positions) -> Positions | N
     A lane that arrived walks on, in the next one's records or in nonsense past the end of the run;
     the caller takes what lies before the first arrival. None when some lane takes too long.
     """
-    at = _at(raw, ">u4")
+    at = view_of(raw, ">u4")
     last = len(raw) - 4
     place = begins
     places = [place]

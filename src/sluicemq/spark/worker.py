@@ -1,4 +1,4 @@
-"""What is peculiar to the Python workers of Spark, which plan, read and write."""
+"""What is peculiar to the Python workers of Spark, which read and write."""
 
 import gc
 from functools import cache

@@ -5,18 +5,17 @@ reads only those, so it may run beside appends, deletions and the end of the sto
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from sluicemq.record.columns import ColumnBlock
 from sluicemq.record.columns_build import LogPiece, build_block
+from sluicemq.record.units import UNIT_COLUMNS
 from sluicemq.record.walk import RECORD_BYTES_MIN
 from sluicemq.store.columns_file import proof
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT, UNIT_BYTES, Queue
-
-_UNIT: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
 
 
 def units_of(queue: Queue, start: int, stop: int) -> bytes | None:
@@ -33,7 +32,7 @@ def units_of(queue: Queue, start: int, stop: int) -> bytes | None:
 
 def files_of(units: bytes, file_bytes: int) -> list[int]:
     """The numbers of the log's files that hold the records of some units."""
-    rows = np.frombuffer(units, _UNIT)
+    rows = np.frombuffer(units, UNIT_COLUMNS)
     sizes = rows["size"]
     used = rows["position"][(sizes != BLANK_SIZE) & (sizes > 0)].astype(np.int64)
     if not len(used):
@@ -78,7 +77,7 @@ class Source:
         self.start = start
         self.stop = start + len(units) // UNIT_BYTES
         self.units = units
-        rows = np.frombuffer(units, _UNIT)
+        rows = np.frombuffer(units, UNIT_COLUMNS)
         self.positions = rows["position"].astype(np.int64)
         self.sizes = rows["size"].astype(np.int64)
         self._pieces = pieces

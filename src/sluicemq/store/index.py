@@ -35,7 +35,8 @@ from sluicemq.store.index_keys import key_hash, keys_of
 from sluicemq.store.index_known import KnownKeys
 
 if TYPE_CHECKING:
-    from sluicemq.store.index_columns import Columns, Positions
+    from sluicemq.record.places import Positions
+    from sluicemq.store.index_columns import Columns
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ then its keys are found without a look at the log.
 
 import logging
 import struct
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,14 +28,13 @@ from numpy.typing import NDArray
 from sluicemq.model.ids import java_hash
 from sluicemq.record.batch_columns import Columns as Batch
 from sluicemq.record.codec import FIXED_BYTES, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from sluicemq.record.places import Bytes, Positions, gather
 from sluicemq.record.walk import leading_starts
 from sluicemq.store.commitlog import BLANK_BYTES
 from sluicemq.store.index_keys import HASH_MIN, ROLLBACK, keyed_hashes
 
 logger = logging.getLogger(__name__)
 
-Bytes = NDArray[np.uint8]
-Positions = NDArray[np.int64]
 Hashes = NDArray[np.uint32]
 
 PROPERTIES_BYTES_MAX: Final = 1024
@@ -182,24 +181,24 @@ class _Heads(NamedTuple):
 
 
 def _heads(raw: Bytes, places: Positions) -> _Heads:
-    flags = _gather(raw, places + 39, "u1")  # the low byte holds all the bits wanted
+    flags = gather(raw, places + 39, "u1")  # the low byte holds all the bits wanted
     born_extra = (flags & 0x10).astype(np.int64) * 12 >> 4
     extra = born_extra + ((flags & 0x20).astype(np.int64) * 12 >> 5)
-    times = _gather(raw, places + 56 + born_extra, ">i8").astype(np.int64)
-    last = places + _gather(raw, places, ">i4") - 3  # where the properties' length is at the latest
+    times = gather(raw, places + 56 + born_extra, ">i8").astype(np.int64)
+    last = places + gather(raw, places, ">i4") - 3  # where the properties' length is at the latest
     at = places + 84 + extra
-    body_bytes = _gather(raw, np.minimum(at, last), ">i4").astype(np.int64)
+    body_bytes = gather(raw, np.minimum(at, last), ">i4").astype(np.int64)
     at += 4 + body_bytes
     whole = (body_bytes >= 0) & (at <= last)
     at = np.where(whole, at, last)
-    topic_bytes = _gather(raw, at, "u1").astype(np.int64)
-    is_second = _gather(raw, places + 7, "u1") == 0xAB
+    topic_bytes = gather(raw, at, "u1").astype(np.int64)
+    is_second = gather(raw, places + 7, "u1") == 0xAB
     if is_second.any():
-        topic_bytes[is_second] = _gather(raw, at[is_second], ">i2")
+        topic_bytes[is_second] = gather(raw, at[is_second], ">i2")
         at += is_second
     topics = at + 1
     at = np.clip(topics + topic_bytes, topics, last + 1)
-    sizes = _gather(raw, at, ">i2").astype(np.int64)
+    sizes = gather(raw, at, ">i2").astype(np.int64)
     whole &= (topic_bytes >= 0) & (at + 2 + sizes == last + 3)
     sizes[(flags & ROLLBACK == ROLLBACK) | ~whole] = 0
     return _Heads(topics, topic_bytes, at + 2, sizes, times)
@@ -239,7 +238,7 @@ def _common_keys(raw: Bytes, heads: _Heads, common: NDArray[np.bool_]) -> tuple[
 def _matrix(raw: Bytes, places: Positions, sizes: Positions) -> tuple[Bytes, int]:
     """The properties as rows of one width, flat: each closed by a separator, zeros behind it."""
     width = int(sizes.max()) + 1 + 8  # the closing separator, and room to look at 8 bytes
-    rows = _gather(raw, places, f"V{width}").view(np.uint8).reshape(-1, width)
+    rows = gather(raw, places, f"V{width}").view(np.uint8).reshape(-1, width)
     flat = np.zeros(rows.size + _PAD_BYTES, np.uint8)
     matrix = flat[: rows.size].reshape(rows.shape)
     np.multiply(rows, np.arange(width) < sizes[:, np.newaxis], out=matrix)
@@ -256,7 +255,7 @@ def _find_keys(flat: Bytes, width: int) -> _Keys:
     starts[1:] = ends[:-1] + 1
     firsts = np.flatnonzero(rows[1:] != rows[:-1]) + 1
     starts[firsts] = rows[firsts] * width
-    names = _gather(flat, starts, "<u8")
+    names = gather(flat, starts, "<u8")
     unique = (names == _UNIQUE_NAME) & (flat[starts + 8] == 1) & (ends - starts > 9)
     words = ((names & _KEYS_MASK) == _KEYS_NAME) & (ends - starts > 5)
     first = _last_of_row(_Keys(rows[unique], starts[unique] + 9, ends[unique]))
@@ -307,7 +306,7 @@ def _hashes(
         return hashes
     if not width:
         return np.zeros(len(starts), np.uint32)
-    text = _gather(raw, starts, f"V{width}").view(np.uint8).reshape(-1, width)
+    text = gather(raw, starts, f"V{width}").view(np.uint8).reshape(-1, width)
     if (sizes != width).any():
         text = text * (np.arange(width) < sizes[:, np.newaxis])
     if text.max() >= _ASCII_END:
@@ -345,12 +344,3 @@ def _signed(hashes: Hashes) -> NDArray[np.int32]:
     found = np.abs(hashes.astype(np.int32))
     found[found == HASH_MIN] = 0
     return np.asarray(found)
-
-
-def _gather(raw: Bytes, starts: Positions, kind: str) -> NDArray[Any]:
-    """One value of `kind` at each start, whatever the alignment."""
-    dtype = np.dtype(kind)
-    at: NDArray[Any] = np.ndarray(
-        (len(raw) - dtype.itemsize + 1,), dtype=dtype, buffer=raw.data, strides=(1,)
-    )
-    return at[starts]

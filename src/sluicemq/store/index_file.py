@@ -20,7 +20,8 @@ from sluicemq.files import Files
 from sluicemq.store.segments import Segment
 
 if TYPE_CHECKING:
-    from sluicemq.store.index_columns import Columns, Positions
+    from sluicemq.record.places import Positions
+    from sluicemq.store.index_columns import Columns
     from sluicemq.store.index_slots import Slots
 
 HEADER: Final = struct.Struct(">qqqqii")

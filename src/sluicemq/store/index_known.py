@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from sluicemq.record.batch_columns import Columns as Batch
     from sluicemq.record.batch_columns import Laid
-    from sluicemq.store.index_columns import Columns, Positions
+    from sluicemq.record.places import Positions
+    from sluicemq.store.index_columns import Columns
 
 BATCHES_MAX: Final = 256
 """The newest that are remembered: some ten megabytes."""

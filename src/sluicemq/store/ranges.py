@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from sluicemq.errors import OffsetOutOfRangeError, StoreDamagedError
 from sluicemq.model.subscription import ColumnFilter, MessageFilter
+from sluicemq.record.units import UNIT_COLUMNS
 from sluicemq.store.columns_scan import ColumnScan
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT_BYTES, Queue
@@ -41,7 +42,6 @@ ROWS_FILTERED_MAX: Final = 65_536
 BYTES_MAX: Final = 64 * 1024 * 1024
 """Of records in one `Places`: what is decoded of them has to fit Arrow's offsets, and memory."""
 _SINGLES: Final = 256
-_UNIT: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
 Units = memoryview | bytearray
 Positions = NDArray[np.int64]
 
@@ -124,7 +124,7 @@ class RangeScan:
         return min(stop, position - position % per_file + per_file) - position
 
     def _placed(self, units: Units, offset: int) -> Iterator[Places]:
-        rows = np.frombuffer(units, _UNIT)
+        rows = np.frombuffer(units, UNIT_COLUMNS)
         sizes = rows["size"].astype(np.int64)
         used = (sizes != BLANK_SIZE) & (rows["code"] != LOST_CODE)
         empty = np.flatnonzero(sizes <= 0)

@@ -6,13 +6,12 @@ imported with this module, and this module at the first bulk read.
 """
 
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from sluicemq.record.units import UNIT_COLUMNS
 from sluicemq.store.consumequeue import BLANK_SIZE
-
-_UNIT: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
 
 
 class Runs(NamedTuple):
@@ -26,7 +25,7 @@ class Runs(NamedTuple):
 
 def runs_of(units: memoryview | bytearray | bytes, count_max: int, bytes_max: int) -> Runs | None:
     """The first units, as far as both limits allow; None when some unit is blank or nonsense."""
-    rows = np.frombuffer(units, _UNIT)
+    rows = np.frombuffer(units, UNIT_COLUMNS)
     sizes = rows["size"].astype(np.int64)
     if (sizes <= 0).any() or (sizes == BLANK_SIZE).any():
         return None

@@ -25,7 +25,9 @@ from numpy.typing import NDArray
 from sluicemq.model.message import BORN_HOST_IPV6, STORE_HOST_IPV6, UNQUEUED
 from sluicemq.record.checksum import is_sealed
 from sluicemq.record.codec import CRC_MASK, MAGIC_V1, MAGIC_V2
-from sluicemq.record.walk import RECORD_BYTES_MIN, Bytes, Positions, leading_starts
+from sluicemq.record.places import Bytes, Positions, gather
+from sluicemq.record.units import UNIT_COLUMNS
+from sluicemq.record.walk import RECORD_BYTES_MIN, leading_starts
 from sluicemq.store.scan import DELAYS_MS, LOST_CODE, LOST_MARK, read_scanned
 
 PIECE_BYTES: Final = 4 << 20
@@ -34,7 +36,6 @@ _HEAD: Final = np.dtype([
     ("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("queue_id", ">i4"), ("flag", ">i4"),
     ("queue_offset", ">i8"), ("position", ">i8"), ("sys_flag", ">i4"),
 ])  # fmt: skip
-_UNIT: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
 _STORE_TIME_AT: Final = 56
 _BODY_LENGTH_AT: Final = 84
 _TOPIC_V1_MAX: Final = 127
@@ -86,7 +87,7 @@ class Sweep:
         keys = (piece.topics[1][:count] << 32) + (ids & 0xFFFFFFFF)
         order = queued[np.argsort(keys[queued], kind="stable")]
         keys = keys[order]
-        units = np.empty(len(order), _UNIT)
+        units = np.empty(len(order), UNIT_COLUMNS)
         units["position"] = piece.starts[order] + piece.base
         units["size"] = heads["size"][order]
         units["code"] = self._codes[order]
@@ -340,7 +341,7 @@ def unproved_heads(
     Only size, magic number, position, queue id and offset are looked at. Units of other files are
     among them.
     """
-    rows = np.frombuffer(units, _UNIT)
+    rows = np.frombuffer(units, UNIT_COLUMNS)
     positions, sizes = rows["position"].astype(np.int64), rows["size"].astype(np.int64)
     sizes[rows["code"] == LOST_CODE] = 0  # which no record has
     found = unproved_rows(view, base, positions, sizes, queue_id, np.asarray(offsets))
@@ -364,15 +365,3 @@ def unproved_rows(
     good &= (heads["magic"] == MAGIC_V1) | (heads["magic"] == MAGIC_V2)
     good &= (heads["queue_id"] == queue_id) & (heads["queue_offset"] == offsets)
     return np.flatnonzero(~good)
-
-
-def gather(raw: Bytes, starts: Positions, kind: Any) -> NDArray[Any]:
-    """One value of `kind` at each start, whatever the alignment. Starts must be inside."""
-    dtype = np.dtype(kind)
-    if not len(starts):
-        return np.empty(0, dtype)
-    plain = np.dtype(f"V{dtype.itemsize}") if dtype.names else dtype  # fields: four times as slow
-    at: NDArray[Any] = np.ndarray(
-        (len(raw) - dtype.itemsize + 1,), dtype=plain, buffer=raw.data, strides=(1,)
-    )
-    return at[starts].view(dtype)

@@ -43,7 +43,7 @@ from sluicemq.store.scan import ZEROS_NEVER_STORED
 
 if TYPE_CHECKING:
     from sluicemq.record.batch_columns import Columns
-    from sluicemq.record.spans import Integers
+    from sluicemq.record.places import Positions
 
 logger = logging.getLogger(__name__)
 
@@ -289,7 +289,7 @@ class Writer:
 
     def append_columns(
         self, topic: str, queue_id: int, columns: "Columns"
-    ) -> tuple["Integers", int]:
+    ) -> tuple["Positions", int]:
         """`append_batch` for common messages (both hosts IPv4) whose parts are right and that are
         columns already (`record.batch_columns`). Raises as `append`."""
         from sluicemq.record.batch_columns import lay_out  # noqa: PLC0415 - NumPy when needed

@@ -220,6 +220,12 @@ class SteppedBroker:
             while self._syncs:
                 self.finish_sync()
 
+    def pass_seconds(self, seconds: float) -> None:
+        """Time passes at once, and the broker does what it does every second."""
+        self.advance(seconds)
+        self.core.second()
+        self.settle()
+
     def run(self, seconds: float, step_s: float = 0.05) -> None:
         """Time passes in small steps, and the loop does what each brings."""
         for _ in range(round(seconds / step_s)):

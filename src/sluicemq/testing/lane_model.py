@@ -243,3 +243,14 @@ def work(consumers: list[ModelConsumer], rng: random.Random, failures: float = 0
             consumer.finish(queue, rng.randint(0, in_hand))
         if rng.random() < 0.4:
             consumer.commit()
+
+
+def read_all(consumers: list[ModelConsumer], rounds: int) -> None:
+    """All balance, then read, finish and commit what they are given, so many times in turn."""
+    balance(consumers)
+    for _ in range(rounds):
+        for consumer in consumers:
+            for queue in list(consumer.readings):
+                consumer.pull(queue)
+                consumer.finish(queue, len(consumer.readings[queue].in_hand))
+            consumer.commit()

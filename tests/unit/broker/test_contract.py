@@ -9,7 +9,7 @@ from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.model.topic import CONTRACT, GroupConfig, MessageQueue
 from sluicemq.protocol import bodies
 from sluicemq.testing.broker import SteppedBroker, SteppedClient, send_fields
-from sluicemq.testing.lane_model import ModelConsumer, Shared, Wanted, balance
+from sluicemq.testing.lane_model import ModelConsumer, Shared, Wanted, balance, read_all
 
 ONE: Wanted = {"T": (TAG, "tag1 || tag2")}
 TWO: Wanted = {"T": (TAG, "tag3")}
@@ -39,19 +39,7 @@ def produce(client: SteppedClient, count: int, *tags: str, topic: str = "T") -> 
 
 
 def read(*consumers: ModelConsumer, rounds: int = 6) -> None:
-    balance(list(consumers))
-    for _ in range(rounds):
-        for consumer in consumers:
-            for queue in list(consumer.readings):
-                consumer.pull(queue)
-                consumer.finish(queue, len(consumer.readings[queue].in_hand))
-            consumer.commit()
-
-
-def later(broker: SteppedBroker, seconds: float) -> None:
-    broker.advance(seconds)
-    broker.core.second()
-    broker.settle()
+    read_all(list(consumers), rounds)
 
 
 @pytest.mark.parametrize("count", [10, 67])
@@ -239,7 +227,7 @@ def test_what_a_lane_left_goes_to_those_who_want_it_and_the_rest_waits(
     produce(client, 10, "tag1", "tag2", "tag3")
     read(two)
     assert len(shared.deliveries) == 10, "nobody takes tag2 while one may come back"
-    later(broker, 31)
+    broker.pass_seconds(31)
     read(two)
     assert len(shared.deliveries) == 20
     back = member(broker, shared, "back", ONE)
@@ -259,9 +247,9 @@ def test_a_rolling_upgrade_has_no_gap_and_no_double_and_ends_without_lanes(
         read(*old, *new, rounds=1)
         old.pop().leave(says_so=True)
         new.append(member(broker, shared, f"new{len(new)}", {"T": (TAG, "tag1 || tag2")}))
-    later(broker, 31)
+    broker.pass_seconds(31)
     read(*new)
-    later(broker, 1)
+    broker.pass_seconds(1)
     assert not broker.core.lanes.table
 
 
@@ -317,7 +305,7 @@ def test_what_nobody_wants_is_counted_and_tools_see_the_lanes(
     produce(client, 8, "tag1", "tag9")
     read(one, two)
     for _ in range(3):
-        later(broker, 1)
+        broker.pass_seconds(1)
     said = json.loads(bytes(client.call(900133, {"consumerGroup": "G"}).body))
     assert said["unmatched"] == 8
     assert [lane["clientIds"] for lane in said["lanes"]] == [["one"], ["two"]]

@@ -52,9 +52,7 @@ class World:
         self.send()
         balance(self.consumers)
         work(self.consumers, self.rng)
-        self.broker.advance(1)
-        self.broker.core.second()
-        self.broker.settle()
+        self.broker.pass_seconds(1)
         if self.rng.random() < 0.3:
             self.seal()
 

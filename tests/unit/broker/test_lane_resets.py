@@ -6,7 +6,7 @@ from sluicemq.broker.resets import TELLS_MAX, Resets
 from sluicemq.model.subscription import TAG
 from sluicemq.protocol import bodies
 from sluicemq.testing.broker import SteppedBroker, SteppedClient, send_fields
-from sluicemq.testing.lane_model import ModelConsumer, Shared, Wanted, balance
+from sluicemq.testing.lane_model import ModelConsumer, Shared, Wanted, balance, read_all
 from sluicemq.testing.virtual import RESOLUTION_S, VirtualClock
 
 
@@ -60,19 +60,7 @@ def _produce(client: SteppedClient, *names: str) -> None:
 
 
 def _read(*consumers: ModelConsumer) -> None:
-    balance(list(consumers))
-    for _ in range(4):
-        for consumer in consumers:
-            for queue in list(consumer.readings):
-                consumer.pull(queue)
-                consumer.finish(queue, len(consumer.readings[queue].in_hand))
-            consumer.commit()
-
-
-def _pass(broker: SteppedBroker, seconds: float) -> None:
-    broker.advance(seconds)
-    broker.core.second()
-    broker.settle()
+    read_all(list(consumers), 4)
 
 
 def test_a_new_lane_is_not_sent_where_the_one_of_its_subscription_was_before_it(
@@ -89,8 +77,8 @@ def test_a_new_lane_is_not_sent_where_the_one_of_its_subscription_was_before_it(
     gone.leave(says_so=True)
     key = next(key for key, lane in lanes.lanes.items() if not lane.members)
     lanes.resets.put(key, "T", 0, 0)
-    _pass(broker, 31)
-    _pass(broker, 1)
+    broker.pass_seconds(31)
+    broker.pass_seconds(1)
     assert len(lanes.lanes) == 2, "it is forgotten: others want all that it wanted"
     assert not lanes.resets
     new = ModelConsumer(broker, shared, "new", late, 1)

@@ -76,9 +76,7 @@ def test_lanes_are_counted_and_what_none_of_them_wants(
             consumer.pull(queue)
         consumer.commit()
     for _ in range(3):
-        broker.advance(1)
-        broker.core.second()
-        broker.settle()
+        broker.pass_seconds(1)
     assert value(broker, "sluicemq_group_lanes", consumer_group="G") == 2
     assert value(broker, "sluicemq_lane_messages_unmatched_total", consumer_group="G") == 2
 
