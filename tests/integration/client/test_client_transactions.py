@@ -180,6 +180,15 @@ async def test_another_client_of_the_group_answers_for_one_that_is_gone(quick):
     assert ledger.checked == ["orphan"]
 
 
+async def test_a_producer_answers_checks_of_a_topic_that_its_first_send_will_create(quick):
+    async with Sluice(quick.addresses) as mq:
+        producer = mq.producer("G", listener=Ledger())
+        await producer.answer_checks("not-there-yet")
+        async with producer.transaction("not-there-yet", b"first"):
+            pass
+    assert stored(quick, "not-there-yet") == ["first"]
+
+
 async def test_delays_and_missing_listeners_are_refused_before_anything_is_sent(cluster):
     async with Sluice(cluster.addresses) as mq:
         for when in ({"delay_level": 3}, {"delay": 5}):

@@ -276,7 +276,7 @@ class Producer:
         """
         self.transactions.expect_listener()
         for topic in topics or (DEFAULT_TOPIC,):
-            await self._cluster.route(topic)
+            await self._cluster.route(topic, create=True)
             self._on_first(self.group, topic)
 
     async def recall(self, handle: str) -> str:
