@@ -35,6 +35,15 @@ Errors never carry secrets.
 """
 
 
+def install_extra(name: str) -> str:
+    """The cure for a package that comes with an extra: no package index has SluiceMQ yet, so it
+    is installed again from where it came."""
+    return (
+        f"Install the extra {name!r}: pip install '.[{name}]' in the checkout,"
+        f" or the path of the wheel followed by [{name}]."
+    )
+
+
 class SluiceError(Exception):
     """The root: `cure` says what the user can do about it."""
 

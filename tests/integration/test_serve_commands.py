@@ -149,6 +149,19 @@ def test_a_bad_value_in_a_file_is_one_sentence_and_exit_code_1(
     )
 
 
+def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("raise KeyboardInterrupt")
+    done = subprocess.run(
+        [sys.executable, "-m", "sluicemq", "up"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE}"},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_what_serves_imports_nothing_heavy() -> None:
     heavy = "{'rich', 'lark', 'pyarrow', 'pyspark', 'structlog', 'pandas', 'difflib'}"
     modules = "sluicemq.cli, sluicemq.cli.serve, sluicemq.nameserver.server, sluicemq.broker.server"

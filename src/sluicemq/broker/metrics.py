@@ -30,6 +30,7 @@ from sluicemq.broker.transaction_checks import TransactionChecks
 from sluicemq.broker.transactions import Transactions
 from sluicemq.broker.turns import LATENCY_BOUNDS_S, Turns
 from sluicemq.clock import Clock
+from sluicemq.errors import install_extra
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
 from sluicemq.store.store import Store
 
@@ -399,7 +400,7 @@ def serve(
     try:
         from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415
     except ImportError:
-        log.warning("no metrics: prometheus-client is missing. pip install 'sluicemq[server]'")
+        log.warning("no metrics: prometheus-client is missing. %s", install_extra("server"))
         return None
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Described(collector))

@@ -17,7 +17,7 @@ import click
 from sluicemq.cli.output import client_options, credentials, print_table
 from sluicemq.cli.sql_output import FORMATS, TABLE, file_of, write_frame, write_rows
 from sluicemq.clock import SYSTEM_CLOCK
-from sluicemq.errors import ConfigurationError, SluiceError
+from sluicemq.errors import ConfigurationError, SluiceError, install_extra
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -142,9 +142,7 @@ def _first_line() -> Iterator[None]:
     except ImportError as error:
         if error.name and error.name.partition(".")[0] not in ("pyspark", "py4j"):
             raise
-        raise ConfigurationError(
-            "Spark is not installed.", cure='pip install "sluicemq[spark]".'
-        ) from None
+        raise ConfigurationError("Spark is not installed.", cure=install_extra("spark")) from None
     except Exception as error:
         if isinstance(error, SluiceError) or not _is_sparks(error):
             raise

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from sluicemq.errors import ConfigurationError, MessageKeyMissingError
+from sluicemq.errors import ConfigurationError, MessageKeyMissingError, install_extra
 from sluicemq.model.message import KEYS, ORIGIN_MESSAGE_ID, TAGS, UNIQ_KEY
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def idempotent(
     name the property of that name, a function what it returns for the message. `consumer`: whose
     keys these are; None the consumer group. `options`: `table`, `keep`, `create` of `Ledger`.
 
-    Raises ConfigurationError without SQLAlchemy (`pip install 'sluicemq[sql]'`) and for what is no
+    Raises ConfigurationError without SQLAlchemy (the extra `sql`) and for what is no
     database of this handler. A call raises MessageKeyMissingError when a message has no key.
     """
     if key is not None and not callable(key) and not (isinstance(key, str) and key):
@@ -105,7 +105,7 @@ def _ledger(database: Any, options: dict[str, Any], is_async: bool) -> Any:
     except ImportError as error:
         raise ConfigurationError(
             f"idempotent consuming needs SQLAlchemy 2 ({error}).",
-            cure="pip install 'sluicemq[sql]'",
+            cure=install_extra("sql"),
         ) from error
     own, other = ledger.KINDS if is_async else ledger.KINDS[::-1]
     if isinstance(database, other):

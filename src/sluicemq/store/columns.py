@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from sluicemq.clock import Clock
 from sluicemq.config import StoreConfig
+from sluicemq.errors import install_extra
 from sluicemq.files import Files
 from sluicemq.model.subscription import BlockFilter
 from sluicemq.store.commitlog import CommitLog
@@ -193,8 +194,8 @@ class PropertyColumns:
             if importlib.util.find_spec("pyarrow") is None:
                 self._is_missing = True
                 logger.warning(
-                    "no property columns: pyarrow is missing, filters read every record."
-                    " pip install 'sluicemq[server]'"
+                    "no property columns: pyarrow is missing, filters read every record. %s",
+                    install_extra("server"),
                 )
                 return
             from sluicemq.store.columns_blocks import ColumnBlocks  # noqa: PLC0415

@@ -455,7 +455,7 @@ def test_without_sqlalchemy_the_extra_is_named(path, monkeypatch):
     monkeypatch.delitem(sys.modules, "sluicemq.client.ledger")
     monkeypatch.delattr(sluicemq.client, "ledger")
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'sluicemq\[sql\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install '\.\[sql\]'"):
 
         @idempotent(path)
         def handle(message, connection): ...

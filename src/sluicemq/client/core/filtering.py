@@ -33,7 +33,7 @@ from sluicemq.client.core.operations import (
     queues,
 )
 from sluicemq.client.core.reports import LaneLag, QueueLag
-from sluicemq.errors import ConfigurationError, FilterSyntaxError
+from sluicemq.errors import ConfigurationError, FilterSyntaxError, install_extra
 from sluicemq.filter.tags import subscribe
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
@@ -230,7 +230,7 @@ def _try_here(
     except ImportError:
         raise ConfigurationError(
             "a trial on a RocketMQ broker is counted here, and NumPy is missing.",
-            cure="pip install 'sluicemq[server]'",
+            cure=install_extra("server"),
         ) from None
     begin_ms, end_ms, count_max = limits
     ranges = yield from _ranges(wanted.topic, broker, begin_ms, end_ms)

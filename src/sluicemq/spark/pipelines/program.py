@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 import sluicemq
-from sluicemq.errors import ConfigurationError, SluiceError
+from sluicemq.errors import ConfigurationError, SluiceError, install_extra
 from sluicemq.spark.pipelines.file import load_pipeline
 from sluicemq.spark.pipelines.frames import sentence_of
 from sluicemq.spark.pipelines.narrate import Event
@@ -70,9 +70,7 @@ def session_for(
     try:
         from sluicemq.spark.session import spark_session  # noqa: PLC0415
     except ImportError:
-        raise ConfigurationError(
-            "pyspark is not installed.", cure='Install it: pip install "sluicemq[spark]".'
-        ) from None
+        raise ConfigurationError("pyspark is not installed.", cure=install_extra("spark")) from None
     chosen = dict(pipeline.settings) | dict(settings)
     where = master or chosen.pop("spark.master", None) or _submitted_master() or DEFAULT_MASTER
     if not where.startswith("local"):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from sluicemq.errors import ConfigurationError
+from sluicemq.errors import ConfigurationError, install_extra
 
 PANELS_MAX: Final = 6
 _COLORS: Final = (("p50_ms", "#4477aa"), ("p95_ms", "#ccbb44"), ("p99_ms", "#ee6677"))
@@ -65,5 +65,5 @@ def _matplotlib() -> tuple[Any, Any]:
     except ImportError:
         raise ConfigurationError(
             "a chart is asked for and matplotlib is not installed.",
-            cure="pip install 'sluicemq[spark]', or set chart: false.",
+            cure=f"Set chart: false. {install_extra('spark')}",
         ) from None

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from sluicemq.errors import ConfigurationError
+from sluicemq.errors import ConfigurationError, install_extra
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -57,7 +57,7 @@ def _sqlalchemy() -> Any:
         import sqlalchemy  # noqa: PLC0415 - tables only
     except ImportError:
         raise ConfigurationError(
-            "a table sink needs SQLAlchemy.", cure='Install it: pip install "sluicemq[sql]".'
+            "a table sink needs SQLAlchemy.", cure=install_extra("sql")
         ) from None
     return sqlalchemy
 
