@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "compatibility"), str(ROOT / "src")]
+sys.path[:0] = [*(str(ROOT / name) for name in ("tests/compatibility", "tests/lib", "src"))]
 
 import uvloop  # noqa: E402
 from peer import clusters, toolchain  # noqa: E402

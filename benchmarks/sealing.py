@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "compatibility"), str(ROOT / "src")]
+sys.path[:0] = [*(str(ROOT / name) for name in ("tests/compatibility", "tests/lib", "src"))]
 
 from benchmarks import backlog, frames, load  # noqa: E402
 from benchmarks.orders import BATCH, Orders  # noqa: E402

@@ -76,6 +76,14 @@ def piece_of(path: str) -> str:
     return "spark" if is_named and name not in OWN_PROCESSES else path
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """A test that passed at its second try is a flake: its first traceback is for whoever mends
+    it."""
+    for report in terminalreporter.stats.get("rerun", ()):
+        terminalreporter.write_sep("=", f"FLAKY {report.nodeid} ({report.when})", yellow=True)
+        terminalreporter.write_line(report.longreprtext)
+
+
 @pytest.hookimpl(trylast=True)  # pytest-randomly has shuffled
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=rank)

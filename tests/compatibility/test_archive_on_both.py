@@ -1,6 +1,5 @@
 """Archive and replay on our broker and on the real RocketMQ 5.3.3."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from sluicemq.client.sync.producer import Producer
 from sluicemq.model.message import Message
 from sluicemq.spark.pipelines.archive import COLUMNS, archive, read_archive
 from sluicemq.spark.pipelines.replay import replay
+from waiting import wait_for
 
 # py4j leaves sockets to the garbage collector: no fault of the test that it runs in.
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -51,10 +51,7 @@ def stored(admin: Admin, topic: str) -> int:
 
 def await_stored(admin: Admin, topic: str, count: int) -> None:
     """The real broker builds its queues a moment after it has acknowledged."""
-    deadline = time.monotonic() + 60
-    while stored(admin, topic) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: stored(admin, topic) >= count)
 
 
 def rows(frame: Any, *names: str) -> list[str]:

@@ -10,6 +10,7 @@ from peer import clusters
 from conftest import missing_tool_is_a_reason
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.model.message import Message
+from waiting import until
 
 COUNT = 66_000  # one block of 65,536, and a tail
 MATCHES = COUNT // 1000
@@ -45,9 +46,7 @@ async def receive(name_server: str, group: str, expected: int) -> list[int]:
 
 
 async def await_files(directory: Path) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not list(directory.glob("store/columns/T/0/*.arrow")):
-            await asyncio.sleep(0.2)
+    await until(lambda: list(directory.glob("store/columns/T/0/*.arrow")), WAIT_S)
 
 
 def columns(directory: Path) -> dict[str, bytes]:

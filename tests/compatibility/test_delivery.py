@@ -30,6 +30,7 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import RetryLaterError, SendError
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.protocol.command import Command
+from waiting import until
 
 CHECKS_MAX = 6
 SETTINGS = {
@@ -587,9 +588,3 @@ def has_topic(ns: str, topic: str) -> bool:
     """Do the name servers know it yet? A new topic is registered a moment after it is made."""
     with Admin(ns) as admin:
         return admin.find_route(topic) is not None
-
-
-async def until(is_done: Callable[[], bool]) -> None:
-    async with asyncio.timeout(40):
-        while not is_done():
-            await asyncio.sleep(0.05)

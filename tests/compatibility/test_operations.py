@@ -22,6 +22,7 @@ from sluicemq import Sluice
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import SluiceError
 from sluicemq.model.topic import MessageQueue
+from waiting import wait_for
 
 KINDS = ["sluicemq", *(["rocketmq"] if os.environ.get("SLUICEMQ_COMPATIBILITY") == "all" else [])]
 COUNT = 20
@@ -53,7 +54,7 @@ class Site:
         with Admin(self.cluster.name_server) as admin:
             self.make(name)
             self.driver.call("serve", topic=name, group=name, **options, **self.where)
-            self.until(lambda: bool(self.clients(admin, name)))
+            wait_for(lambda: bool(self.clients(admin, name)))
             return self.clients(admin, name)[0]
 
     @staticmethod
@@ -70,20 +71,16 @@ class Site:
     def seen(self) -> list[str]:
         return [event["body"] for event in self.driver.call("seen")]
 
-    def expect(self, bodies: list[str], timeout_s: float = 25) -> None:
+    def expect(self, bodies: list[str]) -> None:
         found: list[str] = []
-        deadline = time.monotonic() + timeout_s
-        while len(found) < len(bodies) and time.monotonic() < deadline:
-            found += self.seen()
-            time.sleep(0.1)
+
+        def is_complete() -> bool:
+            found.extend(self.seen())
+            return len(found) >= len(bodies)
+
+        wait_for(is_complete)
         time.sleep(0.3)
         assert found + self.seen() == bodies
-
-    def until(self, condition: Callable[[], bool], timeout_s: float = 20) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
 
     def queue(self, name: str) -> MessageQueue:
         with Admin(self.cluster.name_server) as admin:
@@ -141,7 +138,7 @@ def test_reset_offset_by_time_sends_a_java_consumer_back(site: Site) -> None:
     text = site.mqadmin("resetOffsetByTime", "-g", "Oreset", "-t", "Oreset", "-s", "0")
     assert site.broker in text, text
     site.expect(bodies())
-    site.until(lambda: site.committed("Oreset") == COUNT)
+    wait_for(lambda: site.committed("Oreset") == COUNT)
 
 
 def test_a_reset_in_the_middle_of_a_java_consumers_work_lasts(site: Site) -> None:
@@ -156,14 +153,14 @@ def test_a_reset_in_the_middle_of_a_java_consumers_work_lasts(site: Site) -> Non
         seen.extend(site.seen())
         return len(seen) >= 4
 
-    site.until(begun)
+    wait_for(begun)
     site.mqadmin("resetOffsetByTime", "-g", "Omiddle", "-t", "Omiddle", "-s", "0")
 
     def again() -> bool:
         seen.extend(site.seen())
         return seen.count("0") == 2 and seen[-1] == str(COUNT - 1) and len(seen) > COUNT
 
-    site.until(again, 40)
+    wait_for(again, 40)
     second = len(seen) - 1 - seen[::-1].index("0")
     assert seen[second:] == bodies(), "all of them again, in order"
     assert seen[:second] == bodies(0, second), "the first round broke off"
@@ -174,7 +171,7 @@ def test_skip_accumulated_message_of_a_group_that_is_away(site: Site) -> None:
     site.send("Oskip", bodies())
     site.serve("Oskip")
     site.expect(bodies())
-    site.until(lambda: site.committed("Oskip") == COUNT)
+    wait_for(lambda: site.committed("Oskip") == COUNT)
     site.driver.call("stop")
     site.send("Oskip", ["missed"] * 3)
     text = site.mqadmin("skipAccumulatedMessage", "-g", "Oskip", "-t", "Oskip")
@@ -190,7 +187,7 @@ def test_our_command_line_resets_a_java_consumer(site: Site) -> None:
     site.send("Ocli", bodies())
     site.serve("Ocli")
     site.expect(bodies())
-    site.until(lambda: site.committed("Ocli") == COUNT)
+    wait_for(lambda: site.committed("Ocli") == COUNT)
     (planned,) = site.sluice(
         "group", "reset", "Ocli", "-t", "Ocli", "--to", "earliest", "--dry-run"
     )
@@ -204,7 +201,7 @@ def test_clone_group_offset(site: Site) -> None:
     site.serve("Oclone")
     site.send("Oclone", bodies())
     site.expect(bodies())
-    site.until(lambda: site.committed("Oclone") == COUNT)
+    wait_for(lambda: site.committed("Oclone") == COUNT)
     with Admin(site.cluster.name_server) as admin:
         found = admin.clone_offsets("Oclone", "Ocopy")
         assert [change.new for change in found if change.queue.topic == "Oclone"] == [COUNT]
@@ -221,7 +218,7 @@ def test_consumer_status_shows_a_java_and_a_python_consumer(site: Site) -> None:
     detail = site.mqadmin("consumerStatus", "-g", "Ostatus", "-i", client_id, "-s")
     assert "NettyClientPublicExecutor" in detail, "the stacks of a JVM"
     with Admin(site.cluster.name_server) as admin:
-        site.until(lambda: site.queue("Ostatus") in admin.running_info("Ostatus", client_id).queues)
+        wait_for(lambda: site.queue("Ostatus") in admin.running_info("Ostatus", client_id).queues)
     (status,) = site.sluice("consumer", "status", "Ostatus", client_id)
     assert status["properties"]["language"] == "JAVA"
     assert {queue["topic"] for queue in status["queues"]} >= {"Ostatus"}

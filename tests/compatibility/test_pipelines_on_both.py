@@ -2,7 +2,6 @@
 5.3.3: the same findings, and what a Java broker cannot say is said to be unknown."""
 
 import sqlite3
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from sluicemq.spark.pipelines.deadletters import dead_letters, read_report
 from sluicemq.spark.pipelines.dedup import write_table
 from sluicemq.spark.pipelines.once import Written
 from sluicemq.spark.pipelines.trace import trace
+from waiting import wait_for
 
 # py4j leaves sockets to the garbage collector: no fault of the test that it runs in.
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -67,13 +67,6 @@ def busy(request: pytest.FixtureRequest, cluster: Any) -> Iterator[clusters.Clus
 
 def stored(admin: Admin, topic: str) -> int:
     return sum(admin.offset_max(queue) for queue in admin.queues(topic))
-
-
-def wait_for(condition: Any) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "a minute is over"
-        time.sleep(0.1)
 
 
 def test_audit_finds_the_same(spark: Any, busy: clusters.Cluster) -> None:

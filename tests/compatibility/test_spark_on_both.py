@@ -1,6 +1,5 @@
 """Spark on our broker and on the real RocketMQ 5.3.3: the same rows, filters and offsets."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from peer import clusters
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.model.message import Message
+from waiting import wait_for
 
 # py4j leaves sockets to the garbage collector: no fault of the test that it runs in.
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -38,10 +38,7 @@ def filled(request: pytest.FixtureRequest, cluster: Any) -> clusters.Cluster:
 
 def await_visible(admin: Admin, count: int, topic: str = TOPIC) -> None:
     """The real broker builds its queues a moment after it has acknowledged."""
-    deadline = time.monotonic() + 10
-    while sum(admin.offset_max(queue) for queue in admin.queues(topic)) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: sum(admin.offset_max(queue) for queue in admin.queues(topic)) >= count)
 
 
 def message(index: int) -> Message:

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import socket
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from sluicemq.net.dialer import Channel, dial
 from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_records
 from sluicemq.testing.broker import pull_fields, send_fields
+from waiting import until
 
 
 def store_config(path: Path, **changes: object) -> StoreConfig:
@@ -75,12 +76,6 @@ async def connected(address: str) -> AsyncIterator[Channel]:
         yield channel
     finally:
         await channel.close()
-
-
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def free_port() -> int:

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_records
 from sluicemq.store import columns_blocks, columns_file
 from sluicemq.testing.broker import pull_fields, send_fields
+from waiting import until
 
 BROKER = BrokerConfig(
     broker_name="broker-a", bind_address="127.0.0.1", listen_port=0, metrics_enable=False
@@ -32,12 +32,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def store_config(path: Path, **changes: object) -> StoreConfig:
     made = StoreConfig(root=str(path / "store"), commit_log_file_bytes=1 << 20)
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
-
-
-async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def call(

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from peer.toolchain import HERE, jars, tool
+from waiting import slowness
 
 SOURCE = HERE.parents[1] / "src"
 READY_TIMEOUT_S = 60
@@ -208,14 +209,14 @@ def process(
 
 def await_line(running: subprocess.Popen[bytes], log: Path, text: str) -> None:
     """Return once the log has a line with `text`."""
-    end = time.monotonic() + READY_TIMEOUT_S
+    end = time.monotonic() + READY_TIMEOUT_S * slowness()
     while text not in log.read_text(errors="replace"):
         alive_or_raise(running, log, end)
         time.sleep(0.005)
 
 
 def await_port(running: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    end = time.monotonic() + READY_TIMEOUT_S
+    end = time.monotonic() + READY_TIMEOUT_S * slowness()
     while True:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -226,7 +227,7 @@ def await_port(running: subprocess.Popen[bytes], port: int, log: Path) -> None:
 
 def await_registered(running: subprocess.Popen[bytes], port: int, log: Path) -> None:
     """Return once the name server knows a broker: it may register after it says it has started."""
-    end = time.monotonic() + READY_TIMEOUT_S
+    end = time.monotonic() + READY_TIMEOUT_S * slowness()
     while b"brokerAddrs" not in ask(port, GET_BROKER_CLUSTER_INFO):
         alive_or_raise(running, log, end)
         time.sleep(0.1)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,12 +23,7 @@ from sluicemq.protocol.codes import RequestCode
 from sluicemq.protocol.command import Command
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.testing.files import CrashableFiles
-
-
-async def until(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.005)
+from waiting import until
 
 
 async def fill(mq: Sluice, topic: str, count: int, *, queues: int = 4, tag: str = "A") -> None:

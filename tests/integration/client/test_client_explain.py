@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -13,6 +13,7 @@ from sluicemq.client.core.subscriptions import SubscriptionRegistry
 from sluicemq.errors import MessageNotFoundError
 from sluicemq.model.topic import GroupConfig, MessageQueue
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
+from waiting import until
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 
@@ -23,12 +24,6 @@ async def mq() -> AsyncIterator[EmbeddedSluice]:
         await cluster.admin.create_topic("T", queues=1)
         await cluster.admin.create_group(GroupConfig("G"))
         yield cluster
-
-
-async def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def sent(mq: EmbeddedSluice, tag: str | None = None, **properties: str) -> str:

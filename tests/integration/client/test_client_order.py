@@ -21,12 +21,7 @@ from sluicemq.rocketmq import (
     MessageListenerOrderly,
     SelectMessageQueueByHash,
 )
-
-
-async def until(condition, timeout_s=15.0):
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.02)
+from waiting import until
 
 
 async def send_orders(mq, orders=10, steps=8):

@@ -15,14 +15,9 @@ from sluicemq.rocketmq import (
     DefaultMQPushConsumer,
     MessageExt,
 )
+from waiting import until
 
 QUICK = {"messageDelayLevel": " ".join(["1s"] * 18)}
-
-
-async def until(condition, timeout_s=15.0):
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def take(stream, count, timeout_s=15.0):

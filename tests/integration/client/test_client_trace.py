@@ -5,7 +5,6 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -33,6 +32,7 @@ from sluicemq.rocketmq import (
 )
 from sluicemq.rocketmq import Message as MigrantMessage
 from sluicemq.testing.embedded import embedded
+from waiting import until
 
 TRACED = {"traceTopicEnable": "true"}
 SOON = {"messageDelayLevel": "1s 1s 1s 1s 1s 1s"}
@@ -40,12 +40,6 @@ SOON = {"messageDelayLevel": "1s 1s 1s 1s 1s 1s"}
 
 def kinds(found: Timeline) -> list[tuple[str, str | None, str | None]]:
     return [(step.kind, step.group, step.result) for step in found.steps]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def traced(mq: Sluice, message_id: str, steps: int, **options: str) -> Timeline:

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import threading
-import time
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 import pytest
@@ -21,6 +19,7 @@ from sluicemq.record.codec import decode_records
 from sluicemq.rocketmq import LocalTransactionState, TransactionMQProducer
 from sluicemq.rocketmq import Message as MigrantMessage
 from sluicemq.rocketmq import TransactionListener as MigrantListener
+from waiting import wait_for
 
 COMMIT, ROLLBACK, UNKNOWN = (
     TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
@@ -49,13 +48,6 @@ def stored(cluster, topic: str = "t") -> list[str]:
                 for chunk in reader:
                     found += [record.body.decode() for record in decode_records(chunk)]
     return sorted(found)
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it does not happen"
-        time.sleep(0.02)
 
 
 class Ledger(TransactionListener):

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sluicemq import RetryLaterError, idempotent
 from sluicemq.client.ledger import AsyncLedger, Ledger
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
+from waiting import until
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -26,12 +27,6 @@ ORDERS = sorted(f"order-{index}" for index in range(COUNT))
 async def send_orders(mq: EmbeddedSluice, *, times: int = 1) -> None:
     for order in ORDERS * times:
         await mq.send("orders", order.encode(), properties={"order_id": order})
-
-
-async def until(condition) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_a_storm_of_redeliveries_has_its_effects_once(database: sa.URL) -> None:

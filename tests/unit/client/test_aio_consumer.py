@@ -20,6 +20,7 @@ from sluicemq.errors import (
 )
 from sluicemq.model.topic import MessageQueue
 from sluicemq.protocol.command import Command
+from waiting import until
 
 
 async def take(stream, count, *, ack=True):
@@ -31,12 +32,6 @@ async def take(stream, count, *, ack=True):
         if ack:
             await message.ack()
     return messages
-
-
-async def until(condition):
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_loop_sees_every_message_and_commits_what_was_acknowledged(fake):

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 
 import pytest
 
@@ -12,6 +11,7 @@ from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ClosedError, ConnectionLostError
 from sluicemq.model.subscription import Subscription
 from sluicemq.protocol.bodies import ConsumerData
+from waiting import wait_for
 
 
 class FixedClock:
@@ -34,20 +34,13 @@ def keeper():
     keeper.close()
 
 
-def until(condition):
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_heartbeat_registers_the_groups_and_the_change_is_noticed(fake_thread, keeper):
     keeper.consume(ConsumerData("g", subscriptions=(Subscription("t"),)))
     keeper.use([fake_thread.broker.address])
     assert keeper.beat().result(5) == {fake_thread.broker.address: None}
     assert list(fake_thread.broker.members["g"]) == ["me@1"]
     assert list(fake_thread.broker.subscriptions["g"]) == ["t"]
-    until(lambda: keeper.noticed == ["g"])
+    wait_for(lambda: keeper.noticed == ["g"])
     assert keeper.broker_version(fake_thread.broker.address) == 479
 
 
@@ -56,7 +49,7 @@ def test_heartbeats_go_on_by_themselves(fake_thread, keeper):
     keeper.use([fake_thread.broker.address])
     keeper.beat().result(5)
     before = fake_thread.broker.seen[34]
-    until(lambda: fake_thread.broker.seen[34] >= before + 3)
+    wait_for(lambda: fake_thread.broker.seen[34] >= before + 3)
 
 
 def test_nothing_is_sent_before_there_is_a_group():

@@ -14,6 +14,7 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.protocol.bodies import decode_lock_batch, encode_locked_queues
 from sluicemq.protocol.command import Command
 from sluicemq.testing.broker import ManualClock
+from waiting import until
 
 QUEUE = MessageQueue("t", "broker-a", 0)
 OTHER = MessageQueue("t", "broker-a", 1)
@@ -55,12 +56,6 @@ def leases(locks):
     made = Leases(locks, "me", "g", on_lost=lost.append, on_held=again.append)
     made.lost, made.again = lost, again
     return made
-
-
-async def until(condition, timeout_s=5.0):
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 # --- leases

@@ -14,6 +14,7 @@ from sluicemq.model.message import StoredMessage
 from sluicemq.net.dispatch import finish_answer
 from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_properties, decompress
+from waiting import until
 
 
 def record(topic="t", times=0, body=b"x", **properties):
@@ -23,12 +24,6 @@ def record(topic="t", times=0, body=b"x", **properties):
         born_host=Host("127.0.0.1", 1), store_time_ms=2, store_host=Host("127.0.0.1", 2),
         reconsume_times=times, prepared_offset=0, broker="broker-a", size_bytes=100, body_crc=0,
     )  # fmt: skip
-
-
-async def until(condition, timeout_s=5.0):
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def refuse(command, peer):

@@ -37,13 +37,7 @@ from sluicemq.rocketmq import (
     SendStatus,
 )
 from sluicemq.rocketmq import Message as RocketMessage
-
-
-def until(condition):
-    deadline = time.monotonic() + 5
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+from waiting import wait_for
 
 
 def stored(fake, topic):
@@ -202,7 +196,7 @@ def test_several_pulls_are_in_flight(fake_thread):
     with reader(fake_thread, 0, 100, depth=4) as bulk:
         chunks = iter(bulk)
         next(chunks)
-        until(lambda: fake_thread.broker.seen[11] == 5)
+        wait_for(lambda: fake_thread.broker.seen[11] == 5)
         assert offsets(bytes(chunk) for chunk in chunks) == list(range(10, 100))
 
 
@@ -273,7 +267,7 @@ def test_handlers_run_on_threads(fake_thread):
         seen.append(message.body)
 
     with PushConsumer(fake_thread.name_server, "g", handler, concurrency=3).subscribe("t"):
-        until(lambda: len(seen) == 10)
+        wait_for(lambda: len(seen) == 10)
     assert all(name.startswith("sluicemq g") for name in threads)
     assert fake_thread.broker.committed["g", "t", 0] == 10
 
@@ -318,7 +312,7 @@ def test_migrants_find_their_producer(fake_thread):
     producer.send_oneway(message)
     producer.send([RocketMessage("t", "a"), RocketMessage("t", "b")])
     assert len(producer.fetch_publish_message_queues("t")) == 4
-    until(lambda: len(stored(fake_thread, "t")) == 6)
+    wait_for(lambda: len(stored(fake_thread, "t")) == 6)
     producer.shutdown()
     producer.shutdown()
     (record,) = [one for one in stored(fake_thread, "t") if one.message_id == result.msg_id]
@@ -340,7 +334,7 @@ def test_migrants_find_their_push_consumer(fake_thread):
     consumer.subscribe("t", MessageSelector.by_sql("TAGS = 'A'"))
     consumer.register_message_listener(listener)
     with consumer:
-        until(lambda: len(seen) == 9)
+        wait_for(lambda: len(seen) == 9)
     assert {message.tags for message in seen} == {"A"}
     assert seen[0].topic == "t"
     assert fake_thread.broker.committed["g", "t", 0] == 10
@@ -361,7 +355,7 @@ def test_reconsume_later_sends_the_message_back_with_the_level_of_the_context(fa
     consumer.subscribe("t", "*")
     consumer.register_message_listener(listener)
     with consumer:
-        until(lambda: fake_thread.broker.seen[36] == 3)
+        wait_for(lambda: fake_thread.broker.seen[36] == 3)
     backs = [fields for code, fields in fake_thread.broker.log if code == 36]
     assert [back["delayLevel"] for back in backs] == ["5"] * 3
     assert {back["maxReconsumeTimes"] for back in backs} == {"7"}

@@ -30,6 +30,7 @@ from sluicemq.net.tls_stream import Door
 from sluicemq.protocol.codec import encode
 from sluicemq.protocol.command import Command
 from sluicemq.testing.certificates import Authority, Certificate
+from waiting import until
 
 BIG = os.urandom(3 << 20)
 
@@ -96,12 +97,6 @@ def plain_context() -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 # ------------------------------------------------------------------------------- both on a port

@@ -1,7 +1,6 @@
 """The pipeline `audit` on a cluster in which everything is wrong at once."""
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from sluicemq.client.sync.producer import Producer
 from sluicemq.client.threaded.consumer import PushConsumer
 from sluicemq.model.message import Message
 from sluicemq.spark.pipelines.ready import Report, Task, ready
+from waiting import wait_for
 
 TOPIC = "audited"
 TAGS = ("A", "B", "Aa", "BB", "Z")
@@ -57,13 +57,6 @@ def publish(producer: Producer) -> None:
         price = "dear" if number < 3 else str(number)
         message = Message(TOPIC, b"x", tag=TAGS[number % 5], properties={"price": price})
         producer.send(message, queue=queues[number % 2])
-
-
-def wait_for(condition: Any) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "a minute is over"
-        time.sleep(0.1)
 
 
 def run(spark: Any, name_server: str, output: Path) -> tuple[Report, dict[str, Any], list[str]]:
