@@ -1,10 +1,11 @@
 """The database engine of an idempotent handler, made from a path or a URL.
 
-A path is SQLite. A URL without a driver gets the one that `sluicemq[sql]` and the database's usual
+A path is SQLite. A URL without a driver gets the one that the extra `sql` and the database's usual
 package bring: psycopg for PostgreSQL (blocking and asyncio), PyMySQL or aiomysql for MySQL.
 """
 
 import contextlib
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -86,7 +87,7 @@ def _made_clear(url: sa.URL) -> Iterator[None]:
     except ImportError as error:
         raise ConfigurationError(
             f"the driver for {url.drivername!r} is not installed: {error}.",
-            cure="Install it (sluicemq[sql] brings those for SQLite), or give an engine that uses "
+            cure="Install it (the extra sql brings those for SQLite), or give an engine that uses "
             "another driver.",
         ) from error
     except sa.exc.SQLAlchemyError as error:
@@ -96,7 +97,10 @@ def _made_clear(url: sa.URL) -> Iterator[None]:
 
 
 def _write_ahead(connection: Any, _: object) -> None:
-    """WAL: readers and the writer do not wait for each other."""
+    """WAL: readers and the writer do not wait for each other. The mode belongs to the file: while
+    another process sets it, or writes in the former mode, SQLite refuses at once, without waiting.
+    """
     cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
+    with contextlib.suppress(sqlite3.OperationalError):
+        cursor.execute("PRAGMA journal_mode=WAL")
     cursor.close()

@@ -16,7 +16,7 @@ than the column stands there as its SHA-256.
 SQLite has one writer at a time, and its waiting is unfair: here the threads (or tasks) of a process
 wait in line for it. A file of ours is in WAL mode and waits 30 s for other processes.
 
-`sqlalchemy` is an extra of its own (`sluicemq[sql]`): this module is loaded by who uses it.
+`sqlalchemy` is an extra of its own (`sql`): this module is loaded by who uses it.
 """
 
 import asyncio

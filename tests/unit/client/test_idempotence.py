@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import sluicemq.client
 from sluicemq import ConfigurationError, MessageKeyMissingError, idempotent
+from sluicemq.client.engines import blocking_engine
 from sluicemq.client.idempotence import message_key
 from sluicemq.client.ledger import AsyncLedger, Ledger, _Statements, consumed_table, exact_key
 from sluicemq.clock import SYSTEM_CLOCK
@@ -207,6 +208,17 @@ def test_ledgers_of_two_processes_make_the_table_at_the_same_time(path):
     assert sorted(claimed) == [False] * 7 + [True]
     for one in ledgers:
         one.close()
+
+
+def test_a_ledger_opens_while_another_process_writes_in_the_former_journal_mode(path):
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("begin immediate")
+    other.execute("create table theirs (n)")
+    engine = blocking_engine(path)
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("select 1")).scalar() == 1
+    engine.dispose()
+    other.close()
 
 
 # ---- keys
