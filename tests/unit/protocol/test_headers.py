@@ -105,3 +105,17 @@ def test_every_table_entry_is_a_known_code_and_a_declared_header() -> None:
 def test_headers_are_frozen() -> None:
     with pytest.raises(AttributeError):
         OffsetResponse(offset=1).offset = 2  # type: ignore[misc]
+
+
+def test_a_header_refuses_names_that_it_has_not_and_misses_none() -> None:
+    with pytest.raises(TypeError, match="GetMaxOffsetRequest needs queue_id"):
+        GetMaxOffsetRequest(topic="T")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="OffsetResponse has no offsets"):
+        OffsetResponse(offsets=1)  # type: ignore[call-arg]
+
+
+def test_headers_are_values() -> None:
+    one, same = (GetMaxOffsetRequest(topic="T", queue_id=3) for _ in range(2))
+    assert (one, hash(one)) == (same, hash(same))
+    assert one != GetMaxOffsetRequest(topic="T", queue_id=4)
+    assert repr(OffsetResponse(offset=7)) == "OffsetResponse(offset=7)"
