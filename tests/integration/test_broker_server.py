@@ -191,6 +191,7 @@ async def test_the_vip_port_serves_the_same_and_may_be_missing(
 async def test_metrics_are_served(tmp_path: Path) -> None:
     config = broker_config(metrics_enable=True, metrics_port=0)
     async with running(config, store_config(tmp_path)) as broker:
+        await until(lambda: broker.metrics_port is not None)
         url = f"http://127.0.0.1:{broker.metrics_port}/metrics"
 
         def read() -> bytes:

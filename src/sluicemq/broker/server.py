@@ -100,7 +100,7 @@ class Broker:
         self._told = asyncio.Event()
         self._life: asyncio.Task[None] | None = None
         self._sweeper: asyncio.TimerHandle | None = None
-        self._close_metrics: Callable[[], None] | None = None
+        self._metrics: asyncio.Future[Callable[[], None] | None] | None = None
         self._pool = ChannelPool(
             timeout_s=DIAL_WAIT_S,
             on_close=self._name_server_lost,
@@ -174,8 +174,6 @@ class Broker:
         }
         self.registration = Registration(self.settings, core.topics, self.address, fields)
         await self._open_vip_port(server.dispatcher)
-        if config.metrics_enable:
-            self._open_metrics()
         core.on_table_change(self._table_changed)
         self.settings.on_change(self._table_changed)  # permissions stand in routes
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
@@ -183,6 +181,8 @@ class Broker:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_WAIT_S):
                 await self._told.wait()
+        if config.metrics_enable:  # its imports are a tenth of a start, and nobody waits for it
+            self._metrics = loop.run_in_executor(self._executor, self._open_metrics)
         log.info("broker %s listens at %s:%d", config.broker_name, config.bind_address, self.port)
 
     def _new_server(self, dispatcher: Dispatcher) -> Listener:
@@ -212,13 +212,13 @@ class Broker:
         except ConfigurationError as error:
             log.warning("no VIP port, which only old clients use: %s", error)
 
-    def _open_metrics(self) -> None:
+    def _open_metrics(self) -> Callable[[], None] | None:
         config = self.settings.broker
         host = config.metrics_host or config.bind_address
-        opened = serve(self.core.collector, host, config.metrics_port)
-        if opened is not None:
-            self.metrics_port, self._close_metrics = opened
+        if opened := serve(self.core.collector, host, config.metrics_port):
+            self.metrics_port = opened[0]
             log.info("metrics at http://%s/metrics", join(host, self.metrics_port))
+        return opened and opened[1]
 
     async def _abandon(self) -> None:
         """The start failed: leave nothing open."""
@@ -234,8 +234,8 @@ class Broker:
         """Stop in order; everything is on disk and closed on return."""
         if self._life is None:
             return
-        if self._close_metrics is not None:  # takes half a second; the executor waits for it
-            self._executor.submit(self._close_metrics)
+        if self._metrics is not None and (close_metrics := await self._metrics) is not None:
+            self._executor.submit(close_metrics)  # takes half a second; the executor waits for it
         await self._say_goodbye()
         life, self._life = self._life, None
         life.cancel()
