@@ -77,9 +77,9 @@ simulate: $(STAMP) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n) 
 	SLUICEMQ_EXAMPLES=500 $(BIN)/python -m pytest -n auto tests/crash tests/property --deselect tests/property/test_vectorised.py $(ARGS)
 
 .PHONY: simulate-spark
-simulate-spark: $(STAMP) ## kills and restarts of Spark jobs: 100 histories of epochs, 50 restarts of streams, 8 killed drivers for each kind of job
+simulate-spark: $(STAMP) ## kills and restarts of Spark jobs: 100 histories of epochs, 50 restarts of streams and 50 of brokers, 8 killed drivers for each kind of job
 	SLUICEMQ_SEEDS=100 $(BIN)/python -m pytest tests/crash/test_crash_epochs.py $(ARGS)
-	SLUICEMQ_SEEDS=50 $(BIN)/python -m pytest tests/integration/test_spark_restarts.py $(ARGS)
+	SLUICEMQ_SEEDS=50 $(BIN)/python -m pytest tests/integration/test_spark_restarts.py tests/integration/test_spark_outage.py $(ARGS)
 	SLUICEMQ_SEEDS=8 $(BIN)/python -m pytest tests/integration/spark/test_spark_exactly_once.py tests/integration/spark/test_spark_no_java.py tests/integration/spark/pipelines -k "kill or driver or java" $(ARGS)
 
 .PHONY: fuzz

@@ -21,7 +21,7 @@ LONG: Final = (
 )
 OWN_PROCESSES: Final = {
     "test_spark_demo.py", "test_spark_standalone.py", "test_spark_no_java.py",
-    "test_spark_notebook.py", "test_spark_restarts.py",
+    "test_spark_notebook.py", "test_spark_restarts.py", "test_spark_outage.py",
 }  # fmt: skip
 """Files that start Spark in a process of its own, or need none."""
 SEEDS: Final = "SLUICEMQ_SEEDS"

@@ -274,7 +274,13 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "Exactly once, batch only, with `queryId`: which write of that name this is. Numbers only "
         "grow; the last one may be repeated without effect.",
     ),
-    Option("timeoutMs", count(100, 3_600_000), 30_000, _ALL, "How long an answer may take."),
+    Option(
+        "timeoutMs",
+        count(100, 3_600_000),
+        30_000,
+        _ALL,
+        "How long an answer may take, and how long an outage is ridden out.",
+    ),
     Option("accessKey", text, None, _ALL, "Access key, for brokers with access control."),
     Option("secretKey", text, None, _ALL, "Secret key."),
     Option("securityToken", text, None, _ALL, "Token of temporary keys."),

@@ -18,11 +18,17 @@ from sluicemq.client.core import requests
 from sluicemq.client.core.answers import expect_success, number
 from sluicemq.client.core.credentials import signed
 from sluicemq.client.sync.bulk import BulkReader
-from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
+from sluicemq.errors import (
+    ConfigurationError,
+    ConnectionLostError,
+    OffsetOutOfRangeError,
+    RequestTimeoutError,
+)
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.record.arrow import RecordDecoder
 from sluicemq.spark.bodies import ERROR, BodyFormat
+from sluicemq.spark.outage import Outage
 from sluicemq.spark.plan import RangePartition, ReadPlan
 from sluicemq.spark.schema import Column
 from sluicemq.spark.typed import typed_column
@@ -165,11 +171,14 @@ def _chunks(
 ) -> Iterator[bytes | memoryview]:
     """Raw records of the range; past what is lost when that is allowed."""
     start = partition.start
+    outage = Outage(plan.timeout_s)
     while start < partition.end:
         reader = _open(plan, partition, start)
         try:
             with reader:
-                yield from reader
+                for chunk in reader:
+                    outage.over()
+                    yield chunk
             start = partition.end
         except OffsetOutOfRangeError as error:
             if plan.fail_on_data_loss:
@@ -178,6 +187,9 @@ def _chunks(
                 ) from None
             start = _first_left(plan, partition, reader.position)
             tally.lost += start - reader.position
+        except (ConnectionLostError, RequestTimeoutError) as error:
+            start = reader.position
+            outage.pause(error)
         finally:
             tally.bytes_read += reader.bytes_read
 

@@ -48,12 +48,19 @@ from sluicemq.client.core.epochs import EpochCommitter, commit_epoch, is_unknown
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import DEFAULT_GROUP, Producer
 from sluicemq.clock import SYSTEM_CLOCK
-from sluicemq.errors import ClientError, ConfigurationError, ProtocolError, RequestError
+from sluicemq.errors import (
+    ConfigurationError,
+    ProtocolError,
+    RequestError,
+    RouteNotFoundError,
+    SluiceError,
+)
 from sluicemq.protocol.bodies import StagedRange, check_query
 from sluicemq.protocol.command import Command
 from sluicemq.spark.cluster import open_admin
 from sluicemq.spark.errors import plain_errors
 from sluicemq.spark.options import EXACTLY_ONCE, Options
+from sluicemq.spark.outage import ride_out
 from sluicemq.spark.schema import BASE, EXTRA
 from sluicemq.spark.worker import keep_imports
 
@@ -83,7 +90,6 @@ _TYPES: Final = {
 }
 ROUTE_CHECKS: Final = 100
 ROUTE_CHECK_S: Final = 0.05
-COMMIT_PAUSE_S: Final = 0.2
 PROBE: Final = "probe"
 
 
@@ -150,9 +156,9 @@ class _Sink:
         self.brokers: tuple[str, ...] = ()
         self.is_exact = options["delivery"] == EXACTLY_ONCE
         """Asked for; `brokers` says whether it can be had."""
-        self._check_topic()
+        self.check_topic()
 
-    def _check_topic(self) -> None:
+    def check_topic(self) -> None:
         """Reaches the name server now, not first in every task. Sending may create the topic."""
         topic = self.options["topic"]
         if topic is None and not self.is_exact:
@@ -197,18 +203,9 @@ class _Sink:
         topics = {topic for sent in staged for topic in sent.topics}
         query, epoch = staged[0].query, staged[0].epoch
         timeout_s = self.options["timeoutMs"] / 1000
-        end_s = SYSTEM_CLOCK.monotonic_s() + timeout_s
         with open_admin(self.options) as admin:
-            while True:
-                try:
-                    _committer(admin, query, topics, timeout_s).commit(epoch, ranges)
-                except (ClientError, KeyError) as error:  # a broker restarts: it is committed once
-                    if SYSTEM_CLOCK.monotonic_s() >= end_s:
-                        raise
-                    logger.warning("epoch %d of %s is asked for again: %s", epoch, query, error)
-                    _pause(COMMIT_PAUSE_S)
-                else:
-                    return
+            committer = _committer(admin, self.brokers, query, topics, timeout_s)
+            ride_out(lambda: committer.commit(epoch, ranges), timeout_s)
 
     def _abort(self, messages: list[Sent | None], what: str) -> None:
         total = sum(one.messages for one in messages if one is not None)
@@ -223,7 +220,7 @@ class _Sink:
             return
         with open_admin(self.options) as admin:
             for _ in range(ROUTE_CHECKS):
-                if admin.find_route(topic) is not None:
+                if ride_out(lambda: admin.find_route(topic), admin.timeout_s) is not None:
                     return
                 _pause(ROUTE_CHECK_S)
         logger.warning("the topic %r is written but not in the name server yet", topic)
@@ -260,6 +257,10 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]
                 cure="A stream's checkpoint holds its id.",
             )
 
+    def check_topic(self) -> None:
+        """A stream has been there before: Spark plans a sink for each micro-batch."""
+        ride_out(super().check_topic, self.options["timeoutMs"] / 1000)
+
     def commit(self, messages: list[Sent | None], batchId: int) -> None:  # noqa: N803 - Spark's
         with plain_errors():
             self._commit(messages, f"micro-batch {batchId} written")
@@ -278,8 +279,13 @@ def _checked_query(query: str | None) -> str | None:
 
 
 def brokers_with_epochs(admin: Admin) -> tuple[str, ...]:
-    """The masters, when all of them know epochs (which makes their staging topics); else none."""
+    """The masters, when all of them know epochs (which makes their staging topics); else none.
+    Raises RouteNotFoundError when no broker is registered."""
     masters = admin.masters()
+    if not masters:
+        raise RouteNotFoundError(
+            "no broker is registered with the name servers.", cure="See sluice cluster list."
+        )
     for broker, address in sorted(masters.items()):
         try:
             expect_success(admin.call(address, commit_epoch(PROBE, 0)), address)
@@ -296,14 +302,26 @@ def brokers_with_epochs(admin: Admin) -> tuple[str, ...]:
     return tuple(sorted(masters))
 
 
-def _committer(admin: Admin, query: str, topics: set[str], timeout_s: float) -> EpochCommitter:
-    masters = admin.masters()
+def _committer(
+    admin: Admin, brokers: tuple[str, ...], query: str, topics: set[str], timeout_s: float
+) -> EpochCommitter:
+    masters: dict[str, str] = {}
 
     def call(broker: str, request: Command) -> Command:
-        return admin.call(masters[broker], request)
+        if broker not in masters:
+            masters.update(admin.masters())
+        if broker not in masters:
+            raise RouteNotFoundError(
+                f"the broker {broker!r} is not in the cluster.", cure="Start it again."
+            )
+        try:
+            return admin.call(masters[broker], request)
+        except SluiceError:  # it may come back at another address
+            masters.clear()
+            raise
 
     return EpochCommitter(
-        call, list(masters), query, topics, pause=_pause, monotonic_s=SYSTEM_CLOCK.monotonic_s,
+        call, brokers, query, topics, pause=_pause, monotonic_s=SYSTEM_CLOCK.monotonic_s,
         timeout_s=timeout_s,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +25,7 @@ from sluicemq.model.message import Message
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.protocol.bodies import STAGE_PROPERTY, STAGING_QUEUES, STAGING_TOPIC, Owner
 from sluicemq.protocol.bodies.epochs import STAGED_ID
+from sluicemq.spark.outage import ride_out
 from sluicemq.spark.sink_rows import (
     UniqueIdColumns,
     body_column,
@@ -33,6 +34,8 @@ from sluicemq.spark.sink_rows import (
     id_column,
     property_column,
 )
+
+T = TypeVar("T")
 
 BATCH_BYTES: Final = 1024 * 1024
 _AHEAD: Final = 8
@@ -108,7 +111,7 @@ class Queues:
             self.topics.add(check_topic_to_send(topic))
         if queue_id is None and key is None:
             return None
-        queues = self._producer.write_queues(topic)
+        queues = _through(self._producer, partial(self._producer.write_queues, topic))
         if key is not None:
             return choose_by_key(queues, key)
         for queue in queues:
@@ -204,7 +207,7 @@ class DirectSender:
     def _deliver(
         self, topic: str, request: memoryview, queue: MessageQueue | None, count: int
     ) -> None:
-        self._producer.send_encoded(topic, request, queue=queue)
+        _through(self._producer, lambda: self._producer.send_encoded(topic, request, queue=queue))
         self.sent += count
 
     def _deliver_each(self, topic: str, bodies: Any, properties: Any) -> None:
@@ -213,7 +216,8 @@ class DirectSender:
         ):
             text = encoded_properties.decode()
             message_id = text.partition("\x01")[2].partition("\x02")[0]
-            self._producer.send_outgoing(Outgoing(topic, body, text, message_id, 0, 0, True))
+            outgoing = Outgoing(topic, body, text, message_id, 0, 0, True)
+            _through(self._producer, partial(self._producer.send_outgoing, outgoing))
             self.sent += 1
 
     def _send_later(self, rows: Rows, index: int, delay: str) -> None:
@@ -238,8 +242,14 @@ class DirectSender:
             delay_ms=number if delay[0] == "M" else None,
             deliver_at_ms=number if delay[0] == "T" else None,
         )
-        self._producer.send(message, queue=self.queues.of(place))
+        queue = self.queues.of(place)
+        _through(self._producer, partial(self._producer.send, message, queue=queue))
         self.sent += 1
+
+
+def _through(producer: Producer, work: Callable[[], T]) -> T:
+    """Does it, through an outage as long as the producer's own timeout."""
+    return ride_out(work, producer.timeout_ms / 1000)
 
 
 def _grouped(
@@ -330,7 +340,10 @@ class StagingSender:
     def _deliver(
         self, queue: MessageQueue, request: memoryview, count: int, bodies: memoryview
     ) -> None:
-        result = self._producer.send_encoded(STAGING_TOPIC, request, queue=queue)
+        result = _through(
+            self._producer,
+            lambda: self._producer.send_encoded(STAGING_TOPIC, request, queue=queue),
+        )
         self.staged.add(queue.broker, queue.queue_id, result.queue_offset, count, bodies)
 
 

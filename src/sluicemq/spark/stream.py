@@ -32,8 +32,8 @@ from pyspark.sql.types import StructType
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import (
     ConfigurationError,
-    ConnectionLostError,
     OffsetOutOfRangeError,
+    RouteNotFoundError,
     SluiceError,
 )
 from sluicemq.model.subscription import SQL92, Subscription
@@ -60,6 +60,7 @@ from sluicemq.spark.offsets import (
     to_table,
 )
 from sluicemq.spark.options import STREAM, Options, parse_options
+from sluicemq.spark.outage import ride_out
 from sluicemq.spark.plan import RangePartition, ReadPlan, partitions_of, read_plan
 from sluicemq.spark.sizes import admit_bytes
 from sluicemq.spark.topics import topics_of
@@ -141,7 +142,8 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         with plain_errors():
-            return self._checkpoint(self._ask(self._initial)) | {"initial": True}
+            offsets = self._ask(self._initial, is_first=True)
+            return self._checkpoint(offsets) | {"initial": True}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         with plain_errors():
@@ -178,16 +180,20 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
             self._admin.close()
             self._admin = None
 
-    def _ask(self, work: Callable[[Admin], T]) -> T:
-        """Does something with the cluster; once more when a kept connection had died meanwhile."""
-        if self._admin is None:
-            self._admin = open_admin(self.options)
-        try:
-            return work(self._admin)
-        except ConnectionLostError:
-            self._admin.close()
-            self._admin = open_admin(self.options)
-            return work(self._admin)
+    def _ask(self, work: Callable[[Admin], T], *, is_first: bool = False) -> T:
+        """Does something with the cluster, through an outage of up to timeoutMs unless the stream
+        has never been there; connections are made anew after each failure."""
+
+        def attempt() -> T:
+            if self._admin is None:
+                self._admin = open_admin(self.options)
+            try:
+                return work(self._admin)
+            except SluiceError:
+                self.stop()
+                raise
+
+        return attempt() if is_first else ride_out(attempt, self.plan.timeout_s)
 
     def _initial(self, admin: Admin) -> Offsets:
         bounds = queue_bounds(admin, self.topics.found(admin))
@@ -246,7 +252,7 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         ranges = []
         for queue, end in sorted(ends.items()):
             if queue.broker not in addresses:
-                raise OffsetOutOfRangeError(
+                raise RouteNotFoundError(
                     f"the broker of {place(queue)} is not in the route of {queue.topic!r}.",
                     cure="Start it again; the stream continues where it was.",
                 )
