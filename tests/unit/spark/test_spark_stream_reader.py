@@ -167,9 +167,9 @@ def test_a_new_queue_is_read_from_its_first_message(make: Any, cluster: FakeAdmi
 
 def test_a_broker_that_is_away_keeps_its_offsets(make: Any) -> None:
     start = point(a0=0, a1=0, b0=7)
-    reader = make()
+    reader = make(timeoutMs="150")
     assert reader.latestOffset(start, ReadAllAvailable()) == point(a0=100, a1=50, b0=7)
-    with pytest.raises(OffsetOutOfRangeError, match="the broker of b:0 is not in the route"):
+    with pytest.raises(RouteNotFoundError, match="the broker of b:0 is not in the route"):
         reader.partitions(start, point(a0=100, a1=50, b0=9))
 
 
@@ -261,14 +261,27 @@ def test_a_topic_more_in_the_list_goes_on_a_topic_less_is_refused(cluster: FakeA
         stream.stream_reader(given | {"topics": "u,v"}, SCHEMA)._offsets(point(a0=5))
 
 
-def test_a_dead_connection_is_replaced_once(make: Any, cluster: FakeAdmin) -> None:
+def test_an_outage_is_ridden_out_with_new_connections(make: Any, cluster: FakeAdmin) -> None:
     reader = make()
-    cluster.lost = 1
-    assert reader.initialOffset()["queues"] == point(a0=100, a1=50)["queues"]
-    assert cluster.opened == 2
     cluster.lost = 2
+    end = reader.latestOffset(point(a0=1), ReadAllAvailable())
+    assert end["queues"] == point(a0=100, a1=50)["queues"]
+    assert cluster.opened == 3
+
+
+def test_an_outage_that_lasts_longer_than_timeout_ms_ends_the_stream(
+    make: Any, cluster: FakeAdmin
+) -> None:
+    cluster.lost = 1_000
     with pytest.raises(ConnectionLostError):
-        reader.initialOffset()
+        make(timeoutMs="150").latestOffset(point(a0=1), ReadAllAvailable())
+
+
+def test_a_stream_that_has_reached_nothing_yet_fails_at_once(make: Any, cluster: FakeAdmin) -> None:
+    cluster.lost = 1
+    with pytest.raises(ConnectionLostError):
+        make().initialOffset()
+    assert cluster.opened == 1
 
 
 def test_the_group_learns_the_offsets_and_its_trouble_stops_nothing(
