@@ -85,6 +85,9 @@ class Site:
         self._process.stdout.close()
 
     def __enter__(self) -> "Site":
+        with Admin(self.address) as admin:
+            for topic in ("t", "t-exact"):
+                admin.create_topic(topic, queues=2)
         self._thread.start()
         return self
 
@@ -177,12 +180,6 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("site", range(SEEDS), indirect=True)
 def test_streams_and_sinks_go_on_through_restarts_of_the_broker(site: Site) -> None:
-    def create() -> None:
-        with Admin(site.address) as admin:
-            for topic in ("t", "t-exact"):
-                admin.create_topic(topic, queues=2)
-
-    ride_out(create, 60)
     write = sinks(site, "t")
     streams = [Stream(site, "t"), Stream(site, "t-exact")]
     epochs = 0
