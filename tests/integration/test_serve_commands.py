@@ -103,6 +103,23 @@ def test_up_serves_both_on_loopback_and_leaves_with_0(processes: Processes, tmp_
     assert "Traceback" not in errors
 
 
+def test_changes_by_request_are_there_after_the_next_start_without_a_file(
+    processes: Processes, tmp_path: Path
+) -> None:
+    options = ("--nameserver-port", "0", "--broker-port", "0", "--store", str(tmp_path / "store"))
+    process, line = processes.ready("up", *options)
+    ask(address_in(line, "broker"), Command(25, body=b"traceOn=false\nbrokerClusterName=other\n"))
+    ask(address_in(line, "nameserver"), Command(318, body=b"scanNotActiveBrokerInterval=777\n"))
+    process.kill()
+    _, line = processes.ready("up", *options)
+    broker = ask(address_in(line, "broker"), Command(26))
+    assert b"\ntraceOn=false\n" in broker
+    assert b"\nbrokerClusterName=other\n" in broker
+    names = ask(address_in(line, "nameserver"), Command(319))
+    assert b"\nscanNotActiveBrokerInterval=777\n" in names
+    assert b"sluicePending." not in broker + names
+
+
 def test_a_broker_registers_with_the_name_servers_it_is_given(
     processes: Processes, tmp_path: Path
 ) -> None:

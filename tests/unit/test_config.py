@@ -8,19 +8,18 @@ import pytest
 from sluicemq.config import (
     KEYS,
     BrokerConfig,
+    Change,
+    Configs,
     NameServerConfig,
     Part,
     StoreConfig,
-    broker_config_text,
+    change_settings,
     decode_properties_file,
     edit_properties,
-    known_entries,
     load_broker_config,
     load_name_server_config,
-    name_server_config_text,
     parse_properties,
-    update_broker_config,
-    update_name_server_config,
+    settings_text,
 )
 from sluicemq.config.document import configuration_markdown
 from sluicemq.config.inert import INERT, INERT_ALIASES, REFUSED
@@ -30,6 +29,21 @@ from sluicemq.errors import ConfigurationError, PermissionDeniedError
 DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
 HOME = {"HOME": "/home/mq"}
 VALUES = {Part.BROKER: BrokerConfig, Part.STORE: StoreConfig, Part.NAME_SERVER: NameServerConfig}
+
+
+def text_of(*settings: BrokerConfig | StoreConfig | NameServerConfig) -> str:
+    configs = configs_of(*settings)
+    return settings_text(configs, configs)
+
+
+def configs_of(*settings: BrokerConfig | StoreConfig | NameServerConfig) -> Configs:
+    return {part: one for one in settings for part, kind in VALUES.items() if type(one) is kind}
+
+
+def changed(text: str, *settings: BrokerConfig | StoreConfig | NameServerConfig) -> Change:
+    configs = configs_of(*settings or (BrokerConfig(), StoreConfig()))
+    return change_settings(configs, configs, text, ("brokerConfigPath", "configStorePath"))
+
 
 # The sample of seed 000 (an article on filters and access control).
 SEED_CONF = """\
@@ -117,7 +131,7 @@ def test_editing_an_empty_file_writes_the_changes_alone() -> None:
 
 def test_every_key_names_a_field_and_every_field_has_one_key() -> None:
     for part, cls in VALUES.items():
-        fields = sorted(field.name for field in dataclasses.fields(cls))
+        fields = sorted(one.name for one in dataclasses.fields(cls) if one.name != "origin")
         assert sorted(key.field for key in KEYS if key.part is part) == fields
 
 
@@ -133,10 +147,10 @@ def test_no_name_means_two_things() -> None:
 
 def test_every_default_is_within_its_own_range() -> None:
     broker, store, _ = load_broker_config("", environment=HOME)
-    texts = broker_config_text(broker, store) + name_server_config_text(NameServerConfig())
+    texts = text_of(broker, store) + text_of(NameServerConfig())
     for key in KEYS:
         assert f"{key.name}=" in texts
-    assert load_broker_config(broker_config_text(broker, store), environment=HOME)[2] == []
+    assert load_broker_config(text_of(broker, store), environment=HOME)[2] == []
 
 
 def test_the_document_is_up_to_date() -> None:
@@ -230,9 +244,9 @@ def test_a_system_property_that_is_no_fraction_is_an_error() -> None:
 
 def test_a_changed_system_property_goes_to_the_file_under_the_name_of_its_key() -> None:
     text = "rocketmq.broker.diskSpaceWarningLevelRatio=0.85"
-    _, store, _ = update_broker_config(BrokerConfig(), StoreConfig(), text)
-    assert store.disk_warning_ratio == 85
-    assert known_entries(text, Part.BROKER, Part.STORE) == {"diskSpaceWarningLevelRatio": "85"}
+    change = changed(text)
+    assert change.in_force[Part.STORE].disk_warning_ratio == 85
+    assert change.entries == {"diskSpaceWarningLevelRatio": "85"}
 
 
 @pytest.mark.parametrize("text", ["24", "04;noon", "-1", "4;5.5"])
@@ -361,7 +375,7 @@ def test_the_text_of_a_broker_loads_to_the_same_broker() -> None:
         "namesrvAddr=a:1;b:2\nbrokerIP1=1.2.3.4\nmetricsExporterType=DISABLE",
     ):
         broker, store, _ = load_broker_config(text, environment=HOME)
-        again = load_broker_config(broker_config_text(broker, store), environment={})
+        again = load_broker_config(text_of(broker, store), environment={})
         assert again[:2] == (broker, store)
 
 
@@ -370,52 +384,133 @@ def test_the_text_of_a_name_server_loads_to_the_same_name_server() -> None:
         "orderMessageEnable=true\nlistenPort=1\nclusterTest=true", environment=HOME
     )
     assert warnings == ["Without effect here, because SluiceMQ has no use for it: clusterTest."]
-    assert load_name_server_config(name_server_config_text(config), environment=HOME) == (
+    assert load_name_server_config(text_of(config), environment=HOME) == (
         config,
         [],
     )
 
 
-def test_a_change_makes_a_new_broker_and_says_what_waits_for_the_next_start() -> None:
+def test_a_change_is_in_force_for_live_keys_and_pending_for_others() -> None:
     broker, store, _ = load_broker_config("", environment=HOME)
     text = "autoCreateTopicEnable=false\nmapedFileSizeCommitLog=8388608\n"
-    changed, changed_store, warnings = update_broker_config(broker, store, text)
-    assert changed == dataclasses.replace(broker, auto_create_topic=False)
-    assert changed_store.commit_log_file_bytes == 8388608
-    assert broker.auto_create_topic is True
-    assert warnings == ["mappedFileSizeCommitLog takes effect at the next start."]
+    change = changed(text, broker, store)
+    live = dataclasses.replace(broker, auto_create_topic=False)
+    assert change.in_force == configs_of(live, store)
+    assert change.at_next_start[Part.STORE].commit_log_file_bytes == 8388608
+    assert change.pending == ["mappedFileSizeCommitLog", "maxHashSlotNum", "maxIndexNum"]
+    assert "mappedFileSizeCommitLog takes effect at the next start." in change.warnings
+    shown = settings_text(change.in_force, change.at_next_start).splitlines()
+    assert "mappedFileSizeCommitLog=1073741824" in shown
+    assert "sluicePending.mappedFileSizeCommitLog=8388608" in shown
 
 
-@pytest.mark.parametrize("name", ["configBlackList", "brokerConfigPath", "rocketmqHome"])
-def test_a_broker_key_of_the_black_list_cannot_be_changed(name: str) -> None:
-    with pytest.raises(PermissionDeniedError, match="black list") as caught:
-        update_broker_config(BrokerConfig(), StoreConfig(), f"traceOn=false\n{name}=/x")
-    assert caught.value.code == 16
+def test_a_pending_change_is_checked_with_the_pending_ones_before_it() -> None:
+    first = changed("enabledAppendPropCRC=true")
+    with pytest.raises(ConfigurationError, match="forceVerifyPropCRC"):
+        changed("forceVerifyPropCRC=true")
+    second = change_settings(first.in_force, first.at_next_start, "forceVerifyPropCRC=true", ())
+    assert second.pending == ["enabledAppendPropCRC", "forceVerifyPropCRC"]
+    back = change_settings(
+        first.in_force, second.at_next_start, "enabledAppendPropCRC=\nforceVerifyPropCRC=false", ()
+    )
+    assert back.pending == []
+
+
+def test_a_pending_root_takes_the_paths_below_it_along() -> None:
+    change = changed("storePathRootDir=/other/")
+    store = change.at_next_start[Part.STORE]
+    assert (store.root, store.commit_log_path) == ("/other", "/other/commitlog")
+    given = StoreConfig(root="/old", commit_log_path="/fast/log")
+    change = changed("storePathRootDir=/other", BrokerConfig(), given)
+    assert change.at_next_start[Part.STORE].commit_log_path == "/fast/log"
+
+
+def test_what_is_already_so_is_no_change() -> None:
+    text = "storePathRootDir=${HOME}/x\ntls.server.keyPassword=1234\nbrokerName=b"
+    broker, store, _ = load_broker_config(text, environment=HOME)
+    answer = text_of(broker, store).replace(f"brokerConfigPath={broker.config_path}\n", "")
+    lines = [line for line in answer.splitlines() if not line.startswith("brokerConfigPath")]
+    change = changed("\n".join(lines), broker, store)
+    assert (change.entries, change.pending) == ({}, [])
+    assert change.at_next_start[Part.BROKER].tls_key_password == "1234"
 
 
 @pytest.mark.parametrize(
-    "name", ["configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome"]
+    "text",
+    ["/x/${PATH}", "/x/$PATH", "~/x", "/x/${user.home}", "\\u0024{PATH}", "/x/${NO_SUCH_VARIABLE}"],
 )
-def test_a_name_server_key_of_the_black_list_cannot_be_changed(name: str) -> None:
-    with pytest.raises(PermissionDeniedError, match="black list"):
-        update_name_server_config(NameServerConfig(), f"{name}=/x")
+@pytest.mark.parametrize("name", ["tls.server.trustCertPath", "storePathRootDir"])
+def test_no_request_reads_the_environment(name: str, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot use variables.*Write the path out"):
+        changed(f"{name}={text}")
+    if name.startswith("tls"):
+        with pytest.raises(ConfigurationError, match="cannot use variables"):
+            changed(f"{name}={text}", NameServerConfig())
 
 
-def test_the_black_list_of_a_name_server_can_be_longer_but_never_shorter() -> None:
-    config, _ = load_name_server_config("configBlackList=listenPort", environment=HOME)
-    for name in ("listenPort", "kvConfigPath"):
-        with pytest.raises(PermissionDeniedError):
-            update_name_server_config(config, f"{name}=1")
+def test_answers_show_paths_as_the_file_writes_them() -> None:
+    environment = HOME | {"SECRET": "hunter2", "CERTIFICATES": "/etc/hunter2"}
+    text = "storePathRootDir=/data/${SECRET}/\ntls.server.certPath=$CERTIFICATES/a.pem"
+    broker, store, _ = load_broker_config(text, environment=environment)
+    assert (store.root, broker.tls_certificate) == ("/data/hunter2", "/etc/hunter2/a.pem")
+    shown = text_of(broker, store)
+    assert "hunter2" not in shown
+    assert "storePathRootDir=/data/${SECRET}\n" in shown
+    assert "storePathCommitLog=/data/${SECRET}/commitlog\n" in shown
+    assert "tls.server.certPath=$CERTIFICATES/a.pem\n" in shown
+    config, _ = load_name_server_config("kvConfigPath=/d/${SECRET}/kv", environment=environment)
+    assert config.kv_config_path == "/d/hunter2/kv"
+    assert "hunter2" not in text_of(config)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "brokerClusterName=../../etc",
+        "brokerClusterName=..",
+        "brokerName=a/b",
+        f"brokerName={'n' * 128}",
+        "msgTraceTopicName=a b",
+        "brokerIP1=1.2.3.4/24",
+        "bindAddress=here there",
+        "namesrvAddr=nowhere",
+        "namesrvAddr=a:9876;b:99999",
+        "regionId=a\\u0001b",
+        "messageDelayLevel=1x",
+        "deleteWhen=25",
+    ],
+)
+def test_a_value_is_checked_alike_at_the_start_and_in_a_request(line: str) -> None:
+    name = line.partition("=")[0]
+    with pytest.raises(ConfigurationError, match=name) as at_start:
+        load_broker_config(line, environment=HOME)
+    with pytest.raises(ConfigurationError, match=name) as by_request:
+        changed(line)
+    assert str(at_start.value) == str(by_request.value)
+
+
+def test_what_the_command_line_says_cannot_be_changed_by_a_request() -> None:
+    broker, store, _ = load_broker_config("", overrides={"listenPort": "1"}, environment=HOME)
+    with pytest.raises(ConfigurationError, match="listenPort is set on the command line"):
+        changed("listenPort=2", broker, store)
+    assert changed("listenPort=1", broker, store).entries == {}
+
+
+@pytest.mark.parametrize("name", ["configBlackList", "brokerConfigPath", "rocketmqHome"])
+def test_a_key_of_the_black_list_cannot_be_changed(name: str) -> None:
+    with pytest.raises(PermissionDeniedError, match="black list") as caught:
+        changed(f"traceOn=false\n{name}=/x")
+    assert caught.value.code == 16
 
 
 def test_a_bad_value_in_a_change_changes_nothing() -> None:
     with pytest.raises(ConfigurationError, match="waitSecondsForService"):
-        update_name_server_config(NameServerConfig(), "waitSecondsForService=soon")
+        changed("waitSecondsForService=soon", NameServerConfig())
 
 
 def test_only_known_keys_of_a_change_go_to_the_file_under_their_own_names() -> None:
     text = "mapedFileSizeCommitLog=65536\nnope=1\nenableDLegerCommitLog=false"
-    assert known_entries(text, Part.BROKER, Part.STORE) == {"mappedFileSizeCommitLog": "65536"}
+    assert changed(text).entries == {"mappedFileSizeCommitLog": "65536"}
 
 
 def test_choices_are_written_as_they_are_read() -> None:

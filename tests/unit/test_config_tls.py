@@ -7,9 +7,8 @@ import pytest
 
 from sluicemq.cli.serve import _tls_file, name_server_of
 from sluicemq.cli.tls import chosen_tls
-from sluicemq.config import StoreConfig, load_broker_config, load_name_server_config
+from sluicemq.config import load_broker_config, load_name_server_config, settings_text
 from sluicemq.config.keys import Part
-from sluicemq.config.load import broker_config_text
 from sluicemq.errors import ConfigurationError
 from sluicemq.net.tls import ServerTls, Tls, broker_tls, preset, server_tls, tls_of_environment
 
@@ -102,8 +101,9 @@ def test_the_name_server_of_sluice_up_has_the_brokers_tls() -> None:
 
 def test_passwords_are_shown_to_nobody() -> None:
     text = FILE + "tls.client.keyPassword=1234\n"
-    broker, _, _ = load_broker_config(text, environment={})
-    shown = broker_config_text(broker, StoreConfig()) + repr(broker) + repr(broker_tls(broker))
+    broker, store, _ = load_broker_config(text, environment={})
+    configs = {Part.BROKER: broker, Part.STORE: store}
+    shown = settings_text(configs, configs) + repr(broker) + repr(broker_tls(broker))
     shown += repr(server_tls(broker)) + repr(Tls(certificate="c", key_password="1234"))
     assert "1234" not in shown
 

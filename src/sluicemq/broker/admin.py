@@ -1,22 +1,25 @@
 """What the tools ask about the running broker: 25 26 28 202 203 204 208 300."""
 
 import logging
+from typing import Final
 
+from sluicemq.acl.source import Source, find_file, read_rules
 from sluicemq.broker.clients import Consumers, Member, Producers
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.rates import Rates
+from sluicemq.broker.registration import credentials_of
 from sluicemq.broker.retention import GroupWatch
 from sluicemq.broker.runtime import RuntimeInfo
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topic, Topics
 from sluicemq.clock import Clock
-from sluicemq.config import broker_config_text, edit_properties, known_entries, update_broker_config
-from sluicemq.config.keys import Part
+from sluicemq.config import BrokerConfig, Part, change_settings, edit_properties, settings_text
 from sluicemq.errors import ConfigurationError, RequestError
 from sluicemq.files import Files, read_text, replace_text
 from sluicemq.model.topic import DataVersion, MessageQueue
 from sluicemq.net.server import Handler, Peer
+from sluicemq.net.tls import server_tls
 from sluicemq.protocol import bodies
 from sluicemq.protocol.codes import RequestCode, ResponseCode
 from sluicemq.protocol.command import Command
@@ -33,6 +36,8 @@ from sluicemq.protocol.headers import (
 from sluicemq.store.store import Store
 
 log = logging.getLogger(__name__)
+
+BLACK_LIST: Final = frozenset({"brokerConfigPath"})
 
 
 class Admin:
@@ -82,29 +87,45 @@ class Admin:
     # ---------------------------------------------------------------------------- the broker
 
     def change_config(self, command: Command, peer: Peer) -> Command:
-        """25: changes settings of the running broker and writes them to its file."""
-        changes = bytes(command.body).decode("utf-8", "replace")
+        """25: changes settings and writes them to the broker's file. What takes effect at the next
+        start is named in the remark."""
+        settings = self._settings
         try:
-            broker, store, warnings = update_broker_config(
-                self._settings.broker, self._settings.store, changes
+            change = change_settings(
+                settings.in_force,
+                settings.at_next_start,
+                bytes(command.body).decode("utf-8", "replace"),
+                BLACK_LIST,
             )
+            if change.pending:
+                self._check_start(change.at_next_start[Part.BROKER])
         except ConfigurationError as error:
             raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        path = self._settings.broker.config_path
-        entries = known_entries(changes, Part.BROKER, Part.STORE)
-        if path and entries:
+        path = settings.broker.config_path
+        if path and change.entries:
             old = read_text(self._files, path) or ""
-            replace_text(self._files, path, edit_properties(old, entries))
-        self._settings.replace(broker, store)
+            replace_text(self._files, path, edit_properties(old, change.entries))
+        settings.apply(change)
         self._version = DataVersion(self._version.counter + 1, self._clock.now_ms())
-        log.info("%s changed the configuration: %s", peer.remote, ", ".join(entries) or "nothing")
-        for warning in warnings:
+        names = ", ".join(change.entries) or "nothing"
+        log.info("%s changed the configuration: %s", peer.remote, names)
+        for warning in change.warnings:
             log.warning("%s", warning)
-        return Command(ResponseCode.SUCCESS)
+        waits = f"kept for the next start: {', '.join(change.pending)}" if change.pending else None
+        return Command(ResponseCode.SUCCESS, remark=waits)
+
+    def _check_start(self, config: BrokerConfig) -> None:
+        """Raises ConfigurationError for what the next start would stumble over."""
+        from sluicemq.net.tls_contexts import server_contexts  # noqa: PLC0415 - needs OpenSSL
+
+        credentials_of(config.inner_credentials)
+        server_contexts(server_tls(config))
+        if config.acl_enable:
+            read_rules(Source(self._files, find_file(self._files, config.acl_files)).texts())
 
     def config(self, command: Command, peer: Peer) -> Command:
         """26."""
-        text = broker_config_text(self._settings.broker, self._settings.store)
+        text = settings_text(self._settings.in_force, self._settings.at_next_start)
         version = bodies.encode_data_version(self._version).decode()
         fields = encode_header(GetBrokerConfigResponse(version=version))
         return Command(ResponseCode.SUCCESS, fields, text.encode())

@@ -5,14 +5,14 @@ Who precomputes something from them asks to be told (`on_change`).
 
 from collections.abc import Callable
 
-from sluicemq.config import BrokerConfig, StoreConfig
+from sluicemq.config import BrokerConfig, Change, Configs, Part, StoreConfig
 
 
 class Settings:
     """`broker` and `store` are the values of now; read them anew each time. `is_read_only` says
     that nothing of the store may change (`readonly.py`)."""
 
-    __slots__ = ("_listeners", "broker", "is_read_only", "store")
+    __slots__ = ("_at_next_start", "_listeners", "broker", "is_read_only", "store")
 
     def __init__(
         self, broker: BrokerConfig, store: StoreConfig, *, is_read_only: bool = False
@@ -21,6 +21,21 @@ class Settings:
         self.store = store
         self.is_read_only = is_read_only
         self._listeners: list[Callable[[], None]] = []
+        self._at_next_start: Configs | None = None
+
+    @property
+    def in_force(self) -> Configs:
+        return {Part.BROKER: self.broker, Part.STORE: self.store}
+
+    @property
+    def at_next_start(self) -> Configs:
+        """What a start would take now: other than `in_force` where accepted changes wait for it."""
+        return self._at_next_start or self.in_force
+
+    def apply(self, change: Change) -> None:
+        """A change by request."""
+        self._at_next_start = change.at_next_start
+        self.replace(change.in_force[Part.BROKER], change.in_force[Part.STORE])
 
     def on_change(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)

@@ -19,6 +19,7 @@ from pathlib import Path
 import click
 
 from sluicemq.config import (
+    CHANGES_FILE,
     BrokerConfig,
     NameServerConfig,
     StoreConfig,
@@ -71,6 +72,7 @@ _log_option = click.option(
 def nameserver(path: str | None, host: str | None, port: int | None, log_level: str) -> None:
     """Run a name server until SIGTERM or Ctrl-C."""
     _start_log(log_level)
+    path = path or _changes_file(NameServerConfig().config_path)
     text = _read_config(path)
     overrides = _given(bindAddress=host, listenPort=port, configStorePath=_absolute(path))
     overrides |= _tls_file(text, Part.NAME_SERVER)
@@ -106,6 +108,7 @@ def broker(
     configuration names those of another broker.
     """
     _start_log(log_level)
+    path = path or _changes_file(f"{store or StoreConfig().root}/config/{CHANGES_FILE}")
     text = _read_config(path)
     overrides = _broker_options(text, path, port, store)
     overrides |= _given(bindAddress=host, namesrvAddr=nameserver)
@@ -147,9 +150,9 @@ def up(
     bindAddress says otherwise; the name server keeps its files in the store's directory.
     """
     _start_log(log_level)
-    text = _read_config(path)
-    overrides = _broker_options(text, path, broker_port, store)
-    overrides["bindAddress"] = host or parse_properties(text).get("bindAddress") or LOOPBACK
+    path = path or _changes_file(f"{store or StoreConfig().root}/config/{CHANGES_FILE}")
+    text = f"bindAddress={LOOPBACK}\n{_read_config(path)}"
+    overrides = _broker_options(text, path, broker_port, store) | _given(bindAddress=host)
     config, store_config, warnings = load_broker_config(text, overrides=overrides)
     _log_warnings(path, warnings)
 
@@ -173,13 +176,19 @@ def _store_text(store: StoreConfig, read_only: bool) -> str:
 
 def name_server_of(config: BrokerConfig, store: StoreConfig, port: int) -> NameServerConfig:
     """The name server of `sluice up`: beside its broker, its files in the store's directory."""
-    return NameServerConfig(
-        bind_address=config.bind_address,
-        listen_port=port,
-        **{item.name: getattr(config, item.name) for item in fields(TlsConfig)},
-        kv_config_path=f"{store.root}/namesrv/kvConfig.json",
-        config_path=f"{store.root}/namesrv/namesrv.properties",
+    path = f"{store.root}/namesrv/{CHANGES_FILE}"
+    names, warnings = load_name_server_config(
+        _read_config(_changes_file(path)),
+        overrides={
+            "bindAddress": config.bind_address,
+            "listenPort": str(port),
+            "kvConfigPath": f"{store.root}/namesrv/kvConfig.json",
+            "configStorePath": path,
+        },
     )
+    _log_warnings(path, warnings)
+    tls = {item.name: getattr(config, item.name) for item in fields(TlsConfig) if item.compare}
+    return replace(names, **tls)
 
 
 async def start_name_server(
@@ -268,6 +277,11 @@ def _read_config(path: str | None, option: str = "-c") -> str:
         raise ConfigurationError(
             f"{path} cannot be read: {error.strerror}.", cure=f"Name a readable file with {option}."
         ) from error
+
+
+def _changes_file(path: str) -> str | None:
+    """Without `-c`: where changes at run time were kept, if there were any."""
+    return path if Path(path).is_file() else None
 
 
 def _tls_file(text: str, part: Part) -> dict[str, str]:

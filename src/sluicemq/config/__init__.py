@@ -4,39 +4,33 @@
     values.py       BrokerConfig, StoreConfig, NameServerConfig
     keys.py         the declared table: RocketMQ's key -> field, type, range, meaning
     inert.py        keys that RocketMQ knows and that have no effect here
-    load.py         text -> values with warnings, values -> text, updates at run time
+    load.py         text -> values with warnings
+    changes.py      changes at run time, and values -> text
 
 Order of precedence: defaults, environment (`NAMESRV_ADDR`), file, command line.
 """
 
+from sluicemq.config.changes import Change, Configs, change_settings, settings_text
 from sluicemq.config.keys import KEYS, Key, Part
-from sluicemq.config.load import (
-    broker_config_text,
-    known_entries,
-    load_broker_config,
-    load_name_server_config,
-    name_server_config_text,
-    update_broker_config,
-    update_name_server_config,
-)
+from sluicemq.config.load import CHANGES_FILE, load_broker_config, load_name_server_config
 from sluicemq.config.properties import decode_properties_file, edit_properties, parse_properties
 from sluicemq.config.values import BrokerConfig, NameServerConfig, StoreConfig
 
 __all__ = [
+    "CHANGES_FILE",
     "KEYS",
     "BrokerConfig",
+    "Change",
+    "Configs",
     "Key",
     "NameServerConfig",
     "Part",
     "StoreConfig",
-    "broker_config_text",
+    "change_settings",
     "decode_properties_file",
     "edit_properties",
-    "known_entries",
     "load_broker_config",
     "load_name_server_config",
-    "name_server_config_text",
     "parse_properties",
-    "update_broker_config",
-    "update_name_server_config",
+    "settings_text",
 ]

@@ -8,9 +8,9 @@ A test compares the file with this text, so that no key is undocumented.
 import sys
 from collections.abc import Iterator
 
+from sluicemq.config.changes import default_text
 from sluicemq.config.inert import INERT, INERT_ALIASES, REFUSED
 from sluicemq.config.keys import INT_MAX, Key, Kind, Part, keys_of
-from sluicemq.config.load import default_text
 
 _HEAD = """\
 # Configuration
@@ -33,8 +33,8 @@ the file, options of the command line.
 That of `java.util.Properties`: one `key = value` a line; `=`, `:` or a blank separates; `#` and `!`
 begin a comment line; a `\\` at the end continues a line; `\\t \\n \\r \\f \\uXXXX` are escapes, a
 backslash before anything else is dropped. Files are UTF-8, or ISO-8859-1 when they are not valid
-UTF-8. In paths `~`, `$NAME`, `${NAME}` and `${user.home}` are replaced; a variable that is
-not set is an error.
+UTF-8. In paths `~`, `$NAME`, `${NAME}` and `${user.home}` are replaced when the file is
+read; a variable that is not set is an error.
 
 ## Where it differs from RocketMQ
 
@@ -52,9 +52,21 @@ not set is an error.
 
 Requests 25 and 318 (`mqadmin updateBrokerConfig`, `updateNamesrvConfig`) change keys of a running
 server and write them to its file, whose previous edition stays as `.bak`; comments and order stay.
-*live* keys take effect at once, the others at the next start. `rocketmqHome`, `configBlackList`,
-`brokerConfigPath`, `configStorePath` and `kvConfigPath` cannot be changed this way: the answer is
-code 16. Requests 26 and 319 show all keys.
+Without `-c` that file is `config/sluice.properties` in the store (of a name server
+`~/namesrv/sluice.properties`), and a start without `-c` reads it.
+
+A change is checked as at the start and refused as a whole when the server would not start with it.
+*live* keys take effect at once, the others at the next start. Until then requests 26 and 319
+(`mqadmin getBrokerConfig`, `getNamesrvConfig`), which show all keys, show the value in force and
+below, as `sluicePending.KEY`, the one that waits; the remark of the answer names what waits.
+RocketMQ shows the new value at once, whether or not anything uses it. A key without a value gets
+its default.
+
+Variables are replaced in files alone: a request's path with `$` or a leading `~` is refused, and
+paths are shown as the file writes them, so that nobody reads the environment of a server this way.
+What the command line or `tls.config.file` sets cannot be changed by a request, as it wins over the
+file. `rocketmqHome`, `configBlackList`, `brokerConfigPath`, `configStorePath` and `kvConfigPath`
+cannot either: the answer is code 16.
 
 """
 

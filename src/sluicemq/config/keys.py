@@ -19,6 +19,9 @@ class Kind(StrEnum):
     BOOLEAN = "true or false"
     INTEGER = "whole number"
     TEXT = "text"
+    NAME = "name"
+    HOST = "address or host name"
+    SERVERS = "host:port, separated by ;"
     PATH = "path"
     LIST = "list separated by ;"
     CHOICE = "one of a few words"
@@ -60,29 +63,30 @@ def _words(*words: str) -> tuple[tuple[str, object], ...]:
 B, S, N = Part.BROKER, Part.STORE, Part.NAME_SERVER
 BOOLEAN, INTEGER, TEXT, PATH = Kind.BOOLEAN, Kind.INTEGER, Kind.TEXT, Kind.PATH
 LIST, CHOICE = Kind.LIST, Kind.CHOICE
+NAME, HOST, SERVERS = Kind.NAME, Kind.HOST, Kind.SERVERS
 
 # fmt: off
 _BROKER_KEYS = (
-    _key(B, TEXT, "brokerName", "broker_name",
+    _key(B, NAME, "brokerName", "broker_name",
          "Name of the broker; brokers of one name are master and slaves. Default: the name of the "
          "machine."),
-    _key(B, TEXT, "brokerClusterName", "cluster_name",
+    _key(B, NAME, "brokerClusterName", "cluster_name",
          "Cluster the broker belongs to."),
     _key(B, INTEGER, "brokerId", "broker_id",
          "0 is the master. Slaves are not built yet.", maximum=0),
     _key(B, CHOICE, "brokerRole", "broker_role",
          "SYNC_MASTER waits for no slave as long as replication is not built.",
          choices=_words("ASYNC_MASTER", "SYNC_MASTER")),
-    _key(B, TEXT, "bindAddress", "bind_address",
+    _key(B, HOST, "bindAddress", "bind_address",
          "Address to listen at; `sluice up` uses 127.0.0.1 unless this or --host says otherwise."),
     _key(B, INTEGER, "listenPort", "listen_port",
          "Port to listen at; the VIP port is two less. 0 takes a free port.", maximum=65535),
-    _key(B, LIST, "namesrvAddr", "name_server_addresses",
+    _key(B, SERVERS, "namesrvAddr", "name_server_addresses",
          "Name servers, `host:port;host:port`. Default: the variable NAMESRV_ADDR."),
-    _key(B, TEXT, "brokerIP1", "broker_ip1",
+    _key(B, HOST, "brokerIP1", "broker_ip1",
          "Address that clients are told. When it is set, nothing is guessed and it is never "
          "replaced."),
-    _key(B, TEXT, "brokerIP2", "broker_ip2",
+    _key(B, HOST, "brokerIP2", "broker_ip2",
          "Address that slaves are told. Default: as brokerIP1."),
     _key(B, INTEGER, "brokerPermission", "broker_permission",
          "Bits: 4 read, 2 write. 4 refuses sends, 2 refuses pulls.", maximum=7, live=True),
@@ -106,7 +110,7 @@ _BROKER_KEYS = (
          minimum=64, maximum=32767, live=True),
     _key(B, BOOLEAN, "traceTopicEnable", "trace_topic_enable",
          "The topic for message traces exists."),
-    _key(B, TEXT, "msgTraceTopicName", "trace_topic_name",
+    _key(B, NAME, "msgTraceTopicName", "trace_topic_name",
          "Name of the topic for message traces."),
     _key(B, BOOLEAN, "traceOn", "trace_on",
          "What the broker answers to sends: clients trace or do not.", live=True),
@@ -168,7 +172,7 @@ _BROKER_KEYS = (
     _key(B, CHOICE, "metricsExporterType", "metrics_enable",
          "PROM serves `/metrics`. **Differs from RocketMQ, where the default is DISABLE.**",
          choices=(("PROM", True), ("DISABLE", False))),
-    _key(B, TEXT, "metricsPromExporterHost", "metrics_host",
+    _key(B, HOST, "metricsPromExporterHost", "metrics_host",
          "Address of `/metrics`. Default: bindAddress."),
     _key(B, INTEGER, "metricsPromExporterPort", "metrics_port",
          "Port of `/metrics`. 0 takes a free port.", maximum=65535),
@@ -208,8 +212,8 @@ _BROKER_KEYS = (
          'How the broker signs its requests to name servers: `{"accessKey":"…","secretKey":"…"}`, '
          "an admin account of theirs. Shown to nobody.", is_secret=True),
     _key(B, PATH, "brokerConfigPath", "config_path",
-         "File that changes at run time are written to. Default: the file of `-c`, or "
-         "config/broker.properties in the store."),
+         "File that changes at run time are written to. Default: the file of `-c`; without one "
+         "config/sluice.properties in the store, which is then read at the start."),
 )
 
 _STORE_KEYS = (
@@ -351,7 +355,7 @@ _STORE_KEYS = (
 )
 
 _NAME_SERVER_KEYS = (
-    _key(N, TEXT, "bindAddress", "bind_address",
+    _key(N, HOST, "bindAddress", "bind_address",
          "Address to listen at; `sluice up` uses 127.0.0.1 unless this or --host says otherwise."),
     _key(N, INTEGER, "listenPort", "listen_port",
          "Port to listen at. 0 takes a free port.", maximum=65535),
@@ -359,7 +363,8 @@ _NAME_SERVER_KEYS = (
          "File of the key-value configuration (order topics). "
          "Default: namesrv/kvConfig.json in the home directory."),
     _key(N, PATH, "configStorePath", "config_path",
-         "File that changes at run time are written to. Default: the file of `-c`."),
+         "File that changes at run time are written to. Default: the file of `-c`; without one "
+         "namesrv/sluice.properties in the home directory, which is then read at the start."),
     _key(N, INTEGER, "scanNotActiveBrokerInterval", "scan_interval_ms",
          "Every so many ms brokers that stopped registering are removed.", minimum=100),
     _key(N, BOOLEAN, "orderMessageEnable", "order_message_enable",

@@ -1,12 +1,17 @@
-"""Property text -> settings with warnings, settings -> text, and changes at run time.
+"""Property text -> settings with warnings.
 
 All of it follows from the table in `keys.py`. RocketMQ ignores unknown keys and bad values without
 a word (spec/config.md); here an unknown key is a warning with the nearest known name, a key that
 RocketMQ knows and we do not use is a note, and a bad value is an error.
+
+Variables (`$NAME`, `~`) are replaced in paths that are read at the start, and nowhere else: what
+comes by a request is taken literally, or whoever reaches the port could read the environment.
 """
 
+import functools
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
@@ -14,20 +19,24 @@ from sluicemq.config.inert import INERT, INERT_ALIASES, REFUSED
 from sluicemq.config.keys import Key, Kind, Part, keys_of
 from sluicemq.config.properties import parse_properties
 from sluicemq.config.tls import about_tls, java_options, tls_entries
-from sluicemq.config.values import RATIO_LIMITS, BrokerConfig, NameServerConfig, StoreConfig
-from sluicemq.errors import ConfigurationError, PermissionDeniedError
+from sluicemq.config.values import RATIO_LIMITS, BrokerConfig, NameServerConfig, Origin, StoreConfig
+from sluicemq.errors import ConfigurationError
 
-NO_PERMISSION = 16
-BROKER_BLACK_LIST = frozenset({"configBlackList", "brokerConfigPath"})
-NAME_SERVER_BLACK_LIST = frozenset({"configBlackList", "configStorePath", "kvConfigPath"})
-ALWAYS_BLACK = frozenset({"rocketmqHome"})
+NAME_LENGTH_MAX = 127
+_NAME = re.compile(r"[%|A-Za-z0-9_.-]+")
+_HOST = re.compile(r"[A-Za-z0-9_.:%-]+")
 SYSTEM_PROPERTIES = {
     f"rocketmq.broker.{name}": name
     for name in ("diskSpaceWarningLevelRatio", "diskSpaceCleanForciblyRatio")
 }
 """Java system properties that win over the keys of the file; their values are fractions."""
 
+CHANGES_FILE = "sluice.properties"
+"""Where changes at run time go without `-c`; read at the next start."""
+
 Settings = BrokerConfig | StoreConfig | NameServerConfig
+PathOf = Callable[[str, str], str]
+"""Key and text of a path -> the path."""
 
 
 class Found(NamedTuple):
@@ -52,23 +61,33 @@ def load_broker_config(
     is the process' own unless given. Raises ConfigurationError for a bad value.
     """
     environment = os.environ if environment is None else environment
-    entries = {"namesrvAddr": environment.get("NAMESRV_ADDR", "")} | _with_system_properties(
+    entries = {"namesrvAddr": environment.get("NAMESRV_ADDR", "")} | with_system_properties(
         parse_properties(text)
         | _java_options(environment)
         | tls_entries(java_options(environment), Part.BROKER)
     )
-    found = _find(entries | dict(overrides or {}), (Part.BROKER, Part.STORE), environment)
-    broker, store = BrokerConfig(**found.of(Part.BROKER)), StoreConfig(**found.of(Part.STORE))
-    config_path = broker.config_path or f"{store.root}/config/broker.properties"
-    broker = replace(
-        broker,
-        config_path=config_path,
-        acl_files=broker.acl_files or _acl_files(config_path, f"{store.root}/conf", environment),
-        # Clamped, not refused, as the real one does (spec/namesrv.md §3).
-        register_period_ms=min(max(broker.register_period_ms, 10_000), 60_000),
-    )
-    warnings = found.warnings + _about_ratios(found) + _about_sizes(store) + about_tls(broker)
-    return broker, store, warnings
+    entries |= overrides or {}
+
+    def build(path_of: PathOf) -> tuple[BrokerConfig, StoreConfig, Found]:
+        found = find_values(entries, (Part.BROKER, Part.STORE), path_of)
+        broker, store = BrokerConfig(**found.of(Part.BROKER)), StoreConfig(**found.of(Part.STORE))
+        config_path = broker.config_path or f"{store.root}/config/{CHANGES_FILE}"
+        places = _acl_files(config_path, f"{store.root}/conf", environment)
+        broker = replace(
+            broker,
+            config_path=config_path,
+            acl_files=broker.acl_files or places,
+            # Clamped, not refused, as the real one does (spec/namesrv.md §3).
+            register_period_ms=min(max(broker.register_period_ms, 10_000), 60_000),
+        )
+        return broker, store, found
+
+    broker, store, found = build(functools.partial(_expand, environment))
+    broker_text, store_text, _ = build(_as_written)
+    written = _written(broker, broker_text) | _written(store, store_text)
+    origin = Origin(written, frozenset(overrides or ()))
+    warnings = found.warnings + warnings_about(found, broker, store)
+    return replace(broker, origin=origin), replace(store, origin=origin), warnings
 
 
 def load_name_server_config(
@@ -81,11 +100,40 @@ def load_name_server_config(
     environment = os.environ if environment is None else environment
     options = tls_entries(java_options(environment), Part.NAME_SERVER)
     entries = parse_properties(text) | options | dict(overrides or {})
-    found = _find(entries, (Part.NAME_SERVER,), environment)
-    config = NameServerConfig(**found.of(Part.NAME_SERVER))
-    files = _acl_files(config.config_path, _directory(config.kv_config_path), environment)
-    config = replace(config, acl_files=config.acl_files or files)
-    return config, found.warnings + about_tls(config)
+
+    def build(path_of: PathOf) -> tuple[NameServerConfig, Found]:
+        found = find_values(entries, (Part.NAME_SERVER,), path_of)
+        config = NameServerConfig(**found.of(Part.NAME_SERVER))
+        places = _acl_files(config.config_path, _directory(config.kv_config_path), environment)
+        return replace(config, acl_files=config.acl_files or places), found
+
+    config, found = build(functools.partial(_expand, environment))
+    origin = Origin(_written(config, build(_as_written)[0]), frozenset(overrides or ()))
+    return replace(config, origin=origin), found.warnings + warnings_about(found, config)
+
+
+def warnings_about(found: Found, *settings: Settings) -> list[str]:
+    """What is allowed and yet not what it looks like, of settings that were made of `found`."""
+    warnings = _about_ratios(found)
+    for one in settings:
+        warnings += _about_sizes(one) if isinstance(one, StoreConfig) else about_tls(one)
+    return warnings
+
+
+def _as_written(_name: str, text: str) -> str:
+    return text
+
+
+def _written(settings: Settings, as_written: Settings) -> dict[str, str]:
+    """Of two that differ in the variables of their paths alone: value -> as it was written."""
+    found: dict[str, str] = {}
+    for item in (one for one in fields(settings) if one.compare):
+        value, text = getattr(settings, item.name), getattr(as_written, item.name)
+        if isinstance(value, tuple) and isinstance(text, tuple):
+            found |= dict(zip(value, text, strict=True))
+        elif isinstance(value, str):
+            found[value] = text
+    return {value: text for value, text in found.items() if value != text}
 
 
 def _acl_files(config_path: str, directory: str, environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -99,59 +147,12 @@ def _directory(path: str) -> str:
     return path.rpartition("/")[0] or "."
 
 
-def broker_config_text(broker: BrokerConfig, store: StoreConfig) -> str:
-    """What request 26 answers: a line `key=value` for each key, in RocketMQ's names."""
-    return _text((broker, Part.BROKER), (store, Part.STORE))
-
-
-def name_server_config_text(config: NameServerConfig) -> str:
-    """What request 319 answers."""
-    return _text((config, Part.NAME_SERVER))
-
-
-def update_broker_config(
-    broker: BrokerConfig, store: StoreConfig, text: str
-) -> tuple[BrokerConfig, StoreConfig, list[str]]:
-    """Settings changed by the text of request 25, and what the user should know.
-
-    Raises PermissionDeniedError for a key in the black list, ConfigurationError for a bad value.
-    """
-    entries = _with_system_properties(parse_properties(text))
-    _refuse(entries, BROKER_BLACK_LIST)
-    found = _find(entries, (Part.BROKER, Part.STORE), os.environ)
-    changed_store = replace(store, **found.of(Part.STORE))
-    warnings = found.warnings + _at_next_start(found, (Part.BROKER, Part.STORE))
-    return (
-        replace(broker, **found.of(Part.BROKER)),
-        changed_store,
-        warnings + _about_ratios(found) + _about_sizes(changed_store),
-    )
-
-
-def update_name_server_config(
-    config: NameServerConfig, text: str
-) -> tuple[NameServerConfig, list[str]]:
-    """Settings changed by the text of request 318; as `update_broker_config`."""
-    entries = parse_properties(text)
-    _refuse(entries, NAME_SERVER_BLACK_LIST | set(config.config_black_list))
-    found = _find(entries, (Part.NAME_SERVER,), os.environ)
-    warnings = found.warnings + _at_next_start(found, (Part.NAME_SERVER,))
-    return replace(config, **found.of(Part.NAME_SERVER)), warnings
-
-
-def known_entries(text: str, *parts: Part) -> dict[str, str]:
-    """The entries of a change that set something, under the keys' own names: for the file."""
-    names = {alias: key.name for key in keys_of(*parts) for alias in (*key.aliases, key.name)}
-    entries = _with_system_properties(parse_properties(text))
-    return {names[name]: value for name, value in entries.items() if name in names}
-
-
 def _java_options(environment: Mapping[str, str]) -> dict[str, str]:
     options = java_options(environment)
     return {name: options[name] for name in SYSTEM_PROPERTIES if name in options}
 
 
-def _with_system_properties(entries: Mapping[str, str]) -> dict[str, str]:
+def with_system_properties(entries: Mapping[str, str]) -> dict[str, str]:
     """The entries with each of Java's system properties under the name of its key, in percent."""
     changed = dict(entries)
     for name, key in SYSTEM_PROPERTIES.items():
@@ -167,22 +168,8 @@ def _with_system_properties(entries: Mapping[str, str]) -> dict[str, str]:
     return changed
 
 
-def _refuse(entries: Iterable[str], black_list: Iterable[str]) -> None:
-    if (ALWAYS_BLACK | set(black_list)).intersection(entries):
-        raise PermissionDeniedError(NO_PERMISSION, "Can not update config in black list.")
-
-
-def _at_next_start(found: Found, parts: tuple[Part, ...]) -> list[str]:
-    return [
-        f"{key.name} takes effect at the next start."
-        for key in keys_of(*parts)
-        if (key.part, key.field) in found.values and not key.live
-    ]
-
-
-def _find(
-    entries: Mapping[str, str], parts: tuple[Part, ...], environment: Mapping[str, str]
-) -> Found:
+def find_values(entries: Mapping[str, str], parts: tuple[Part, ...], path_of: PathOf) -> Found:
+    """What the entries set. Raises ConfigurationError for a value that cannot be."""
     table = keys_of(*parts)
     known = {name: key for key in table for name in (key.name, *key.aliases)}
     found = Found({}, [])
@@ -196,8 +183,10 @@ def _find(
             found.warnings.append(_about_unknown(name, known))
         elif name != key.name and key.name in entries:
             found.warnings.append(f"{name} is ignored because {key.name} is set too.")
+        elif any(character < " " for character in text):
+            raise ConfigurationError(f"{name} has control characters.", cure="Leave them out.")
         elif text != "":
-            found.values[key.part, key.field] = _read(key, name, text, environment)
+            found.values[key.part, key.field] = _read(key, name, text, path_of)
     found.warnings.extend(
         f"Without effect here, because {reason}: {', '.join(names)}."
         for reason, names in inert.items()
@@ -219,7 +208,7 @@ def _about_unknown(name: str, known: Iterable[str]) -> str:
     return f"{name} is not a known key and is ignored.{hint}"
 
 
-def _read(key: Key, name: str, text: str, environment: Mapping[str, str]) -> Any:
+def _read(key: Key, name: str, text: str, path_of: PathOf) -> Any:
     match key.kind:
         case Kind.BOOLEAN:
             return _read_choice(name, text.lower(), (("true", True), ("false", False)))
@@ -227,12 +216,46 @@ def _read(key: Key, name: str, text: str, environment: Mapping[str, str]) -> Any
             return _read_integer(key, name, text)
         case Kind.CHOICE:
             return _read_choice(name, text, key.choices)
-        case Kind.LIST:
-            return tuple(part.strip() for part in text.split(";") if part.strip())
+        case Kind.LIST | Kind.SERVERS:
+            words = tuple(part.strip() for part in text.split(";") if part.strip())
+            for word in words if key.kind is Kind.SERVERS else ():
+                _check_server(name, word)
+            return words
         case Kind.PATH:
-            return _expand(name, text, environment)
+            return path_of(name, text)
+        case Kind.NAME:
+            _check_name(name, text)
+        case Kind.HOST:
+            _check_host(name, text, text)
         case Kind.TEXT:
-            return text
+            pass
+    return text
+
+
+def _check_name(name: str, text: str) -> None:
+    # Topics bear these names, and topics are directories.
+    if not _NAME.fullmatch(text) or len(text) > NAME_LENGTH_MAX or not text.strip("."):
+        raise ConfigurationError(
+            f"{name} = {text} is not valid.",
+            cure=f"Write a name of at most {NAME_LENGTH_MAX} letters, digits and the characters "
+            "% | _ . and - of ASCII.",
+        )
+
+
+def _check_host(name: str, text: str, host: str) -> None:
+    if not _HOST.fullmatch(host):
+        raise ConfigurationError(
+            f"{name} = {text} is not valid.", cure="Write an IP address or a host name."
+        )
+
+
+def _check_server(name: str, text: str) -> None:
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ConfigurationError(
+            f"{name}: {text} is no address of a server.", cure="Write host:port;host:port."
+        )
+    _check_host(name, text, host.strip("[]"))
 
 
 def _read_integer(key: Key, name: str, text: str) -> int:
@@ -257,7 +280,7 @@ def _read_choice(name: str, text: str, choices: tuple[tuple[str, object], ...]) 
     raise ConfigurationError(f"{name} = {text} is not valid.", cure=f"Write {words}.")
 
 
-def _expand(name: str, text: str, environment: Mapping[str, str]) -> str:
+def _expand(environment: Mapping[str, str], name: str, text: str) -> str:
     """`~`, `$NAME` and `${NAME}` in a path, and Java's `${user.home}`."""
     home = environment.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - text, not Path
     text = text.replace("${user.home}", home)
@@ -302,31 +325,3 @@ def _about_sizes(store: StoreConfig) -> list[str]:
         f"mappedFileSizeCommitLog = {store.commit_log_file_bytes} bytes can hold; "
         "larger messages are refused."
     ]
-
-
-def _text(*owners: tuple[Settings, Part]) -> str:
-    return "".join(
-        f"{key.name}={'' if key.is_secret else _write(key, getattr(settings, key.field))}\n"
-        for settings, part in owners
-        for key in keys_of(part)
-    )
-
-
-def _write(key: Key, value: Any) -> str:
-    """The text that `_read` turns into this value; empty when there is none."""
-    if key.kind is Kind.CHOICE:
-        return next(word for word, meaning in key.choices if meaning == value)
-    if key.kind is Kind.LIST:
-        return ";".join(value)
-    if key.kind is Kind.BOOLEAN:
-        return "true" if value else "false"
-    return "" if value is None else str(value)
-
-
-def default_text(key: Key) -> str:
-    """The default of a key as a file would say it, for the documentation."""
-    owner = {Part.BROKER: BrokerConfig, Part.STORE: StoreConfig, Part.NAME_SERVER: NameServerConfig}
-    for item in fields(owner[key.part]):
-        if item.name == key.field and isinstance(item.default, bool | int | str | tuple):
-            return _write(key, item.default)
-    return ""

@@ -6,7 +6,10 @@ at run time makes a new value, nobody changes one.
 """
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self
 
 from sluicemq.config.delays import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import ConfigurationError
@@ -18,12 +21,27 @@ SMALL_LOG_FILE_BYTES = 64 * 1024 * 1024
 """Log files below this size are those of tests: index files of 420 MB would be too much there."""
 
 
+_DERIVED = ("commit_log_path", "consume_queue_path", "index_slots", "index_entries")
+"""Fields of the store that are filled in from others when they are empty."""
+
 RATIO_LIMITS = {
     "disk_used_ratio_max": (10, 95),
     "disk_forced_ratio": (30, 85),
     "disk_warning_ratio": (35, 90),
 }
 """Percentages that are brought into their limits, as the real broker does (spec/store.md §9)."""
+
+
+class Origin(NamedTuple):
+    """Where settings come from: nothing that the settings themselves depend on."""
+
+    written: Mapping[str, str] = MappingProxyType({})
+    """Path with its variables replaced -> as the file writes it, which is what answers show."""
+    command_line: frozenset[str] = frozenset()
+    """Keys that the command line set, which wins over the file."""
+
+
+_UNKNOWN = Origin()
 
 
 def host_name() -> str:
@@ -44,7 +62,7 @@ def _default_kv_path() -> str:
 
 
 def _default_name_server_config_path() -> str:
-    return _under_home("namesrv", "namesrv.properties")
+    return _under_home("namesrv", "sluice.properties")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +78,7 @@ class TlsConfig:
     tls_ca: str = ""
     tls_test_mode: bool = True
     tls_config_file: str = ""
+    origin: Origin = field(default=_UNKNOWN, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +210,25 @@ class StoreConfig:
     timer_slot_messages_max: int = 2**31 - 1
     timer_flush_interval_ms: int = 1000
     timer_log_file_bytes: int = 100 * 1024 * 1024
+    origin: Origin = field(default=_UNKNOWN, compare=False, repr=False)
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:
         """The delay of level 1, 2, …"""
         return parse_delay_levels(self.delay_levels)
+
+    def changed(self, **changes: Any) -> Self:
+        """With other settings; what was not given but follows from them follows anew."""
+        unset: dict[str, Any] = {
+            name: type(getattr(self, name))() for name in _DERIVED if name not in changes
+        }
+        derived = replace(self, **unset)
+        follows = {
+            name: empty
+            for name, empty in unset.items()
+            if getattr(derived, name) == getattr(self, name)
+        }
+        return replace(self, **follows, **changes)
 
     def __post_init__(self) -> None:
         root = self.root.rstrip("/") or "/"

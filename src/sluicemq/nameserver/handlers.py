@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
+from sluicemq.acl.source import Source, find_file, read_rules
 from sluicemq.config import (
     NameServerConfig,
     Part,
+    change_settings,
     edit_properties,
-    known_entries,
-    name_server_config_text,
-    update_name_server_config,
+    settings_text,
 )
 from sluicemq.errors import ConfigurationError, PermissionDeniedError, ProtocolError
 from sluicemq.files import Files, read_text, replace_text
@@ -26,6 +26,7 @@ from sluicemq.model.topic import BrokerData
 from sluicemq.nameserver.keyvalues import ORDER_TOPICS, KeyValues
 from sluicemq.nameserver.reachable import Origin, Way, reachable_address
 from sluicemq.nameserver.routes import MasterAddresses, Registration, RouteTable, in_zone
+from sluicemq.net.tls import server_tls
 from sluicemq.protocol.bodies import (
     STANDARD_JSON_VERSION_MIN,
     ClusterInfo,
@@ -71,6 +72,7 @@ UNIT: Final = 0x1
 UNIT_SUBSCRIPTION: Final = 0x2
 ZLIB_FIRST_BYTE: Final = b"\x78"
 TOLD_MAX: Final = 1000
+BLACK_LIST: Final = frozenset({"configStorePath", "kvConfigPath"})
 _HELP = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
 
@@ -95,6 +97,12 @@ class Parts:
     started_ms: int
     told: set[tuple[str, str]] = field(default_factory=set)
     """Replaced addresses that are logged already."""
+    changed_config: NameServerConfig | None = None
+    """What a start would take now, once request 318 has changed something."""
+
+    @property
+    def at_next_start(self) -> NameServerConfig:
+        return self.changed_config or self.config
 
 
 Handler = Callable[[Command, Caller, Parts, int], Command]
@@ -361,26 +369,44 @@ def get_kv_list(command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> 
 
 def get_config(_command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> Command:
     """319."""
-    return success(body=name_server_config_text(parts.config).encode())
+    text = settings_text({Part.NAME_SERVER: parts.config}, {Part.NAME_SERVER: parts.at_next_start})
+    return success(body=text.encode())
 
 
-def update_config(command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> Command:
-    """318: checked as a whole, written to the file, then in force."""
+def update_config(command: Command, peer: Caller, parts: Parts, _now_ms: int) -> Command:
+    """318: checked as a whole, written to the file, then in force or kept for the next start."""
     try:
-        text = bytes(command.body).decode()
-        config, warnings = update_name_server_config(parts.config, text)
+        change = change_settings(
+            {Part.NAME_SERVER: parts.config},
+            {Part.NAME_SERVER: parts.at_next_start},
+            bytes(command.body).decode(),
+            BLACK_LIST | set(parts.config.config_black_list),
+        )
+        if change.pending:
+            _check_start(change.at_next_start[Part.NAME_SERVER], parts.files)
         path = parts.config.config_path
-        entries = known_entries(text, Part.NAME_SERVER)
-        edited = edit_properties(read_text(parts.files, path) or "", entries)
+        edited = edit_properties(read_text(parts.files, path) or "", change.entries)
         replace_text(parts.files, path, edited)
     except PermissionDeniedError as error:
         return failure(ResponseCode.NO_PERMISSION, error.remark)
     except (ConfigurationError, UnicodeDecodeError, OSError) as error:
         return failure(ResponseCode.SYSTEM_ERROR, str(error))
-    for warning in warnings:
+    log.info("%s changed the configuration: %s", peer.remote, ", ".join(change.entries))
+    for warning in change.warnings:
         log.warning("configuration changed at run time: %s", warning)
-    parts.config = config
-    return success()
+    parts.config = change.in_force[Part.NAME_SERVER]
+    parts.changed_config = change.at_next_start[Part.NAME_SERVER]
+    waits = f"kept for the next start: {', '.join(change.pending)}" if change.pending else None
+    return Command(ResponseCode.SUCCESS, remark=waits)
+
+
+def _check_start(config: NameServerConfig, files: Files) -> None:
+    """Raises ConfigurationError for what the next start would stumble over."""
+    from sluicemq.net.tls_contexts import server_contexts  # noqa: PLC0415 - needs OpenSSL
+
+    server_contexts(server_tls(config))
+    if config.acl_enable:
+        read_rules(Source(files, find_file(files, config.acl_files)).texts())
 
 
 def tolerant(handler: Handler) -> Handler:

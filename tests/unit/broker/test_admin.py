@@ -182,6 +182,55 @@ def test_a_change_of_settings_is_kept_in_the_file(
     assert broker.files.exists("/conf/broker.conf.bak")
 
 
+def test_a_request_reads_nothing_of_the_environment(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    answer = client.call(CHANGE, None, b"tls.server.trustCertPath=/x/${PATH}\n")
+    assert answer.code == 1
+    assert "cannot use variables" in (answer.remark or "")
+    assert config(client)["tls.server.trustCertPath"] == ""
+
+
+def test_what_waits_for_the_next_start_is_shown_as_pending_and_not_in_force(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    broker.change(config_path="/conf/broker.conf")
+    root = broker.settings.store.root
+    answer = client.call(CHANGE, None, b"storePathRootDir=/other\nbrokerClusterName=c2\n")
+    assert answer.code == 0
+    assert (answer.remark or "").startswith("kept for the next start: brokerClusterName")
+    shown = config(client)
+    assert (shown["storePathRootDir"], shown["sluicePending.storePathRootDir"]) == (root, "/other")
+    assert shown["brokerClusterName"] == "DefaultCluster"
+    assert shown["sluicePending.brokerClusterName"] == "c2"
+    assert broker.settings.store.root == root
+    assert broker.settings.broker.cluster_name == "DefaultCluster"
+    broker.clean()
+    assert b"storePathRootDir=/other" in broker.files.content("/conf/broker.conf")
+    client.call(CHANGE, None, f"storePathRootDir={root}\nbrokerClusterName=\n".encode())
+    assert not [name for name in config(client) if name.startswith("sluicePending.")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "brokerClusterName=../../etc",
+        "tls.server.certPath=/no/such/file.pem",
+        "tls.server.need.client.auth=require",
+        "aclEnable=true",
+        "innerClientAuthenticationCredentials=secret",
+    ],
+)
+def test_a_change_with_which_the_broker_would_not_start_again_is_refused(
+    client: SteppedClient, text: str
+) -> None:
+    before = config(client)
+    answer = client.call(CHANGE, None, text.encode())
+    assert answer.code == 1
+    assert answer.remark
+    assert config(client) == before
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [(b"brokerConfigPath=x\n", 16), (b"traceOn=maybe\n", 1), (b"defaultTopicQueueNums=0\n", 1)],
