@@ -12,16 +12,17 @@ What the callers may rely on:
 
 A table (`topics.json` …) is replaced as RocketMQ does (spec/store.md §11): the old one becomes
 `.bak` by rename, the new one is written beside, synced, renamed, and the directory synced. So a
-reader finds either the new or the previous one, in `path` or in `path.bak`.
+reader finds either the new or the previous one, in `path` or in `path.bak`. Every new edition has
+the owner and the mode of the one before, from its first byte on: it may hold secrets.
 """
 
-import contextlib
 import errno
 import fcntl
 import os
+import stat
 import struct
 from collections.abc import Callable
-from typing import Final, Protocol, TypeVar
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 from sluicemq.errors import StoreDamagedError, StoreLockedError
 
@@ -31,6 +32,18 @@ LOCK_CONTENT: Final = b"lock"
 _FLOCK: Final = struct.Struct(
     "hhqqi"
 )  # struct flock of Linux on 64 bits: type whence start len pid
+
+
+class Access(NamedTuple):
+    """Who may do what with a file: permission bits, user and group id (None: who makes it)."""
+
+    mode: int = 0o644
+    owner: int | None = None
+    group: int | None = None
+
+
+FOR_OWNER: Final = Access(0o600)
+OPEN: Final = Access()
 
 
 class File(Protocol):
@@ -68,8 +81,13 @@ class File(Protocol):
 class Files(Protocol):
     """The file system as the product uses it. Paths are plain text."""
 
-    def open(self, path: str, *, create: bool = False) -> File:
-        """Open for reading and writing (for reading alone where writing is not allowed)."""
+    def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
+        """Open for reading and writing (for reading alone where writing is not allowed). A file
+        that is created with `access` is never more open than that."""
+        ...
+
+    def access(self, path: str) -> Access:
+        """Raises FileNotFoundError."""
         ...
 
     def exists(self, path: str) -> bool: ...
@@ -165,14 +183,21 @@ class SystemFiles:
 
     __slots__ = ()
 
-    def open(self, path: str, *, create: bool = False) -> File:
+    def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         try:
-            return SystemFile(path, os.open(path, flags, 0o644))
+            descriptor = os.open(path, flags, 0o644 if access is None else 0o600)
         except OSError as error:
             if create or error.errno not in (errno.EACCES, errno.EROFS):
                 raise
             return SystemFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        if create and access is not None:
+            _give(descriptor, access)
+        return SystemFile(path, descriptor)
+
+    def access(self, path: str) -> Access:
+        found = os.stat(path)  # noqa: PTH116 - paths are text on this port
+        return Access(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid)
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)  # noqa: PTH110 - paths are text on this port
@@ -241,6 +266,22 @@ class SystemFiles:
         return os.stat(path).st_mtime_ns // 1_000_000  # noqa: PTH116 - paths are text on this port
 
 
+def _give(descriptor: int, access: Access) -> None:
+    """What this process may not give is left out: nobody else gets it instead."""
+    mode, found = access.mode, os.fstat(descriptor)
+    owner = found.st_uid if access.owner is None else access.owner
+    group = found.st_gid if access.group is None else access.group
+    if (owner, group) != (found.st_uid, found.st_gid):
+        try:
+            os.fchown(descriptor, owner, group)
+        except PermissionError:
+            try:
+                os.fchown(descriptor, -1, group)
+            except PermissionError:
+                mode &= ~0o070
+    os.fchmod(descriptor, mode)
+
+
 SYSTEM_FILES: Final = SystemFiles()
 
 
@@ -249,7 +290,7 @@ class ReadOnlyFiles(SystemFiles):
 
     __slots__ = ()
 
-    def open(self, path: str, *, create: bool = False) -> File:
+    def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
         """Not even opened for writing. `create` of a file that is missing raises OSError."""
         if create and not self.exists(path):
             raise _read_only(path)
@@ -352,44 +393,58 @@ def read_text(files: Files, path: str) -> str | None:
         file.close()
 
 
-def replace_text(files: Files, path: str, text: str) -> None:
-    """Write a new edition of a table; the previous one stays as `<path>.bak`. Durable on return."""
-    directory = path.rpartition("/")[0]
-    files.make_directory(directory)
-    _write_synced(files, path + ".tmp", text.encode())
+def replace_text(files: Files, path: str, text: str, *, new_access: Access | None = None) -> None:
+    """Write a new edition of a table; the previous one stays as `<path>.bak`. Durable on return.
+
+    `new_access` is that of a file that was not there.
+    """
+    _write_beside(files, path, text, new_access)
     if files.exists(path):
         files.rename(path, path + ".bak")
     files.rename(path + ".tmp", path)
-    files.sync_directory(directory)
+    files.sync_directory(_directory(path))
 
 
 def overwrite_text(files: Files, path: str, text: str) -> None:
-    """Write a new edition in one step: whoever reads meets the old one or the new one. The rights
-    of the file stay, for it may hold secrets. Durable on return."""
-    directory = path.rpartition("/")[0]
-    temporary = path + ".tmp"
+    """Write a new edition in one step: whoever reads meets the old one or the new one. Durable on
+    return."""
+    _write_beside(files, path, text, FOR_OWNER)
+    files.rename(path + ".tmp", path)
+    files.sync_directory(_directory(path))
+
+
+def _write_beside(files: Files, path: str, text: str, new_access: Access | None) -> None:
+    files.make_directory(_directory(path))
+    temporary, data = path + ".tmp", text.encode()
     if files.exists(temporary):
         files.remove(temporary)
-    old, new = files.open(path), files.open(temporary, create=True)
-    try:
-        with contextlib.suppress(OSError, NotImplementedError):  # in memory there are no rights
-            os.fchmod(new.fileno(), os.fstat(old.fileno()).st_mode & 0o777)
-    finally:
-        old.close()
-        new.close()
-    _write_synced(files, temporary, text.encode())
-    files.rename(temporary, path)
-    files.sync_directory(directory)
-
-
-def _write_synced(files: Files, path: str, data: bytes) -> None:
-    file = files.open(path, create=True)
+    access = files.access(path) if files.exists(path) else new_access
+    file = files.open(temporary, create=True, access=access)
     try:
         file.truncate(len(data))
         file.pwrite(data, 0)
         file.sync()
     finally:
         file.close()
+
+
+def _directory(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def exposure(files: Files, path: str) -> str | None:
+    """A sentence when a file with secrets is there and can be read by more than its owner.
+
+    The group of a file of root may read it: how else could a server that is not root?
+    """
+    if not path or not files.exists(path):
+        return None
+    access = files.access(path)
+    group = 0o040 if access.owner != 0 else 0
+    if not access.mode & (0o004 | group):
+        return None
+    who = "everybody on this machine" if access.mode & 0o004 else "its group"
+    return f"{path} holds secrets and can be read by {who}: chmod 600 {path}"
 
 
 def load_text(files: Files, path: str, parse: Callable[[str], T]) -> T | None:

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from typing import Final
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.files import READ_ONLY_FILES, File, Files
+from sluicemq.files import FOR_OWNER, READ_ONLY_FILES, Access, File, Files
 
 _NO_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0
 """MAP_NORESERVE: address space, not memory, is what an untouched map takes."""
@@ -226,13 +226,17 @@ class OverlayFiles:
 
     # --- the port
 
-    def open(self, path: str, *, create: bool = False) -> File:
+    def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
         with self._lock:
             node = self._nodes.get(path)
             if node is None:
                 node = self._nodes[path] = self._new_node(path, create=create)
             node.users += 1
         return OverlayFile(self, path, node)
+
+    def access(self, path: str) -> Access:
+        """That of the file below; what is in memory nobody else can read."""
+        return FOR_OWNER if path in self._gone or self._is_made(path) else self._base.access(path)
 
     def exists(self, path: str) -> bool:
         with self._lock:

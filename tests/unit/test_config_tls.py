@@ -5,10 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from sluicemq.cli.serve import _tls_file, name_server_of
+from sluicemq.cli.serve import _read_config, _tls_file, name_server_of
 from sluicemq.cli.tls import chosen_tls
-from sluicemq.config import load_broker_config, load_name_server_config, settings_text
+from sluicemq.config import (
+    NameServerConfig,
+    load_broker_config,
+    load_name_server_config,
+    settings_text,
+)
 from sluicemq.config.keys import Part
+from sluicemq.config.tls import key_files
 from sluicemq.errors import ConfigurationError
 from sluicemq.net.tls import ServerTls, Tls, broker_tls, preset, server_tls, tls_of_environment
 
@@ -97,6 +103,27 @@ def test_a_broker_dials_with_tls_when_it_enforces_it_or_is_told_to() -> None:
 def test_the_name_server_of_sluice_up_has_the_brokers_tls() -> None:
     broker, store, _ = load_broker_config(FILE, environment={})
     assert server_tls(name_server_of(broker, store, 9876)) == server_tls(broker)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_a_file_with_a_password_that_others_can_read_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int
+) -> None:
+    path = tmp_path / "broker.conf"
+    path.write_text(FILE)
+    path.chmod(mode)
+    assert _read_config(str(path)) == FILE
+    path.write_text("tls.server.keyPassword=\n")
+    _read_config(str(path))
+    assert len(caplog.messages) == (mode == 0o644)
+
+
+def test_private_keys_are_where_the_settings_say() -> None:
+    broker, _, _ = load_broker_config(FILE, environment={})
+    assert key_files(broker) == ["/etc/server.key", "/etc/client.key"]
+    broker, _, _ = load_broker_config("tls.server.certPath=/etc/both.pem", environment={})
+    assert key_files(broker) == ["/etc/both.pem"]
+    assert key_files(NameServerConfig()) == []
 
 
 def test_passwords_are_shown_to_nobody() -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import random
 import subprocess
 import sys
@@ -13,7 +14,17 @@ import pytest
 
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import StoreDamagedError, StoreLockedError
-from sluicemq.files import SYSTEM_FILES, Files, load_text, read_text, replace_text
+from sluicemq.files import (
+    FOR_OWNER,
+    SYSTEM_FILES,
+    Access,
+    Files,
+    exposure,
+    load_text,
+    overwrite_text,
+    read_text,
+    replace_text,
+)
 from sluicemq.testing.files import CrashableFiles
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -179,6 +190,64 @@ def test_replaced_table_keeps_the_previous_edition(port: tuple[Files, str]) -> N
     assert load_text(files, path, json.loads) == {"a": 2}
     assert read_text(files, path + ".bak") == '{"a": 1}'
     assert files.names(f"{root}/config") == ["topics.json", "topics.json.bak"]
+
+
+@pytest.mark.parametrize("rewrite", [replace_text, overwrite_text])
+def test_a_new_edition_has_the_rights_of_the_old_one(
+    port: tuple[Files, str], rewrite: Callable[[Files, str, str], None]
+) -> None:
+    files, root = port
+    path = f"{root}/broker.conf"
+    file = files.open(path, create=True, access=Access(0o640))
+    file.close()
+    before = files.access(path)
+    assert before.mode == 0o640
+    files.open(path + ".tmp", create=True, access=Access(0o666)).close()  # a crash left it
+    for text in ("secret=1", "secret=2"):
+        rewrite(files, path, text)
+        assert files.access(path) == before
+    if rewrite is replace_text:
+        assert files.access(path + ".bak") == before
+
+
+def test_a_new_file_with_secrets_is_its_owners_alone(port: tuple[Files, str]) -> None:
+    files, root = port
+    replace_text(files, f"{root}/new", "secret=1", new_access=FOR_OWNER)
+    assert files.access(f"{root}/new").mode == 0o600
+    assert exposure(files, f"{root}/new") is None
+    files.open(f"{root}/open", create=True, access=Access(0o644)).close()
+    assert "can be read by everybody on this machine: chmod 600" in (
+        exposure(files, f"{root}/open") or ""
+    )
+    assert exposure(files, f"{root}/missing") is None
+
+
+def test_the_owner_stays_the_owner_when_somebody_else_rewrites(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file to somebody")
+    path = tmp_path / "plain_acl.yml"
+    path.write_text("old")
+    path.chmod(0o640)
+    os.chown(path, 12345, 54321)
+    for rewrite in (replace_text, overwrite_text):
+        rewrite(SYSTEM_FILES, str(path), "new")
+        found = path.stat()
+        assert (found.st_uid, found.st_gid, found.st_mode & 0o777) == (12345, 54321, 0o640)
+    assert "can be read by its group" in (exposure(SYSTEM_FILES, str(path)) or "")
+    os.chown(path, 0, 54321)
+    assert exposure(SYSTEM_FILES, str(path)) is None
+
+
+def test_rights_that_cannot_be_given_are_given_to_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "fchown", refuse)
+    access = Access(0o660, os.getuid(), os.getgid() + 1)
+    SYSTEM_FILES.open(str(tmp_path / "a"), create=True, access=access).close()
+    assert SYSTEM_FILES.access(str(tmp_path / "a")).mode == 0o600
 
 
 @pytest.mark.parametrize("broken", [b"", b"{", b"\xff\xfe", b"  \n"])

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from sluicemq.acl.addresses import numbers_of
 from sluicemq.acl.needs import PUB, Resource, need_of
 from sluicemq.acl.rules import GROUP_PREFIX, Account, Permission, Rules
-from sluicemq.acl.source import Read, Source, Texts, find_file, read_rules
+from sluicemq.acl.source import Read, Source, Texts, find_file
 from sluicemq.acl.verdict import Request, Verdict, authorize, decide, identify
 from sluicemq.clock import Clock
 from sluicemq.errors import ConfigurationError
@@ -129,13 +129,13 @@ class Guard:
         """At the start. Raises ConfigurationError and OSError: a server does not run without
         the rules it was told to have."""
         texts = self._source.texts()
-        self._adopt(texts, read_rules(texts))
+        self._adopt(texts, self._source.read(texts))
 
     def look(self) -> tuple[Texts, Read] | ConfigurationError | None:
         """Blocking, for another thread: what is new in the files, or what is wrong with them."""
         try:
             texts = self._source.texts()
-            return None if texts == self._texts else (texts, read_rules(texts))
+            return None if texts == self._texts else (texts, self._source.read(texts))
         except ConfigurationError as error:
             return error
         except OSError as error:

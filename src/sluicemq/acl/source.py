@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from sluicemq.acl.loading import load_rules
 from sluicemq.acl.rules import Rules
 from sluicemq.errors import ConfigurationError
-from sluicemq.files import Files
+from sluicemq.files import Files, exposure
 
 DIRECTORY_FILES_MAX: Final = 1000
 DEPTH_MAX: Final = 8
@@ -59,6 +59,12 @@ class Source:
                 cure="Merge some of them.",
             )
         return Texts(tuple((path, self._content(path)) for path in paths))
+
+    def read(self, texts: Texts) -> Read:
+        """As `read_rules`, and warns of files that others can read."""
+        read = read_rules(texts)
+        exposed = [exposure(self._files, path) for path, _ in texts.items]
+        return read._replace(warnings=(*read.warnings, *filter(None, exposed)))
 
     def _below(self, directory: str, depth: int) -> list[str]:
         if depth > DEPTH_MAX or not self._files.exists(directory):

@@ -15,7 +15,7 @@ import orjson
 
 from sluicemq.cli.tls import tls_options
 from sluicemq.errors import ConfigurationError
-from sluicemq.files import SYSTEM_FILES, read_text
+from sluicemq.files import SYSTEM_FILES, exposure, read_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_NAME_SERVER = "127.0.0.1:9876"
@@ -74,6 +74,9 @@ def _tools_file() -> tuple[str, str] | None:
         return None
     from sluicemq.acl.loading import load_credentials  # noqa: PLC0415 - rarely there
 
+    warning = exposure(SYSTEM_FILES, path)
+    if warning is not None:
+        click.echo(f"warning: {warning}", err=True)
     return load_credentials(text, path)
 
 

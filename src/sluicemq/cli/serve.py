@@ -28,11 +28,11 @@ from sluicemq.config import (
     load_name_server_config,
     parse_properties,
 )
-from sluicemq.config.keys import Part
-from sluicemq.config.tls import DEFAULT_FILE, java_options, tls_entries
+from sluicemq.config.keys import KEYS, Part
+from sluicemq.config.tls import DEFAULT_FILE, java_options, key_files, tls_entries
 from sluicemq.config.values import TlsConfig
 from sluicemq.errors import ConfigurationError
-from sluicemq.files import SYSTEM_FILES
+from sluicemq.files import SYSTEM_FILES, exposure
 from sluicemq.model.addresses import is_wildcard, join
 from sluicemq.net.limits import LogLimit
 
@@ -198,6 +198,7 @@ async def start_name_server(
     from sluicemq.files_overlay import OverlayFiles  # noqa: PLC0415 - not for `--help`
     from sluicemq.nameserver.server import NameServer  # noqa: PLC0415
 
+    _warn_of_exposure(*key_files(config))
     server = NameServer(config, files=OverlayFiles() if read_only else SYSTEM_FILES)
     await server.start()
     stack.push_async_callback(server.close)
@@ -215,6 +216,7 @@ async def start_broker(
     """Start one whose closing the stack does; the address that clients are told."""
     from sluicemq.broker.server import Broker  # noqa: PLC0415 - the name server needs none of it
 
+    _warn_of_exposure(*key_files(config))
     server = Broker(config, store, read_only=read_only)
     await server.start()
     stack.push_async_callback(server.close)
@@ -272,11 +274,22 @@ def _read_config(path: str | None, option: str = "-c") -> str:
     if path is None:
         return ""
     try:
-        return decode_properties_file(Path(path).read_bytes())
+        text = decode_properties_file(Path(path).read_bytes())
     except OSError as error:
         raise ConfigurationError(
             f"{path} cannot be read: {error.strerror}.", cure=f"Name a readable file with {option}."
         ) from error
+    entries = parse_properties(text)
+    if any(entries.get(key.name) for key in KEYS if key.is_secret):
+        _warn_of_exposure(path)
+    return text
+
+
+def _warn_of_exposure(*paths: str) -> None:
+    for path in paths:
+        warning = exposure(SYSTEM_FILES, path)
+        if warning is not None:
+            log.warning("%s", warning)
 
 
 def _changes_file(path: str) -> str | None:

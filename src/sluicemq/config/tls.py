@@ -27,6 +27,14 @@ def tls_entries(entries: Mapping[str, str], part: Part) -> dict[str, str]:
     }
 
 
+def key_files(config: TlsConfig) -> list[str]:
+    """The files that hold private keys."""
+    paths = [config.tls_key or config.tls_certificate]
+    if isinstance(config, BrokerConfig):
+        paths.append(config.tls_client_key or config.tls_client_certificate)
+    return [path for path in dict.fromkeys(paths) if path]
+
+
 def about_tls(config: TlsConfig) -> list[str]:
     """What is less safe than it looks."""
     warnings = []

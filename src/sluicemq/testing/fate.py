@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from sluicemq.files import OPEN, Access
+
 if TYPE_CHECKING:
     import random
 
@@ -48,6 +50,7 @@ class Node:
     pending: list[Write | Resize] = field(default_factory=list)
     blocks: set[int] = field(default_factory=set)
     modified_ms: int = 0
+    access: Access = OPEN
     has_lost: bool = False
 
     def write(self, offset: int, data: bytes) -> None:
@@ -95,14 +98,13 @@ class Node:
                 resize(content, change.size)
         blocks = {at // BLOCK_BYTES for at in range(0, len(content), BLOCK_BYTES)}
         used = {b for b in blocks if any(content[b * BLOCK_BYTES : (b + 1) * BLOCK_BYTES])}
-        return Node(content, bytearray(content), [], used, self.modified_ms)
+        return Node(content, bytearray(content), [], used, self.modified_ms, self.access)
 
     def after_kill(self) -> "Node":
         """As the next process finds it: pages that a failed sync lost have been read anew."""
         now = self._synced() if self.has_lost else bytearray(self.now)
-        return Node(
-            bytearray(self.safe), now, list(self.pending), set(self.blocks), self.modified_ms
-        )
+        safe, pending, blocks = bytearray(self.safe), list(self.pending), set(self.blocks)
+        return Node(safe, now, pending, blocks, self.modified_ms, self.access)
 
 
 class Entry(NamedTuple):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import StoreLockedError
-from sluicemq.files import LOCK_CONTENT, File
+from sluicemq.files import LOCK_CONTENT, OPEN, Access, File
 from sluicemq.testing.fate import (
     BLOCK_BYTES,
     Entry,
@@ -156,19 +156,25 @@ class CrashableFiles:
 
     # --- the port
 
-    def open(self, path: str, *, create: bool = False) -> File:
+    def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
         self.check("open", path)
         if path not in self._entries:
             if not create:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             self.check("create", path)
             self._require_directory(path)
-            self._change(Entry(path, Node()))
+            self._change(Entry(path, Node(access=access or OPEN)))
             self.note("create", path)
         node = self._entries[path]
         if node is None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         return CrashableFile(self, path, node)
+
+    def access(self, path: str) -> Access:
+        node = self._entries.get(path)
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return node.access
 
     def exists(self, path: str) -> bool:
         return path in self._entries or path in ("", "/")

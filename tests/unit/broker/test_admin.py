@@ -182,6 +182,17 @@ def test_a_change_of_settings_is_kept_in_the_file(
     assert broker.files.exists("/conf/broker.conf.bak")
 
 
+def test_the_file_of_changes_is_private_and_keeps_its_rights(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    broker.change(config_path="/conf/broker.conf")
+    broker.files.make_directory("/conf")
+    client.call(CHANGE, None, b"traceOn=false\n")
+    assert broker.files.access("/conf/broker.conf").mode == 0o600
+    client.call(CHANGE, None, b"traceOn=true\n")
+    assert broker.files.access("/conf/broker.conf").mode == 0o600
+
+
 def test_a_request_reads_nothing_of_the_environment(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
