@@ -73,4 +73,4 @@ def test_the_name_server_of_up_keeps_its_files_in_the_store() -> None:
     config = name_server_of(BrokerConfig(bind_address="127.0.0.1"), StoreConfig(root="/data"), 9876)
     assert (config.bind_address, config.listen_port) == ("127.0.0.1", 9876)
     assert config.kv_config_path == "/data/namesrv/kvConfig.json"
-    assert config.config_path == "/data/namesrv/namesrv.properties"
+    assert config.config_path == "/data/namesrv/sluice.properties"
