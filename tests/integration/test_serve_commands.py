@@ -120,6 +120,25 @@ def test_changes_by_request_are_there_after_the_next_start_without_a_file(
     assert b"sluicePending." not in broker + names
 
 
+def test_a_broker_that_nobody_has_opened_says_what_opens_it(
+    processes: Processes, tmp_path: Path
+) -> None:
+    process, line = processes.ready("broker", "--port", "0", "--store", str(tmp_path / "store"))
+    address = address_in(line, "broker")
+    assert b"\nbindAddress=\n" in ask(address, Command(26))
+    assert b"\nbindAddress=\n" in ask(("127.0.0.1", address[1]), Command(26))
+    process.terminate()
+    _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert "protected mode: only clients on this machine are served" in errors
+    assert "Set bindAddress (or --host), 0.0.0.0 for all addresses" in errors
+    assert "http://127.0.0.1:" in errors
+    process, line = processes.ready(
+        "broker", "--port", "0", "--host", "0.0.0.0", "--store", str(tmp_path / "store")
+    )
+    process.terminate()
+    assert "protected mode" not in process.communicate(timeout=TIMEOUT_S)[1]
+
+
 def test_a_broker_registers_with_the_name_servers_it_is_given(
     processes: Processes, tmp_path: Path
 ) -> None:

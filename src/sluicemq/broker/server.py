@@ -37,6 +37,7 @@ from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import SOCKETS, Listener, Network, secured
 from sluicemq.net.peer import Peer
+from sluicemq.net.protected import warn_of_protection
 from sluicemq.net.tls import broker_tls, server_tls
 from sluicemq.store.store import Store
 
@@ -163,7 +164,7 @@ class Broker:
         if not self.settings.is_read_only:
             core.cleaning.look()
         server = self._new_server(core.dispatcher())
-        await server.start(config.bind_address, [config.listen_port])
+        await server.start(config.listen_address, [config.listen_port])
         self._servers.append(server)
         core.move(host._replace(port=self.port))
         self.address = join(advertised.address, self.port)
@@ -183,21 +184,14 @@ class Broker:
                 await self._told.wait()
         if config.metrics_enable:  # its imports are a tenth of a start, and nobody waits for it
             self._metrics = loop.run_in_executor(self._executor, self._open_metrics)
-        log.info("broker %s listens at %s:%d", config.broker_name, config.bind_address, self.port)
+        log.info("broker %s listens at %s:%d", config.broker_name, config.listen_address, self.port)
+        warn_of_protection(config)
 
     def _new_server(self, dispatcher: Dispatcher) -> Listener:
-        config = self.settings.broker
         return self._network.listener(
             dispatcher,
             on_disconnect=self.core.disconnected,
-            limits=ServerLimits(
-                connections_max=config.connections_max,
-                connections_per_address_max=config.connections_per_address_max,
-                idle_timeout_s=config.idle_timeout_s,
-                frame_timeout_s=config.frame_timeout_s,
-                pending_bytes_max=config.pending_bytes_max,
-                write_buffer_bytes_max=config.write_buffer_bytes_max,
-            ),
+            limits=ServerLimits.of(self.settings.broker),
         )
 
     async def _open_vip_port(self, dispatcher: Dispatcher) -> None:
@@ -207,14 +201,16 @@ class Broker:
             return
         server = self._new_server(dispatcher)
         try:
-            await server.start(self.settings.broker.bind_address, [port])
+            await server.start(self.settings.broker.listen_address, [port])
             self._servers.append(server)
         except ConfigurationError as error:
             log.warning("no VIP port, which only old clients use: %s", error)
 
     def _open_metrics(self) -> Callable[[], None] | None:
         config = self.settings.broker
-        host = config.metrics_host or config.bind_address
+        host = config.metrics_host or (
+            "127.0.0.1" if config.is_protected else config.listen_address
+        )
         if opened := serve(self.core.collector, host, config.metrics_port):
             self.metrics_port = opened[0]
             log.info("metrics at http://%s/metrics", join(host, self.metrics_port))

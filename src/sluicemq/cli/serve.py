@@ -156,6 +156,12 @@ def up(
     config, store_config, warnings = load_broker_config(text, overrides=overrides)
     _log_warnings(path, warnings)
 
+    if config.bind_address == LOOPBACK:
+        log.info(
+            "only what runs on this machine (or in this container) reaches %s; --host 0.0.0.0 "
+            "serves others", LOOPBACK,
+        )  # fmt: skip
+
     async def start(stack: contextlib.AsyncExitStack) -> str:
         names = name_server_of(config, store_config, nameserver_port)
         names_address = await start_name_server(names, stack, read_only=read_only)
@@ -202,7 +208,7 @@ async def start_name_server(
     server = NameServer(config, files=OverlayFiles() if read_only else SYSTEM_FILES)
     await server.start()
     stack.push_async_callback(server.close)
-    address = LOOPBACK if is_wildcard(config.bind_address) else config.bind_address
+    address = LOOPBACK if is_wildcard(config.listen_address) else config.bind_address
     return join(address, server.port)
 
 

@@ -65,6 +65,16 @@ BOOLEAN, INTEGER, TEXT, PATH = Kind.BOOLEAN, Kind.INTEGER, Kind.TEXT, Kind.PATH
 LIST, CHOICE = Kind.LIST, Kind.CHOICE
 NAME, HOST, SERVERS = Kind.NAME, Kind.HOST, Kind.SERVERS
 
+_BIND_ADDRESS: Final = (
+    "Address to listen at. Default: every one, in protected mode; `sluice up` uses 127.0.0.1 "
+    "unless this or --host says otherwise."
+)
+_PROTECTED_MODE: Final = (
+    "Without bindAddress (or --host), aclEnable and mutual TLS (tls.server.mode = enforcing, "
+    "tls.server.need.client.auth = require) only clients on this machine are served, see "
+    "[security](security.md)."
+)
+
 # fmt: off
 _BROKER_KEYS = (
     _key(B, NAME, "brokerName", "broker_name",
@@ -77,8 +87,8 @@ _BROKER_KEYS = (
     _key(B, CHOICE, "brokerRole", "broker_role",
          "SYNC_MASTER waits for no slave as long as replication is not built.",
          choices=_words("ASYNC_MASTER", "SYNC_MASTER")),
-    _key(B, HOST, "bindAddress", "bind_address",
-         "Address to listen at; `sluice up` uses 127.0.0.1 unless this or --host says otherwise."),
+    _key(B, HOST, "bindAddress", "bind_address", _BIND_ADDRESS),
+    _key(B, BOOLEAN, "sluiceProtectedMode", "protected_mode", _PROTECTED_MODE),
     _key(B, INTEGER, "listenPort", "listen_port",
          "Port to listen at; the VIP port is two less. 0 takes a free port.", maximum=65535),
     _key(B, SERVERS, "namesrvAddr", "name_server_addresses",
@@ -173,7 +183,7 @@ _BROKER_KEYS = (
          "PROM serves `/metrics`. **Differs from RocketMQ, where the default is DISABLE.**",
          choices=(("PROM", True), ("DISABLE", False))),
     _key(B, HOST, "metricsPromExporterHost", "metrics_host",
-         "Address of `/metrics`. Default: bindAddress."),
+         "Address of `/metrics`. Default: bindAddress; 127.0.0.1 in protected mode."),
     _key(B, INTEGER, "metricsPromExporterPort", "metrics_port",
          "Port of `/metrics`. 0 takes a free port.", maximum=65535),
     _key(B, INTEGER, "sluiceConnectionsMax", "connections_max",
@@ -355,8 +365,8 @@ _STORE_KEYS = (
 )
 
 _NAME_SERVER_KEYS = (
-    _key(N, HOST, "bindAddress", "bind_address",
-         "Address to listen at; `sluice up` uses 127.0.0.1 unless this or --host says otherwise."),
+    _key(N, HOST, "bindAddress", "bind_address", _BIND_ADDRESS),
+    _key(N, BOOLEAN, "sluiceProtectedMode", "protected_mode", _PROTECTED_MODE),
     _key(N, INTEGER, "listenPort", "listen_port",
          "Port to listen at. 0 takes a free port.", maximum=65535),
     _key(N, PATH, "kvConfigPath", "kv_config_path",

@@ -81,15 +81,40 @@ class TlsConfig:
     origin: Origin = field(default=_UNKNOWN, compare=False, repr=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig(TlsConfig):
+    """Where brokers and name servers listen, and to whom."""
+
+    bind_address: str = ""
+    listen_port: int = 0
+    protected_mode: bool = True
+    acl_enable: bool = False
+    acl_files: tuple[str, ...] = ()
+    """Where the main file may be; the first that is there."""
+    idle_timeout_s: int = 120
+    connections_max: int = 16_384
+    connections_per_address_max: int = 1000
+    frame_timeout_s: int = 60
+
+    @property
+    def listen_address(self) -> str:
+        return self.bind_address or "0.0.0.0"
+
+    @property
+    def is_protected(self) -> bool:
+        """Serves this machine alone: nobody has said who else may come."""
+        is_mutual = self.tls_mode == "enforcing" and self.tls_client_auth == "require"
+        return self.protected_mode and not (self.bind_address or self.acl_enable or is_mutual)
+
+
 @dataclass(frozen=True, slots=True)
-class BrokerConfig(TlsConfig):
+class BrokerConfig(ServerConfig):
     """The settings of a broker without its store."""
 
     broker_name: str = field(default_factory=host_name)
     cluster_name: str = "DefaultCluster"
     broker_id: int = 0
     broker_role: str = "ASYNC_MASTER"
-    bind_address: str = "0.0.0.0"
     listen_port: int = 10911
     name_server_addresses: tuple[str, ...] = ()
     broker_ip1: str | None = None
@@ -126,14 +151,10 @@ class BrokerConfig(TlsConfig):
     consumer_offset_flush_interval_ms: int = 5000
     register_period_ms: int = 30_000
     register_timeout_ms: int = 24_000
-    idle_timeout_s: int = 120
     client_expiry_ms: int = 120_000
     metrics_enable: bool = True
     metrics_host: str = ""
     metrics_port: int = 5557
-    connections_max: int = 16_384
-    connections_per_address_max: int = 1000
-    frame_timeout_s: int = 60
     pending_bytes_max: int = 256 * 1024 * 1024
     auto_topics_max: int = 50_000
     auto_groups_max: int = 50_000
@@ -141,9 +162,6 @@ class BrokerConfig(TlsConfig):
     write_buffer_bytes_max: int = 4 * 1024 * 1024
     bulk_pull_bytes_max: int = 8 * 1024 * 1024
     config_path: str = ""
-    acl_enable: bool = False
-    acl_files: tuple[str, ...] = ()
-    """Where the main file may be; the first that is there."""
     inner_credentials: str = field(default="", repr=False)
     tls_dials: str = "auto"
     tls_auth_server: bool = False
@@ -268,10 +286,9 @@ class StoreConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class NameServerConfig(TlsConfig):
+class NameServerConfig(ServerConfig):
     """The settings of a name server."""
 
-    bind_address: str = "0.0.0.0"
     listen_port: int = 9876
     kv_config_path: str = field(default_factory=_default_kv_path)
     config_path: str = field(default_factory=_default_name_server_config_path)
@@ -284,11 +301,5 @@ class NameServerConfig(TlsConfig):
     wait_for_service: bool = False
     wait_for_service_s: int = 45
     delete_topic_with_registration: bool = False
-    idle_timeout_s: int = 120
-    connections_max: int = 16_384
-    connections_per_address_max: int = 1000
-    frame_timeout_s: int = 60
     reachable_addresses: bool = True
-    acl_enable: bool = False
-    acl_files: tuple[str, ...] = ()
     config_black_list: tuple[str, ...] = ("configBlackList", "configStorePath", "kvConfigPath")

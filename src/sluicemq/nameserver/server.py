@@ -21,6 +21,7 @@ from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.limits import WITH_MESSAGES, ServerLimits
 from sluicemq.net.network import SOCKETS, Network, secured
 from sluicemq.net.peer import Peer
+from sluicemq.net.protected import warn_of_protection
 from sluicemq.net.tls import server_tls
 from sluicemq.protocol.command import Command
 
@@ -57,12 +58,7 @@ class NameServer:
         self._server = secured(network, None, server_tls(config)).listener(
             self.dispatcher,
             on_disconnect=self.disconnected,
-            limits=ServerLimits(
-                connections_max=config.connections_max,
-                connections_per_address_max=config.connections_per_address_max,
-                idle_timeout_s=config.idle_timeout_s,
-                frame_timeout_s=config.frame_timeout_s,
-            ),
+            limits=ServerLimits.of(config),
         )
         self._timer: asyncio.TimerHandle | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -79,8 +75,9 @@ class NameServer:
             self.guard.load()
             self._watch = asyncio.get_running_loop().create_task(self._look_at_rules(self.guard))
         config = self.parts.config
-        await self._server.start(config.bind_address, [config.listen_port])
-        log.info("name server listens at %s:%d", config.bind_address, self.port)
+        await self._server.start(config.listen_address, [config.listen_port])
+        log.info("name server listens at %s:%d", config.listen_address, self.port)
+        warn_of_protection(config)
         self._schedule()
 
     async def close(self) -> None:

@@ -12,12 +12,13 @@ request itself is what is too large. Nothing here costs a whole frame anything.
 import ipaddress
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Final
 
 import orjson
 
+from sluicemq.config.values import ServerConfig
 from sluicemq.errors import RequestError
 from sluicemq.protocol.codes import RequestCode, ResponseCode
 from sluicemq.protocol.command import Command
@@ -48,7 +49,8 @@ WITH_MESSAGES: Final = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Of one listening server; `connections_per_address_max` 0 is without a limit."""
+    """Of one listening server; `connections_per_address_max` 0 is without a limit, `is_protected`
+    lets in clients of this machine alone (`protected.py`)."""
 
     connections_max: int = 10_000
     connections_per_address_max: int = 0
@@ -56,6 +58,18 @@ class ServerLimits:
     frame_timeout_s: float = 60.0
     pending_bytes_max: int = 256 * 1024 * 1024
     write_buffer_bytes_max: int = 16 * 1024 * 1024
+    is_protected: bool = False
+
+    @classmethod
+    def of(cls, config: ServerConfig) -> "ServerLimits":
+        """Those of the settings of a server, which has a field for each."""
+        return cls(
+            **{
+                item.name: getattr(config, item.name)
+                for item in fields(cls)
+                if hasattr(config, item.name)
+            }
+        )
 
 
 SERVER_LIMITS: Final = ServerLimits()

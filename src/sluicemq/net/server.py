@@ -29,6 +29,7 @@ from sluicemq.errors import ConfigurationError, ProtocolError
 from sluicemq.net.dispatch import Dispatcher, Handler, Outcome
 from sluicemq.net.limits import PENDING_SMALL, SERVER_LIMITS, Crowd, Pending, ServerLimits
 from sluicemq.net.peer import Peer, host_of
+from sluicemq.net.protected import REFUSAL, REFUSING, is_local
 from sluicemq.net.tls_stream import Door, FirstByte, TlsStream
 from sluicemq.protocol.connection import TLS_HELLO, Pieces
 
@@ -85,6 +86,11 @@ class Connection(asyncio.Protocol):
             host_of(transport.get_extra_info("peername")),
             host_of(transport.get_extra_info("sockname")),
         )
+        if self._server.is_protected:
+            self.peer.is_trusted = is_local(self.peer)
+            if not self.peer.is_trusted:
+                self._dispatcher = REFUSING
+                self._server.complain(self.peer, REFUSAL, "refusing the requests of")
         connected = transport.get_extra_info("socket")
         if connected is not None and connected.family != getattr(socket, "AF_UNIX", None):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -202,7 +208,9 @@ class RemotingServer:
         self.dispatcher = dispatcher
         self.tls = tls
         self.write_buffer_bytes_max = limits.write_buffer_bytes_max
-        self.pending = Pending(limits.pending_bytes_max, is_guarded=dispatcher.is_guarded)
+        self.is_protected = limits.is_protected
+        is_guarded = dispatcher.is_guarded or limits.is_protected
+        self.pending = Pending(limits.pending_bytes_max, is_guarded=is_guarded)
         self.ports: tuple[int, ...] = ()
         self._on_connect = on_connect
         self._on_disconnect = on_disconnect
@@ -314,12 +322,12 @@ class RemotingServer:
         if not self._connections:
             self._gone.set()
 
-    def complain(self, peer: Peer, text: str) -> None:
-        """Log why a connection is closed: once for each kind and address."""
+    def complain(self, peer: Peer, text: str, what: str = "closing the connection of") -> None:
+        """Log why a connection is not served: once for each kind and address."""
         key = (peer.remote.address, text[:40])
         if key not in self._complained and len(self._complained) < 1024:
             self._complained.add(key)
-            log.warning("closing the connection of %s: %s", peer.remote, text)
+            log.warning("%s %s: %s", what, peer.remote, text)
 
     def _sweep(self) -> None:
         for peer, connection in tuple(self._connections.items()):

@@ -83,6 +83,8 @@ def request_error(answer: Command, address: str = "") -> RequestError:
     kind, cure = _ERRORS.get(answer.code, (RequestError, ""))
     if is_refused(answer):
         kind, cure = PermissionDeniedError, _ACCESS_CURE
+    if "sluiceProtectedMode" in (answer.remark or ""):
+        cure = ""  # the remark names it
     if answer.code == MESSAGE_ILLEGAL and "delay" in (answer.remark or ""):
         cure = "Deliver it sooner, or raise timerMaxDelaySec on the brokers (3 days by default)."
     return kind(answer.code, (answer.remark or "").strip(), address=address, cure=cure)
