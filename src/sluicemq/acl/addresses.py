@@ -22,17 +22,22 @@ from sluicemq.errors import ConfigurationError
 
 IPV4_PARTS, IPV6_PARTS = 4, 8
 Ranges = tuple[tuple[int, int], ...]
-_EVERY: Final = ("*", "*.*.*.*", ":".join("*" * IPV6_PARTS))
+EVERY: Final = ("*", "*.*.*.*", ":".join("*" * IPV6_PARTS))
 
 
 class Pattern(NamedTuple):
-    """What one entry of a white list matches; `parts` is empty for every address."""
+    """What one entry of a white list matches; `parts` is empty for every address. What `breaks`
+    cannot be compared: such patterns of RocketMQ fail each request."""
 
     text: str
     parts: tuple[tuple[Ranges, ...], ...]
+    breaks: bool = False
 
     def matches(self, address: tuple[int, ...]) -> bool:
-        """Whether the address (`numbers_of`) is meant."""
+        """Whether the address (`numbers_of`) is meant. Raises ConfigurationError when that cannot
+        be said."""
+        if self.breaks and address:
+            raise refused(self.text, "no address can be compared with it", "Correct or remove it.")
         if not self.parts:
             return True
         return any(
@@ -50,13 +55,14 @@ class Pattern(NamedTuple):
         return not self.parts
 
 
-def numbers_of(host: str) -> tuple[int, ...]:
-    """The parts of an address as numbers; () for what is no address. IPv4 in IPv6 is IPv4."""
+def numbers_of(host: str, *, maps: bool = True) -> tuple[int, ...]:
+    """The parts of an address as numbers; () for what is no address. IPv4 in IPv6 is IPv4, when
+    it `maps`."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0].strip("[]"))
     except ValueError:
         return ()
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+    if maps and isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
     packed = address.packed
     if len(packed) == IPV4_PARTS:
@@ -67,21 +73,24 @@ def numbers_of(host: str) -> tuple[int, ...]:
 def parse_pattern(text: str) -> Pattern:
     """Blanks around it do not count. Raises ConfigurationError with the cure."""
     text = text.strip()
-    if text in _EVERY:
+    if text in EVERY:
         return Pattern(text, ())
     if "{" in text or "}" in text:
         return Pattern(text, (_parse_set(text),))
     if "," in text:
-        return Pattern(text, tuple(_exact(part, text) for part in text.split(",")))
+        return Pattern(text, tuple(exact_ranges(part, text) for part in text.split(",")))
     if "*" in text or "-" in text:
         return Pattern(text, (_parse_wild(text),))
-    return Pattern(text, (_exact(text, text),))
+    return Pattern(text, (exact_ranges(text, text),))
 
 
-def _exact(address: str, whole: str) -> tuple[Ranges, ...]:
-    numbers = () if "%" in address or "[" in address else numbers_of(address)
+def exact_ranges(address: str, whole: str, *, maps: bool = True) -> tuple[Ranges, ...]:
+    """One address of the pattern `whole`. `maps`: IPv4 in IPv6 is IPv4. Raises
+    ConfigurationError."""
+    is_odd = "%" in address or "[" in address or address != address.strip()
+    numbers = () if is_odd else numbers_of(address, maps=maps)
     if not numbers:
-        raise _refused(
+        raise refused(
             whole,
             f"{address!r} is no IP address",
             "Write addresses such as 10.10.103.5 or 2001:db8::1, without port, host name, blanks,"
@@ -101,7 +110,7 @@ def _split(text: str) -> tuple[list[str], int, int]:
             if is_six
             else "Write four parts, such as 10.10.103.*."
         )
-        raise _refused(text, f"it has not {count} parts", cure)
+        raise refused(text, f"it has not {count} parts", cure)
     return parts, 16 if is_six else 10, 0xFFFF if is_six else 0xFF
 
 
@@ -112,14 +121,14 @@ def _number(part: str, base: int, limit: int, text: str) -> int:
         value = -1
     if not 0 <= value <= limit or (base == 10 and part != str(value)):
         shown = f"{limit:x}" if base == 16 else str(limit)
-        raise _refused(text, f"{part!r} is no number from 0 to {shown}", "Write it so.")
+        raise refused(text, f"{part!r} is no number from 0 to {shown}", "Write it so.")
     return value
 
 
 def _parse_set(text: str) -> tuple[Ranges, ...]:
     head, brace, rest = text.partition("{")
     if not brace or not rest.endswith("}") or "{" in rest or rest.count("}") != 1:
-        raise _refused(text, "a set {…} stands in the last part alone", "Write 10.10.103.{1,5,9}.")
+        raise refused(text, "a set {…} stands in the last part alone", "Write 10.10.103.{1,5,9}.")
     parts, base, limit = _split(head + "0")
     ranges = [_single(_number(part, base, limit, text)) for part in parts[:-1]]
     ends = [_number(part, base, limit, text) for part in rest[:-1].split(",")]
@@ -139,7 +148,7 @@ def _parse_wild(text: str) -> tuple[Ranges, ...]:
             is_open = True
             found.append(((0, limit),))
         elif is_open:
-            raise _refused(
+            raise refused(
                 text,
                 f"{part!r} stands behind a star or a range, and RocketMQ would ignore it",
                 "Write stars in all parts that follow.",
@@ -148,7 +157,7 @@ def _parse_wild(text: str) -> tuple[Ranges, ...]:
             is_open = True
             found.append((_range(part, base, limit, text),))
         elif part == "*":
-            raise _refused(text, "it begins with a star", 'Write "*" for every address.')
+            raise refused(text, "it begins with a star", 'Write "*" for every address.')
         else:
             found.append(_single(_number(part, base, limit, text)))
     return tuple(found)
@@ -158,11 +167,10 @@ def _range(part: str, base: int, limit: int, text: str) -> tuple[int, int]:
     low, _, high = part.partition("-")
     ends = _number(low, base, limit, text), _number(high, base, limit, text)
     if ends[0] > ends[1] or ends == (0, 0):
-        raise _refused(
-            text, f"{part!r} is no range", "Write the smaller number first, such as 1-9."
-        )
+        raise refused(text, f"{part!r} is no range", "Write the smaller number first, such as 1-9.")
     return ends
 
 
-def _refused(text: str, why: str, cure: str) -> ConfigurationError:
+def refused(text: str, why: str, cure: str) -> ConfigurationError:
+    """The error of a pattern."""
     return ConfigurationError(f"The address pattern {text!r} is refused: {why}.", cure=cure)

@@ -18,9 +18,10 @@ from typing import Any, Final, NamedTuple, Protocol
 from sluicemq.acl.addresses import numbers_of
 from sluicemq.acl.needs import PUB, Resource, need_of
 from sluicemq.acl.rules import GROUP_PREFIX, Account, Permission, Rules
-from sluicemq.acl.source import Read, Source, Texts, find_file
+from sluicemq.acl.source import Read, Source, Texts
 from sluicemq.acl.verdict import Request, Verdict, authorize, decide, identify
 from sluicemq.clock import Clock
+from sluicemq.config.values import ServerConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import Files
 from sluicemq.model.ids import Host
@@ -69,7 +70,7 @@ class Guard:
 
     def __init__(self, source: Source, clock: Clock | None = None) -> None:
         """`clock` tells since when rules are in force."""
-        self._source = source
+        self.source = source
         self._clock = clock
         self.since_ms = 0
         self._texts: Texts | None = None
@@ -88,18 +89,16 @@ class Guard:
         self._told: set[int] = set()
 
     @classmethod
-    def of(
-        cls, files: Files, clock: Clock, places: tuple[str, ...], is_wanted: bool
-    ) -> "Guard | None":
+    def of(cls, files: Files, clock: Clock, config: ServerConfig) -> "Guard | None":
         """That of a server with these settings. Raises ConfigurationError without a file."""
-        return cls(Source(files, find_file(files, places)), clock) if is_wanted else None
+        return cls(Source.of(files, config), clock) if config.acl_enable else None
 
     # --- rules
 
     @property
     def path(self) -> str:
         """The main file."""
-        return self._source.path
+        return self.source.path
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -128,18 +127,18 @@ class Guard:
     def load(self) -> None:
         """At the start. Raises ConfigurationError and OSError: a server does not run without
         the rules it was told to have."""
-        texts = self._source.texts()
-        self._adopt(texts, self._source.read(texts))
+        texts = self.source.texts()
+        self._adopt(texts, self.source.read(texts))
 
     def look(self) -> tuple[Texts, Read] | ConfigurationError | None:
         """Blocking, for another thread: what is new in the files, or what is wrong with them."""
         try:
-            texts = self._source.texts()
-            return None if texts == self._texts else (texts, self._source.read(texts))
+            texts = self.source.texts()
+            return None if texts == self._texts else (texts, self.source.read(texts))
         except ConfigurationError as error:
             return error
         except OSError as error:
-            return ConfigurationError(f"{self._source.path} cannot be read: {error}.", cure="")
+            return ConfigurationError(f"{self.source.path} cannot be read: {error}.", cure="")
 
     def settle(self, found: tuple[Texts, Read] | ConfigurationError | None) -> None:
         """What `look` found: new rules are in force from here on; a wrong file changes nothing."""

@@ -5,7 +5,8 @@ keys, words and shapes are errors with a line and a cure, never a silent denial.
 forbids and articles have, are read as blanks, with a warning.
 
 The YAML is taken from libyaml's events, not from objects: no tags are followed, aliases are
-refused, and nesting is bounded, so a file cannot be a bomb.
+refused, and nesting is bounded, so a file cannot be a bomb. Read as RocketMQ does
+(`compatible.py`), aliases are followed, to a bounded number of nodes.
 """
 
 import re
@@ -14,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import yaml  # type: ignore[import-untyped]
 
+from sluicemq.acl import compatible
 from sluicemq.acl.addresses import Pattern, parse_pattern
 from sluicemq.acl.rules import GROUP_PREFIX, Account, Permission, Rules, parse_permission
 from sluicemq.errors import ConfigurationError
@@ -23,6 +25,8 @@ KEY_UNITS_MIN: Final = 7
 """Of accessKey and secretKey, in UTF-16 units (RocketMQ: longer than 6)."""
 DEPTH_MAX: Final = 8
 TEXT_BYTES_MAX: Final = 16 << 20
+NODES_MAX: Final = 2_000_000
+"""With what aliases stand for."""
 _TABS: Final = re.compile(
     r"^[ \t]*\t[ \t]*|(?<=[:\-])[ ]*\t[ \t]*|[ \t]*\t[ \t]*(?=#|$)", re.MULTILINE
 )
@@ -51,8 +55,9 @@ class Loaded(NamedTuple):
     warnings: tuple[str, ...]
 
 
-def load_rules(text: str, name: str) -> Loaded:
-    """`name` is the file, for messages. Raises ConfigurationError naming line and cure."""
+def load_rules(text: str, name: str, *, is_compatible: bool = False) -> Loaded:
+    """`name` is the file, for messages; `is_compatible` reads it as RocketMQ does. Raises
+    ConfigurationError naming line and cure."""
     if len(text) > TEXT_BYTES_MAX:
         raise ConfigurationError(
             f"{name} has {len(text)} characters, the limit is {TEXT_BYTES_MAX}.",
@@ -61,15 +66,19 @@ def load_rules(text: str, name: str) -> Loaded:
     warnings: list[str] = []
     if "\t" in text:
         text = _without_tabs(text, name, warnings)
-    root = _Builder(name).build(text)
+        if warnings and is_compatible:
+            raise ConfigurationError(warnings[0], cure="Or set sluiceAclCompatible = false.")
+    root = _Builder(name, with_aliases=is_compatible).build(text)
     if root is None:
         return Loaded(Rules(), tuple(warnings))
-    return Loaded(_Reader(name).rules(root), tuple(warnings))
+    reader = (_CompatibleReader if is_compatible else _Reader)(name, warnings)
+    return Loaded(reader.rules(root), tuple(warnings))
 
 
 def plain_document(text: str) -> Any:
     """The file's content as dicts, lists and texts; None when it is empty. For texts that load."""
-    root = _Builder("plain_acl.yml").build(_without_tabs(text, "", []) if "\t" in text else text)
+    builder = _Builder("plain_acl.yml", with_aliases=True)
+    root = builder.build(_without_tabs(text, "", []) if "\t" in text else text)
     return None if root is None else _plain(root)
 
 
@@ -118,8 +127,11 @@ def _without_tabs(text: str, name: str, warnings: list[str]) -> str:
 class _Builder:
     """YAML events -> nodes."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, with_aliases: bool = False) -> None:
         self._name = name
+        self._anchors: dict[str, Node] | None = {} if with_aliases else None
+        self._sizes: dict[str, int] = {}
+        self._count = 0
 
     def build(self, text: str) -> Node | None:
         """The document; None when there is none. Raises ConfigurationError."""
@@ -139,7 +151,13 @@ class _Builder:
 
     def _node(self, event: Any, events: Iterator[Any], depth: int) -> Node:
         line = event.start_mark.line + 1
+        self._count += 1
         if isinstance(event, yaml.AliasEvent):
+            if self._anchors is not None and event.anchor in self._anchors:
+                self._count += self._sizes[event.anchor]
+                if self._count > NODES_MAX:
+                    raise self._wrong(event, "its aliases are too many", "Write them out.")
+                return self._anchors[event.anchor]
             raise self._wrong(
                 event, f"*{event.anchor} is a YAML alias", 'Put a star in quotes: "*".'
             )
@@ -149,17 +167,38 @@ class _Builder:
             raise self._wrong(
                 event, f"it is nested deeper than {DEPTH_MAX}", "See docs/security.md."
             )
+        before = self._count
+        node = self._content(event, events, depth, line)
+        if event.anchor is not None and self._anchors is not None:
+            self._anchors[event.anchor] = node
+            self._sizes[event.anchor] = self._count - before
+        return node
+
+    def _content(self, event: Any, events: Iterator[Any], depth: int, line: int) -> Node:
         if isinstance(event, yaml.ScalarEvent):
             return Node(event.value, line, event.style in (None, ""))
         if isinstance(event, yaml.SequenceStartEvent):
             return Node(list(self._items(events, yaml.SequenceEndEvent, depth)), line)
         mapping: dict[str, Node] = {}
+        merged: dict[str, Node] = {}
         for key in self._items(events, yaml.MappingEndEvent, depth):
             value = self._node(next(events), events, depth + 1)
             if not isinstance(key.value, str):
                 raise self._wrong(event, "a key is no text", "See docs/security.md.")
-            mapping[key.value] = value
-        return Node(mapping, line)
+            if key.value == "<<" and key.is_plain and self._anchors is not None:
+                merged = {**self._merged(event, value), **merged}
+            else:
+                mapping[key.value] = value
+        return Node({**merged, **mapping}, line)
+
+    def _merged(self, event: Any, node: Node) -> dict[str, Node]:
+        """What `<<` brings: of a mapping, or of several, of which the first counts."""
+        found: dict[str, Node] = {}
+        for one in reversed(node.value if isinstance(node.value, list) else [node]):
+            if not isinstance(one.value, dict):
+                raise self._wrong(event, "<< merges what is no mapping", "Write the keys out.")
+            found |= one.value
+        return found
 
     def _items(self, events: Iterator[Any], end: type[Any], depth: int) -> Iterator[Node]:
         for event in events:
@@ -184,8 +223,9 @@ class _Builder:
 class _Reader:
     """Nodes -> rules."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, warnings: list[str]) -> None:
         self._name = name
+        self._warnings = warnings
 
     def rules(self, root: Node) -> Rules:
         fields = self._mapping(root, "the file", ("globalWhiteRemoteAddresses", "accounts"),
@@ -248,19 +288,32 @@ class _Reader:
     def _default(self, node: Node | None) -> Permission:
         if node is None or node.is_empty:
             return Permission.NOTHING
-        return self._at(node, parse_permission, self._text(node, "a permission"))
+        return self._permission(node, self._text(node, "a permission"))
+
+    def _permission(self, node: Node, word: str) -> Permission:
+        if word.strip() == "ANY":
+            self._warnings.append(
+                f"{self._name}:{node.line}: ANY is read as PUB|SUB, as RocketMQ's articles say; "
+                "its code reads DENY. Write which of them you mean."
+            )
+        return self._at(node, parse_permission, word)
 
     def _permissions(self, node: Node | None, prefix: str) -> dict[str, Permission]:
         found: dict[str, Permission] = {}
         for item in self._list(node, "a list of name=permission"):
             text = self._text(item, "name=permission")
-            name, equals, word = text.partition("=")
-            if not equals or not name.strip() or "=" in word:
+            entry = self._entry(text)
+            if entry is None:
                 raise self._wrong(
                     item, f"{text!r} is not name=permission", "Write for instance topicA=PUB|SUB."
                 )
-            found[prefix + name.strip()] = self._at(item, parse_permission, word)
+            found[prefix + entry[0]] = self._permission(item, entry[1])
         return found
+
+    def _entry(self, text: str) -> tuple[str, str] | None:
+        name, equals, word = text.partition("=")
+        is_one = equals and name.strip() and "=" not in word
+        return (name.strip(), word) if is_one else None
 
     # --- shapes
 
@@ -299,3 +352,27 @@ class _Reader:
 
     def _wrong(self, node: Node, why: str, cure: str) -> ConfigurationError:
         return ConfigurationError(f"{self._name}:{node.line}: {why}.", cure=cure)
+
+
+class _CompatibleReader(_Reader):
+    """The same as RocketMQ 5 reads them."""
+
+    def rules(self, root: Node) -> Rules:
+        rules = super().rules(root)
+        for entry in self._list(root.value.get("dataVersion"), "a list of versions"):
+            fields = self._mapping(entry, "dataVersion", ("timestamp", "counter"))
+            for key, node in fields.items():
+                if not re.fullmatch(r"[-+]?\d+", self._text(node, key), re.ASCII):
+                    raise self._wrong(node, f"{key} is no number", "Write a whole number.")
+        return rules
+
+    def _white(self, node: Node | None) -> Pattern | None:
+        if node is None or node.is_empty:
+            return None
+        return self._at(node, compatible.parse_address, self._text(node, "an address"))
+
+    def _permission(self, node: Node, word: str) -> Permission:
+        return compatible.parse_word(word)
+
+    def _entry(self, text: str) -> tuple[str, str] | None:
+        return compatible.split_entry(text)

@@ -118,6 +118,8 @@ def _heartbeat(fields: Fields, body: bytes) -> Resources:
 
 
 def _lock(fields: Fields, body: bytes) -> Resources:
+    if not body:
+        return ()  # names nothing, as an absent field: the handler refuses it
     value = _json(body)
     found = {Resource(group(str(value.get("consumerGroup"))), SUB): None}
     for queue in _objects(value, "mqSet"):
@@ -126,6 +128,8 @@ def _lock(fields: Fields, body: bytes) -> Resources:
 
 
 def _client_config(fields: Fields, body: bytes) -> Resources:
+    if not body:
+        return ()
     value = _json(body)
     subscription = value.get("subscriptionData")
     if not isinstance(subscription, dict):
@@ -137,6 +141,8 @@ def _client_config(fields: Fields, body: bytes) -> Resources:
 
 
 def _assignment(fields: Fields, body: bytes) -> Resources:
+    if not body:
+        return ()
     value = _json(body)
     return (
         Resource(group(str(value.get("consumerGroup"))), SUB),

@@ -3,8 +3,8 @@ is one assignment: no request ever sees half of a new file.
 
 A group g is the resource `%RETRY%g`, as in RocketMQ: sends to the retry topic and the group itself
 have one permission, and an entry of topicPerms for that name overrides groupPerms. The dead letters
-of a group (`%DLQ%g`) have that of the group, unless an entry names them. Names are exact; there are
-no wildcards.
+of a group (`%DLQ%g`) are a topic like any other: they come from all topics that the group reads.
+Names are exact; there are no wildcards.
 """
 
 import enum
@@ -18,7 +18,6 @@ from sluicemq.errors import ConfigurationError
 GROUP_PREFIX: Final = "%RETRY%"
 
 
-DEAD_LETTER_PREFIX: Final = "%DLQ%"
 INNER_TOPICS: Final = frozenset({
     "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "RMQ_SYS_TRANS_HALF_TOPIC",
     "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC",
@@ -82,9 +81,6 @@ class Account:
         """What may be done with a topic, or with the group g as `%RETRY%g`; and whether an entry
         says so, not a default."""
         explicit = self.permissions.get(resource)
-        if explicit is None and resource.startswith(DEAD_LETTER_PREFIX):
-            resource = GROUP_PREFIX + resource.removeprefix(DEAD_LETTER_PREFIX)
-            explicit = self.permissions.get(resource)
         if explicit is not None:
             return explicit, True
         if resource in INNER_TOPICS:

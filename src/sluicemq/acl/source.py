@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 from sluicemq.acl.loading import load_rules
 from sluicemq.acl.rules import Rules
+from sluicemq.config.values import ServerConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import Files, exposure
 
@@ -37,11 +38,18 @@ class Read(NamedTuple):
 class Source:
     """Where the rules come from. Blocking; for another thread than the loop's."""
 
-    def __init__(self, files: Files, path: str) -> None:
-        """`path` is the main file's."""
+    def __init__(self, files: Files, path: str, *, is_compatible: bool = False) -> None:
+        """`path` is the main file's; `is_compatible` reads as RocketMQ does."""
         self._files = files
+        self._is_compatible = is_compatible
         self.path = path
         self.directory = f"{path.rpartition('/')[0] or '.'}/acl"
+
+    @classmethod
+    def of(cls, files: Files, config: ServerConfig) -> "Source":
+        """That of a server with these settings. Raises ConfigurationError without a file."""
+        path = find_file(files, config.acl_files)
+        return cls(files, path, is_compatible=config.acl_compatible)
 
     def texts(self) -> Texts:
         """The present content. Raises ConfigurationError when the main file is missing or the
@@ -62,7 +70,7 @@ class Source:
 
     def read(self, texts: Texts) -> Read:
         """As `read_rules`, and warns of files that others can read."""
-        read = read_rules(texts)
+        read = read_rules(texts, is_compatible=self._is_compatible)
         exposed = [exposure(self._files, path) for path, _ in texts.items]
         return read._replace(warnings=(*read.warnings, *filter(None, exposed)))
 
@@ -98,9 +106,12 @@ def find_file(files: Files, places: tuple[str, ...]) -> str:
     )
 
 
-def read_rules(texts: Texts) -> Read:
+def read_rules(texts: Texts, *, is_compatible: bool = False) -> Read:
     """Raises ConfigurationError naming file, line and cure."""
-    loaded = [load_rules(decoded(path, data), path) for path, data in texts.items]
+    loaded = [
+        load_rules(decoded(path, data), path, is_compatible=is_compatible)
+        for path, data in texts.items
+    ]
     return Read(
         Rules.merged(one.rules for one in loaded),
         tuple(warning for one in loaded for warning in one.warnings),

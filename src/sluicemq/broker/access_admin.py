@@ -14,7 +14,7 @@ from typing import Any, Final
 from sluicemq.acl import edit
 from sluicemq.acl.guard import Guard
 from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF, Account
-from sluicemq.acl.source import Source, Texts, decoded, read_rules
+from sluicemq.acl.source import Source, Texts, decoded
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError, SluiceError
@@ -129,7 +129,7 @@ class AccessAdmin:
         guard = self._in_force()
 
         def work() -> Any:
-            write_changed(self._files, guard.path, change)
+            write_changed(self._files, guard.source, change)
             return guard.look()
 
         def done(found: Any) -> None:
@@ -208,12 +208,12 @@ class AccessAdmin:
         return self._clock.now_ms()
 
 
-def write_changed(files: Files, path: str, change: Change) -> None:
-    """Blocking. Changes the files of which `path` is the main one, when what comes out loads.
+def write_changed(files: Files, source: Source, change: Change) -> None:
+    """Blocking. Changes the files of the rules when what comes out loads.
 
     Raises ConfigurationError with file, line and cure, OSError.
     """
-    texts = Source(files, path).texts()
+    texts = source.texts()
     changed = {}
     for name, data in texts.items:
         text = change(name, decoded(name, data))
@@ -222,7 +222,7 @@ def write_changed(files: Files, path: str, change: Change) -> None:
     new = (
         (name, changed[name].encode() if name in changed else data) for name, data in texts.items
     )
-    read_rules(Texts(tuple(new)))
+    source.read(Texts(tuple(new)))
     for name, text in changed.items():
         overwrite_text(files, name, text)
 

@@ -3,7 +3,7 @@
 import logging
 from typing import Final
 
-from sluicemq.acl.source import Source, find_file, read_rules
+from sluicemq.acl.source import Source
 from sluicemq.broker.clients import Consumers, Member, Producers
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.offsets import Offsets
@@ -122,7 +122,8 @@ class Admin:
         credentials_of(config.inner_credentials)
         server_contexts(server_tls(config))
         if config.acl_enable:
-            read_rules(Source(self._files, find_file(self._files, config.acl_files)).texts())
+            source = Source.of(self._files, config)
+            source.read(source.texts())
 
     def config(self, command: Command, peer: Peer) -> Command:
         """26."""

@@ -101,7 +101,7 @@ class BrokerCore:
             sync_timeout_s=settings.store.sync_flush_timeout_ms / 1000,
         )
         self._make_waiting(files, call_soon, run_sync)
-        self.guard = Guard.of(files, clock, settings.broker.acl_files, settings.broker.acl_enable)
+        self.guard = Guard.of(files, clock, settings.broker)
         self.access = Access(self.guard)
         self._make_doors(unique_ids, call_soon)
         self.handlers = self._families(files)

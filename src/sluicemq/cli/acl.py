@@ -29,6 +29,10 @@ _file_option = click.option(
     "--file", "path", type=click.Path(dir_okay=False),
     help="The main file; by default plain_acl.yml here, else in $ROCKETMQ_HOME/conf.",
 )  # fmt: skip
+_compatible_option = click.option(
+    "--compatible", "is_compatible", is_flag=True,
+    help="Read the files as RocketMQ does, as with sluiceAclCompatible = true.",
+)  # fmt: skip
 
 
 @click.group()
@@ -38,6 +42,7 @@ def command() -> None:
 
 @command.command()
 @_file_option
+@_compatible_option
 @click.option("--access-key", help="Who asks; without it somebody without an account.")
 @click.option("--topic", help="A topic.")
 @click.option("--group", help="Or a consumer group.")
@@ -51,6 +56,7 @@ def command() -> None:
 def check(
     context: click.Context,
     path: str | None,
+    is_compatible: bool,
     access_key: str | None,
     topic: str | None,
     group: str | None,
@@ -67,7 +73,7 @@ def check(
     if host and not numbers_of(host):
         raise click.UsageError(f"--from {host} is no IP address.")
     name = topic if topic is not None else group_resource(str(group))
-    rules = read_rules(_texts(path)).rules
+    rules = read_rules(_texts(path), is_compatible=is_compatible).rules
     verdict = _verdict(rules, access_key, Resource(name, Permission[action]), host)
     word = "allowed" if verdict.is_allowed else "refused"
     if as_json:
@@ -96,6 +102,7 @@ def _verdict(rules: Rules, access_key: str | None, resource: Resource, host: str
 
 @command.command("lint")
 @_file_option
+@_compatible_option
 @click.option(
     "--secret-length", type=click.IntRange(1), default=SECRET_LENGTH_MIN, show_default=True,
     help="Shorter secrets are a finding.",
@@ -107,6 +114,7 @@ def _verdict(rules: Rules, access_key: str | None, resource: Resource, host: str
 def lint_files(
     context: click.Context,
     path: str | None,
+    is_compatible: bool,
     secret_length: int,
     online: bool,
     name_servers: str,
@@ -116,8 +124,11 @@ def lint_files(
 ) -> None:
     """What is allowed and yet not wise. Exit code 1 when there are findings."""
     texts = _texts(path)
-    read = read_rules(texts)
-    several = [load_rules(decoded(name, data), name).rules for name, data in texts.items]
+    read = read_rules(texts, is_compatible=is_compatible)
+    several = [
+        load_rules(decoded(name, data), name, is_compatible=is_compatible).rules
+        for name, data in texts.items
+    ]
     topics = groups = None
     if online:
         topics, groups = _resources(name_servers, credentials(access_key, secret_key))

@@ -75,6 +75,11 @@ _PROTECTED_MODE: Final = (
     "[security](security.md)."
 )
 
+_COMPATIBLE: Final = (
+    "plain_acl.yml means what it means to RocketMQ 5, see [security](security.md). Without it what "
+    "RocketMQ reads in silence as something else than it says refuses the file."
+)
+
 # fmt: off
 _BROKER_KEYS = (
     _key(B, NAME, "brokerName", "broker_name",
@@ -218,6 +223,7 @@ _BROKER_KEYS = (
          "The file of accounts and permissions; of several the first that is there. Default: "
          "`plain_acl.yml` beside the file of `-c`, "
          "else in `$ROCKETMQ_HOME/conf`, else in `conf` below storePathRootDir."),
+    _key(B, BOOLEAN, "sluiceAclCompatible", "acl_compatible", _COMPATIBLE),
     _key(B, TEXT, "innerClientAuthenticationCredentials", "inner_credentials",
          'How the broker signs its requests to name servers: `{"accessKey":"…","secretKey":"…"}`, '
          "an admin account of theirs. Shown to nobody.", is_secret=True),
@@ -414,6 +420,7 @@ _NAME_SERVER_KEYS = (
          "The file of accounts and permissions; of several the first that is there. Default: "
          "`plain_acl.yml` beside the file of `-c`, "
          "else in `$ROCKETMQ_HOME/conf`, else beside kvConfigPath."),
+    _key(N, BOOLEAN, "sluiceAclCompatible", "acl_compatible", _COMPATIBLE),
     _key(N, LIST, "configBlackList", "config_black_list",
          "Keys that request 318 may not change."),
 )

@@ -91,6 +91,7 @@ class ServerConfig(TlsConfig):
     acl_enable: bool = False
     acl_files: tuple[str, ...] = ()
     """Where the main file may be; the first that is there."""
+    acl_compatible: bool = False
     idle_timeout_s: int = 120
     connections_max: int = 16_384
     connections_per_address_max: int = 1000

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from sluicemq.acl.source import Source, find_file, read_rules
+from sluicemq.acl.source import Source
 from sluicemq.config import (
     NameServerConfig,
     Part,
@@ -406,7 +406,8 @@ def _check_start(config: NameServerConfig, files: Files) -> None:
 
     server_contexts(server_tls(config))
     if config.acl_enable:
-        read_rules(Source(files, find_file(files, config.acl_files)).texts())
+        source = Source.of(files, config)
+        source.read(source.texts())
 
 
 def tolerant(handler: Handler) -> Handler:

@@ -49,7 +49,7 @@ class NameServer:
         self._clock = clock
         key_values = KeyValues(files, config.kv_config_path)
         self.parts = Parts(config, RouteTable(), key_values, files, self._now_ms())
-        self.guard = Guard.of(files, clock, config.acl_files, config.acl_enable)
+        self.guard = Guard.of(files, clock, config)
         self.dispatcher = Dispatcher(
             {int(code): self._bind(tolerant(handler)) for code, handler in HANDLERS.items()},
             before=None if self.guard is None else self.guard.before,

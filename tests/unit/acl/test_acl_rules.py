@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluicemq.acl import compatible
 from sluicemq.acl.addresses import numbers_of, parse_pattern
 from sluicemq.acl.guard import Guard
 from sluicemq.acl.loading import load_rules
 from sluicemq.acl.needs import NEEDS, need_of
 from sluicemq.acl.rules import Permission
 from sluicemq.acl.source import Source
+from sluicemq.clock import SYSTEM_CLOCK
+from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES
 from sluicemq.nameserver.handlers import HANDLERS
@@ -58,6 +61,9 @@ def test_a_pattern_matches_what_it_says(
 def test_any_text_is_a_pattern_or_an_error_with_a_cure(text: str) -> None:
     with contextlib.suppress(ConfigurationError):
         assert parse_pattern(text).matches(numbers_of("10.0.0.1")) in (True, False)
+    with contextlib.suppress(ConfigurationError):
+        found = compatible.parse_address(text)
+        assert found is None or found.matches(numbers_of("10.0.0.1")) in (True, False)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +92,60 @@ def test_a_wrong_file_is_refused_with_line_and_cure(text: str, line: int, words:
 def test_any_text_is_rules_or_an_error(text: str) -> None:
     with contextlib.suppress(SluiceError):
         load_rules(text, "plain_acl.yml")
+
+
+@given(st.text(alphabet="ab:-*&<[]{}=,.#'\" \t\n0|", max_size=200))
+def test_any_text_is_compatible_rules_or_an_error(text: str) -> None:
+    with contextlib.suppress(SluiceError):
+        load_rules(text, "plain_acl.yml", is_compatible=True)
+
+
+def test_any_is_pub_or_sub_and_said_and_deny_when_compatible() -> None:
+    text = SAMPLE.replace("topicA=PUB|SUB", "topicA=ANY")
+    loaded = load_rules(text, "plain_acl.yml")
+    assert loaded.rules.accounts["rocketmq1"].permission("topicA") == (Permission.ANY, True)
+    assert "plain_acl.yml:6: ANY is read as PUB|SUB" in loaded.warnings[0]
+    found = load_rules(text, "plain_acl.yml", is_compatible=True)
+    assert found.rules.accounts["rocketmq1"].permission("topicA") == (Permission.NOTHING, True)
+    assert not found.warnings
+
+
+def test_dead_letters_need_the_permission_of_a_topic() -> None:
+    text = SAMPLE + "    defaultGroupPerm: PUB|SUB\n    groupPerms: [g=PUB|SUB]\n"
+    account = load_rules(text, "x").rules.accounts["rocketmq1"]
+    assert account.permission("%DLQ%g") == account.permission("%DLQ%other")
+    assert account.permission("%DLQ%g") == (Permission.NOTHING, False)
+
+
+def test_aliases_cannot_make_a_small_file_a_large_one() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    begin = time.perf_counter()
+    with pytest.raises(ConfigurationError, match="aliases are too many"):
+        load_rules("\n".join(lines), "plain_acl.yml", is_compatible=True)
+    assert time.perf_counter() - begin < 5
+    with pytest.raises(ConfigurationError, match="alias"):
+        load_rules("a: &a [*a]", "plain_acl.yml", is_compatible=True)
+
+
+def test_a_server_reads_its_rules_as_it_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "plain_acl.yml"
+    path.write_text(SAMPLE.replace("topicA=PUB|SUB", "topicA=pub") + "      - topicB=PUB\n")
+    files = (str(path),)
+    strict = Guard.of(SYSTEM_FILES, SYSTEM_CLOCK, BrokerConfig(acl_enable=True, acl_files=files))
+    assert strict is not None
+    with pytest.raises(ConfigurationError, match="'pub' is no permission"):
+        strict.load()
+    config = BrokerConfig(acl_enable=True, acl_files=files, acl_compatible=True)
+    guard = Guard.of(SYSTEM_FILES, SYSTEM_CLOCK, config)
+    assert guard is not None
+    guard.load()
+    assert ask(guard, "12345678", "topicA") == "No permission for topic:topicA"
+    assert ask(guard, "12345678", "topicB") == ""
+    path.write_text(path.read_text() + "      - topicC=nonsense\n")
+    guard.settle(guard.look())
+    assert ask(guard, "12345678", "topicC") == "No permission for topic:topicC"
+    assert Guard.of(SYSTEM_FILES, SYSTEM_CLOCK, BrokerConfig()) is None
 
 
 def test_scalars_are_the_text_they_look_like() -> None:
