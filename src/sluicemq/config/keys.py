@@ -19,7 +19,7 @@ class Kind(StrEnum):
     BOOLEAN = "true or false"
     INTEGER = "whole number"
     TEXT = "text"
-    NAME = "name"
+    NAME = "letters, digits and _ - . %"
     HOST = "address or host name"
     SERVERS = "host:port, separated by ;"
     PATH = "path"
