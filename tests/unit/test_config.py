@@ -4,12 +4,15 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sluicemq.config import (
     KEYS,
     BrokerConfig,
     Change,
     Configs,
+    Key,
     NameServerConfig,
     Part,
     StoreConfig,
@@ -487,6 +490,32 @@ def test_a_value_is_checked_alike_at_the_start_and_in_a_request(line: str) -> No
     with pytest.raises(ConfigurationError, match=name) as by_request:
         changed(line)
     assert str(at_start.value) == str(by_request.value)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([key for key in KEYS if key.part is not Part.NAME_SERVER]),
+        st.text(alphabet="ab1;:/\\\\ ${}~=#!\t\\u00e9\\u2028|.,-", max_size=12)
+        | st.sampled_from(["${SECRET}", "~/x", "/a b/c", "true", "SYNC_FLUSH", "1s 2s", "05;16"]),
+        max_size=4,
+    )
+)
+def test_the_next_start_reads_what_a_request_has_written(changes: dict[Key, str]) -> None:
+    lines = "\n".join(
+        f"{key.name}={value.replace(chr(92), chr(92) * 2)}" for key, value in changes.items()
+    )
+    try:
+        change = changed(lines)
+    except (ConfigurationError, PermissionDeniedError):
+        return
+    text = edit_properties("", change.entries)
+    broker, store, _ = load_broker_config(text, environment=HOME | {"SECRET": "hunter2"})
+    started = configs_of(broker, store)
+    for key in (key for key in changes if key.field not in ("register_period_ms", "acl_files")):
+        value = getattr(started[key.part], key.field)
+        if change.entries.get(key.name):
+            assert value == getattr(change.at_next_start[key.part], key.field), key.name
+        assert "hunter2" not in str(value)
 
 
 def test_what_the_command_line_says_cannot_be_changed_by_a_request() -> None:
