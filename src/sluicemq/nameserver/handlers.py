@@ -385,13 +385,16 @@ def update_config(command: Command, peer: Caller, parts: Parts, _now_ms: int) ->
         if change.pending:
             _check_start(change.at_next_start[Part.NAME_SERVER], parts.files)
         path = parts.config.config_path
-        edited = edit_properties(read_text(parts.files, path) or "", change.entries)
-        replace_text(parts.files, path, edited, new_access=FOR_OWNER)
+        if change.entries:
+            edited = edit_properties(read_text(parts.files, path) or "", change.entries)
+            replace_text(parts.files, path, edited, new_access=FOR_OWNER)
     except PermissionDeniedError as error:
         return failure(ResponseCode.NO_PERMISSION, error.remark)
     except (ConfigurationError, UnicodeDecodeError, OSError) as error:
         return failure(ResponseCode.SYSTEM_ERROR, str(error))
-    log.info("%s changed the configuration: %s", peer.remote, ", ".join(change.entries))
+    log.info(
+        "%s changed the configuration: %s", peer.remote, ", ".join(change.entries) or "nothing"
+    )
     for warning in change.warnings:
         log.warning("configuration changed at run time: %s", warning)
     parts.config = change.in_force[Part.NAME_SERVER]
