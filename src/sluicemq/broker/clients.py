@@ -20,7 +20,7 @@ from sluicemq.broker.lane_table import Lanes
 from sluicemq.broker.lanes import GroupLanes
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError
-from sluicemq.filter.sql import make_filter
+from sluicemq.filter.sql import Sql92Filter, make_filter
 from sluicemq.filter.tags import is_tag_kind, subscribe
 from sluicemq.model.subscription import MessageFilter, Subscription
 from sluicemq.net.server import Peer
@@ -75,6 +75,12 @@ class Watch:
         except FilterError as error:
             self.is_broken = True
             log.warning("subscription to %s does not compile: %s", subscription.topic, error)
+        else:
+            if isinstance(self.filter, Sql92Filter) and self.filter.selector.ignored:
+                log.warning(
+                    "subscription to %s: %r is ignored at the end of %r, as in RocketMQ",
+                    subscription.topic, self.filter.selector.ignored, subscription.expression,
+                )  # fmt: skip
 
 
 class ConsumerGroup:

@@ -218,6 +218,10 @@ def _print_findings(expression: str, findings: "list[Finding]") -> None:
         click.echo("The expression compiles and means what it says.")
     elif any(finding.is_error for finding in findings):
         click.echo("The expression does not compile.")
+    elif any(finding.code == "ignored-text" for finding in findings):
+        click.echo(
+            "RocketMQ reads its beginning; SluiceMQ's clients, commands and Spark refuse it."
+        )
     else:
         click.echo("The expression compiles; mind the warnings.")
 

@@ -1,8 +1,9 @@
 """What a consumer is told before it starts: errors that refuse the expression, and warnings.
 
 An error does not compile (spec/filter.md §6). A warning compiles in RocketMQ and does something
-else than it seems to: text after a complete expression is ignored, NOT binds to one word, a bare
-property is never true. Look-alike characters of other alphabets are mended in place and the check
+else than it seems to: text after a complete expression is ignored (so it is refused where somebody
+writes an expression for us, see `parser.compile_whole`), NOT binds to one word, a bare property is
+never true. Look-alike characters of other alphabets are mended in place and the check
 goes on, so that one run names all of them and what lies behind them.
 """
 
@@ -10,6 +11,7 @@ from sluicemq.filter.diagnose import LOOK_ALIKE_CODE, LOOK_ALIKES
 from sluicemq.filter.findings import Finding, Rejected, Severity, syntax_error
 from sluicemq.filter.mixed import mixed_warnings
 from sluicemq.filter.nodes import Node
+from sluicemq.filter.parser import compile_whole
 from sluicemq.filter.tags import SEPARATOR, is_tag_kind, parse_tags, unknown_kind
 from sluicemq.filter.uses import TypeNote, type_notes
 from sluicemq.filter.warn import rest_warning, tree_warnings
@@ -67,7 +69,8 @@ def check_tags(expression: str | None) -> list[Finding]:
 def check_subscription(subscription: Subscription) -> list[Finding]:
     """At consumer start: the warnings of a subscription's expression.
 
-    Raises FilterSyntaxError, with place and cure, when the expression has errors.
+    Raises FilterSyntaxError, with place and cure, when the expression has errors or goes on with
+    text that RocketMQ ignores.
     """
     if is_tag_kind(subscription.kind):
         return check_tags(subscription.expression)
@@ -77,6 +80,7 @@ def check_subscription(subscription: Subscription) -> list[Finding]:
     for finding in findings:
         if finding.is_error:
             raise syntax_error(subscription.expression, finding)
+    compile_whole(subscription.expression)
     return findings
 
 

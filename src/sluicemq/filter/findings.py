@@ -61,10 +61,12 @@ def caret_lines(text: str, position: int, length: int) -> tuple[str, str]:
 
 
 def syntax_error(text: str, finding: Finding) -> FilterSyntaxError:
-    """The exception for an error finding: the place, the carets, the fact and the cure."""
+    """The exception for an error, or for ignored text: the place, the carets, the fact and the
+    cure."""
     line, carets = caret_lines(text, finding.position, finding.length)
+    wrong = "does not compile at" if finding.is_error else "ends before"
     return FilterSyntaxError(
-        f"The SQL92 expression does not compile at character {finding.position + 1}:\n"
+        f"The SQL92 expression {wrong} character {finding.position + 1}:\n"
         f"    {line}\n    {carets}\n{finding.what}",
         position=finding.position,
         cure=finding.instead,

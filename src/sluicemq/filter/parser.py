@@ -29,6 +29,18 @@ def compile_sql92(text: str) -> "Selector":
     return outcome
 
 
+def compile_whole(text: str) -> "Selector":
+    """The same for an expression that somebody writes for SluiceMQ: text behind a complete one,
+    which RocketMQ ignores, raises FilterSyntaxError as well."""
+    selector = compile_sql92(text)
+    if selector.ignored and selector.rest is not None:
+        from sluicemq.filter.findings import syntax_error  # noqa: PLC0415 - see the docstring
+        from sluicemq.filter.warn import rest_warning  # noqa: PLC0415
+
+        raise syntax_error(text, rest_warning(text, selector.rest))
+    return selector
+
+
 def _compile(text: str) -> "Selector | FilterSyntaxError":
     from sluicemq.filter.selector import try_compile  # noqa: PLC0415 - see the module docstring
 

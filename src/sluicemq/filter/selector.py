@@ -30,6 +30,13 @@ class Selector:
         """What it reads."""
         return property_names(self.tree)
 
+    @property
+    def ignored(self) -> str:
+        """What of its text RocketMQ does not read though somebody wrote a condition there; a
+        comment at the end is meant to be ignored."""
+        rest = self.text[self.rest :].rstrip() if self.rest is not None else ""
+        return "" if rest.startswith("--") else rest
+
     def matches(self, properties: Mapping[str, str]) -> bool:
         """Is the message delivered? Null and errors of evaluation say no."""
         try:

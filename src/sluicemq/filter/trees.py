@@ -6,7 +6,7 @@ A tag subscription is `TAGS IN (...)`: the client's exact check, not the broker'
 from typing import TypeAlias
 
 from sluicemq.filter.nodes import In, Literal, Node, Property
-from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.parser import compile_sql92, compile_whole
 from sluicemq.filter.selector import Selector
 from sluicemq.filter.tags import is_tag_kind, unknown_kind
 from sluicemq.model.subscription import SQL92, Subscription
@@ -19,10 +19,11 @@ TAGS = "TAGS"
 def tree_of(expression: Expression) -> Node:
     """The tree; a string is SQL92.
 
-    Raises FilterSyntaxError when it does not compile or its kind is unknown.
+    Raises FilterSyntaxError when it does not compile, its kind is unknown, or a string goes on with
+    text that would be ignored.
     """
     if isinstance(expression, str):
-        return compile_sql92(expression).tree
+        return compile_whole(expression).tree
     if isinstance(expression, Selector):
         return expression.tree
     if isinstance(expression, Subscription):

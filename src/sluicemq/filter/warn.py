@@ -5,6 +5,7 @@ Facts: spec/filter.md §6 "Consequences" and §7.
 
 import re
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from sluicemq.filter.build import is_boolean
 from sluicemq.filter.findings import Finding, Severity
@@ -25,6 +26,8 @@ from sluicemq.filter.nodes import (
     levels,
 )
 
+IGNORED_TEXT: Final = "ignored-text"
+
 
 def tree_warnings(tree: Node) -> Iterator[Finding]:
     """The warnings of a whole tree."""
@@ -41,7 +44,8 @@ def rest_warning(text: str, rest: int) -> Finding:
     """The warning about everything from index `rest` on, which RocketMQ ignores."""
     ignored = text[rest:].rstrip()
     what, instead = _why_it_ends(text, rest)
-    return Finding(rest, len(ignored), "ignored-text", what, instead, Severity.WARNING)
+    code = "open-comment" if ignored.startswith("--") else IGNORED_TEXT
+    return Finding(rest, len(ignored), code, what, instead, Severity.WARNING)
 
 
 def _why_it_ends(text: str, rest: int) -> tuple[str, str]:

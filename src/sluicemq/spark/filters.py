@@ -33,7 +33,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from sluicemq.errors import FilterSyntaxError
-from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.nodes import And
+from sluicemq.filter.parser import compile_sql92, compile_whole
+from sluicemq.filter.render import render
 from sluicemq.filter.tags import SEPARATOR, parse_tags
 from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
 from sluicemq.spark.schema import Column
@@ -338,13 +340,15 @@ def subscription_of(
 
     None when nothing can match. Tags alone stay a tag subscription (the broker scans only the
     consume queue); with a selector they become `TAGS IN (…)`, which is exact by itself.
-    Raises FilterSyntaxError when a user's expression does not compile.
+    Raises FilterSyntaxError when a user's expression does not compile, or goes on with text that
+    RocketMQ ignores. Conditions are joined as trees: as texts, a parenthesis or a comment of one
+    would change what the others mean.
     """
     wanted = _tags_of(tags, pushed)
     if wanted is not None and not wanted:
         return None
     if sql is not None:
-        compile_sql92(sql)
+        compile_whole(sql)
     conditions = [*([sql] if sql is not None else []), *pushed.selectors]
     if not conditions:
         if wanted is None:
@@ -356,8 +360,8 @@ def subscription_of(
         conditions.append(f"TAGS IN ({listed})")
     if len(conditions) == 1:
         return Subscription(topic, conditions[0], SQL92), None
-    expression = " AND ".join(f"({condition}\n)" for condition in conditions)
-    compile_sql92(expression)
+    expression = render(And(tuple(compile_sql92(condition).tree for condition in conditions)))
+    compile_whole(expression)
     return Subscription(topic, expression, SQL92), None
 
 

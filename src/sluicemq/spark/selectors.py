@@ -29,7 +29,7 @@ from pyspark.sql import functions
 
 from sluicemq.filter.nodes import JavaClass
 from sluicemq.filter.outcomes import TRUE, verdict_of
-from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.parser import compile_sql92, compile_whole
 from sluicemq.filter.selector import Selector
 from sluicemq.spark.schema import Column, parse_columns
 from sluicemq.spark.selector_sql import (
@@ -78,19 +78,21 @@ def verdict(
 
 
 def compiled(
-    selector: str, properties: str = "properties", *, columns: str | None = None
+    selector: str | Selector, properties: str = "properties", *, columns: str | None = None
 ) -> SparkSelector:
-    """Both columns, and whether they need Python; arguments and errors as for `column`."""
+    """Both columns, and whether they need Python; arguments and errors as for `column`. An
+    expression that a consumer has subscribed with comes as a `Selector`: RocketMQ ignores what may
+    stand behind it."""
     fields = fields_of(properties, columns)
-    parsed = compile_sql92(selector)
+    parsed = compile_whole(selector) if isinstance(selector, str) else selector
     try:
         condition = translated(parsed.tree, fields)
     except Inexpressible as reason:
-        logger.warning("the selector %r is evaluated by Python: %s", selector, reason)
+        logger.warning("the selector %r is evaluated by Python: %s", parsed.text, reason)
         code = _by_python(parsed, fields)
-        return SparkSelector(selector, code == TRUE, _named(code), str(reason))
+        return SparkSelector(parsed.text, code == TRUE, _named(code), str(reason))
     code = functions.expr(condition.code)
-    return SparkSelector(selector, functions.expr(condition.match), _named(code))
+    return SparkSelector(parsed.text, functions.expr(condition.match), _named(code))
 
 
 def selector_sql(
@@ -105,7 +107,7 @@ def _condition(selector: str, fields: Fields) -> Condition:
     from sluicemq.errors import ConfigurationError  # noqa: PLC0415 - rarely raised
 
     try:
-        return translated(compile_sql92(selector).tree, fields)
+        return translated(compile_whole(selector).tree, fields)
     except Inexpressible as reason:
         raise ConfigurationError(
             f"Spark SQL cannot say {selector[:80]!r}: {reason}.", cure="Use column() instead."

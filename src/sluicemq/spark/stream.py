@@ -32,10 +32,12 @@ from pyspark.sql.types import StructType
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import (
     ConfigurationError,
+    FilterSyntaxError,
     OffsetOutOfRangeError,
     RouteNotFoundError,
     SluiceError,
 )
+from sluicemq.filter.trees import tree_of
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import MessageQueue
 from sluicemq.spark.cluster import (
@@ -207,7 +209,7 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
             if not self.topics.has(queue.topic):
                 raise other_topic(queue.topic, label)
         written = found.get("filter")
-        if written != self.expression and not self._filter_change_told:
+        if not self._filter_change_told and not _is_same_filter(written, self.expression):
             if self.options["onFilterChange"] == "fail":
                 raise ConfigurationError(
                     f"the checkpoint was written with the filter {written!r}, the stream has"
@@ -294,6 +296,19 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         untold = {queue: begins[queue] for queue in ends if queue in begins and queue not in known}
         told = {"from": to_table(untold, several=self.several)} if untold else {}
         return self._checkpoint(ends) | told
+
+
+def _is_same_filter(written: Any, now: str) -> bool:
+    """Whether two filters of checkpoints mean the same: of SQL92 the trees are compared, since
+    texts were joined in another way once."""
+    if written == now:
+        return True
+    parted = [str(one).partition(" ") for one in (written, now)]
+    try:
+        trees = [tree_of(Subscription("", text, kind)) for kind, _, text in parted if kind == SQL92]
+    except FilterSyntaxError:
+        return False
+    return len(trees) == 2 and trees[0] == trees[1]
 
 
 def _commit(admin: Admin, group: str, offsets: Offsets) -> None:

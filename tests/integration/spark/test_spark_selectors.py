@@ -81,7 +81,7 @@ def check(spark: Any, texts: Sequence[str], rows: Sequence[dict[str, str]]) -> N
     frame = spark.createDataFrame([(row,) for row in rows], SCHEMA)
     for at in range(0, len(texts), IN_ONE_JOB):
         chunk = texts[at : at + IN_ONE_JOB]
-        both = [compiled(text, columns="") for text in chunk]
+        both = [compiled(compile_sql92(text), columns="") for text in chunk]
         verdicts = functions.array(*(one.verdict for one in both))
         matches = functions.array(*(one.match for one in both))
         found = frame.select(verdicts.alias("v"), matches.alias("m")).collect()

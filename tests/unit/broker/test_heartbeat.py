@@ -4,6 +4,7 @@ import logging
 
 import pytest
 
+from sluicemq.broker.clients import Watch
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig
 from sluicemq.protocol import bodies
@@ -151,6 +152,15 @@ def test_members_with_different_subscriptions_are_named_in_the_log_once(
     (record,) = [r for r in caplog.records if "subscribes" in r.message]
     for part in ("group G", "first", "second", "T: TAG 'A' -> TAG 'B'"):
         assert part in record.message
+
+
+def test_text_that_a_filter_ignores_is_served_as_in_rocketmq_and_named_in_the_log(
+    client: SteppedClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    assert check(client, "n > 5 ) garbage", SQL92).code == 0
+    Watch(Subscription("T", "n > 5 ) garbage", SQL92))
+    assert "') garbage' is ignored at the end of 'n > 5 ) garbage'" in caplog.text
 
 
 def test_clients_that_agree_are_not_in_the_log(

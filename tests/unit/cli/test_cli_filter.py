@@ -58,7 +58,9 @@ def test_check_says_how_each_property_is_read_and_which_values_drop_the_message(
     assert "Errors, which drop the message: '30.5', '1e3'" in done.output
     assert "For values with a fraction: Write 30.0." in done.output
     assert "region is read as String" in done.output
-    assert run("check", "a > 5 garbage").output.count("is read as Integer") == 1
+    ignoring = run("check", "a > 5 garbage")
+    assert ignoring.output.count("is read as Integer") == 1
+    assert "clients, commands and Spark refuse it" in ignoring.output
     assert "is read as" not in run("check", "a >").output
 
 

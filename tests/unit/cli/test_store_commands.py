@@ -165,6 +165,7 @@ def test_dump_goes_on_behind_damage_and_says_so(root: Path) -> None:
         (["--since", "yesterday"], "no time"),
         (["--tags", "a", "--where", "a = 1"], "--tags and --where"),
         (["--where", "a ="], "a ="),
+        (["--where", "a = 1 b"], "ends before character 7"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(root: Path, options: list[str], text: str) -> None:

@@ -28,6 +28,7 @@ from sluicemq.client.core.routing import (
 from sluicemq.client.core.subscriptions import SubscriptionRegistry, make_subscription
 from sluicemq.errors import (
     ConfigurationError,
+    FilterSyntaxError,
     GroupNotFoundError,
     PermissionDeniedError,
     ProtocolError,
@@ -236,8 +237,13 @@ def test_one_expression_for_a_group_and_topic_until_the_last_user_leaves():
 
 
 def test_a_filter_that_does_something_else_than_it_seems_is_logged(caplog):
-    make_subscription("t", where="a = 5 garbage")
-    assert "a = 5 garbage" in caplog.text
+    make_subscription("t", where="NOT a = 5")
+    assert "NOT a = 5" in caplog.text
+
+
+def test_text_that_would_be_ignored_is_refused():
+    with pytest.raises(FilterSyntaxError, match="ends before character 7"):
+        make_subscription("t", where="a = 5 garbage")
 
 
 def test_where_a_group_starts_is_checked():

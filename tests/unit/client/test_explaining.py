@@ -94,6 +94,8 @@ def test_what_members_do_not_tell_is_not_guessed() -> None:
          (Fate.WAITING, [Code.CONSUMING_OFF])),
         ({"subscriptions": {"T": Subscription("T", "price >", "SQL92")}},
          (Fate.WAITING, [Code.BROKEN_FILTER])),
+        ({"subscriptions": {"T": Subscription("T", "price IS NULL ) x", "SQL92")}},
+         (Fate.WAITING, [Code.BEHIND, Code.IGNORED_TEXT])),
         ({"members": (member(), member("c2", subscribe("T", "A")))},
          (Fate.WAITING, [Code.BEHIND, Code.UNEQUAL])),
     ],
@@ -143,6 +145,17 @@ def test_a_group_that_has_only_misses_before_it_is_not_behind() -> None:
 def test_a_group_that_is_up_to_date_has_no_findings() -> None:
     state = GroupState(group(), [QueueFacts(QUEUE, 10, 10)], {"T": frozenset({"b"})})
     assert explain_group(state).findings == ()
+
+
+def test_a_group_is_told_what_of_its_filter_is_ignored() -> None:
+    """A Java consumer may subscribe so; it is served as RocketMQ serves it."""
+    said = Subscription("T", "price > 30 garbage", "SQL92")
+    state = GroupState(
+        group(subscriptions={"T": said}), [QueueFacts(QUEUE, 10, 10)], {"T": frozenset({"b"})}
+    )
+    (found,) = explain_group(state).findings
+    assert found.code is Code.IGNORED_TEXT
+    assert "garbage is ignored" in found.what
 
 
 OLD = LaneFacts("aaaa", Subscription("T", "price > 30", "SQL92"), ["c1"], 9)

@@ -18,7 +18,7 @@ SURPRISING = [
     ("a = 0x5", "x5", "ignored-text", "no 0x"),
     ("a = 010", "10", "ignored-text", "no leading zero"),
     ("a = 1_000", "_000", "ignored-text", "1_000"),
-    ("a = 5 -- note", "-- note", "ignored-text", "line break"),
+    ("a = 5 -- note", "-- note", "open-comment", "line break"),
     ("NOT a = 5", "NOT", "not-binds-tight", "NOT (a = 5)"),
     ("NOT a IS NULL", "NOT", "not-binds-tight", "parentheses"),
     ("NOT a CONTAINS 'x'", "NOT", "not-binds-tight", "parentheses"),
@@ -79,6 +79,9 @@ def test_consumer_with_errors_is_refused_and_with_warnings_told() -> None:
         check_subscription(Subscription("T", "a > 'x'", SQL92))
     (finding,) = check_subscription(Subscription("T", "NOT a = 5", SQL92))
     assert finding.code == "not-binds-tight"
+    with pytest.raises(FilterSyntaxError, match=r"(?s)ends before character 7.*ignore") as refused:
+        check_subscription(Subscription("T", "a = 5 garbage", SQL92))
+    assert "AND or OR" in str(refused.value)
     with pytest.raises(FilterSyntaxError, match="kind of filter"):
         check_subscription(Subscription("T", "x", "XPATH"))
 

@@ -117,6 +117,8 @@ def test_subscriptions_of_all_kinds_can_be_compared() -> None:
         tree_of(Subscription("T", "a", "XPATH"))
     with pytest.raises(FilterSyntaxError):
         Trial("a >")
+    with pytest.raises(FilterSyntaxError):
+        Trial("a > 5 garbage")
 
 
 def test_records_are_read_only_where_they_decide() -> None:

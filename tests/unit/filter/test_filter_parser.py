@@ -5,7 +5,7 @@ import pytest
 
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter import parser
-from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.parser import compile_sql92, compile_whole
 
 
 def test_an_expression_is_compiled_once() -> None:
@@ -34,6 +34,14 @@ def test_selector_knows_its_text_names_and_ignored_rest() -> None:
     assert selector.property_names == {"a", "b"}
     assert selector.rest == 16
     assert repr(selector) == "Selector('a = 5 AND b = 6 garbage')"
+
+
+def test_what_rocketmq_ignores_is_refused_where_an_expression_is_written_for_us() -> None:
+    for text in ("a = 5 -- note\n", "a = 5 -- note"):
+        assert compile_whole(text) is compile_sql92(text)
+    with pytest.raises(FilterSyntaxError, match="ends before character 7") as refused:
+        compile_whole("a = 5 garbage")
+    assert refused.value.position == 6
 
 
 def test_users_of_tags_do_not_load_the_parser() -> None:

@@ -18,6 +18,8 @@ from pyspark.sql.datasource import (
 )
 
 from sluicemq.errors import FilterSyntaxError
+from sluicemq.filter.nodes import And
+from sluicemq.filter.parser import compile_sql92
 from sluicemq.model.subscription import ALL, SQL92, TAG
 from sluicemq.spark.filters import Pushdown, Pushed, subscription_of
 from sluicemq.spark.schema import ALL_COLUMNS, Column
@@ -88,7 +90,7 @@ def test_properties_become_a_selector() -> None:
     found = subscription_of("t", None, None, pushed)
     assert found is not None
     assert found[0].kind == SQL92
-    assert found[0].expression == "(dep_delay >= 60\n) AND (origin IN ('JFK', 'EWR')\n)"
+    assert found[0].expression == "dep_delay >= 60 AND origin IN ('JFK', 'EWR')"
 
 
 def test_not_null_alone_does_not_tell_whether_a_number_parses() -> None:
@@ -165,13 +167,33 @@ def test_tags_join_a_selector_as_a_condition() -> None:
     found = subscription_of("t", "UA", "a = 1 -- why", Pushed())
     assert found is not None
     assert found == (found[0], None)
-    assert found[0].expression == "(a = 1 -- why\n) AND (TAGS IN ('UA')\n)"
+    assert found[0].expression == "a = 1 AND TAGS IN ('UA')"
+
+
+def test_conditions_are_joined_as_trees_whatever_their_texts_hold() -> None:
+    """As texts, the comment and the OR would take the rest in, or leave it out."""
+    pushed = Pushed(selectors=("state = 'TX'", "(n = 1 OR n = 2)"))
+    found = subscription_of("t", None, "a > 1.0 OR b = 'x)' -- why\n", pushed)
+    assert found is not None
+    joined = compile_sql92(found[0].expression).tree
+    assert isinstance(joined, And)
+    parts = ("a > 1.0 OR b = 'x)'", *pushed.selectors)
+    assert joined.parts == tuple(compile_sql92(one).tree for one in parts)
+
+
+def test_text_behind_a_complete_selector_is_refused_with_its_place() -> None:
+    """It once closed the parenthesis around it, and the pushed predicates were no more."""
+    for pushed in (Pushed(), Pushed(selectors=("state = 'TX'",))):
+        with pytest.raises(FilterSyntaxError, match="ends before character 17") as refused:
+            subscription_of("t", None, "latitude > 30.0 ) garbage", pushed)
+        assert refused.value.position == 16
+        assert "Leave it away" in str(refused.value)
 
 
 def test_a_selector_of_the_user_alone_is_sent_as_it_is() -> None:
-    found = subscription_of("t", None, "a = 5 garbage", Pushed())
+    found = subscription_of("t", None, "a = 5  -- why\n", Pushed())
     assert found is not None
-    assert found[0].expression == "a = 5 garbage"
+    assert found[0].expression == "a = 5  -- why\n"
 
 
 def test_no_filter_is_everything() -> None:

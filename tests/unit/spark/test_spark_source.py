@@ -72,7 +72,7 @@ def test_the_subscription_is_there_before_partitions_are_asked_for() -> None:
     assert rest == []
     pickled = pickle.loads(pickle.dumps(pushing))
     assert pickled.plan.subscription.kind == SQL92
-    assert pickled.plan.subscription.expression == "(delay > 5\n) AND (TAGS IN ('UA')\n)"
+    assert pickled.plan.subscription.expression == "delay > 5 AND TAGS IN ('UA')"
 
 
 def test_push_down_can_be_switched_off() -> None:

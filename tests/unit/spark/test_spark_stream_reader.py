@@ -223,6 +223,15 @@ def test_the_order_of_tags_is_no_change_of_the_filter(make: Any) -> None:
     make(**{"filter.tags": "A || B"}).latestOffset(first, ReadAllAvailable())
 
 
+def test_a_filter_that_an_older_version_wrote_in_other_words_is_the_same(make: Any) -> None:
+    filters = {"filter.tags": "B", "filter.sql": "n > 1.0 OR m = 2"}
+    written = "SQL92 (n > 1.0 OR m = 2\n) AND (TAGS IN ('B')\n)"
+    start = point(a0=100, a1=50) | {"filter": written}
+    assert make(**filters)._offsets(start) == {A0: 100, A1: 50}
+    with pytest.raises(ConfigurationError, match="was written with the filter"):
+        make(**filters | {"filter.tags": "A"})._offsets(start)
+
+
 def test_bytes_are_shared_and_sampled(
     make: Any, cluster: FakeAdmin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ COLUMNS = parse_columns("tags,queue_id,prop:origin,prop:dep_delay:int")
 
 def test_predicates_on_properties_become_conditions() -> None:
     filters = [EqualTo(("origin",), "it's"), GreaterThan(("dep_delay",), 60)]
-    assert to_selector(filters, COLUMNS) == ("(origin = 'it''s'\n) AND (dep_delay > 60\n)", [])
+    assert to_selector(filters, COLUMNS) == ("origin = 'it''s' AND dep_delay > 60", [])
 
 
 def test_tags_become_a_condition_too() -> None:

@@ -36,6 +36,7 @@ from sluicemq.client.core.findings import (
     dead,
     failures,
     idle_members,
+    ignored_text,
     matching_of,
     no_member,
     no_route,
@@ -72,7 +73,7 @@ def explain_message(about: MessageFacts, group: GroupFacts) -> MessageExplained:
     owner = owner_of(about.queue, group.members)
     said = group.subscriptions.get(topic)
     verdict, filtering = verdict_on(about.message, said)
-    common = [*unequal(group.members, topic)]
+    common = [*ignored_text(said), *unequal(group.members, topic)]
     fate, times, found = _fate(about, group, owner, filtering)
     return MessageExplained(group.name, fate, (*found, *common), times, verdict, owner)
 
@@ -86,6 +87,7 @@ def _explain_in_lanes(about: MessageFacts, group: GroupFacts) -> MessageExplaine
         if fate in {Fate.WAITING, Fate.OFFLINE}:
             fate, found = Fate.FILTERED, no_lane(about, group)
         return MessageExplained(group.name, fate, (*found, *common), times)
+    common = [*ignored_text(lane.subscription), *common]
     own = as_lane(group, lane)
     owner = owner_of(about.queue, own.members)
     verdict, filtering = verdict_on(about.message, lane.subscription)
@@ -176,6 +178,7 @@ def _of_topic(state: GroupState, topic: str) -> list[Finding]:
         found.append(not_subscribed(group, topic))
     elif said is not None and not compiles(said):
         found.append(broken(said))
+    found += ignored_text(said)
     brokers = {item.queue.broker for item in own}
     found += no_route(topic, brokers, state.routed.get(topic))
     if is_laned:  # every lane has readers of its own

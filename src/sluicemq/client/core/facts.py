@@ -21,6 +21,7 @@ class Code(StrEnum):
     UNEQUAL = "unequal-subscription"
     NOT_SUBSCRIBED = "not-subscribed"
     BROKEN_FILTER = "filter-does-not-compile"
+    IGNORED_TEXT = "ignored-text"
     FILTER_FALSE = "filter-false"
     FILTER_ERROR = "filter-error"
     MEMBER_IDLE = "member-without-queue"

@@ -34,6 +34,7 @@ from sluicemq.client.core.operations import (
 )
 from sluicemq.client.core.reports import LaneLag, QueueLag
 from sluicemq.errors import ConfigurationError, FilterSyntaxError, install_extra
+from sluicemq.filter.check import check_subscription
 from sluicemq.filter.tags import subscribe
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
@@ -160,6 +161,7 @@ def try_filter(
     """What an expression would do, on each broker of a topic. Raises FilterSyntaxError,
     ConfigurationError when it is not known what the group wants, RouteNotFoundError."""
     wanted = subscribe(topic, expression, kind)
+    check_subscription(wanted)
     route: TopicRoute = yield RouteOf(topic)
     found = []
     for data in route.brokers:

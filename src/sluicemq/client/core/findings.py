@@ -83,6 +83,15 @@ def compiles(said: Subscription) -> bool:
     return True
 
 
+def ignored_text(said: Subscription | None) -> list[Finding]:
+    """What of a filter a consumer of RocketMQ's wrote in vain."""
+    if said is None or is_tag_kind(said.kind) or not compiles(said):
+        return []
+    ignored = compile_sql92(said.expression).ignored
+    what = f"At the end of the filter {said.expression} of {said.topic}, {ignored} is ignored."
+    return [Finding(Code.IGNORED_TEXT, what, "sluice filter check says why.")] if ignored else []
+
+
 def _wrong_tag(message: StoredMessage, said: Subscription) -> Finding:
     tag = f"'{message.tag}'" if message.tag else "absent"
     return Finding(

@@ -116,7 +116,7 @@ def _verdict(said: Subscription, columns: str) -> "tuple[Column, Column | None]"
         match = functions.col("tags").isin(sorted(said.tags)) if said.tags else functions.lit(False)
         return functions.coalesce(match, functions.lit(False)), None
     try:
-        found = compiled(said.expression, columns=columns)
+        found = compiled(compile_sql92(said.expression), columns=columns)
     except FilterSyntaxError:
         return functions.lit(False), None
     return found.match, found.verdict == "ERROR"

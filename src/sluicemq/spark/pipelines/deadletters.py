@@ -26,6 +26,7 @@ from sluicemq.client.identity import MessageIds
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RouteNotFoundError
+from sluicemq.filter.check import check_subscription
 from sluicemq.filter.tags import subscribe
 from sluicemq.model.message import ORIGIN_MESSAGE_ID, RETRY_TOPIC
 from sluicemq.model.subscription import SQL92, TAG, Subscription
@@ -291,6 +292,7 @@ def _subscriptions(
         )
     for option, kind in (("filter_sql", SQL92), ("filter_tags", TAG)):
         if options[option]:
+            check_subscription(Subscription("", options[option], kind))
             return {topic: (subscribe(topic, options[option], kind),) for topic in topics}
     (found,) = subscriptions_of(admin, [options["group"]])
     if not found.is_online and not found.kept:

@@ -13,6 +13,7 @@ import orjson
 from sluicemq.errors import ConfigurationError, FilterSyntaxError
 from sluicemq.filter.check import check
 from sluicemq.filter.tags import parse_tags
+from sluicemq.filter.warn import IGNORED_TEXT
 from sluicemq.spark.options import (
     AT_LEAST_ONCE,
     EXACTLY_ONCE,
@@ -262,7 +263,7 @@ def _check_filters(entries: Mapping[str, Entry], texts: Mapping[str, str]) -> No
         entries["filter.sql"].problem(
             f"at character {finding.position + 1}: {_one_line(finding.what)}",
             _one_line(finding.instead),
-            is_error=finding.is_error,
+            is_error=finding.is_error or finding.code == IGNORED_TEXT,
         )
 
 
