@@ -35,6 +35,7 @@ from sluicemq.spark.cluster import (
     starting_offsets,
 )
 from sluicemq.spark.errors import plain_errors
+from sluicemq.spark.filter_findings import tried_at_brokers, warn_of_filter
 from sluicemq.spark.filters import Pushdown, Pushed, attribute_of, subscription_of
 from sluicemq.spark.keyindex import narrowed_by_keys
 from sluicemq.spark.options import READ, WRITE, Options, parse_options
@@ -126,6 +127,8 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
                 subscription = self.plan.subscription
                 if subscription is not None and subscription.kind == SQL92:
                     check_selector(admin, topics, self.plan.group, subscription.expression)
+                sql = self.options["filter.sql"]
+                warn_of_filter(sql, lambda text: tried_at_brokers(admin, topics, text))
                 bounds = queue_bounds(admin, topics)
                 start = starting_offsets(admin, self.options, bounds, "earliest")
                 end = ending_offsets(admin, self.options, bounds)

@@ -6,7 +6,7 @@ StorePartition  what travels to an executor: a range of one queue, and units not
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -135,16 +135,22 @@ def _missing(place: StorePlace, topic: str, there: set[str]) -> ConfigurationErr
 def newest_values(options: Options) -> Mapping[str, set[str]]:
     """Property -> the distinct values it has in the newest messages of every queue."""
     found: dict[str, set[str]] = {}
-    place = StorePlace.of(options)
-    reader, seen = snapshot(place, options)
-    filled = {queue: bound for queue, bound in seen.bounds.items() if bound[0] < bound[1]}
+    reader, seen = snapshot(StorePlace.of(options), options)
+    for properties in newest_properties(reader, seen.bounds, options["inferMessages"]):
+        for name, value in properties.items():
+            found.setdefault(name, set()).add(value)
+    reader.close()
+    return found
+
+
+def newest_properties(
+    reader: StoreReader, bounds: Bounds, count: int
+) -> Iterator[Mapping[str, str]]:
+    """Those of about so many messages, the newest of every queue."""
+    filled = {queue: bound for queue, bound in bounds.items() if bound[0] < bound[1]}
     for queue, (lowest, highest) in filled.items():
-        start = max(lowest, highest - -(-options["inferMessages"] // len(filled)))
+        start = max(lowest, highest - -(-count // len(filled)))
         scan = reader.range(queue.topic, queue.queue_id, skips=True)
         for places in scan.places(start, highest):
             for at in places.starts.tolist():
-                message = decode_record(places.view, at, decompress=False)
-                for name, value in message.properties.items():
-                    found.setdefault(name, set()).add(value)
-    reader.close()
-    return found
+                yield decode_record(places.view, at, decompress=False).properties

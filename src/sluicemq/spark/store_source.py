@@ -22,12 +22,20 @@ from pyspark.sql.types import StructType
 from sluicemq.errors import ConfigurationError
 from sluicemq.spark.cluster import ending_offsets, narrowed, starting_offsets
 from sluicemq.spark.errors import plain_errors
+from sluicemq.spark.filter_findings import MESSAGES_MAX, tried_here, warn_of_filter
 from sluicemq.spark.options import READ, Options, parse_options
 from sluicemq.spark.plan import RangePartition, ReadPlan, decoding_plan, nothing, partitions_of
 from sluicemq.spark.schema import AUTO, declared_columns, struct_type
 from sluicemq.spark.source import BatchReader, Pushing, is_pushdown_process
 from sluicemq.spark.store_options import DECLARED
-from sluicemq.spark.store_plan import NAME, StorePartition, StorePlace, newest_values, snapshot
+from sluicemq.spark.store_plan import (
+    NAME,
+    StorePartition,
+    StorePlace,
+    newest_properties,
+    newest_values,
+    snapshot,
+)
 
 
 class StoreSource(DataSource):  # type: ignore[misc]
@@ -102,6 +110,8 @@ class StoreBatchReader(BatchReader):
             end = ending_offsets(seen, self.options, seen.bounds)
             ranges = narrowed(seen, start, end, self.pushed)
             addresses = {self.place.broker: self.place.root}
+            newest = newest_properties(reader, seen.bounds, MESSAGES_MAX)
+            warn_of_filter(self.options["filter.sql"], lambda sql: tried_here(list(newest), sql))
             parts = partitions_of(self.options, ranges, addresses)
             return [part if part.queue is None else seen.with_tail(part) for part in parts]
         finally:

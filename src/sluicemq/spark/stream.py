@@ -50,6 +50,7 @@ from sluicemq.spark.cluster import (
     starting_offsets,
 )
 from sluicemq.spark.errors import plain_errors
+from sluicemq.spark.filter_findings import tried_at_brokers, warn_of_filter
 from sluicemq.spark.filters import Pushed, subscription_of
 from sluicemq.spark.offsets import (
     Offsets,
@@ -246,6 +247,8 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
             if self.plan.subscription.kind == SQL92:
                 expression = self.plan.subscription.expression
                 check_selector(admin, topics, self.plan.group, expression)
+            sql = self.options["filter.sql"]
+            warn_of_filter(sql, lambda text: tried_at_brokers(admin, topics, text))
             self._selector_checked = True
         return queue_bounds(admin, topics)
 

@@ -9,6 +9,7 @@ import pytest
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.model.message import Message
+from sluicemq.spark.source import RocketSource
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -92,6 +93,24 @@ def test_the_broker_filters_by_tags_and_the_reader_compares_them_again(
         [Message(topic, b"body-900", tag="Aa"), Message(topic, b"body-901", tag="BB")]
     )
     assert numbers(read(filter__tags="A||Aa")) == [*range(0, 30, 3), 900]
+
+
+def test_a_filter_that_loses_rows_by_mistake_is_told_at_planning(
+    name_server: str, topic: str, producer: Producer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without Spark: of what it starts for planning, the log is its own."""
+    producer.send_batch([Message(topic, b"x", properties={"latitude": f"{n}.5"}) for n in range(9)])
+    given = {"nameServers": name_server, "topic": topic, "filter.sql": "latitude > 5"}
+    made = RocketSource(given)
+    made.reader(made.schema()).partitions()
+    stream = made.streamReader(made.schema())
+    stream.reportLatestOffset()
+    stream.reportLatestOffset()
+    stream.stop()
+    batch, once_a_stream = (line for line in caplog.messages if "filter.sql" in line)
+    assert batch == once_a_stream
+    assert "0 match. 9 of 9 values of latitude are no Integer" in batch
+    assert batch.endswith("Write 5.0.")
 
 
 def test_the_broker_filters_by_sql92(read: Read, publish: Publish) -> None:

@@ -224,6 +224,15 @@ def test_selectors_use_columns_and_so_do_stores_without_them(
 # --- a store that is in use, or was
 
 
+def test_a_filter_that_loses_rows_by_mistake_is_told_at_planning(
+    filled: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader(filled, filter__sql="delay > -999").partitions()
+    (line,) = caplog.messages
+    assert "values of delay are no Integer ('late')" in line
+    assert "'delay > -999'" in line
+
+
 def test_running_store_is_read_up_to_now_and_not_disturbed(tmp_path: Path) -> None:
     store = Store.open(config(tmp_path / "store"))
     for number in range(40):

@@ -2,14 +2,14 @@
 
 Looked at: the queues and their ends at the brokers, the checkpoint of a stream, Spark's plan of the
 transform, the sinks' topics, directories and tables. Nothing is read of the messages themselves,
-unless a property's type is `auto` (which looks at the newest ones).
+unless a property's type is `auto` or there is a `filter.sql` (which look at the newest ones).
 """
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sluicemq.spark.pipelines.pipeline import Pipeline, PlaceError, Source
-from sluicemq.spark.pipelines.reach import Reach, pinned_options, reach_of
+from sluicemq.spark.pipelines.reach import Reach, lost_by_filter, pinned_options, reach_of
 from sluicemq.spark.pipelines.ready import ready
 from sluicemq.spark.pipelines.run import checked_frame, pinned_to, task_of
 from sluicemq.spark.report import pushdown
@@ -81,6 +81,7 @@ def _own(pipeline: Pipeline, spark: "SparkSession") -> Plan:
     if not reaches:
         found.sections["source"] = [f"{source.kind} {source.options.get('path')}"]
     found.sections["filter"] = _filter_told(reach, source, frame, pipeline.is_streaming)
+    found.sections["filter"] += [f"mind: {one}" for one in lost_by_filter(pipeline)]
     found.sections["columns"] = [
         f"{one.name} {one.dataType.simpleString()}" for one in frame.schema.fields
     ]

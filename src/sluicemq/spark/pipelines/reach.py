@@ -21,10 +21,18 @@ from sluicemq.spark.cluster import (
     queue_bounds,
     starting_offsets,
 )
+from sluicemq.spark.filter_findings import (
+    MESSAGES_MAX,
+    filter_findings,
+    tried_at_brokers,
+    tried_here,
+)
 from sluicemq.spark.filters import Pushed, subscription_of
 from sluicemq.spark.offsets import Offsets, from_checkpoint, place, to_table
 from sluicemq.spark.options import READ, STREAM, Options, parse_options
 from sluicemq.spark.pipelines.pipeline import ROCKETMQ, Pipeline
+from sluicemq.spark.store_options import DECLARED
+from sluicemq.spark.store_plan import StorePlace, newest_properties, snapshot
 from sluicemq.spark.topics import topics_of
 
 if TYPE_CHECKING:
@@ -82,6 +90,27 @@ def reach_of(pipeline: Pipeline, *, checkpoint: str | None = None) -> Reach | No
             return Reach(topics, starting_offsets(admin, options, bounds, "latest"), end, selector)
         start = {queue: known.get(queue, lowest) for queue, (lowest, _) in bounds.items()}
         return Reach(topics, start, end, selector)
+
+
+def lost_by_filter(pipeline: Pipeline) -> list[str]:
+    """What the source's `filter.sql` loses by mistake (`filter_findings`). Raises as `reach_of`,
+    and StoreError."""
+    source = pipeline.source
+    sql = None if source is None else source.options.get("filter.sql")
+    if source is None or sql is None:
+        return []
+    if source.kind == ROCKETMQ:
+        options = parse_options(source.options, STREAM if pipeline.is_streaming else READ)
+        with open_admin(options) as admin:
+            topics = topics_of(options).found(admin)
+            return filter_findings(sql, lambda text: tried_at_brokers(admin, topics, text))
+    options = parse_options(source.options, READ, DECLARED)
+    reader, seen = snapshot(StorePlace.of(options), options)
+    try:
+        newest = list(newest_properties(reader, seen.bounds, MESSAGES_MAX))
+    finally:
+        reader.close()
+    return filter_findings(sql, lambda text: tried_here(newest, text))
 
 
 def pinned_options(reach: Reach, options: "dict[str, str]") -> dict[str, str]:
