@@ -5,10 +5,14 @@ from typing import Any
 
 import pytest
 from peer import clusters
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
+from sluicemq.errors import OffsetOutOfRangeError
 from sluicemq.model.message import Message
+from sluicemq.spark.schema import parse_columns, struct_type
+from sluicemq.spark.stream import stream_reader
 from waiting import wait_for
 
 # py4j leaves sockets to the garbage collector: no fault of the test that it runs in.
@@ -133,6 +137,32 @@ def test_a_stream_goes_on_from_its_checkpoint(
     rows = [line.split() for line in str(event["text"]).splitlines() if line.startswith(TOPIC)]
     assert sorted(row[2] for row in rows) == ["0", "1", "2", "3"], event["text"]
     assert all(int(row[4]) > COUNT // 8 for row in rows), "committed when the next batch began"
+
+
+def test_a_topic_made_anew_is_noticed_by_its_messages(
+    filled: clusters.Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The source without Spark: what it asks is in the protocol of every version."""
+    name, given = "spark-anew", {"nameServers": filled.name_server, "startingOffsets": "earliest"}
+    stream = stream_reader(given | {"topic": name}, struct_type(parse_columns("body")))
+    with Admin(filled.name_server) as admin, Producer(filled.name_server) as producer:
+        for count in (5, 9):
+            admin.create_topic(name, queues=1)
+            producer.routes.forget(name)
+            producer.send_batch([Message(name, b"%d" % number) for number in range(count)])
+            await_visible(admin, count, name)
+            if count == 5:
+                end = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+                admin.delete_topic(name)
+    with pytest.raises(OffsetOutOfRangeError, match="'spark-anew' was deleted and made anew"):
+        stream.latestOffset(end, ReadAllAvailable())
+    stream.stop()
+    given["failOnDataLoss"] = "false"
+    stream = stream_reader(given | {"topic": name}, struct_type(parse_columns("body")))
+    (part,) = stream.partitions(end, stream.latestOffset(end, ReadAllAvailable()))
+    stream.stop()
+    assert (part.start, part.end) == (0, 9)
+    assert "goes on at 0" in caplog.text
 
 
 def test_rows_are_written(spark: Any, filled: clusters.Cluster) -> None:

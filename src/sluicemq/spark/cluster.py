@@ -62,7 +62,8 @@ def starting_offsets(admin: TimeIndex, options: Options, bounds: Bounds, default
     time_ms = options["startingTimestamp"]
     if time_ms is not None:
         return offsets_by_time(admin, bounds, time_ms)
-    return _by_option(admin, options["startingOffsets"] or default, bounds, "startingOffsets")
+    chosen = options["startingOffsets"] or default
+    return _by_option(admin, options, chosen, bounds, "startingOffsets")
 
 
 def ending_offsets(admin: TimeIndex, options: Options, bounds: Bounds) -> Offsets:
@@ -75,18 +76,23 @@ def ending_offsets(admin: TimeIndex, options: Options, bounds: Bounds) -> Offset
             "the option 'endingOffsets' is 'earliest': nothing would be read.",
             cure="Use latest or JSON by broker and queue.",
         )
-    return _by_option(admin, options["endingOffsets"], bounds, "endingOffsets")
+    return _by_option(admin, options, options["endingOffsets"], bounds, "endingOffsets")
 
 
 def _by_option(
-    admin: TimeIndex, chosen: str | Mapping[str, Any], bounds: Bounds, option: str
+    admin: TimeIndex,
+    options: Options,
+    chosen: str | Mapping[str, Any],
+    bounds: Bounds,
+    option: str,
 ) -> Offsets:
     if chosen == "earliest":
         return {queue: lowest for queue, (lowest, _) in bounds.items()}
     if chosen == "latest":
         return {queue: highest for queue, (_, highest) in bounds.items()}
     assert not isinstance(chosen, str)
-    return chosen_offsets(chosen, bounds, option, admin.offset_by_time)
+    fails = options["failOnDataLoss"]
+    return chosen_offsets(chosen, bounds, option, admin.offset_by_time, fail_on_data_loss=fails)
 
 
 def offsets_by_time(admin: TimeIndex, bounds: Bounds, time_ms: int) -> Offsets:

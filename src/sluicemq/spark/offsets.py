@@ -10,18 +10,21 @@ stream of several topics writes version 2: `queues` by topic, and `topic` is the
 
     {…, "initial": true}              where a new stream starts, not read from a checkpoint
     {…, "from": {"broker-a": {…}}}    where the micro-batch began that ends here
+    {…, "seen": {"broker-a": {"0": [119, 1795363635210]}}}    see `topic_identity`
 
 `from` is there for queues of which the checkpoint before says nothing: those of a new stream, and
 new ones. Spark does not store where a stream started; after a crash in its first micro-batch it
-would ask again, and `latest` is another place then.
+would ask again, and `latest` is another place then. And for queues of a topic that was made anew.
+Checkpoints of older versions have no `seen`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from sluicemq.errors import ConfigurationError
+from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
 from sluicemq.model.topic import MessageQueue
 from sluicemq.spark.values import Moment, OffsetChoice
 
@@ -29,6 +32,17 @@ CHECKPOINT_VERSION: Final = 1
 CHECKPOINT_VERSION_TOPICS: Final = 2
 
 Offsets = dict[MessageQueue, int]
+
+
+class Anchor(NamedTuple):
+    """The message at `offset` was stored at `stored_ms`; None: it was not there any more."""
+
+    offset: int
+    stored_ms: int | None
+
+
+Anchors = dict[MessageQueue, Anchor]
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,18 +101,25 @@ def admit(start: Mapping[MessageQueue, int], latest: Offsets, rows_max: int | No
 
 
 def to_checkpoint(
-    label: str, expression: str, offsets: Mapping[MessageQueue, int], *, several: bool = False
+    label: str,
+    expression: str,
+    offsets: Mapping[MessageQueue, int],
+    *,
+    several: bool = False,
+    anchors: Anchors | None = None,
 ) -> dict[str, Any]:
     """Offsets as the JSON of the module's docstring; `several`: by topic."""
-    return {
+    found = {
         "version": CHECKPOINT_VERSION_TOPICS if several else CHECKPOINT_VERSION,
         "topic": label, "filter": expression, "queues": to_table(offsets, several=several),
     }  # fmt: skip
+    seen = {queue: list(anchor) for queue, anchor in (anchors or {}).items()}
+    return found | ({"seen": to_table(seen, several=several)} if seen else {})
 
 
-def to_table(offsets: Mapping[MessageQueue, int], *, several: bool) -> dict[str, Any]:
+def to_table(offsets: Mapping[MessageQueue, Any], *, several: bool) -> dict[str, Any]:
     """{"broker": {"queue id": offset}}, by topic first for several."""
-    topics: dict[str, dict[str, dict[str, int]]] = {}
+    topics: dict[str, dict[str, dict[str, Any]]] = {}
     for queue, offset in sorted(offsets.items()):
         brokers = topics.setdefault(queue.topic, {})
         brokers.setdefault(queue.broker, {})[str(queue.queue_id)] = offset
@@ -118,16 +139,25 @@ def from_checkpoint(found: Mapping[str, Any], topic: str | None, part: str = "qu
             f"the checkpoint holds an offset of version {version!r}, not {CHECKPOINT_VERSION}.",
             cure="It is another source's or a newer SluiceMQ's: use another checkpointLocation.",
         )
-    table = found.get(part, {})
-    topics = {str(found.get("topic")): table} if version == CHECKPOINT_VERSION else table
     if topic is not None and (version != CHECKPOINT_VERSION or found.get("topic") != topic):
         raise other_topic(str(found.get("topic")), topic)
+    return {queue: int(offset) for queue, offset in _from_table(found, part)}
+
+
+def anchors_of(found: Mapping[str, Any]) -> Anchors:
+    """The anchors of a checkpoint that `from_checkpoint` takes; none of an older version's."""
     return {
-        MessageQueue(topic, broker, int(queue_id)): int(offset)
-        for topic, brokers in topics.items()
-        for broker, queues in brokers.items()
-        for queue_id, offset in queues.items()
+        queue: Anchor(offset, time_ms) for queue, (offset, time_ms) in _from_table(found, "seen")
     }
+
+
+def _from_table(found: Mapping[str, Any], part: str) -> Iterator[tuple[MessageQueue, Any]]:
+    table = found.get(part, {})
+    is_single = found.get("version") == CHECKPOINT_VERSION
+    for topic, brokers in ({str(found.get("topic")): table} if is_single else table).items():
+        for broker, queues in brokers.items():
+            for queue_id, value in queues.items():
+                yield MessageQueue(topic, broker, int(queue_id)), value
 
 
 def other_topic(found: str, label: str) -> ConfigurationError:
@@ -143,11 +173,14 @@ def chosen_offsets(
     bounds: Mapping[MessageQueue, tuple[int, int]],
     option: str,
     by_time: Callable[[MessageQueue, int], int] | None = None,
+    *,
+    fail_on_data_loss: bool = True,
 ) -> Offsets:
     """Offsets that a user gave by broker and queue (and topic, of several), words and times
     resolved; `by_time(queue, time_ms)` finds the first offset stored then or later.
 
-    Raises ConfigurationError when a queue is missing, unknown, or its offset outside the queue.
+    Raises ConfigurationError when a queue is missing, unknown, or its offset behind its end, and
+    OffsetOutOfRangeError for an offset that retention has passed, unless loss is allowed.
     """
     given = _by_queue(table, bounds, option)
     _check_names(given, bounds, option)
@@ -155,13 +188,22 @@ def chosen_offsets(
     for queue, bound in bounds.items():
         offset = _resolved(given[queue], queue, bound, by_time)
         lowest, highest = bound
-        if not lowest <= offset <= highest:
-            raise ConfigurationError(
-                f"the option {option!r} asks for offset {offset} of {place(queue)}, which holds"
-                f" {lowest} to {highest}.",
-                cure="Choose one that is there, or earliest or latest.",
+        asked = (
+            f"the option {option!r} asks for offset {offset} of {place(queue)}, which holds"
+            f" {lowest} to {highest}"
+        )
+        if offset > highest:
+            cure = "Choose one that is there, or earliest or latest."
+            raise ConfigurationError(f"{asked}.", cure=cure)
+        if offset < lowest and fail_on_data_loss:
+            raise OffsetOutOfRangeError(
+                f"{asked}: {lowest - offset} messages are gone.",
+                cure="Set failOnDataLoss=false to read what is left, or choose earliest.",
             )
-        offsets[queue] = offset
+        if offset < lowest:
+            logger.warning("%s: offsets %d to %d of %s are gone and not read", option, offset,
+                           lowest, place(queue))  # fmt: skip
+        offsets[queue] = max(offset, lowest)
     return offsets
 
 

@@ -221,7 +221,8 @@ OPTIONS: Final[tuple[Option, ...]] = (
         boolean,
         True,
         _READS,
-        "Fail when offsets to be read are gone; false reads what is left and logs.",
+        "Fail when offsets to be read are gone, or a stream's topic was deleted and made anew; "
+        "false reads what is left, of a new topic all, and logs.",
     ),
     Option(
         "pushFilters",

@@ -8,8 +8,8 @@ Spark keeps one process with one reader for a running query and asks it, each tr
 
 The offsets are exact positions in queues, so a micro-batch that is planned again after a failure
 reads the same messages. What can go wrong is detected: retention that deleted messages before they
-were read, a topic that was deleted and made anew (offsets beyond its end), a checkpoint of another
-topic or another filter. Two queries on one checkpoint are Spark's to notice: the second to write
+were read, a topic that was deleted and made anew (`topic_identity`), a checkpoint of another topic
+or another filter. Two queries on one checkpoint are Spark's to notice: the second to write
 the offsets of a micro-batch fails, or in one session stops the first. A queue that appears while
 running is read from its first message; a broker that is away
 keeps its queues' offsets until it is back.
@@ -22,9 +22,9 @@ empty micro-batches without end of two texts for one place.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
@@ -33,7 +33,6 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import (
     ConfigurationError,
     FilterSyntaxError,
-    OffsetOutOfRangeError,
     RouteNotFoundError,
     SluiceError,
 )
@@ -53,9 +52,11 @@ from sluicemq.spark.errors import plain_errors
 from sluicemq.spark.filter_findings import tried_at_brokers, warn_of_filter
 from sluicemq.spark.filters import Pushed, subscription_of
 from sluicemq.spark.offsets import (
+    Anchors,
     Offsets,
     QueueRange,
     admit,
+    anchors_of,
     from_checkpoint,
     other_topic,
     place,
@@ -66,6 +67,7 @@ from sluicemq.spark.options import STREAM, Options, parse_options
 from sluicemq.spark.outage import ride_out
 from sluicemq.spark.plan import RangePartition, ReadPlan, partitions_of, read_plan
 from sluicemq.spark.sizes import admit_bytes
+from sluicemq.spark.topic_identity import TopicIdentity
 from sluicemq.spark.topics import topics_of
 
 try:
@@ -133,29 +135,38 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         self._filter_change_told = False
         self._announced = False
         self._seen: Offsets = {}
+        self._anchors: Anchors = {}
+        self._told: dict[str, Any] | None = None
         label = self.topics.label
         found = subscription_of(label, options["filter.tags"], options["filter.sql"], Pushed())
         self.nothing_matches = found is None
         subscription, tags = found or (Subscription(label), None)
         self.plan = _with_subscription(read_plan(options, schema), subscription, tags)
         self.expression = f"{subscription.kind} {subscription.expression}"
+        self.identity = TopicIdentity(self.plan.group, fails=options["failOnDataLoss"])
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_admin": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         with plain_errors():
-            offsets = self._ask(self._initial, is_first=True)
-            return self._checkpoint(offsets) | {"initial": True}
+            bounds, offsets = self._ask(self._initial, is_first=True)
+            stored = {queue: (lowest, offsets[queue]) for queue, (lowest, _) in bounds.items()}
+            anchors = self._ask(self.identity.anchored, {}, stored)
+            return self._checkpoint(offsets, anchors) | {"initial": True}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         with plain_errors():
             begins, ends = self._offsets(start), self._offsets(end)
-            begins |= self._offsets(end, "from")
+            new = self._offsets(end, "from")
+            begins |= new
             moved = {queue: stop for queue, stop in ends.items() if stop > begins.get(queue, -1)}
             if not moved or self.nothing_matches:
                 return []
-            return self._ask(lambda admin: self._planned(admin, begins, moved))
+            before = {queue: one for queue, one in anchors_of(start).items() if queue not in new}
+            # What this process has just told needs no second look.
+            anchors = () if end == self._told else (anchors_of(end), before)
+            return self._ask(self._planned, begins, moved, anchors)
 
     def read(self, partition: RangePartition) -> Any:
         from sluicemq.spark.reader import read_range  # noqa: PLC0415 - heavy, executors only
@@ -183,24 +194,24 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
             self._admin.close()
             self._admin = None
 
-    def _ask(self, work: Callable[[Admin], T], *, is_first: bool = False) -> T:
-        """Does something with the cluster, through an outage of up to timeoutMs unless the stream
-        has never been there; connections are made anew after each failure."""
+    def _ask(self, work: Callable[..., T], *of: Any, is_first: bool = False) -> T:
+        """Does `work(admin, *of)`, through an outage of up to timeoutMs unless the stream has never
+        been there; connections are made anew after each failure."""
 
         def attempt() -> T:
             if self._admin is None:
                 self._admin = open_admin(self.options)
             try:
-                return work(self._admin)
+                return work(self._admin, *of)
             except SluiceError:
                 self.stop()
                 raise
 
         return attempt() if is_first else ride_out(attempt, self.plan.timeout_s)
 
-    def _initial(self, admin: Admin) -> Offsets:
+    def _initial(self, admin: Admin) -> tuple[Bounds, Offsets]:
         bounds = queue_bounds(admin, self.topics.found(admin))
-        return starting_offsets(admin, self.options, bounds, "latest")
+        return bounds, starting_offsets(admin, self.options, bounds, "latest")
 
     def _offsets(self, found: Mapping[str, Any], part: str = "queues") -> Offsets:
         """Offsets of a checkpoint. Raises ConfigurationError for another topic or filter."""
@@ -222,13 +233,19 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         return offsets
 
     def _latest(
-        self, start: Mapping[MessageQueue, int], rows_max: int | None, bytes_max: int | None = None
-    ) -> tuple[Offsets, Offsets]:
-        """Where the next micro-batch begins and ends; `start` may lack new queues."""
+        self,
+        start: Offsets,
+        anchors: Anchors,
+        rows_max: int | None = None,
+        bytes_max: int | None = None,
+    ) -> "_Step":
+        """The next micro-batch; `start` may lack new queues."""
         bounds = self._ask(self._bounds)
-        begins = {queue: start.get(queue, lowest) for queue, (lowest, _) in bounds.items()}
-        for queue, (_, highest) in bounds.items():
-            self._check_end(queue, begins[queue], highest)
+        begins = {queue: lowest for queue, (lowest, _) in bounds.items()}
+        for queue in set(start) & set(bounds):
+            begins[queue] = self._ask(
+                self.identity.resumed, queue, start[queue], bounds[queue], anchors.get(queue)
+            )
         ends = {queue: highest for queue, (_, highest) in bounds.items()}
         if self.target is not None:
             ends = {
@@ -239,7 +256,15 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         if bytes_max is not None:
             group, limit = self.plan.group, bytes_max
             ends = self._ask(lambda admin: admit_bytes(admin, group, begins, ends, limit))
-        return begins, dict(start) | admit(begins, ends, rows_max)
+        ends = start | admit(begins, ends, rows_max)
+        anew = {queue for queue, begin in begins.items() if start.get(queue, begin) != begin}
+        moved = {
+            queue: (bounds[queue][0], end)
+            for queue, end in ends.items()
+            if queue in bounds and (queue in anew or start.get(queue) != end)
+        }
+        kept = {queue: anchor for queue, anchor in anchors.items() if queue not in anew}
+        return _Step(begins, ends, self._ask(self.identity.anchored, kept, moved), anew)
 
     def _bounds(self, admin: Admin) -> Bounds:
         topics = self.topics.found(admin)
@@ -252,7 +277,9 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
             self._selector_checked = True
         return queue_bounds(admin, topics)
 
-    def _planned(self, admin: Admin, begins: Offsets, ends: Offsets) -> list[InputPartition]:
+    def _planned(
+        self, admin: Admin, begins: Offsets, ends: Offsets, anchors: Sequence[Anchors]
+    ) -> list[InputPartition]:
         addresses = broker_addresses(admin, sorted({queue.topic for queue in ends}))
         ranges = []
         for queue, end in sorted(ends.items()):
@@ -261,44 +288,26 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
                     f"the broker of {place(queue)} is not in the route of {queue.topic!r}.",
                     cure="Start it again; the stream continues where it was.",
                 )
-            lowest, highest = admin.offsets(queue)
-            start = begins.get(queue, lowest)
-            ranges.append(QueueRange(queue, self._checked(queue, start, end, lowest, highest), end))
+            bound = admin.offsets(queue)
+            one = QueueRange(queue, begins.get(queue, bound[0]), end)
+            known = [of.get(queue) for of in anchors]
+            ranges.append(self.identity.left_of(admin, one, bound, known))
         return partitions_of(self.options, ranges, addresses)
 
-    def _checked(self, queue: MessageQueue, start: int, end: int, lowest: int, highest: int) -> int:
-        """`start`, or the first offset left when loss is allowed. Raises OffsetOutOfRangeError."""
-        self._check_end(queue, end, highest)
-        if start >= lowest:
-            return start
-        if self.options["failOnDataLoss"]:
-            raise OffsetOutOfRangeError(
-                f"retention passed the stream: {place(queue)} of {queue.topic!r} begins at {lowest}"
-                f" now, the stream was at {start}: {min(lowest, end) - start} messages are gone.",
-                cure="Set failOnDataLoss=false to go on with what is left.",
-            )
-        logger.warning("%s: offsets %d to %d are gone and not read", place(queue), start, lowest)
-        return min(lowest, end)
+    def _checkpoint(self, offsets: Offsets, anchors: Anchors | None = None) -> dict[str, Any]:
+        return to_checkpoint(
+            self.topics.label, self.expression, offsets, several=self.several, anchors=anchors
+        )
 
-    def _check_end(self, queue: MessageQueue, offset: int, highest: int) -> None:
-        if offset > highest:
-            raise OffsetOutOfRangeError(
-                f"the stream is at {offset} of {place(queue)} of {queue.topic!r}, which ends at"
-                f" {highest}: the topic was deleted and made anew, or the broker lost messages.",
-                cure="Start with a new checkpointLocation.",
-            )
-
-    def _checkpoint(self, offsets: Offsets) -> dict[str, Any]:
-        return to_checkpoint(self.topics.label, self.expression, offsets, several=self.several)
-
-    def _ended(self, start: dict[str, Any], begins: Offsets, ends: Offsets) -> dict[str, Any]:
-        """The checkpoint of a micro-batch's end, with `from` where `start` does not tell it."""
-        known = {} if start.get("initial") else self._offsets(start)
-        if ends == self._offsets(start):
-            return start
-        untold = {queue: begins[queue] for queue in ends if queue in begins and queue not in known}
+    def _ended(self, known: Offsets, step: "_Step") -> dict[str, Any]:
+        """The checkpoint of a micro-batch's end, with `from` where one before does not tell it."""
+        untold = {
+            queue: begin
+            for queue, begin in step.begins.items()
+            if queue in step.ends and (queue not in known or queue in step.anew)
+        }
         told = {"from": to_table(untold, several=self.several)} if untold else {}
-        return self._checkpoint(ends) | told
+        return self._checkpoint(step.ends, step.anchors) | told
 
 
 def _is_same_filter(written: Any, now: str) -> bool:
@@ -312,6 +321,15 @@ def _is_same_filter(written: Any, now: str) -> bool:
     except FilterSyntaxError:
         return False
     return len(trees) == 2 and trees[0] == trees[1]
+
+
+class _Step(NamedTuple):
+    """A micro-batch: where its queues begin and end, the anchors then, and which were made anew."""
+
+    begins: Offsets
+    ends: Offsets
+    anchors: Anchors
+    anew: Collection[MessageQueue]
 
 
 def _commit(admin: Admin, group: str, offsets: Offsets) -> None:
@@ -333,12 +351,14 @@ class PlainStream(StreamReader):
 
     def latestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         with plain_errors():
-            _, self._seen = self._latest(self._seen, None)
-            return self._checkpoint(self._seen)
+            step = self._latest(self._seen, self._anchors)
+            self._seen, self._anchors = step.ends, step.anchors
+            return self._ended(step.ends, step)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         with plain_errors():
             self._seen = self._offsets(start) | self._seen
+            self._anchors = anchors_of(start) | self._anchors
         return super().partitions(start, end)
 
 
@@ -359,8 +379,12 @@ if SupportsTriggerAvailableNow is not None:
                 is_limited = not isinstance(limit, ReadAllAvailable)
                 rows_max = getattr(limit, "max_rows", None)
                 bytes_max = self.options["maxBytesPerTrigger"] if is_limited else None
-                begins, ends = self._latest(self._offsets(start), rows_max, bytes_max)
-                return self._ended(start, begins, ends)
+                known = self._offsets(start)
+                step = self._latest(known, anchors_of(start), rows_max, bytes_max)
+                if step.ends == known and not step.anew:
+                    return start
+                self._told = self._ended({} if start.get("initial") else known, step)
+                return self._told
 
         def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
             with plain_errors():

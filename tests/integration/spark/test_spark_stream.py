@@ -253,9 +253,16 @@ def test_a_topic_made_anew_is_noticed(
     admin.delete_topic(topic)
     admin.create_topic(topic, queues=2)
     producer.routes.forget(topic)
-    publish(0, 2)
+    publish(100, 2)
     line = failure(lambda: job.run(topic))
     assert "the topic was deleted and made anew" in line
+    publish(102, 28)
+    line = failure(lambda: job.run(topic))
+    assert f"the topic '{topic}' was deleted and made anew" in line, "though it is longer now"
+    job.run(topic, failOnDataLoss="false")
+    publish(130, 5)
+    job.run(topic)
+    assert job.numbers() == Counter([*range(10), *range(100, 135)])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluicemq.errors import ConfigurationError
+from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
 from sluicemq.model.topic import MessageQueue
 from sluicemq.spark.offsets import (
     QueueRange,
@@ -113,7 +113,6 @@ def test_chosen_offsets_resolve_words() -> None:
     [
         ({"a": {0: 10}}, "does not name a:1"),
         ({"a": {0: 10, 1: 0}, "b": {0: 1}}, "names b:0"),
-        ({"a": {0: 9, 1: 0}}, "offset 9 of a:0, which holds 10 to 20"),
         ({"a": {0: 21, 1: 0}}, "offset 21 of a:0"),
     ],
 )
@@ -122,3 +121,14 @@ def test_chosen_offsets_that_are_not_there_are_named(
 ) -> None:
     with pytest.raises(ConfigurationError, match=why):
         chosen_offsets(table, BOUNDS, "startingOffsets")
+
+
+def test_chosen_offsets_that_retention_has_passed_are_loss(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    table: dict[str, dict[int, int | str]] = {"a": {0: 7, 1: 0}}
+    with pytest.raises(OffsetOutOfRangeError, match="offset 7 of a:0, which holds 10 to 20: 3 mes"):
+        chosen_offsets(table, BOUNDS, "startingOffsets")
+    found = chosen_offsets(table, BOUNDS, "startingOffsets", fail_on_data_loss=False)
+    assert found == {A0: 10, A1: 0}
+    assert "offsets 7 to 10 of a:0 are gone" in caplog.text

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql.datasource import DataSource, EqualTo, GreaterThan
 
 from pyspark_rocketmq import DefaultSource
-from sluicemq.errors import ConfigurationError
+from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
 from sluicemq.spark import cluster, errors, session, source
@@ -96,6 +96,13 @@ def test_offsets_and_times_bound_the_ranges() -> None:
     timed = reader(startingTimestamp="1300", endingTimestamp="1600")
     assert ranges(timed) == [(0, 30, 60), (1, 50, 60)]
     assert ranges(reader(startingTimestamp="999999")) == []
+
+
+def test_offsets_that_retention_has_passed_are_loss() -> None:
+    given = {"startingOffsets": '{"a": {"0": 5, "1": 7}}', "endingOffsets": '{"a":{"0":9,"1":60}}'}
+    with pytest.raises(OffsetOutOfRangeError, match="offset 7 of a:1, which holds 50 to 80"):
+        ranges(reader(**given))
+    assert ranges(reader(failOnDataLoss="false", **given)) == [(0, 5, 9), (1, 50, 60)]
 
 
 def test_pushed_bounds_narrow_the_ranges() -> None:

@@ -1,5 +1,6 @@
 """The streaming reader against a cluster of numbers: retention, limits, vanished brokers."""
 
+import json
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ from sluicemq.errors import (
 from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
 from sluicemq.protocol.codes import RequestCode
 from sluicemq.protocol.command import Command
-from sluicemq.spark import errors, sizes, stream
+from sluicemq.spark import errors, sizes, stream, topic_identity
 from sluicemq.spark.plan import RangePartition
 from sluicemq.spark.schema import ALL_COLUMNS, struct_type
 
@@ -27,10 +28,13 @@ OPTIONS = {"topic": "t", "nameServers": "127.0.0.1:9876"}
 
 
 class FakeAdmin:
-    """Queues with bounds; `lost` makes the next call fail once."""
+    """Queues with bounds; `lost` makes the next call fail once. `made_ms`: when the topic was made;
+    a message is stored every millisecond since (None: nobody tells when)."""
 
     def __init__(self, bounds: dict[MessageQueue, tuple[int, int]]) -> None:
         self.bounds = bounds
+        self.made_ms: int | None = None
+        self.looked: list[tuple[MessageQueue, int]] = []
         self.committed: dict[MessageQueue, int] = {}
         self.known = {"%RETRY%denied", "%RETRY%old"}
         self.asked: list[tuple[str, int]] = []
@@ -83,7 +87,12 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
         admin.opened += 1
         return admin
 
+    def stored_ms(_admin: object, _group: str, queue: MessageQueue, offset: int) -> int | None:
+        admin.looked.append((queue, offset))
+        return None if admin.made_ms is None else admin.made_ms + offset
+
     monkeypatch.setattr(stream, "open_admin", opened)
+    monkeypatch.setattr(topic_identity, "stored_ms", stored_ms)
     return admin
 
 
@@ -194,6 +203,148 @@ def test_a_topic_that_ends_before_the_stream_is_an_error(make: Any, cluster: Fak
     ):
         with pytest.raises(OffsetOutOfRangeError, match="made anew"):
             step()
+
+
+def advanced(reader: Any, start: dict[str, Any]) -> dict[str, Any]:
+    """Where the next micro-batch ends, as it is read back from the checkpoint."""
+    found: dict[str, Any] = json.loads(json.dumps(reader.latestOffset(start, ReadAllAvailable())))
+    return found
+
+
+def test_a_checkpoint_holds_when_a_message_before_each_offset_was_stored(
+    make: Any, cluster: FakeAdmin
+) -> None:
+    cluster.made_ms = 5_000
+    first = make(startingOffsets="earliest").initialOffset()
+    assert "seen" not in first, "nothing was read"
+    end = advanced(make(), first)
+    assert end == point(a0=100, a1=50) | {
+        "from": {"a": {"0": 0, "1": 0}}, "seen": {"a": {"0": [99, 5099], "1": [49, 5049]}},
+    }  # fmt: skip
+    assert make().initialOffset()["seen"] == end["seen"]
+
+
+def test_a_topic_made_anew_is_noticed_though_it_is_longer_than_the_stream(
+    make: Any, cluster: FakeAdmin
+) -> None:
+    cluster.made_ms = 5_000
+    reader = make()
+    end = advanced(reader, point(a0=0, a1=0))
+    cluster.made_ms, cluster.bounds = 900_000, {A0: (0, 130), A1: (0, 50)}
+    for one in (reader, make()):
+        with pytest.raises(OffsetOutOfRangeError, match=r"'t' was deleted and made anew: a:0.*99"):
+            one.latestOffset(end, ReadAllAvailable())
+
+
+def test_a_topic_made_anew_is_read_from_its_beginning_when_loss_is_allowed(
+    make: Any, cluster: FakeAdmin, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.made_ms = 5_000
+    end = advanced(make(), point(a0=0, a1=0))
+    cluster.made_ms, cluster.bounds = 900_000, {A0: (0, 130), A1: (0, 20), B0: (0, 3)}
+    reader = make(failOnDataLoss="false")
+    following = advanced(reader, end)
+    assert following["queues"] == point(a0=130, a1=20, b0=3)["queues"]
+    assert ranges(reader.partitions(end, following)) == [
+        ("a0", 0, 130), ("a1", 0, 20), ("b0", 0, 3),
+    ]  # fmt: skip
+    assert ranges(make().partitions(end, following))[0] == ("a0", 0, 130), "after a crash too"
+    assert caplog.text.count("made anew") == 2
+    assert advanced(reader, following) == following
+    strict = make()
+    cluster.bounds[A0] = (0, 140)
+    assert advanced(strict, following)["queues"]["a"]["0"] == 140
+
+
+def test_a_topic_made_anew_is_noticed_when_a_micro_batch_is_planned_again(
+    make: Any, cluster: FakeAdmin
+) -> None:
+    cluster.made_ms = 5_000
+    start = advanced(make(), point(a0=0, a1=0))
+    cluster.bounds[A0] = (0, 120)
+    end = advanced(make(), start)
+    cluster.made_ms, cluster.bounds[A0] = 900_000, (0, 500)
+    with pytest.raises(OffsetOutOfRangeError, match="made anew"):
+        make().partitions(start, end)
+    assert ranges(make(failOnDataLoss="false").partitions(start, end)) == []
+
+
+def test_messages_that_come_again_before_the_stream_are_those_of_a_new_topic(
+    make: Any, cluster: FakeAdmin
+) -> None:
+    """Retention had removed all that the stream has read: there was no message to remember."""
+    cluster.made_ms, cluster.bounds = 5_000, {A0: (100, 100)}
+    first = make(startingOffsets="earliest").initialOffset()
+    assert first["seen"] == {"a": {"0": [99, None]}}
+    cluster.made_ms, cluster.bounds = 900_000, {A0: (0, 130)}
+    with pytest.raises(OffsetOutOfRangeError, match="made anew"):
+        make().latestOffset(first, ReadAllAvailable())
+
+
+def test_a_checkpoint_of_an_older_version_is_taken_as_it_is_and_anchored(
+    make: Any, cluster: FakeAdmin
+) -> None:
+    cluster.made_ms = 5_000
+    end = advanced(make(), point(a0=10, a1=50))
+    assert end["queues"] == point(a0=100, a1=50)["queues"]
+    assert end["seen"]["a"]["0"] == [99, 5099]
+
+
+def test_a_running_stream_looks_once_a_trigger_and_not_at_all_behind_retention(
+    make: Any, cluster: FakeAdmin
+) -> None:
+    cluster.made_ms, cluster.bounds = 5_000, {A0: (0, 100)}
+    reader, place = make(), point(a0=0)
+    for lowest, highest, looks in (
+        (0, 100, 1),  # the first anchor
+        (0, 100, 0),  # nothing new
+        (0, 110, 1),
+        (20, 120, 1),  # what begins at 20 has to be compared once,
+        (20, 130, 0),  # then a queue that begins anew would begin lower
+        (20, 400, 1),  # the anchor is renewed before retention reaches it
+        (20, 410, 0),
+    ):
+        cluster.bounds[A0] = (lowest, highest)
+        cluster.looked.clear()
+        following = advanced(reader, place)
+        if following != place:
+            reader.partitions(place, following)
+        assert len(cluster.looked) == looks, (lowest, highest)
+        place = following
+    cluster.bounds[A0] = (0, 500)
+    cluster.made_ms = 900_000
+    with pytest.raises(OffsetOutOfRangeError, match="made anew"):
+        advanced(reader, place)
+
+
+def test_a_broker_that_lost_its_newest_messages_is_gone_on_with_at_its_end(
+    make: Any, cluster: FakeAdmin, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The anchor tells that it is the same topic, so nothing is read twice."""
+    cluster.made_ms = 5_000
+    start = point(a0=100, a1=50) | {"seen": {"a": {"0": [80, 5080]}}}
+    cluster.bounds[A0] = (0, 90)
+    with pytest.raises(OffsetOutOfRangeError, match="the broker lost messages"):
+        make().latestOffset(start, ReadAllAvailable())
+    following = advanced(make(failOnDataLoss="false"), start)
+    assert following["queues"]["a"]["0"] == 90
+    assert following["from"] == {"a": {"0": 90}}
+    assert "goes on at 90" in caplog.text
+
+
+def test_spark_4_1_notices_a_topic_made_anew(
+    monkeypatch: pytest.MonkeyPatch, make: Any, cluster: FakeAdmin
+) -> None:
+    monkeypatch.setattr(stream, "SupportsTriggerAvailableNow", None)
+    cluster.made_ms = 5_000
+    start = make().latestOffset()
+    cluster.made_ms, cluster.bounds[A0] = 900_000, (0, 130)
+    reader = make()
+    end = reader.latestOffset()
+    with pytest.raises(OffsetOutOfRangeError, match="made anew"):
+        reader.partitions(start, end)
+    allowed = make(failOnDataLoss="false")
+    assert ranges(allowed.partitions(start, allowed.latestOffset())) == [("a0", 0, 130)]
 
 
 def test_a_checkpoint_of_another_topic_is_an_error(make: Any) -> None:
