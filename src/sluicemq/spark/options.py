@@ -15,6 +15,7 @@ from sluicemq.errors import ConfigurationError
 from sluicemq.net.tls import VERIFY_WORDS, Tls
 from sluicemq.spark.values import (
     addresses,
+    bad_rows,
     boolean,
     choice,
     count,
@@ -251,6 +252,14 @@ OPTIONS: Final[tuple[Option, ...]] = (
         2_000,
         frozenset({WRITE}),
         "Messages of one batch that is sent.",
+    ),
+    Option(
+        "badRows",
+        bad_rows,
+        "fail",
+        frozenset({WRITE}),
+        "A row that no message can be made of: `fail` names it, `skip` leaves it out and counts, "
+        "`topic:NAME` writes it there as JSON with the reason in the property `SLUICE_BAD_ROW`.",
     ),
     Option(
         "delivery",

@@ -95,9 +95,11 @@ PROBE: Final = "probe"
 
 @dataclass(frozen=True)
 class Sent(WriterCommitMessage):  # type: ignore[misc]
-    """What one task reports: messages stored; of a task that staged them, where, and for what."""
+    """What one task reports: messages stored, and rows that were bad; of a task that staged them,
+    where, and for what."""
 
     messages: int
+    bad: int = 0
     query: str = ""
     epoch: int = 0
     topics: tuple[str, ...] = ()
@@ -156,15 +158,21 @@ class _Sink:
         self.brokers: tuple[str, ...] = ()
         self.is_exact = options["delivery"] == EXACTLY_ONCE
         """Asked for; `brokers` says whether it can be had."""
-        self.check_topic()
+        self.check_topics()
 
-    def check_topic(self) -> None:
-        """Reaches the name server now, not first in every task. Sending may create the topic."""
-        topic = self.options["topic"]
-        if topic is None and not self.is_exact:
+    def check_topics(self) -> None:
+        """Reaches the name server now, not first in every task. Sending may create the topics."""
+        bad = self.options["badRows"].partition(":")[2] or None
+        if bad is not None and bad == self.options["topic"]:
+            raise ConfigurationError(
+                f"the option 'badRows' names the topic that is written, {bad!r}.",
+                cure="Name another topic for bad rows.",
+            )
+        topics = [topic for topic in (self.options["topic"], bad) if topic is not None]
+        if not topics and not self.is_exact:
             return
         with open_admin(self.options) as admin:
-            if topic is not None:
+            for topic in topics:
                 admin.route(topic, create=True)
             if self.is_exact:
                 self.brokers = brokers_with_epochs(admin)
@@ -172,21 +180,23 @@ class _Sink:
     def write(self, iterator: Iterator[Any]) -> Sent:
         """Sends the rows of one task; every batch is acknowledged when it returns."""
         from sluicemq.spark import sink_send  # noqa: PLC0415 - executors only
+        from sluicemq.spark.sink_bad_rows import RowSorter  # noqa: PLC0415
 
-        size = self.options["batchMessages"]
+        options, size = self.options, self.options["batchMessages"]
         keep_imports()
-        with plain_errors(), _producer(self.options) as producer:
-            rows = sink_send.rows_of(iterator, self.roles, self.options["topic"])
-            epoch = self.options["queryEpoch"]
+        with plain_errors(), _producer(options) as producer:
+            epoch = options["queryEpoch"]
             task = sink_send.task_now(self.query, epoch) if self.is_exact else None
             if task is None or not self.brokers:
                 direct = sink_send.DirectSender(producer, size, task)
-                sink_send.send_all(rows, direct)
-                return Sent(direct.sent)
+                sorter = RowSorter(self.roles, options["topic"], options["badRows"], direct)
+                sink_send.send_all(sorter.rows(iterator), direct)
+                return Sent(direct.sent, sorter.bad)
             staging = sink_send.StagingSender(producer, size, task, self.brokers)
-            sink_send.send_all(rows, staging)
+            sorter = RowSorter(self.roles, options["topic"], options["badRows"], staging)
+            sink_send.send_all(sorter.rows(iterator), staging)
             staged, topics = staging.staged, tuple(sorted(staging.queues.topics))
-            return Sent(staged.messages, task.query, task.epoch, topics, staged.ranges)
+            return Sent(staged.messages, sorter.bad, task.query, task.epoch, topics, staged.ranges)
 
     def _commit(self, messages: list[Sent | None], what: str) -> int:
         """Commits what was staged; logs and returns how many messages the tasks stored."""
@@ -196,6 +206,8 @@ class _Sink:
             self._commit_epoch(staged)
         total = sum(one.messages for one in done)
         logger.info("%s: %d messages of %d tasks are stored", what, total, len(done))
+        if bad := sum(one.bad for one in done):
+            logger.warning("%s: %d bad rows, badRows=%s", what, bad, self.options["badRows"])
         return total
 
     def _commit_epoch(self, staged: list[Sent]) -> None:
@@ -257,9 +269,9 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]
                 cure="A stream's checkpoint holds its id.",
             )
 
-    def check_topic(self) -> None:
+    def check_topics(self) -> None:
         """A stream has been there before: Spark plans a sink for each micro-batch."""
-        ride_out(super().check_topic, self.options["timeoutMs"] / 1000)
+        ride_out(super().check_topics, self.options["timeoutMs"] / 1000)
 
     def commit(self, messages: list[Sent | None], batchId: int) -> None:  # noqa: N803 - Spark's
         with plain_errors():

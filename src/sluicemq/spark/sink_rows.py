@@ -9,11 +9,15 @@ of rows is a slice of one buffer (layout: `record.batch`; properties: spec/remot
 The entries of a map column have the same names in every row nearly always; then each name is a
 constant with a column of values behind it. What the client checks of a message is checked of each
 different value (tags, property names), or by a search over the bytes of a whole column. A column
-that is not plain (an empty value in a map, white space in keys) is done row by row, by the rules of
+that is not plain (a null in a map, white space in keys) is done row by row, by the rules of
 `client.core.messages`.
+
+What no message can be made of is a `RowError` about the whole column; which rows they are, and what
+becomes of them, is found in `sink_bad_rows`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final
 
@@ -29,6 +33,26 @@ from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import UNIQ_KEY
 from sluicemq.record.batch import FIXED_BYTES
 from sluicemq.spark.schema import SET_FOR_ALL
+
+
+class RowError(ConfigurationError):
+    """A row that no message can be made of; `role`: what the column at fault means."""
+
+    def __init__(self, text: str, *, role: str, cure: str = "") -> None:
+        super().__init__(text, cure=cure)
+        self.role = role
+
+
+@contextmanager
+def of_column(role: str) -> Iterator[None]:
+    """Within it, what is wrong with a value is a RowError of this column."""
+    try:
+        yield
+    except RowError:
+        raise
+    except ConfigurationError as error:
+        raise RowError(f"{error.fact}.", role=role, cure=error.cure) from None
+
 
 _HEAD: Final = np.dtype(
     [("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("length", ">i4")]
@@ -110,14 +134,9 @@ def encoded(bodies: Any, *properties: Any) -> Encoded:
     """Binary columns as entries of a batch; `properties` stand behind each other in each, columns
     or constants.
 
-    Raises ConfigurationError for a row too large.
+    Raises RowError for a row too large.
     """
-    body_sizes = pc.binary_length(bodies).to_numpy(zero_copy_only=False)
-    sizes = np.zeros(len(bodies), np.int64)
-    for column in properties:
-        is_constant = isinstance(column, bytes)
-        sizes += len(column) if is_constant else pc.binary_length(column).to_numpy()
-    _check_sizes(body_sizes, sizes)
+    body_sizes, sizes = checked_sizes(bodies, *properties)
     heads = np.zeros(len(body_sizes), _HEAD)
     heads["size"] = FIXED_BYTES + body_sizes + sizes
     heads["length"] = body_sizes
@@ -146,61 +165,66 @@ def _laid_out(array: Any) -> tuple[memoryview, Any]:
     return memoryview(data if data is not None else b"").cast("B"), places.astype(np.int64)
 
 
-def _check_sizes(body_sizes: Any, sizes: Any) -> None:
-    if not len(sizes):
-        return
-    if body_sizes.min() == 0:
-        raise ConfigurationError(
+def checked_sizes(bodies: Any, *properties: Any) -> tuple[Any, Any]:
+    """The bytes of each row's body and properties. Raises RowError."""
+    body_sizes = pc.binary_length(bodies).to_numpy(zero_copy_only=False)
+    sizes = np.zeros(len(bodies), np.int64)
+    for column in properties:
+        is_constant = isinstance(column, bytes)
+        sizes += len(column) if is_constant else pc.binary_length(column).to_numpy()
+    if len(body_sizes) and body_sizes.min() == 0:
+        raise RowError(
             "the body is empty, which RocketMQ's brokers do not accept.",
-            cure="Send at least one byte.",
-        )
-    for name, values, limit, cure in (
-        ("body has", body_sizes, BODY_BYTES_MAX, "Split it, or store it elsewhere."),
-        ("properties have", sizes, PROPERTIES_BYTES_MAX, "Put large values into the body."),
-    ):
-        if values.max() > limit:
-            raise ConfigurationError(
-                f"a row's {name} {values.max():,} bytes, the limit is {limit:,}.", cure=cure
-            )
+            role="body", cure="Send at least one byte.",
+        )  # fmt: skip
+    for role, name, values, limit, cure in (
+        ("body", "body has", body_sizes, BODY_BYTES_MAX, "Split it, or store it elsewhere."),
+        ("properties", "properties have", sizes, PROPERTIES_BYTES_MAX,
+         "Put large values into the body."),
+    ):  # fmt: skip
+        if len(values) and values.max() > limit:
+            raise RowError(
+                f"a row's {name} {values.max():,} bytes, the limit is {limit:,}.",
+                role=role, cure=cure,
+            )  # fmt: skip
+    return body_sizes, sizes
 
 
 def id_column(given: Any | None, fresh: UniqueIdColumns, count: int, name: str = UNIQ_KEY) -> Any:
     """`name U+0001 id U+0002` of each row: the id that is given, a fresh one where none is."""
     if given is None:
         return fresh.take(count, name)
-    texts = _without_empty(given)
-    _check_texts(texts)
+    texts = checked_ids(given)
     named = pc.binary_join_element_wise(f"{name}\x01", texts, "\x02", "").cast(pa.binary())
     return named if not texts.null_count else pc.coalesce(named, fresh.take(count, name))
 
 
+def checked_ids(given: Any) -> Any:
+    """Ids of messages, null where there is none. Raises RowError."""
+    texts = _without_empty(given)
+    with of_column("message_id"):
+        _check_texts(texts)
+    return texts
+
+
 def body_column(column: Any) -> Any:
-    """Bodies as binary. Raises ConfigurationError for a null."""
+    """Bodies as binary. Raises RowError for a null."""
     if column.null_count:
-        raise ConfigurationError(
-            "a row has no body: it is null.", cure="Filter such rows, or fill the column."
-        )
+        cure = "Filter such rows, or fill the column."
+        raise RowError("a row has no body: it is null.", role="body", cure=cure)
     return column.cast(pa.binary())
 
 
 def property_column(values: Mapping[str, Any], count: int) -> Any:
     """The properties of each row as encoded, without its id. `values`: role -> column.
 
-    Raises ConfigurationError for what a message may not have.
+    Raises RowError for what a message may not have.
     """
     pieces: list[Any] = [b"WAIT\x01true\x02"]
-    for role, name, check in (
-        ("tags", "TAGS", _check_tags), ("sharding_key", "__SHARDINGKEY", _check_texts),
-    ):  # fmt: skip
+    for role, made in _PIECES.items():
         if role in values:
-            pieces += _named(name, _without_empty(values[role]), check)
-    if "keys" in values:
-        pieces += _named("KEYS", _key_texts(values["keys"]), _check_nothing)
-    if "properties" in values:
-        pieces += _own(values["properties"])
-    if "system_properties" in values:
-        rows = values["system_properties"].to_pylist()
-        pieces.append(pa.array([_system_text(row) for row in rows], pa.binary()))
+            with of_column(role):
+                pieces += made(values[role])
     return _joined(pieces, count)
 
 
@@ -219,7 +243,7 @@ def _joined(pieces: list[Any], count: int) -> Any:
 
 def delay_column(values: Mapping[str, Any]) -> Any | None:
     """When each row is delivered, as a stage says it (L3, M500, T1700000000000; null: at once);
-    None when no row is delayed. Raises ConfigurationError for a row with more than one delay."""
+    None when no row is delayed. Raises RowError for a row with more than one delay."""
     found = None
     for role, letter in (("delay_level", "L"), ("delay_ms", "M"), ("deliver_at", "T")):
         if role not in values:
@@ -233,13 +257,14 @@ def delay_column(values: Mapping[str, Any]) -> Any | None:
         if numbers.null_count == len(numbers):
             continue
         if pc.min(numbers).as_py() < 0:
-            raise ConfigurationError(
-                f"a row's {role} is negative.", cure="Give 0 or more, or null for none."
+            raise RowError(
+                f"a row's {role} is negative.", role=role, cure="Give 0 or more, or null for none."
             )
         texts = pc.binary_join_element_wise(letter, numbers.cast(pa.string()), "")
         if found is not None and pc.any(pc.and_(found.is_valid(), texts.is_valid())).as_py():
-            raise ConfigurationError(
+            raise RowError(
                 "a row says in more than one way when to deliver it.",
+                role=role,
                 cure="Fill one of delay_level, delay_ms and deliver_at.",
             )
         found = texts if found is None else pc.coalesce(found, texts)
@@ -304,7 +329,8 @@ def _key_texts(column: Any) -> Any:
 
 
 def _own(column: Any) -> list[Any]:
-    """Pieces: the entries of a map column without empty values and what others set."""
+    """Pieces: the entries of a map column, without nulls and what others set. Raises
+    ConfigurationError, for an empty value too."""
     names, texts = _entries(column)
     found = [name for name in pc.unique(names).to_pylist() if name is not None]
     is_plain = not texts.null_count and SET_FOR_ALL.isdisjoint(found) and not (
@@ -355,9 +381,27 @@ def _row_offsets(column: Any) -> Any:
     return pc.subtract(column.offsets, column.offsets[0])
 
 
+def _system(column: Any) -> list[Any]:
+    return [pa.array([_system_text(row) for row in column.to_pylist()], pa.binary())]
+
+
+def _kept(row: list[tuple[str, str | None]] | None) -> list[tuple[str, str]]:
+    """The entries that are sent: null is no property. RocketMQ has no empty one: its readers drop
+    it (spec/remoting.md §9), so that it would come back as null."""
+    entries = [(name, text) for name, text in row or () if name not in SET_FOR_ALL]
+    for name, text in entries:
+        if text == "":
+            raise ConfigurationError(
+                f"the property {name!r} has an empty value, which RocketMQ does not keep.",
+                cure="Make it null, which is no property, or another text:"
+                " map_filter(properties, (k, v) -> v <> '').",
+            )
+    return [(name, text) for name, text in entries if text is not None]
+
+
 def _system_text(row: list[tuple[str, str | None]] | None) -> bytes:
     """Properties with reserved names; those that have columns of their own are left out."""
-    entries = [(name, text) for name, text in row or () if text and name not in SET_FOR_ALL]
+    entries = _kept(row)
     found = "".join(f"{name}\x01{text}\x02" for name, text in entries)
     if found.count("\x01") != len(entries) or found.count("\x02") != len(entries):
         raise ConfigurationError(
@@ -368,6 +412,16 @@ def _system_text(row: list[tuple[str, str | None]] | None) -> bytes:
 
 
 def _own_text(row: list[tuple[str, str | None]] | None) -> bytes:
-    own = {name: text for name, text in row or () if text and name not in SET_FOR_ALL}
+    own = dict(_kept(row))
     check_properties(own)
     return "".join(f"{name}\x01{text}\x02" for name, text in own.items()).encode()
+
+
+_PIECES: Final[Mapping[str, Callable[[Any], list[Any]]]] = {
+    "tags": lambda texts: _named("TAGS", _without_empty(texts), _check_tags),
+    "sharding_key": lambda texts: _named("__SHARDINGKEY", _without_empty(texts), _check_texts),
+    "keys": lambda column: _named("KEYS", _key_texts(column), _check_nothing),
+    "properties": _own,
+    "system_properties": _system,
+}
+"""Role -> pieces of its column, in the order in which they stand behind each other."""

@@ -27,11 +27,15 @@ from sluicemq.protocol.bodies import STAGE_PROPERTY, STAGING_QUEUES, STAGING_TOP
 from sluicemq.protocol.bodies.epochs import STAGED_ID
 from sluicemq.spark.outage import ride_out
 from sluicemq.spark.sink_rows import (
+    RowError,
     UniqueIdColumns,
     body_column,
+    checked_ids,
+    checked_sizes,
     delay_column,
     encoded,
     id_column,
+    of_column,
     property_column,
 )
 
@@ -40,6 +44,9 @@ T = TypeVar("T")
 BATCH_BYTES: Final = 1024 * 1024
 _AHEAD: Final = 8
 DEDUP_PROPERTY: Final = "SLUICE_DEDUP_KEY"
+_ID_BYTES: Final = 32
+_NAMED_BYTES: Final = 64
+"""Names, separators, a queue, a delay, a row's number: at most so many around the values below."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,7 @@ class Task:
 
 class Rows:
     """An Arrow batch made ready: `bodies` and `properties` (without ids) are binary columns, the
-    others say where rows go, None where no column does."""
+    others say where rows go, None where no column does. Raises RowError when a row is bad."""
 
     def __init__(self, batch: Any, roles: Mapping[str, str], topic: str | None) -> None:
         values = {role: batch.column(name) for role, name in roles.items()}
@@ -65,13 +72,27 @@ class Rows:
         self.delays = delay_column(values)
         self.topic = topic
         self.topics = None if topic is not None else values.get("topic")
-        self.ids = values.get("message_id")
+        self.ids = None if "message_id" not in values else checked_ids(values["message_id"])
         self.queue_ids = values.get("queue_id")
         self.sharding_keys = values.get("sharding_key")
-        if self.topics is not None and self.topics.null_count:
-            raise ConfigurationError(
-                "a row has no topic: it is null.", cure="Filter such rows, or fill the column."
-            )
+        self._check_places()
+
+    def _check_places(self) -> None:
+        if self.topics is not None:
+            if self.topics.null_count:
+                cure = "Filter such rows, or fill the column."
+                raise RowError("a row has no topic: it is null.", role="topic", cure=cure)
+            with of_column("topic"):
+                for topic in pc.unique(self.topics).to_pylist():
+                    check_topic_to_send(topic)
+        if self.queue_ids is not None and (pc.min(self.queue_ids).as_py() or 0) < 0:
+            cure = "Give 0 or more, or null for any."
+            raise RowError("a row's queue_id is negative.", role="queue_id", cure=cure)
+
+    def check_sizes(self, added_bytes: int) -> None:
+        """Raises RowError; `added_bytes` are those of properties that a sender adds."""
+        ids = b"-" * _ID_BYTES if self.ids is None else pc.fill_null(self.ids, "-" * _ID_BYTES)
+        checked_sizes(self.bodies, self.properties, ids, b"-" * added_bytes)
 
     @property
     def is_uniform(self) -> bool:
@@ -157,6 +178,11 @@ class DirectSender:
         self._ids = UniqueIdColumns()
         self._rows = 0
         self.lane = Lane()
+
+    def added_bytes(self, _: str) -> int:
+        """At most so many bytes of properties are added to a row of a topic."""
+        task = self._task
+        return _NAMED_BYTES + (0 if task is None else len(task.query.encode()) + _NAMED_BYTES)
 
     def send(self, rows: Rows) -> None:
         """Every row is acknowledged when `lane.wait` returns."""
@@ -279,6 +305,10 @@ class StagingSender:
         self._ids = UniqueIdColumns()
         self.lane = Lane()
 
+    def added_bytes(self, topic: str) -> int:
+        """At most so many bytes of properties are added to a row of a topic."""
+        return len(self._owner.prefix.encode()) + len(topic.encode()) + 2 * _NAMED_BYTES
+
     def send(self, rows: Rows) -> None:
         """Every row is staged when `lane.wait` returns."""
         if rows.is_uniform:
@@ -365,13 +395,6 @@ def task_now(query: str | None, epoch: int = 0) -> Task:
             )
         epoch = int(text)
     return Task(query, epoch, context.partitionId(), context.attemptNumber())
-
-
-def rows_of(batches: Iterator[Any], roles: Mapping[str, str], topic: str | None) -> Iterator[Rows]:
-    """The batches of a task, without empty ones."""
-    for batch in batches:
-        if batch.num_rows:
-            yield Rows(batch, roles, topic)
 
 
 def send_all(rows: Iterator[Rows], sender: DirectSender | StagingSender) -> None:

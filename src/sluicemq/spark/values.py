@@ -8,6 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from sluicemq.client.core.names import check_topic_to_send
+from sluicemq.errors import ConfigurationError
+
 
 def text(value: str) -> str:
     if not value.strip():
@@ -42,6 +45,19 @@ def choice(*words: str) -> Callable[[str], str]:
         return value.strip().lower()
 
     return parse
+
+
+def bad_rows(value: str) -> str:
+    """`fail`, `skip` or `topic:NAME`."""
+    word, _, topic = value.strip().partition(":")
+    if word.lower() in ("fail", "skip") and not topic:
+        return word.lower()
+    if word.lower() != "topic":
+        raise ValueError("it must be fail, skip or topic:NAME")
+    try:
+        return f"topic:{check_topic_to_send(topic.strip())}"
+    except ConfigurationError as error:
+        raise ValueError(f"{error.fact}") from None
 
 
 def addresses(value: str) -> str:

@@ -101,6 +101,60 @@ def test_a_mistake_is_named(
     assert text in str(caught.value)
 
 
+BAD_ROWS = (
+    "concat('body-', id) as value",
+    "if(id % 10 = 3, 'a|b', 'good') as tag",
+    "if(id % 10 = 4, map('n', ''), map('n', cast(id as string))) as properties",
+)
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "exactly-once"])
+def test_bad_rows_are_named_left_out_or_kept_in_a_topic(
+    spark: Any, read: Read, name_server: str, topic: str, delivery: str
+) -> None:
+    frame = spark.range(0, 100, 1, 2).selectExpr(*BAD_ROWS)
+    with pytest.raises(Exception, match=r"row 4 of partition [01], column 'tag'"):
+        write(frame, name_server, topic, delivery=delivery)
+    assert read().count() == 0, "the tasks end at their first rows"
+    write(frame, name_server, topic, delivery=delivery, badRows="skip")
+    wanted = [b"body-%d" % number for number in range(100) if number % 10 not in (3, 4)]
+    assert sorted(bytes(row.body) for row in read().collect()) == sorted(wanted)
+    write(frame, name_server, f"{topic}-copy", delivery=delivery, badRows=f"topic:{topic}-bad")
+    assert read(topic=f"{topic}-copy").count() == len(wanted)
+    kept = read(topic=f"{topic}-bad", columns="body,prop:SLUICE_BAD_ROW,prop:SLUICE_BAD_COLUMN")
+    back = kept.selectExpr(
+        "get_json_object(cast(body as string), '$.value') as value",
+        "SLUICE_BAD_ROW as why", "SLUICE_BAD_COLUMN as place",
+    ).collect()  # fmt: skip
+    assert {(row.value, row.place) for row in back} == {
+        (f"body-{number}", "tag" if number % 10 == 3 else "properties")
+        for number in range(100) if number % 10 in (3, 4)
+    }  # fmt: skip
+    assert {row.why.partition(" ")[0] for row in back} == {"the"}
+
+
+def test_a_stream_goes_on_behind_a_bad_row(
+    spark: Any, read: Read, name_server: str, topic: str, publish: Publish, tmp_path: Path
+) -> None:
+    """It would stop at the row for ever, since each start begins with the same micro-batch."""
+    publish(0, 20)
+    source = spark.readStream.format("rocketmq").options(
+        nameServers=name_server, topic=topic, startingOffsets="earliest", columns="body,keys"
+    )
+    rows = source.load().selectExpr("body", "if(body = 'body-7', 'a|b', 'c') as tag", "keys")
+
+    def run(**options: str) -> None:
+        writer = rows.writeStream.format("rocketmq").trigger(availableNow=True)
+        writer = writer.options(nameServers=name_server, topic=f"{topic}-out", **options)
+        writer.option("checkpointLocation", str(tmp_path)).start().awaitTermination(120)
+
+    with pytest.raises(Exception, match=r"keys 'k7 all'\), column 'tag'"):
+        run()
+    run(badRows="skip")
+    found = {bytes(row.body) for row in read(topic=f"{topic}-out").collect()}
+    assert found == {b"body-%d" % number for number in range(20) if number != 7}
+
+
 def test_a_topic_is_not_overwritten(spark: Any, name_server: str, topic: str) -> None:
     writer = spark.range(1).selectExpr("'x' as body").write.format("rocketmq")
     with pytest.raises(Exception, match="cannot be overwritten"):

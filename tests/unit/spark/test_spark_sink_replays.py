@@ -24,7 +24,7 @@ def test_a_row_keeps_the_id_it_is_given_and_gets_one_where_there_is_none() -> No
 
 
 def test_system_properties_may_have_reserved_names() -> None:
-    rows = [[("RETRY_TOPIC", "orders"), ("UNIQ_KEY", "left out"), ("empty", "")], None]
+    rows = [[("RETRY_TOPIC", "orders"), ("UNIQ_KEY", "left out"), ("none", None)], None]
     found = property_column({"system_properties": pa.array(rows, MAP)}, 2).to_pylist()
     assert found == [b"WAIT\x01true\x02RETRY_TOPIC\x01orders\x02", b"WAIT\x01true\x02"]
     with pytest.raises(ConfigurationError, match="separate properties"):

@@ -67,6 +67,13 @@ def test_a_right_file_becomes_the_options_of_source_and_sinks() -> None:
     assert (pipeline.mode, pipeline.transform_line) == ("batch", 9)
 
 
+def test_what_becomes_of_bad_rows_is_said_with_the_sink() -> None:
+    text = RIGHT.replace("delivery: exactly-once", "badRows: BAD")
+    topic = parsed(text.replace("BAD", '"topic:report-bad"')).sinks[0]
+    assert topic.options["badRows"] == "topic:report-bad"
+    assert "it must be fail, skip or topic:NAME" in first_line(text.replace("BAD", "drop"))
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"), [("available-now", None), ("10s", 10.0), ("500ms", 0.5), ("5m", 300.0)]
 )

@@ -1,0 +1,147 @@
+"""Rows that no message can be made of: found, named, left out or kept."""
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sluicemq.client.core.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX
+from sluicemq.record.batch import decode_batch
+from sluicemq.spark.options import WRITE, parse_options
+from sluicemq.spark.sink_bad_rows import RowSorter
+from sluicemq.spark.sink_rows import RowError, encoded
+from sluicemq.spark.sink_send import Rows
+
+SCHEMA = pa.schema({
+    "value": pa.binary(), "tag": pa.string(), "keys": pa.string(), "to": pa.string(),
+    "properties": pa.map_(pa.string(), pa.string()), "queue_id": pa.int32(),
+    "delay_ms": pa.int64(), "message_id": pa.string(),
+})  # fmt: skip
+ROLES = {name: name for name in SCHEMA.names} | {"body": "value", "tags": "tag", "topic": "to"}
+ROLES = {role: name for role, name in ROLES.items() if role not in ("value", "tag", "to")}
+GOOD: dict[str, Any] = {"value": b"x", "to": "T"}
+BAD: list[tuple[dict[str, Any], str, str]] = [
+    ({"value": None}, "value", "it is null"),
+    ({"value": b""}, "value", "body is empty"),
+    ({"value": b"x" * (BODY_BYTES_MAX + 1)}, "value", "the limit is 4,194,304"),
+    ({"tag": "a|b"}, "tag", "contains '|'"),
+    ({"keys": "a\x01b"}, "keys", "U+0001"),
+    ({"to": None}, "to", "has no topic"),
+    ({"to": "no such name"}, "to", "contains ' '"),
+    ({"to": "SCHEDULE_TOPIC_XXXX"}, "to", "belongs to the broker"),
+    ({"properties": [("a", "")]}, "properties", "'a' has an empty value"),
+    ({"properties": [("DELAY", "3")]}, "properties", "reserved"),
+    ({"properties": [("a", "x\x02")]}, "properties", "U+0002"),
+    ({"properties": [("a", "x" * PROPERTIES_BYTES_MAX)]}, "properties", "the limit is 32,767"),
+    ({"queue_id": -1}, "queue_id", "negative"),
+    ({"delay_ms": -1}, "delay_ms", "negative"),
+    ({"message_id": "a\x01"}, "message_id", "U+0001"),
+]
+
+
+class Sender:
+    """What a sorter asks of one."""
+
+    def added_bytes(self, _: str) -> int:
+        return 64
+
+
+def sorted_rows(
+    rows: Sequence[dict[str, Any]], policy: str, sizes: Sequence[int] = ()
+) -> tuple[RowSorter, list[Rows]]:
+    """The rows in batches of these sizes (default: one)."""
+    sender: Any = Sender()
+    sorter = RowSorter(ROLES, None, policy, sender)
+    table = pa.Table.from_pylist([GOOD | row for row in rows], SCHEMA)
+    batches, start = [], 0
+    for size in sizes or (len(rows),):
+        batches += table.slice(start, size).combine_chunks().to_batches()
+        start += size
+    return sorter, list(sorter.rows(iter(batches)))
+
+
+def bodies(found: Sequence[Rows]) -> list[bytes]:
+    return [body for one in found for body in one.bodies.to_pylist()]
+
+
+def messages(rows: Rows) -> list[tuple[bytes, dict[str, str]]]:
+    made = encoded(rows.bodies, rows.properties)
+    return [
+        (bytes(body), dict(p.split("\x01") for p in bytes(texts).decode().split("\x02") if p))
+        for _, body, texts in decode_batch(made.request(0, len(made)))
+    ]
+
+
+@pytest.mark.parametrize(("bad", "column", "reason"), BAD)
+def test_a_bad_row_is_named_with_its_column_reason_and_cure(
+    bad: dict[str, Any], column: str, reason: str
+) -> None:
+    rows = [{"keys": f"k{index}"} for index in range(40)]
+    rows[17] = {"keys": "k17"} | bad
+    with pytest.raises(RowError) as caught:
+        sorted_rows(rows, "fail", (10, 30))
+    text = str(caught.value)
+    assert text.startswith("row 18 (")
+    assert f", column '{column}': " in text
+    assert reason in text
+    assert "badRows=skip" in text
+
+
+def test_random_bad_rows_are_left_out_and_the_others_keep_their_order() -> None:
+    draw = random.Random(7)
+    for _ in range(20):
+        rows: list[dict[str, Any]] = [{"value": b"%d" % index} for index in range(50)]
+        bad = draw.sample(range(50), draw.choice((1, 5, 50)))
+        for index in bad:
+            rows[index] |= draw.choice([row for row, column, _ in BAD if column != "value"])
+        sorter, found = sorted_rows(rows, "skip", (20, 30))
+        assert bodies(found) == [b"%d" % index for index in range(50) if index not in bad]
+        assert (sorter.count, sorter.bad) == (50, len(bad))
+
+
+def test_bad_rows_are_in_the_log_the_first_of_them_one_by_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sorted_rows([{"tag": "a|b"}] * 30, "skip", (3, 27))
+    assert [line.partition(",")[0] for line in caplog.messages] == [
+        f"row {number}" for number in range(1, 6)
+    ]
+
+
+def test_a_bad_row_is_kept_as_json_with_the_reason_in_properties() -> None:
+    row = {"value": b"\xff", "tag": "a|b", "properties": [("n", "1")], "keys": "k"}
+    _, found = sorted_rows([{}, row], "topic:bad")
+    assert [one.topic for one in found] == [None, "bad"]
+    ((body, properties),) = messages(found[1])
+    assert json.loads(body) == {
+        "value": "/w==", "tag": "a|b", "keys": "k", "to": "T", "properties": {"n": "1"},
+        "queue_id": None, "delay_ms": None, "message_id": None,
+    }  # fmt: skip
+    assert properties["SLUICE_BAD_COLUMN"] == "tag"
+    assert "contains '|'" in properties["SLUICE_BAD_ROW"]
+
+
+@pytest.mark.parametrize("bad", [row for row, _, _ in BAD])
+def test_whatever_is_bad_can_be_kept(bad: dict[str, Any]) -> None:
+    _, (kept,) = sorted_rows([bad], "topic:bad")
+    ((body, properties),) = messages(kept)
+    assert json.loads(body)["to"] == (GOOD | bad)["to"]
+    assert ("SLUICE_BAD_ROW_CUT" in properties) == (len(bad.get("value") or b"") > BODY_BYTES_MAX)
+
+
+def test_null_is_no_property_and_an_empty_one_is_no_null() -> None:
+    _, (rows,) = sorted_rows([{"properties": [("a", None), ("b", "1")]}], "fail")
+    ((_, properties),) = messages(rows)
+    assert {name: properties[name] for name in properties if name in "ab"} == {"b": "1"}
+
+
+@pytest.mark.parametrize("wrong", ["maybe", "topic:", "topic:a b", "skip:x", ""])
+def test_what_the_option_may_be_is_said(wrong: str) -> None:
+    with pytest.raises(Exception, match="'badRows' is"):
+        parse_options({"badRows": wrong}, WRITE)
+    assert parse_options({"badRows": "TOPIC: bad"}, WRITE)["badRows"] == "topic:bad"
+    assert parse_options({"badRows": "Skip"}, WRITE)["badRows"] == "skip"
+    assert parse_options({}, WRITE)["badRows"] == "fail"
