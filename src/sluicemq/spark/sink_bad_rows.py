@@ -1,9 +1,10 @@
 """Rows that no message can be made of: named, and what becomes of them (the option `badRows`).
 
-A row is bad for what it holds: no body, a tag with a bar, properties that are too large. That a
-topic or a queue is not there, or a broker refuses, is no fault of a row; it may be mended, and the
-task fails. Batches are checked as columns; only one that fails is halved until its bad rows are
-found, so good data costs nothing.
+A row is bad for what it holds: no body, a tag with a bar, properties that are too large, what a
+broker calls illegal (larger than it takes, a delay that is too long). That a topic or a queue is
+not there is no fault of a row; it may be mended, and the task fails. Batches are checked as
+columns; only one that fails, here or at the broker, is halved until its bad rows are found, so good
+data costs nothing.
 
     fail         the first bad row is the error: its number, its keys, the column, the cure
     skip         it is left out, counted and logged
@@ -12,7 +13,7 @@ found, so good data costs nothing.
 
 import base64
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import orjson
@@ -32,6 +33,7 @@ REASON_PROPERTY: Final = "SLUICE_BAD_ROW"
 COLUMN_PROPERTY: Final = "SLUICE_BAD_COLUMN"
 CUT_PROPERTY: Final = "SLUICE_BAD_ROW_CUT"
 _NAMED_BY: Final = ("message_id", "keys", "sharding_key")
+_DELAYS: Final = ("delay_level", "delay_ms", "deliver_at")
 _SHOWN: Final = 100
 _LOGGED_MAX: Final = 5
 _CUT_LENGTH: Final = 1_000
@@ -56,54 +58,83 @@ class RowSorter:
         self.bad = 0
 
     def rows(self, batches: Iterator[Any]) -> Iterator[Rows]:
-        """The good rows of each batch, then its bad ones as messages where they are kept. Raises
+        """The good rows of each batch, then bad ones as messages where they are kept. Raises
         RowError under the policy `fail`."""
         for batch in batches:
             if batch.num_rows:
                 yield from self._sorted(batch)
                 self.count += batch.num_rows
+                yield from self._refused()
+        self._sender.lane.wait()
+        yield from self._refused()
 
     def _sorted(self, batch: Any) -> Iterator[Rows]:
+        numbers = range(self.count + 1, self.count + batch.num_rows + 1)
         try:
-            whole = self._checked(batch)
+            whole = self._checked(batch, numbers)
         except RowError:
-            bad = dict(self._bad_rows(batch, 0))
+            bad = dict(self._bad_rows(batch, numbers))
         else:
             yield whole
             return
-        good = [index for index in range(batch.num_rows) if index not in bad]
+        good = [index for index in range(batch.num_rows) if index + self.count + 1 not in bad]
         if good:
-            yield self._checked(batch.take(pa.array(good, pa.int64())))
-        for index, error in list(bad.items())[: max(0, _LOGGED_MAX - self.bad)]:
-            logger.warning("%s", self._told(batch, index, error))
-        self.bad += len(bad)
+            chosen = batch.take(pa.array(good, pa.int64()))
+            yield self._checked(chosen, [numbers[index] for index in good])
+        indices = {number - self.count - 1: error for number, error in bad.items()}
+        yield from self._put_away(batch, numbers, indices)
+
+    def _refused(self) -> Iterator[Rows]:
+        """What brokers refuse of the rows that were sent."""
+        by_batch: dict[int, tuple[Rows, dict[int, RowError]]] = {}
+        while self._sender.refused:
+            rows, index, error = self._sender.refused.pop(0)
+            if not rows.numbers:  # a bad row that was to be kept
+                raise error
+            delays = [role for role in _DELAYS if role in self._roles and "delay" in error.fact]
+            row_error = RowError(f"{error.fact}.", role=(*delays, "body")[0], cure=error.cure)
+            by_batch.setdefault(id(rows), (rows, {}))[1][index] = row_error
+        for rows, errors in by_batch.values():
+            if self._policy == FAIL:
+                index = min(errors)
+                raise self._failure(rows.batch, index, rows.numbers[index], errors[index])
+            yield from self._put_away(rows.batch, rows.numbers, errors)
+
+    def _put_away(
+        self, batch: Any, numbers: Sequence[int], errors: Mapping[int, RowError]
+    ) -> Iterator[Rows]:
+        for index, error in list(errors.items())[: max(0, _LOGGED_MAX - self.bad)]:
+            logger.warning("%s", self._told(batch, index, numbers[index], error))
+        self.bad += len(errors)
         if self._policy.startswith(TOPIC):
-            kept = _kept(batch, bad, self._roles)
+            kept = _kept(batch, errors, self._roles)
             yield Rows(kept, _KEPT_ROLES, self._policy.removeprefix(TOPIC))
 
-    def _checked(self, batch: Any) -> Rows:
-        rows = Rows(batch, self._roles, self._topic)
+    def _checked(self, batch: Any, numbers: Sequence[int]) -> Rows:
+        rows = Rows(batch, self._roles, self._topic, numbers)
         topics = [self._topic] if rows.topics is None else pc.unique(rows.topics).to_pylist()
         rows.check_sizes(max(self._sender.added_bytes(topic or "") for topic in topics))
         return rows
 
-    def _bad_rows(self, batch: Any, first: int) -> Iterator[tuple[int, RowError]]:
-        """Index and reason of each bad row, in their order."""
+    def _bad_rows(self, batch: Any, numbers: Sequence[int]) -> Iterator[tuple[int, RowError]]:
+        """Number and reason of each bad row, in their order."""
         try:
-            self._checked(batch)
+            self._checked(batch, numbers)
         except RowError as error:
             if batch.num_rows > 1:
                 half = batch.num_rows // 2
-                yield from self._bad_rows(batch.slice(0, half), first)
-                yield from self._bad_rows(batch.slice(half), first + half)
+                yield from self._bad_rows(batch.slice(0, half), numbers[:half])
+                yield from self._bad_rows(batch.slice(half), numbers[half:])
             elif self._policy == FAIL:
-                cure = f"{error.cure} Or set badRows=skip, or badRows=topic:NAME to keep such rows."
-                told = self._told(batch, 0, error, first)
-                raise RowError(told, role=error.role, cure=cure) from None
+                raise self._failure(batch, 0, numbers[0], error) from None
             else:
-                yield first, error
+                yield numbers[0], error
 
-    def _told(self, batch: Any, index: int, error: RowError, first: int = 0) -> str:
+    def _failure(self, batch: Any, index: int, number: int, error: RowError) -> RowError:
+        cure = f"{error.cure} Or set badRows=skip, or badRows=topic:NAME to keep such rows."
+        return RowError(self._told(batch, index, number, error), role=error.role, cure=cure)
+
+    def _told(self, batch: Any, index: int, number: int, error: RowError) -> str:
         """`row 18 of partition 3 (keys 'k17'), column 'tag': …`."""
         context = TaskContext.get()
         partition = "" if context is None else f" of partition {context.partitionId()}"
@@ -113,7 +144,6 @@ class RowSorter:
             if role in self._roles and (value := batch.column(self._roles[role])[index].as_py())
         ]
         named = f" ({', '.join(names)})" if names else ""
-        number = self.count + first + index + 1
         column = self._roles.get(error.role, error.role)
         return f"row {number}{partition}{named}, column {column!r}: {error.fact}."
 

@@ -6,21 +6,22 @@ for the staging topic, and a property says where each belongs; only rows of one 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluicemq.client.core.answers import MESSAGE_ILLEGAL
 from sluicemq.client.core.messages import Outgoing
 from sluicemq.client.core.names import check_topic_to_send
 from sluicemq.client.core.sending import choose_by_key
 from sluicemq.client.core.staging import StagedRanges
 from sluicemq.client.sync.producer import Producer
-from sluicemq.errors import ConfigurationError, RouteNotFoundError
+from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError
 from sluicemq.model.message import Message
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.protocol.bodies import STAGE_PROPERTY, STAGING_QUEUES, STAGING_TOPIC, Owner
@@ -61,9 +62,18 @@ class Task:
 
 class Rows:
     """An Arrow batch made ready: `bodies` and `properties` (without ids) are binary columns, the
-    others say where rows go, None where no column does. Raises RowError when a row is bad."""
+    others say where rows go, None where no column does. `numbers` are those of its rows in their
+    task. Raises RowError when a row is bad."""
 
-    def __init__(self, batch: Any, roles: Mapping[str, str], topic: str | None) -> None:
+    def __init__(
+        self,
+        batch: Any,
+        roles: Mapping[str, str],
+        topic: str | None,
+        numbers: Sequence[int] = (),
+    ) -> None:
+        self.batch = batch
+        self.numbers = numbers
         values = {role: batch.column(name) for role, name in roles.items()}
         self.count = batch.num_rows
         self.values = values
@@ -166,6 +176,34 @@ class Lane:
         self._thread.shutdown(cancel_futures=True)
 
 
+class Refused(NamedTuple):
+    """A row that a broker refuses for what it is: too large for it, a delay that is too long."""
+
+    rows: Rows
+    at: int
+    error: RequestError
+
+
+def in_halves(
+    send: Callable[[int, int], None],
+    start: int,
+    stop: int,
+    refused: Callable[[int, RequestError], None],
+) -> None:
+    """Sends rows [start, stop); a request that is refused as illegal in halves, down to the row."""
+    try:
+        send(start, stop)
+    except RequestError as error:
+        if error.code != MESSAGE_ILLEGAL:
+            raise
+        if stop - start == 1:
+            refused(start, error)
+            return
+        half = (start + stop) // 2
+        in_halves(send, start, half, refused)
+        in_halves(send, half, stop, refused)
+
+
 class DirectSender:
     """At least once. `task` adds a property by which a reader can tell a repeated row."""
 
@@ -177,6 +215,7 @@ class DirectSender:
         self._task = task
         self._ids = UniqueIdColumns()
         self._rows = 0
+        self.refused: list[Refused] = []
         self.lane = Lane()
 
     def added_bytes(self, _: str) -> int:
@@ -192,21 +231,21 @@ class DirectSender:
         if rows.delays is None and rows.is_uniform:
             assert rows.topic is not None
             self.queues.of((rows.topic, None, None))
-            self._send(rows.topic, None, rows.bodies, properties, rows.ids)
+            self._send(rows, range(rows.count), rows.topic, None, properties)
             return
         delays = None if rows.delays is None else rows.delays.to_pylist()
         for (topic, queue), indices in _grouped(rows, self.queues, delays).items():
-            chosen = pa.array(indices, pa.int64())
-            taken = [
-                None if column is None else pc.take(column, chosen)
-                for column in (rows.bodies, properties, rows.ids)
-            ]
-            self._send(topic, queue, *taken)
+            self._send(rows, indices, topic, queue, properties)
         if delays is not None:
             self.lane.wait()
             for index, delay in enumerate(delays):
                 if delay is not None:
-                    self._send_later(rows, index, delay)
+                    try:
+                        self._send_later(rows, index, delay)
+                    except RequestError as error:
+                        if error.code != MESSAGE_ILLEGAL:
+                            raise
+                        self.refused.append(Refused(rows, index, error))
 
     def _dedup_keys(self, rows: Rows) -> Any:
         """`query/epoch/partition/row`: the same when a task, or an epoch, is run again."""
@@ -218,23 +257,36 @@ class DirectSender:
         return pc.binary_join_element_wise(start, numbers, "\x02", "").cast(pa.binary())
 
     def _send(
-        self, topic: str, queue: MessageQueue | None, bodies: Any, properties: Any, given: Any
+        self,
+        rows: Rows,
+        indices: Sequence[int],
+        topic: str,
+        queue: MessageQueue | None,
+        properties: Any,
     ) -> None:
+        bodies, given = rows.bodies, rows.ids
+        if len(indices) < rows.count:
+            chosen = pa.array(indices, pa.int64())
+            bodies, properties = pc.take(bodies, chosen), pc.take(properties, chosen)
+            given = None if given is None else pc.take(given, chosen)
         ids = id_column(given, self._ids, len(bodies))
         made = encoded(bodies, ids, properties)
         if topic.startswith(RETRY_PREFIX):  # brokers take no batch there
             whole = pc.binary_join_element_wise(ids, properties, b"")
             self.lane.send(partial(self._deliver_each, topic, bodies, whole))
             return
-        for start, stop in made.runs(self._batch_messages, BATCH_BYTES):
-            request = made.request(start, stop)
-            self.lane.send(partial(self._deliver, topic, request, queue, stop - start))
 
-    def _deliver(
-        self, topic: str, request: memoryview, queue: MessageQueue | None, count: int
-    ) -> None:
-        _through(self._producer, lambda: self._producer.send_encoded(topic, request, queue=queue))
-        self.sent += count
+        def send(start: int, stop: int) -> None:
+            request = made.request(start, stop)
+            send_encoded = partial(self._producer.send_encoded, topic, request, queue=queue)
+            _through(self._producer, send_encoded)
+            self.sent += stop - start
+
+        def refused(at: int, error: RequestError) -> None:
+            self.refused.append(Refused(rows, indices[at], error))
+
+        for start, stop in made.runs(self._batch_messages, BATCH_BYTES):
+            self.lane.send(partial(in_halves, send, start, stop, refused))
 
     def _deliver_each(self, topic: str, bodies: Any, properties: Any) -> None:
         for body, encoded_properties in zip(
@@ -303,6 +355,7 @@ class StagingSender:
         self._brokers = brokers
         self._turn = task.partition
         self._ids = UniqueIdColumns()
+        self.refused: list[Refused] = []
         self.lane = Lane()
 
     def added_bytes(self, topic: str) -> int:
@@ -314,8 +367,7 @@ class StagingSender:
         if rows.is_uniform:
             self.queues.of((rows.topic or "", None, None))
             stages = self._stages(rows, [b"-"], [rows.topic])
-            broker = self._any_broker(rows)
-            self._stage(broker, rows.bodies, rows.properties, stages, rows.ids)
+            self._stage(self._any_broker(rows), rows, range(rows.count), stages)
             return
         found = [(place[0], self.queues.of(place)) for place in rows.places()]
         queue_ids = [b"-" if queue is None else b"%d" % queue.queue_id for _, queue in found]
@@ -324,12 +376,7 @@ class StagingSender:
         for index, (_, queue) in enumerate(found):
             groups.setdefault("" if queue is None else queue.broker, []).append(index)
         for broker, indices in groups.items():
-            chosen = pa.array(indices, pa.int64())
-            taken = [
-                pc.take(column, chosen) if isinstance(column, pa.Array) else column
-                for column in (rows.bodies, rows.properties, stages, rows.ids)
-            ]
-            self._stage(broker or self._any_broker(rows), *taken)
+            self._stage(broker or self._any_broker(rows), rows, indices, stages)
 
     def _any_broker(self, rows: Rows) -> str:
         """They take turns; one that has the topic where it is known."""
@@ -356,25 +403,31 @@ class StagingSender:
             names = pa.array([(topic or "").encode() for topic in topics], pa.binary())
         return pc.binary_join_element_wise(start, queues, b"/", delays, b"/", names, b"\x02", b"")
 
-    def _stage(self, broker: str, bodies: Any, properties: Any, stages: Any, given: Any) -> None:
+    def _stage(self, broker: str, rows: Rows, indices: Sequence[int], stages: Any) -> None:
+        columns = [rows.bodies, rows.properties, stages, rows.ids]
+        if len(indices) < rows.count:
+            chosen = pa.array(indices, pa.int64())
+            columns = [
+                pc.take(one, chosen) if isinstance(one, pa.Array) else one for one in columns
+            ]
+        bodies, properties, stages, given = columns
         ids = id_column(given, self._ids, len(bodies), STAGED_ID)
         made = encoded(bodies, stages, ids, properties)
         queue = MessageQueue(STAGING_TOPIC, broker, self._owner.partition % STAGING_QUEUES)
-        for start, stop in made.runs(self._batch_messages, BATCH_BYTES):
-            work = partial(
-                self._deliver, queue, made.request(start, stop), stop - start,
-                made.bodies(start, stop),
-            )  # fmt: skip
-            self.lane.send(work)
 
-    def _deliver(
-        self, queue: MessageQueue, request: memoryview, count: int, bodies: memoryview
-    ) -> None:
-        result = _through(
-            self._producer,
-            lambda: self._producer.send_encoded(STAGING_TOPIC, request, queue=queue),
-        )
-        self.staged.add(queue.broker, queue.queue_id, result.queue_offset, count, bodies)
+        def send(start: int, stop: int) -> None:
+            request = made.request(start, stop)
+            send_encoded = partial(self._producer.send_encoded, STAGING_TOPIC, request, queue=queue)
+            result = _through(self._producer, send_encoded)
+            stored = result.queue
+            self.staged.add(stored.broker, stored.queue_id, result.queue_offset, stop - start,
+                            made.bodies(start, stop))  # fmt: skip
+
+        def refused(at: int, error: RequestError) -> None:
+            self.refused.append(Refused(rows, indices[at], error))
+
+        for start, stop in made.runs(self._batch_messages, BATCH_BYTES):
+            self.lane.send(partial(in_halves, send, start, stop, refused))
 
 
 def task_now(query: str | None, epoch: int = 0) -> Task:

@@ -8,12 +8,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from sluicemq.client.core.answers import SendResult, SendStatus
 from sluicemq.client.core.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX
+from sluicemq.errors import RequestError
+from sluicemq.model.topic import MessageQueue
 from sluicemq.record.batch import decode_batch
 from sluicemq.spark.options import WRITE, parse_options
 from sluicemq.spark.sink_bad_rows import RowSorter
 from sluicemq.spark.sink_rows import RowError, encoded
-from sluicemq.spark.sink_send import Rows
+from sluicemq.spark.sink_send import DirectSender, Lane, Rows, StagingSender, Task, send_all
 
 SCHEMA = pa.schema({
     "value": pa.binary(), "tag": pa.string(), "keys": pa.string(), "to": pa.string(),
@@ -44,6 +47,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
 
 class Sender:
     """What a sorter asks of one."""
+
+    def __init__(self) -> None:
+        self.refused: list[Any] = []
+        self.lane = Lane()
 
     def added_bytes(self, _: str) -> int:
         return 64
@@ -145,3 +152,51 @@ def test_what_the_option_may_be_is_said(wrong: str) -> None:
     assert parse_options({"badRows": "TOPIC: bad"}, WRITE)["badRows"] == "topic:bad"
     assert parse_options({"badRows": "Skip"}, WRITE)["badRows"] == "skip"
     assert parse_options({}, WRITE)["badRows"] == "fail"
+
+
+class Picky:
+    """A producer whose broker takes neither bodies that begin with `bad` nor 400 bytes at once."""
+
+    timeout_ms = 3_000
+
+    def __init__(self) -> None:
+        self.stored: list[tuple[str, bytes]] = []
+
+    def send_encoded(self, topic: str, body: Any, *, queue: MessageQueue | None) -> SendResult:
+        found = [(topic, bytes(one)) for _, one, _ in decode_batch(body)]
+        if len(body) > 400 or any(one.startswith(b"bad") for _, one in found):
+            raise RequestError(13, "the message is illegal", address="a:1", cure="Mend it.")
+        self.stored += found
+        return SendResult(SendStatus.OK, "id", "", queue or MessageQueue(topic, "a", 0), 0, None)
+
+
+def sent(policy: str, staging: bool) -> tuple[Picky, RowSorter]:
+    producer: Any = Picky()
+    sender = (
+        StagingSender(producer, 100, Task("q", 1, 0, 0), ("a",)) if staging
+        else DirectSender(producer, 100)
+    )  # fmt: skip
+    roles = {"body": "value", "keys": "keys"}
+    sorter = RowSorter(roles, "T", policy, sender)
+    rows = [GOOD | {"value": b"bad" if n in (3, 17) else b"%d" % n, "keys": f"k{n}"}
+            for n in range(20)]  # fmt: skip
+    batch = pa.RecordBatch.from_pylist(rows, SCHEMA).select(["value", "keys"])
+    send_all(sorter.rows(iter([batch])), sender)
+    return producer, sorter
+
+
+@pytest.mark.parametrize("staging", [False, True])
+def test_what_a_broker_calls_illegal_is_a_bad_row_too(staging: bool) -> None:
+    with pytest.raises(RowError, match=r"row 4 \(keys 'k3'\), column 'value': .*13.*Mend it"):
+        sent("fail", staging)
+    good = [b"%d" % number for number in range(20) if number not in (3, 17)]
+    producer, sorter = sent("skip", staging)
+    assert [body for _, body in producer.stored] == good, "in order, in smaller requests"
+    assert sorter.bad == 2
+
+
+def test_bad_rows_of_a_broker_are_kept_as_well() -> None:
+    producer, sorter = sent("topic:kept", staging=False)
+    kept = [json.loads(body) for topic, body in producer.stored if topic == "kept"]
+    assert kept == [{"value": "YmFk", "keys": "k3"}, {"value": "YmFk", "keys": "k17"}]
+    assert (len(producer.stored), sorter.bad) == (20, 2)
