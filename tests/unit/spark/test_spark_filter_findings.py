@@ -65,5 +65,5 @@ def test_brokers_are_asked_a_bounded_question_and_may_refuse_it(
     assert admin.asked == [(topic, MESSAGES_MAX) for topic in topics[:TOPICS_MAX]]
     warn_of_filter("n > 1.0", lambda text: tried_at_brokers(admin, ["denied"], text))
     warn_of_filter(None, lambda text: tried_at_brokers(admin, topics, text))
-    assert caplog.text == ""
+    assert "filter.sql" not in caplog.text
     assert len(admin.asked) == TOPICS_MAX + 1
