@@ -384,7 +384,8 @@ class ConsumeQueues:
         sizes: set[int] = set()
         for key in self._on_disk():
             sizes.update(self._new_segments(key).sizes())
-        return len(sizes) == 1 and all(size and not size % UNIT_BYTES for size in sizes)
+        is_other = self._file_bytes not in sizes
+        return is_other and len(sizes) == 1 and all(s and not s % UNIT_BYTES for s in sizes)
 
     def _on_disk(self) -> Iterator[tuple[str, int]]:
         for topic in self._files.names(self._directory):

@@ -2,10 +2,16 @@
 
 Used for reports: by recovery when it refuses to start, by readers that pass over a damaged record.
 The rule itself is `scan.read_scanned`; here it is asked clause by clause.
+
+Bad bytes with good records behind them have two causes. A power loss keeps some of the writes that
+were not synced and drops others, also earlier ones: what is dropped reads as zeros, up to the end
+of a write or in whole sectors (`is_lost_write`). Everything else is damage: a disk changes bits, it
+does not remove them.
 """
 
 import struct
 import zlib
+from collections.abc import Iterator
 from typing import Final
 
 from sluicemq.errors import ProtocolError, StoreDamagedError
@@ -19,15 +25,18 @@ from sluicemq.record.codec import (
     parse_head,
 )
 from sluicemq.store.commitlog import BLANK_BYTES, CommitLog
-from sluicemq.store.scan import Scanned, is_blank, read_scanned
+from sluicemq.store.scan import Scanned, is_blank, read_scanned, scan_records
 
 SEARCH_BYTES_MAX: Final = 64 << 20
 """How far behind a bad place the next good record is looked for, for a report."""
+SECTOR_BYTES: Final = 512
 _CHUNK_BYTES: Final = 1 << 20
 _MAGIC_START: Final = struct.pack(">i", MAGIC_V1)[:3]
+_MAGIC_BLANK: Final = struct.pack(">i", MAGIC_BLANK)
 _BEGIN: Final = struct.Struct(">ii")
 _POSITION: Final = struct.Struct(">q")
 _POSITION_AT: Final = 28
+_SIZE_BYTES: Final = 4
 
 
 def explain(view: memoryview, at: int, base: int) -> str:
@@ -64,20 +73,23 @@ def _explain_record(view: memoryview, at: int, base: int) -> str:
 
 def find_record(view: memoryview, at: int, base: int, stop: int) -> Scanned | None:
     """The first whole record that begins in [at, stop) of a file that begins at `base`."""
-    end = min(stop + 8, len(view))
+    records = (_whole(view, place, base) for place in _starts(view, at, stop, _MAGIC_START))
+    return next((record for record in records if record is not None), None)
+
+
+def _starts(view: memoryview, at: int, stop: int, magic: bytes) -> Iterator[int]:
+    """Where in [at, stop) a size and this magic number (or its first bytes) may stand."""
+    end = min(stop + _SIZE_BYTES + len(magic), len(view))
     while at < end:
         chunk = bytes(view[at : min(at + _CHUNK_BYTES, end)])
-        found = chunk.find(_MAGIC_START)
+        found = chunk.find(magic)
         while found >= 0:
-            if at + found >= 4:
-                record = _whole(view, at + found - 4, base)
-                if record is not None:
-                    return record
-            found = chunk.find(_MAGIC_START, found + 1)
+            if at + found >= _SIZE_BYTES:
+                yield at + found - _SIZE_BYTES
+            found = chunk.find(magic, found + 1)
         if at + len(chunk) >= end:
-            return None
-        at += len(chunk) - len(_MAGIC_START) + 1
-    return None
+            return
+        at += len(chunk) - len(magic) + 1
 
 
 def _whole(view: memoryview, at: int, base: int) -> Scanned | None:
@@ -94,11 +106,70 @@ def next_record(log: CommitLog, position: int) -> Scanned | None:
     segment = log.segments.at(position)
     if segment is None:
         return None
-    at = position - segment.base + 1
-    found = find_record(segment.view(), at, segment.base, at + SEARCH_BYTES_MAX)
+    at = segment.file().data_start(position - segment.base + 1)  # holes are passed over
+    found = None
+    if at is not None:
+        found = find_record(segment.view(), at, segment.base, at + SEARCH_BYTES_MAX)
     while found is None and (segment := log.segments.at(segment.end)) is not None:
         found = read_scanned(segment.view(), 0, segment.base, check_crc=True)
     return found
+
+
+def records_behind(log: CommitLog, position: int) -> Iterator[Scanned]:
+    """The whole records behind a bad place, over further bad places, as far as a report looks."""
+    found = next_record(log, position)
+    while found is not None:
+        end = found.position
+        for record in scan_records(log, end):
+            yield record
+            end = record.end
+        found = next_record(log, end)
+
+
+def is_lost_write(log: CommitLog, start: int, end: int) -> bool:
+    """Whether the bytes from the bad place `start` up to a whole record at `end` can be what a
+    power loss has left of writes: they lack their end, or a sector."""
+    segment = log.segments.at(start)
+    if segment is None:
+        return True
+    view, at = segment.view(), start - segment.base
+    if end < segment.end:
+        data = bytes(view[at : end - segment.base])
+    else:  # the file ends with a blank record, or else with what is missing
+        blanks = _starts(view, at + 1, at + SEARCH_BYTES_MAX, _MAGIC_BLANK)
+        data = bytes(view[at : next((b for b in blanks if is_blank(view, b)), len(view))])
+        if _is_bad_blank(data):
+            return False
+    if not data[_last_byte(data)]:
+        return True
+    first = SECTOR_BYTES - at % SECTOR_BYTES
+    # A record begins with its size, which begins with zeros by nature.
+    is_size_right = int.from_bytes(data[:_SIZE_BYTES]) == len(data)
+    if not any(data[:first]) and not (first < _SIZE_BYTES and is_size_right):
+        return True
+    sectors = range(first, len(data), SECTOR_BYTES)
+    return not all(any(data[sector : sector + SECTOR_BYTES]) for sector in sectors)
+
+
+def _is_bad_blank(data: bytes) -> bool:
+    """Whether the rest of a file is a blank record of which one half is whole, the other wrong."""
+    size, magic = data[:_SIZE_BYTES], data[_SIZE_BYTES:BLANK_BYTES]
+    if any(data[BLANK_BYTES:]):
+        return False
+    if magic == _MAGIC_BLANK:
+        return any(size)
+    return int.from_bytes(size) == len(data) and magic[-1] != 0
+
+
+def _last_byte(data: bytes) -> int:
+    """The last place that is no zero by nature: a record without properties ends with two."""
+    try:
+        head = parse_head(data)
+    except ProtocolError:
+        return len(data) - 1
+    is_whole = head.size_bytes == len(data)
+    has_properties = head.properties.stop > head.properties.start
+    return len(data) - 1 if has_properties or not is_whole else head.topic.stop - 1
 
 
 def damage_error(log: CommitLog, position: int, reason: str, root: str) -> StoreDamagedError:

@@ -33,7 +33,13 @@ from sluicemq.record.codec import FIXED_BYTES
 from sluicemq.store.checkpoint import Checkpoint, Mark
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import OFFSET_MAX, ConsumeQueues, Queue, Unit
-from sluicemq.store.damage import bad_place, damage_error, next_record
+from sluicemq.store.damage import (
+    bad_place,
+    damage_error,
+    is_lost_write,
+    next_record,
+    records_behind,
+)
 from sluicemq.store.scan import DELAYS_MS, LOST_CODE, Scanned, read_scanned, scan_end, scan_records
 from sluicemq.store.walking import sweep_records
 
@@ -380,19 +386,30 @@ class Recovery:
         self._require_mark(scan_end(self._log, end))
 
     def _require_mark(self, end: int) -> None:
+        """Raise for damage before the end that the checkpoint vouches for, and behind it."""
         mark = self._mark
-        if mark is not None:
-            if end < mark.log_offset:
-                raise self._damage(end, mark)
+        if mark is not None and end < mark.log_offset:
+            raise self._damage(end, mark)
+        place = bad_place(self._log, end)
+        found = next_record(self._log, place) if self._after_crash else None
+        if found is None:
             return
-        known_ms = self._checkpoint.java_time_ms
-        record = next_record(self._log, end) if known_ms else None
-        if record is not None and record.store_time_ms <= known_ms:
+        known_ms = self._checkpoint.java_time_ms if mark is None else 0
+        if found.store_time_ms <= known_ms:
+            reason = f"everything stored until {known_ms} ms was safely on disk."
             raise damage_error(
-                self._log, bad_place(self._log, end),
-                f"The checkpoint says that everything stored until {known_ms} ms was safely on"
-                " disk.", self._root,
-            )  # fmt: skip
+                self._log, place, f"The checkpoint says that {reason}", self._root
+            )
+        if found.store_time_ms < self._time_ms:
+            return  # RocketMQ does not wipe what it cuts off: of an earlier life of the file
+        if not is_lost_write(self._log, place, found.position):
+            reason = "No power loss leaves that: writes that are lost read as zeros."
+            raise damage_error(self._log, place, reason, self._root)
+        logger.error(
+            "the log ends at %d: a power loss has taken what was written there, and %d messages"
+            " behind it, which were not synced either, are cut off",
+            end, sum(1 for _ in records_behind(self._log, place)),
+        )  # fmt: skip
 
     def _damage(self, end: int, mark: Mark) -> StoreDamagedError:
         return damage_error(
