@@ -50,6 +50,10 @@ class Unit(NamedTuple):
     tag_code: int
 
     @property
+    def end(self) -> int:
+        return self.physical_offset + self.size_bytes
+
+    @property
     def is_blank(self) -> bool:
         return self.size_bytes == BLANK_SIZE and self.physical_offset == 0
 
@@ -105,8 +109,13 @@ class Queue:
         self.visible_offset = self.offset_min = offset
 
     @property
+    def key(self) -> tuple[str, int]:
+        """Topic and queue id."""
+        return self.topic, self.queue_id
+
+    @property
     def is_possible(self) -> bool:
-        return is_possible((self.topic, self.queue_id))
+        return is_possible(self.key)
 
     # --- reading
 
@@ -215,6 +224,13 @@ class Queue:
             segment.write(BLANK_UNIT * ((position - base) // UNIT_BYTES), base)
         return segment
 
+    def mend(self, offset: int, data: bytes) -> None:
+        """Overwrite one unit that the files hold. Raises OSError."""
+        segment = self.segments.at(offset * UNIT_BYTES)
+        if segment is not None and offset < self.tail_start:
+            segment.write(data, offset * UNIT_BYTES)
+            self.unsynced.add(segment.path)
+
     # --- recovery
 
     def load(self, *, after_crash: bool, before: int | None = None, removes: bool = True) -> None:
@@ -250,17 +266,17 @@ class Queue:
         def is_gone(unit: Unit) -> bool:
             return unit.is_blank or unit.physical_offset < log_offset
 
-        unit = self._peek(first) if first < end else None
+        unit = self.peek(first) if first < end else None
         if unit is not None and not is_gone(unit):
             return first  # as a rule; and a damaged unit in the middle cannot mislead
         found = self._bisect(first, end, is_gone, self._peek_solid)
-        while found < end and (unit := self._peek(found)) is not None and unit.is_blank:
+        while found < end and (unit := self.peek(found)) is not None and unit.is_blank:
             found += 1
         return found
 
     def place_of(self, offset: int) -> int:
         """Where the record of a queue offset lies in the log; -1 without one. Makes no map."""
-        unit = self._peek(offset) if self.segments.start <= offset * UNIT_BYTES else None
+        unit = self.peek(offset) if self.segments.start <= offset * UNIT_BYTES else None
         for segment in self.segments:
             segment.release()
         return -1 if unit is None or offset >= self.next_offset else unit.physical_offset
@@ -291,7 +307,7 @@ class Queue:
         look: Callable[[int], Unit | None] | None = None,
     ) -> int:
         """The first offset in [low, high) whose unit is not `is_before`; `high` when all are."""
-        look = look or self._peek
+        look = look or self.peek
         while low < high:
             middle = (low + high) // 2
             unit = look(middle)
@@ -305,14 +321,14 @@ class Queue:
 
     def _peek_solid(self, offset: int) -> Unit | None:
         """The unit there; where it is blank (a gap) the next one that is not, if it is near."""
-        unit = self._peek(offset)
+        unit = self.peek(offset)
         for at in range(offset + 1, min(offset + GAP_MAX, self.next_offset)):
             if unit is None or not unit.is_blank:
                 break
-            unit = self._peek(at)
+            unit = self.peek(at)
         return unit
 
-    def _peek(self, offset: int) -> Unit | None:
+    def peek(self, offset: int) -> Unit | None:
         """As `unit`, but read without a map: recovery looks into many files once."""
         segment = self.segments.at(offset * UNIT_BYTES)
         if segment is None or (self.tail and offset >= self.tail_start):
@@ -353,6 +369,8 @@ class ConsumeQueues:
         """Files and directories written since the last checkpoint took them."""
         self.deleted = DeletedTopics(files, "")
         """Topics whose old records do not count."""
+        self.is_doubtful = False
+        """Whether units were found wrong: the next start builds the queues anew."""
 
     def __iter__(self) -> Iterator[Queue]:
         return iter(self.by_key.values())
@@ -473,7 +491,10 @@ class ConsumeQueues:
             self.delete(topic)
 
     def totals(self) -> tuple[int, int]:
-        """How many queues have units, and the sum of their ends: a digest for the checkpoint."""
+        """How many queues have units, and the sum of their ends: a digest for the checkpoint. No
+        start agrees with that of doubtful queues."""
+        if self.is_doubtful:
+            return -1, -1
         ends = [queue.committed_offset for queue in self.by_key.values() if queue.committed_offset]
         return len(ends), sum(ends)
 

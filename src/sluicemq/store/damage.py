@@ -21,6 +21,7 @@ from sluicemq.record.codec import (
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
+    RecordHead,
     body_crc_agrees,
     parse_head,
 )
@@ -37,6 +38,7 @@ _BEGIN: Final = struct.Struct(">ii")
 _POSITION: Final = struct.Struct(">q")
 _POSITION_AT: Final = 28
 _SIZE_BYTES: Final = 4
+_ZEROS_MIN: Final = 2
 
 
 def explain(view: memoryview, at: int, base: int) -> str:
@@ -80,12 +82,12 @@ def find_record(view: memoryview, at: int, base: int, stop: int) -> Scanned | No
 def _starts(view: memoryview, at: int, stop: int, magic: bytes) -> Iterator[int]:
     """Where in [at, stop) a size and this magic number (or its first bytes) may stand."""
     end = min(stop + _SIZE_BYTES + len(magic), len(view))
+    at += _SIZE_BYTES
     while at < end:
         chunk = bytes(view[at : min(at + _CHUNK_BYTES, end)])
         found = chunk.find(magic)
         while found >= 0:
-            if at + found >= _SIZE_BYTES:
-                yield at + found - _SIZE_BYTES
+            yield at + found - _SIZE_BYTES
             found = chunk.find(magic, found + 1)
         if at + len(chunk) >= end:
             return
@@ -115,15 +117,17 @@ def next_record(log: CommitLog, position: int) -> Scanned | None:
     return found
 
 
-def records_behind(log: CommitLog, position: int) -> Iterator[Scanned]:
-    """The whole records behind a bad place, over further bad places, as far as a report looks."""
-    found = next_record(log, position)
-    while found is not None:
-        end = found.position
+def records_from(log: CommitLog, start: int) -> Iterator[Scanned]:
+    """Every whole record from `start` on, over bad places, as far as a report looks."""
+    end = start
+    while True:
         for record in scan_records(log, end):
             yield record
             end = record.end
         found = next_record(log, end)
+        if found is None:
+            return
+        end = found.position
 
 
 def is_lost_write(log: CommitLog, start: int, end: int) -> bool:
@@ -140,15 +144,44 @@ def is_lost_write(log: CommitLog, start: int, end: int) -> bool:
         data = bytes(view[at : next((b for b in blanks if is_blank(view, b)), len(view))])
         if _is_bad_blank(data):
             return False
-    if not data[_last_byte(data)]:
-        return True
-    first = SECTOR_BYTES - at % SECTOR_BYTES
-    # A record begins with its size, which begins with zeros by nature.
-    is_size_right = int.from_bytes(data[:_SIZE_BYTES]) == len(data)
-    if not any(data[:first]) and not (first < _SIZE_BYTES and is_size_right):
-        return True
-    sectors = range(first, len(data), SECTOR_BYTES)
-    return not all(any(data[sector : sector + SECTOR_BYTES]) for sector in sectors)
+    return _lacks_end(data) or _lacks_sector(data, start)
+
+
+def _lacks_end(data: bytes) -> bool:
+    """Whether it ends with zeros: a record without properties ends with two by nature."""
+    head = _head_of(data)
+    is_bare = head is not None and head.properties.start == head.properties.stop
+    return not data[head.topic.stop - 1 if head is not None and is_bare else -1]
+
+
+def _lacks_sector(data: bytes, start: int) -> bool:
+    """Whether zeros go from the beginning of a sector, or of a write, to the end of the sector.
+
+    A write begins with a record, so such zeros are no part of one whose beginning is there.
+    """
+    head = _head_of(data)
+    is_begun = data[_SIZE_BYTES:].startswith(_MAGIC_START)
+    is_placed = head is not None and head.physical_offset == start
+    first_end = len(data) if is_placed else FIXED_BYTES if is_begun else 0
+    for end in range(SECTOR_BYTES - start % SECTOR_BYTES, len(data), SECTOR_BYTES):
+        zeros = end - len(data[:end].rstrip(b"\0"))
+        if zeros >= SECTOR_BYTES:
+            return True
+        if zeros == end:  # a size begins with zeros by nature
+            if end >= _SIZE_BYTES or int.from_bytes(data[:_SIZE_BYTES]) != len(data):
+                return True
+        elif zeros >= _ZEROS_MIN and end > first_end:
+            return True
+    return False
+
+
+def _head_of(data: bytes) -> RecordHead | None:
+    """The head, when these bytes are one record by their sizes."""
+    try:
+        head = parse_head(data)
+    except ProtocolError:
+        return None
+    return head if head.size_bytes == len(data) else None
 
 
 def _is_bad_blank(data: bytes) -> bool:
@@ -159,17 +192,6 @@ def _is_bad_blank(data: bytes) -> bool:
     if magic == _MAGIC_BLANK:
         return any(size)
     return int.from_bytes(size) == len(data) and magic[-1] != 0
-
-
-def _last_byte(data: bytes) -> int:
-    """The last place that is no zero by nature: a record without properties ends with two."""
-    try:
-        head = parse_head(data)
-    except ProtocolError:
-        return len(data) - 1
-    is_whole = head.size_bytes == len(data)
-    has_properties = head.properties.stop > head.properties.start
-    return len(data) - 1 if has_properties or not is_whole else head.topic.stop - 1
 
 
 def damage_error(log: CommitLog, position: int, reason: str, root: str) -> StoreDamagedError:

@@ -106,7 +106,7 @@ class LogReader:
         self._tag_hits: TagHits | None = None
         self.visible_end = 0
         """The end of the visible part of the log."""
-        self.soundness = Soundness(log)
+        self.soundness = Soundness(log, queues, config.delay_levels_ms)
         self.columns: PropertyColumns | None = None
         """What filters over properties are decided by, instead of reading each record."""
 

@@ -8,7 +8,9 @@
     queues missing or too short     everything is walked, all queues are built anew
 
 Queues are found missing by the digest in the mark (how many, and the sum of their ends), by files
-that are missing or have a size of their own, or by a gap in offsets during a walk. The end of the
+that are missing or have a size of their own, by a first or last unit that does not lead to its
+record, by records in the log that lie before the first file's, or by a gap in offsets during a
+walk. The end of the
 log is the end of the last good record. What follows is a torn tail: later files are removed, the
 rest of the file is zeroed, both are synced before the first append, and units that point there are
 dropped. Bad bytes before the mark are damage, and the start stops with a report before anything
@@ -26,6 +28,7 @@ twice: a queue ignores units that it has (`Queue.put`).
 
 import logging
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.errors import StoreDamagedError
@@ -38,7 +41,7 @@ from sluicemq.store.damage import (
     damage_error,
     is_lost_write,
     next_record,
-    records_behind,
+    records_from,
 )
 from sluicemq.store.scan import DELAYS_MS, LOST_CODE, Scanned, read_scanned, scan_end, scan_records
 from sluicemq.store.walking import sweep_records
@@ -121,6 +124,8 @@ class Recovery:
         """
         start = None
         self._queues.finish_deletions()
+        if not self._is_incomplete and not all(map(self._begins_right, self._queues)):
+            self._is_incomplete = True
         if not self._is_incomplete:
             start = self._start_crashed() if self._after_crash else self._start_stopped()
         end = None if start is None else self._walk(start, may_gap=start == self._log.start)
@@ -185,7 +190,7 @@ class Recovery:
         end = queue.next_offset
         while end > queue.offset_min:
             unit = queue.unit(end - 1)
-            if unit is not None and self._is_sound(unit):
+            if unit is not None and self._is_sound(queue, end - 1, unit):
                 break
             mark = self._mark
             if mark is not None and unit is not None and unit.physical_offset < mark.log_offset:
@@ -199,10 +204,36 @@ class Recovery:
             )  # fmt: skip
             queue.truncate(end)
 
-    def _is_sound(self, unit: Unit) -> bool:
+    def _is_sound(self, queue: Queue, offset: int, unit: Unit) -> bool:
         """Its record is there, or was there before the log's first files were deleted."""
-        is_gone = unit.physical_offset < self._log.start
-        return unit.is_blank or is_gone or self._record_of(unit) is not None
+        if unit.is_blank or 0 <= unit.physical_offset < self._log.start:
+            return True
+        record = self._record_of(unit)
+        return record is not None and (record.is_lost or record.stands_in(queue.key, offset))
+
+    def _begins_right(self, queue: Queue) -> bool:
+        """Whether the first unit of the first file leads to no other queue's record, and no record
+        of the queue lies before that one's: retention removes such files of the log first."""
+        first = queue.offset_min  # of the first file: it is not corrected yet
+        unit = queue.peek(first) if first < queue.next_offset else None
+        end = self._start or self._log.segments.end
+        if unit is not None:
+            if unit.is_blank or unit.physical_offset < self._log.start:
+                return True
+            record = self._record_of(unit)
+            if record is not None and not record.is_lost and not record.stands_in(queue.key, first):
+                return False
+            end = unit.physical_offset
+        if first == 0 or not self._queues.deleted.counts(queue.topic, end):
+            return True
+        records = scan_records(self._log, self._log.start, check_crc=False)
+        earlier = takewhile(lambda record: record.position < end, records)
+        return not any(
+            record.is_queued
+            and record.stands_in(queue.key)
+            and self._queues.deleted.counts(queue.topic, record.position)
+            for record in earlier
+        )
 
     def _record_of(self, unit: Unit, *, check_crc: bool = False) -> Scanned | None:
         segment = self._log.segments.at(unit.physical_offset)
@@ -408,7 +439,7 @@ class Recovery:
         logger.error(
             "the log ends at %d: a power loss has taken what was written there, and %d messages"
             " behind it, which were not synced either, are cut off",
-            end, sum(1 for _ in records_behind(self._log, place)),
+            end, sum(1 for _ in records_from(self._log, found.position)),
         )  # fmt: skip
 
     def _damage(self, end: int, mark: Mark) -> StoreDamagedError:

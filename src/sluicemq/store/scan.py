@@ -118,6 +118,12 @@ class Scanned(NamedTuple):
             return self.store_time_ms + delays_ms[min(int(delay), len(delays_ms)) - 1]
         return tag_code(properties.get(TAGS, ""))
 
+    def stands_in(self, key: tuple[str, int], offset: int | None = None) -> bool:
+        """Whether a queue holds it, at this offset; None: at any."""
+        own = (self.topic.decode(errors="replace"), self.queue_id)
+        places = [(own, self.queue_offset), *self.other_queues()]
+        return any(found == key and offset in (None, at) for found, at in places)
+
     def other_queues(self) -> list[tuple[tuple[str, int], int]]:
         """Further queues that the record stands in, with its offset there (spec/store.md §3.1)."""
         if _MULTI_START not in self.properties:

@@ -1,26 +1,47 @@
-"""Readers do not see damage: records that bad bytes have spoilt are passed over, and told of.
+"""Readers do not see damage: it is mended from the log, passed over, or refused, and always told.
 
-An ordinary start does not read the whole log, so a disk may have spoilt what lies far back. What
+An ordinary start does not read the whole store, so a disk may have spoilt what lies far back. What
 this process has written itself is trusted; a record from before is looked at when it is read:
 
     an ordinary pull     wholly, CRC included, and whether it is the queue's: it carries 32 messages
     a bulk read          size, magic number, position, queue id and offset, in columns when many
 
-A unit whose record is not sound becomes a blank one: the reader goes on behind it, instead of being
-handed nonsense or staying in front of it for ever. Each is logged once and counted, and so many
-units name the cure. Place holders of a repair (`scan.LOST_CODE`) are passed over in silence.
+What does not agree is one of three things:
+
+    the unit is wrong    the log has the message, between the records of its neighbours in the
+                         queue: the unit is written anew
+    the queue is wrong   its units lead to records of other queues, and so do the neighbours': it is
+                         read no more, and the next start builds the queues anew (`is_doubtful`)
+    the record is bad    the unit becomes a blank one: the reader goes on behind it, instead of
+                         being handed nonsense or staying in front of it for ever
+
+Each is logged once, with the cure. Place holders of a repair (`scan.LOST_CODE`) are passed over in
+silence. Not seen here is a changed tag code in a unit whose message a tag filter leaves out: only
+`sluice store verify` compares those.
 """
 
+import contextlib
 import logging
 import struct
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Final
 
+from sluicemq.errors import StoreDamagedError
 from sluicemq.record.codec import FIXED_BYTES, MAGIC_V1, MAGIC_V2
 from sluicemq.store.commitlog import CommitLog
-from sluicemq.store.consumequeue import BLANK_SIZE, BLANK_UNIT, UNIT, UNIT_BYTES, Queue
-from sluicemq.store.damage import explain
-from sluicemq.store.scan import LOST_CODE, Scanned, read_scanned
+from sluicemq.store.consumequeue import (
+    BLANK_SIZE,
+    BLANK_UNIT,
+    GAP_MAX,
+    UNIT,
+    UNIT_BYTES,
+    ConsumeQueues,
+    Queue,
+    Unit,
+)
+from sluicemq.store.damage import explain, records_from
+from sluicemq.store.scan import LOST_CODE, Scanned, read_counting
 
 logger = logging.getLogger(__name__)
 
@@ -28,17 +49,22 @@ REPORTS_MAX: Final = 1000
 """So many places are logged; the rest is only counted."""
 COLUMNS_MIN: Final = 256
 _MAGICS: Final = (MAGIC_V1, MAGIC_V2)
-_HEAD: Final = struct.Struct(">ii20xq")
+_HEAD: Final = struct.Struct(">ii4xi4xqq")
+MEND_BYTES_MAX: Final = 16 << 20
+"""So much of the log is searched for the message of a wrong unit."""
 Units = memoryview | bytearray | bytes
 
 
 class Soundness:
     """Looks at records written before `trusted_from`; knows what it has found."""
 
-    __slots__ = ("_found", "_log", "trusted_from")
+    __slots__ = ("_delays_ms", "_found", "_log", "_queues", "trusted_from")
 
-    def __init__(self, log: CommitLog) -> None:
+    def __init__(self, log: CommitLog, queues: ConsumeQueues, delays_ms: Sequence[int]) -> None:
+        """`delays_ms` are the delays of level 1, 2, … (messageDelayLevel)."""
         self._log = log
+        self._queues = queues
+        self._delays_ms = delays_ms
         self._found: set[int] = set()
         self.trusted_from = log.written_offset
         """Records from here on are this process's own."""
@@ -55,21 +81,26 @@ class Soundness:
     def blank_bad(
         self, units: Units, queue: Queue, offsets: Sequence[int], *, is_whole: bool
     ) -> Units:
-        """The units, with blank ones for those that have no sound record.
+        """The units, mended where they are wrong, blank where they have no sound record.
 
         `offsets` are the queue offsets of the units. `is_whole` looks at whole records, else at
         their heads. Units whose records retention has removed stay: the caller knows what to do.
+        Raises StoreDamagedError when the whole queue is wrong.
         """
         blanked: bytearray | None = None
         for index in self._suspects(units, queue, offsets, is_whole=is_whole):
             position, size, code = UNIT.unpack_from(units, index * UNIT_BYTES)
             if self.is_trusted(position) and code != LOST_CODE and size > 0:
                 continue
-            place = (queue, offsets[index])
-            if self.is_sound(position, size, code, place=place, is_whole=is_whole):
+            unit, offset = Unit(position, size, code), offsets[index]
+            reason = self._fault(unit, (queue, offset), is_whole=is_whole)
+            if reason is None:
                 continue
+            mended = self._mended(unit, queue, offset) if reason else None
+            if reason and mended is None:
+                self._note(position, reason)
             blanked = bytearray(units) if blanked is None else blanked
-            blanked[index * UNIT_BYTES : (index + 1) * UNIT_BYTES] = BLANK_UNIT
+            blanked[index * UNIT_BYTES : (index + 1) * UNIT_BYTES] = mended or BLANK_UNIT
         return units if blanked is None else blanked
 
     def _suspects(
@@ -83,39 +114,90 @@ class Soundness:
 
         return unproved_heads(segment.view(), segment.base, units, queue.queue_id, offsets)
 
-    def is_sound(
-        self,
-        position: int,
-        size: int,
-        code: int = 0,
-        *,
-        is_whole: bool,
-        place: tuple[Queue, int] | None = None,
-    ) -> bool:
-        """Whether the record may be given to a reader (of a queue, at an offset of it).
+    def is_sound(self, position: int, size: int, *, is_whole: bool) -> bool:
+        """Whether the record may be given to a reader. Damage is logged and counted."""
+        reason = self._fault(Unit(position, size, 0), None, is_whole=is_whole)
+        return reason is None or (reason != "" and self._note(position, reason))
 
-        Damage is logged and counted.
-        """
-        if code == LOST_CODE or size == BLANK_SIZE:
-            return False
+    def _fault(self, unit: Unit, place: tuple[Queue, int] | None, *, is_whole: bool) -> str | None:
+        """Why the record may not be given to a reader (of a queue, at an offset of it); None when
+        it may, "" when there never was one."""
+        position, size = unit.physical_offset, unit.size_bytes
+        if unit.tag_code == LOST_CODE or size == BLANK_SIZE:
+            return ""
         if 0 <= position < self._log.start:
-            return True  # its file was deleted: that is no damage
+            return None  # its file was deleted: that is no damage
         segment = self._log.segments.at(position)
         if segment is None:
-            return self._note(position, f"no file of the log holds byte {position}")
+            return f"no file of the log holds byte {position}"
         view, at, base = segment.view(), position - segment.base, segment.base
         if size < FIXED_BYTES or at + size > len(view):
-            return self._note(position, f"a record of {size} bytes cannot be there")
+            return f"a record of {size} bytes cannot be there"
         if not is_whole:
-            found, magic, where = _HEAD.unpack_from(view, at)
-            is_good = found == size and magic in _MAGICS and where == position
-            return is_good or self._note(position, f"{explain(view, at, base)} ({segment.path})")
-        record = read_scanned(view, at, base, check_crc=True)
+            found, magic, queue_id, offset, where = _HEAD.unpack_from(view, at)
+            is_record = found == size and magic in _MAGICS and where == position
+            is_its = place is None or (queue_id, offset) == (place[0].queue_id, place[1])
+            if is_record and is_its:
+                return None
+        record = self._record_at(position)
         if record is None or record.size_bytes != size:
-            return self._note(position, f"{explain(view, at, base)} ({segment.path})")
-        if place is not None and not _stands_in(record, *place):
-            return self._note(position, "it says that it stands elsewhere than its queue says")
-        return True
+            return f"{explain(view, at, base)} ({segment.path})"
+        if place is not None and not record.stands_in(place[0].key, place[1]):
+            return "it says that it stands elsewhere than its queue says"
+        return None
+
+    def _record_at(self, position: int) -> Scanned | None:
+        segment = self._log.segments.at(position)
+        if segment is None or not 0 <= position - segment.base <= segment.size - FIXED_BYTES:
+            return None
+        view, at, base = segment.view(), position - segment.base, segment.base
+        return read_counting(self._log, view, at, base, check_crc=True)
+
+    # --- what the log says instead
+
+    def _mended(self, unit: Unit, queue: Queue, offset: int) -> bytes | None:
+        """The unit as the log says it, written to the queue; None when it is the log that is bad.
+
+        Raises StoreDamagedError when the units around are wrong too.
+        """
+        before, behind = self._neighbour(queue, offset, -1), self._neighbour(queue, offset, 1)
+        start = self._log.start if before is None else before.end
+        end = self._log.written_offset if behind is None else behind.physical_offset
+        if end - start <= MEND_BYTES_MAX:
+            for record in takewhile(lambda r: r.position < end, records_from(self._log, start)):
+                if record.is_queued and record.stands_in(queue.key, offset):
+                    code = record.tag_code(self._delays_ms)
+                    found = Unit(record.position, record.size_bytes, code)
+                    return self._write(queue, offset, found)
+        other = self._record_at(unit.physical_offset)
+        if other is not None and before is None and behind is None:
+            self._queues.is_doubtful = True
+            raise StoreDamagedError(
+                f"The queue {queue.topic}/{queue.queue_id} in {queue.segments.directory} is damaged"
+                f" at {offset}: its units lead to records of other queues.",
+                cure="Stop the broker and start it again: it builds the queues anew from the log.",
+            )
+        return None
+
+    def _neighbour(self, queue: Queue, offset: int, step: int) -> Unit | None:
+        """The nearest unit, in one direction, that leads to its record."""
+        for at in range(offset + step, offset + step * GAP_MAX, step):
+            unit = queue.unit(at) if queue.offset_min <= at < queue.visible_offset else None
+            if unit is None:
+                return None
+            if unit.is_used and self._fault(unit, (queue, at), is_whole=False) is None:
+                return unit
+        return None
+
+    def _write(self, queue: Queue, offset: int, unit: Unit) -> bytes:
+        data = UNIT.pack(*unit)
+        logger.warning(
+            "queue %s/%d: the unit of message %d was damaged, and is what the log says again",
+            queue.topic, queue.queue_id, offset,
+        )  # fmt: skip
+        with contextlib.suppress(OSError):  # the reader has it, and finds it again the next time
+            queue.mend(offset, data)
+        return data
 
     def _note(self, position: int, reason: str) -> bool:
         if position not in self._found and len(self._found) < REPORTS_MAX:
@@ -126,12 +208,3 @@ class Soundness:
         self._found.add(position)
         return False
 
-
-def _stands_in(record: Scanned, queue: Queue, offset: int) -> bool:
-    key = (queue.topic, queue.queue_id)
-    if (record.topic.decode(errors="replace"), record.queue_id, record.queue_offset) == (
-        *key,
-        offset,
-    ):
-        return True
-    return (key, offset) in record.other_queues()

@@ -120,9 +120,9 @@ def test_long_queue_is_opened_with_few_reads(queues: ConsumeQueues, monkeypatch:
         queue.put(offset, unit(offset * 100))
     queue.flush()
     looks: list[int] = []
-    original = Queue._peek
+    original = Queue.peek
     monkeypatch.setattr(
-        Queue, "_peek", lambda self, offset: (looks.append(offset), original(self, offset))[1]
+        Queue, "peek", lambda self, offset: (looks.append(offset), original(self, offset))[1]
     )
     again = Queue(queue.segments.files, "/cq/T/0", 100, ("T", 0))
     again.load(after_crash=False)
