@@ -11,11 +11,11 @@ other still holds. Layout of a slot (offset 1024 and 2048), big-endian:
 
     | "SLC" 3 | version 1 | crc of the rest 4 | sequence 8 | log position 8 | queues 8 |
     | sum of ends 8 | store time 8 | index position 8 | index entries 8 | index file 8 |
-    | index files 8 |
+    | index files 8 | log start 8 |
 
-Version 3 is this. Older ones are still read: version 2 does not say how many index files there are
-(-1); version "M" (the first) ends behind the store time, and its index position is 0, so that the
-index is looked at from the beginning.
+Version 4 is this. Older ones are still read: version 3 does not say where the log begins (-1),
+version 2 not how many index files there are either (-1); version "M" (the first) ends behind the
+store time, and its index position is 0, so that the index is looked at from the beginning.
 
 `abort` exists while a store is open: who finds it starts after a crash.
 """
@@ -30,11 +30,12 @@ CHECKPOINT_BYTES: Final = 4096
 SLOTS: Final = (1024, 2048)
 _JAVA: Final = struct.Struct(">5q")
 _SLOT: Final = struct.Struct(">4sI")
-_MAGIC: Final = b"SLC\x03"
+_MAGIC: Final = b"SLC\x04"
 _LAYOUTS: Final = {
     b"SLCM": struct.Struct(">5q"),
     b"SLC\x02": struct.Struct(">8q"),
-    _MAGIC: struct.Struct(">9q"),
+    b"SLC\x03": struct.Struct(">9q"),
+    _MAGIC: struct.Struct(">10q"),
 }
 _MARGIN_MS: Final = 3000
 """What RocketMQ takes off the smallest time to be on the safe side."""
@@ -48,6 +49,8 @@ class Mark(NamedTuple):
     is durable up to `index_offset` in the log: with all its older files, and of the one named
     `index_file` (0: there is none) the entries before number `index_count`. There were
     `index_files` of them (-1: not known); retention may have removed some of the first since.
+    The log begins at `log_start` or before (-1: not known): retention says so here before it
+    removes a file.
     """
 
     sequence: int
@@ -59,6 +62,7 @@ class Mark(NamedTuple):
     index_count: int = 0
     index_file: int = 0
     index_files: int = -1
+    log_start: int = -1
 
     def without_queues(self) -> "Mark":
         """The next mark, which holds for the log alone: no queues agree with it."""
@@ -74,6 +78,12 @@ class Checkpoint(NamedTuple):
     java_time_ms: int
     mark: Mark | None
     index_time_ms: int = 0
+
+    @property
+    def is_mark_newest(self) -> bool:
+        """Whether RocketMQ has stored nothing since the mark: it leaves the mark as it was."""
+        mark = self.mark
+        return mark is not None and self.java_time_ms <= max(0, mark.store_time_ms - _MARGIN_MS)
 
 
 def read_checkpoint(files: Files, path: str) -> Checkpoint:

@@ -130,21 +130,27 @@ def records_from(log: CommitLog, start: int) -> Iterator[Scanned]:
         end = found.position
 
 
-def is_lost_write(log: CommitLog, start: int, end: int) -> bool:
-    """Whether the bytes from the bad place `start` up to a whole record at `end` can be what a
-    power loss has left of writes: they lack their end, or a sector."""
+def bad_bytes(log: CommitLog, start: int, end: int) -> bytes:
+    """What lies between a bad place and the whole record at `end`, as far as its file goes."""
     segment = log.segments.at(start)
     if segment is None:
-        return True
-    view, at = segment.view(), start - segment.base
-    if end < segment.end:
-        data = bytes(view[at : end - segment.base])
-    else:  # the file ends with a blank record, or else with what is missing
-        blanks = _starts(view, at + 1, at + SEARCH_BYTES_MAX, _MAGIC_BLANK)
-        data = bytes(view[at : next((b for b in blanks if is_blank(view, b)), len(view))])
+        return b""
+    stop = min(end, segment.end, start + SEARCH_BYTES_MAX) - segment.base
+    return bytes(segment.view()[start - segment.base : stop])
+
+
+def is_lost_write(data: bytes, start: int, *, ends_file: bool) -> bool:
+    """Whether bytes that hold no whole record, though whole ones follow, can be what a power loss
+    has left of writes: they lack their end, or a sector.
+
+    `start` is their place in the log; `ends_file`: the record that follows is in the next file.
+    """
+    if ends_file:  # it ends with a blank record, or else with what is missing
         if _is_bad_blank(data):
             return False
-    return _lacks_end(data) or _lacks_sector(data, start)
+        blanks = _starts(memoryview(data), 1, len(data), _MAGIC_BLANK)
+        data = data[: next((b for b in blanks if is_blank(memoryview(data), b)), len(data))]
+    return not data or _lacks_end(data) or _lacks_sector(data, start)
 
 
 def _lacks_end(data: bytes) -> bool:

@@ -72,7 +72,7 @@ class Keys:
         self._clock = clock
         self._checkpoint_path = f"{config.root}/checkpoint"
         mark = checkpoint.mark
-        self._mark = IndexMark() if mark is None else IndexMark(*mark[-4:])
+        self._mark = IndexMark() if mark is None else IndexMark(*mark[5:9])
         self._index_time_ms = checkpoint.index_time_ms
         self._flush_s = clock.monotonic_s()
         self._flush_due_ms: int | None = None

@@ -37,6 +37,7 @@ from sluicemq.store.checkpoint import Checkpoint, Mark
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import OFFSET_MAX, ConsumeQueues, Queue, Unit
 from sluicemq.store.damage import (
+    bad_bytes,
     bad_place,
     damage_error,
     is_lost_write,
@@ -148,11 +149,29 @@ class Recovery:
                 cure="Bring the files back (is the disk mounted?). To begin anew and lose all"
                 f" messages, remove checkpoint and consumequeue from {self._root}.",
             )
+        if mark is not None and 0 <= mark.log_start < segments.start:
+            self._tell_missing_start(mark.log_start)
         if mark is None or mark.log_offset < segments.start:
             return None
         if mark.log_offset > segments.end:
             raise self._damage(segments.end, mark)
         return mark
+
+    def _tell_missing_start(self, start: int) -> None:
+        """Raises, unless RocketMQ has worked here since and may have deleted the files."""
+        segments = self._log.segments
+        fact = (
+            f"{segments.directory} begins at {segments.start:020d}, and no retention has deleted"
+            f" what lies before: the log began at {start} at the last checkpoint."
+        )
+        if not self._checkpoint.is_mark_newest:
+            logger.warning("%s RocketMQ has written here since: its retention may have.", fact)
+            return
+        raise StoreDamagedError(
+            fact,
+            cure="Bring the files back from a copy. If you removed them on purpose,"
+            f" `sluice store repair {self._root} --write` lets the log begin there.",
+        )
 
     # --- where the walk begins; None: build everything anew
 
@@ -433,7 +452,9 @@ class Recovery:
             )
         if found.store_time_ms < self._time_ms:
             return  # RocketMQ does not wipe what it cuts off: of an earlier life of the file
-        if not is_lost_write(self._log, place, found.position):
+        data = bad_bytes(self._log, place, found.position)
+        ends_file = (place + len(data)) % self._log.segments.file_bytes == 0
+        if not is_lost_write(data, place, ends_file=ends_file):
             reason = "No power loss leaves that: writes that are lost read as zeros."
             raise damage_error(self._log, place, reason, self._root)
         logger.error(

@@ -15,8 +15,9 @@ for a record that is there:
 
     1  the minimum of every queue moves behind the file: who reads there is told (OFFSET_TOO_SMALL)
     2  `Watcher` hears of it: unread messages are logged and counted
-    3  the log forgets the file, then it is removed, and its directory synced: no slice of it that
-       is on its way to a socket is touched, the map lives as long as the slice
+    3  the log forgets the file, the checkpoint says so (else the file would be missed), then it is
+       removed, and its directory synced: no slice of it that is on its way to a socket is touched,
+       the map lives as long as the slice
     4  only then files of queues and index that lie wholly behind the log's start
 
 A file also waits for the durable mark to pass it, by age and by force: the units of its messages
@@ -178,12 +179,15 @@ class Retention:
         files: Files,
         clock: Clock,
         removable_end: Callable[[], int],
+        before_removal: Callable[[int], None],
     ) -> None:
+        """`before_removal` makes durable where the log may begin; it blocks, and raises OSError."""
         self._log = log
         self._queues = queues
         self._files = files
         self._clock = clock
         self._removable_end = removable_end
+        self._before_removal = before_removal
         self._doomed: list[str] = []  # forgotten, and still to be removed from the disk, in order
         self._is_stuck = False
         self._queues_behind = -1  # the log's start for which queue files were cleaned
@@ -377,6 +381,8 @@ class Retention:
             path = self._doomed[0]
             directory = path.rpartition("/")[0]
             try:
+                if directory == self._log.segments.directory:
+                    self._before_removal(self._log.start)
                 if self._files.exists(path):
                     self._files.remove(path)
                 if self._files.exists(directory):

@@ -94,7 +94,7 @@ class Store:
         self._checkpoint_lock = threading.Lock()
         self._checkpoint_due: _CheckpointDue | None = None
         self._marked: tuple[int, ...] | None = None
-        self._durable_mark = 0
+        self._durable_mark: Mark | None = None
         self._start_ms = clock.now_ms()
         now = clock.monotonic_s()
         self._sync_s = self._queues_flush_s = self._checkpoint_s = now
@@ -124,7 +124,9 @@ class Store:
 
         self.columns = reader.columns = PropertyColumns(config, files, clock, log, queues)
         """Of messages' properties; the broker lets them be built."""
-        self.retention = Retention(log, queues, config, files, clock, self._removable_end)
+        self.retention = Retention(
+            log, queues, config, files, clock, self._removable_end, self._mark_start
+        )
         """What is deleted, and when sends are refused; the broker runs it."""
         self.keys = keys
         """Messages by their keys; the broker lets the index catch up."""
@@ -326,14 +328,16 @@ class Store:
         if self._checkpoint_due is not None or self._queues.dirty:
             return
         totals, index_mark = self._queues.totals(), self.keys.mark()
-        state = (self._log.written_offset, *totals, self._writer.last_time_ms, *index_mark)
+        state = (
+            self._log.written_offset, *totals, self._writer.last_time_ms, *index_mark,
+            self._log.start,
+        )  # fmt: skip
         if state == self._marked and not self._queues.unsynced and self.keys.is_synced:
             return
-        self._sequence += 1
         self._marked = state
         paths = sorted(self._queues.unsynced) + self.keys.paths_to_sync()
         self._queues.unsynced.clear()
-        self._checkpoint_due = _CheckpointDue(Mark(self._sequence, *state), paths)
+        self._checkpoint_due = _CheckpointDue(Mark(0, *state), paths)
 
     def _make_checkpoint(self) -> None:
         with self._checkpoint_lock:
@@ -352,12 +356,24 @@ class Store:
                 self._log.check()
             self._checkpoint_due = None
 
+    def _mark_start(self, log_start: int) -> None:
+        """The durable mark says from now on that the log begins there. Raises OSError."""
+        with self._checkpoint_lock:
+            mark = self._durable_mark
+            if mark is not None and mark.log_start < log_start:
+                self._write(mark._replace(log_start=log_start))
+
+    def _write(self, mark: Mark) -> None:
+        start = mark.log_start if self._durable_mark is None else self._durable_mark.log_start
+        new = mark._replace(sequence=self._sequence + 1, log_start=max(mark.log_start, start))
+        path, index_ms = f"{self._config.root}/checkpoint", self.keys.index_time_ms
+        write_checkpoint(self._files, path, new, index_time_ms=index_ms)
+        self._sequence, self._durable_mark = new.sequence, new
+
     def _write_mark(self, mark: Mark) -> None:
         """A full disk is no harm: the mark before holds, another is made later."""
         try:
-            path, index_ms = f"{self._config.root}/checkpoint", self.keys.index_time_ms
-            write_checkpoint(self._files, path, mark, index_time_ms=index_ms)
-            self._durable_mark = mark.log_offset
+            self._write(mark)
         except OSError as error:
             if error.errno not in FULL_ERRORS:
                 raise
@@ -411,7 +427,8 @@ class Store:
 
     def _removable_end(self) -> int:
         """Files that end before it may be deleted: readers see beyond them, the mark is behind."""
-        return min(self._reader.visible_end, self._durable_mark)
+        mark = self._durable_mark
+        return 0 if mark is None else min(self._reader.visible_end, mark.log_offset)
 
     def delete_topic(self, topic: str) -> None:
         """Drop the queues of a topic with their files; its records stay in the log.

@@ -9,8 +9,10 @@ import pytest
 
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreError
+from sluicemq.files import SYSTEM_FILES
 from sluicemq.model.ids import tag_code
 from sluicemq.record.codec import encode_properties
+from sluicemq.store.checkpoint import read_checkpoint, write_checkpoint
 from sluicemq.store.offline.check_index import expected_entries
 from sluicemq.store.offline.columns import Columns
 from sluicemq.store.offline.dump import Selection, dump_queues
@@ -251,7 +253,16 @@ def test_a_torn_tail_is_a_warning_after_a_crash(root: Path, sent: Places) -> Non
     assert result.log_end == end
 
 
+def test_missing_first_file_of_the_log_is_an_error(root: Path, sent: Places) -> None:
+    (root / "commitlog" / f"{0:020d}").unlink()
+    assert "no retention has deleted" in str(check(root).findings.kept)
+
+
 def test_deleted_first_files_leave_a_store_in_order(root: Path, sent: Places) -> None:
+    checkpoint = str(root / "checkpoint")
+    mark = read_checkpoint(SYSTEM_FILES, checkpoint).mark
+    assert mark is not None
+    write_checkpoint(SYSTEM_FILES, checkpoint, mark._replace(sequence=99, log_start=4096))
     (root / "commitlog" / f"{0:020d}").unlink()
     result = check(root)
     assert result.findings.is_clean, result.findings.kept

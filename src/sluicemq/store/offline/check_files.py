@@ -97,10 +97,10 @@ def check_checkpoint(
                 f"its {name} time {time_ms} is later than the last record ({last_time_ms}):"
                 " the next start may trust too much",
             )  # fmt: skip
-    _check_marks(data, findings, log_end)
+    _check_marks(data, findings, layout.log.start, log_end)
 
 
-def _check_marks(data: bytes, findings: Findings, log_end: int) -> None:
+def _check_marks(data: bytes, findings: Findings, log_start: int, log_end: int) -> None:
     marks = slots_of(data)
     for at, mark in zip(SLOTS, marks, strict=True):
         if mark is None and any(data[at : at + _SLOT_BYTES]):
@@ -110,6 +110,12 @@ def _check_marks(data: bytes, findings: Findings, log_end: int) -> None:
                 else "the marks there are damaged: the next start scans more",
             )  # fmt: skip
     mark = max((mark for mark in marks if mark is not None), default=None)
+    if mark is not None and 0 <= mark.log_start < log_start:
+        findings.add(
+            ERROR, "missing-file", "commitlog",
+            f"the log begins at {log_start}, but no retention has deleted what lies before: at the"
+            f" last checkpoint it began at {mark.log_start}",
+        )  # fmt: skip
     if mark is not None and mark.log_offset > log_end:
         findings.add(
             ERROR, "checkpoint", "checkpoint",

@@ -211,6 +211,12 @@ class _Repair:
     def _note_files(self) -> None:
         report = self.report
         items = self._log.items
+        mark = self._checkpoint.mark
+        if mark is not None and 0 <= mark.log_start < items[0].base:
+            report.bad_files.append(
+                f"{self._log_path(mark.log_start)} is missing, and what follows up to"
+                f" {items[0].base:020d}"
+            )
         expected = items[0].base
         for item in items:
             while expected < item.base:
@@ -386,10 +392,10 @@ class _Repair:
         queues.close()
         mark = old._replace(
             sequence=old.sequence + 1, log_offset=end, queues=count, units=units,
-            store_time_ms=time_ms,
+            store_time_ms=time_ms, log_start=self._log.start,
         )  # fmt: skip
         if mark.index_offset > end:
-            mark = Mark(*mark[:5])
+            mark = Mark(*mark[:5], log_start=mark.log_start)
         write_checkpoint(
             self._files, self.layout.checkpoint_path, mark,
             index_time_ms=self._checkpoint.index_time_ms,

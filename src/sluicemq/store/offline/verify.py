@@ -19,6 +19,7 @@ import numpy as np
 
 from sluicemq.record.codec import CRC_MASK
 from sluicemq.store.checkpoint import read_checkpoint
+from sluicemq.store.damage import SEARCH_BYTES_MAX, is_lost_write
 from sluicemq.store.offline.check_files import (
     check_checkpoint,
     check_documents,
@@ -104,12 +105,18 @@ class _Verification:
         severity, text = ERROR, f"are no records: {damage.reason}"
         if damage.is_gap:
             text = "are not there: a file is missing"
-        if damage.start >= self._durable:
+        elif damage.start >= self._durable and self._is_lost(damage.start, damage.end):
             severity = WARNING
             text += "; behind the durable mark, so the next start cuts the log here"
         text = f"{size} bytes, up to {damage.end}, {text}"
         self._findings.add(severity, "damage", f"commitlog {damage.start}", text)
         self._index.damage(damage)
+
+    def _is_lost(self, start: int, end: int) -> bool:
+        """Whether a power loss may have taken what was there (`damage.is_lost_write`)."""
+        data = self._layout.log.read(start, min(end - start, SEARCH_BYTES_MAX))
+        items = self._layout.log.items
+        return is_lost_write(data, start, ends_file=any(item.base == end for item in items))
 
     def _records_of(self, columns: Columns) -> None:
         self._records += len(columns)
@@ -156,7 +163,9 @@ class _Verification:
 
     def _finish_log(self, walk: LogWalk) -> None:
         for position, end in self._bad_bodies:
-            is_tail = self._interrupted and (end == walk.end or position >= self._durable)
+            is_tail = self._interrupted and (
+                end == walk.end or (position >= self._durable and self._is_lost(position, end))
+            )
             self._findings.add(
                 WARNING if is_tail else ERROR, "body-crc", f"commitlog {position}",
                 "the body is not what its CRC says: a torn tail, which the next start cuts off"
