@@ -10,6 +10,8 @@
     │   ├── StoreLockedError    another living process owns it
     │   ├── StoreDamagedError   bytes before the durable mark are bad, or a file has another size
     │   ├── StoreFullError      no space left, writes are refused
+    │   ├── StoreTransientError the system has run short of something: the same works later
+    │   ├── StoreUncertainError what was written may come back after a restart
     │   └── MessageIllegalError the message breaks a limit of the store
     ├── RequestError            a request was answered with a code that is not success
     │   ├── TopicNotFoundError
@@ -102,6 +104,15 @@ class StoreDamagedError(StoreError):
 
 class StoreFullError(StoreError):
     """There is no room: writes are refused, nothing is lost."""
+
+
+class StoreTransientError(StoreError):
+    """The system is short of something (descriptors, memory): nothing is lost, and the same works
+    when it has it again."""
+
+
+class StoreUncertainError(StoreError):
+    """The disk failed half-way: what was written may be there or not when the store is opened."""
 
 
 class MessageIllegalError(StoreError):

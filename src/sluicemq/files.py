@@ -29,6 +29,12 @@ from sluicemq.errors import StoreDamagedError, StoreLockedError
 T = TypeVar("T")
 
 LOCK_CONTENT: Final = b"lock"
+PASSING_ERRORS: Final = frozenset(
+    (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
+)
+"""The system is short of something for the moment: nothing is wrong with the disk."""
+FULL_ERRORS: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+"""There is no room: nothing is wrong with what is there."""
 _FLOCK: Final = struct.Struct(
     "hhqqi"
 )  # struct flock of Linux on 64 bits: type whence start len pid
@@ -366,6 +372,9 @@ _CURES: Final = {
     errno.EDQUOT: "Make room, or raise the quota.",
     errno.EEXIST: "Move away what has that name: a link that leads nowhere, or a file.",
     errno.EIO: "Check the disk.",
+    errno.EMFILE: "Let the process open more files: `ulimit -n`, or LimitNOFILE of its service.",
+    errno.ENFILE: "Let the machine open more files: fs.file-max.",
+    errno.ENOMEM: "Give the machine more memory, or raise vm.max_map_count.",
 }
 
 

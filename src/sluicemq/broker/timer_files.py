@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sluicemq.broker.delaying import TIMER_TOPIC
-from sluicemq.files import Files
-from sluicemq.store.commitlog import FULL_ERRORS
+from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files
 from sluicemq.store.store import Store
 from sluicemq.store.timer_checkpoint import (
     TimerCheckpoint,
@@ -77,7 +76,7 @@ class Saving:
                 for step in self.steps:
                     step()
             except OSError as error:
-                self.has_failed = error.errno not in FULL_ERRORS
+                self.has_failed = error.errno not in FULL_ERRORS | PASSING_ERRORS
                 raise
             self.turnstile.passed = self.number
 

@@ -10,9 +10,11 @@ return `Durable` answers; the first of them asks for `end` to be called when the
 The fsync runs elsewhere (`run_sync`). While one runs, later turns collect; they share the next
 one: group commit. A message is visible from the moment its answer may leave, never before.
 
-When a commit or an fsync fails, exactly the answers held for it become errors. An fsync that takes
-longer than syncFlushTimeout turns its answers into FLUSH_DISK_TIMEOUT: stored, not known to be on
-disk (spec/remoting.md §19).
+When a commit or an fsync fails, exactly the answers held for it become errors, which say what is
+known: a failed commit is undone; what a failed fsync was for is written, and may come back when the
+broker starts again. An fsync that the system has only no descriptor or memory for is tried again at
+the next sweep. One that takes longer than syncFlushTimeout turns its answers into
+FLUSH_DISK_TIMEOUT: stored, not known to be on disk (spec/remoting.md §19).
 
 No asyncio here: the loop is two callables, so a test or a simulator can step it.
 """
@@ -23,7 +25,7 @@ from typing import Final, Protocol
 
 from sluicemq.broker.outcomes import Durable
 from sluicemq.clock import Clock
-from sluicemq.errors import StoreError, StoreFullError
+from sluicemq.errors import StoreError, StoreFullError, StoreTransientError, StoreUncertainError
 from sluicemq.net.server import Peer
 from sluicemq.protocol.codec import SERVER_LANGUAGE, decode, encode
 from sluicemq.protocol.codes import ResponseCode
@@ -55,12 +57,11 @@ Held = tuple[Peer, bytes, bool]
 class Batch:
     """Answers that wait for one fsync."""
 
-    __slots__ = ("answers", "is_answered", "started_s")
+    __slots__ = ("answers", "started_s")
 
     def __init__(self, started_s: float) -> None:
         self.answers: list[Held] = []
         self.started_s = started_s
-        self.is_answered = False
 
 
 class Turns:
@@ -267,23 +268,26 @@ class Turns:
 
     def _synced(self, result: int | BaseException) -> None:
         batch = self._running.pop()
+        if isinstance(result, StoreTransientError):
+            log.warning("the fsync of the commit log is tried again: %s", result)
+            if self._next is not None:
+                batch.answers += self._next.answers
+            self._next = batch
+            return
         if isinstance(result, BaseException):
             log.error("fsync of the commit log failed: %s", result)
-            if not batch.is_answered:
-                self._fail(batch.answers, result)
+            self._fail(batch.answers, result, is_written=True)
         else:
             self._store.publish(result)
-            if not batch.is_answered:
-                self._release(batch.answers, batch.started_s)
+            self._release(batch.answers, batch.started_s)
             self._wake_all()
         self._start_sync()
         self.flush()
 
     def expire(self, now_s: float) -> None:
-        """Answers the sends whose fsync takes too long."""
+        """Answers the sends whose fsync takes too long, and tries one again that has to be."""
         for batch in (*self._running, *([self._next] if self._next else [])):
-            if not batch.is_answered and now_s - batch.started_s > self._sync_timeout_s:
-                batch.is_answered = True
+            if batch.answers and now_s - batch.started_s > self._sync_timeout_s:
                 log.warning(
                     "the fsync takes more than %s s: %d sends are answered FLUSH_DISK_TIMEOUT",
                     self._sync_timeout_s, len(batch.answers),
@@ -291,6 +295,10 @@ class Turns:
                 for peer, answer, _ in batch.answers:
                     if answer:
                         self.write(peer, _late(answer))
+                batch.answers = []
+                batch.started_s = now_s
+        if not self._running:
+            self._start_sync()
         self.flush()
 
     @property
@@ -300,11 +308,19 @@ class Turns:
 
     # ------------------------------------------------------------------------------ failures
 
-    def _fail(self, answers: list[Held], error: BaseException) -> None:
+    def _fail(self, answers: list[Held], error: BaseException, *, is_written: bool = False) -> None:
         full = isinstance(error, StoreFullError)
         code = ResponseCode.SERVICE_NOT_AVAILABLE if full else ResponseCode.SYSTEM_ERROR
         log.error("%d messages are refused: %s", len(answers), error)
-        remark = f"the message was not stored: {error}"
+        if isinstance(error, StoreUncertainError):
+            remark = str(error)
+        elif is_written:
+            remark = (
+                "the message was written, but the disk did not confirm it, so it may come back when"
+                f" the broker is started again: {error}"
+            )
+        else:
+            remark = f"the message was not stored: {error}"
         for peer, answer, _ in answers:
             if answer:
                 opaque = decode(answer[4:]).opaque

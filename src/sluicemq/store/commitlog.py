@@ -11,22 +11,30 @@ Written once a turn, one pwrite per file touched; a file that has no room for th
 `written_offset` once and writes `synced_offset`.
 
 A failed write is wiped: what may have reached the file is overwritten with zeros and synced, or a
-later recovery would find records that nobody was told of. A failed sync, or a failed wipe, is
-final: the kernel may have thrown the pages away, so the log takes no more writes.
+later recovery would find records that nobody was told of. Three kinds of errors:
+
+    passing   no descriptor or no memory: the turn is refused, the next one may succeed; a sync, and
+              a wipe, is made up for before the next write
+    full      the turn is refused, and so is every other one until there is room
+    final     a failed sync, or a failed wipe: the kernel may have thrown the pages away, so the log
+              takes no more writes, and what was not synced may come back after a restart or not
 """
 
-import errno
 import threading
 from collections.abc import Sequence
 from typing import Final
 
-from sluicemq.errors import StoreError, StoreFullError
-from sluicemq.files import Files
+from sluicemq.errors import (
+    StoreError,
+    StoreFullError,
+    StoreTransientError,
+    StoreUncertainError,
+)
+from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files, cure_of
 from sluicemq.store.segments import Segment, SegmentFiles
 
 SIZE_KEY: Final = "mappedFileSizeCommitLog"
 BLANK_BYTES: Final = 8
-FULL_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CommitLog:
@@ -44,6 +52,7 @@ class CommitLog:
         self.refusal: StoreFullError | None = None
         """Why nothing may be appended for the time being: the disk is too full (`retention`)."""
         self._sync_lock = threading.Lock()
+        self._unwiped: list[tuple[int, int]] = []  # (position, size) of what a write has begun
 
     @property
     def start(self) -> int:
@@ -71,15 +80,24 @@ class CommitLog:
     def write(self, pieces: Sequence[tuple[int, bytes]], end: int) -> None:
         """Write (position, bytes) pieces, each within one file, and let the log end at `end`.
 
-        Raises StoreFullError or StoreError; then nothing was written, as far as anyone can tell.
+        Raises StoreFullError or StoreError; then nothing was written, as far as anyone can tell,
+        but with StoreUncertainError: then it may come back after a restart.
         """
+        begun = self._unwiped
         try:
+            self._wipe()
             for position, data in pieces:
                 segment = self.segments.at(position) or self.add_file(position)
+                segment.file()  # without a descriptor nothing has begun
+                begun.append((position, len(data)))
                 segment.write(data, position)
         except OSError as error:
-            self._wipe([(position, len(data)) for position, data in pieces])
+            try:
+                self._wipe()
+            except (OSError, StoreError):
+                raise self._uncertain(error) from error
             raise self._write_error(error) from error
+        begun.clear()
         self.written_offset = end
 
     def add_file(self, position: int) -> Segment:
@@ -102,20 +120,37 @@ class CommitLog:
         if last is not None and self.written_offset > last.end - last.size // 4:
             self.add_file(last.end)
 
-    def _wipe(self, ranges: Sequence[tuple[int, int]]) -> None:
-        try:
-            for position, size in ranges:
-                segment = self.segments.at(position)
+    def _wipe(self) -> None:
+        """Zero what failed writes have begun. Raises OSError, StoreError when that is final."""
+        while self._unwiped:
+            position, size = self._unwiped[-1]
+            segment = self.segments.at(position)
+            try:
                 if segment is not None and segment.zero_from(position, position + size):
-                    segment.file().sync()
-        except OSError as error:
-            self.failure = error
+                    self._sync_segment(segment)
+            except OSError as error:
+                if error.errno not in PASSING_ERRORS | FULL_ERRORS:
+                    self.failure = error
+                raise
+            self._unwiped.pop()
+
+    def _uncertain(self, error: OSError) -> StoreUncertainError:
+        return StoreUncertainError(
+            f"Writing the commit log in {self.segments.directory} failed half-way: {error}. The"
+            " message may come back when the broker is started again.",
+            cure=cure_of(error),
+        )
 
     def _write_error(self, error: OSError) -> StoreError:
         directory = self.segments.directory
+        if error.errno in PASSING_ERRORS:
+            return StoreTransientError(
+                f"The commit log in {directory} cannot be written for the moment: {error}.",
+                cure=cure_of(error),
+            )
         if error.errno not in FULL_ERRORS:
             return StoreError(
-                f"Writing the commit log in {directory} failed: {error}.", cure="Check the disk."
+                f"Writing the commit log in {directory} failed: {error}.", cure=cure_of(error)
             )
         total, free = self.segments.files.usage(directory)
         return StoreFullError(
@@ -127,7 +162,8 @@ class CommitLog:
     def sync(self) -> int:
         """Make durable what was written when this began; returns the end of that.
 
-        Any thread. Raises StoreError when it fails, now and from then on.
+        Any thread. Raises StoreError when it fails, now and from then on, and StoreTransientError
+        when it may be tried again.
         """
         with self._sync_lock:
             self.check()
@@ -146,10 +182,18 @@ class CommitLog:
 
     def _sync_segment(self, segment: Segment) -> None:
         try:
-            segment.file().sync()
+            file = segment.file()
         except OSError as error:
+            if error.errno in PASSING_ERRORS:
+                raise self._write_error(error) from error
             self.failure = error
             self.check()
+        else:
+            try:
+                file.sync()
+            except OSError as error:
+                self.failure = error
+                self.check()
 
     def record(self, position: int, size: int) -> memoryview | None:
         """The bytes [position, + size) without copying; None when no file holds them all."""

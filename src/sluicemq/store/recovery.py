@@ -447,9 +447,7 @@ class Recovery:
         known_ms = self._checkpoint.java_time_ms if mark is None else 0
         if found.store_time_ms <= known_ms:
             reason = f"everything stored until {known_ms} ms was safely on disk."
-            raise damage_error(
-                self._log, place, f"The checkpoint says that {reason}", self._root
-            )
+            raise damage_error(self._log, place, f"The checkpoint says that {reason}", self._root)
         if found.store_time_ms < self._time_ms:
             return  # RocketMQ does not wipe what it cuts off: of an earlier life of the file
         data = bad_bytes(self._log, place, found.position)

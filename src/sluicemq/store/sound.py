@@ -207,4 +207,3 @@ class Soundness:
             )  # fmt: skip
         self._found.add(position)
         return False
-

@@ -22,8 +22,8 @@ from typing import Final, NamedTuple
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import StoreConfig
-from sluicemq.errors import SluiceError, StoreError
-from sluicemq.files import SYSTEM_FILES, Files
+from sluicemq.errors import SluiceError, StoreError, StoreTransientError
+from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, SYSTEM_FILES, Files, cure_of
 from sluicemq.store.checkpoint import (
     Mark,
     read_checkpoint,
@@ -32,7 +32,7 @@ from sluicemq.store.checkpoint import (
     write_checkpoint,
 )
 from sluicemq.store.columns import PropertyColumns
-from sluicemq.store.commitlog import FULL_ERRORS, CommitLog
+from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import ConsumeQueues, Queue
 from sluicemq.store.deleted import DeletedTopics
 from sluicemq.store.directory import cannot_open, check_directory
@@ -352,6 +352,12 @@ class Store:
                     self._sync_path(path)
                 self._write_mark(due.mark)
             except OSError as error:
+                if error.errno in PASSING_ERRORS:  # it is still due
+                    raise StoreTransientError(
+                        f"The checkpoint in {self._config.root} cannot be made for the moment:"
+                        f" {error}.",
+                        cure=cure_of(error),
+                    ) from error
                 self._log.failure = error
                 self._log.check()
             self._checkpoint_due = None
@@ -440,6 +446,11 @@ class Store:
         self._log.sync()
         try:
             self._queues.deleted.add(topic, self._log.written_offset, self._log.start)
+        except OSError as error:  # nothing has happened yet
+            raise StoreError(
+                f"The topic {topic} cannot be deleted: {error}.", cure=cure_of(error)
+            ) from error
+        try:
             self._queues.delete(topic)
             self.columns.delete(topic)
         except OSError as error:  # half of it may be gone: the next start finishes it

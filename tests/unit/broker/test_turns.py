@@ -4,7 +4,7 @@ import pytest
 
 from sluicemq.broker.outcomes import Durable
 from sluicemq.broker.turns import Turns
-from sluicemq.errors import StoreError, StoreFullError
+from sluicemq.errors import StoreError, StoreFullError, StoreTransientError, StoreUncertainError
 from sluicemq.model.ids import Host
 from sluicemq.net.peer import Peer
 from sluicemq.protocol.codec import encode
@@ -248,3 +248,60 @@ def test_latency_is_counted_for_each_message() -> None:
     stage.turns.end()
     assert sum(stage.turns.latency_counts) == 2
     assert stage.turns.latency_sum_s == pytest.approx(0.006)
+
+
+def test_a_failed_fsync_says_that_the_message_may_come_back() -> None:
+    stage = Stage(sync=True)
+    peer = stage.peer()
+    stage.hold(peer, 1)
+    stage.turns.end()
+    stage.hold(peer, 2)
+    stage.turns.end()
+    for _ in range(2):  # the second is refused by the log, and its message is written too
+        stage.syncs.pop(0)(StoreError("Input/output error."))  # type: ignore[operator]
+    assert [answer.code for answer in stage.answers(peer)] == [1, 1]
+    for answer in stage.answers(peer):
+        assert "may come back" in (answer.remark or "")
+        assert "not stored" not in (answer.remark or "")
+
+
+def test_a_failed_commit_that_may_come_back_does_not_say_that_it_was_not_stored() -> None:
+    stage = Stage()
+    peer = stage.peer()
+    stage.store.error = StoreUncertainError("It may come back.")
+    stage.hold(peer, 1)
+    stage.turns.end()
+    assert [answer.remark for answer in stage.answers(peer)] == ["It may come back."]
+
+
+def test_an_fsync_without_a_descriptor_is_tried_again_and_its_answers_wait() -> None:
+    stage = Stage(sync=True)
+    peer = stage.peer()
+    stage.hold(peer, 1)
+    stage.turns.end()
+    stage.hold(peer, 2)
+    stage.turns.end()
+    stage.syncs.pop()(StoreTransientError("Too many open files."))  # type: ignore[operator]
+    assert stage.answers(peer) == []
+    assert stage.syncs == []
+    stage.turns.expire(0.2)
+    stage.syncs.pop()(200)  # type: ignore[operator]
+    assert [answer.code for answer in stage.answers(peer)] == [0, 0]
+    assert stage.store.published == [200]
+    assert stage.turns.is_idle
+
+
+def test_sends_behind_an_fsync_that_is_tried_for_long_are_answered_each_in_its_time() -> None:
+    stage = Stage(sync=True)
+    peer = stage.peer()
+    stage.hold(peer, 1)
+    stage.turns.end()
+    stage.clock.advance(6)
+    stage.turns.expire(6.0)
+    stage.syncs.pop()(StoreTransientError("Too many open files."))  # type: ignore[operator]
+    stage.hold(peer, 2)
+    stage.turns.end()
+    stage.turns.expire(6.2)
+    assert [answer.code for answer in stage.answers(peer)] == [10]
+    stage.syncs.pop()(200)  # type: ignore[operator]
+    assert [answer.code for answer in stage.answers(peer)] == [10, 0]
