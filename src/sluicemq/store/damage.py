@@ -27,6 +27,7 @@ from sluicemq.record.codec import (
 )
 from sluicemq.store.commitlog import BLANK_BYTES, CommitLog
 from sluicemq.store.scan import Scanned, is_blank, read_scanned, scan_records
+from sluicemq.store.segments import Segment
 
 SEARCH_BYTES_MAX: Final = 64 << 20
 """How far behind a bad place the next good record is looked for, for a report."""
@@ -73,25 +74,31 @@ def _explain_record(view: memoryview, at: int, base: int) -> str:
     return "the record's topic or properties hold zeros, or its checksum is wrong"
 
 
-def find_record(view: memoryview, at: int, base: int, stop: int) -> Scanned | None:
-    """The first whole record that begins in [at, stop) of a file that begins at `base`."""
-    records = (_whole(view, place, base) for place in _starts(view, at, stop, _MAGIC_START))
-    return next((record for record in records if record is not None), None)
+def _find_record(segment: Segment, at: int) -> Scanned | None:
+    """The first whole record that begins at `at` of a file or behind, as far as a report looks.
+
+    Read without the map: a hole that is read through it may need room on the disk (SIGBUS).
+    """
+    view, file = segment.view(), segment.file()
+    place, stop = file.data_start(at), at + SEARCH_BYTES_MAX
+    while place is not None and place < stop:
+        chunk = file.pread(_CHUNK_BYTES, place)
+        for start in _starts(chunk, _MAGIC_START):
+            record = _whole(view, place + start, segment.base)
+            if record is not None:
+                return record
+        if len(chunk) < _CHUNK_BYTES:
+            return None
+        place = file.data_start(place + len(chunk) - BLANK_BYTES)
+    return None
 
 
-def _starts(view: memoryview, at: int, stop: int, magic: bytes) -> Iterator[int]:
-    """Where in [at, stop) a size and this magic number (or its first bytes) may stand."""
-    end = min(stop + _SIZE_BYTES + len(magic), len(view))
-    at += _SIZE_BYTES
-    while at < end:
-        chunk = bytes(view[at : min(at + _CHUNK_BYTES, end)])
-        found = chunk.find(magic)
-        while found >= 0:
-            yield at + found - _SIZE_BYTES
-            found = chunk.find(magic, found + 1)
-        if at + len(chunk) >= end:
-            return
-        at += len(chunk) - len(magic) + 1
+def _starts(data: bytes, magic: bytes) -> Iterator[int]:
+    """Where a size and this magic number (or its first bytes) may stand."""
+    found = data.find(magic, _SIZE_BYTES)
+    while found >= 0:
+        yield found - _SIZE_BYTES
+        found = data.find(magic, found + 1)
 
 
 def _whole(view: memoryview, at: int, base: int) -> Scanned | None:
@@ -108,10 +115,7 @@ def next_record(log: CommitLog, position: int) -> Scanned | None:
     segment = log.segments.at(position)
     if segment is None:
         return None
-    at = segment.file().data_start(position - segment.base + 1)  # holes are passed over
-    found = None
-    if at is not None:
-        found = find_record(segment.view(), at, segment.base, at + SEARCH_BYTES_MAX)
+    found = _find_record(segment, position - segment.base + 1)
     while found is None and (segment := log.segments.at(segment.end)) is not None:
         found = read_scanned(segment.view(), 0, segment.base, check_crc=True)
     return found
@@ -135,8 +139,7 @@ def bad_bytes(log: CommitLog, start: int, end: int) -> bytes:
     segment = log.segments.at(start)
     if segment is None:
         return b""
-    stop = min(end, segment.end, start + SEARCH_BYTES_MAX) - segment.base
-    return bytes(segment.view()[start - segment.base : stop])
+    return segment.read(start, min(end, segment.end, start + SEARCH_BYTES_MAX) - start)
 
 
 def is_lost_write(data: bytes, start: int, *, ends_file: bool) -> bool:
@@ -148,7 +151,7 @@ def is_lost_write(data: bytes, start: int, *, ends_file: bool) -> bool:
     if ends_file:  # it ends with a blank record, or else with what is missing
         if _is_bad_blank(data):
             return False
-        blanks = _starts(memoryview(data), 1, len(data), _MAGIC_BLANK)
+        blanks = _starts(data, _MAGIC_BLANK)
         data = data[: next((b for b in blanks if is_blank(memoryview(data), b)), len(data))]
     return not data or _lacks_end(data) or _lacks_sector(data, start)
 
