@@ -59,6 +59,7 @@ from sluicemq.net.dispatch import Dispatcher, Handler, finish_answer
 from sluicemq.net.limits import WITH_MESSAGES
 from sluicemq.net.server import Peer
 from sluicemq.protocol.command import Command
+from sluicemq.store.directory import cannot_open
 from sluicemq.store.store import Store
 
 
@@ -235,8 +236,15 @@ class BrokerCore:
     def load(self) -> None:
         """Blocking: reads the tables and writes what was missing in them.
 
-        Raises StoreDamagedError, ConfigurationError (access rules), OSError.
+        Raises StoreDamagedError, ConfigurationError (access rules), StoreError for an error of the
+        file system, with path and cure.
         """
+        try:
+            self._load()
+        except OSError as error:
+            raise cannot_open(self.settings.store.root, error) from error
+
+    def _load(self) -> None:
         if self.guard is not None:
             self.guard.load()
         self.topics.load()

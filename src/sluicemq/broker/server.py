@@ -221,7 +221,8 @@ class Broker:
         for server in self._servers:
             await server.close()
         if hasattr(self, "store"):
-            await self._in_executor(self.store.close)
+            with contextlib.suppress(SluiceError, OSError):  # the start's own error is to be told
+                await self._in_executor(self.store.close)
         self._executor.shutdown(wait=False)
 
     # --------------------------------------------------------------------------------- close

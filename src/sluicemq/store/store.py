@@ -289,6 +289,7 @@ class Store:
         if (now - self._queues_flush_s) * 1000 >= config.consume_queue_flush_interval_ms:
             self._queues_flush_s = now
             self._flush_queues()
+            self._prepare_next_file()
         if (now - self._checkpoint_s) * 1000 >= self._checkpoint_interval_ms():
             self._checkpoint_s = now
             self._flush_queues()
@@ -298,9 +299,14 @@ class Store:
     def _flush_queues(self) -> None:
         try:
             self._queues.flush()
-            self._log.prepare_next()
         except OSError as error:  # nothing is lost: the units stay in memory for the next time
             logger.warning("writing consume queues failed: %s", error)
+
+    def _prepare_next_file(self) -> None:
+        try:
+            self._log.prepare_next()
+        except OSError as error:  # it is made when it is needed
+            logger.warning("the next file of the log cannot be made yet: %s", error)
 
     def _checkpoint_interval_ms(self) -> int:
         """Under SYNC_FLUSH somebody waits for every sync: rarely."""
@@ -484,7 +490,10 @@ class Store:
     # --- the end
 
     def close(self) -> None:
-        """Everything to disk, a mark, no `abort`, unlocked. After a disk error: only unlocked."""
+        """Everything to disk, a mark, no `abort`, unlocked. After a disk error: only unlocked.
+
+        Without room for the queues the log is safe all the same, and the next start adds the rest.
+        """
         if self._is_closed:
             return
         self._is_closed = True
@@ -492,12 +501,13 @@ class Store:
             if self._log.failure is None:
                 self.commit()
                 self.keys.finish(self._writer.last_time_ms)
-                self._queues.flush()
+                self._flush_queues()
                 self._log.sync()
                 self._make_checkpoint()
                 self._request_checkpoint()
                 self._make_checkpoint()
-                if self._marked is not None:  # else the next start looks at everything
+                is_marked = self._marked is not None and not self._queues.dirty
+                if is_marked:  # else the next start looks at everything
                     remove_abort(self._files, f"{self._config.root}/abort")
         except (OSError, StoreError) as error:
             logger.error("the store in %s was not closed in order: %s", self._config.root, error)

@@ -194,7 +194,7 @@ class Writer:
                 now = last
             else:
                 warn_clock(now, last)
-        self._now_ms = self.last_time_ms = now
+        self._now_ms = now
 
     def _append_uncommon(
         self,
@@ -427,6 +427,7 @@ class Writer:
         self._pieces.clear()
         self._turn_start = end
         self._turn_room_end = self._room_end
+        self.last_time_ms = self._now_ms
         for queue in self.touched:
             queue.committed_offset = queue.next_offset
             if len(queue.tail) >= TAIL_BYTES_MAX:

@@ -18,6 +18,7 @@ from sluicemq.broker.core import BrokerCore
 from sluicemq.broker.readonly import overlay, prepare
 from sluicemq.broker.settings import Settings
 from sluicemq.config import BrokerConfig, StoreConfig
+from sluicemq.errors import SluiceError
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds, encode_host
 from sluicemq.net.peer import Peer
@@ -258,15 +259,17 @@ class SteppedBroker:
             peer.write(answer)
 
     def close(self) -> None:
-        """Stop in order: answers leave, tables and store are on disk."""
+        """Stop in order: answers leave, tables and store are on disk, as far as there is room."""
         self.core.turns.end()
         while self._syncs:
             self.finish_sync()
         self.finish_announcements()
         self.core.delayed.stop()
-        self.store.sync()
-        self.core.checks.stop()
-        self.core.delayed.save()
+        with contextlib.suppress(SluiceError, OSError):
+            self.store.sync()
+            self.core.checks.stop()
+            self.core.delayed.save()
         for document in self.core.documents:
-            document.save()
+            with contextlib.suppress(OSError):
+                document.save()
         self.store.close()

@@ -116,6 +116,7 @@ class IndexCheck:
             )  # fmt: skip
             return
         self.entries += len(file.positions)
+        file.follow(self._loaded[-1] if self._loaded else None)
         self._loaded.append(file)
         for text in file.problems():
             self._findings.add(self._severity(path), "index", self._layout.name_of(path), text)

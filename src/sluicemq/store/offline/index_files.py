@@ -70,6 +70,15 @@ class IndexFile:
         """Seconds after the file's begin, as an entry holds them."""
         return np.clip((store_times - self.header.begin_time_ms) // 1000, 0, _SECONDS_MAX)
 
+    def follow(self, former: "IndexFile | None") -> None:
+        """The first entry may count from the end of the file before (spec/store.md §4): then its
+        time is as good as 0. Without that file, which retention may have removed, any is."""
+        if not len(self.times):
+            return
+        gap_ms = 0 if former is None else self.header.begin_time_ms - former.header.end_time_ms
+        if former is None or self.times[0] == gap_ms // 1000:
+            self.times[0] = 0
+
     def problems(self) -> list[str]:
         """What in the file does not agree with itself."""
         if not len(self.positions):
