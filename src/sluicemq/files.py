@@ -18,6 +18,7 @@ the owner and the mode of the one before, from its first byte on: it may hold se
 
 import errno
 import fcntl
+import logging
 import os
 import stat
 import struct
@@ -26,6 +27,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 from sluicemq.errors import StoreDamagedError, StoreLockedError
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LOCK_CONTENT: Final = b"lock"
@@ -459,17 +461,27 @@ def exposure(files: Files, path: str) -> str | None:
 def load_text(files: Files, path: str, parse: Callable[[str], T]) -> T | None:
     """Parse the newest edition of a table that can be read; None when there is none at all.
 
-    `parse` raises ValueError (or KeyError, TypeError) on text that is not such a table. Raises
-    StoreDamagedError when an edition is there but none can be read.
+    `parse` raises ValueError (or KeyError, TypeError) on text that is not such a table. That the
+    edition before is used is logged. Raises StoreDamagedError when an edition is there but none
+    can be read.
     """
     broken: list[str] = []
     for edition in (path, path + ".bak"):
         try:
             text = read_text(files, edition)
-            if text is not None and text.strip():
-                return parse(text)
+            if text is None:
+                continue
+            if not text.strip():
+                broken.append(f"{edition} is empty")
+                continue
+            value = parse(text)
         except (ValueError, KeyError, TypeError) as error:
             broken.append(f"{edition}: {error}")
+            continue
+        if edition != path:
+            why = "; ".join(broken) or f"{path} is missing"
+            logger.warning("%s: the edition before it is used, %s", why, edition)
+        return value
     if broken:
         raise StoreDamagedError(
             f"{path} cannot be read ({'; '.join(broken)}).",

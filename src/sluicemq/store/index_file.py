@@ -100,7 +100,14 @@ class IndexFile:
         (
             file.begin_ms, file.end_ms, file.begin_offset, file.end_offset, file.slots_used, count,
         ) = HEADER.unpack(data)  # fmt: skip
-        file.count = min(max(count, 1), file.geometry.entries)
+        file.count = max(count, 1)
+        if count > file.geometry.entries or file.slots_used > file.geometry.slots:
+            raise StoreDamagedError(
+                f"{path} says that it holds {count - 1} entries in {file.slots_used} slots, and has"
+                f" room for {file.geometry.entries - 1} in {file.geometry.slots}: it is damaged, or"
+                " maxHashSlotNum and maxIndexNum are not what it was written with.",
+                cure="Remove the directory index: it is built again from the log.",
+            )
         return file
 
     @classmethod

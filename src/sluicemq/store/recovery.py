@@ -96,9 +96,9 @@ class Recovery:
     def load(self, *, after_crash: bool) -> None:
         """Find the files; after an orderly stop this changes nothing.
 
-        Raises StoreDamagedError when files are missing or have another size than configured.
+        Raises StoreDamagedError when files are missing, exchanged, or of another size.
         """
-        self._log.segments.load()
+        self._log.load()
         self._after_crash = after_crash
         self._mark = self._usable_mark()
         if not after_crash:
@@ -443,6 +443,8 @@ class Recovery:
         place = bad_place(self._log, end)
         found = next_record(self._log, place) if self._after_crash else None
         if found is None:
+            if self._after_crash and any(bad_bytes(self._log, place, place + FIXED_BYTES)):
+                logger.warning("the log ends at %d: a torn record behind it is cut off", end)
             return
         known_ms = self._checkpoint.java_time_ms if mark is None else 0
         if found.store_time_ms <= known_ms:

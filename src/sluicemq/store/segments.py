@@ -12,12 +12,15 @@ socket. When the last slice and the segment are gone, so is the map. A test doub
 
 import contextlib
 import errno
+import logging
 import mmap
 from collections.abc import Iterator
 from typing import Final, Protocol, runtime_checkable
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import File, Files
+
+logger = logging.getLogger(__name__)
 
 NAME_DIGITS: Final = 20
 _READ_BYTES: Final = 1 << 20
@@ -186,6 +189,10 @@ class SegmentFiles:
             keep = self._whole_count(names, sizes)
         elif sizes and sizes[-1] == 0:
             keep -= 1
+            path = f"{self.directory}/{names[-1]}"
+            logger.warning(
+                "%s is empty, the trace of a crash at its creation: it is left out", path
+            )
         for name in reversed(names[keep:]) if removes else ():
             self.files.remove(f"{self.directory}/{name}")
         self._segments = []
