@@ -67,7 +67,8 @@ class CommitLog:
             magic, position = _PLACE.unpack_from(segment.read(segment.base, _PLACE.size))
             segment.release()
             is_record = magic in (MAGIC_V1, MAGIC_V2)
-            if is_record and position != segment.base and position % segment.size == 0:
+            is_first = position % segment.size == 0 and self.segments.at(position) is not None
+            if is_record and is_first and position != segment.base:
                 raise StoreDamagedError(
                     f"{segment.path} holds the bytes of another file: its first record says that it"
                     f" lies at {position}, not at {segment.base}.",
