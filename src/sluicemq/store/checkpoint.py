@@ -136,6 +136,24 @@ def write_checkpoint(files: Files, path: str, mark: Mark, *, index_time_ms: int 
         files.sync_directory(path.rpartition("/")[0])
 
 
+class DurableMark:
+    """The newest mark on disk (None until this process writes one), and the next one's number. The
+    log's start never goes back: retention may have said more than what was due before it."""
+
+    def __init__(self, files: Files, path: str, sequence: int) -> None:
+        self._files = files
+        self._path = path
+        self._sequence = sequence
+        self.mark: Mark | None = None
+
+    def write(self, mark: Mark, index_time_ms: int) -> None:
+        """As `write_checkpoint`. A write that fails spoils the same slot again the next time."""
+        start = mark.log_start if self.mark is None else self.mark.log_start
+        new = mark._replace(sequence=self._sequence + 1, log_start=max(mark.log_start, start))
+        write_checkpoint(self._files, self._path, new, index_time_ms=index_time_ms)
+        self._sequence, self.mark = new.sequence, new
+
+
 def write_index_time(files: Files, path: str, time_ms: int) -> None:
     """RocketMQ's field for the index alone, not synced, and only beside a mark of ours. RocketMQ
     throws away index files that are newer than this when it starts after a crash: say it before

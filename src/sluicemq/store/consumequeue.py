@@ -24,9 +24,10 @@ from typing import Final, NamedTuple
 
 from sluicemq.errors import MessageIllegalError
 from sluicemq.files import Files
-from sluicemq.model.topic import RETRY_PREFIX, RETRY_TOPIC_LENGTH_MAX, TOPIC_LENGTH_MAX
+from sluicemq.model.topic import TOPIC_LENGTH_MAX
 from sluicemq.record.codec import FIXED_BYTES, MAGIC_V1, MAGIC_V2
 from sluicemq.store.deleted import DeletedTopics
+from sluicemq.store.queue_keys import check_topic, is_possible
 from sluicemq.store.segments import Segment, SegmentFiles
 
 UNIT: Final = struct.Struct(">qiq")
@@ -229,6 +230,7 @@ class Queue:
         segment = self.segments.at(offset * UNIT_BYTES)
         if segment is not None and offset < self.tail_start:
             segment.write(data, offset * UNIT_BYTES)
+            segment.release()
             self.unsynced.add(segment.path)
 
     # --- recovery
@@ -334,13 +336,6 @@ class Queue:
         if segment is None or (self.tail and offset >= self.tail_start):
             return self.unit(offset)
         return Unit._make(UNIT.unpack(segment.read(offset * UNIT_BYTES, UNIT_BYTES)))
-
-
-def is_possible(key: tuple[str, int]) -> bool:
-    """Whether there can be a directory for such a queue: what a record says may be damaged."""
-    topic, queue_id = key
-    is_name = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
-    return is_name and queue_id >= 0
 
 
 def make_directory(segments: SegmentFiles, touched: list[str]) -> None:
@@ -501,19 +496,3 @@ class ConsumeQueues:
     def close(self) -> None:
         for queue in self.by_key.values():
             queue.segments.close()
-
-
-def check_topic(topic: str, *, long_topics: bool = True) -> None:
-    """Raises MessageIllegalError when the topic cannot be stored (spec/store.md §2.1)."""
-    is_retry = long_topics and topic.startswith(RETRY_PREFIX)
-    limit = RETRY_TOPIC_LENGTH_MAX if is_retry else TOPIC_LENGTH_MAX
-    size = len(topic.encode())
-    if not 0 < size <= limit:
-        raise MessageIllegalError(
-            f"The topic has {size} bytes, the limit is {limit}.", cure="Use a shorter name."
-        )
-    if "/" in topic or "\0" in topic or topic in (".", ".."):
-        raise MessageIllegalError(
-            f"The topic {topic!r} cannot name a directory.",
-            cure="Use letters, digits, and the characters _ - | %.",
-        )

@@ -35,7 +35,7 @@ from sluicemq.errors import StoreDamagedError
 from sluicemq.record.codec import FIXED_BYTES
 from sluicemq.store.checkpoint import Checkpoint, Mark
 from sluicemq.store.commitlog import CommitLog
-from sluicemq.store.consumequeue import OFFSET_MAX, ConsumeQueues, Queue, Unit
+from sluicemq.store.consumequeue import OFFSET_MAX, UNIT_BYTES, ConsumeQueues, Queue, Unit
 from sluicemq.store.damage import (
     bad_bytes,
     bad_place,
@@ -233,8 +233,10 @@ class Recovery:
     def _begins_right(self, queue: Queue) -> bool:
         """Whether the first unit of the first file leads to no other queue's record, and no record
         of the queue lies before that one's: retention removes such files of the log first."""
-        first = queue.offset_min  # of the first file: it is not corrected yet
+        first = queue.offset_min
         unit = queue.peek(first) if first < queue.next_offset else None
+        for segment in queue.segments:
+            segment.release()
         end = self._start or self._log.segments.end
         if unit is not None:
             if unit.is_blank or unit.physical_offset < self._log.start:
@@ -243,7 +245,8 @@ class Recovery:
             if record is not None and not record.is_lost and not record.stands_in(queue.key, first):
                 return False
             end = unit.physical_offset
-        if first == 0 or not self._queues.deleted.counts(queue.topic, end):
+        is_cut = first > 0 and first * UNIT_BYTES % queue.segments.file_bytes == 0
+        if not is_cut or not self._queues.deleted.counts(queue.topic, end):
             return True
         records = scan_records(self._log, self._log.start, check_crc=False)
         earlier = takewhile(lambda record: record.position < end, records)

@@ -25,6 +25,7 @@ from sluicemq.config import StoreConfig
 from sluicemq.errors import SluiceError, StoreError, StoreTransientError
 from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, SYSTEM_FILES, Files, cure_of
 from sluicemq.store.checkpoint import (
+    DurableMark,
     Mark,
     read_checkpoint,
     remove_abort,
@@ -36,6 +37,7 @@ from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import ConsumeQueues, Queue
 from sluicemq.store.deleted import DeletedTopics
 from sluicemq.store.directory import cannot_open, check_directory
+from sluicemq.store.figures import runtime_figures
 from sluicemq.store.index_file import is_index_name
 from sluicemq.store.keys import Keys
 from sluicemq.store.reading import LogReader, ReadResult, ReadStatus
@@ -90,11 +92,10 @@ class Store:
         self._unlock = unlock
         self._is_closed = False
         self._waiting: deque[_Turn] = deque()
-        self._sequence = sequence
+        self._durable = DurableMark(files, f"{config.root}/checkpoint", sequence)
         self._checkpoint_lock = threading.Lock()
         self._checkpoint_due: _CheckpointDue | None = None
         self._marked: tuple[int, ...] | None = None
-        self._durable_mark: Mark | None = None
         self._start_ms = clock.now_ms()
         now = clock.monotonic_s()
         self._sync_s = self._queues_flush_s = self._checkpoint_s = now
@@ -289,7 +290,10 @@ class Store:
         if (now - self._queues_flush_s) * 1000 >= config.consume_queue_flush_interval_ms:
             self._queues_flush_s = now
             self._flush_queues()
-            self._prepare_next_file()
+            try:
+                self._log.prepare_next()
+            except OSError as error:  # it is made when it is needed
+                logger.warning("the next file of the log cannot be made yet: %s", error)
         if (now - self._checkpoint_s) * 1000 >= self._checkpoint_interval_ms():
             self._checkpoint_s = now
             self._flush_queues()
@@ -301,12 +305,6 @@ class Store:
             self._queues.flush()
         except OSError as error:  # nothing is lost: the units stay in memory for the next time
             logger.warning("writing consume queues failed: %s", error)
-
-    def _prepare_next_file(self) -> None:
-        try:
-            self._log.prepare_next()
-        except OSError as error:  # it is made when it is needed
-            logger.warning("the next file of the log cannot be made yet: %s", error)
 
     def _checkpoint_interval_ms(self) -> int:
         """Under SYNC_FLUSH somebody waits for every sync: rarely."""
@@ -371,21 +369,14 @@ class Store:
     def _mark_start(self, log_start: int) -> None:
         """The durable mark says from now on that the log begins there. Raises OSError."""
         with self._checkpoint_lock:
-            mark = self._durable_mark
+            mark = self._durable.mark
             if mark is not None and mark.log_start < log_start:
-                self._write(mark._replace(log_start=log_start))
-
-    def _write(self, mark: Mark) -> None:
-        start = mark.log_start if self._durable_mark is None else self._durable_mark.log_start
-        new = mark._replace(sequence=self._sequence + 1, log_start=max(mark.log_start, start))
-        path, index_ms = f"{self._config.root}/checkpoint", self.keys.index_time_ms
-        write_checkpoint(self._files, path, new, index_time_ms=index_ms)
-        self._sequence, self._durable_mark = new.sequence, new
+                self._durable.write(mark._replace(log_start=log_start), self.keys.index_time_ms)
 
     def _write_mark(self, mark: Mark) -> None:
         """A full disk is no harm: the mark before holds, another is made later."""
         try:
-            self._write(mark)
+            self._durable.write(mark, self.keys.index_time_ms)
         except OSError as error:
             if error.errno not in FULL_ERRORS:
                 raise
@@ -439,7 +430,7 @@ class Store:
 
     def _removable_end(self) -> int:
         """Files that end before it may be deleted: readers see beyond them, the mark is behind."""
-        mark = self._durable_mark
+        mark = self._durable.mark
         return 0 if mark is None else min(self._reader.visible_end, mark.log_offset)
 
     def delete_topic(self, topic: str) -> None:
@@ -468,24 +459,9 @@ class Store:
 
     def runtime(self) -> dict[str, str]:
         """The store's part of the broker's runtime information (spec/admin.md §3)."""
-        total, free = self._files.usage(self._config.root)
-        ratio = f"{1 - free / total:.4f}" if total else "0"
-        return {
-            "bootTimestamp": str(self._start_ms),
-            "runtime": _duration(self._clock.now_ms() - self._start_ms),
-            "commitLogMinOffset": str(self._log.start),
-            "commitLogMaxOffset": str(self._log.written_offset),
-            "commitLogDiskRatio": ratio,
-            f"commitLogDiskRatio_{self._config.commit_log_path}": ratio,
-            "consumeQueueDiskRatio": ratio,
-            "commitLogDirCapacity": f"Total : {_binary(total)}, Free : {_binary(free)}.",
-            "earliestMessageTimeStamp": str(self.earliest_time_ms()),
-            "dispatchBehindBytes": "0",
-            "dispatchMaxBuffer": "0",
-            "pageCacheLockTimeMills": "0",
-            "remainTransientStoreBufferNumbs": "2147483647",
-            "remainHowManyDataToFlush": _binary(self._log.written_offset - self._log.synced_offset),
-        }
+        usage = self._files.usage(self._config.root)
+        times = (self._start_ms, self._clock.now_ms(), self.earliest_time_ms())
+        return runtime_figures(self._log, self._config.commit_log_path, usage, *times)
 
     # --- the end
 
@@ -518,21 +494,3 @@ class Store:
             self.columns.close()
             self._log.close()
             self._unlock()
-
-
-def _binary(size: float) -> str:
-    """1536 -> `1.5 KiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if size < 1024 or unit == "TiB":
-            break
-        size /= 1024
-    return f"{size:.1f} {unit}"
-
-
-def _duration(milliseconds: int) -> str:
-    """As RocketMQ prints it: `[ 0 days, 0 hours, 0 minutes, 1 seconds ]`."""
-    seconds = max(0, milliseconds) // 1000
-    days, seconds = divmod(seconds, 86_400)
-    hours, seconds = divmod(seconds, 3600)
-    minutes, seconds = divmod(seconds, 60)
-    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.record.codec import FIXED_BYTES
-from sluicemq.store.consumequeue import OFFSET_MAX, UNIT_BYTES, is_possible
+from sluicemq.store.consumequeue import OFFSET_MAX, UNIT_BYTES
 from sluicemq.store.offline.layout import Series
 from sluicemq.store.offline.salvage import Hole
+from sluicemq.store.queue_keys import is_possible
 from sluicemq.store.scan import LOST_CODE, Scanned
 from sluicemq.store.sweep import Group, Sweep
 

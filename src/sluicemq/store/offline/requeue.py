@@ -14,9 +14,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sluicemq.store.consumequeue import BLANK_UNIT, UNIT, UNIT_BYTES, is_possible
+from sluicemq.store.consumequeue import BLANK_UNIT, UNIT, UNIT_BYTES
 from sluicemq.store.offline.edits import Edits
 from sluicemq.store.offline.layout import Series
+from sluicemq.store.queue_keys import is_possible
 from sluicemq.store.scan import DELAYS_MS, LOST_CODE, Scanned
 from sluicemq.store.sweep import Sweep
 

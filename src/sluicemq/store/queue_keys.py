@@ -1,0 +1,27 @@
+"""Which topics and queue ids can be directories of a store."""
+
+from sluicemq.errors import MessageIllegalError
+from sluicemq.model.topic import RETRY_PREFIX, RETRY_TOPIC_LENGTH_MAX, TOPIC_LENGTH_MAX
+
+
+def is_possible(key: tuple[str, int]) -> bool:
+    """Whether there can be a directory for such a queue: what a record says may be damaged."""
+    topic, queue_id = key
+    is_name = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
+    return is_name and queue_id >= 0
+
+
+def check_topic(topic: str, *, long_topics: bool = True) -> None:
+    """Raises MessageIllegalError when the topic cannot be stored (spec/store.md §2.1)."""
+    is_retry = long_topics and topic.startswith(RETRY_PREFIX)
+    limit = RETRY_TOPIC_LENGTH_MAX if is_retry else TOPIC_LENGTH_MAX
+    size = len(topic.encode())
+    if not 0 < size <= limit:
+        raise MessageIllegalError(
+            f"The topic has {size} bytes, the limit is {limit}.", cure="Use a shorter name."
+        )
+    if "/" in topic or "\0" in topic or topic in (".", ".."):
+        raise MessageIllegalError(
+            f"The topic {topic!r} cannot name a directory.",
+            cure="Use letters, digits, and the characters _ - | %.",
+        )
