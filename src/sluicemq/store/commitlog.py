@@ -20,25 +20,20 @@ later recovery would find records that nobody was told of. Three kinds of errors
               takes no more writes, and what was not synced may come back after a restart or not
 """
 
-import struct
 import threading
 from collections.abc import Sequence
 from typing import Final
 
 from sluicemq.errors import (
-    StoreDamagedError,
     StoreError,
     StoreFullError,
     StoreTransientError,
     StoreUncertainError,
 )
 from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files, cure_of
-from sluicemq.record.codec import MAGIC_V1, MAGIC_V2
 from sluicemq.store.segments import Segment, SegmentFiles
 
 SIZE_KEY: Final = "mappedFileSizeCommitLog"
-_PLACE: Final = struct.Struct(">4xi20xq")
-"""Of a record: its magic number, and where it says that it lies."""
 BLANK_BYTES: Final = 8
 
 
@@ -58,23 +53,6 @@ class CommitLog:
         """Why nothing may be appended for the time being: the disk is too full (`retention`)."""
         self._sync_lock = threading.Lock()
         self._unwiped: list[tuple[int, int]] = []  # (position, size) of what a write has begun
-
-    def load(self) -> None:
-        """Find the files. Raises StoreDamagedError as `SegmentFiles.load`, and when one begins with
-        the first record of another one: names were exchanged."""
-        self.segments.load()
-        for segment in self.segments:
-            magic, position = _PLACE.unpack_from(segment.read(segment.base, _PLACE.size))
-            segment.release()
-            is_record = magic in (MAGIC_V1, MAGIC_V2)
-            is_first = position % segment.size == 0 and self.segments.at(position) is not None
-            if is_record and is_first and position != segment.base:
-                raise StoreDamagedError(
-                    f"{segment.path} holds the bytes of another file: its first record says that it"
-                    f" lies at {position}, not at {segment.base}.",
-                    cure=f"Its name must be {position:020d}: give the files their names back, or"
-                    " bring them back from a copy.",
-                )
 
     @property
     def start(self) -> int:

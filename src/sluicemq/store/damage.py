@@ -229,6 +229,24 @@ def damage_error(log: CommitLog, position: int, reason: str, root: str) -> Store
     )
 
 
+def require_own_files(log: CommitLog) -> None:
+    """Raises StoreDamagedError when a file begins with the first record of another one: their names
+    were exchanged. Nothing but the first record of each is read."""
+    for segment in log.segments:
+        (position,) = _POSITION.unpack(segment.read(segment.base + _POSITION_AT, _POSITION.size))
+        segment.release()
+        other = log.segments.at(position) if position != segment.base else None
+        if other is None or other.base != position:
+            continue
+        if read_scanned(segment.view(), 0, position, check_crc=True) is not None:
+            raise StoreDamagedError(
+                f"{segment.path} holds the bytes of another file: its first record says that it"
+                f" lies at {position}, not at {segment.base}.",
+                cure=f"Its name must be {position:020d}: give the files their names back, or bring"
+                " them back from a copy.",
+            )
+
+
 def bad_place(log: CommitLog, position: int) -> int:
     """Where appending or reading would go on behind a blank record: that place is what is bad."""
     segment = log.segments.at(position)

@@ -43,6 +43,7 @@ from sluicemq.store.damage import (
     is_lost_write,
     next_record,
     records_from,
+    require_own_files,
 )
 from sluicemq.store.scan import DELAYS_MS, LOST_CODE, Scanned, read_scanned, scan_end, scan_records
 from sluicemq.store.walking import sweep_records
@@ -98,7 +99,8 @@ class Recovery:
 
         Raises StoreDamagedError when files are missing, exchanged, or of another size.
         """
-        self._log.load()
+        self._log.segments.load()
+        require_own_files(self._log)
         self._after_crash = after_crash
         self._mark = self._usable_mark()
         if not after_crash:
