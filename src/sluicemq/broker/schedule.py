@@ -161,7 +161,7 @@ class Schedule:
     def _look(self, level: Level) -> None:
         """Find out when the first message of a level is due."""
         offset = level.coming
-        units = self._store.units(SCHEDULE_TOPIC, level.queue_id, offset, 1)
+        units = self._store.sound_units(SCHEDULE_TOPIC, level.queue_id, offset, 1)
         if not len(units):
             low, high = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
             if offset >= low or low >= high:
@@ -199,7 +199,7 @@ class Schedule:
                 self._deliver_some(level, work)
 
     def _deliver_some(self, level: Level, work: Slice) -> None:
-        units = self._store.units(
+        units = self._store.sound_units(
             SCHEDULE_TOPIC, level.queue_id, level.coming, min(work.left, _CHUNK_UNITS)
         )
         now_ms = work.now_ms
@@ -256,7 +256,7 @@ class Schedule:
         if level is None:
             return
         offset = max(offset, level.coming)
-        while len(units := self._store.units(SCHEDULE_TOPIC, queue_id, offset, _CHUNK_UNITS)):
+        while len(units := self._store.sound_units(SCHEDULE_TOPIC, queue_id, offset, _CHUNK_UNITS)):
             for position, size, code in _unpack_units(units):
                 is_there = size != BLANK_SIZE and offset not in level.cancelled
                 view = self._store.view_at(position) if is_there else None

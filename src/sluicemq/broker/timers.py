@@ -145,7 +145,7 @@ class Timers:
         write_ms = self._cut_down(work.now_ms)
         while self._queue_offset < high and not work.is_over:
             count = min(work.left, _CHUNK_UNITS)
-            units = self._store.units(TIMER_TOPIC, 0, self._queue_offset, count)
+            units = self._store.sound_units(TIMER_TOPIC, 0, self._queue_offset, count)
             if not len(units):
                 break
             for position, size, _ in _unpack_units(units):

@@ -380,6 +380,18 @@ class LogReader:
             return b""
         return queue.units(offset, min(count, queue.visible_offset - offset))
 
+    def sound_units(
+        self, topic: str, queue_id: int, offset: int, count: int
+    ) -> memoryview | bytearray | bytes:
+        """As `units`, for who goes by them to the records: wrong ones are mended from the log, and
+        blank where that is damaged."""
+        units = self.units(topic, queue_id, offset, count)
+        queue = self._by_key.get((topic, queue_id))
+        if queue is None or not len(units):
+            return units
+        offsets = range(offset, offset + len(units) // UNIT_BYTES)
+        return self.soundness.blank_bad(units, queue, offsets, is_whole=False)
+
     def view_at(self, physical_offset: int) -> memoryview | None:
         """The log from `physical_offset` to its file's end, unchecked: for who has the place of a
         record from a queue. None when the log does not hold it."""

@@ -120,6 +120,7 @@ class Store:
         self.latest_time_ms = reader.latest_time_ms
         self.record_at = reader.record_at
         self.units = reader.units
+        self.sound_units = reader.sound_units
         self.view_at = reader.view_at
         self.delay_last = writer.delay_last
 

@@ -56,12 +56,13 @@ class TimerWheel:
         return self._files.exists(self._path)
 
     def check(self) -> None:
-        """Raises StoreDamagedError when the file is there and has another size."""
+        """Raises StoreDamagedError when the file is there and has another size. An empty one, the
+        trace of a crash at its creation, is none."""
         if not self.exists:
             return
         size = self._open().size()
-        if size == 0:  # the trace of a crash at its creation
-            self._grow()
+        if size == 0:
+            self.remove()
         elif size != WHEEL_BYTES:
             raise StoreDamagedError(
                 f"{self._path} has {size} bytes instead of {WHEEL_BYTES}.",
