@@ -1,10 +1,13 @@
 """Long answers: work that reads millions of messages, done beside everything else.
 
 Such work is a generator. What it yields is where others may have their turn: None, or a job that
-another thread does (`run_elsewhere`). It runs in slices of about a millisecond, one for each turn
-of the loop, and rests after a slice that took longer; several works take turns. So an answer over
-millions of messages costs nobody else more than a slice. What ends within its first slice is
-answered at once.
+another thread does (`run_elsewhere`), whose result it gets. It runs in slices of about a
+millisecond, in the share of who asked for it (`net.shares`), and rests after a slice that took
+longer. So an answer over millions of messages costs nobody else more than a slice. What ends within
+its first slice is answered at once.
+
+Jobs elsewhere are done one after the other, first for whoever has used least: one may compute for
+seconds there, and the loop goes on beside it.
 
 No asyncio here: without `call_later` and `run_elsewhere`, which a server sets, everything happens
 in turns that a test or a simulator steps.
@@ -13,20 +16,22 @@ in turns that a test or a simulator steps.
 import logging
 from collections import deque
 from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError, SluiceError
 from sluicemq.net.dispatch import finish_answer
-from sluicemq.net.server import Peer
+from sluicemq.net.peer import Peer
+from sluicemq.net.shares import Shares
 from sluicemq.protocol.codes import ResponseCode
 from sluicemq.protocol.command import Command
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Job = Callable[[], object]
-Steps = Generator[Job | None, None, T]
+Job = Callable[[], Any]
+Steps = Generator[Job | None, Any, T]
 """Work in small steps: each takes a millisecond or so, but for what it yields for elsewhere."""
 SLICE_S: Final = 0.001
 LONG_S: Final = 0.002
@@ -34,25 +39,30 @@ WORKS_MAX: Final = 64
 
 
 class _Work:
-    __slots__ = ("on_end", "peer", "steps")
+    __slots__ = ("on_end", "outcome", "peer", "steps")
 
     def __init__(self, steps: Steps[Any], peer: Peer | None, on_end: Callable[[Any], None]) -> None:
         self.steps = steps
         self.peer = peer
         self.on_end = on_end
+        self.outcome: Any = None  # of the job that it waits for
 
 
 class Background:
     """Runs works, a slice at a time."""
 
-    def __init__(self, clock: Clock, call_soon: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(self, clock: Clock, shares: Shares) -> None:
         self._clock = clock
-        self._call_soon = call_soon
-        self._works: deque[_Work] = deque()
-        self._is_scheduled = False
+        self._shares = shares
+        self._works: set[_Work] = set()
+        self._jobs: deque[tuple[_Work, Job]] = deque()
+        self._is_computing = False
         self.call_later: Callable[[float, Callable[[], None]], object] | None = None
         self.run_elsewhere: Callable[[Job, Callable[[object], None]], None] | None = None
-        """Does a job in another thread and calls back in this one, perhaps with an exception."""
+        """Does a job in another thread and calls back in this one with its result, perhaps an
+        exception."""
+        self.settle: Callable[[object, Command, Peer], None] | None = None
+        """Takes what is no answer: see `broker.outcomes`."""
 
     def __len__(self) -> int:
         return len(self._works)
@@ -73,7 +83,7 @@ class Background:
             else:
                 found.append(outcome)
 
-        self._add(_Work(steps, peer, ended))
+        self._begin(_Work(steps, peer, ended))
         is_late = True
         if not found:
             return None
@@ -81,77 +91,100 @@ class Background:
             raise found[0]
         return found[0]
 
-    def add(self, steps: Steps[None]) -> None:
-        """Work that nobody waits for; what it raises is logged."""
+    def take(self, steps: Steps[Any], command: Command, peer: Peer) -> None:
+        """A request whose handler needs steps; what they return is its outcome."""
+
+        def ended(outcome: Any) -> None:
+            if isinstance(outcome, Command | Exception):
+                outcome = finish_answer(_answer_of(outcome, command), command)
+            if isinstance(outcome, bytes):
+                peer.write(b"" if command.is_oneway else outcome)
+            elif outcome is not None and self.settle is not None:
+                self.settle(outcome, command, peer)
+
+        self._begin(_Work(steps, peer, ended))
+
+    def add(self, steps: Steps[None], peer: Peer | None = None) -> None:
+        """Work that nobody waits for, in the share of `peer`; what it raises is logged."""
 
         def ended(outcome: Exception | None) -> None:
             if outcome is not None:
                 log.error("work in the background failed: %s", outcome, exc_info=outcome)
 
-        self._add(_Work(steps, None, ended))
+        self._begin(_Work(steps, peer, ended))
 
-    def _add(self, work: _Work) -> None:
-        self._works.append(work)
+    def _begin(self, work: _Work) -> None:
+        self._works.add(work)
+        self._shares.begin_work(work.peer)
         if len(self._works) == 1:
             self._run(work)
+        else:
+            self._wait(work)
 
     # ---
 
-    def _schedule(self, pause_s: float = 0.0) -> None:
-        if self._is_scheduled or not self._works:
-            return
-        self._is_scheduled = True
-        if pause_s and self.call_later is not None:
-            self.call_later(pause_s, self._turn)
-        else:
-            self._call_soon(self._turn)
-
-    def _turn(self) -> None:
-        self._is_scheduled = False
-        if self._works:
-            self._run(self._works[0])
+    def _wait(self, work: _Work) -> None:
+        peer = work.peer if work.peer is not None and not work.peer.closed else None
+        self._shares.add(peer, partial(self._run, work))
 
     def _run(self, work: _Work) -> None:
-        """One slice of the first work, which then goes behind the others."""
+        """One slice."""
         begin_s = self._clock.monotonic_s()
         if work.peer is not None and work.peer.closed:
             work.steps.close()
-            self._works.remove(work)
-            self._schedule()
+            self._end(work, None, is_wanted=False)
             return
+        outcome, work.outcome = work.outcome, None
         passed_s = 0.0
         while passed_s < SLICE_S:
             try:
-                job = next(work.steps)
+                job = work.steps.send(outcome)
                 if job is not None and self.run_elsewhere is not None:
-                    self._works.remove(work)
-                    self.run_elsewhere(job, lambda outcome: self._resume(work, outcome))
-                    break
-                if job is not None:
-                    job()
+                    self._jobs.append((work, job))
+                    self._compute()
+                    return
+                outcome = None if job is None else job()
             except StopIteration as end:
                 self._end(work, end.value)
-                break
+                return
             except Exception as error:  # noqa: BLE001 -- whatever it is, the asker gets it
                 self._end(work, error)
-                break
+                return
             passed_s = self._clock.monotonic_s() - begin_s
+        work.outcome = outcome
+        if passed_s > LONG_S and self.call_later is not None:
+            self.call_later(passed_s, lambda: self._wait(work))
         else:
-            self._works.rotate(-1)
-        passed_s = self._clock.monotonic_s() - begin_s
-        self._schedule(passed_s if passed_s > LONG_S else 0.0)
+            self._wait(work)
 
-    def _end(self, work: _Work, outcome: object) -> None:
-        self._works.remove(work)
-        work.on_end(outcome)
-
-    def _resume(self, work: _Work, outcome: object) -> None:
-        if isinstance(outcome, Exception):
-            work.steps.close()
+    def _end(self, work: _Work, outcome: object, *, is_wanted: bool = True) -> None:
+        self._works.discard(work)
+        self._shares.end_work(work.peer)
+        if is_wanted:
             work.on_end(outcome)
-        else:
-            self._works.append(work)
-        self._schedule()
+
+    def _compute(self) -> None:
+        """The next job, of whoever has used least."""
+        if self._is_computing or not self._jobs or self.run_elsewhere is None:
+            return
+        work, job = min(self._jobs, key=lambda item: self._shares.spent_s(item[0].peer))
+        self._jobs.remove((work, job))
+        begin_s = self._clock.monotonic_s()
+        self._is_computing = True
+
+        def done(outcome: object) -> None:
+            self._is_computing = False
+            if work.peer is None or not work.peer.closed:
+                self._shares.charge(work.peer, self._clock.monotonic_s() - begin_s)
+            if isinstance(outcome, Exception):
+                work.steps.close()
+                self._end(work, outcome)
+            else:
+                work.outcome = outcome
+                self._wait(work)
+            self._compute()
+
+        self.run_elsewhere(job, done)
 
 
 def _answer_of(outcome: Command | Exception, command: Command) -> Command:

@@ -35,7 +35,7 @@ from sluicemq.broker.metadata import Metadata
 from sluicemq.broker.metrics import BrokerCollector, Parts
 from sluicemq.broker.offset_admin import OffsetAdmin
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.outcomes import Announced, Parked
+from sluicemq.broker.outcomes import Announced, Parked, Postponed
 from sluicemq.broker.pending import Pending
 from sluicemq.broker.pull import Pull
 from sluicemq.broker.queries import Queries
@@ -58,6 +58,7 @@ from sluicemq.model.ids import Host, UniqueIds
 from sluicemq.net.dispatch import Dispatcher, Handler, finish_answer
 from sluicemq.net.limits import WITH_MESSAGES
 from sluicemq.net.server import Peer
+from sluicemq.net.shares import Shares
 from sluicemq.protocol.command import Command
 from sluicemq.store.directory import cannot_open
 from sluicemq.store.store import Store
@@ -90,6 +91,7 @@ class BrokerCore:
         self._host = host
         self._announce = announce or Peer.write
         self._elsewhere = elsewhere
+        self.shares = Shares(clock, call_soon)
         self._make_tables(files, call_soon)
         self.turns = Turns(
             store,
@@ -117,7 +119,9 @@ class BrokerCore:
         self.groups = Groups(settings, files, clock)
         self.offsets = Offsets(settings, files, clock)
         self.filters = ConsumerFilters(settings, files, clock)
-        self.polls = LongPolls(self._write, settings.broker.parked_pulls_max)
+        self.background = Background(clock, self.shares)
+        self.background.settle = self._settle
+        self.polls = LongPolls(self._write, settings.broker.parked_pulls_max, self.shares)
         self.lanes = Lanes(
             settings, self.topics, self.offsets, store, files, clock, self.polls.look_again,
             call_soon, self._elsewhere,
@@ -170,7 +174,7 @@ class BrokerCore:
         )  # fmt: skip
         self.pull = Pull(
             settings, self.topics, self.groups, self.offsets, self.consumers, self.polls, store,
-            clock, call_soon,
+            clock, call_soon, self.background,
         )  # fmt: skip
         self.runtime = RuntimeInfo(
             settings, self.topics, self.send, self.pull, self.polls, self.turns, store,
@@ -178,7 +182,6 @@ class BrokerCore:
         )  # fmt: skip
         self.runtime.more.append(self.delayed.runtime)
         self.watch = GroupWatch(self.offsets, store, clock)
-        self.background = Background(clock, call_soon)
         self.filter_watch = self._filter_watch()
         ask = self.questions = Questions(clock)
         self.replies = Replies(settings, self.topics, self.producers, self.intake, ask, clock, host)
@@ -272,6 +275,7 @@ class BrokerCore:
                 quick=self.quick,
                 deferred=self.deferred,
                 with_messages=WITH_MESSAGES,
+                shares=self.shares,
             )
         return Dispatcher(
             self.handlers,
@@ -280,6 +284,7 @@ class BrokerCore:
             before=guard.before,
             admit=guard.admit,
             with_messages=WITH_MESSAGES,
+            shares=self.shares,
         )
 
     def on_table_change(self, changed: Callable[[], None]) -> None:
@@ -316,8 +321,13 @@ class BrokerCore:
         elif isinstance(outcome, Announced):
             answer = b"" if command.is_oneway else finish_answer(outcome.answer, command)
             self._announce(peer, answer)
+        elif isinstance(outcome, Postponed):
+            self.background.take(outcome.steps, command, peer)
         else:
             raise TypeError(f"a handler returned {type(outcome).__name__}, and nobody takes it")
+
+    def _settle(self, outcome: object, command: Command, peer: Peer) -> None:
+        self.deferred(outcome, command, peer)
 
     def _write(self, peer: Peer, frame: bytes) -> None:
         self.turns.write(peer, frame)
@@ -344,6 +354,7 @@ class BrokerCore:
         self.questions.disconnected(peer)
         self.consumers.disconnect(peer)
         self.producers.disconnect(peer)
+        self.shares.forget(peer)
 
     # ---------------------------------------------------------------------------- by the clock
 

@@ -7,17 +7,23 @@ broker (spec/traffic, item 2).
 """
 
 import logging
+from collections.abc import Iterable
+from functools import partial
+from typing import Final
 
+from sluicemq.broker.background import Steps
 from sluicemq.broker.clients import ConsumerGroup, Consumers, Member, Producers
 from sluicemq.broker.contract import ContractError
 from sluicemq.broker.groups import Groups
-from sluicemq.broker.outcomes import Announced
+from sluicemq.broker.outcomes import Announced, Postponed
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError
-from sluicemq.filter.sql import SQL92_IS_OFF, make_filter
+from sluicemq.filter.parser import is_quick
+from sluicemq.filter.sql import SQL92_IS_OFF, make_filter, prepare
 from sluicemq.filter.tags import is_tag_kind
+from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import RETRY_PREFIX
 from sluicemq.net.server import Handler, Peer
 from sluicemq.protocol import bodies
@@ -36,6 +42,8 @@ log = logging.getLogger(__name__)
 
 UNIT_SYS_FLAG = 0x1
 UNKNOWN_MAX = 1024
+BODY_INLINE_BYTES: Final = 64 * 1024
+"""Larger heartbeats take milliseconds to read."""
 
 
 class Heartbeats:
@@ -67,9 +75,14 @@ class Heartbeats:
             RequestCode.CHECK_CLIENT_CONFIG: self.check,
         }
 
-    def heartbeat(self, command: Command, peer: Peer) -> Command | Announced:
+    def heartbeat(self, command: Command, peer: Peer) -> Postponed:
         """34. The answer's version lets old clients use SQL92 (spec/remoting.md §4)."""
-        data = bodies.decode_heartbeat(command.body)
+        return Postponed(self._take(command, peer))
+
+    def _take(self, command: Command, peer: Peer) -> Steps[Command | Announced]:
+        """Group by group: a heartbeat may bring thousands, each with expressions to compile."""
+        decode = partial(bodies.decode_heartbeat, command.body)
+        data = (yield decode) if len(command.body) > BODY_INLINE_BYTES else decode()
         now = self._clock.now_ms()
 
         def member() -> Member:
@@ -79,6 +92,7 @@ class Heartbeats:
         creates = False
         refusal = ""
         for consumer in data.consumers:
+            yield from self._compile(consumer.subscriptions)
             config = self._groups.find(consumer.group)
             if config is None:
                 self._complain(consumer.group, data.client_id)
@@ -111,6 +125,17 @@ class Heartbeats:
         if refusal:  # Java logs it with each heartbeat; our client raises it
             answer = Command(ResponseCode.NO_PERMISSION, remark=refusal)
         return Announced(answer) if creates else answer
+
+    def _compile(self, subscriptions: Iterable[Subscription]) -> Steps[None]:
+        """What takes long, before it is asked for."""
+        yield None
+        for subscription in subscriptions:
+            if subscription.kind == SQL92:
+                if is_quick(subscription.expression):
+                    prepare(subscription.expression)
+                    yield None
+                else:
+                    yield partial(prepare, subscription.expression)
 
     def _complain(self, group: str, client_id: str) -> None:
         """A consumer of an unknown group gets nothing and no error: at least the log says why."""
@@ -161,14 +186,18 @@ class Heartbeats:
             client_ids = [m.client_id for m in group.members.values() if m.key == key]
         return Command(ResponseCode.SUCCESS, {}, bodies.encode_consumer_list(client_ids))
 
-    def check(self, command: Command, peer: Peer) -> Command:
+    def check(self, command: Command, peer: Peer) -> Postponed:
         """46: would a subscription work here? Java clients ask for SQL92 ones before they start."""
         asked = bodies.decode_check_client_config(command.body)
+        return Postponed(self._check(asked))
+
+    def _check(self, asked: bodies.CheckClientConfig) -> Steps[Command]:
         subscription = asked.subscription
         if subscription is None:
             return Command(ResponseCode.SUCCESS)
         if not is_tag_kind(subscription.kind) and not self._settings.broker.enable_property_filter:
             return Command(ResponseCode.SYSTEM_ERROR, remark=SQL92_IS_OFF)
+        yield from self._compile([subscription])
         try:
             make_filter(subscription)
         except FilterError as error:

@@ -44,7 +44,7 @@ class Condition:
         self.vectorised: Vectorised | None = None
         if text is not None:
             with suppress(FilterError):
-                self.vectorised = Vectorised(compile_sql92(text).tree)
+                self.vectorised = compile_sql92(text).vectorised
         self.names = self.vectorised.names if self.vectorised is not None else frozenset()
 
     def known(self, block: ColumnBlock) -> Known:

@@ -25,13 +25,14 @@ from sluicemq.model.subscription import SQL92, TAG, MessageFilter, Subscription
 class RuleFilter:
     """Decides by the properties, or by their columns; the tag code rules out what it can."""
 
-    __slots__ = ("_clauses", "_codes", "_vectorised", "rule")
+    __slots__ = ("_clauses", "_codes", "_vectorised", "rule", "weight")
 
     tag_codes: frozenset[int] | None = None
     reads_properties = True
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
+        self.weight = sum(len(atom.text) for item in rule for atom in item.must | item.none)
         self._vectorised: RuleColumns | None = None
         self._clauses = [
             ([matcher(atom) for atom in item.must], [matcher(atom) for atom in item.none])

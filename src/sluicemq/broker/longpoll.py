@@ -5,6 +5,9 @@ loop turn in which messages of a queue become visible; each pull looks at the ne
 its own filter and stays parked when it wants none of them. `expire` answers what has waited long
 enough. Answers go to `write(peer, frame)`, which joins them to those of the turn.
 
+Looks have their share of the loop's time (`net.shares`), so that a send does not wait for all the
+filters that it wakes.
+
 The number of parked pulls is bounded: `park` refuses and the caller answers at once.
 """
 
@@ -16,6 +19,7 @@ from typing import Final
 
 from sluicemq.broker.outcomes import Parked
 from sluicemq.net.server import Peer
+from sluicemq.net.shares import Shares
 from sluicemq.protocol.codec import encode_answer
 from sluicemq.protocol.codes import ResponseCode
 
@@ -28,10 +32,13 @@ PEER_MAX: Final = 10_000
 class LongPolls:
     """All parked pulls of a broker."""
 
-    __slots__ = ("_by_peer", "_by_queue", "_deadlines", "_numbers", "_size", "_write", "size_max")
+    __slots__ = (
+        "_by_peer", "_by_queue", "_deadlines", "_numbers", "_shares", "_size", "_write", "size_max",
+    )  # fmt: skip
 
-    def __init__(self, write: Callable[[Peer, bytes], None], size_max: int) -> None:
+    def __init__(self, write: Callable[[Peer, bytes], None], size_max: int, shares: Shares) -> None:
         self._write = write
+        self._shares = shares
         self.size_max = size_max
         # A dict of each queue: one leaves without a look at the 100,000 others that may wait there.
         self._by_queue: dict[tuple[str, int], dict[Parked, Peer]] = {}
@@ -64,20 +71,34 @@ class LongPolls:
         if waiting is None:
             return
         for parked, peer in tuple(waiting.items()):
-            if parked.is_done:
-                continue
-            answer = _look(parked, False) if offset_max > parked.scan_offset else None
-            if answer is not None:
-                self._drop_from_queue(parked)
-                self._finish(peer, parked, answer)
+            if not parked.is_done and offset_max > parked.scan_offset:
+                self._look_soon(parked, peer)
 
     def look_again(self, topic: str, queue_id: int) -> None:
         """Something besides messages has changed: a group was sent to another place."""
         for parked, peer in tuple(self._by_queue.get((topic, queue_id), {}).items()):
-            answer = None if parked.is_done else _look(parked, False)
-            if answer is not None:
-                self._drop_from_queue(parked)
-                self._finish(peer, parked, answer)
+            if not parked.is_done:
+                self._look_soon(parked, peer)
+
+    def _look_soon(self, parked: Parked, peer: Peer) -> None:
+        """Now, when the turn has time for it; once, however often it is woken until then."""
+        if parked.is_looking:
+            return
+        if self._shares.has_to_wait(peer):
+            parked.is_looking = True
+            self._shares.add(peer, lambda: self.look(parked, peer))
+        else:
+            begin_s = self._shares.now_s()
+            self.look(parked, peer)
+            self._shares.spent(peer, begin_s)
+
+    def look(self, parked: Parked, peer: Peer) -> None:
+        """A pull looks at its queue, and is answered when it finds something."""
+        parked.is_looking = False
+        answer = None if parked.is_done else _look(parked, False)
+        if answer is not None:
+            self._drop_from_queue(parked)
+            self._finish(peer, parked, answer)
 
     def expire(self, now_s: float) -> None:
         """Answers the pulls whose time is over."""

@@ -107,7 +107,7 @@ class Wanted:
             if subscription.kind != SQL92:
                 raise unknown_kind(subscription.kind)
             selector = compile_sql92(subscription.expression)
-            self.vectorised, self.verdict = Vectorised(selector.tree), selector.evaluate
+            self.vectorised, self.verdict = selector.vectorised, selector.evaluate
         elif subscription.expression != ALL:
             _, tags, codes = parse_tags(subscription.expression)
             self.tags = subscription.tags or tags

@@ -1,12 +1,13 @@
-"""What a handler may return besides an answer: three ways to answer later.
+"""What a handler may return besides an answer: four ways to answer later.
 
 None of them waits by itself. `turns.py` writes `Durable` answers after the commit (and the fsync,
 where asked), `longpoll.py` keeps `Parked` requests, `server.py` holds `Announced` answers until
-the change is on disk and the name servers know of it.
+the change is on disk and the name servers know of it, `background.py` goes through the steps of a
+`Postponed` one.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Generator
+from typing import Any, NamedTuple
 
 from sluicemq.protocol.command import Command
 
@@ -33,15 +34,25 @@ class Announced:
         self.answer = answer
 
 
+class Postponed(NamedTuple):
+    """A request that takes long: work in steps (`background.Steps`) that return its outcome."""
+
+    steps: Generator[Callable[[], Any] | None, Any, Any]
+
+
 class Parked:
     """A pull that waits for messages.
 
     `scan_offset` is where the next look at the queue begins: it moves on over messages that the
     filter does not want, so that each is looked at once. `look(parked, is_last)` returns the
-    answer, or None to go on waiting; with `is_last` it always answers.
+    answer, or None to go on waiting; with `is_last` it always answers. While `is_looking` it is
+    about to look.
     """
 
-    __slots__ = ("command", "deadline_s", "is_done", "look", "queue_id", "scan_offset", "topic")
+    __slots__ = (
+        "command", "deadline_s", "is_done", "is_looking", "look", "queue_id", "scan_offset",
+        "topic",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -59,3 +70,4 @@ class Parked:
         self.deadline_s = deadline_s
         self.look = look
         self.is_done = False
+        self.is_looking = False

@@ -9,32 +9,36 @@ sluiceBulkPullBytesMax) instead of 32 messages. A Java broker ignores the field.
 """
 
 import struct
-from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
+from sluicemq.broker.background import Background, Steps
+from sluicemq.broker.byte_cache import ByteCache
 from sluicemq.broker.clients import ConsumerGroup, Consumers, Watch
 from sluicemq.broker.delivered import Delivered
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.lane_pulls import HELD_MS, LanePulls
 from sluicemq.broker.longpoll import LongPolls
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.outcomes import Parked
+from sluicemq.broker.outcomes import Parked, Postponed
+from sluicemq.broker.pull_reading import FAQ, RefusalError, refuse
 from sluicemq.broker.pull_reading import Reading as _Reading
-from sluicemq.broker.pull_reading import RefusalError
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Topic, Topics
+from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError
-from sluicemq.filter.sql import SQL92_IS_OFF, make_filter
+from sluicemq.filter.parser import is_quick
+from sluicemq.filter.sql import SQL92_IS_OFF, make_filter, prepare
 from sluicemq.filter.tags import is_tag_kind, subscribe
 from sluicemq.model.subscription import ALL, TAG, MessageFilter
-from sluicemq.model.topic import PERM_READ, GroupConfig
+from sluicemq.model.topic import PERM_READ
 from sluicemq.net.server import Handler, Peer
 from sluicemq.protocol.codec import SERVER_LANGUAGE
 from sluicemq.protocol.codes import RequestCode, ResponseCode
 from sluicemq.protocol.command import VERSION, Command
 from sluicemq.protocol.headers import PullMessageRequest, decode_header
+from sluicemq.store.judging import Judgement, PostponedError
 from sluicemq.store.store import ReadResult, ReadStatus, Store
 
 _PREFIX: Final = struct.Struct(">II")
@@ -42,11 +46,10 @@ COMMIT_OFFSET: Final = 0x1
 SUSPEND: Final = 0x2
 SUBSCRIPTION: Final = 0x4
 SUSPEND_MS_MAX: Final = 10 * 60_000
-FILTERS_KEPT: Final = 1024
+FILTERS_BYTES_MAX: Final = 32 << 20
 BULK_BYTES_MIN: Final = 65_536
 PIECES_BYTES_MIN: Final = 512 * 1024
 """So large an answer is not copied together: fresh memory for it costs more than sending it."""
-FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
 # Bytes, not text: formatting them takes 60 % of the time.
 _ANSWER: Final = (
@@ -82,6 +85,7 @@ class Pull:
         store: Store,
         clock: Clock,
         after_turn: Callable[[Callable[[], None]], object],
+        background: Background,
     ) -> None:
         self._settings = settings
         self._topics = topics
@@ -96,7 +100,8 @@ class Pull:
         self._clock = clock
         self._after_turn = after_turn
         self._given: dict[Peer, int] = {}
-        self._filters: OrderedDict[tuple[str, str], MessageFilter | None] = OrderedDict()
+        self._background = background
+        self._filters = ByteCache(_make_filter, _filter_bytes, FILTERS_BYTES_MAX)
         self.delivered: dict[tuple[str, str], Delivered] = {}
         self.found = 0
         self.missed = 0
@@ -104,16 +109,17 @@ class Pull:
     def handlers(self) -> dict[int, Handler]:
         return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
 
-    def pull(self, command: Command, peer: Peer) -> bytes | Command | Parked | None:
+    def pull(self, command: Command, peer: Peer) -> bytes | Command | Parked | Postponed | None:
         """11 and 361. HOT."""
         reading = _Reading(command.fields, peer)
         try:
             self._check(reading, peer)
         except RefusalError as refusal:
-            fields = {}
-            if refusal.forbidden_kind is not None:
-                fields["forbiddenType"] = str(refusal.forbidden_kind)
+            kind = refusal.forbidden_kind
+            fields = {} if kind is None else {"forbiddenType": str(kind)}
             return Command(refusal.code, fields, remark=refusal.remark)
+        except PostponedError as postponed:
+            return Postponed(self._after(postponed.judgement, command, peer))
         has_lanes = reading.group in self._lanes
         sys_flag = reading.sys_flag
         if has_lanes and sys_flag & COMMIT_OFFSET:  # before it is told that it has changed lanes
@@ -129,10 +135,26 @@ class Pull:
         result = self._read(reading, reading.offset)
         if result.status is _FOUND:
             return self._deliver(reading, command.opaque, result)
+        return self._found_nothing(reading, command, result)
+
+    def _found_nothing(
+        self, reading: _Reading, command: Command, result: ReadResult
+    ) -> bytes | Parked | Postponed:
+        if result.judgement is not None:
+            return Postponed(self._after(result.judgement, command, reading.peer))
         code = _code(result, reading.offset)
-        if code == ResponseCode.PULL_NOT_FOUND and sys_flag & SUSPEND and not self._polls.is_full:
+        if (
+            code == ResponseCode.PULL_NOT_FOUND
+            and reading.sys_flag & SUSPEND
+            and not self._polls.is_full
+        ):
             return self._parked(reading, command, result.next_offset)
         return self._answer(reading, command.opaque, code, result)
+
+    def _after(self, job: Judgement, command: Command, peer: Peer) -> Steps[object]:
+        """The same once more, when something is known."""
+        job.keep((yield job.run))
+        return self.pull(command, peer)
 
     def _commit(self, reading: _Reading) -> None:
         """What a pull says of what is consumed."""
@@ -165,7 +187,7 @@ class Pull:
             or not 0 <= reading.queue_id < topic.config.read_queues
             or reading.group in self._groups.forbidden
         ):
-            self._refuse(reading, group, topic, peer)
+            refuse(reading, self._settings.broker, self._groups, group, topic)
         assert group is not None
         assert topic is not None
         if reading.sys_flag & SUBSCRIPTION:
@@ -183,74 +205,24 @@ class Pull:
             delivered = self.delivered[key] = Delivered(pulled)
         reading.delivered = delivered
 
-    def _refuse(
-        self, reading: _Reading, group: GroupConfig | None, topic: Topic | None, peer: Peer
-    ) -> None:
-        """Raises RefusalError for the first thing in the way; none may be."""
-        config = self._settings.broker
-        name = reading.group
-        if not config.broker_permission & PERM_READ:
-            raise RefusalError(
-                ResponseCode.NO_PERMISSION,
-                f"the broker[{config.broker_name}] pulling message is forbidden",
-                1,
-            )
-        if group is None:
-            raise RefusalError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group [{name}] does not exist, {FAQ}",
-            )
-        if not group.consume_enable:
-            raise RefusalError(
-                ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}", 2
-            )
-        if topic is None:
-            raise RefusalError(
-                ResponseCode.TOPIC_NOT_EXIST,
-                f"topic[{reading.topic}] not exist, apply first please! \n{FAQ}",
-            )
-        if not topic.is_readable:
-            raise RefusalError(
-                ResponseCode.NO_PERMISSION,
-                f"the topic[{reading.topic}] pulling message is forbidden",
-                3,
-            )
-        if not self._groups.may_read(name, reading.topic):
-            raise RefusalError(
-                ResponseCode.NO_PERMISSION,
-                f"the consumer group[{name}] is forbidden for topic[{reading.topic}]",
-                5,
-            )
-        if not 0 <= reading.queue_id < topic.config.read_queues:
-            raise RefusalError(
-                ResponseCode.INVALID_PARAMETER,
-                f"queueId[{reading.queue_id}] is illegal, topic:[{reading.topic}] "
-                f"topicConfig.readQueueNums:[{topic.config.read_queues}] consumer:[/{peer.remote}]",
-            )
-
     def _filter_of_request(self, reading: _Reading) -> MessageFilter | None:
         """A pull consumer names its expression each time; compiled ones are kept."""
         kind = reading.fields.get("expressionType") or TAG
         expression = reading.fields.get("subscription") or ALL
         if expression == ALL and kind == TAG:
             return None
-        if not is_tag_kind(kind) and not self._settings.broker.enable_property_filter:
-            raise RefusalError(ResponseCode.SYSTEM_ERROR, SQL92_IS_OFF)
-        key = (kind, expression)
-        if key in self._filters:
-            self._filters.move_to_end(key)
-            return self._filters[key]
+        if not is_tag_kind(kind):
+            if not self._settings.broker.enable_property_filter:
+                raise RefusalError(ResponseCode.SYSTEM_ERROR, SQL92_IS_OFF)
+            if not is_quick(expression):
+                raise PostponedError(Judgement(partial(prepare, expression), lambda _: None))
         try:
-            made = make_filter(subscribe(reading.topic, expression, kind))
+            return self._filters(kind, expression)
         except FilterError as error:
             raise RefusalError(
                 ResponseCode.SUBSCRIPTION_PARSE_FAILED,
                 f"parse the consumer's subscription failed: {error}",
             ) from error
-        self._filters[key] = made
-        if len(self._filters) > FILTERS_KEPT:
-            self._filters.popitem(last=False)
-        return made
 
     def _filter_of_group(self, reading: _Reading, broadcast_enable: bool) -> MessageFilter | None:
         """What the group's heartbeats say."""
@@ -353,6 +325,7 @@ class Pull:
             message_filter,
             None,
             reach,
+            may_postpone=True,
         )
         scanned = result.scanned
         delivered.filtered += scanned - result.count
@@ -421,7 +394,7 @@ class Pull:
         code = _code(result, parked.scan_offset)
         if not is_last:
             if code == ResponseCode.PULL_RETRY_IMMEDIATELY:
-                parked.scan_offset = result.next_offset
+                self._passed(parked, reading.peer, result)
                 return None
             if code == ResponseCode.PULL_NOT_FOUND:
                 return None
@@ -429,6 +402,20 @@ class Pull:
             code = ResponseCode.PULL_RETRY_IMMEDIATELY
             result.status = ReadStatus.NO_MATCHED_MESSAGE
         return self._answer(reading, parked.command.opaque, code, result)
+
+    def _passed(self, parked: Parked, peer: Peer, result: ReadResult) -> None:
+        """A look that found nothing, perhaps before it was through."""
+        parked.scan_offset = result.next_offset
+        if result.next_offset < result.offset_max:
+            parked.is_looking = True
+            self._background.add(self._look_on(parked, peer, result.judgement), peer)
+
+    def _look_on(self, parked: Parked, peer: Peer, job: Judgement | None) -> Steps[None]:
+        """What a look has to know first, and the next one."""
+        yield None
+        if job is not None:
+            job.keep((yield job.run))
+        self._polls.look(parked, peer)
 
     def _again(self, reading: _Reading, opaque: int, offset: int) -> bytes:
         """Nothing yet: it is to ask again, from an offset."""
@@ -490,6 +477,15 @@ class Pull:
         group_flag, topic_flag = reading.flags
         text = _ANSWER % (code, group_flag, *places, topic_flag, opaque, why)
         return _PREFIX.pack(len(text) + 4, len(text)) + text
+
+
+def _make_filter(kind: str, expression: str) -> MessageFilter | None:
+    return make_filter(subscribe("", expression, kind))
+
+
+def _filter_bytes(kind: str, expression: str) -> int:
+    """About as much is made of an expression."""
+    return (4 if is_tag_kind(kind) else 96) * len(expression)
 
 
 def _code(result: ReadResult, offset: int) -> int:

@@ -1,11 +1,19 @@
 """One pull under way, and the reasons that end it early."""
 
 from collections.abc import Mapping
+from typing import Final
 
 from sluicemq.broker.delivered import Delivered
+from sluicemq.broker.groups import Groups
+from sluicemq.broker.topics import Topic
+from sluicemq.config import BrokerConfig
 from sluicemq.model.subscription import MessageFilter
+from sluicemq.model.topic import PERM_READ, GroupConfig
 from sluicemq.net.server import Peer
+from sluicemq.protocol.codes import ResponseCode
 from sluicemq.protocol.headers import PullMessageRequest, decode_header
+
+FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
 
 class RefusalError(Exception):
@@ -59,3 +67,53 @@ class Reading:
         except (KeyError, ValueError):
             decode_header(PullMessageRequest, self.fields)
             raise
+
+
+def refuse(
+    reading: Reading,
+    config: BrokerConfig,
+    groups: Groups,
+    group: GroupConfig | None,
+    topic: Topic | None,
+) -> None:
+    """Raises RefusalError for the first thing in the way; none may be."""
+    name = reading.group
+    if not config.broker_permission & PERM_READ:
+        raise RefusalError(
+            ResponseCode.NO_PERMISSION,
+            f"the broker[{config.broker_name}] pulling message is forbidden",
+            1,
+        )
+    if group is None:
+        raise RefusalError(
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+            f"subscription group [{name}] does not exist, {FAQ}",
+        )
+    if not group.consume_enable:
+        raise RefusalError(
+            ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}", 2
+        )
+    if topic is None:
+        raise RefusalError(
+            ResponseCode.TOPIC_NOT_EXIST,
+            f"topic[{reading.topic}] not exist, apply first please! \n{FAQ}",
+        )
+    if not topic.is_readable:
+        raise RefusalError(
+            ResponseCode.NO_PERMISSION,
+            f"the topic[{reading.topic}] pulling message is forbidden",
+            3,
+        )
+    if not groups.may_read(name, reading.topic):
+        raise RefusalError(
+            ResponseCode.NO_PERMISSION,
+            f"the consumer group[{name}] is forbidden for topic[{reading.topic}]",
+            5,
+        )
+    if not 0 <= reading.queue_id < topic.config.read_queues:
+        raise RefusalError(
+            ResponseCode.INVALID_PARAMETER,
+            f"queueId[{reading.queue_id}] is illegal, topic:[{reading.topic}] "
+            f"topicConfig.readQueueNums:[{topic.config.read_queues}] "
+            f"consumer:[/{reading.peer.remote}]",
+        )

@@ -25,7 +25,7 @@ from sluicemq.broker.documents import Document
 from sluicemq.broker.metrics import serve
 from sluicemq.broker.registration import NameServer, Registration
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.switching import calm, calmly
+from sluicemq.broker.switching import calm, calmly, in_executor
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import ConfigurationError, RequestError, SluiceError
@@ -94,6 +94,8 @@ class Broker:
         self._network = network = secured(network, broker_tls(config), server_tls(config))
         self._stretch = stretch
         self._executor = executor or ThreadPoolExecutor(EXECUTOR_THREADS, "sluice-broker")
+        # What filters compute, so that no fsync stands in line behind it.
+        self._computer = executor or ThreadPoolExecutor(1, "sluice-filters")
         self._servers: list[Listener] = []
         self._announced: list[tuple[Peer, bytes]] = []
         self._news = asyncio.Event()
@@ -153,14 +155,14 @@ class Broker:
             call_soon=loop.call_soon,
             run_sync=self._run_sync,
             announce=self._announce,
-            elsewhere=self._elsewhere,
+            elsewhere=in_executor(self._executor),
         )
         await self._in_executor(core.load)
         self.store.columns.loads_at_once = False
         if isinstance(self._files, SystemFiles):
             self.store.columns.sealer = SealingProcess()
         core.delayed.call_later = core.background.call_later = loop.call_later
-        core.background.run_elsewhere = calmly(self._elsewhere)
+        core.background.run_elsewhere = calmly(in_executor(self._computer))
         if not self.settings.is_read_only:
             core.cleaning.look()
         server = self._new_server(core.dispatcher())
@@ -224,6 +226,7 @@ class Broker:
             with contextlib.suppress(SluiceError, OSError):  # the start's own error is to be told
                 await self._in_executor(self.store.close)
         self._executor.shutdown(wait=False)
+        self._computer.shutdown(wait=False)
 
     # --------------------------------------------------------------------------------- close
 
@@ -254,6 +257,7 @@ class Broker:
             await self._in_executor(self.store.close)
         finally:
             self._executor.shutdown(wait=True)
+            self._computer.shutdown(wait=False, cancel_futures=True)
 
     async def _say_goodbye(self) -> None:
         async def farewell(server: NameServer) -> None:
@@ -280,18 +284,7 @@ class Broker:
 
     def _run_sync(self, done: Callable[[int | BaseException], None]) -> None:
         """Starts an fsync in the executor."""
-        self._elsewhere(self.store.sync, done)
-
-    def _elsewhere(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        """Does something that blocks in the executor; `done` is called in this thread."""
-
-        def finished(future: asyncio.Future[T]) -> None:
-            if not future.cancelled():
-                error = future.exception()
-                done(error if error is not None else future.result())
-
-        loop = asyncio.get_running_loop()
-        loop.run_in_executor(self._executor, work).add_done_callback(finished)
+        in_executor(self._executor)(self.store.sync, done)
 
     def _announce(self, peer: Peer, answer: bytes) -> None:
         self._announced.append((peer, answer))

@@ -1,28 +1,30 @@
 """`compile_sql92`: an expression as a `Selector`, compiled once and kept.
 
 A broker sees the same few expressions with every pull, so the outcome of a compilation is kept,
-failures too, as RocketMQ does (its cache has 100 places). Everything else about SQL92 is loaded at
-the first expression: lark and the tree cost 50 ms and 11 MiB, which users of tags do not pay.
+failures too, as RocketMQ does (its cache has 100 places); as much as `KEPT_CHARACTERS` of text. A
+long one takes tens of milliseconds: who has others to serve asks `is_quick` before. Everything else
+about SQL92 is loaded at the first expression: lark and the tree cost 50 ms and 11 MiB, which users
+of tags do not pay.
 """
 
 import copy
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from sluicemq.errors import FilterSyntaxError
 
 if TYPE_CHECKING:
     from sluicemq.filter.selector import Selector
 
-CACHE_ENTRIES = 1024
-CACHED_LENGTH_MAX = 1024  # characters; longer expressions share a cache of few places
-CACHE_ENTRIES_LONG = 32
+KEPT_CHARACTERS: Final = 1 << 19
+"""Of long expressions and of others, so that those do not displace these."""
+QUICK_CHARACTERS: Final = 512
+"""As many are compiled in half a millisecond."""
+_TIDY_EVERY: Final = 64
 
 
 def compile_sql92(text: str) -> "Selector":
     """Raises FilterSyntaxError, with position and cure, where RocketMQ would not compile it."""
-    short = len(text) <= CACHED_LENGTH_MAX
-    outcome = _compile_short(text) if short else _compile_long(text)
+    outcome = (_quick if len(text) <= QUICK_CHARACTERS else _long).outcome(text)
     if isinstance(outcome, FilterSyntaxError):
         # A copy: one that was raised holds what its callers held, 250 kB of a read each.
         raise copy.copy(outcome)
@@ -41,11 +43,41 @@ def compile_whole(text: str) -> "Selector":
     return selector
 
 
+def is_quick(text: str) -> bool:
+    """Is it compiled already, or in no time?"""
+    return len(text) <= QUICK_CHARACTERS or text in _long
+
+
+class _Kept(dict[str, "Selector | FilterSyntaxError"]):
+    """Outcomes, the one that was asked for last behind the others. Threads share it: what one of
+    them does not see is compiled once more."""
+
+    __slots__ = ()
+
+    def outcome(self, text: str) -> "Selector | FilterSyntaxError":
+        outcome = self.pop(text, None)
+        if outcome is not None:
+            self[text] = outcome
+            return outcome
+        self[text] = outcome = _compile(text)
+        if len(text) > QUICK_CHARACTERS or len(self) % _TIDY_EVERY == 0:
+            self._tidy()
+        return outcome
+
+    def _tidy(self) -> None:
+        texts = list(self)
+        size = sum(map(len, texts))
+        for text in texts:
+            if size <= KEPT_CHARACTERS:
+                return
+            self.pop(text, None)
+            size -= len(text)
+
+
 def _compile(text: str) -> "Selector | FilterSyntaxError":
     from sluicemq.filter.selector import try_compile  # noqa: PLC0415 - see the module docstring
 
     return try_compile(text)
 
 
-_compile_short = lru_cache(maxsize=CACHE_ENTRIES)(_compile)
-_compile_long = lru_cache(maxsize=CACHE_ENTRIES_LONG)(_compile)
+_quick, _long = _Kept(), _Kept()

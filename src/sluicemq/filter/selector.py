@@ -1,12 +1,16 @@
 """A compiled expression: its tree and its verdict on a message."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from sluicemq.errors import FilterEvaluationError, FilterSyntaxError
 from sluicemq.filter.evaluate import compile_verdict
 from sluicemq.filter.findings import Rejected, syntax_error
 from sluicemq.filter.nodes import Node, property_names
 from sluicemq.filter.syntax import parse
+
+if TYPE_CHECKING:
+    from sluicemq.filter.vectorised import Vectorised
 
 
 class Selector:
@@ -17,13 +21,23 @@ class Selector:
     False or None for null; it raises FilterEvaluationError.
     """
 
-    __slots__ = ("evaluate", "rest", "text", "tree")
+    __slots__ = ("_vectorised", "evaluate", "rest", "text", "tree")
 
     def __init__(self, text: str, tree: Node, rest: int | None = None) -> None:
         self.text = text
         self.tree = tree
         self.rest = rest
         self.evaluate = compile_verdict(tree)
+        self._vectorised: Vectorised | None = None
+
+    @property
+    def vectorised(self) -> "Vectorised":
+        """The same verdicts on a block of columns; made when it is first asked for."""
+        if self._vectorised is None:
+            from sluicemq.filter.vectorised import Vectorised  # noqa: PLC0415 - lazily
+
+            self._vectorised = Vectorised(self.tree)
+        return self._vectorised
 
     @property
     def property_names(self) -> frozenset[str]:

@@ -6,9 +6,11 @@ expression that is null or cannot be evaluated on a message does not match it
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from sluicemq.filter.parser import compile_sql92
+from sluicemq.errors import FilterError
+from sluicemq.filter.parser import QUICK_CHARACTERS, compile_sql92
 from sluicemq.filter.tags import TagFilter, is_tag_kind, unknown_kind
 from sluicemq.model.subscription import ALL, SQL92, MessageFilter, Subscription
 
@@ -26,27 +28,31 @@ SQL92_IS_OFF = (
 class Sql92Filter:
     """The second stage decides; the first lets everything through."""
 
-    __slots__ = ("_vectorised", "by_commit_log", "selector")
+    __slots__ = ("by_commit_log", "selector", "weight")
 
     tag_codes: frozenset[int] | None = None
     reads_properties = True
 
     def __init__(self, selector: "Selector") -> None:
         self.selector = selector
+        self.weight = len(selector.text)
         self.by_commit_log: Callable[[Mapping[str, str]], bool] = selector.matches
-        self._vectorised: Vectorised | None = None
 
     @property
     def vectorised(self) -> "Vectorised":
-        """The same verdicts on a block of columns; made when it is first asked for."""
-        if self._vectorised is None:
-            from sluicemq.filter.vectorised import compile_vectorised  # noqa: PLC0415 - lazily
-
-            self._vectorised = compile_vectorised(self.selector)
-        return self._vectorised
+        """The same verdicts on a block of columns."""
+        return self.selector.vectorised
 
     def by_consume_queue(self, tag_code: int) -> bool:
         return True
+
+
+def prepare(expression: str) -> None:
+    """Compiles what takes long of a SQL92 expression, if it compiles; in any thread."""
+    with suppress(FilterError):
+        selector = compile_sql92(expression)
+        if len(expression) > QUICK_CHARACTERS:
+            _ = selector.vectorised
 
 
 def make_filter(subscription: Subscription) -> MessageFilter | None:

@@ -80,7 +80,11 @@ class BlockFilter(Protocol):
 @runtime_checkable
 class ColumnFilter(Protocol):
     """What a `MessageFilter` may have besides: with it the store scans by columns. Ask by
-    `isinstance`; `vectorised` gives exactly the messages that `by_commit_log` gives."""
+    `isinstance`; `vectorised` gives exactly the messages that `by_commit_log` gives. `weight` is
+    the length of its expressions: what an evaluation takes grows with it."""
+
+    @property
+    def weight(self) -> int: ...
 
     @property
     def vectorised(self) -> BlockFilter: ...

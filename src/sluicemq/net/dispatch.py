@@ -30,6 +30,7 @@ import orjson
 from sluicemq.errors import ProtocolError, RequestError, SluiceError
 from sluicemq.net.limits import HEADER_BYTES_MAX, REFUSED_MAX, check_request
 from sluicemq.net.peer import Peer
+from sluicemq.net.shares import Shares
 from sluicemq.protocol.codec import (
     SERVER_LANGUAGE,
     command_of,
@@ -64,7 +65,7 @@ class Dispatcher:
     handler's place. `admit` is its quick twin for requests with a quick handler: False sends them
     the usual way, past `before`; without it nothing is quick. `frame_bytes_max` bounds a frame
     without its leading total; only requests in `with_messages` may have bodies that fill one
-    (None: all).
+    (None: all). `shares`: the time of the loop, for who serves connections and can let them wait.
     """
 
     def __init__(
@@ -77,12 +78,14 @@ class Dispatcher:
         admit: Quick | None = None,
         with_messages: Collection[int] | None = None,
         frame_bytes_max: int = FRAME_BYTES_MAX,
+        shares: Shares | None = None,
     ) -> None:
         self.handlers: dict[int, Handler] = {int(code): it for code, it in handlers.items()}
         # Who looks at requests first has to see all of them.
         is_blind = before is not None and admit is None
         self.quick: dict[int, Quick] = {} if is_blind else dict(quick or {})
         self.frame_bytes_max = frame_bytes_max
+        self.shares = shares
         self._deferred = deferred
         self._before = before
         self._admit = admit
@@ -94,11 +97,12 @@ class Dispatcher:
         """Do requests need rights?"""
         return self._before is not None
 
-    def feed(self, data: bytes, peer: Peer) -> tuple[int, bytes]:
+    def feed(self, data: bytes, peer: Peer, shares: Shares | None = None) -> tuple[int, bytes]:
         """Handle every whole frame in `data`. HOT.
 
         Returns the bytes used and the answers. Raises ProtocolError when the first frame is bad;
-        a later bad frame ends the pass and raises when the rest is fed again.
+        a later bad frame ends the pass and raises when the rest is fed again. With `shares` a
+        request that is not quick may have to wait: then the pass ends before it.
         """
         find_quick, admit = self.quick.get, self._admit
         frame_bytes_max = self.frame_bytes_max
@@ -128,19 +132,22 @@ class Dispatcher:
                             continue
                     except Exception:  # noqa: BLE001 -- whatever it is: the usual way copes with it
                         values = None
+                    if shares is not None and shares.has_to_wait(peer):
+                        break
                     command = command_of(values, header, body)
             except ProtocolError:
                 if position == 0:
                     raise
                 break
             position = end
-            answer = self._answer(command, peer)
+            answer = self._answer(command, peer, shares)
             if answer is not None:
                 answers.append(answer)
         return position, answers[0] if len(answers) == 1 else b"".join(answers)
 
-    def _answer(self, command: Command, peer: Peer) -> bytes | None:
+    def _answer(self, command: Command, peer: Peer, shares: Shares | None) -> bytes | None:
         """The usual way: what the handler of the code says, None when nothing is answered now."""
+        begin_s = 0.0 if shares is None else shares.now_s()
         find = self.handlers.get if self._before is None else self._find_guarded
         try:
             handler = find(command.code)
@@ -153,6 +160,8 @@ class Dispatcher:
                 outcome = self._settle(outcome, command, peer)
         except Exception as error:  # noqa: BLE001 -- the server's loop: it must go on
             outcome = self._failure(error, command)
+        if shares is not None:
+            shares.spent(peer, begin_s)
         return None if command.flag & FLAG_ONEWAY else outcome
 
     def _read_odd(self, frame: bytes, total: int, mark: int) -> Command:

@@ -7,6 +7,8 @@ A chunk with forty frames is one pass and one write. These bound a connection (a
 - a budget of bytes a turn: above it reading pauses until the next iteration of the loop, so that
   one greedy sender does not starve the rest (uvloop would read up to 8 MiB at once);
 - its write buffer: a client that does not read its answers is not read from either;
+- a share of the time: requests that are not quick wait for one of the next turns when this one has
+  had its budget, whoever used it (`shares`);
 - silence: after `idle_timeout_s` without a byte in either direction it is closed. A sweep counts;
   there is no timer a connection;
 - patience: a frame that is not whole `frame_timeout_s` after its first byte closes it, and so do
@@ -58,8 +60,10 @@ class Connection(asyncio.Protocol):
         "_pieces",
         "_resting",
         "_server",
+        "_shares",
         "_transport",
         "_turn_bytes",
+        "_waiting",
         "frame_sweeps",
         "peer",
     )
@@ -68,7 +72,9 @@ class Connection(asyncio.Protocol):
         self._server = server
         self._dispatcher = dispatcher
         self._loop = asyncio.get_running_loop()
+        self._shares = dispatcher.shares
         self._pieces = Pieces(dispatcher.frame_bytes_max)
+        self._waiting: bytes | None = None  # whole frames, for a later turn
         self._turn_bytes = 0
         self._resting = False  # over its budget until the next turn
         self._blocked = False  # its answers do not leave
@@ -110,10 +116,17 @@ class Connection(asyncio.Protocol):
         self._turn_bytes += len(data)
         if self._turn_bytes > TURN_BYTES_MAX:
             self._rest()
-        whole = self._pieces.add(data)
+        if self._waiting is not None:
+            self._waiting += data
+        else:
+            self._serve(self._pieces.add(data))
+
+    def _serve(self, whole: bytes | None) -> None:
+        """Whole frames, and perhaps the begin of one."""
+        peer, shares, data = self.peer, self._shares, whole or b""
         try:
             while whole:
-                used, answers = self._dispatcher.feed(whole, peer)
+                used, answers = self._dispatcher.feed(whole, peer, shares)
                 if answers and not peer.closed:
                     self._transport.write(answers)
                 self.frame_sweeps = 0
@@ -123,6 +136,11 @@ class Connection(asyncio.Protocol):
                     return
                 if used:
                     whole = whole[used:]
+                if shares is not None and shares.has_to_wait(peer):
+                    self._waiting = whole
+                    self._transport.pause_reading()
+                    shares.wait(peer, self._go_on)
+                    return
                 data = whole
                 whole = self._pieces.keep(data)
         except ProtocolError as error:
@@ -130,6 +148,13 @@ class Connection(asyncio.Protocol):
             return
         if len(self._pieces) > PENDING_SMALL or self._held:
             self._hold(len(self._pieces))
+
+    def _go_on(self) -> None:
+        """It is its turn again."""
+        whole, self._waiting = self._waiting, None
+        if not self.peer.closed:
+            self._listen()
+            self._serve(whole)
 
     def _hold(self, size: int) -> None:
         """Of an unfinished frame so many bytes are here; too many end the connection."""
@@ -172,7 +197,8 @@ class Connection(asyncio.Protocol):
         self._listen()
 
     def _listen(self) -> None:
-        if not (self._resting or self._blocked or self._transport.is_closing()):
+        is_kept = self._resting or self._blocked or self._waiting is not None
+        if not is_kept and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def _refuse(self, data: bytes, error: ProtocolError) -> None:

@@ -9,8 +9,9 @@ the log, one by one, when it is their turn, and so many of them end the call.
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Iterable
+from functools import partial
+from itertools import compress, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from sluicemq.store.columns_blocks import ColumnBlocks
 from sluicemq.store.columns_file import Head
 from sluicemq.store.consumequeue import UNIT_BYTES, Queue
 from sluicemq.store.gather import Gather, Select
+from sluicemq.store.judging import Judgement, PostponedError
 
 if TYPE_CHECKING:
     from sluicemq.clock import Clock
@@ -32,7 +34,11 @@ RECORDS_MAX: Final = 2000
 """So many records are read to decide in one call."""
 SCAN_S: Final = 0.004
 """After so long a call ends: a block more may take as long again."""
+_SINGLES_MIN: Final = 8
 _SINGLES: Final = 256
+"""So many records are looked at before the next look at the clock, at first few."""
+_WEIGHT_ROWS_INLINE: Final = 64 * 8192
+"""Of filters (their weight) on blocks: some milliseconds, when all rows differ."""
 _KEPT: Final = 48
 _RULED_KEPT: Final = 1024
 _TRUE: Final = 1
@@ -73,13 +79,15 @@ class ColumnScan:
         offset: int,
         end: int,
         select: Select,
+        weight: int = 0,
     ) -> int:
         """Take matches among the queue offsets [offset, end); returns where to go on.
 
-        `select` chooses among units by their records.
+        `select` chooses among units by their records. `weight` is the filter's where verdicts that
+        take long may be postponed (`judging`), 0 where they may not.
         """
         deadline_s = self._clock.monotonic_s() + SCAN_S
-        records = RECORDS_MAX
+        records, few = RECORDS_MAX, _SINGLES_MIN
         position = offset
         while position < end and records > 0:
             if position > offset and self._clock.monotonic_s() >= deadline_s:
@@ -89,21 +97,26 @@ class ColumnScan:
                 position = min(passed, end)
                 continue
             block = self.blocks.block_at(queue, position, ROWS_MIN)
-            stop = position + min(_SINGLES, records) if block is None else block.end
+            few, at_once = min(2 * few, _SINGLES), min(few, records)
+            stop = position + at_once if block is None else block.end
             units = queue.units(position, min(end, stop) - position)
             if not len(units):
                 gather.is_missing = True
                 break
-            if block is None:
-                chosen = select(units)
-                records -= len(units) // UNIT_BYTES
-            else:
-                candidates = self.candidates(block_filter, block)
-                first = position - block.first_offset
-                chosen, units, asked = _choose(
-                    candidates, first, units, gather.room, records, select
-                )
-                records -= asked
+            try:
+                if block is None:
+                    chosen = select(units)
+                    asked = len(units) // UNIT_BYTES
+                else:
+                    candidates = self.candidates(block_filter, block, weight)
+                    first = position - block.first_offset
+                    chosen, units, asked = _choose(
+                        candidates, first, units, gather.room, at_once, select
+                    )
+            except PostponedError as postponed:
+                gather.judgement = postponed.judgement
+                break
+            records -= asked
             left = gather.take_some(units, position, chosen)
             if left >= 0:
                 return position + left
@@ -138,14 +151,30 @@ class ColumnScan:
                 self._ruled.popitem(last=False)
         return 0 if known[2] else head.end
 
-    def candidates(self, block_filter: BlockFilter, block: ColumnBlock) -> Candidates:
-        """The rows of a block that a filter has to look at, or not even that."""
+    def candidates(
+        self, block_filter: BlockFilter, block: ColumnBlock, weight: int = 0
+    ) -> Candidates:
+        """The rows of a block that a filter has to look at, or not even that.
+
+        Raises PostponedError when a filter of this weight takes long to say so.
+        """
         key = (id(block_filter), id(block))
         known = self._known.get(key)
         if known is not None:  # what is kept cannot have given its id to another
             self._known.move_to_end(key)
             return known[2]
-        found = _candidates(block_filter, block)
+        keep = partial(self._keep, key, block_filter, block)
+        if weight * block.rows > _WEIGHT_ROWS_INLINE:
+            raise PostponedError(Judgement(partial(_candidates, block_filter, block), keep))
+        return keep(_candidates(block_filter, block))
+
+    def _keep(
+        self,
+        key: tuple[int, int],
+        block_filter: BlockFilter,
+        block: ColumnBlock,
+        found: Candidates,
+    ) -> Candidates:
         self._known[key] = (block_filter, block, found)
         if len(self._known) > _KEPT:
             self._known.popitem(last=False)
@@ -186,11 +215,12 @@ def _choose(
 
 def _asked(
     rows: list[int], asks: list[bool], units: memoryview | bytearray, select: Select
-) -> Iterator[int]:
-    for row, needs_record in zip(rows, asks, strict=True):
-        unit = units[row * UNIT_BYTES : (row + 1) * UNIT_BYTES]
-        if not needs_record or any(True for _ in select(unit)):
-            yield row
+) -> list[int]:
+    """Without the rows whose records say that they do not match."""
+    asked = list(compress(rows, asks))
+    found = select(b"".join([units[row * UNIT_BYTES : (row + 1) * UNIT_BYTES] for row in asked]))
+    wanted = {asked[index] for index in found}
+    return [row for row, needs in zip(rows, asks, strict=True) if not needs or row in wanted]
 
 
 def warm_up() -> None:

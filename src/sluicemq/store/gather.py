@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT, UNIT_BYTES, Queue
+from sluicemq.store.judging import Judgement
 from sluicemq.store.sound import Soundness
 
 PULL_SPAN_MAX: Final = 2000
@@ -24,7 +25,7 @@ an answer of 32 matches of a rare tag would cost more than it brings."""
 NO_LIMIT: Final = 1 << 62
 _RUNS_BYTES_MIN: Final = 512 * UNIT_BYTES
 """Fewer units are faster one by one, and ordinary pulls never have so many."""
-Select = Callable[[memoryview | bytearray], Iterable[int]]
+Select = Callable[[memoryview | bytearray | bytes], Iterable[int]]
 """Which of some units are wanted: their indices, ascending."""
 _unpack_units: Final = UNIT.iter_unpack
 _first_position: Final = struct.Struct(">q").unpack_from
@@ -49,7 +50,7 @@ class Gather:
     __slots__ = (
         "_base", "_bytes_max", "_count_max", "_is_bulk", "_limit", "_log", "_queue",
         "_run_end", "_run_start", "_sound", "_view", "count", "data", "held_from", "is_missing",
-        "is_out_of_reach", "last", "reach", "size_bytes",
+        "is_out_of_reach", "judgement", "last", "may_postpone", "reach", "size_bytes",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +79,8 @@ class Gather:
         self.reach: Reach | None = None  # None: the reader may hold any number
         self.held_from = -1  # the first match that it holds; -1: none as far as we know
         self.last = -1  # the last one that it is given
+        self.may_postpone = False
+        self.judgement: Judgement | None = None  # without which the read cannot go on
         self.is_out_of_reach = False  # there is a match, and it has to ask for it once more
 
     @property

@@ -55,7 +55,7 @@ class StoreReader:
             add_tail(config.root, self._log, self._queues, wanted)
         for queue in self._queues:
             queue.correct_min(self._log.start)
-        self._reader = LogReader(self._log, self._queues, config)
+        self._reader = LogReader(self._log, self._queues, config, SYSTEM_CLOCK)
         self._reader.columns = PropertyColumns(config, files, SYSTEM_CLOCK, self._log, self._queues)
         end = self._log.segments.end if wanted is not None else self._find_end()
         self._reader.visible_end = self._reader.soundness.trusted_from = end

@@ -9,9 +9,10 @@ no message is copied or decoded, adjacent ones are one slice. The filter's two s
     then, if it reads     the properties of each candidate are cut out of its record and decoded
     properties
 
-A call looks at `scan_max` units at most (2,000 when records are read for it), so that no reader
-holds the loop; the next offset it returns is behind everything it has looked at, and never behind
-a match that it did not deliver.
+A call looks at `scan_max` units at most (2,000 when records are read for it) and for a few
+milliseconds, so that no reader holds the loop; verdicts that take longer are left to a judgement
+(`judging`). The next offset it returns is behind everything it has looked at, and never behind a
+match that it did not deliver.
 
 How much an ordinary pull gets is RocketMQ's rule (spec/store.md §10): 32 messages or 256 KiB of
 what is likely in memory (the newest 40 % of RAM), 8 or 64 KiB of what has to come from the disk.
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal
 
+from sluicemq.clock import Clock
 from sluicemq.config import StoreConfig
 from sluicemq.files import memory_bytes
 from sluicemq.model.ids import tag_code
@@ -36,6 +38,7 @@ from sluicemq.store.columns import PropertyColumns
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT, UNIT_BYTES, ConsumeQueues, Queue
 from sluicemq.store.gather import Gather, Reach, Select
+from sluicemq.store.judging import WEIGHT_INLINE, JudgedRecords, Judgement, PostponedError
 from sluicemq.store.scan import read_scanned
 from sluicemq.store.sound import Soundness
 
@@ -46,6 +49,10 @@ if TYPE_CHECKING:
 TAG_SCAN_MAX: Final = 1 << 17
 PROPERTY_SCAN_MAX: Final = 2000
 """Units of a filtered read: long misses cost little, a property filter reads the log for each."""
+SCAN_S: Final = 0.004
+"""After so long a read that looks at records ends."""
+CHUNK_MIN: Final = 8
+"""So many records are looked at before the first look at the clock, then twice as many."""
 _CHUNK_UNITS: Final = 256
 _READ_UNITS_MAX: Final = 4096
 EXTENSION_ADDRESS_MAX: Final = -(1 << 31) - 1
@@ -77,6 +84,7 @@ class ReadResult:
 
     `data` are slices of the log, whole records in order, adjacent ones merged; `count` is the
     number of messages in them, `size_bytes` their size; `scanned` how many units were looked at.
+    `judgement`: nothing was looked at, because something has to be found out first (`judging`).
     With a reach the messages from `held_from` on, `span` offsets apart, are what the reader holds
     then; `is_out_of_reach`: there is a match at `next_offset`, to be asked for once more.
     """
@@ -92,13 +100,18 @@ class ReadResult:
     held_from: int = -1
     span: int = 0
     is_out_of_reach: bool = False
+    judgement: Judgement | None = None
 
 
 class LogReader:
     """The reading half of a store."""
 
-    def __init__(self, log: CommitLog, queues: ConsumeQueues, config: StoreConfig) -> None:
+    def __init__(
+        self, log: CommitLog, queues: ConsumeQueues, config: StoreConfig, clock: Clock
+    ) -> None:
         self._log = log
+        self._clock = clock
+        self._judged = JudgedRecords()
         self._by_key = queues.by_key
         self._config = config
         self._memory_bytes = memory_bytes() * config.memory_ratio // 100
@@ -122,12 +135,15 @@ class LogReader:
         message_filter: MessageFilter | None = None,
         scan_max: int | None = None,
         reach: Reach | None = None,
+        *,
+        may_postpone: bool = False,
     ) -> ReadResult:
         """Messages of a queue from `offset` on that the filter lets through.
 
         `bytes_max` None is an ordinary pull, limited by RocketMQ's rule on top of `count_max`; a
         number is a bulk read, limited by what the caller says. The first message always passes.
         `reach` is what the reader of an ordinary pull can hold: RocketMQ's default without it.
+        `may_postpone`: verdicts that take long may be left to a judgement.
         """
         queue = self._by_key.get((topic, queue_id))
         if queue is None:
@@ -143,6 +159,7 @@ class LogReader:
         else:
             if bytes_max is None:
                 gather.reach = reach or Reach(offset)
+            gather.may_postpone = may_postpone
             next_offset, scanned = self._read_some(queue, offset, gather, message_filter, scan_max)
         gather.close()
         if gather.count:
@@ -151,12 +168,16 @@ class LogReader:
             return self._missing(queue, offset)
         else:
             status = ReadStatus.NO_MATCHED_MESSAGE
-        found = (gather.data, gather.count, gather.size_bytes, scanned)
+            if gather.judgement is not None and next_offset == offset:
+                found = _nothing(status, offset, low, high)
+                found.judgement = gather.judgement
+                return found
+        taken = (gather.data, gather.count, gather.size_bytes, scanned)
         if gather.reach is None:
-            return ReadResult(status, next_offset, low, high, *found)
+            return ReadResult(status, next_offset, low, high, *taken)
         span = gather.last - gather.held_from if gather.count else 0
         held = (gather.held_from, span, gather.is_out_of_reach)
-        return ReadResult(status, next_offset, low, high, *found, *held)
+        return ReadResult(status, next_offset, low, high, *taken, *held)
 
     def _limits(
         self, queue: Queue, offset: int, count_max: int, bytes_max: int | None
@@ -195,6 +216,10 @@ class LogReader:
             position = self._read_tagged(queue, gather, codes, offset, end)
             return position, position - offset
         select = self._slow_selection(message_filter)
+        weight = getattr(message_filter, "weight", 0) if gather.may_postpone else 0
+        if weight > WEIGHT_INLINE and not self._has_extension:
+            select = partial(self._judged.select, message_filter, properties_at=self._properties)
+            consumed = -1
         scan = self.column_scan(queue, message_filter)
         if scan is None:
             if consumed >= 0 and any(True for _ in select(queue.units(consumed, 1))):
@@ -205,23 +230,29 @@ class LogReader:
         vectorised = message_filter.vectorised  # type: ignore[attr-defined] # `column_scan` looked
         if consumed >= 0 and scan.holds(vectorised, queue, consumed, select):
             gather.held_from = consumed
-        position = scan.run(vectorised, queue, gather, offset, end, select)
+        position = scan.run(vectorised, queue, gather, offset, end, select, weight)
         return position, position - offset
 
     def _read_selected(
         self, queue: Queue, gather: Gather, select: Select, offset: int, end: int
     ) -> int:
         """Take what is selected by the records; returns where to go on."""
-        position = offset
-        while position < end:
-            units = queue.units(position, min(_CHUNK_UNITS, end - position))
+        position, chunk = offset, CHUNK_MIN
+        deadline_s = self._clock.monotonic_s() + SCAN_S
+        while position < end and (position == offset or self._clock.monotonic_s() < deadline_s):
+            units = queue.units(position, min(chunk, end - position))
             if not len(units):
                 gather.is_missing = True
                 break
-            left = gather.take_some(units, position, select(units))
+            try:
+                left = gather.take_some(units, position, select(units))
+            except PostponedError as postponed:
+                gather.judgement = postponed.judgement
+                break
             if left >= 0:
                 return position + left
             position += len(units) // UNIT_BYTES
+            chunk = min(2 * chunk, _CHUNK_UNITS)
         return position
 
     def _codes_alone(self, message_filter: MessageFilter) -> frozenset[int] | None:
@@ -274,7 +305,7 @@ class LogReader:
         by_commit_log = message_filter.by_commit_log
         reads_properties = message_filter.reads_properties
 
-        def by_record(units: memoryview | bytearray) -> Iterable[int]:
+        def by_record(units: memoryview | bytearray | bytes) -> Iterable[int]:
             for index, (position, size, code) in enumerate(_unpack_units(units)):
                 if self._has_extension and code <= EXTENSION_ADDRESS_MAX:
                     code = tag_code(self._properties(position, size).get(TAGS, ""))  # noqa: PLW2901

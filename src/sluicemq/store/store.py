@@ -111,7 +111,7 @@ class Store:
         self.append_columns = writer.append_columns
         self.takes_columns = writer.takes_columns
 
-        self._reader = reader = LogReader(log, queues, config)
+        self._reader = reader = LogReader(log, queues, config, clock)
         reader.visible_end = log.written_offset
         self.read = reader.read
         self.offset_by_time = reader.offset_by_time

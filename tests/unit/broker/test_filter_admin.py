@@ -11,6 +11,7 @@ from sluicemq.broker.filter_watch import REASONS_MAX, Troubles
 from sluicemq.errors import RequestError
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig
+from sluicemq.net.shares import Shares
 from sluicemq.protocol import bodies
 from sluicemq.protocol.command import Command
 from sluicemq.testing.broker import (
@@ -217,9 +218,9 @@ def test_long_work_is_answered_later_and_leaves_room_between(
 def test_works_take_turns_and_one_whose_asker_is_gone_ends() -> None:
     soon: list[object] = []
     log: list[str] = []
-    broker = SteppedBroker()
+    clock, broker = Watched(), SteppedBroker()
     first, second = broker.connect(), broker.connect()
-    background = Background(Watched(), soon.append)
+    background = Background(clock, Shares(clock, soon.append))
     request = Command(900131, {}, b"", 7)
     assert background.answer(steps(log, "a", 9), request, first.peer) is None
     assert background.answer(steps(log, "b", 9), request, second.peer) is None
@@ -236,7 +237,7 @@ def test_a_job_is_done_elsewhere_and_its_failure_answered() -> None:
     jobs: list[tuple[object, object]] = []
     broker = SteppedBroker()
     client = broker.connect()
-    background = Background(ManualClock(), lambda _: None)
+    background = Background(clock := ManualClock(), Shares(clock, lambda _: None))
     background.run_elsewhere = lambda job, done: jobs.append((job, done))
 
     def work() -> Steps[Command]:
@@ -249,7 +250,7 @@ def test_a_job_is_done_elsewhere_and_its_failure_answered() -> None:
 
 
 def test_too_many_questions_are_refused() -> None:
-    background = Background(Watched(), lambda _: None)
+    background = Background(clock := Watched(), Shares(clock, lambda _: None))
     client = SteppedBroker().connect()
     for number in range(WORKS_MAX):
         background.answer(steps([], "a", 9), Command(900131, {}, b"", number), client.peer)
@@ -262,6 +263,6 @@ def test_a_failure_in_the_first_slice_is_raised() -> None:
         raise RequestError(23, "no")
         yield
 
-    background = Background(ManualClock(), lambda _: None)
+    background = Background(clock := ManualClock(), Shares(clock, lambda _: None))
     with pytest.raises(RequestError, match="no"):
         background.answer(work(), Command(900131), SteppedBroker().connect().peer)  # type: ignore[arg-type]

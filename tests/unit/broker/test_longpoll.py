@@ -4,8 +4,10 @@ from sluicemq.broker.longpoll import LongPolls
 from sluicemq.broker.outcomes import Parked
 from sluicemq.model.ids import Host
 from sluicemq.net.peer import Peer
+from sluicemq.net.shares import Shares
 from sluicemq.protocol.codec import decode
 from sluicemq.protocol.command import Command
+from sluicemq.testing.broker import ManualClock
 
 
 class Wire:
@@ -22,7 +24,11 @@ class Polls:
     def __init__(self, size_max: int = 10_000) -> None:
         self.written: list[tuple[Peer, bytes]] = []
         self.looks = 0
-        self.polls = LongPolls(lambda peer, frame: self.written.append((peer, frame)), size_max)
+        self.polls = LongPolls(
+            lambda peer, frame: self.written.append((peer, frame)),
+            size_max,
+            Shares(ManualClock(), lambda run: None),
+        )
 
     def park(self, peer: Peer, *, deadline_s: float = 15.0, wants: bool = True) -> Parked:
         def look(parked: Parked, is_last: bool) -> bytes | None:

@@ -23,9 +23,25 @@ def test_a_failure_is_kept_and_raised_anew_without_growing() -> None:
 
 def test_long_expressions_do_not_displace_short_ones() -> None:
     kept = compile_sql92("a = 'kept'")
-    for number in range(parser.CACHE_ENTRIES_LONG + 1):
-        compile_sql92(f"a = '{'x' * parser.CACHED_LENGTH_MAX}{number}'")
+    for number in range(20):
+        compile_sql92(f"a = '{'x' * 32_000}{number}'")
     assert compile_sql92("a = 'kept'") is kept
+
+
+def test_so_much_text_is_kept_the_latest() -> None:
+    count = 2 * parser.KEPT_CHARACTERS // 500
+    texts = [f"a = '{number:0480}'" for number in range(count)]
+    last = [compile_sql92(text) for text in texts][-1]
+    assert compile_sql92(texts[-1]) is last
+    assert sum(map(len, parser._quick)) <= parser.KEPT_CHARACTERS + 64 * 500
+
+
+def test_a_long_expression_is_quick_once_it_is_compiled() -> None:
+    text = " OR ".join(f"a = 'quick{number}'" for number in range(100))
+    assert not parser.is_quick(text)
+    compile_sql92(text)
+    assert parser.is_quick(text)
+    assert parser.is_quick("a = 'new'")
 
 
 def test_selector_knows_its_text_names_and_ignored_rest() -> None:
@@ -58,7 +74,7 @@ def test_a_kept_failure_holds_nothing_of_those_who_met_it() -> None:
     for _ in range(2):
         with pytest.raises(FilterSyntaxError) as caught:
             compile_sql92("a = = 77")
-    kept = parser._compile_short("a = = 77")
+    kept = parser._quick["a = = 77"]
     assert isinstance(kept, FilterSyntaxError)
     assert kept.__traceback__ is None
     assert kept.__context__ is None

@@ -1,0 +1,170 @@
+"""Who computes next: a fair share of the loop's time for each connection.
+
+One request may take a millisecond, and somebody may ask a thousand at once. The loop's turn has a
+budget: when the requests of a turn have used it up, further ones wait for the next turn, and there
+the connection goes first that has used least (start-time fair queueing: who comes back after a
+pause begins where the others are, and has saved nothing). So whoever asks little waits for one
+slice of somebody else, however many ask for much, and alone one may use everything.
+
+Sends do not ask here (`dispatch`: quick handlers), nor does what has been begun: a slice is as long
+as its handler makes it. What may take longer is cut into slices by `broker.background`.
+"""
+
+import heapq
+import logging
+from collections import deque
+from collections.abc import Callable, Hashable
+from itertools import count
+from typing import Final
+
+from sluicemq.clock import Clock
+
+log = logging.getLogger(__name__)
+
+TURN_S: Final = 0.002
+"""So much of a turn goes to requests; then those that are left have to wait for the next one."""
+NOTED_S: Final = 0.000_05
+"""What takes less goes on no account, as long as nobody waits: an ordinary pull."""
+SERVED_MAX: Final = 64
+"""So many of those who wait are served in a turn, under a clock that stands still."""
+WORKS_MAX: Final = 16
+"""So many works of one connection may be under way; until one ends, its next request waits."""
+
+Run = Callable[[], None]
+
+
+class _Account:
+    """What somebody has used, and what he waits for: slices of his works, and to be read from."""
+
+    __slots__ = ("is_waiting", "request", "slices", "spent_s", "works")
+
+    def __init__(self) -> None:
+        self.spent_s = 0.0
+        self.slices: deque[Run] = deque()
+        self.request: Run | None = None
+        self.works = 0
+        self.is_waiting = False  # in the order of `Shares._waiting`
+
+    def take(self) -> Run | None:
+        """What he does next."""
+        if self.request is not None and self.works < WORKS_MAX:
+            run, self.request = self.request, None
+            return run
+        return self.slices.popleft() if self.slices else None
+
+
+class Shares:
+    """The time of one loop. Who uses it may be anything; connections are peers."""
+
+    def __init__(self, clock: Clock, call_soon: Callable[[Run], object]) -> None:
+        self.now_s = clock.monotonic_s
+        self._call_soon = call_soon
+        self._accounts: dict[Hashable, _Account] = {}
+        self._waiting: list[tuple[float, int, _Account]] = []
+        self._numbers = count()
+        self._begun_s = 0.0  # what the one who was served last had used
+        self._used_s = 0.0  # of this turn
+        self._is_over = False
+        self._is_scheduled = False
+        self._full: set[Hashable] = set()
+
+    def has_to_wait(self, who: Hashable) -> bool:
+        """Is the turn's budget used up, or has this one too many works under way? HOT."""
+        return self._is_over or (bool(self._full) and who in self._full)
+
+    def spent(self, who: Hashable, begin_s: float) -> None:
+        """Somebody has computed since `begin_s`. HOT."""
+        passed_s = self.now_s() - begin_s
+        self._used_s += passed_s
+        if passed_s > NOTED_S:
+            self.charge(who, passed_s)
+        if self._used_s >= TURN_S:
+            self._is_over = True
+            self._schedule()
+
+    def charge(self, who: Hashable, seconds: float) -> None:
+        """Somebody has used time, perhaps of another thread."""
+        account = self._account(who)
+        account.spent_s = max(account.spent_s, self._begun_s) + seconds
+
+    def spent_s(self, who: Hashable) -> float:
+        """By which to order those who wait for something else than the loop."""
+        return max(self._account(who).spent_s, self._begun_s)
+
+    def wait(self, who: Hashable, run: Run) -> None:
+        """A connection is read on when it is its turn."""
+        account = self._account(who)
+        account.request = run
+        self._stand(account)
+
+    def add(self, who: Hashable, run: Run) -> None:
+        """A slice of a work, when it is its turn."""
+        account = self._account(who)
+        account.slices.append(run)
+        self._stand(account)
+
+    def begin_work(self, who: Hashable) -> None:
+        """Something is under way; the requests behind it need not wait, up to WORKS_MAX."""
+        account = self._account(who)
+        account.works += 1
+        if account.works >= WORKS_MAX:
+            self._full.add(who)
+
+    def end_work(self, who: Hashable) -> None:
+        account = self._accounts.get(who)
+        if account is not None:
+            account.works -= 1
+            if account.works < WORKS_MAX:
+                self._full.discard(who)
+                self._stand(account)
+
+    def forget(self, who: Hashable) -> None:
+        """The connection is gone."""
+        self._accounts.pop(who, None)
+        self._full.discard(who)
+
+    def _account(self, who: Hashable) -> _Account:
+        account = self._accounts.get(who)
+        if account is None:
+            account = self._accounts[who] = _Account()
+        return account
+
+    def _stand(self, account: _Account) -> None:
+        """Somebody waits in line when there is something that he could do."""
+        has_request = account.request is not None and account.works < WORKS_MAX
+        if account.is_waiting or not (has_request or account.slices):
+            return
+        account.is_waiting = True
+        account.spent_s = max(account.spent_s, self._begun_s)
+        heapq.heappush(self._waiting, (account.spent_s, next(self._numbers), account))
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._call_soon(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        """A new budget, for those first who wait."""
+        self._is_scheduled = self._is_over = False
+        self._used_s = 0.0
+        for _ in range(SERVED_MAX):
+            if not self._waiting or self._used_s >= TURN_S:
+                break
+            self._begun_s, _, account = heapq.heappop(self._waiting)
+            account.is_waiting = False
+            run = account.take()
+            if run is None:
+                continue
+            begin_s, used_s = self.now_s(), self._used_s
+            try:
+                run()
+            except Exception:  # the others must go on
+                log.exception("a request that had waited failed")
+            passed_s = self.now_s() - begin_s
+            self._used_s = max(self._used_s, used_s + passed_s)
+            account.spent_s = max(account.spent_s, self._begun_s + passed_s)
+            self._stand(account)
+        self._is_over = self._used_s >= TURN_S
+        if self._waiting:
+            self._schedule()
