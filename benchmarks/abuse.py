@@ -16,6 +16,7 @@ import itertools
 import mmap
 import os
 import random
+import socket
 import struct
 import subprocess
 import sys
@@ -130,7 +131,8 @@ def deep(rng: random.Random) -> str:
 
 
 def pull(expression: str, topic: str = "T", wait: bool = False) -> Request:
-    more = {"subscription": expression, "expressionType": "SQL92", "sysFlag": 6 if wait else 4}
+    more = {"subscription": expression, "expressionType": "SQL92", "sysFlag": 6 if wait else 4,
+            "suspendTimeoutMillis": 2000}  # fmt: skip
     return Code.PULL_MESSAGE, pull_fields(topic, **more, consumerGroup="ABUSER"), b""
 
 
@@ -229,13 +231,18 @@ ABUSES: Final[dict[str, tuple[Make, bool]]] = {
 
 
 def abuse(
-    address: str, batches: Iterator[list[Request]], over: threading.Event, counts: list[int]
+    address: str,
+    batches: Iterator[list[Request]],
+    over: threading.Event,
+    counts: list[int],
+    channels: list[BlockingChannel],
 ) -> None:
     """One connection that asks, and asks again as soon as it is answered."""
     with (
-        contextlib.suppress(SluiceError),
+        contextlib.suppress(SluiceError, OSError, ValueError),
         contextlib.closing(BlockingChannel(address, 60.0)) as channel,
     ):
+        channels.append(channel)
         for batch in batches:
             if over.is_set():
                 break
@@ -275,13 +282,13 @@ def fill(address: str) -> None:
 
 def run(server: Server, name: str, seconds: float, abusers: int) -> None:
     make, is_new = ABUSES[name]
-    over, counts, waits_s, threads = threading.Event(), [0], [], []  # type: ignore[var-annotated]
+    over, counts, waits_s, threads, channels = threading.Event(), [0], [], [], []  # type: ignore[var-annotated]
     for number in range(abusers):
         rng = random.Random(f"{name}:{number}")
         made = [make(rng) for _ in range(64 if is_new else 1)]
         if not made[0]:
             break
-        arguments = (server.address, itertools.cycle(made), over, counts)
+        arguments = (server.address, itertools.cycle(made), over, counts, channels)
         threads.append(threading.Thread(target=abuse, args=arguments, daemon=True))
     server.take()
     cpu_s, begin_s = server.cpu_s(), time.monotonic()
@@ -292,6 +299,9 @@ def run(server: Server, name: str, seconds: float, abusers: int) -> None:
     longest_s, long_turns = server.take()
     cpu_s = server.cpu_s() - cpu_s
     over.set()
+    for channel in channels:
+        with contextlib.suppress(OSError):
+            channel._socket.shutdown(socket.SHUT_RDWR)
     for thread in threads:
         thread.join(60)
     ordered = sorted(waits_s)

@@ -103,6 +103,7 @@ class BrokerCore:
             others=self._later,
             sync_timeout_s=settings.store.sync_flush_timeout_ms / 1000,
         )
+        self.shares.before_turn = self.turns.end_scheduled
         self._make_waiting(files, call_soon, run_sync)
         self.guard = Guard.of(files, clock, settings.broker)
         self.access = Access(self.guard)

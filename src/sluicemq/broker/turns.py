@@ -148,7 +148,12 @@ class Turns:
         if not self._is_scheduled:
             self._is_scheduled = True
             self._started_s = self._clock.monotonic_s()
-            self._call_soon(self.end)
+            self._call_soon(self.end_scheduled)
+
+    def end_scheduled(self) -> None:
+        """End the turn, when it has something to commit."""
+        if self._is_scheduled:
+            self.end()
 
     def write(self, peer: Peer, frame: bytes) -> None:
         """Adds a frame to what leaves at the end of this turn."""

@@ -67,6 +67,8 @@ class Shares:
         self._is_over = False
         self._is_scheduled = False
         self._full: set[Hashable] = set()
+        self.before_turn: Run = lambda: None
+        """What must not wait for a turn: the answers of sends."""
 
     def has_to_wait(self, who: Hashable) -> bool:
         """Is the turn's budget used up, or has this one too many works under way? HOT."""
@@ -140,14 +142,16 @@ class Shares:
         self._schedule()
 
     def _schedule(self) -> None:
+        """One iteration of the loop lies between two turns, in which others read and write."""
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._call_soon(self._begin_turn)
+            self._call_soon(lambda: self._call_soon(self._begin_turn))
 
     def _begin_turn(self) -> None:
         """A new budget, for those first who wait."""
         self._is_scheduled = self._is_over = False
         self._used_s = 0.0
+        self.before_turn()
         for _ in range(SERVED_MAX):
             if not self._waiting or self._used_s >= TURN_S:
                 break

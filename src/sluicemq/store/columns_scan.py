@@ -15,6 +15,7 @@ from itertools import compress, islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from sluicemq.model.subscription import BlockFilter
 from sluicemq.record.columns import ColumnBlock
@@ -228,3 +229,5 @@ def warm_up() -> None:
     nothing = np.zeros(2, np.int64)
     block = build_block(0, nothing, nothing, ())
     merged_arrays([block, block._replace(columns=ArrowColumns({}))])
+    # Where pandas is installed Arrow loads it here, for a quarter of a second.
+    _ = ArrowColumns({"": pa.array([""]).dictionary_encode()})[""]
