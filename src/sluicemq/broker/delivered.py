@@ -6,6 +6,8 @@ from sluicemq.broker.pacing import Pace
 from sluicemq.model.subscription import MessageFilter
 
 RUNS_MAX: Final = 128
+FILTERS_MAX: Final = 256
+"""On queues: a pull may bring another expression each time."""
 
 
 class Delivered:
@@ -27,10 +29,13 @@ class Delivered:
     def looked(self, message_filter: MessageFilter, queue_id: int, start: int, end: int) -> None:
         """The filter was asked about these messages: a sum for each pull, not for each message.
 
-        Of a reader that jumps more than anybody asks for, the oldest ranges are forgotten.
+        Of a reader that jumps, or changes its filter, more than anybody asks for, the oldest ranges
+        are forgotten.
         """
         runs = self.runs.get((message_filter, queue_id))
         if runs is None:
+            if len(self.runs) >= FILTERS_MAX:
+                del self.runs[next(iter(self.runs))]
             self.runs[message_filter, queue_id] = [start, end]
         elif runs[-1] == start:
             runs[-1] = end

@@ -6,6 +6,7 @@ than the asker allows, the newest messages of each queue.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -26,6 +27,7 @@ from sluicemq.protocol import bodies
 from sluicemq.protocol.codes import RequestCode, ResponseCode
 from sluicemq.protocol.command import Command
 from sluicemq.protocol.headers import FilteredLagRequest, TryFilterRequest, decode_header
+from sluicemq.store.judging import WEIGHT_INLINE
 from sluicemq.store.store import Store
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
 ROWS_MAX: Final = 1_000_000
 ROWS_A_STEP: Final = 8192
+ROWS_A_JOB: Final = 1024
 Range = tuple[int, int, int]
 """Queue id, first offset, end."""
 
@@ -159,12 +162,13 @@ class FilterAdmin:
             yield self._store.columns.warm_up
         from sluicemq.filter.lab import Trial  # noqa: PLC0415 - NumPy only when somebody asks
 
-        trial = Trial(wanted, against)
+        trial = yield partial(Trial, wanted, against)
+        weight = len(wanted.expression) + (0 if against is None else len(against.expression))
         for queue_id, start, end in ranges:
             if stored > rows_max:
                 start = end - max((end - start) * rows_max // stored, 1)  # noqa: PLW2901
-            yield from self._try_queue(trial, topic, queue_id, start, end)
-        report = trial.report()
+            yield from self._try_queue(trial, weight, topic, queue_id, start, end)
+        report = yield trial.report
         samples = set(_samples(report))
         body = {
             "report": report,
@@ -175,15 +179,18 @@ class FilterAdmin:
         return Command(ResponseCode.SUCCESS, {}, data)
 
     def _try_queue(
-        self, trial: "Trial", topic: str, queue_id: int, start: int, end: int
+        self, trial: "Trial", weight: int, topic: str, queue_id: int, start: int, end: int
     ) -> Iterator[Job | None]:
         records = self._watch.matching.records
         blocks = self._store.columns.blocks(topic, queue_id, start, end)
-        if blocks is None:
-            for low in range(start, end, RECORDS_A_STEP):
-                rows = records.between(topic, queue_id, low, min(low + RECORDS_A_STEP, end))
-                trial.add_rows([row for _, row in rows], first_offset=low, source=queue_id)
-                yield None
+        if blocks is None or weight > WEIGHT_INLINE:  # each condition is counted by itself
+            for first in range(start, end, ROWS_A_JOB):
+                rows: list[dict[str, str]] = []
+                for low in range(first, min(first + ROWS_A_JOB, end), RECORDS_A_STEP):
+                    found = records.between(topic, queue_id, low, min(low + RECORDS_A_STEP, end))
+                    rows += [row for _, row in found]
+                    yield None
+                yield partial(trial.add_rows, rows, first_offset=first, source=queue_id)
             return
         for block in blocks:
             for low in range(block.first_offset, block.end, ROWS_A_STEP):

@@ -11,6 +11,7 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.broker.background import Background, Steps
@@ -25,6 +26,8 @@ from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError, FilterEvaluationError
 from sluicemq.filter.outcomes import ERROR
+from sluicemq.filter.parser import is_quick
+from sluicemq.filter.sql import prepare
 from sluicemq.model.subscription import SQL92, MessageFilter, Subscription
 from sluicemq.store.store import Store
 
@@ -39,6 +42,9 @@ SAMPLES_KEPT: Final = 10
 EXPLAINED_MAX: Final = 256
 """So many failed evaluations of a block are asked for their reasons one by one; of more, as many
 are taken evenly, and their reasons stand for all."""
+EXPLAINED_WEIGHT: Final = 1 << 15
+"""Characters of an expression, times as often as it is asked: so much is a millisecond."""
+WANTED_KEPT: Final = 128
 Pair = tuple[str, str]
 """Topic and group."""
 
@@ -128,11 +134,13 @@ class FilterWatch:
         found = self._consumers.groups.get(group)
         return {*(found.watches if found is not None else ()), *self._filters.table.get(group, ())}
 
-    def wanted(self, subscription: Subscription) -> Wanted | None:
+    def wanted(self, subscription: Subscription) -> Steps[Wanted | None]:
         """Compiled, and kept for a while; None when it does not compile."""
         key = (subscription.kind, subscription.expression)
+        if subscription.kind == SQL92 and not is_quick(subscription.expression):
+            yield partial(prepare, subscription.expression)
         if key not in self._wanted:
-            if len(self._wanted) >= 1024:
+            if len(self._wanted) >= WANTED_KEPT:
                 self._wanted.clear()
             try:
                 self._wanted[key] = Wanted(subscription)
@@ -149,7 +157,7 @@ class FilterWatch:
         `progress`."""
         found: list[QueueMatches] = []
         known = self._topics.get(topic)
-        wanted = None if subscription is None else self.wanted(subscription)
+        wanted = None if subscription is None else (yield from self.wanted(subscription))
         for queue_id in range(known.config.read_queues if known is not None else 0):
             committed = self._offsets.committed(group, topic, queue_id)
             tally = None
@@ -203,7 +211,7 @@ class FilterWatch:
         troubles = self.troubles.setdefault((topic, group), Troubles())
         for (message_filter, queue_id), ends in looked.items():
             for text in _expressions(message_filter):
-                wanted = self.wanted(Subscription(topic, text, SQL92))
+                wanted = yield from self.wanted(Subscription(topic, text, SQL92))
                 if wanted is None:
                     continue
                 for start, end in zip(ends[::2], ends[1::2], strict=True):
@@ -233,7 +241,8 @@ class FilterWatch:
         verdict = wanted.verdict
         assert verdict is not None
         rows = (verdicts == ERROR).nonzero()[0].tolist()
-        asked = rows[:: -(-len(rows) // EXPLAINED_MAX)] if rows else []
+        count_max = min(EXPLAINED_MAX, max(1, EXPLAINED_WEIGHT // max(wanted.weight, 1)))
+        asked = rows[:: -(-len(rows) // count_max)] if rows else []
         reasons: dict[str, int] = {}
         for row in asked:
             properties = self.matching.records.at(topic, queue_id, first + row)

@@ -12,7 +12,7 @@ because stored messages do not change. How fast both go is where an estimate of 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -32,6 +32,7 @@ from sluicemq.model.subscription import ALL, SQL92, Subscription
 from sluicemq.record.codec import decode_properties, properties_slice
 from sluicemq.record.columns import ColumnBlock
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT, UNIT_BYTES
+from sluicemq.store.judging import WEIGHT_INLINE
 from sluicemq.store.store import Store
 
 if TYPE_CHECKING:
@@ -42,9 +43,12 @@ if TYPE_CHECKING:
 
 TAG_UNITS: Final = 1 << 16
 RECORDS_A_STEP: Final = 256
+ROWS_A_STEP: Final = 64
+"""So many of them are judged in a step."""
 PARTS_A_JOB: Final = 4
 ROWS_INLINE: Final = 8192
-"""Larger blocks take milliseconds: they are judged in another thread."""
+"""Larger blocks take milliseconds: they are judged in another thread; smaller ones too when the
+expression is long (`WEIGHT_INLINE`)."""
 SAMPLES_KEPT: Final = 16
 TALLIES_KEPT: Final = 65_536
 
@@ -94,7 +98,7 @@ class Wanted:
 
     Raises FilterSyntaxError when the expression does not compile or its kind is unknown."""
 
-    __slots__ = ("codes", "is_nothing", "key", "tags", "vectorised", "verdict")
+    __slots__ = ("codes", "is_nothing", "key", "tags", "vectorised", "verdict", "weight")
 
     def __init__(self, subscription: Subscription) -> None:
         self.key = (subscription.kind, subscription.expression)
@@ -102,11 +106,13 @@ class Wanted:
         self.tags: frozenset[str] = frozenset()
         self.vectorised: Vectorised | RuleColumns | None = None
         self.is_nothing = False
+        self.weight = 0
         self.verdict: Verdict | None = None
         if not is_tag_kind(subscription.kind):
             if subscription.kind != SQL92:
                 raise unknown_kind(subscription.kind)
             selector = compile_sql92(subscription.expression)
+            self.weight = len(subscription.expression)
             self.vectorised, self.verdict = selector.vectorised, selector.evaluate
         elif subscription.expression != ALL:
             _, tags, codes = parse_tags(subscription.expression)
@@ -118,6 +124,7 @@ class Wanted:
         """What a lane's rule wants."""
         made = cls(Subscription("", ALL))
         made.key = ("RULE", str(sorted(map(str, rule_object(rule)))))
+        made.weight = sum(len(atom.text) for item in rule for atom in item.must | item.none)
         if rule != clause([EVERYTHING]):
             made.vectorised = RuleColumns(rule)
             made.verdict = partial(rule_matches, rule)
@@ -127,6 +134,10 @@ class Wanted:
     @property
     def is_everything(self) -> bool:
         return self.codes is None and self.vectorised is None
+
+    def is_quick_on(self, rows: int) -> bool:
+        """Are so many rows judged in a millisecond or two?"""
+        return rows <= ROWS_INLINE and self.weight <= WEIGHT_INLINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +262,8 @@ class Matching:
         counts: list[int | None] = []
         job = partial(_count_parts, wanted.vectorised, batch, counts)
         loads = [part for part in batch if not isinstance(part, ColumnBlock)]
-        if loads or sum(part.rows for part in batch if isinstance(part, ColumnBlock)) > ROWS_INLINE:
+        rows = sum(part.rows for part in batch if isinstance(part, ColumnBlock))
+        if loads or not wanted.is_quick_on(rows):
             yield job
         else:
             job()
@@ -305,42 +317,36 @@ class Matching:
         for block in blocks:
             judged: list[NDArray[np.uint8]] = []
             judge = partial(_judge, wanted.vectorised, block, judged)
-            if block.rows > ROWS_INLINE:
-                yield judge
-            else:
+            if wanted.is_quick_on(block.rows):
                 judge()
+            else:
+                yield judge
             verdicts = judged[0]
             if NEEDS_RECORD in verdicts:
                 verdicts = verdicts.copy()
-                for _ in self._decide(topic, queue_id, wanted, block.first_offset, verdicts):
-                    yield None
+                yield from self._decide(topic, queue_id, wanted, block.first_offset, verdicts)
             yield block.first_offset, verdicts
 
     def _decide(
         self, topic: str, queue_id: int, wanted: Wanted, first: int, verdicts: "NDArray[np.uint8]"
-    ) -> Iterator[None]:
+    ) -> Iterator[Job | None]:
         """By the records, what the columns cannot tell."""
-        verdict = wanted.verdict
-        assert verdict is not None
-        rows = (verdicts == NEEDS_RECORD).nonzero()[0].tolist()
-        for done, row in enumerate(rows, 1):
-            properties = self.records.at(topic, queue_id, first + row)
-            verdicts[row] = FALSE if properties is None else verdict_of(verdict, properties)
-            if not done % RECORDS_A_STEP:
-                yield None
+        rows = iter((verdicts == NEEDS_RECORD).nonzero()[0].tolist())
+        while chunk := list(islice(rows, RECORDS_A_STEP)):
+            found = [self.records.at(topic, queue_id, first + row) for row in chunk]
+            yield from _judge_records(wanted, chunk, found, verdicts)
 
     def _verdicts_of_records(
         self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int
-    ) -> "Iterator[tuple[int, NDArray[np.uint8]]]":
+    ) -> "Iterator[Job | tuple[int, NDArray[np.uint8]] | None]":
         import numpy as np  # noqa: PLC0415 - only when somebody filters
 
-        verdict = wanted.verdict
-        assert verdict is not None
         for low in range(start, end, RECORDS_A_STEP):
             high = min(low + RECORDS_A_STEP, end)
             verdicts = np.zeros(high - low, np.uint8)
-            for offset, properties in self.records.between(topic, queue_id, low, high):
-                verdicts[offset - low] = verdict_of(verdict, properties)
+            found = dict(self.records.between(topic, queue_id, low, high))
+            rows = [offset - low for offset in found]
+            yield from _judge_records(wanted, rows, list(found.values()), verdicts)
             yield low, verdicts
 
     def _count_tags(
@@ -439,6 +445,28 @@ def _count_parts(
         else:
             assert not isinstance(part, ColumnBlock)
             counts.append(0 if part.is_passed else None)
+
+
+def _judge_records(
+    wanted: Wanted,
+    rows: list[int],
+    found: Sequence[Mapping[str, str] | None],
+    verdicts: "NDArray[np.uint8]",
+) -> Iterator[Job | None]:
+    """By the properties of these rows, None where there is no message."""
+    verdict = wanted.verdict
+    assert verdict is not None
+
+    def judge(start: int, stop: int) -> None:
+        for row, properties in zip(rows[start:stop], found[start:stop], strict=True):
+            verdicts[row] = FALSE if properties is None else verdict_of(verdict, properties)
+
+    if wanted.weight > WEIGHT_INLINE:
+        yield partial(judge, 0, len(rows))
+        return
+    for start in range(0, len(rows), ROWS_A_STEP):
+        judge(start, start + ROWS_A_STEP)
+        yield None
 
 
 def _judge(

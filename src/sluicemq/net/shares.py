@@ -145,7 +145,10 @@ class Shares:
         """One iteration of the loop lies between two turns, in which others read and write."""
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._call_soon(lambda: self._call_soon(self._begin_turn))
+            self._call_soon(self._let_others)
+
+    def _let_others(self) -> None:
+        self._call_soon(self._begin_turn)
 
     def _begin_turn(self) -> None:
         """A new budget, for those first who wait."""
