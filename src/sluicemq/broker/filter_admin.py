@@ -20,8 +20,9 @@ from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.pull import Pull
 from sluicemq.broker.topics import Topics
 from sluicemq.errors import FilterError, RequestError
+from sluicemq.filter.sql import preparation
 from sluicemq.filter.tags import subscribe
-from sluicemq.model.subscription import Subscription
+from sluicemq.model.subscription import TAG, Subscription
 from sluicemq.net.server import Handler, Peer
 from sluicemq.protocol import bodies
 from sluicemq.protocol.codes import RequestCode, ResponseCode
@@ -88,6 +89,7 @@ class FilterAdmin:
                 continue
             subscription = self._watch.subscription(group, topic)
             if header.expression is not None:
+                yield from preparation(header.expression, header.kind or TAG)
                 subscription = _parsed(topic, header.expression, header.kind)
             yield from self._watch.look(group, topic)
             if header.expression is None:
@@ -125,7 +127,6 @@ class FilterAdmin:
         topic = self._topics.get(header.topic)
         if topic is None:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
-        wanted = _parsed(header.topic, header.expression, header.kind)
         against = None
         if header.group is not None:
             against = self._watch.subscription(header.group, header.topic)
@@ -136,7 +137,7 @@ class FilterAdmin:
                     "member is online, and no SQL92 expression is kept of it.",
                 )
         ranges = list(self._ranges(header, topic.config.read_queues))
-        steps = self._try(wanted, against, header.topic, ranges, header.count_max or ROWS_MAX)
+        steps = self._try(header, against, ranges)
         return self._background.answer(steps, command, peer)
 
     def _ranges(self, header: TryFilterRequest, queues: int) -> Iterator[Range]:
@@ -151,12 +152,13 @@ class FilterAdmin:
 
     def _try(
         self,
-        wanted: Subscription,
+        header: TryFilterRequest,
         against: Subscription | None,
-        topic: str,
         ranges: list[Range],
-        rows_max: int,
     ) -> Steps[Command]:
+        topic, rows_max = header.topic, header.count_max or ROWS_MAX
+        yield from preparation(header.expression, header.kind or TAG)
+        wanted = _parsed(topic, header.expression, header.kind)
         stored = sum(end - start for _, start, end in ranges)
         if not self._store.columns.is_warm:
             yield self._store.columns.warm_up
@@ -175,7 +177,7 @@ class FilterAdmin:
             "stored": stored,
             "messages": [self._message(topic, sample) for sample in sorted(samples, key=_place)],
         }
-        data = orjson.dumps(body, default=str)
+        data = yield partial(orjson.dumps, body, default=str)
         return Command(ResponseCode.SUCCESS, {}, data)
 
     def _try_queue(

@@ -11,7 +11,6 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.broker.background import Background, Steps
@@ -26,8 +25,7 @@ from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError, FilterEvaluationError
 from sluicemq.filter.outcomes import ERROR
-from sluicemq.filter.parser import is_quick
-from sluicemq.filter.sql import prepare
+from sluicemq.filter.sql import preparation
 from sluicemq.model.subscription import SQL92, MessageFilter, Subscription
 from sluicemq.store.store import Store
 
@@ -137,8 +135,7 @@ class FilterWatch:
     def wanted(self, subscription: Subscription) -> Steps[Wanted | None]:
         """Compiled, and kept for a while; None when it does not compile."""
         key = (subscription.kind, subscription.expression)
-        if subscription.kind == SQL92 and not is_quick(subscription.expression):
-            yield partial(prepare, subscription.expression)
+        yield from preparation(subscription.expression, subscription.kind)
         if key not in self._wanted:
             if len(self._wanted) >= WANTED_KEPT:
                 self._wanted.clear()

@@ -8,6 +8,7 @@ broker (spec/traffic, item 2).
 
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -20,8 +21,8 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError
-from sluicemq.filter.parser import is_quick
-from sluicemq.filter.sql import SQL92_IS_OFF, make_filter, prepare
+from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.sql import SQL92_IS_OFF, make_filter, preparation
 from sluicemq.filter.tags import is_tag_kind
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import RETRY_PREFIX
@@ -130,12 +131,11 @@ class Heartbeats:
         """What takes long, before it is asked for."""
         yield None
         for subscription in subscriptions:
+            yield from preparation(subscription.expression, subscription.kind)
             if subscription.kind == SQL92:
-                if is_quick(subscription.expression):
-                    prepare(subscription.expression)
-                    yield None
-                else:
-                    yield partial(prepare, subscription.expression)
+                with suppress(FilterError):
+                    compile_sql92(subscription.expression)
+                yield None
 
     def _complain(self, group: str, client_id: str) -> None:
         """A consumer of an unknown group gets nothing and no error: at least the log says why."""

@@ -13,17 +13,20 @@ does nothing; that is what RocketMQ 4.x knows.
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
+from sluicemq.broker.background import Steps
 from sluicemq.broker.clients import Consumers
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.longpoll import LongPolls
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.outcomes import Announced
+from sluicemq.broker.outcomes import Announced, Postponed
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topic, Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
+from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.net.server import Handler, Peer
 from sluicemq.protocol import bodies
@@ -254,25 +257,29 @@ class OffsetAdmin:
                 least[queue_id] = OFFSET_NONE
         return Command(ResponseCode.SUCCESS, body=bodies.encode_correction_offsets(least))
 
-    def units(self, command: Command, peer: Peer) -> Command:
+    def units(self, command: Command, peer: Peer) -> Postponed:
         """321: at most UNITS_MAX; with a group, which of them its filter wants by their tag."""
         header = decode_header(QueryConsumeQueueRequest, command.fields)
         topic = self._known_topic(header.topic)
         low, high = self._store.queue_offsets(topic.name, header.queue_id)
         watch = self._consumers.watch(header.group, topic.name) if header.group else None
-        found: list[bodies.QueueUnit] = []
-        count = min(header.count, UNITS_MAX)
+        left = min(header.count, UNITS_MAX)
         offset = max(header.offset, low)
-        while len(found) < count:
-            units = self._store.units(topic.name, header.queue_id, offset, count - len(found))
+        data = b""
+        while left > 0:
+            units = self._store.units(topic.name, header.queue_id, offset, left)
             if not units:
                 break
-            for position, size, code in UNIT.iter_unpack(units):
-                codes = watch.subscription.codes if watch is not None else ()
-                found.append(bodies.QueueUnit(position, size, code, not codes or code in codes))
+            data += units
             offset += len(units) // UNIT.size
-        answer = bodies.QueueUnits(low, high, found, watch.subscription if watch else None)
-        return Command(ResponseCode.SUCCESS, body=bodies.encode_queue_units(answer))
+            left -= len(units) // UNIT.size
+        wanted = watch.subscription if watch is not None else None
+
+        def steps() -> Steps[Command]:
+            body = yield partial(_units_body, low, high, data, wanted)
+            return Command(ResponseCode.SUCCESS, body=body)
+
+        return Postponed(steps())
 
     # -------------------------------------------------------------------------------- checks
 
@@ -291,3 +298,12 @@ class OffsetAdmin:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"subscription group [{name}] does not exist.",
             )
+
+
+def _units_body(low: int, high: int, data: bytes, wanted: Subscription | None) -> bytes:
+    codes = wanted.codes if wanted is not None else ()
+    found = [
+        bodies.QueueUnit(position, size, code, not codes or code in codes)
+        for position, size, code in UNIT.iter_unpack(data)
+    ]
+    return bodies.encode_queue_units(bodies.QueueUnits(low, high, found, wanted))

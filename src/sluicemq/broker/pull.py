@@ -10,7 +10,6 @@ sluiceBulkPullBytesMax) instead of 32 messages. A Java broker ignores the field.
 
 import struct
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from sluicemq.broker.background import Background, Steps
@@ -28,8 +27,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError
-from sluicemq.filter.parser import is_quick
-from sluicemq.filter.sql import SQL92_IS_OFF, make_filter, prepare
+from sluicemq.filter.sql import SQL92_IS_OFF, make_filter, preparation
 from sluicemq.filter.tags import is_tag_kind, subscribe
 from sluicemq.model.subscription import ALL, TAG, MessageFilter
 from sluicemq.model.topic import PERM_READ
@@ -214,8 +212,8 @@ class Pull:
         if not is_tag_kind(kind):
             if not self._settings.broker.enable_property_filter:
                 raise RefusalError(ResponseCode.SYSTEM_ERROR, SQL92_IS_OFF)
-            if not is_quick(expression):
-                raise PostponedError(Judgement(partial(prepare, expression), lambda _: None))
+            for job in preparation(expression, kind):
+                raise PostponedError(Judgement(job, lambda _: None))
         try:
             return self._filters(kind, expression)
         except FilterError as error:

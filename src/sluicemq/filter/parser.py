@@ -44,8 +44,8 @@ def compile_whole(text: str) -> "Selector":
 
 
 def is_quick(text: str) -> bool:
-    """Is it compiled already, or in no time?"""
-    return len(text) <= QUICK_CHARACTERS or text in _long
+    """Is it compiled already, or in no time? The first one of all is not."""
+    return text in _long or (len(text) <= QUICK_CHARACTERS and bool(_quick or _long))
 
 
 class _Kept(dict[str, "Selector | FilterSyntaxError"]):

@@ -5,12 +5,13 @@ expression that is null or cannot be evaluated on a message does not match it
 (spec/filter.md §5).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sluicemq.errors import FilterError
-from sluicemq.filter.parser import QUICK_CHARACTERS, compile_sql92
+from sluicemq.filter.parser import QUICK_CHARACTERS, compile_sql92, is_quick
 from sluicemq.filter.tags import TagFilter, is_tag_kind, unknown_kind
 from sluicemq.model.subscription import ALL, SQL92, MessageFilter, Subscription
 
@@ -47,8 +48,13 @@ class Sql92Filter:
         return True
 
 
-def prepare(expression: str) -> None:
-    """Compiles what takes long of a SQL92 expression, if it compiles; in any thread."""
+def preparation(expression: str, kind: str = SQL92) -> Iterator[Callable[[], None]]:
+    """What takes long of an expression, as a job for any thread; none when nothing does."""
+    if kind == SQL92 and not is_quick(expression):
+        yield partial(_prepare, expression)
+
+
+def _prepare(expression: str) -> None:
     with suppress(FilterError):
         selector = compile_sql92(expression)
         if len(expression) > QUICK_CHARACTERS:
