@@ -30,7 +30,7 @@ import orjson
 from sluicemq.errors import ProtocolError, RequestError, SluiceError
 from sluicemq.net.limits import HEADER_BYTES_MAX, REFUSED_MAX, check_request
 from sluicemq.net.peer import Peer
-from sluicemq.net.shares import Shares
+from sluicemq.net.shares import NOBODY_WAITS, AnyShares, Shares
 from sluicemq.protocol.codec import (
     SERVER_LANGUAGE,
     command_of,
@@ -85,7 +85,7 @@ class Dispatcher:
         is_blind = before is not None and admit is None
         self.quick: dict[int, Quick] = {} if is_blind else dict(quick or {})
         self.frame_bytes_max = frame_bytes_max
-        self.shares = shares
+        self.shares = shares or NOBODY_WAITS
         self._deferred = deferred
         self._before = before
         self._admit = admit
@@ -97,7 +97,7 @@ class Dispatcher:
         """Do requests need rights?"""
         return self._before is not None
 
-    def feed(self, data: bytes, peer: Peer, shares: Shares | None = None) -> tuple[int, bytes]:
+    def feed(self, data: bytes, peer: Peer, shares: AnyShares = NOBODY_WAITS) -> tuple[int, bytes]:
         """Handle every whole frame in `data`. HOT.
 
         Returns the bytes used and the answers. Raises ProtocolError when the first frame is bad;
@@ -108,6 +108,7 @@ class Dispatcher:
         frame_bytes_max = self.frame_bytes_max
         unpack = _PREFIX.unpack_from
         answers: list[bytes] = []
+        last_s = shares.now_s()
         position, size = 0, len(data)
         while size - position >= 8:
             total, mark = unpack(data, position)
@@ -132,7 +133,7 @@ class Dispatcher:
                             continue
                     except Exception:  # noqa: BLE001 -- whatever it is: the usual way copes with it
                         values = None
-                    if shares is not None and shares.has_to_wait(peer):
+                    if shares.is_tight and shares.has_to_wait(peer):
                         break
                     command = command_of(values, header, body)
             except ProtocolError:
@@ -140,14 +141,14 @@ class Dispatcher:
                     raise
                 break
             position = end
-            answer = self._answer(command, peer, shares)
+            answer = self._answer(command, peer)
+            last_s = shares.spent(peer, last_s)
             if answer is not None:
                 answers.append(answer)
         return position, answers[0] if len(answers) == 1 else b"".join(answers)
 
-    def _answer(self, command: Command, peer: Peer, shares: Shares | None) -> bytes | None:
+    def _answer(self, command: Command, peer: Peer) -> bytes | None:
         """The usual way: what the handler of the code says, None when nothing is answered now."""
-        begin_s = 0.0 if shares is None else shares.now_s()
         find = self.handlers.get if self._before is None else self._find_guarded
         try:
             handler = find(command.code)
@@ -160,8 +161,6 @@ class Dispatcher:
                 outcome = self._settle(outcome, command, peer)
         except Exception as error:  # noqa: BLE001 -- the server's loop: it must go on
             outcome = self._failure(error, command)
-        if shares is not None:
-            shares.spent(peer, begin_s)
         return None if command.flag & FLAG_ONEWAY else outcome
 
     def _read_odd(self, frame: bytes, total: int, mark: int) -> Command:

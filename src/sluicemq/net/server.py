@@ -136,7 +136,7 @@ class Connection(asyncio.Protocol):
                     return
                 if used:
                     whole = whole[used:]
-                if shares is not None and shares.has_to_wait(peer):
+                if shares.is_tight and shares.has_to_wait(peer):
                     self._waiting = whole
                     self._transport.pause_reading()
                     shares.wait(peer, self._go_on)

@@ -33,6 +33,27 @@ WORKS_MAX: Final = 16
 Run = Callable[[], None]
 
 
+class NoShares:
+    """For who cannot let anybody wait."""
+
+    is_tight = False
+
+    def now_s(self) -> float:
+        return 0.0
+
+    def has_to_wait(self, who: Hashable) -> bool:
+        return False
+
+    def spent(self, who: Hashable, begin_s: float) -> float:
+        return 0.0
+
+    def wait(self, who: Hashable, run: Run) -> None:
+        run()
+
+
+NOBODY_WAITS: Final = NoShares()
+
+
 class _Account:
     """What somebody has used, and what he waits for: slices of his works, and to be read from."""
 
@@ -64,6 +85,8 @@ class Shares:
         self._numbers = count()
         self._begun_s = 0.0  # what the one who was served last had used
         self._used_s = 0.0  # of this turn
+        self.is_tight = False
+        """Does anybody have to wait? Then `has_to_wait` says who."""
         self._is_over = False
         self._is_scheduled = False
         self._full: set[Hashable] = set()
@@ -71,18 +94,20 @@ class Shares:
         """What must not wait for a turn: the answers of sends."""
 
     def has_to_wait(self, who: Hashable) -> bool:
-        """Is the turn's budget used up, or has this one too many works under way? HOT."""
-        return self._is_over or (bool(self._full) and who in self._full)
+        """Is the turn's budget used up, or has this one too many works under way?"""
+        return self._is_over or who in self._full
 
-    def spent(self, who: Hashable, begin_s: float) -> None:
-        """Somebody has computed since `begin_s`. HOT."""
-        passed_s = self.now_s() - begin_s
+    def spent(self, who: Hashable, begin_s: float) -> float:
+        """Somebody has computed since `begin_s`. Returns the time. HOT."""
+        now_s = self.now_s()
+        passed_s = now_s - begin_s
         self._used_s += passed_s
         if passed_s > NOTED_S:
             self.charge(who, passed_s)
-        if self._used_s >= TURN_S:
-            self._is_over = True
+        if self._used_s >= TURN_S and not self._is_over:
+            self._is_over = self.is_tight = True
             self._schedule()
+        return now_s
 
     def charge(self, who: Hashable, seconds: float) -> None:
         """Somebody has used time, perhaps of another thread."""
@@ -111,6 +136,7 @@ class Shares:
         account.works += 1
         if account.works >= WORKS_MAX:
             self._full.add(who)
+            self.is_tight = True
 
     def end_work(self, who: Hashable) -> None:
         account = self._accounts.get(who)
@@ -118,12 +144,14 @@ class Shares:
             account.works -= 1
             if account.works < WORKS_MAX:
                 self._full.discard(who)
+                self.is_tight = self._is_over or bool(self._full)
                 self._stand(account)
 
     def forget(self, who: Hashable) -> None:
         """The connection is gone."""
         self._accounts.pop(who, None)
         self._full.discard(who)
+        self.is_tight = self._is_over or bool(self._full)
 
     def _account(self, who: Hashable) -> _Account:
         account = self._accounts.get(who)
@@ -153,6 +181,7 @@ class Shares:
     def _begin_turn(self) -> None:
         """A new budget, for those first who wait."""
         self._is_scheduled = self._is_over = False
+        self.is_tight = bool(self._full)
         self._used_s = 0.0
         self.before_turn()
         for _ in range(SERVED_MAX):
@@ -173,5 +202,9 @@ class Shares:
             account.spent_s = max(account.spent_s, self._begun_s + passed_s)
             self._stand(account)
         self._is_over = self._used_s >= TURN_S
-        if self._waiting:
+        self.is_tight = self._is_over or bool(self._full)
+        if self._is_over or self._waiting:
             self._schedule()
+
+
+AnyShares = Shares | NoShares
