@@ -89,16 +89,20 @@ class LongPolls:
             self._shares.add(peer, lambda: self.look(parked, peer))
         else:
             begin_s = self._shares.now_s()
-            self.look(parked, peer)
+            self._look_now(parked, peer, self._write)
             self._shares.spent(peer, begin_s)
 
     def look(self, parked: Parked, peer: Peer) -> None:
-        """A pull looks at its queue, and is answered when it finds something."""
+        """A pull looks again, at any time: its answer leaves at once."""
+        self._look_now(parked, peer, Peer.write)
+
+    def _look_now(self, parked: Parked, peer: Peer, write: Callable[[Peer, bytes], None]) -> None:
         parked.is_looking = False
         answer = None if parked.is_done else _look(parked, False)
         if answer is not None:
             self._drop_from_queue(parked)
-            self._finish(peer, parked, answer)
+            self._forget(peer, parked)
+            write(peer, answer)
 
     def expire(self, now_s: float) -> None:
         """Answers the pulls whose time is over."""
@@ -108,7 +112,9 @@ class LongPolls:
             if parked.is_done:
                 continue
             self._drop_from_queue(parked)
-            self._finish(peer, parked, _look(parked, True) or b"")
+            answer = _look(parked, True) or b""
+            self._forget(peer, parked)
+            self._write(peer, answer)
 
     def disconnect(self, peer: Peer) -> None:
         """The connection is gone: its pulls are forgotten."""
@@ -118,7 +124,7 @@ class LongPolls:
             self._drop_from_queue(parked)
         self._compact()
 
-    def _finish(self, peer: Peer, parked: Parked, answer: bytes) -> None:
+    def _forget(self, peer: Peer, parked: Parked) -> None:
         parked.is_done = True
         self._size -= 1
         mine = self._by_peer.get(peer)
@@ -127,7 +133,6 @@ class LongPolls:
             if not mine:
                 del self._by_peer[peer]
         self._compact()
-        self._write(peer, answer)
 
     def _drop_from_queue(self, parked: Parked) -> None:
         key = (parked.topic, parked.queue_id)

@@ -3,7 +3,7 @@
 One request may take a millisecond, and somebody may ask a thousand at once. The loop's turn has a
 budget: when the requests of a turn have used it up, further ones wait for the next turn, and there
 the connection goes first that has used least (start-time fair queueing: who comes back after a
-pause begins where the others are, and has saved nothing). So whoever asks little waits for one
+pause begins a little before the others, and has saved nothing else). So whoever asks little waits for one
 slice of somebody else, however many ask for much, and alone one may use everything.
 
 Sends do not ask here (`dispatch`: quick handlers), nor does what has been begun: a slice is as long
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 TURN_S: Final = 0.002
 """So much of a turn goes to requests; then those that are left have to wait for the next one."""
+CREDIT_S: Final = 0.005
+"""So far ahead of the others begins who has asked for nothing."""
 NOTED_S: Final = 0.000_05
 """What takes less goes on no account, as long as nobody waits: an ordinary pull."""
 SERVED_MAX: Final = 64
@@ -66,12 +68,25 @@ class _Account:
         self.works = 0
         self.is_waiting = False  # in the order of `Shares._waiting`
 
-    def take(self) -> Run | None:
+    @property
+    def has_something(self) -> bool:
+        """Is there something that he could do?"""
+        return bool(self.slices) or self.can_be_read
+
+    @property
+    def can_be_read(self) -> bool:
+        return self.request is not None and self.works < WORKS_MAX
+
+    def take(self) -> Run:
         """What he does next."""
-        if self.request is not None and self.works < WORKS_MAX:
-            run, self.request = self.request, None
-            return run
-        return self.slices.popleft() if self.slices else None
+        if not self.can_be_read or self.request is None:
+            return self.slices.popleft() if self.slices else _nothing
+        run, self.request = self.request, None
+        return run
+
+
+def _nothing() -> None:
+    """He has become full since he stood in line."""
 
 
 class Shares:
@@ -112,11 +127,11 @@ class Shares:
     def charge(self, who: Hashable, seconds: float) -> None:
         """Somebody has used time, perhaps of another thread."""
         account = self._account(who)
-        account.spent_s = max(account.spent_s, self._begun_s) + seconds
+        account.spent_s = max(account.spent_s, self._begun_s - CREDIT_S) + seconds
 
     def spent_s(self, who: Hashable) -> float:
         """By which to order those who wait for something else than the loop."""
-        return max(self._account(who).spent_s, self._begun_s)
+        return max(self._account(who).spent_s, self._begun_s - CREDIT_S)
 
     def wait(self, who: Hashable, run: Run) -> None:
         """A connection is read on when it is its turn."""
@@ -160,12 +175,10 @@ class Shares:
         return account
 
     def _stand(self, account: _Account) -> None:
-        """Somebody waits in line when there is something that he could do."""
-        has_request = account.request is not None and account.works < WORKS_MAX
-        if account.is_waiting or not (has_request or account.slices):
+        if account.is_waiting or not account.has_something:
             return
         account.is_waiting = True
-        account.spent_s = max(account.spent_s, self._begun_s)
+        account.spent_s = max(account.spent_s, self._begun_s - CREDIT_S)
         heapq.heappush(self._waiting, (account.spent_s, next(self._numbers), account))
         self._schedule()
 
@@ -187,19 +200,17 @@ class Shares:
         for _ in range(SERVED_MAX):
             if not self._waiting or self._used_s >= TURN_S:
                 break
-            self._begun_s, _, account = heapq.heappop(self._waiting)
-            account.is_waiting = False
-            run = account.take()
-            if run is None:
-                continue
+            spent_s, _, account = heapq.heappop(self._waiting)
+            self._begun_s = max(self._begun_s, spent_s)
             begin_s, used_s = self.now_s(), self._used_s
             try:
-                run()
+                account.take()()
             except Exception:  # the others must go on
                 log.exception("a request that had waited failed")
             passed_s = self.now_s() - begin_s
             self._used_s = max(self._used_s, used_s + passed_s)
-            account.spent_s = max(account.spent_s, self._begun_s + passed_s)
+            account.spent_s = max(account.spent_s, spent_s + passed_s)
+            account.is_waiting = False  # from here on: it stands where what it has used puts it
             self._stand(account)
         self._is_over = self._used_s >= TURN_S
         self.is_tight = self._is_over or bool(self._full)
