@@ -3,11 +3,11 @@
 One request may take a millisecond, and somebody may ask a thousand at once. The loop's turn has a
 budget: when the requests of a turn have used it up, further ones wait for the next turn, and there
 the connection goes first that has used least (start-time fair queueing: who comes back after a
-pause begins a little before the others, and has saved nothing else). So whoever asks little waits for one
-slice of somebody else, however many ask for much, and alone one may use everything.
+pause begins a little before the others, and has saved nothing else). So whoever asks little waits
+for one slice of somebody else, however many ask for much, and alone one may use everything.
 
-Sends do not ask here (`dispatch`: quick handlers), nor does what has been begun: a slice is as long
-as its handler makes it. What may take longer is cut into slices by `broker.background`.
+Sends do not wait here (`dispatch`: quick handlers), nor does what has been begun: a slice is as
+long as its handler makes it. What may take longer is cut into slices by `broker.background`.
 """
 
 import heapq
@@ -125,7 +125,7 @@ class Shares:
         return now_s
 
     def charge(self, who: Hashable, seconds: float) -> None:
-        """Somebody has used time, perhaps of another thread."""
+        """Somebody has used time, of another thread too."""
         account = self._account(who)
         account.spent_s = max(account.spent_s, self._begun_s - CREDIT_S) + seconds
 
