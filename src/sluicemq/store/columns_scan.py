@@ -24,7 +24,7 @@ from sluicemq.store.columns_blocks import ColumnBlocks
 from sluicemq.store.columns_file import Head
 from sluicemq.store.consumequeue import UNIT_BYTES, Queue
 from sluicemq.store.gather import Gather, Select
-from sluicemq.store.judging import Judgement, PostponedError
+from sluicemq.store.judging import RECORDS_S, Judgement, PostponedError
 
 if TYPE_CHECKING:
     from sluicemq.clock import Clock
@@ -87,7 +87,8 @@ class ColumnScan:
         `select` chooses among units by their records. `weight` is the filter's where verdicts that
         take long may be postponed (`judging`), 0 where they may not.
         """
-        deadline_s = self._clock.monotonic_s() + SCAN_S
+        begin_s = self._clock.monotonic_s()
+        deadline_s = begin_s + SCAN_S
         records, few = RECORDS_MAX, _SINGLES_MIN
         position = offset
         while position < end and records > 0:
@@ -117,7 +118,9 @@ class ColumnScan:
             except PostponedError as postponed:
                 gather.judgement = postponed.judgement
                 break
-            records -= asked
+            if asked:
+                records -= asked
+                deadline_s = begin_s + RECORDS_S
             left = gather.take_some(units, position, chosen)
             if left >= 0:
                 return position + left

@@ -15,6 +15,8 @@ from sluicemq.store.consumequeue import BLANK_SIZE, UNIT
 
 WEIGHT_INLINE: Final = 512
 """Of filters that are asked here, record by record: some 20 µs each."""
+RECORDS_S: Final = 0.002
+"""After so long a read that looks at records ends."""
 FILTERS_KEPT: Final = 64
 RECORDS_KEPT: Final = 1024
 """Of each of them; it is asked about 256 at once."""

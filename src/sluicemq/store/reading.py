@@ -38,7 +38,13 @@ from sluicemq.store.columns import PropertyColumns
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT, UNIT_BYTES, ConsumeQueues, Queue
 from sluicemq.store.gather import Gather, Reach, Select
-from sluicemq.store.judging import WEIGHT_INLINE, JudgedRecords, Judgement, PostponedError
+from sluicemq.store.judging import (
+    RECORDS_S,
+    WEIGHT_INLINE,
+    JudgedRecords,
+    Judgement,
+    PostponedError,
+)
 from sluicemq.store.scan import read_scanned
 from sluicemq.store.sound import Soundness
 
@@ -49,8 +55,6 @@ if TYPE_CHECKING:
 TAG_SCAN_MAX: Final = 1 << 17
 PROPERTY_SCAN_MAX: Final = 2000
 """Units of a filtered read: long misses cost little, a property filter reads the log for each."""
-SCAN_S: Final = 0.004
-"""After so long a read that looks at records ends."""
 CHUNK_MIN: Final = 8
 """So many records are looked at before the first look at the clock, then twice as many."""
 _CHUNK_UNITS: Final = 256
@@ -238,7 +242,7 @@ class LogReader:
     ) -> int:
         """Take what is selected by the records; returns where to go on."""
         position, chunk = offset, CHUNK_MIN
-        deadline_s = self._clock.monotonic_s() + SCAN_S
+        deadline_s = self._clock.monotonic_s() + RECORDS_S
         while position < end and (position == offset or self._clock.monotonic_s() < deadline_s):
             units = queue.units(position, min(chunk, end - position))
             if not len(units):
