@@ -20,7 +20,7 @@ HOME: Final = ROOT / ".spark-matrix"
 NEWEST: Final = "newest"
 TESTS: Final = (
     "test_spark_batch.py", "test_spark_stream.py", "test_spark_sink.py",
-    "test_spark_exactly_once.py",
+    "test_spark_exactly_once.py", "test_spark_frames.py",
 )  # fmt: skip
 
 

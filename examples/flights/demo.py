@@ -52,6 +52,7 @@ from sluicemq import Sluice  # noqa: E402 - from a checkout that is not installe
 from sluicemq.client.sync.admin import Admin  # noqa: E402
 from sluicemq.client.sync.producer import Producer  # noqa: E402
 from sluicemq.model.message import Message  # noqa: E402
+from sluicemq.spark.references import load_where  # noqa: E402
 from sluicemq.spark.session import spark_session  # noqa: E402
 
 TOPIC, REPORT = "flights", "delay-by-carrier"
@@ -240,14 +241,15 @@ def delays_by_carrier(session: Any, name_server: str) -> dict[str, tuple[int, in
     The predicate on `month` is evaluated at the broker; `dep_delay is not null` by Spark, because
     a property can be there and still be no number.
     """
-    flights = (
-        source(session.read, name_server, TOPIC)
-        .option("columns", "tags,prop:month:int,prop:dep_delay:int")
-        .load()
+    flights = load_where(
+        session,
+        f"month >= {truth.SUMMER[0]} and month <= {truth.SUMMER[-1]}",
+        nameServers=name_server,
+        topic=TOPIC,
+        columns="tags,prop:month:int,prop:dep_delay:int",
     )
     table = (
-        flights.where(f"month >= {truth.SUMMER[0]} and month <= {truth.SUMMER[-1]}")
-        .where("dep_delay is not null")
+        flights.where("dep_delay is not null")
         .groupBy("tags")
         .agg({"*": "count", "dep_delay": "sum"})
         .toDF("carrier", "flights", "minutes")

@@ -1,6 +1,7 @@
 """The Spark source on a broker with access control, and several name servers; all but the pipeline
 without a JVM."""
 
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,6 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from pyspark.sql.datasource import EqualTo
 
 from pyspark_rocketmq import DefaultSource
 from sluicemq.client.core.credentials import Credentials
@@ -24,7 +24,6 @@ from sluicemq.model.message import Message
 from sluicemq.spark import errors
 from sluicemq.spark.pipelines.file import parse_pipeline
 from sluicemq.spark.pipelines.run import run
-from sluicemq.spark.source import PushingReader
 from sluicemq.spark.stream import stream_reader
 
 ROOT = Path(__file__).parents[2]
@@ -87,13 +86,9 @@ def options_of(name_server: str, **options: str) -> dict[str, str]:
     return given | {"accessKey": "analyst", "secretKey": "reader-secret"} | options
 
 
-def read(options: dict[str, str], *predicates: Any) -> list[int]:
+def read(options: dict[str, str]) -> list[int]:
     source = DefaultSource(options)
-    schema = source.schema()
-    reader = source.reader(schema)
-    if predicates:
-        reader = PushingReader(reader.options, schema)
-        reader.pushFilters(list(predicates))
+    reader = source.reader(source.schema())
     blocks = [block for part in reader.partitions() for block in reader.read(part)]
     return sorted(int(body) for block in blocks for body in block.column("body").to_pylist())
 
@@ -108,7 +103,8 @@ def test_a_key_is_found_with_and_without_the_right_to_ask_for_the_index(
     name_server: str, keys: tuple[str, str]
 ) -> None:
     options = options_of(name_server, accessKey=keys[0], secretKey=keys[1])
-    assert read(options, EqualTo(("keys",), "k1")) == [1]
+    options["predicates"] = json.dumps([{"is": "EqualTo", "column": "keys", "value": "k1"}])
+    assert read(options) == [1]
 
 
 def test_a_name_server_that_is_away_is_passed_over(name_server: str) -> None:

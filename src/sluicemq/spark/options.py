@@ -226,11 +226,19 @@ OPTIONS: Final[tuple[Option, ...]] = (
         "false reads what is left, of a new topic all, and logs.",
     ),
     Option(
+        "predicates",
+        text,
+        None,
+        frozenset({READ}),
+        "JSON that `load_where`, `sluice sql` and pipelines write: rows that fail these predicates "
+        "may be left out.",
+    ),
+    Option(
         "pushFilters",
         boolean,
         True,
         frozenset({READ}),
-        "Hand Spark's predicates to the broker where that is exact.",
+        "Hand `predicates` to the broker where that is exact; false: Spark alone decides.",
     ),
     Option(
         "reportPushdown",

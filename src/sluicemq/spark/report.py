@@ -1,32 +1,28 @@
-"""Which predicates the broker decides and which Spark: a line of the log, and of a DataFrame.
+"""Which predicates of a DataFrame the broker decides and which Spark.
 
-Two places say it. While Spark plans a read with push-down on, `report_pushdown` logs one line at
-level INFO; the planner is a process of its own without any logging set up, so the line is written
-to stderr, where Spark's driver shows it (the option `reportPushdown` switches it off):
-
-    rocketmq 'flights': the broker decides tags in ['UA']; SQL92 delay > 60; left to Spark of what
-    it offered: StringContains(origin, 'J')
-
-What Spark cannot offer a source at all (OR, functions, map elements) is not in that line. And
-Spark's own plan has `PushedFilters` in `df.explain("formatted")` and on the SQL page of its UI;
-`pushdown(df)` reads both lists out of it. `store_time`, and `keys` where brokers evaluate no SQL92,
-shorten a read without being in that list, as Spark compares them again.
+Of our sources the option `predicates` of the load says what was offered, and the reader, made here
+as Spark's planner makes it, what it takes. Of files, Spark's plan has `PushedFilters`. What the
+broker decides Spark applies again (docs/design/0010-predicate-push-down.md), but drops nothing by
+it. `store_time`, and `keys` where brokers evaluate no SQL92, shorten a read and are Spark's still.
 """
 
-import logging
+import json
 import re
-import sys
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from sluicemq.spark.filters import Pushed
+from pyspark.sql.types import StructType
 
-logger = logging.getLogger(__name__)
-_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+from sluicemq.spark.predicates import told
+from sluicemq.spark.references import kind_of, nodes, translator
+from sluicemq.spark.source import RocketSource
+from sluicemq.spark.store_source import StoreSource
+
+_SCAN: Final = "DataSourceV2ScanRelation"
+_SOURCES: Final = {one.name(): one for one in (RocketSource, StoreSource)}
 
 
 class Pushdown(NamedTuple):
-    """Predicates of a DataFrame's plan as Spark writes them: at the broker, and by Spark."""
+    """Predicates of a DataFrame's plan: those at the broker, and those that Spark decides."""
 
     broker: tuple[str, ...]
     spark: tuple[str, ...]
@@ -36,53 +32,36 @@ class Pushdown(NamedTuple):
 
 
 def pushdown(frame: Any) -> Pushdown:
-    """What Spark's plan says of a DataFrame (nothing is read); several reads are put together."""
+    """What a DataFrame's plan says (no message is read); several reads are put together."""
     execution = frame._jdf.queryExecution()
     text = frame.sparkSession._jvm.PythonSQLUtils.explainString(execution, "formatted")
-    return parse_plan(text)
-
-
-def parse_plan(text: str) -> Pushdown:
-    """The same from the text of `explain("formatted")`."""
-    broker: list[str] = []
-    for listed in re.findall(r"^PushedFilters: \[(.*)\]$", text, re.MULTILINE):
-        broker += [one for one in re.split(r", (?=[A-Z]\w*\()", listed) if one]
-    spark = re.findall(r"^Condition : (.*)$", text, re.MULTILINE)
+    broker, spark = parse_plan(text), list[str]()
+    translate = translator(frame.sparkSession)
+    for node, conditions in nodes(execution.optimizedPlan()):
+        taken = _taken(node) if kind_of(node) == _SCAN else []
+        broker += [told(one) for _, one in taken]
+        known = [predicate for predicate, _ in taken]
+        left = [str(one.toString()) for one in conditions if translate(one) not in known]
+        spark += [" AND ".join(left)] if left else []
     return Pushdown(tuple(broker), tuple(spark))
 
 
-def report_pushdown(
-    label: str,
-    pushed: Pushed,
-    filters: Sequence[Any],
-    rest: Sequence[Any],
-    *,
-    decider: str = "the broker",
-) -> None:
-    """One line for one read; nothing without predicates. `decider` looks at what was pushed."""
-    if not filters:
-        return
-    _to_stderr()
-    left = ", ".join(map(_told, rest)) or "nothing"
-    logger.info(
-        "rocketmq %r: %s decides %s; left to Spark of what it offered: %s",
-        label, decider, pushed.told(), left,
-    )  # fmt: skip
+def _taken(scan: Any) -> list[tuple[dict[str, Any], Any]]:
+    """What the reader of a scan takes, as in the option and as Spark's objects."""
+    relation = scan.relation()
+    source = _SOURCES.get(str(relation.table().name()))
+    options = dict(relation.options().asCaseSensitiveMap())
+    if source is None or "predicates" not in options:
+        return []
+    schema = StructType.fromJson(json.loads(relation.schema().json()))
+    reader = source(options | {"reportPushdown": "false"}).reader(schema)
+    both = zip(json.loads(options["predicates"]), reader.offered, strict=False)  # it may be told no
+    return [(said, one) for said, one in both if one not in reader.left]
 
 
-def _told(predicate: Any) -> str:
-    if type(predicate).__name__ == "Not":
-        return f"Not({_told(predicate.child)})"
-    values = [getattr(predicate, "value", None)] if hasattr(predicate, "value") else []
-    inner = ", ".join([".".join(predicate.attribute), *map(repr, values)])
-    return f"{type(predicate).__name__}({inner})"
-
-
-def _to_stderr() -> None:
-    """Once a process, unless somebody has set logging up."""
-    if logger.hasHandlers():
-        return
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(_FORMAT))
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+def parse_plan(text: str) -> list[str]:
+    """What files were offered, from the text of `explain("formatted")`."""
+    found: list[str] = []
+    for listed in re.findall(r"^PushedFilters: \[(.*)\]$", text, re.MULTILINE):
+        found += [one for one in re.split(r", (?=[A-Z]\w*\()", listed) if one]
+    return found

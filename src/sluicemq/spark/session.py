@@ -1,8 +1,7 @@
-"""A Spark session that is ready for the source: Java found, predicates pushed, the package visible.
+"""A Spark session that is ready for the source: Java found, the package visible to workers; and
+frames that read anew.
 
-Nothing here is needed where a session exists already; there, one line switches push-down on:
-
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+Nothing here is needed where a session exists already.
 """
 
 import os
@@ -10,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import sluicemq
+from sluicemq.errors import ConfigurationError
 from sluicemq.spark.jvm import ensure_java
-from sluicemq.spark.source import PUSHDOWN_CONFIG
+from sluicemq.spark.references import kind_of, nodes
 
 DEFAULTS: Final = {
-    PUSHDOWN_CONFIG: "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
@@ -50,6 +49,36 @@ def spark_session(
     for key, value in (DEFAULTS | settings).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def fresh(frame: Any) -> Any:
+    """The same query, whose next use reads what is there then; `frame` itself does so as well,
+    unless it was collected.
+
+    Spark asks a Python source once for the ranges of a load and keeps the answer in the table
+    object, for every query on it (docs/design/0010-predicate-push-down.md). This makes it ask
+    again. What is cached stays as it is, as do the names and types of columns. Raises
+    ConfigurationError for a frame of Spark Connect, whose plan is out of reach.
+    """
+    if not hasattr(frame, "_jdf"):
+        raise ConfigurationError(
+            "a frame of Spark Connect cannot be made fresh.",
+            cure="Load it again: spark.read.format(…).options(…).load().",
+        )
+    for node, _ in nodes(frame._jdf.queryExecution().analyzed()):
+        if kind_of(node) == "DataSourceV2Relation" and kind_of(node.table()) == "PythonTable":
+            _forget_read(node.table())
+    return frame.select("*")
+
+
+def _forget_read(table: Any) -> None:
+    """Nothing to do in a Spark that keeps nothing."""
+    for kept in table.getClass().getDeclaredFields():
+        if kept.getName() == "ds":
+            kept.setAccessible(True)
+            source = kept.get(table)
+            if "setReadInfo" in [one.getName() for one in source.getClass().getMethods()]:
+                source.setReadInfo(None)
 
 
 def log_options(level: str) -> str:

@@ -16,7 +16,7 @@ _SHARED: Final = (
     "topic", "topics", "topicsPattern", "filter.tags", "filter.sql", "columns", "inferMessages",
     "bodyFormat", "bodySchema", "badBody", "properties", "badProperties", "startingOffsets",
     "endingOffsets", "startingTimestamp", "endingTimestamp", "minPartitions",
-    "maxRecordsPerPartition", "failOnDataLoss", "pushFilters", "reportPushdown",
+    "maxRecordsPerPartition", "failOnDataLoss", "predicates", "pushFilters", "reportPushdown",
 )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 The directory is a broker's own, running or not, or a copy; ours or a Java broker's. It is only ever
 read: no lock, no recovery, not one byte written (`sluicemq.store.reader`). Driver and executors
 have to see it under the same name. Everything but the place is as in `rocketmq` and shared with it:
-options, columns, bodies, types of properties, predicates that Spark hands over.
+options, columns, bodies, types of properties, predicates.
 
     planner   StoreBatchReader.partitions()   snapshot: which queues, from where to where
     executor  StoreBatchReader.read()         `store_read.read_part`: its share of one queue
@@ -26,7 +26,7 @@ from sluicemq.spark.filter_findings import MESSAGES_MAX, tried_here, warn_of_fil
 from sluicemq.spark.options import READ, Options, parse_options
 from sluicemq.spark.plan import RangePartition, ReadPlan, decoding_plan, nothing, partitions_of
 from sluicemq.spark.schema import AUTO, declared_columns, struct_type
-from sluicemq.spark.source import BatchReader, Pushing, is_pushdown_process
+from sluicemq.spark.source import BatchReader
 from sluicemq.spark.store_options import DECLARED
 from sluicemq.spark.store_plan import (
     NAME,
@@ -57,9 +57,7 @@ class StoreSource(DataSource):  # type: ignore[misc]
 
     def reader(self, schema: StructType) -> DataSourceReader:
         with plain_errors():
-            options = parse_options(self.options, READ, DECLARED)
-            kind = PushingStoreReader if is_pushdown_process() else StoreBatchReader
-            return kind(options, schema)
+            return StoreBatchReader(parse_options(self.options, READ, DECLARED), schema)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
         from sluicemq.spark.stream import FailedStream  # noqa: PLC0415 - streams only
@@ -124,7 +122,3 @@ class StoreBatchReader(BatchReader):
             if isinstance(partition, StorePartition):
                 check_bodies = self.options["checkBodies"]
                 yield from read_part(self.place, self.plan, partition, check_bodies=check_bodies)
-
-
-class PushingStoreReader(Pushing, StoreBatchReader):
-    """The same with Spark's predicates: all that `rocketmq` takes, selectors always allowed."""

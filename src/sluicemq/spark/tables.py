@@ -8,25 +8,37 @@
                                own, `archive.flights` is the topic in it and `archive` all of it
 
 The names are found by Spark itself: the query is analysed, Spark says which relation it does not
-know and where it stands in the text, a view of it is made, and so on until it knows them all. So
-nothing is read but what the query names, in any place that SQL has for a name.
+know and where it stands in the text, a view is made for that place, and so on until it knows them
+all. So nothing is read but what the query names, in any place that SQL has for a name.
 
-Topics are read narrowly. The views are stand-ins at first; Spark's optimizer tells what is left of
-their columns (`used_columns`), and the real views read that alone. They have all the columns still,
-null where nothing looks. When the map `properties` is only used as `properties['origin']`, it is a
-map of promoted columns, which Spark's optimizer sees through: then `properties['origin'] = 'JFK'`
-goes to the broker, which it does not for a map from a source.
+Topics are read narrowly, each reference by itself. The views are stand-ins at first; Spark's
+optimizer tells what is left of their columns (`used_columns`) and which predicates they are under
+(`references`), and the real views read that alone. They have all the columns still, null where
+nothing looks. When the map `properties` is only used as `properties['origin']`, it is a map of
+promoted columns, which Spark's optimizer sees through: then `properties['origin'] = 'JFK'` is the
+broker's, which it is not for a map from a source.
 """
 
 import difflib
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
+from sluicemq.spark.cluster import ending_offsets, open_admin, queue_bounds
+from sluicemq.spark.offsets import to_table
+from sluicemq.spark.options import READ, parse_options
+from sluicemq.spark.references import (
+    StandIn,
+    name_parts,
+    named_apart,
+    parses,
+    predicates_in,
+    quoted,
+)
 from sluicemq.spark.schema import BASE, SET_FOR_ALL, parse_columns, struct_type
 from sluicemq.spark.selector_sql import string_literal
 from sluicemq.spark.used_columns import Used, used_columns
@@ -36,16 +48,16 @@ if TYPE_CHECKING:
 
 TRACES, ARCHIVE, TOPICS = "traces", "archive", "topics"
 PREFIXES: Final = {"dead_letters": DLQ_PREFIX, "retries": RETRY_PREFIX, TOPICS: ""}
-RELATIONS_MAX: Final = 64
-_MISSING: Final = "TABLE_OR_VIEW_NOT_FOUND"
 _MAP: Final = "properties"
 _EVERYTHING: Final = Used(frozenset(BASE))
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What a name stands for: a `topic`, or a view that is there already; `view` is its name."""
+    """What a name in the query stands for: a `topic`, whose every place has a view of its own, or
+    something else, whose view is made once. `view` is the view's name."""
 
+    name: str
     view: str
     topic: str | None = None
 
@@ -69,94 +81,85 @@ class Tables:
         """The query as a DataFrame. Raises ConfigurationError for what is no query and for names
         of nothing; what else is wrong with it, Spark raises."""
         check_is_query(self.spark, text)
-        known: dict[str, Relation] = {}
+        known: list[Relation] = []
+
+        def view_of(name: str) -> str:
+            shared = (one for one in known if one.name == name and one.topic is None)
+            relation = next(shared, None)
+            if relation is None:
+                relation = self._relation(name, f"{name.replace('`', '')} {len(known) + 1}")
+                known.append(relation)
+            return relation.view
+
         try:
-            text, frame = self._analysed(text, known)
-            topics = [one for one in known.values() if one.topic is not None]
+            text, frame = named_apart(self.spark, text, view_of)
+            topics = [one for one in known if one.topic is not None]
             if not topics:
                 return frame
-            used = used_columns(frame, _MAP) or _EVERYTHING
-            for one in topics:
-                self._read_topic(one, used)
+            columns, shown = narrowed(used_columns(frame, _MAP) or _EVERYTHING)
+            schema = struct_type(parse_columns(columns))
+            stand_ins = [StandIn.of(self.spark, schema) for _ in topics]
+            for one, stand_in in zip(topics, stand_ins, strict=True):
+                self._show(one.view, stand_in.frame.selectExpr(*shown))
+            found = predicates_in(self.spark.sql(text), stand_ins)
+            moments = self._moments([one.topic for one in topics if one.topic is not None])
+            for one, predicates in zip(topics, found, strict=True):
+                assert one.topic is not None
+                options = {"topic": one.topic, "columns": columns, **moments[one.topic]}
+                options |= {"predicates": predicates} if predicates else {}
+                reader = self.spark.read.format("rocketmq").options(**options, **self.connection)
+                self._show(one.view, reader.load().selectExpr(*shown))
             return self.spark.sql(text)
         finally:  # a frame keeps what its views meant
-            for one in known.values():
+            for one in known:
                 self.spark.catalog.dropTempView(one.view)
 
-    def _analysed(self, text: str, known: dict[str, Relation]) -> tuple[str, "DataFrame"]:
-        """The text with views for names of two parts, and what it means over stand-ins."""
-        from pyspark.errors import AnalysisException  # noqa: PLC0415 - heavy
+    def _moments(self, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Options that say from when to when a topic is read: to one end in all its places."""
+        times = (("startingTimestamp", self.since_ms), ("endingTimestamp", self.until_ms))
+        given = {option: str(time_ms) for option, time_ms in times if time_ms is not None}
+        found = {topic: dict(given) for topic in topics}
+        for topic, places in Counter(topics).items():
+            if places > 1 and self.until_ms is None:
+                options = parse_options({"topic": topic, **self.connection}, READ)
+                with open_admin(options) as admin:
+                    ends = ending_offsets(admin, options, queue_bounds(admin, [topic]))
+                found[topic]["endingOffsets"] = json.dumps(to_table(ends, several=False))
+        return found
 
-        for _ in range(RELATIONS_MAX):
-            try:
-                with _quiet():
-                    return text, self.spark.sql(text)
-            except AnalysisException as error:
-                if error.getCondition() != _MISSING:
-                    raise
-                name = error.getMessageParameters()["relationName"]
-                relation = known.get(name) or self._relation(name, _parts(name))
-                known[name] = relation
-                text = self._renamed(text, error, relation)
-        raise ConfigurationError(f"the query names more than {RELATIONS_MAX} tables.")
-
-    def _renamed(self, text: str, error: Any, relation: Relation) -> str:
-        """A view that is not named as in the query, as its name has one part, takes that place; it
-        keeps the last part as alias where the query gives no other."""
-        context = error.getQueryContext()[0]
-        start, end = context.startIndex(), context.stopIndex() + 1
-        parts = _parts(text[start:end])
-        if parts == [relation.view]:
-            return text
-        named = f"{text[:start]}{_quoted(relation.view)} AS {_quoted(parts[-1])}{text[end:]}"
-        plain = f"{text[:start]}{_quoted(relation.view)}{text[end:]}"
-        return named if _parses(self.spark, named) else plain
-
-    def _relation(self, name: str, parts: Sequence[str]) -> Relation:
-        view = ".".join(parts)
+    def _relation(self, name: str, view: str) -> Relation:
+        parts = name_parts(name)
         first = parts[0].lower()
         if len(parts) == 1 and parts[0] in self.archives:
-            return self._viewed(view, self._archive(parts[0]))
+            return self._viewed(name, view, self._archive(parts[0]))
         if first == ARCHIVE and self.archives and len(parts) <= 2:
-            return self._viewed(view, self._archive(*parts[1:]))
+            return self._viewed(name, view, self._archive(*parts[1:]))
         if len(parts) == 1 and first == TRACES:
-            return self._viewed(view, self._traces())
+            return self._viewed(name, view, self._traces())
         if len(parts) == 1:
-            return self._topic(view, parts[0])
+            return self._topic(name, view, parts[0])
         if len(parts) == 2 and first in PREFIXES:
-            return self._topic(view, PREFIXES[first] + parts[1])
+            return self._topic(name, view, PREFIXES[first] + parts[1])
         raise ConfigurationError(
             f"there is nothing by the name {name}.",
             cure="Name a topic, dead_letters.GROUP, retries.GROUP, traces, or an archive that was "
             "given; write names with other signs than letters, digits and _ in `backquotes`.",
         )
 
-    def _viewed(self, view: str, frame: "DataFrame") -> Relation:
-        frame.createOrReplaceTempView(_quoted(view))
-        return Relation(view)
+    def _viewed(self, name: str, view: str, frame: "DataFrame") -> Relation:
+        self._show(view, frame)
+        return Relation(name, view)
 
-    def _topic(self, view: str, topic: str) -> Relation:
+    def _topic(self, name: str, view: str, topic: str) -> Relation:
         topics = self.topics()
         if topic not in topics:
             raise _unknown_topic(topic, [*topics, *self.archives])
-        if any(one != topic and one.lower() == topic.lower() for one in topics):
-            view = f"{view} {topic.encode().hex()}"  # names of views have no case, topics have
-        rows = self.spark.sparkContext.emptyRDD()
-        stand_in = self.spark.createDataFrame(rows, struct_type(parse_columns(None)))
-        stand_in.createOrReplaceTempView(_quoted(view))
-        return Relation(view, topic)
+        stand_in = StandIn.of(self.spark, struct_type(parse_columns(None)))
+        self._show(view, stand_in.frame)
+        return Relation(name, view, topic)
 
-    def _read_topic(self, relation: Relation, used: Used) -> None:
-        assert relation.topic is not None
-        columns, shown = narrowed(used)
-        options = {"topic": relation.topic, "columns": columns, **self.connection}
-        for option, time_ms in (
-            ("startingTimestamp", self.since_ms), ("endingTimestamp", self.until_ms),
-        ):  # fmt: skip
-            if time_ms is not None:
-                options[option] = str(time_ms)
-        frame = self.spark.read.format("rocketmq").options(**options).load()
-        frame.selectExpr(*shown).createOrReplaceTempView(_quoted(relation.view))
+    def _show(self, view: str, frame: "DataFrame") -> None:
+        frame.createOrReplaceTempView(quoted(view))
 
     def _archive(self, name: str = "") -> "DataFrame":
         """A directory by its name; else the topic of that name in the one that has no name."""
@@ -217,20 +220,10 @@ def check_is_query(spark: "SparkSession", text: str) -> None:
     for a text that does not parse. Nothing is run."""
     parser = spark._jsparkSession.sessionState().sqlParser()
     parser.parsePlan(text)
-    if not _parses(spark, f"SELECT * FROM (\n{text}\n)"):
+    if not parses(spark, f"SELECT * FROM (\n{text}\n)"):
         raise ConfigurationError(
             "this is a command, and only queries are run.", cure="Write select … from TOPIC."
         )
-
-
-def _parses(spark: "SparkSession", text: str) -> bool:
-    from pyspark.errors import ParseException  # noqa: PLC0415 - heavy
-
-    try:
-        spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
-    except ParseException:
-        return False
-    return True
 
 
 def _unknown_topic(topic: str, names: Sequence[str]) -> ConfigurationError:
@@ -245,32 +238,3 @@ def _unknown_topic(topic: str, names: Sequence[str]) -> ConfigurationError:
     own = sorted(name for name in names if not name.startswith(("%", "rmq_sys_", "RMQ_SYS_")))
     cure = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(own[:20]) or 'none'}."
     return ConfigurationError(f"there is no topic {topic!r}.", cure=cure)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """pyspark logs every error of an analysis, whole stack and all, before it raises it. The logger
-    is of a class of its own: one that `logging` makes fails on pyspark's arguments."""
-    from pyspark.logger import PySparkLogger  # noqa: PLC0415 - heavy
-
-    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before
-
-
-_PART: Final = re.compile(r"`((?:[^`]|``)*)`|([^.`\s]+)")
-
-
-def _parts(name: str) -> list[str]:
-    """`a`.`b``c`, with or without backquotes, as its parts."""
-    return [
-        found[1].replace("``", "`") if found[1] is not None else found[2]
-        for found in _PART.finditer(name)
-    ]
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -50,10 +52,31 @@ def store_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def name_server(store_directory: Path) -> Iterator[str]:
+def metrics_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture
+def bytes_out(name_server: str, metrics_port: int) -> Callable[[str], float]:
+    """bytes_out(topic): the bytes of messages that have left the broker so far."""
+
+    def total(topic: str) -> float:
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        name = "rocketmq_throughput_out_total{"
+        found = [one for one in lines if one.startswith(name) and f'topic="{topic}"' in one]
+        return sum(float(one.rpartition(" ")[2]) for one in found)
+
+    return total
+
+
+@pytest.fixture(scope="session")
+def name_server(store_directory: Path, metrics_port: int) -> Iterator[str]:
     """Address of the name server of a `sluice up` on free ports; stopped in order at the end."""
     settings = store_directory / "broker.conf"
-    settings.write_text("traceTopicEnable=true\n")
+    settings.write_text(f"traceTopicEnable=true\nmetricsPromExporterPort={metrics_port}\n")
     command = [
         sys.executable, "-m", "sluicemq", "up", "--nameserver-port", "0", "--broker-port", "0",
         "--store", str(store_directory), "--log-level", "warning", "-c", str(settings),

@@ -9,6 +9,8 @@ import pytest
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.model.message import Message
+from sluicemq.spark.references import load_where
+from sluicemq.spark.report import pushdown
 from sluicemq.spark.source import RocketSource
 
 pytestmark = pytest.mark.timeout(300)
@@ -177,35 +179,23 @@ COLUMNS = "tags,queue_id,queue_offset,store_time,body,prop:delay:int,prop:origin
     ],
 )  # fmt: skip
 def test_predicates_give_the_same_rows_pushed_down_or_not(
-    read: Read, publish: Publish, predicate: str, wanted: Callable[[int], object]
-) -> None:
+    read: Read, read_where: Read, publish: Publish, predicate: str,
+    wanted: Callable[[int], object],
+) -> None:  # fmt: skip
     publish(0, 100)
     expected = [n for n in range(100) if wanted(n)]
+    assert numbers(read_where(predicate, columns=COLUMNS)) == expected
     assert numbers(read(columns=COLUMNS).where(predicate)) == expected
-    assert numbers(read(columns=COLUMNS, pushFilters="false").where(predicate)) == expected
 
 
-def test_predicates_really_reach_the_broker(read: Read, publish: Publish) -> None:
-    """What the source keeps is no longer in Spark's plan; what it cannot keep is."""
-    publish(0, 100)
+@pytest.fixture
+def read_where(spark: Any, name_server: str, topic: str) -> Read:
+    """`load_where` on the topic, with a condition and further options."""
 
-    def plan(predicate: str) -> str:
-        frame = read(columns=COLUMNS).where(predicate)
-        return str(frame._jdf.queryExecution().executedPlan().toString())
+    def load(condition: str, **options: str) -> Any:
+        return load_where(spark, condition, nameServers=name_server, topic=topic, **options)
 
-    assert "Filter (" not in plan("delay > 10 and tags = 'A'")
-    assert "Filter (" in plan("length(origin) > 2")
-
-
-def test_a_read_works_without_the_push_down_setting(
-    spark: Any, read: Read, publish: Publish
-) -> None:
-    publish(0, 30)
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
-    try:
-        assert numbers(read(columns=COLUMNS).where("tags = 'A'")) == list(range(0, 30, 3))
-    finally:
-        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    return load
 
 
 def test_an_empty_topic_gives_no_rows(read: Read) -> None:
@@ -285,22 +275,35 @@ def test_types_are_inferred(read: Read, publish: Publish) -> None:
 
 
 @pytest.mark.parametrize("selectors", [True, False])
-def test_a_key_is_looked_up_in_the_index(read: Read, publish: Publish, selectors: bool) -> None:
+def test_a_key_is_looked_up_in_the_index(
+    read_where: Read, publish: Publish, selectors: bool
+) -> None:
     publish(0, 100)
-    frame = read(columns="body,keys,tags", pushFilters=str(selectors))
-    assert numbers(frame.where("keys = 'k33 all'")) == [33]
-    assert numbers(frame.where("keys in ('k33 all', 'k34 all') and tags = 'A'")) == [33]
-    assert numbers(frame.where("keys = 'k33'")) == []
-    if selectors:
-        one = frame.where("keys = 'k33 all'")
-        plan = one._jdf.queryExecution().executedPlan().toString()
-        assert "Filter (" not in plan
+    options = {"columns": "body,keys,tags", "pushFilters": str(selectors)}
+    one = read_where("keys = 'k33 all'", **options)
+    assert numbers(one) == [33]
+    wanted = "keys in ('k33 all', 'k34 all') and tags = 'A'"
+    assert numbers(read_where(wanted, **options)) == [33]
+    assert numbers(read_where("keys = 'k33'", **options)) == []
+    assert ("EqualTo(keys, 'k33 all')" in pushdown(one).broker) == selectors
 
 
-def test_a_plan_says_what_the_broker_decides(read: Read, publish: Publish) -> None:
-    from sluicemq.spark.report import pushdown
-
+def test_a_plan_says_what_the_broker_decides(read_where: Read, publish: Publish) -> None:
     publish(0, 10)
-    found = pushdown(read(columns=COLUMNS).where("tags = 'A' and length(origin) > 2"))
-    assert any("EqualTo(tags,A)" in one for one in found.broker)
-    assert "length(origin" in " ".join(found.spark)
+    condition = "tags = 'A' and length(origin) > 2 and store_time > '2020-01-01' and delay < 5"
+    found = pushdown(read_where(condition, columns=COLUMNS))
+    assert {"EqualTo(tags, 'A')", "LessThan(delay, 5)"} <= set(found.broker)
+    (left,) = found.spark
+    assert "length(origin" in left
+    assert "store_time" in left, "it only shortens the read"
+    assert "tags" not in left
+
+
+def test_times_and_json_bodies_go_through_the_option(
+    read_where: Read, producer: Producer, topic: str
+) -> None:
+    producer.send(Message(topic, b'{"n": 1}', tag="A"))
+    options = {"bodyFormat": "json", "bodySchema": "n int", "columns": "tags,store_time,body"}
+    for since, count in (("2020-01-01 00:00:00.000001", 1), ("2100-01-01", 0)):
+        frame = read_where(f"store_time >= '{since}' and body.n = 1 and tags = 'A'", **options)
+        assert frame.count() == count

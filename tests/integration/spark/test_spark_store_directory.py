@@ -10,6 +10,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from sluicemq.client.sync.admin import Admin
+from sluicemq.spark.references import load_where
 from sluicemq.spark.report import pushdown
 
 pytestmark = pytest.mark.timeout(300)
@@ -48,15 +49,18 @@ def test_rows_are_those_of_the_broker(
 
 
 def test_predicates_are_handed_to_the_reader(
-    read: Callable[..., Any], read_store: Callable[..., Any], publish: Callable[..., None]
-) -> None:
+    spark: Any, read: Callable[..., Any], read_store: Callable[..., Any],
+    publish: Callable[..., None], store_directory: Path, topic: str,
+) -> None:  # fmt: skip
     publish(0, 100)
     columns = "body,tags,queue_id,queue_offset,prop:delay:int,prop:origin"
     where = "delay > 5 and tags in ('A', 'B') and origin = 'JFK' and queue_offset >= 10"
-    frame = read_store(columns=columns).where(where)
+    options = {"path": str(store_directory), "topic": topic, "columns": columns}
+    frame = load_where(spark, where, format="rocketmq_store", **options)
     assert rows(frame) == rows(read(columns=columns).where(where))
+    assert rows(frame) == rows(read_store(columns=columns).where(where))
     assert frame.count() > 0
-    assert any("GreaterThan(delay" in one for one in pushdown(frame).broker)
+    assert "GreaterThan(delay, 5)" in pushdown(frame).broker
 
 
 def test_snapshot_of_a_java_broker_is_read(spark: Any, tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ def test_a_topic_is_counted_by_a_property_with_the_tag_at_the_broker(
     )
     assert [tuple(row) for row in frame.collect()] == [("EWR", 10)]
     found = pushdown(frame)
-    assert "EqualTo(tags,A)" in found.broker
-    assert any(one.endswith(",EWR)") for one in found.broker), found
+    assert "EqualTo(tags, 'A')" in found.broker
+    assert any(one.endswith(", 'EWR')") for one in found.broker), found
     assert not found.spark
 
 
@@ -51,6 +51,20 @@ def test_everything_is_there_where_the_query_wants_everything(
     assert sorted(one.body for one in tables.query(both).collect())[:2] == [b"body-0"] * 2
     left = [one.name for one in tables.spark.catalog.listTables()]
     assert not [name for name in left if topic in name], left
+
+
+def test_names_keep_their_alias_wherever_they_stand(
+    tables: Tables, topic: str, publish: Callable[..., None]
+) -> None:
+    publish(0, 6)
+    for query, count in (
+        (f"select `{topic}`.tags from `{topic}` tablesample (100 percent)", 6),
+        (f"select f.tags from `{topic}` tablesample (3 rows) f", 3),
+        (f"select f.tags from `{topic}` as f, topics.`{topic}` g where f.keys = g.keys", 6),
+        (f"select `{topic}`.tags from `{topic}` left join `{topic}` f using (keys)", 6),
+        (f"select 1 from (table `{topic}`) where exists (select * from `{topic}`)", 6),
+    ):
+        assert tables.query(query).count() == count, query
 
 
 def test_what_is_wrong_is_said_with_a_cure(tables: Tables, topic: str) -> None:

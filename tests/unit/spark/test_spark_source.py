@@ -1,17 +1,27 @@
 """The batch source: what is settled when. Spark pickles the reader before it plans partitions."""
 
+import datetime
+import json
 import pickle
-import sys
 from typing import Any
 
 import pytest
-from pyspark.sql.datasource import DataSource, EqualTo, GreaterThan
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    EqualTo,
+    In,
+    IsNull,
+    LessThan,
+    Not,
+)
 
 from pyspark_rocketmq import DefaultSource
 from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
 from sluicemq.spark import cluster, errors, session, source
+from sluicemq.spark.predicates import predicates_of
 from sluicemq.spark.schema import parse_columns, struct_type
 
 Q0, Q1 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)
@@ -48,12 +58,16 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors.os, "environ", {})
 
 
-def reader(pushing: bool = False, **options: str) -> Any:
+def reader(*predicates: dict[str, Any], **options: str) -> Any:
     given = OPTIONS | {name.replace("__", "."): value for name, value in options.items()}
+    if predicates:
+        given["predicates"] = json.dumps(predicates)
     made: DataSource = DefaultSource(given)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source, "is_pushdown_process", lambda: pushing)
-        return made.reader(struct_type(parse_columns(given.get("columns"))))
+    return made.reader(struct_type(parse_columns(given.get("columns"))))
+
+
+def on(column: str, kind: str, value: Any) -> dict[str, Any]:
+    return {"is": kind, "column": column, "value": value}
 
 
 def ranges(one: Any) -> list[tuple[int, int, int]]:
@@ -67,23 +81,39 @@ def test_the_name_is_rocketmq() -> None:
 def test_the_subscription_is_there_before_partitions_are_asked_for() -> None:
     tagged = pickle.loads(pickle.dumps(reader(filter__tags="UA||AA")))
     assert (tagged.plan.subscription.kind, tagged.plan.tags) == (TAG, {"UA", "AA"})
-    pushing = reader(pushing=True, columns="tags,prop:delay:int")
-    rest = pushing.pushFilters([GreaterThan(("delay",), 5), EqualTo(("tags",), "UA")])
-    assert rest == []
+    pushing = reader(
+        on("delay", "GreaterThan", 5), on("tags", "EqualTo", "UA"), columns="tags,prop:delay:int"
+    )
+    assert pushing.left == []
     pickled = pickle.loads(pickle.dumps(pushing))
     assert pickled.plan.subscription.kind == SQL92
     assert pickled.plan.subscription.expression == "delay > 5 AND TAGS IN ('UA')"
 
 
 def test_push_down_can_be_switched_off() -> None:
-    one = EqualTo(("tags",), "UA")
-    assert list(reader(pushing=True, pushFilters="false").pushFilters([one])) == [one]
+    off = reader(on("tags", "EqualTo", "UA"), pushFilters="false")
+    assert (off.offered, off.plan.subscription.expression) == ([], "*")
 
 
-def test_a_reader_only_pushes_where_spark_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not hasattr(type(reader()), "selectors_allowed")
-    monkeypatch.setitem(sys.modules, source._PUSHDOWN_MODULE, sys)
-    assert source.is_pushdown_process()
+def test_a_reader_takes_no_predicates_of_spark() -> None:
+    """Spark would keep the narrowed read for the next use of the frame."""
+    one = [EqualTo(("tags",), "UA")]
+    assert list(reader().pushFilters(one)) == one
+    assert type(reader()).pushFilters is DataSourceReader.pushFilters
+
+
+def test_predicates_are_a_text() -> None:
+    text = json.dumps([
+        on("n", "In", [1, 2]), {"is": "IsNull", "column": "a.b", "not": True},
+        on("store_time", "LessThan", {"us": 1_500_000}),
+    ])  # fmt: skip
+    time = datetime.datetime(1970, 1, 1, 0, 0, 1, 500_000, datetime.UTC)
+    assert predicates_of(text) == [
+        In(("n",), [1, 2]), Not(IsNull(("a.b",))), LessThan(("store_time",), time)
+    ]  # fmt: skip
+    for bad in ("{", "[1]", '[{"is": "open", "column": "x"}]', '[{"is": "EqualTo"}]'):
+        with pytest.raises(ConfigurationError, match="'predicates' cannot be read"):
+            predicates_of(bad)
 
 
 def test_everything_is_read_by_default() -> None:
@@ -106,8 +136,7 @@ def test_offsets_that_retention_has_passed_are_loss() -> None:
 
 
 def test_pushed_bounds_narrow_the_ranges() -> None:
-    one = reader(pushing=True)
-    one.pushFilters([GreaterThan(("queue_offset",), 60), EqualTo(("queue_id",), 1)])
+    one = reader(on("queue_offset", "GreaterThan", 60), on("queue_id", "EqualTo", 1))
     assert ranges(one) == [(1, 61, 80)]
 
 
@@ -119,8 +148,7 @@ def test_time_predicates_keep_a_margin() -> None:
 
 def test_what_excludes_itself_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "open_admin", None)
-    one = reader(pushing=True, filter__tags="UA")
-    one.pushFilters([EqualTo(("tags",), "AA")])
+    one = reader(on("tags", "EqualTo", "AA"), filter__tags="UA")
     assert ranges(one) == []
     assert len(one.partitions()) == 1
 

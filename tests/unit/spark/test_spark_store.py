@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql.datasource import EqualTo, GreaterThan
 
 from sluicemq.config import StoreConfig
 from sluicemq.errors import (
@@ -87,22 +86,17 @@ def copy(filled: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(filled, tmp_path / "copy"))
 
 
-def reader(root: Path, *, pushed: tuple[Any, ...] = (), **options: str) -> Any:
+def reader(root: Path, **options: str) -> Any:
     given = {"path": str(root), "topic": "flights"}
     given |= {name.replace("__", "."): value for name, value in options.items()}
     if "topics" in given or "topicsPattern" in given:
         del given["topic"]
     found = StoreSource(given)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sluicemq.spark.store_source.is_pushdown_process", lambda: bool(pushed))
-        made = found.reader(found.schema())
-    if pushed:
-        assert list(made.pushFilters(list(pushed))) == []
-    return made
+    return found.reader(found.schema())
 
 
-def read(root: Path, *, pushed: tuple[Any, ...] = (), **options: str) -> list[dict[str, Any]]:
-    made = reader(root, pushed=pushed, **options)
+def read(root: Path, **options: str) -> list[dict[str, Any]]:
+    made = reader(root, **options)
     rows: list[dict[str, Any]] = []
     for part in made.partitions():
         for batch in made.read(part):
@@ -169,8 +163,12 @@ def test_tags_are_compared_exactly(filled: Path) -> None:
 
 
 def test_predicates_of_spark_are_decided_by_the_reader(filled: Path) -> None:
-    pushed = (EqualTo(("tags",), "C"), GreaterThan(("delay",), 50), EqualTo(("queue_id",), 0))
-    rows = read(filled, pushed=pushed, columns="body,tags,queue_id,prop:delay:int")
+    predicates = json.dumps([
+        {"is": "EqualTo", "column": "tags", "value": "C"},
+        {"is": "GreaterThan", "column": "delay", "value": 50},
+        {"is": "EqualTo", "column": "queue_id", "value": 0},
+    ])  # fmt: skip
+    rows = read(filled, predicates=predicates, columns="body,tags,queue_id,prop:delay:int")
     assert numbers(rows) == matching("TAGS = 'C' AND delay > 50", range(0, 600, 2))
 
 
@@ -401,7 +399,7 @@ def test_only_batch_reads_are_offered(filled: Path, method: str) -> None:
 def test_options_mean_the_same_as_in_the_other_source() -> None:
     others = {option.name: option for option in OPTIONS}
     shared = [option for option in STORE_OPTIONS if option.name in others]
-    assert len(shared) == 21
+    assert len(shared) == 22
     for option in shared:
         assert (option.parse, option.default) == (
             others[option.name].parse, others[option.name].default,

@@ -10,8 +10,9 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.spark import infer
 from sluicemq.spark.filters import Pushed
 from sluicemq.spark.options import parse_options
+from sluicemq.spark.predicates import report_pushdown
 from sluicemq.spark.progress import stream_progress
-from sluicemq.spark.report import parse_plan, report_pushdown
+from sluicemq.spark.report import parse_plan
 from sluicemq.spark.schema import columns_of, declared_columns, struct_type
 
 
@@ -86,18 +87,17 @@ Condition : Contains(tags#0, x)
 """
 
 
-def test_a_plan_says_who_decides() -> None:
-    found = parse_plan(PLAN)
-    assert found.broker == ("EqualTo(tags,A)", "In(delay, [1,2])", "Not(EqualTo(delay,5))")
-    assert found.spark == ("Contains(tags#0, x)",)
-    assert str(parse_plan("")) == "broker: -; Spark: -"
+def test_a_plan_says_what_files_were_offered() -> None:
+    assert parse_plan(PLAN) == ["EqualTo(tags,A)", "In(delay, [1,2])", "Not(EqualTo(delay,5))"]
+    assert parse_plan("") == []
 
 
 def test_one_line_of_the_log_a_read(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     left = Not(StringContains(("origin",), "J"))
-    report_pushdown("t", Pushed(tags=frozenset("A")), [EqualTo(("tags",), "A"), left], [left])
-    report_pushdown("t", Pushed(), [], [])
+    offered = [EqualTo(("tags",), "A"), left]
+    report_pushdown("t", Pushed(tags=frozenset("A")), offered, [left], "the broker")
+    report_pushdown("t", Pushed(), [], [], "the broker")
     (record,) = caplog.records
     assert record.getMessage() == (
         "rocketmq 't': the broker decides tags in ['A'];"

@@ -1,22 +1,24 @@
 """From the file to a DataFrame: the source, pinned to a range for a batch, and the transform.
 
-A transform is one query over the view `source`. Spark runs a command (`DROP TABLE`, `INSERT`) at
+A transform is one query over the view `source`. A batch loads topics anew for each place of the
+query that names the view, with the predicates that hold there (`references`): the broker decides
+them. Spark runs a command (`DROP TABLE`, `INSERT`) at
 the moment it is given the text, so the text is parsed first and anything but a query refused: a
 dry run must change nothing. Errors come back with the line of the file they are in.
 """
 
 import re
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.errors import SluiceError
 from sluicemq.spark.pipelines.document import Problem
-from sluicemq.spark.pipelines.pipeline import PARQUET, ROCKETMQ, VIEW, Pipeline, PlaceError
+from sluicemq.spark.pipelines.pipeline import PARQUET, ROCKETMQ, STORE, VIEW, Pipeline, PlaceError
+from sluicemq.spark.references import StandIn, named_apart, predicates_in, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-FORMATS: Final = {ROCKETMQ: "rocketmq", "store": "rocketmq_store", PARQUET: "parquet"}
+FORMATS: Final = {ROCKETMQ: "rocketmq", STORE: "rocketmq_store", PARQUET: "parquet"}
 _PLANS: Final = "org.apache.spark.sql.catalyst.plans.logical"
 _PLACE: Final = re.compile(r"\(line (\d+), pos (\d+)\)|;? ?line (\d+),? pos (\d+)")
 _TAIL: Final = re.compile(r"(;? ?\(?line \d+,? pos \d+\)?|SQLSTATE: \w+|== SQL.*|JVM stacktrace:.*"
@@ -24,20 +26,20 @@ _TAIL: Final = re.compile(r"(;? ?\(?line \d+,? pos \d+\)?|SQLSTATE: \w+|== SQL.*
 
 
 def source_frame(
-    pipeline: Pipeline, spark: "SparkSession", pinned: Mapping[str, str] | None = None
+    pipeline: Pipeline, spark: "SparkSession", schema: Any = None, **more: str
 ) -> "DataFrame":
-    """The source as a DataFrame, a stream's when the mode says so. `pinned` options replace those
-    of the file. Raises PlaceError."""
+    """The source as a DataFrame, a stream's when the mode says so. `more` options replace those of
+    the file; `schema` is the source's when it is known. Raises PlaceError."""
     source = pipeline.source
     assert source is not None
     reader = spark.readStream if pipeline.is_streaming else spark.read
-    options = dict(source.options) | dict(pinned or {})
+    options = dict(source.options) | more
     try:
         if source.kind == PARQUET:
             schema = options.pop("schema", None)
             if schema is None and pipeline.is_streaming:
                 schema = spark.read.parquet(options["path"]).schema
-            reader = reader if schema is None else reader.schema(schema)
+        reader = reader if schema is None else reader.schema(schema)
         return reader.format(FORMATS[source.kind]).options(**options).load()
     except Exception as error:
         raise spark_error(error, source.line, "source") from error
@@ -51,15 +53,47 @@ def transformed(pipeline: Pipeline, spark: "SparkSession", frame: "DataFrame") -
         _check_query(spark, pipeline.transform)
         frame.createOrReplaceTempView(VIEW)
         try:
-            return spark.sql(pipeline.transform)
+            whole = spark.sql(pipeline.transform)
         finally:
             spark.catalog.dropTempView(VIEW)
+        return _pushed(pipeline, spark, frame.schema) or whole
     except PlaceError as error:
         problem = error.problem
         place = Problem(pipeline.transform_line, "transform", problem.what, problem.cure)
         raise PlaceError(place) from None
     except Exception as error:
         raise spark_error(error, pipeline.transform_line, "transform") from error
+
+
+def _pushed(pipeline: Pipeline, spark: "SparkSession", schema: Any) -> "DataFrame | None":
+    """The transform over loads with predicates; None when there are none to be had. A store is
+    read at one moment, so by one load, with the predicates that hold in all places."""
+    source, transform = pipeline.source, pipeline.transform
+    assert source is not None
+    assert transform is not None
+    if pipeline.is_streaming or source.kind == PARQUET:
+        return None
+    stand_ins: dict[str, StandIn] = {}
+
+    def view_of(_: str) -> str:
+        view = VIEW if source.kind == STORE else f"{VIEW} {len(stand_ins) + 1}"
+        stand_ins[view] = StandIn.of(spark, schema)
+        stand_ins[view].frame.createOrReplaceTempView(quoted(view))
+        return view
+
+    try:
+        text, query = named_apart(spark, transform, view_of)
+        found = predicates_in(query, list(stand_ins.values()))
+        if not any(found):
+            return None
+        for view, predicates in zip(stand_ins, found, strict=True):
+            more = {"predicates": predicates} if predicates else {}
+            loaded = source_frame(pipeline, spark, schema, **more)
+            loaded.createOrReplaceTempView(quoted(view))
+        return spark.sql(text)
+    finally:
+        for view in stand_ins:
+            spark.catalog.dropTempView(view)
 
 
 def _check_query(spark: "SparkSession", text: str) -> None:

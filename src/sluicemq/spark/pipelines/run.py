@@ -13,7 +13,7 @@ the sink it is at and leaves the others out (`Outcome.left`).
 
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -111,11 +111,9 @@ def _run_ready(
     )  # fmt: skip
 
 
-def checked_frame(
-    pipeline: Pipeline, spark: "SparkSession", pinned: Mapping[str, str] | None = None
-) -> "tuple[DataFrame, list[Writer]]":
+def checked_frame(pipeline: Pipeline, spark: "SparkSession") -> "tuple[DataFrame, list[Writer]]":
     """The transformed frame and its writers, everything checked. Raises PlaceError."""
-    frame = transformed(pipeline, spark, source_frame(pipeline, spark, pinned))
+    frame = transformed(pipeline, spark, source_frame(pipeline, spark))
     writers = [writer_of(pipeline, sink) for sink in pipeline.sinks]
     for writer in writers:
         writer.check(frame)

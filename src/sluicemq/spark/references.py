@@ -1,0 +1,215 @@
+"""What a query asks of each table that it refers to, for a load of each.
+
+Spark would hand a Python source the predicates of a query itself, but it keeps the read that comes
+of it in the table object, for every later or other use of the same DataFrame: wrong rows
+(docs/design/0010-predicate-push-down.md). So our readers take none from Spark. Who knows the whole
+query plans it over stand-ins first, tables without rows of which no two are one:
+
+    Project [keys]
+    +- Filter (tags = UA AND length(keys) > 3)
+       +- stand-in [tags, keys …]
+
+A condition of a filter on a stand-in says which rows the result depends on, so a read may leave out
+the others. Conditions that the stand-in is under wherever the plan has it (a `with` may be used
+twice) become the option `predicates` of that reference's own load (`named_apart` gives each place
+of a text a table of its own). Spark applies the whole query to what is read: the source can only
+leave out what Spark would have dropped.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from sluicemq.errors import ConfigurationError
+from sluicemq.spark.predicates import COMPARED, PRESENT
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+REFERENCES_MAX: Final = 256
+_MISSING: Final = "TABLE_OR_VIEW_NOT_FOUND"
+_PART: Final = re.compile(r"`((?:[^`]|``)*)`|([^.`\s]+)")
+_SAMPLE: Final = re.compile(
+    r"\s*tablesample\s*\([^()]*\)(\s*repeatable\s*\([^()]*\))?", re.IGNORECASE
+)
+
+
+def load_where(
+    spark: "SparkSession",
+    condition: str,
+    *,
+    format: str = "rocketmq",  # noqa: A002 - Spark's name
+    **options: str,
+) -> "DataFrame":
+    """The messages for which a condition, Spark SQL on the columns, is true; the broker decides
+    those parts of it that it decides exactly. `options` are the source's."""
+    reader = spark.read.format(format).options(**options)
+    frame = reader.load()
+    stand_in = StandIn.of(spark, frame.schema)
+    (found,) = predicates_in(stand_in.frame.where(condition), [stand_in])
+    if found:
+        frame = reader.schema(frame.schema).option("predicates", found).load()
+    return frame.where(condition)
+
+
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """A table without rows; Spark knows it by its RDD, whatever a plan makes of its columns."""
+
+    frame: "DataFrame"
+    rdd: int
+
+    @classmethod
+    def of(cls, spark: "SparkSession", schema: "StructType") -> Self:
+        frame = spark.createDataFrame(spark.sparkContext.emptyRDD(), schema)
+        return cls(frame, frame._jdf.queryExecution().analyzed().rdd().id())
+
+
+def predicates_in(query: "DataFrame", stand_ins: Sequence[StandIn]) -> list[str]:
+    """The option `predicates` for the load of each stand-in; "" where all of it is needed."""
+    translate = translator(query.sparkSession)
+    found: dict[int, list[dict[str, Any]]] = {}
+    for node, conditions in nodes(query._jdf.queryExecution().optimizedPlan()):
+        if kind_of(node) == "LogicalRDD":
+            here = [one for one in map(translate, conditions) if one is not None]
+            known = found.setdefault(node.rdd().id(), here)
+            known[:] = [one for one in known if one in here]
+    return [json.dumps(found[one.rdd]) if found.get(one.rdd) else "" for one in stand_ins]
+
+
+def nodes(plan: Any, conditions: Sequence[Any] = ()) -> Iterator[tuple[Any, Sequence[Any]]]:
+    """The nodes of a plan of the JVM and of its subqueries, each with the conjuncts of the filter
+    that stands on it."""
+    yield plan, conditions
+    for inner in elements(plan.subqueries()):
+        yield from nodes(inner)
+    on_it = conjuncts(plan.condition()) if kind_of(plan) == "Filter" else ()
+    for child in elements(plan.children()):
+        yield from nodes(child, on_it)
+
+
+def conjuncts(condition: Any) -> list[Any]:
+    if kind_of(condition) != "And":
+        return [condition]
+    return conjuncts(condition.left()) + conjuncts(condition.right())
+
+
+def elements(sequence: Any) -> list[Any]:
+    """Those of a sequence of Scala's."""
+    return [sequence.apply(at) for at in range(sequence.length())]
+
+
+def kind_of(value: Any) -> str:
+    """The name of a Java object's class."""
+    return str(value.getClass().getSimpleName())
+
+
+def translator(spark: "SparkSession") -> Callable[[Any], dict[str, Any] | None]:
+    """A function from an expression of the JVM to a predicate as in the option; None: there is
+    none. Spark's own translation for sources, so what types and collations mean is its word."""
+    package = spark._jvm.org.apache.spark.sql.execution.datasources
+    strategy = getattr(getattr(package, "DataSourceStrategy$"), "MODULE$")
+
+    def translate(expression: Any) -> dict[str, Any] | None:
+        found = strategy.translateFilter(expression, False)
+        return _predicate(found.get()) if found.isDefined() else None
+
+    return translate
+
+
+def _predicate(found: Any) -> dict[str, Any] | None:
+    kind = kind_of(found)
+    if kind == "Not":
+        inner = _predicate(found.child())
+        return None if inner is None or "not" in inner else {**inner, "not": True}
+    if kind in PRESENT:
+        return {"is": kind, "column": found.attribute()}
+    if kind not in COMPARED:
+        return None
+    values = list(found.values()) if kind == "In" else [found.value()]
+    plain = [_value(one) for one in values]
+    if any(value is None for value in plain):
+        return None
+    return {"is": kind, "column": found.attribute(), "value": plain if kind == "In" else plain[0]}
+
+
+def _value(given: Any) -> Any:
+    """As in the option; None for what no predicate of ours is on."""
+    if isinstance(given, (str, int, float)):
+        return given
+    kind = kind_of(given) if hasattr(given, "getClass") else ""
+    if kind not in ("Timestamp", "Instant"):
+        return None
+    instant = given.toInstant() if kind == "Timestamp" else given
+    return {"us": instant.getEpochSecond() * 1_000_000 + instant.getNano() // 1000}
+
+
+def named_apart(
+    spark: "SparkSession", text: str, view_of: Callable[[str], str]
+) -> tuple[str, "DataFrame"]:
+    """The query with a view in each place that names a table which Spark does not know, and what
+    it means. `view_of` makes the view of a name and returns the view's own name. Raises Spark's
+    errors but this one, and ConfigurationError for too many places."""
+    from pyspark.errors import AnalysisException  # noqa: PLC0415 - heavy
+
+    for _ in range(REFERENCES_MAX + 1):
+        try:
+            with _quiet():
+                return text, spark.sql(text)
+        except AnalysisException as error:
+            if error.getCondition() != _MISSING:
+                raise
+            view = view_of(error.getMessageParameters()["relationName"])
+            context = error.getQueryContext()[0]
+            text = _renamed(spark, text, context.startIndex(), context.stopIndex() + 1, view)
+    raise ConfigurationError(f"the query names tables in more than {REFERENCES_MAX} places.")
+
+
+def _renamed(spark: "SparkSession", text: str, start: int, end: int, view: str) -> str:
+    """The text with the view in this place. The last part of the name stays as alias where the
+    query gives no other; a sample stands before it."""
+    sampled = _SAMPLE.match(text, end)
+    after = end if sampled is None else sampled.end()
+    alias = quoted(name_parts(text[start:end])[-1])
+    named = f"{text[:start]}{quoted(view)}{text[end:after]} AS {alias}{text[after:]}"
+    return named if parses(spark, named) else f"{text[:start]}{quoted(view)}{text[end:]}"
+
+
+def parses(spark: "SparkSession", text: str) -> bool:
+    from pyspark.errors import ParseException  # noqa: PLC0415 - heavy
+
+    try:
+        spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
+    except ParseException:
+        return False
+    return True
+
+
+def name_parts(name: str) -> list[str]:
+    """`a`.`b``c`, with or without backquotes, as its parts."""
+    return [
+        found[1].replace("``", "`") if found[1] is not None else found[2]
+        for found in _PART.finditer(name)
+    ]
+
+
+def quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """pyspark logs every error of an analysis, whole stack and all, before it raises it. The logger
+    is of a class of its own: one that `logging` makes fails on pyspark's arguments."""
+    from pyspark.logger import PySparkLogger  # noqa: PLC0415 - heavy
+
+    logger = PySparkLogger.getLogger("SQLQueryContextLogger")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
