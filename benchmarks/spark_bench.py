@@ -43,6 +43,7 @@ from spark_read import (
 
 from sluicemq.filter.tags import subscribe
 from sluicemq.model.subscription import SQL92, Subscription
+from sluicemq.spark.references import load_where
 from sluicemq.spark.session import spark_session
 
 PRICE_LIMIT = 100
@@ -187,11 +188,15 @@ class Bench:
         hits = -(-self.messages // HIT_EVERY)
         cheap = sum(1 for index in range(self.messages) if index % 10_007 < PRICE_LIMIT)
         price = "cast(cast(filter(headers, h -> h.key = 'price')[0].value as string) as int)"
-        for title, option, value, count, condition in (
-            ("tag filter, 1 %", "filter.tags", "hit", hits, "cast(key as string) = 'hit'"),
-            ("SQL92 filter, 1 %", "filter.sql", SELECTOR, cheap, f"{price} < {PRICE_LIMIT}"),
+        hit = "cast(key as string) = 'hit'"
+        where = load_where(self.spark, "tags = 'hit'", nameServers=self.name_server, topic=TOPIC)
+        tagged = ours(self.spark, self.name_server, **{"filter.tags": "hit"})
+        selected = ours(self.spark, self.name_server, **{"filter.sql": SELECTOR})
+        for title, mine, count, condition in (
+            ("tag filter, 1 %", tagged, hits, hit),
+            ("Spark's where, 1 %", where, hits, hit),
+            ("SQL92 filter, 1 %", selected, cheap, f"{price} < {PRICE_LIMIT}"),
         ):
-            mine = ours(self.spark, self.name_server, **{option: value})
             assert sum_of_bodies(mine) == count * BODY_BYTES
             works: dict[str, Work] = {"ours": lambda mine=mine: sum_of_bodies(mine)}
             if self.kafka is not None:

@@ -39,6 +39,7 @@ from sluicemq.client.sync.producer import Producer  # noqa: E402
 from sluicemq.filter.tags import subscribe  # noqa: E402
 from sluicemq.model.message import Message  # noqa: E402
 from sluicemq.model.subscription import Subscription  # noqa: E402
+from sluicemq.spark.references import load_where  # noqa: E402
 from sluicemq.spark.session import spark_session  # noqa: E402
 
 TOPIC = "bench"
@@ -125,7 +126,7 @@ def ceiling(spark: Any, name_server: str, messages: int, directory: Path) -> Any
     frame = ours(spark, name_server)
     path = directory / "rows.arrow"
     if not path.exists():
-        save_rows(frame, messages, path)
+        save_rows(spark, name_server, frame.schema, messages, path)
     spark.dataSource.register(spark_ceiling.Ceiling)
     return (
         spark.read.format("ceiling")
@@ -137,19 +138,20 @@ def ceiling(spark: Any, name_server: str, messages: int, directory: Path) -> Any
     )
 
 
-def save_rows(frame: Any, messages: int, path: Path) -> None:
+def save_rows(spark: Any, name_server: str, columns: Any, messages: int, path: Path) -> None:
     """The rows in batches as large as those of a topic, as Spark wants them of a Python source."""
     import pyarrow as pa
     import spark_ceiling
 
-    schema = spark_ceiling.arrow_schema(frame.schema)
+    schema = spark_ceiling.arrow_schema(columns)
     step = CEILING_ROWS // QUEUES
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
         saved = 0
         for first in range(0, messages, step):
             if saved == messages:
                 break
-            piece = frame.where(f"queue_offset >= {first} and queue_offset < {first + step}")
+            bounds = f"queue_offset >= {first} and queue_offset < {first + step}"
+            piece = load_where(spark, bounds, nameServers=name_server, topic=TOPIC)
             table = piece.toArrow().cast(schema).combine_chunks()
             for batch in table.to_batches():
                 writer.write_batch(batch)
