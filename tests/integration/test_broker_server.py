@@ -103,9 +103,8 @@ async def test_a_created_topic_is_routable_when_its_creation_is_answered(tmp_pat
             assert (await call(asking, 105, dict(topic))).code == 0
         assert (await call(channel, 310, send_fields("ByItself"), b"x")).code == 0
         assert (await call(asking, 105, {"topic": "ByItself"})).code == 0
-        text = (tmp_path / "store/config/topics.json").read_text()
-        assert "New19" in text
-        assert "ByItself" in text
+        table = tmp_path / "store/config/topics.json"
+        await until(lambda: "New19" in table.read_text() and "ByItself" in table.read_text())
 
 
 @pytest.mark.parametrize("sync", [False, True])

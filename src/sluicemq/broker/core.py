@@ -288,14 +288,15 @@ class BrokerCore:
             shares=self.shares,
         )
 
-    def on_table_change(self, changed: Callable[[], None]) -> None:
-        """Who has to know when topics or groups change."""
-        self.topics.on_change = self.groups.on_change = lambda _name: changed()
+    @property
+    def journaled(self) -> tuple[Document, ...]:
+        """Those of whose changes each is kept before it is answered."""
+        return self.topics.document, self.groups.document
 
     @property
     def documents(self) -> tuple[Document, ...]:
         return (
-            self.topics.document, self.groups.document, self.offsets.document,
+            *self.journaled, self.offsets.document,
             self.offsets.resets_document, self.lanes.document, self.filters.document,
             self.epochs.table.document, *self.delayed.documents,
         )  # fmt: skip

@@ -6,8 +6,9 @@ autoCreateSubscriptionGroup=true; RocketMQ's own groups are always there.
 
 import logging
 import re
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final
 
 from sluicemq.broker.documents import Document
 from sluicemq.broker.settings import Settings
@@ -15,7 +16,8 @@ from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.topic import GROUP_LENGTH_MAX, PERM_READ, DataVersion, GroupConfig
 from sluicemq.protocol import bodies
-from sluicemq.protocol.bodies.unknown import Unknown
+from sluicemq.protocol.bodies.groups import group_from, group_object
+from sluicemq.protocol.bodies.unknown import Texts, Unknown
 
 log = logging.getLogger(__name__)
 
@@ -47,10 +49,12 @@ class Groups:
         self.forbidden: dict[str, dict[str, int]] = {}
         self.version = DataVersion()
         self._unknown = Unknown()
+        self._texts: Texts[GroupConfig] = {}
         self.on_change: Callable[[str], None] = lambda name: None
         self.document = Document(
-            files, f"{settings.store.root}/config/subscriptionGroup.json", self._render
-        )
+            files, f"{settings.store.root}/config/subscriptionGroup.json", self._render,
+            lambda: self.version,
+        )  # fmt: skip
 
     def load(self) -> None:
         """Reads the file and adds RocketMQ's own groups. Raises StoreDamagedError."""
@@ -59,14 +63,22 @@ class Groups:
             self.version, self._unknown = found.data_version, found.unknown
             self.table.update(found.groups)
             self.forbidden = {group: dict(bits) for group, bits in found.forbidden.items()}
+        changes = self.document.journaled(self.table)
+        for change in changes:
+            self.table.pop(change.name, None)
+            if change.value is not None:
+                self.table[change.name] = group_from(change.value, change.name)
         missing = [name for name in SYSTEM_GROUPS if name not in self.table]
         for name in missing:
             self.table[name] = GroupConfig(name)
-        if missing:
-            self._bump()
+        if changes:
+            self.version = max(self.version, changes[-1].version)
+        if missing or changes:
+            self.version = self.version.next(self._clock.now_ms())
+            self.document.changed = True
 
-    def _render(self) -> str:
-        return bodies.encode_group_table_file(self.snapshot())
+    def _render(self) -> Callable[[], str]:
+        return partial(bodies.encode_group_table_file, self.snapshot(), self._texts)
 
     def snapshot(self) -> bodies.GroupTable:
         """The table as 201 and the file carry it."""
@@ -75,12 +87,6 @@ class Groups:
     def may_read(self, group: str, topic: str) -> bool:
         """Is the group not kept from the topic? (Set with RocketMQ's tools, spec/admin.md 353.)"""
         return not self.forbidden.get(group, {}).get(topic, 0) & PERM_READ
-
-    def _bump(self) -> None:
-        self.version = DataVersion(
-            self.version.counter + 1, self._clock.now_ms(), self.version.state_version
-        )
-        self.document.changed = True
 
     def find(self, name: str) -> GroupConfig | None:
         """The group; made with the defaults where that is allowed; None when there is none."""
@@ -93,28 +99,39 @@ class Groups:
             and not name_fault(name)
         ):
             config = GroupConfig(name)
-            self.put(config)
+            self.put(config, is_asked=False)
         return config
 
-    def put(self, config: GroupConfig) -> bool:
-        """Creates or changes a group; False when it is just so already."""
-        old = self.table.get(config.name)
-        if old == config:
-            return False
-        self.table[config.name] = config
-        log.info("group %s: %s", "created" if old is None else "changed", config)
-        self._bump()
-        self.on_change(config.name)
-        return True
+    def put(self, *configs: GroupConfig, is_asked: bool = True) -> None:
+        """Creates or changes groups, all or none; what is just so already stays. Raises StoreError
+        when that cannot be kept, unless nobody has asked for it (`Document.record`)."""
+        news = [config for config in configs if self.table.get(config.name) != config]
+        if not news:
+            return
+        self._record({config.name: group_object(config) for config in news}, is_asked=is_asked)
+        for config in news:
+            word = "changed" if config.name in self.table else "created"
+            self.table[config.name] = config
+            log.info("group %s: %s", word, config)
+            self.on_change(config.name)
 
     def remove(self, name: str) -> bool:
-        if self.table.pop(name, None) is None:
+        """Raises StoreError when that cannot be kept."""
+        if name not in self.table:
             return False
+        self._record({name: None})
+        del self.table[name]
         self._unknown.items.pop(name, None)
         log.info("group %s deleted", name)
-        self._bump()
         self.on_change(name)
         return True
+
+    def _record(
+        self, values: Mapping[str, dict[str, Any] | None], *, is_asked: bool = True
+    ) -> None:
+        version = self.version.next(self._clock.now_ms())
+        self.document.record(version, values, is_asked=is_asked)
+        self.version = version
 
     def __contains__(self, name: str) -> bool:
         return name in self.table

@@ -101,7 +101,7 @@ class Lanes:
 
     def _write(self) -> None:
         self.document.changed = True
-        text, last = self.document.take() or "", self._changes
+        write, last = self.document.take(), self._changes
 
         def written(outcome: object) -> None:
             if isinstance(outcome, Exception):
@@ -114,7 +114,8 @@ class Lanes:
             if self._unsaved:
                 self.flush()
 
-        self._elsewhere(lambda: self.document.write(text), written)
+        if write is not None:
+            self._elsewhere(write, written)
 
     def _read_on(self, group: str) -> None:
         """Pulls that waited for the rules to be on disk."""

@@ -116,8 +116,7 @@ class Metadata:
             made = changed_attributes(attributes, changes, is_new=old is None)
             refuse_compaction(attributes, made)
             checked.append(dataclasses.replace(config, attributes=made))
-        for config in checked:
-            self._topics.put(config)
+        self._topics.put(*checked)
         return Announced(Command(ResponseCode.SUCCESS))
 
     def _check_topic(self, config: TopicConfig) -> None:
@@ -212,12 +211,14 @@ class Metadata:
                     f"A group cannot have {config.retry_queues} retry queues: the limit is "
                     f"{QUEUES_MAX}.",
                 )
+        checked = []
         for config in configs:
             old = self._groups.table.get(config.name)
             attributes = dict(old.attributes) if old is not None else {}
             changes = ",".join(f"{key}={value}" for key, value in config.attributes.items())
             made = changed_attributes(attributes, changes, is_new=old is None)
-            self._groups.put(dataclasses.replace(config, attributes=made))
+            checked.append(dataclasses.replace(config, attributes=made))
+        self._groups.put(*checked)
 
     def delete_group(self, command: Command, peer: Peer) -> Announced:
         """207. Its offsets stay unless the tool says otherwise."""

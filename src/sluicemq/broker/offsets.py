@@ -102,9 +102,7 @@ class Offsets:
         self.document.changed = True
         self._commits += 1
         if self._commits % COMMITS_PER_VERSION == 0:
-            self.version = DataVersion(
-                self.version.counter + 1, self._clock.now_ms(), self.version.state_version
-            )
+            self.version = self.version.next(self._clock.now_ms())
 
     def committed(self, group: str, topic: str, queue_id: int) -> int:
         """The offset, -1 when there is none."""

@@ -1,7 +1,7 @@
 """What a handler may return besides an answer: four ways to answer later.
 
 None of them waits by itself. `turns.py` writes `Durable` answers after the commit (and the fsync,
-where asked), `longpoll.py` keeps `Parked` requests, `server.py` holds `Announced` answers until
+where asked), `longpoll.py` keeps `Parked` requests, `announcing.py` holds `Announced` answers until
 the change is on disk and the name servers know of it, `background.py` goes through the steps of a
 `Postponed` one.
 """
@@ -9,7 +9,10 @@ the change is on disk and the name servers know of it, `background.py` goes thro
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
-from sluicemq.protocol.command import Command
+from sluicemq.errors import StoreFullError
+from sluicemq.protocol.codec import SERVER_LANGUAGE, decode, encode
+from sluicemq.protocol.codes import ResponseCode
+from sluicemq.protocol.command import FLAG_RESPONSE, Command
 
 
 class Durable(NamedTuple):
@@ -71,3 +74,11 @@ class Parked:
         self.look = look
         self.is_done = False
         self.is_looking = False
+
+
+def failed(answer: bytes, error: BaseException, remark: str) -> bytes:
+    """What leaves instead of an encoded answer whose change did not reach the disk."""
+    full = isinstance(error, StoreFullError)
+    code = ResponseCode.SERVICE_NOT_AVAILABLE if full else ResponseCode.SYSTEM_ERROR
+    opaque = decode(answer[4:]).opaque
+    return encode(Command(code, {}, b"", opaque, FLAG_RESPONSE, remark, SERVER_LANGUAGE))

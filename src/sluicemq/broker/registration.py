@@ -1,30 +1,48 @@
 """How a broker makes itself known to its name servers: 103 and 104.
 
-Pure decisions; `server.py` does the calls. Every name server hears of the broker at the start,
-every registerNameServerPeriod, and at once when topics change. One that is not there is tried again
-with growing pauses: said once in the log, and again when it is back (spec/namesrv.md §2, §3).
+Pure decisions; `server.py` does the calls. Every name server hears of all topics (103) at the start
+and every registerNameServerPeriod, and at once of those that change (217). RocketMQ says those in a
+103 that holds nothing else; a name server with deleteTopicWithBrokerRegistration then forgets all
+others. One that is not there is tried again with growing pauses: said once in the log, and again
+when it is back (spec/namesrv.md §2, §3).
 """
 
 import dataclasses
 import json
 import logging
 import zlib
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.errors import ConfigurationError
-from sluicemq.model.topic import PERM_READ, PERM_WRITE, TopicConfig
+from sluicemq.model.topic import (
+    PERM_READ,
+    PERM_WRITE,
+    DataVersion,
+    QueueData,
+    TopicConfig,
+    TopicRoute,
+)
 from sluicemq.protocol import bodies
 from sluicemq.protocol.codes import RequestCode
 from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import RegisterBrokerRequest, UnregisterBrokerRequest, encode_header
+from sluicemq.protocol.headers import (
+    RegisterBrokerRequest,
+    RegisterTopicRequest,
+    UnregisterBrokerRequest,
+    encode_header,
+)
 from sluicemq.protocol.signature import sign_command
 
 log = logging.getLogger(__name__)
 
 PAUSE_S_MIN: Final = 0.5
 PAUSE_S_MAX: Final = 10.0
+CHANGES_MAX: Final = 16
+"""Of more topics at once all are told."""
 READ_WRITE: Final = PERM_READ | PERM_WRITE
 
 
@@ -36,6 +54,8 @@ class NameServer:
     failures: int = 0
     is_known: bool = False
     next_try_s: float = 0.0
+    changes: set[str] = dataclasses.field(default_factory=set)
+    """Topics that have changed since it was last told."""
 
 
 def credentials_of(text: str) -> tuple[str, str] | None:
@@ -75,12 +95,15 @@ class Registration:
         self._credentials = credentials_of(settings.broker.inner_credentials)
         self.name_servers = [NameServer(name) for name in settings.broker.name_server_addresses]
 
-    def request(self) -> Command:
-        """103 with every topic."""
+    def begin(self, server: NameServer) -> Callable[[], Command]:
+        """What makes the request (103) with every topic of now, in whatever thread."""
+        server.changes = set()
+        return partial(self._request, self._topics.configs(), self._topics.version)
+
+    def _request(self, configs: dict[str, TopicConfig], version: DataVersion) -> Command:
         config = self._settings.broker
-        body = bodies.encode_register_body(
-            bodies.RegisterBody(bodies.TopicTable(self._registered(), self._topics.version))
-        )
+        topics = {name: self._registered(topic) for name, topic in configs.items()}
+        body = bodies.encode_register_body(bodies.RegisterBody(bodies.TopicTable(topics, version)))
         header = RegisterBrokerRequest(
             broker=config.broker_name,
             address=self.address,
@@ -115,16 +138,47 @@ class Registration:
         host, _, port = self.address.rpartition(":")
         return f"{self._settings.broker.broker_ip2 or host}:{int(port) + 1}"
 
-    def _registered(self) -> dict[str, TopicConfig]:
+    def _registered(self, config: TopicConfig) -> TopicConfig:
         """A broker without read or write permission takes it from every topic of its routes."""
         allowed = self._settings.broker.broker_permission
-        configs = self._topics.configs()
         if allowed & READ_WRITE == READ_WRITE:
-            return configs
-        return {
-            name: dataclasses.replace(config, perm=config.perm & (allowed | ~READ_WRITE))
-            for name, config in configs.items()
-        }
+            return config
+        return dataclasses.replace(config, perm=config.perm & (allowed | ~READ_WRITE))
+
+    # ---------------------------------------------------------------------------- what changes
+
+    def topic_changed(self, name: str) -> None:
+        for server in self.name_servers:
+            server.changes.add(name)
+
+    def all_due(self) -> None:
+        """What stands in all routes has changed."""
+        for server in self.name_servers:
+            if not server.failures:
+                server.next_try_s = 0.0
+
+    @property
+    def changed(self) -> list[NameServer]:
+        """Who does not know of the last changes. One that is not there is told when it is."""
+        return [server for server in self.name_servers if server.changes and not server.failures]
+
+    def take_changes(self, server: NameServer) -> list[Command]:
+        """217 of each topic that has changed. One that is deleted stays in the routes until the
+        tool takes it out there (216), as with RocketMQ."""
+        names, server.changes = server.changes, set()
+        return [
+            self._topic_request(topic.config) for topic in map(self._topics.get, names) if topic
+        ]
+
+    def _topic_request(self, config: TopicConfig) -> Command:
+        known = self._registered(config)
+        queues = QueueData(
+            self._settings.broker.broker_name, known.read_queues, known.write_queues, known.perm,
+            known.sys_flag,
+        )  # fmt: skip
+        fields = encode_header(RegisterTopicRequest(topic=config.name))
+        body = bodies.encode_topic_route(TopicRoute((), (queues,)))
+        return self._signed(Command(RequestCode.REGISTER_TOPIC_IN_NAMESRV, fields, body))
 
     # ------------------------------------------------------------------------ what came of it
 
@@ -153,8 +207,12 @@ class Registration:
         server.next_try_s = now_s + pause_s
 
     def due(self, now_s: float) -> list[NameServer]:
-        """Whom to tell now."""
-        return [server for server in self.name_servers if server.next_try_s <= now_s]
+        """Whom to tell of all topics now."""
+        return [
+            server for server in self.name_servers
+            if server.next_try_s <= now_s
+            or (len(server.changes) > CHANGES_MAX and not server.failures)
+        ]  # fmt: skip
 
     def wait_s(self, now_s: float) -> float:
         """How long nothing is due."""

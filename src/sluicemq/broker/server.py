@@ -4,8 +4,8 @@
     life    registration, saving tables, flushing, expiring clients, beside the handlers
     close   name servers told, what is held settled, connections closed, everything on disk
 
-Blocking calls (fsync, files) go through one executor. A change of topics or groups is an
-announcement: it is saved, then the name servers are told, then its answer leaves.
+Blocking calls (fsync, files) go through one executor. Changes of topics and groups are announced
+(`announcing.py`).
 """
 
 import asyncio
@@ -19,24 +19,23 @@ from typing import Final, TypeVar
 
 from sluicemq.broker import readonly
 from sluicemq.broker.addresses import advertised_address, listening_addresses, stored_host
+from sluicemq.broker.announcing import Announcements
 from sluicemq.broker.columns_helper import SealingProcess
 from sluicemq.broker.core import BrokerCore
 from sluicemq.broker.documents import Document
 from sluicemq.broker.metrics import serve
-from sluicemq.broker.registration import NameServer, Registration
+from sluicemq.broker.registration import Registration
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.switching import calm, calmly, in_executor
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import BrokerConfig, StoreConfig
-from sluicemq.errors import ConfigurationError, RequestError, SluiceError
+from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES, Files, SystemFiles
 from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_address, join
 from sluicemq.model.ids import UniqueIds, encode_host
-from sluicemq.net.dialer import Channel, ChannelPool
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import SOCKETS, Listener, Network, secured
-from sluicemq.net.peer import Peer
 from sluicemq.net.protected import warn_of_protection
 from sluicemq.net.tls import broker_tls, server_tls
 from sluicemq.store.store import Store
@@ -46,6 +45,7 @@ T = TypeVar("T")
 
 VIP_PORT_BELOW: Final = 2  # spec/remoting.md §1
 SWEEP_S: Final = 0.2
+TABLES_S: Final = 0.5
 EXPIRY_SWEEP_S: Final = 10.0
 FILTERS_PERIOD_S: Final = 10.0  # spec/store.md §11
 CLEAN_S: Final = 1.0
@@ -54,9 +54,6 @@ INDEX_S: Final = 0.1
 COLUMNS_S: Final = 0.1
 INDEX_PAUSE_S: Final = 0.005
 """Between two slices of an index that is built anew: messages go first."""
-# Together less than the 5 s after which RocketMQ's tools give up a change of a topic.
-DIAL_WAIT_S: Final = 1.5
-REGISTER_WAIT_S: Final = 3.0
 START_WAIT_S: Final = 1.0
 CLOSE_WAIT_S: Final = 5.0
 EXECUTOR_THREADS: Final = 2  # one may wait for the log's fsync while the other saves a table
@@ -97,19 +94,11 @@ class Broker:
         # What filters compute, so that no fsync stands in line behind it.
         self._computer = executor or ThreadPoolExecutor(1, "sluice-filters")
         self._servers: list[Listener] = []
-        self._announced: list[tuple[Peer, bytes]] = []
-        self._news = asyncio.Event()
-        self._tables_changed = False
-        self._told = asyncio.Event()
+        self._unwritten: dict[str, str] = {}
         self._life: asyncio.Task[None] | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._metrics: asyncio.Future[Callable[[], None] | None] | None = None
-        self._pool = ChannelPool(
-            timeout_s=DIAL_WAIT_S,
-            on_close=self._name_server_lost,
-            clock=clock,
-            connect=network.dial,
-        )
+        self._announcements = Announcements(clock, network, self._in_executor, self._save_offsets)
 
     @property
     def port(self) -> int:
@@ -154,7 +143,7 @@ class Broker:
             ),
             call_soon=loop.call_soon,
             run_sync=self._run_sync,
-            announce=self._announce,
+            announce=self._announcements.hold,
             elsewhere=in_executor(self._executor),
         )
         await self._in_executor(core.load)
@@ -176,14 +165,13 @@ class Broker:
             INTERFACES_FIELD: ",".join(listening_addresses(config.bind_address)),
         }
         self.registration = Registration(self.settings, core.topics, self.address, fields)
+        self._announcements.open(core, self.registration)
         await self._open_vip_port(server.dispatcher)
-        core.on_table_change(self._table_changed)
-        self.settings.on_change(self._table_changed)  # permissions stand in routes
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
         self._life = loop.create_task(self._live())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_WAIT_S):
-                await self._told.wait()
+                await self._announcements.told.wait()
         if config.metrics_enable:  # its imports are a tenth of a start, and nobody waits for it
             self._metrics = loop.run_in_executor(self._executor, self._open_metrics)
         log.info("broker %s listens at %s:%d", config.broker_name, config.listen_address, self.port)
@@ -236,7 +224,7 @@ class Broker:
             return
         if self._metrics is not None and (close_metrics := await self._metrics) is not None:
             self._executor.submit(close_metrics)  # takes half a second; the executor waits for it
-        await self._say_goodbye()
+        await self._announcements.farewell()
         life, self._life = self._life, None
         life.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -247,7 +235,7 @@ class Broker:
         await self._settle()
         for server in self._servers:
             await server.close()
-        await self._pool.close()
+        await self._announcements.close()
         with contextlib.suppress(SluiceError, OSError):  # closing the store says it
             await self._in_executor(self.store.sync)  # what was delivered is safe: so it is saved
             self.core.checks.stop()
@@ -259,17 +247,6 @@ class Broker:
             self._executor.shutdown(wait=True)
             self._computer.shutdown(wait=False, cancel_futures=True)
 
-    async def _say_goodbye(self) -> None:
-        async def farewell(server: NameServer) -> None:
-            with contextlib.suppress(SluiceError, OSError):
-                channel = await self._pool.get(server.address)
-                await channel.call(self.registration.farewell(), START_WAIT_S)
-
-        known = [server for server in self.registration.name_servers if server.is_known]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(START_WAIT_S):
-                await asyncio.gather(*(farewell(server) for server in known))
-
     async def _settle(self) -> None:
         """Answers that are held leave before the connections close."""
         turns = self.core.turns
@@ -278,7 +255,7 @@ class Broker:
             async with asyncio.timeout(CLOSE_WAIT_S):
                 while not turns.is_idle:  # the end of an fsync is told in a turn of the loop
                     await self._in_executor(lambda: None)
-        self._release()
+        self._announcements.release()
 
     # ---------------------------------------------------------------------- answers for later
 
@@ -286,24 +263,12 @@ class Broker:
         """Starts an fsync in the executor."""
         in_executor(self._executor)(self.store.sync, done)
 
-    def _announce(self, peer: Peer, answer: bytes) -> None:
-        self._announced.append((peer, answer))
-        self._news.set()
-
-    def _table_changed(self) -> None:
-        self._tables_changed = True
-        self._news.set()
-
-    def _release(self) -> None:
-        announced, self._announced = self._announced, []
-        for peer, answer in announced:
-            peer.write(answer)
-
     # ---------------------------------------------------------------------------------- chores
 
     async def _live(self) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._tell())
+            group.create_task(self._announcements.run())
+            group.create_task(self._each(lambda: TABLES_S, self._save_tables))
             group.create_task(self._each(self._offsets_period_s, self._save_offsets))
             group.create_task(self._each(lambda: FILTERS_PERIOD_S, self._save_filters))
             group.create_task(self._each(self._flush_period_s, self._flush))
@@ -338,6 +303,10 @@ class Broker:
 
     def _flush_period_s(self) -> float:
         return self.settings.store.flush_interval_ms / 1000
+
+    async def _save_tables(self) -> None:
+        """RocketMQ's JSON of topics and groups lags by as much."""
+        await self._save(*self.core.journaled)
 
     async def _save_offsets(self) -> None:
         offsets, lanes = self.core.offsets, self.core.lanes
@@ -423,68 +392,23 @@ class Broker:
         self._sweeper = loop.call_later(self._stretch(SWEEP_S), self._sweep)
 
     async def _save(self, *documents: Document) -> None:
-        """Writes what changed. A failure is logged and tried again the next time."""
+        """Writes what changed. A failure is logged, once for each text, and tried again the next
+        time."""
         for document in documents:
-            text = document.take()
-            if text is None:
+            write = document.take()
+            if write is None:
                 continue
             try:
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._executor, document.write, text)
+                with calm():
+                    await self._in_executor(write)
+                self._unwritten.pop(document.path, None)
             except OSError as error:
-                log.error(
-                    "%s cannot be written (%s): its changes live in memory only. Free space or "
-                    "correct the rights.", document.path, error,
-                )  # fmt: skip
-
-    # ---------------------------------------------------------------------------- name servers
-
-    async def _tell(self) -> None:
-        """Saves changed tables, tells the name servers, lets the answers go; again and again."""
-        while True:
-            try:
-                await self._one_round()
-            except Exception:
-                log.exception("telling the name servers failed")
-                await asyncio.sleep(1.0)
-            self._told.set()
-            wait_s = self.registration.wait_s(self._clock.monotonic_s())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._news.wait()
-            self._news.clear()
-
-    async def _one_round(self) -> None:
-        announced, self._announced = self._announced, []
-        changed, self._tables_changed = self._tables_changed, False
-        servers = self.registration.due(self._clock.monotonic_s())
-        if self.core.offsets.is_urgent:
-            self.core.offsets.is_urgent = False
-            await self._save_offsets()
-        if changed:
-            core = self.core
-            await self._save(core.topics.document, core.groups.document)
-            servers = [s for s in self.registration.name_servers if not s.failures or s in servers]
-        await asyncio.gather(*(self._register(server) for server in servers))
-        for peer, answer in announced:
-            peer.write(answer)
-
-    async def _register(self, server: NameServer) -> None:
-        try:
-            channel = await self._pool.get(server.address)
-            answer = await channel.call(self.registration.request(), REGISTER_WAIT_S)
-            if answer.code != 0:
-                raise RequestError(answer.code, answer.remark or "", address=server.address)
-            self.registration.answered(server, answer, self._clock.monotonic_s())
-        except (SluiceError, OSError) as error:
-            self.registration.failed(server, error, self._clock.monotonic_s())
-
-    def _name_server_lost(self, channel: Channel) -> None:
-        """It forgets us with the connection: tell it again as soon as it is back."""
-        for server in self.registration.name_servers:
-            if server.address == channel.address:
-                server.next_try_s = 0.0
-                self._news.set()
+                if self._unwritten.get(document.path) != str(error):
+                    self._unwritten[document.path] = str(error)
+                    log.error(
+                        "%s cannot be written (%s) and is tried again. Free space or correct the "
+                        "rights.", document.path, error,
+                    )  # fmt: skip
 
     async def _in_executor(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)

@@ -12,7 +12,8 @@ import dataclasses
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from sluicemq.broker.documents import Document
 from sluicemq.broker.settings import Settings
@@ -33,7 +34,8 @@ from sluicemq.model.topic import (
     TopicConfig,
 )
 from sluicemq.protocol import bodies
-from sluicemq.protocol.bodies.unknown import Unknown
+from sluicemq.protocol.bodies.topics import topic_from, topic_object
+from sluicemq.protocol.bodies.unknown import Texts, Unknown
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +144,10 @@ class Topics:
         self.version = DataVersion()
         self._unknown = Unknown()
         self.on_change: Callable[[str], None] = lambda name: None
-        self.document = Document(files, f"{settings.store.root}/config/topics.json", self._render)
+        self._texts: Texts[TopicConfig] = {}
+        self.document = Document(
+            files, f"{settings.store.root}/config/topics.json", self._render, lambda: self.version
+        )
 
     # ------------------------------------------------------------------------------- the file
 
@@ -153,12 +158,20 @@ class Topics:
             self.version, self._unknown = found.data_version, found.unknown
             for config in found.topics.values():
                 self.table[config.name] = Topic(config)
-                if config.attributes.get(CLEANUP_POLICY) == COMPACTION:
-                    log.warning("topic %s: all messages are shown, none compacted", config.name)
+        changes = self.document.journaled(self.table)
+        for change in changes:
+            self.table.pop(change.name, None)
+            if change.value is not None:
+                self.table[change.name] = Topic(topic_from(change.value, change.name))
+        for topic in self.table.values():
+            if topic.config.attributes.get(CLEANUP_POLICY) == COMPACTION:
+                log.warning("topic %s: all messages are shown, none compacted", topic.name)
         missing = [t for t in system_topics(self._settings.broker) if t.name not in self.table]
         for config in missing:
             self.table[config.name] = Topic(config)
-        if missing:
+        if changes:
+            self.version = max(self.version, changes[-1].version)
+        if missing or changes:
             self._bump()
 
     def adopt(self, queues: Iterable[tuple[str, int]]) -> None:
@@ -182,8 +195,8 @@ class Topics:
         if counts:
             self._bump()
 
-    def _render(self) -> str:
-        return bodies.encode_topic_table_file(self.snapshot())
+    def _render(self) -> Callable[[], str]:
+        return partial(bodies.encode_topic_table_file, self.snapshot(), self._texts)
 
     def snapshot(self) -> bodies.TopicTable:
         """The table as 21, 103 and the file carry it."""
@@ -193,40 +206,51 @@ class Topics:
         return {name: topic.config for name, topic in self.table.items()}
 
     def _bump(self) -> None:
-        self.version = DataVersion(
-            self.version.counter + 1, self._clock.now_ms(), self.version.state_version
-        )
+        self.version = self.version.next(self._clock.now_ms())
         self.document.changed = True
 
     # -------------------------------------------------------------------------------- changes
 
-    def put(self, config: TopicConfig) -> bool:
-        """Creates or changes a topic; False when it is just so already."""
-        topic = self.table.get(config.name)
-        if topic is None:
-            self.table[config.name] = Topic(config)
-        elif topic.config == config:
-            return False
-        else:
-            topic.change(config)
-        log.info("topic %s: %s", "created" if topic is None else "changed", config)
-        self._bump()
-        self.on_change(config.name)
-        return True
+    def put(self, *configs: TopicConfig, is_asked: bool = True) -> None:
+        """Creates or changes topics, all or none; what is just so already stays. Raises StoreError
+        when that cannot be kept, unless nobody has asked for it (`Document.record`)."""
+        found = [(self.table.get(config.name), config) for config in configs]
+        news = [(old, config) for old, config in found if old is None or old.config != config]
+        if not news:
+            return
+        values = {config.name: topic_object(config) for _, config in news}
+        self._record(values, is_asked=is_asked)
+        for topic, config in news:
+            if topic is None:
+                self.table[config.name] = Topic(config)
+            else:
+                topic.change(config)
+            log.info("topic %s: %s", "created" if topic is None else "changed", config)
+            self.on_change(config.name)
 
     def remove(self, name: str) -> bool:
-        if self.table.pop(name, None) is None:
+        """Raises StoreError when that cannot be kept."""
+        if name not in self.table:
             return False
+        self._record({name: None})
+        del self.table[name]
         self._unknown.items.pop(name, None)
         log.info("topic %s deleted", name)
-        self._bump()
         self.on_change(name)
         return True
+
+    def _record(
+        self, values: Mapping[str, dict[str, Any] | None], *, is_asked: bool = True
+    ) -> None:
+        version = self.version.next(self._clock.now_ms())
+        self.document.record(version, values, is_asked=is_asked)
+        self.version = version
 
     def ensure(self, name: str, queues: int, sys_flag: int = 0) -> Topic:
         """The topic, created with so many queues for reading and writing when it is missing."""
         if name not in self.table:
-            self.put(TopicConfig(name, queues, queues, READ_WRITE, sys_flag=sys_flag))
+            config = TopicConfig(name, queues, queues, READ_WRITE, sys_flag=sys_flag)
+            self.put(config, is_asked=False)
         return self.table[name]
 
     def create_by_send(self, name: str, default_topic: str, queues: int) -> Topic | None:

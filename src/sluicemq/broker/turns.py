@@ -23,13 +23,13 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from sluicemq.broker.outcomes import Durable
+from sluicemq.broker.outcomes import Durable, failed
 from sluicemq.clock import Clock
-from sluicemq.errors import StoreError, StoreFullError, StoreTransientError, StoreUncertainError
+from sluicemq.errors import StoreError, StoreTransientError, StoreUncertainError
 from sluicemq.net.server import Peer
-from sluicemq.protocol.codec import SERVER_LANGUAGE, decode, encode
+from sluicemq.protocol.codec import decode, encode
 from sluicemq.protocol.codes import ResponseCode
-from sluicemq.protocol.command import FLAG_RESPONSE, Command
+from sluicemq.protocol.command import Command
 
 log = logging.getLogger(__name__)
 
@@ -314,8 +314,6 @@ class Turns:
     # ------------------------------------------------------------------------------ failures
 
     def _fail(self, answers: list[Held], error: BaseException, *, is_written: bool = False) -> None:
-        full = isinstance(error, StoreFullError)
-        code = ResponseCode.SERVICE_NOT_AVAILABLE if full else ResponseCode.SYSTEM_ERROR
         log.error("%d messages are refused: %s", len(answers), error)
         if isinstance(error, StoreUncertainError):
             remark = str(error)
@@ -328,9 +326,7 @@ class Turns:
             remark = f"the message was not stored: {error}"
         for peer, answer, _ in answers:
             if answer:
-                opaque = decode(answer[4:]).opaque
-                failure = Command(code, {}, b"", opaque, FLAG_RESPONSE, remark, SERVER_LANGUAGE)
-                self.write(peer, encode(failure))
+                self.write(peer, failed(answer, error, remark))
 
 
 def _listed(plain: dict[Peer, list[bytes]]) -> list[Held]:

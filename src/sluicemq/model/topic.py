@@ -37,13 +37,17 @@ class MessageQueue(NamedTuple):
     queue_id: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class DataVersion:
     """Which edition of a table this is; equal only when all three are."""
 
     counter: int = 0
     timestamp_ms: int = 0
     state_version: int = 0
+
+    def next(self, now_ms: int) -> "DataVersion":
+        """That of the table after a change."""
+        return DataVersion(self.counter + 1, now_ms, self.state_version)
 
 
 @dataclass(frozen=True, slots=True)

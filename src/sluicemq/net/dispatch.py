@@ -27,7 +27,7 @@ from typing import Any, Final
 
 import orjson
 
-from sluicemq.errors import ProtocolError, RequestError, SluiceError
+from sluicemq.errors import ProtocolError, RequestError, SluiceError, StoreFullError
 from sluicemq.net.limits import HEADER_BYTES_MAX, REFUSED_MAX, check_request
 from sluicemq.net.peer import Peer
 from sluicemq.net.shares import NOBODY_WAITS, AnyShares, Shares
@@ -225,7 +225,9 @@ class Dispatcher:
             remark = f"{type(error).__name__}: {error}"
             if self._is_new(command.code, type(error).__name__):
                 log.error("request code %d failed", command.code, exc_info=error)
-        return encode_answer(command, ResponseCode.SYSTEM_ERROR, remark=remark)
+        full = isinstance(error, StoreFullError)
+        code = ResponseCode.SERVICE_NOT_AVAILABLE if full else ResponseCode.SYSTEM_ERROR
+        return encode_answer(command, code, remark=remark)
 
     def _is_new(self, code: int, kind: str) -> bool:
         key = (code, kind)

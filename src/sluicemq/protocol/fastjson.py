@@ -351,15 +351,22 @@ def dumps_file(value: Any) -> str:
     return orjson.dumps(value, option=option).decode()
 
 
-def dumps_pretty(value: Any) -> str:
+class Pretty(str):
+    """A value as `dumps_pretty` has written it for its depth: to be put in as it is."""
+
+    __slots__ = ()
+
+
+def dumps_pretty(value: Any, depth: int = 0) -> Pretty:
     """As fastjson writes the files of `config/` (spec/store.md §11): tabs, no blank after a colon,
     integer keys raw and in one line, keys in the order given, None left out.
 
     A tuple is written in one line, as Java's arrays and sets are, a list with a line for each item.
+    `depth`: how many values it is to be put into (`Pretty`).
     """
     parts: list[str] = []
-    _write_pretty(value, "\n", parts)
-    return "".join(parts)
+    _write_pretty(value, "\n" + "\t" * depth, parts)
+    return Pretty("".join(parts))
 
 
 def _write_pretty(value: Any, line: str, parts: list[str]) -> None:
@@ -385,7 +392,7 @@ def _write_pretty_object(values: Mapping[Any, Any], line: str, parts: list[str])
         if item is None:
             continue
         name = str(key) if isinstance(key, int) else inner + _pretty_key(key)
-        if item.__class__ is int:
+        if item.__class__ is int or item.__class__ is Pretty:
             parts.append(f"{begin}{name}:{item}")
         else:
             parts.append(f"{begin}{name}:")

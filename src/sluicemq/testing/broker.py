@@ -15,10 +15,11 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from sluicemq.broker.core import BrokerCore
+from sluicemq.broker.outcomes import failed
 from sluicemq.broker.readonly import overlay, prepare
 from sluicemq.broker.settings import Settings
 from sluicemq.config import BrokerConfig, StoreConfig
-from sluicemq.errors import SluiceError
+from sluicemq.errors import SluiceError, StoreError
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds, encode_host
 from sluicemq.net.peer import Peer
@@ -247,14 +248,13 @@ class SteppedBroker:
         self._announced.append((peer, answer))
 
     def finish_announcements(self) -> None:
-        """Changed tables are saved, then the answers that waited for that leave.
-
-        As in the server, which tells the log of the broker when a table cannot be written.
-        """
+        """Changes are synced, then the answers that waited for that leave, as in the server."""
         announced, self._announced = self._announced, []
-        for document in (self.core.topics.document, self.core.groups.document):
-            with contextlib.suppress(OSError):
-                document.save()
+        for sync in filter(None, [document.sync() for document in self.core.journaled]):
+            try:
+                sync()
+            except StoreError as error:
+                announced = [(peer, a and failed(a, error, str(error))) for peer, a in announced]
         for peer, answer in announced:
             peer.write(answer)
 

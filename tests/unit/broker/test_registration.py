@@ -31,7 +31,7 @@ def registration(**changes: object) -> tuple[SteppedBroker, Registration]:
 
 def test_the_request_holds_every_topic_its_checksum_and_our_own_fields() -> None:
     broker, told = registration()
-    request = told.request()
+    request = told.begin(told.name_servers[0])()
     header = decode_header(RegisterBrokerRequest, request.fields)
     assert (header.broker, header.address, header.cluster) == (
         "broker-a", "10.0.0.1:10911", "DefaultCluster",
@@ -49,7 +49,7 @@ def test_a_broker_without_write_permission_says_so_in_its_topics() -> None:
     broker, told = registration()
     broker.core.topics.put(TopicConfig("T", 4, 4))
     broker.change(broker_permission=4)
-    topics = bodies.decode_register_body(told.request().body).table.topics
+    topics = bodies.decode_register_body(told.begin(told.name_servers[0])().body).table.topics
     assert (topics["T"].perm, topics["TBW102"].perm) == (4, 5)
     assert broker.core.topics.table["T"].config.perm == 6
 

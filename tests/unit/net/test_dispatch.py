@@ -119,7 +119,7 @@ def test_errors_become_codes_and_remarks_and_the_rest_goes_on(
     _, answers = dispatcher.feed(chunk, peer)
     assert [(c.code, c.remark) for c in answers_of(answers)] == [
         (17, "topic[x] not exist"),
-        (1, "disk full Add space."),
+        (14, "disk full Add space."),
         (1, "ZeroDivisionError: oops"),
         (1, "ZeroDivisionError: oops"),
         (1, "the custom field <topic> is null"),

@@ -26,7 +26,7 @@ from sluicemq.protocol.bodies.topics import (
     data_version_from,
     data_version_object,
 )
-from sluicemq.protocol.bodies.unknown import Unknown, completed, unknown_fields
+from sluicemq.protocol.bodies.unknown import Texts, Unknown, completed, unknown_fields
 from sluicemq.protocol.javamap import hash_map
 
 STANDARD_RETRIES: Final = {"type": "CUSTOMIZED"}
@@ -127,19 +127,24 @@ def encode_group_table(table: GroupTable) -> bytes:
     return fastjson.dumps(_table_object(table))
 
 
-def encode_group_table_file(table: GroupTable) -> str:
-    """The text of `subscriptionGroup.json`, as RocketMQ writes it."""
-    known = _table_object(table)
-    groups = hash_map(known["subscriptionGroupTable"], FILE_BUCKETS)
-    known["subscriptionGroupTable"] = {
-        name: table.unknown.complete(name, item | {"attributes": hash_map(item["attributes"])})
-        for name, item in groups.items()
-    }
-    known["forbiddenTable"] = {
-        name: hash_map(bits)
-        for name, bits in hash_map(known["forbiddenTable"], FORBIDDEN_BUCKETS).items()
+def encode_group_table_file(table: GroupTable, texts: Texts[GroupConfig] | None = None) -> str:
+    """The text of `subscriptionGroup.json`, as RocketMQ writes it. `texts` keeps what did not
+    change for the next time."""
+    known = {
+        "dataVersion": data_version_object(table.data_version),
+        "forbiddenTable": {
+            name: hash_map(bits)
+            for name, bits in hash_map(table.forbidden, FORBIDDEN_BUCKETS).items()
+        },
+        "subscriptionGroupTable": table.unknown.rendered(
+            hash_map(table.groups, FILE_BUCKETS), {} if texts is None else texts, _file_object
+        ),
     }
     return fastjson.dumps_pretty(completed(known, table.unknown.fields))
+
+
+def _file_object(group: GroupConfig) -> dict[str, Any]:
+    return group_object(group) | {"attributes": hash_map(group.attributes)}
 
 
 def decode_group_table_file(text: str) -> GroupTable:

@@ -16,7 +16,7 @@ from sluicemq.protocol.bodies.reading import (
     take_object,
     take_text,
 )
-from sluicemq.protocol.bodies.unknown import Unknown, completed, unknown_fields
+from sluicemq.protocol.bodies.unknown import Texts, Unknown, completed, unknown_fields
 from sluicemq.protocol.javamap import hash_map
 
 TOPIC_QUEUES_DEFAULT = 16
@@ -139,12 +139,13 @@ def decode_topic_table(data: Data) -> TopicTable:
     return topic_table_from(load_object(data, "topic table"))
 
 
-def encode_topic_table_file(table: TopicTable) -> str:
-    """The text of `topics.json`, as RocketMQ writes it."""
-    topics = {
-        name: table.unknown.complete(name, _with_attributes(topic_object(topic)))
-        for name, topic in hash_map(table.topics, FILE_BUCKETS).items()
-    }
+def encode_topic_table_file(table: TopicTable, texts: Texts[TopicConfig] | None = None) -> str:
+    """The text of `topics.json`, as RocketMQ writes it. `texts` keeps what did not change for the
+    next time."""
+    ordered = hash_map(table.topics, FILE_BUCKETS)
+    topics = table.unknown.rendered(
+        ordered, {} if texts is None else texts, lambda topic: _with_attributes(topic_object(topic))
+    )
     known = {
         "dataVersion": data_version_object(table.data_version),
         "topicConfigTable": topics,

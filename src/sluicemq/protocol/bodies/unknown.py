@@ -4,9 +4,15 @@ Releases of RocketMQ differ in their fields, and a store goes from one to anothe
 write must not say less than the one that we read.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+from sluicemq.protocol import fastjson
+
+T = TypeVar("T")
+Texts = dict[str, tuple[T, str]]
+"""Items of a table as they were last written: of a thousand few change between two editions."""
 
 
 @dataclass(slots=True)
@@ -22,9 +28,20 @@ class Unknown:
         if fields:
             self.items[name] = fields
 
-    def complete(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """An item with what was remembered of it."""
-        return completed(values, self.items.get(name, {}))
+    def rendered(
+        self, table: Mapping[str, T], texts: Texts[T], values_of: Callable[[T], dict[str, Any]]
+    ) -> fastjson.Pretty:
+        """A table as it stands in a file, its items with what was remembered of them. Those that
+        are still the same objects are taken from `texts`, which is brought up to date."""
+        for name in texts.keys() - table.keys():
+            del texts[name]
+        for name, item in table.items():
+            if name not in texts or texts[name][0] is not item:
+                values = completed(values_of(item), self.items.get(name, {}))
+                text = fastjson.dumps_pretty({name: values}, 1)
+                texts[name] = item, text[1 : text.rindex("\n")]
+        items = ",".join([texts[name][1] for name in table])
+        return fastjson.Pretty(f"{{{items}\n\t}}" if items else "{}")
 
 
 def unknown_fields(values: Mapping[Any, Any], known: Collection[str]) -> dict[str, Any]:
