@@ -6,8 +6,14 @@ a topic and sends to it finds it.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
+from sluicemq.broker.attributes import (
+    OF_GROUPS,
+    OF_TOPICS,
+    changed_attributes,
+    parsed_changes,
+)
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.groups import name_fault as group_fault
 from sluicemq.broker.offsets import Offsets
@@ -16,13 +22,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.broker.topics import name_fault as topic_fault
 from sluicemq.errors import RequestError
-from sluicemq.model.topic import (
-    CLEANUP_POLICY,
-    COMPACTION,
-    TOPIC_LENGTH_MAX,
-    GroupConfig,
-    TopicConfig,
-)
+from sluicemq.model.topic import TOPIC_LENGTH_MAX, GroupConfig, TopicConfig
 from sluicemq.net.server import Handler, Peer
 from sluicemq.protocol import bodies
 from sluicemq.protocol.bodies.groups import group_from
@@ -89,15 +89,17 @@ class Metadata:
         """17: creates or changes. The remark is what the real broker answers."""
         header = decode_header(CreateTopicRequest, command.fields)
         old = self._topics.get(header.topic)
-        attributes = dict(old.config.attributes) if old is not None else {}
-        made = changed_attributes(attributes, header.attributes or "", is_new=old is None)
+        made = changed_attributes(
+            None if old is None else old.config.attributes,
+            parsed_changes(header.attributes or ""),
+            OF_TOPICS,
+        )
         config = TopicConfig(
             header.topic, header.read_queues, header.write_queues, header.perm,
             header.filter_type or "SINGLE_TAG", header.sys_flag or 0, header.order,
             made,
         )  # fmt: skip
         self._check_topic(config)
-        refuse_compaction(attributes, made)
         self._topics.put(config)
         return Announced(Command(ResponseCode.SUCCESS, remark="not set any response code"))
 
@@ -111,10 +113,9 @@ class Metadata:
         for config in configs:
             self._check_topic(config)
             old = self._topics.get(config.name)
-            attributes = dict(old.config.attributes) if old is not None else {}
-            changes = ",".join(f"{key}={value}" for key, value in config.attributes.items())
-            made = changed_attributes(attributes, changes, is_new=old is None)
-            refuse_compaction(attributes, made)
+            made = changed_attributes(
+                None if old is None else old.config.attributes, config.attributes.items(), OF_TOPICS
+            )
             checked.append(dataclasses.replace(config, attributes=made))
         self._topics.put(*checked)
         return Announced(Command(ResponseCode.SUCCESS))
@@ -214,9 +215,9 @@ class Metadata:
         checked = []
         for config in configs:
             old = self._groups.table.get(config.name)
-            attributes = dict(old.attributes) if old is not None else {}
-            changes = ",".join(f"{key}={value}" for key, value in config.attributes.items())
-            made = changed_attributes(attributes, changes, is_new=old is None)
+            made = changed_attributes(
+                None if old is None else old.attributes, config.attributes.items(), OF_GROUPS
+            )
             checked.append(dataclasses.replace(config, attributes=made))
         self._groups.put(*checked)
 
@@ -253,38 +254,3 @@ class Metadata:
         """43."""
         body = bodies.encode_consumer_offsets(self._offsets.snapshot())
         return Command(ResponseCode.SUCCESS, body=body)
-
-
-def refuse_compaction(old: Mapping[str, str], new: Mapping[str, str]) -> None:
-    """Raises RequestError for a topic that is to become one of compaction.
-
-    One that a Java broker made stays what it is: its messages are in the log like all others.
-    """
-    if new.get(CLEANUP_POLICY) == COMPACTION and old.get(CLEANUP_POLICY) != COMPACTION:
-        raise RequestError(
-            ResponseCode.INVALID_PARAMETER,
-            f"Compaction topics ({CLEANUP_POLICY}={COMPACTION}) are not supported: SluiceMQ does "
-            f"not write the folder compaction. Leave the attribute out, or write "
-            f"{CLEANUP_POLICY}=DELETE; to keep the latest message of a key, keep it in a table.",
-        )
-
-
-def changed_attributes(old: Mapping[str, str], changes: str, *, is_new: bool) -> dict[str, str]:
-    """Attributes after the changes of a tool: `+key=value,-key` (spec/admin.md, 17).
-
-    Raises RequestError for a change that is not of that form, or that deletes from nothing.
-    """
-    attributes = dict(old)
-    for change in filter(None, (part.strip() for part in changes.split(","))):
-        name, separator, value = change[1:].partition("=")
-        if change[0] == "+" and name and separator:
-            attributes[name] = value
-        elif change[0] == "-" and name and not separator and not is_new:
-            attributes.pop(name, None)
-        else:
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"{change!r} is not a change of attributes: write +key=value or, for a topic "
-                "that exists, -key.",
-            )
-    return attributes

@@ -4,33 +4,50 @@ Once a second `sample` remembers the counters; a rate is a difference of two sam
 happens where the counting is done.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Final
 
 WINDOWS_S: Final = (10, 60, 600)
 
 
 class Rates:
-    """Samples of named counters."""
+    """What named counters were when they changed."""
 
-    __slots__ = ("_samples",)
+    __slots__ = ("_histories", "_times")
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, Mapping[str, int]]] = deque(maxlen=WINDOWS_S[-1] + 1)
+        self._times: deque[float] = deque(maxlen=WINDOWS_S[-1] + 1)
+        self._histories: dict[str, deque[tuple[float, int]]] = {}
 
     def sample(self, now_s: float, counters: Mapping[str, int]) -> None:
-        """Call this once a second; `counters` is kept, so hand in a new one each time."""
-        self._samples.append((now_s, counters))
+        """Call this once a second. Only those that have changed take room."""
+        self._times.append(now_s)
+        histories, oldest_s = self._histories, self._times[0]
+        for name, value in counters.items():
+            history = histories.get(name)
+            if history is None:
+                histories[name] = deque([(now_s, value)])
+            elif history[-1][1] != value:
+                history.append((now_s, value))
+                while history[1][0] <= oldest_s:
+                    history.popleft()
+        if len(histories) > len(counters):
+            for name in histories.keys() - counters.keys():
+                del histories[name]
 
     def rate(self, name: str, window_s: int) -> float:
         """Counts a second over the last `window_s` seconds, 0.0 before there are two samples."""
-        if len(self._samples) < 2:
+        history = self._histories.get(name)
+        if history is None or len(self._times) < 2:
             return 0.0
-        end_s, end = self._samples[-1]
-        begin_s, begin = self._samples[max(0, len(self._samples) - 1 - window_s)]
-        seconds = end_s - begin_s
-        return (end.get(name, 0) - begin.get(name, 0)) / seconds if seconds > 0 else 0.0
+        begin_s = self._times[max(0, len(self._times) - 1 - window_s)]
+        index = bisect_right(history, begin_s, key=itemgetter(0))
+        counted = history[-1][1] - (history[index - 1][1] if index else 0)
+        seconds = self._times[-1] - begin_s
+        return counted / seconds if seconds > 0 else 0.0
 
     def text(self, *names: str) -> str:
         """Three rates of the sum of the counters, as in code 28: `10s 60s 600s`."""

@@ -12,7 +12,7 @@ from sluicemq.cli.output import (
     show_time,
 )
 from sluicemq.client.sync.admin import Admin
-from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
+from sluicemq.model.topic import DLQ_PREFIX, MESSAGE_TYPES, RETRY_PREFIX
 
 SYSTEM_PREFIXES = (RETRY_PREFIX, DLQ_PREFIX, "rmq_sys_", "RMQ_SYS_")
 SYSTEM_TOPICS = frozenset({
@@ -62,6 +62,15 @@ def list_topics(
     print_records("", records, as_json=as_json, empty="No topics (--all shows system topics).")
 
 
+def _attributes(
+    _context: click.Context, _option: click.Parameter, texts: tuple[str, ...]
+) -> dict[str, str]:
+    found = dict(text.partition("=")[::2] for text in texts)
+    if not all(found.values()) or len(found) < len(texts):
+        raise click.BadParameter("write KEY=VALUE, each KEY once.")
+    return found
+
+
 @command.command("create")
 @click.argument("name")
 @click.option("-q", "--queues", type=int, default=8, show_default=True, help="Queues a broker.")
@@ -79,6 +88,20 @@ def list_topics(
     default=None,
     help="Strict order: the number of queues stays while a broker is away.",
 )
+@click.option(
+    "--type",
+    "message_type",
+    type=click.Choice([one.lower() for one in MESSAGE_TYPES], case_sensitive=False),
+    help="Which messages it is for (message.type); RocketMQ's proxy holds senders to it.",
+)
+@click.option(
+    "--attribute",
+    "attributes",
+    metavar="KEY=VALUE",
+    multiple=True,
+    callback=_attributes,
+    help="Another attribute of RocketMQ's; again for each.",
+)
 @client_options
 @json_option
 def create(
@@ -87,6 +110,8 @@ def create(
     perm: str,
     cluster: str | None,
     order: bool | None,
+    message_type: str | None,
+    attributes: dict[str, str],
     name_servers: str,
     access_key: str | None,
     secret_key: str | None,
@@ -95,8 +120,9 @@ def create(
     """Create or change topic NAME on every broker."""
     with Admin(name_servers, credentials=credentials(access_key, secret_key)) as admin:
         brokers = admin.create_topic(
-            name, queues=queues, perm=int(perm), cluster=cluster, order=order
-        )
+            name, queues=queues, perm=int(perm), cluster=cluster, order=order, type=message_type,
+            attributes=attributes,
+        )  # fmt: skip
         route = admin.find_route(name) if order else None
     if as_json:
         print_json({"topic": name, "queues": queues, "brokers": brokers})

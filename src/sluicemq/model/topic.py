@@ -22,6 +22,11 @@ ORDER_TOPICS = "ORDER_TOPIC_CONFIG"
 TOPIC_LENGTH_MAX = 127
 RETRY_TOPIC_LENGTH_MAX = 255
 GROUP_LENGTH_MAX = 120
+MESSAGE_TYPE = "message.type"
+MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
+"""A topic's attribute and its values: which messages it is for. RocketMQ's proxy alone holds senders
+to it; brokers, also ours, take every message."""
+QUEUE_TYPE = "queue.type"
 CLEANUP_POLICY = "cleanup.policy"
 COMPACTION = "COMPACTION"
 CONTRACT = "sluice.contract"

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from sluicemq.errors import RequestError, StoreDamagedError
+from sluicemq.errors import StoreDamagedError
 from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.protocol import bodies
 from sluicemq.protocol.fastjson import loads
@@ -27,9 +27,9 @@ def test_a_topic_is_created_changed_and_read(broker: SteppedBroker, client: Step
     assert (made.code, made.remark) == (0, "not set any response code")
     config = bodies.decode_topic_config(client.call(TOPIC, {"topic": "New", "lo": "true"}).body)
     assert config == TopicConfig("New", 3, 2, 6, attributes={"message.type": "FIFO"})
-    client.call(CREATE, NEW | {"perm": 4, "attributes": "-message.type,+a=b"})
+    client.call(CREATE, NEW | {"perm": 4, "attributes": "-message.type,+reserve.time=7"})
     config = bodies.decode_topic_config(client.call(TOPIC, {"topic": "New"}).body)
-    assert (config.perm, config.attributes) == (4, {"a": "b"})
+    assert (config.perm, config.attributes) == (4, {"reserve.time": "7"})
     assert client.call(TOPIC, {"topic": "nosuch"}).code == 17
 
 
@@ -54,7 +54,19 @@ def test_the_same_topic_again_changes_nothing(broker: SteppedBroker, client: Ste
         ({"readQueueNums": -1}, 29, "limit is 65536"),
         ({"writeQueueNums": 1 << 20}, 29, "limit is 65536"),
         ({"attributes": "message.type=FIFO"}, 1, "write +key=value"),
-        ({"attributes": "-message.type"}, 1, "a topic that exists"),
+        ({"attributes": "+message.type=LITE"}, 1, "value is not in set: [UNSPECIFIED, TRANSACTION"),
+        ({"attributes": "+message.type=PRIORITY"}, 1, "message.type=PRIORITY"),
+        ({"attributes": "+message.type=MIXED"}, 29, "MIXED message type is not supported."),
+        ({"attributes": "+message.type=fifo"}, 1, "value is not in set"),
+        ({"attributes": "+message.type"}, 1, "delete attribute format is wrong"),
+        ({"attributes": "+message.type=FIFO,+message.type=DELAY"}, 1, "key duplication"),
+        ({"attributes": "+=x"}, 1, "kv string format wrong"),
+        ({"attributes": "+foo=bar"}, 1, "unsupported key: foo. The attributes are"),
+        ({"attributes": "+queue.type=BatchCQ"}, 29, "write queue.type=SimpleCQ"),
+        ({"attributes": "+queue.type=XX"}, 1, "value is not in set: [SimpleCQ, BatchCQ]"),
+        ({"attributes": "+reserve.time=abc"}, 1, 'For input string: "abc"'),
+        ({"attributes": "+reserve.time=-5"}, 1, "value is not in range(-1, 9223372036854775807)"),
+        ({"attributes": "-message.type"}, 1, "only add attribute is supported"),
         ({"attributes": "+cleanup.policy=COMPACTION"}, 29, "cleanup.policy=DELETE"),
     ],
 )
@@ -270,10 +282,37 @@ def test_a_file_that_cannot_be_written_stays_changed(broker: SteppedBroker) -> N
     assert "Later" in SteppedBroker(files=broker.files.kill()).core.topics
 
 
-def test_unknown_shapes_of_attribute_changes_are_errors() -> None:
-    from sluicemq.broker.metadata import changed_attributes
+@pytest.mark.parametrize(
+    ("changes", "remark"),
+    [
+        ("-cleanup.policy", "attempt to delete a nonexistent key: cleanup.policy"),
+        ("-foo", "attempt to delete a nonexistent key: foo"),
+        ("+foo=1", "unsupported key: foo"),
+        ("+queue.type=SimpleCQ", "attempt to update an unchangeable attribute. key: queue.type"),
+        ("-message.type=FIFO", "add/alter attribute format is wrong: -message.type"),
+        ("+message.type=A=B", "value is not in set"),
+    ],
+)
+def test_a_change_of_attributes_that_rocketmq_refuses_is_refused_with_its_words(
+    client: SteppedClient, changes: str, remark: str
+) -> None:
+    assert client.call(CREATE, NEW | {"attributes": "+message.type=FIFO"}).code == 0
+    answer = client.call(CREATE, NEW | {"attributes": changes})
+    assert answer.code == 1
+    assert (answer.remark or "").startswith(remark)
 
-    assert changed_attributes({"a": "1"}, "+b=2, -a ,", is_new=False) == {"b": "2"}
-    for wrong in ("b=2", "+b", "-", "+=2", "-a=1"):
-        with pytest.raises(RequestError):
-            changed_attributes({"a": "1"}, wrong, is_new=False)
+
+def test_attributes_that_another_broker_wrote_stay_as_they_are(
+    broker: SteppedBroker, client: SteppedClient
+) -> None:
+    theirs = {"message.type": "LITE", "lite.topic.expiration": "30"}
+    broker.core.topics.put(TopicConfig("New", attributes=theirs))
+    assert client.call(CREATE, NEW | {"perm": 4}).code == 0
+    config = broker.core.topics.table["New"].config
+    assert (config.perm, config.attributes) == (4, theirs)
+
+
+def test_a_group_has_no_attributes_but_ours(client: SteppedClient) -> None:
+    for attributes, code in (({"+foo": "1"}, 1), ({"+sluice.contract": "strict"}, 0)):
+        body = bodies.encode_group_config(GroupConfig("Readers", attributes=attributes))
+        assert client.call(200, body=body).code == code

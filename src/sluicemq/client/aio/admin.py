@@ -4,6 +4,7 @@ Every method is a conversation of `client.core.operations`, driven here with `aw
 positions in one queue, times are milliseconds since 1970.
 """
 
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from sluicemq.client.aio.cluster import Cluster
@@ -122,14 +123,21 @@ class Admin:
         perm: int = 6,
         cluster: str | None = None,
         order: bool | None = None,
+        type: str | None = None,  # noqa: A002 - what RocketMQ calls it
+        attributes: Mapping[str, str] | None = None,
     ) -> list[str]:
         """Creates or changes a topic on every master (of one cluster); returns the broker names.
 
+        `type` is "normal", "fifo", "delay" or "transaction", the attribute message.type;
+        `attributes` are others to be set. What is not given stays as it is.
+
         `order`: True makes it a topic of strict order: producers keep the number of its queues also
         while a broker is away (the name servers need orderMessageEnable=true); False ends that.
-        Raises ConfigurationError for a bad name, count or cluster, RequestError when refused.
+        Raises ConfigurationError for a bad name, count, type or cluster, RequestError when refused.
         """
-        config = operations.topic_to_create(name, queues, write_queues, perm, order=order)
+        config = operations.topic_to_create(
+            name, queues, write_queues, perm, order=order, message_type=type, attributes=attributes
+        )
         made = await self._drive(
             operations.create_topic(config, cluster, self._cluster.name_servers, order)
         )

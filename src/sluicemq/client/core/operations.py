@@ -10,7 +10,7 @@ blocking shell with plain calls, so both have the same operations and no line tw
     talk.throw(error)                   # when the answer is an error: it may catch it
 """
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -38,6 +38,8 @@ from sluicemq.client.core.routing import read_queues
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import (
     MASTER_ID,
+    MESSAGE_TYPE,
+    MESSAGE_TYPES,
     RETRY_PREFIX,
     GroupConfig,
     MessageQueue,
@@ -144,9 +146,17 @@ def queues(topic: str) -> Talk[list[MessageQueue]]:
 
 
 def topic_to_create(
-    name: str, queue_count: int, write_queues: int | None, perm: int, *, order: bool | None
+    name: str,
+    queue_count: int,
+    write_queues: int | None,
+    perm: int,
+    *,
+    order: bool | None,
+    message_type: str | None = None,
+    attributes: Mapping[str, str] | None = None,
 ) -> TopicConfig:
-    """Raises ConfigurationError for a name, count or permission that cannot be."""
+    """Raises ConfigurationError for a name, count, permission or type that cannot be, and for
+    attributes that a request cannot carry. Which there are the brokers say."""
     check_topic(name)
     writers = queue_count if write_queues is None else write_queues
     if min(queue_count, writers) < 1:
@@ -157,7 +167,21 @@ def topic_to_create(
         raise ConfigurationError(
             f"the permission is {perm}.", cure="It is 2 (write), 4 (read) or 6 (both)."
         )
-    return TopicConfig(name, queue_count, writers, perm, order=bool(order))
+    changes = dict(attributes or {})
+    for key, value in changes.items():
+        if not key or {",", "="} & set(key) or not value or "," in value:
+            raise ConfigurationError(
+                f"the attribute {key!r} = {value!r} cannot be sent.",
+                cure="Neither is empty or holds a comma, a name no equals sign.",
+            )
+    if message_type is not None:
+        if message_type.upper() not in MESSAGE_TYPES:
+            types = ", ".join(one.lower() for one in MESSAGE_TYPES)
+            raise ConfigurationError(
+                f"the type of topic {name} is {message_type!r}.", cure=f"It is one of {types}."
+            )
+        changes[MESSAGE_TYPE] = message_type.upper()
+    return TopicConfig(name, queue_count, writers, perm, order=bool(order), attributes=changes)
 
 
 def create_topic(

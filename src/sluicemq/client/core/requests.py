@@ -293,6 +293,7 @@ def update_topic(config: TopicConfig) -> Command:
         filter_type=config.filter_type,
         sys_flag=config.sys_flag,
         order=config.order,
+        attributes=",".join(f"+{key}={value}" for key, value in config.attributes.items()) or None,
     )
     return _command(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 
