@@ -424,6 +424,18 @@ def overwrite_text(files: Files, path: str, text: str) -> None:
     files.sync_directory(_directory(path))
 
 
+def edit_text(files: Files, path: str, text: str) -> None:
+    """As `overwrite_text`, and the last edition stays as `<path>.bak`, with the same access. For
+    what is read without a look at that: unlike a table it is there at every moment."""
+    if files.exists(path):
+        last, access = path + ".bak", files.access(path)
+        if files.exists(last):
+            files.remove(last)
+        _write_beside(files, last, read_text(files, path) or "", access)
+        files.rename(last + ".tmp", last)
+    overwrite_text(files, path, text)
+
+
 def _write_beside(files: Files, path: str, text: str, new_access: Access | None) -> None:
     files.make_directory(_directory(path))
     temporary, data = path + ".tmp", text.encode()

@@ -334,7 +334,7 @@ def test_every_spelling_of_the_time_of_transactions_counts(name: str) -> None:
         ("mapedFileSizeCommitLog=-1", ("mapedFileSizeCommitLog", "-1", "65536 to")),
         ("longPollingEnable=yes", ("longPollingEnable", "yes", "true or false")),
         ("flushDiskType=SYNC", ("flushDiskType", "SYNC", "ASYNC_FLUSH or SYNC_FLUSH")),
-        ("brokerRole=SLAVE", ("brokerRole", "SLAVE", "ASYNC_MASTER or SYNC_MASTER")),
+        ("brokerRole=SLAVE", ("brokerRole = SLAVE: replication is not built", "ASYNC_MASTER")),
         ("brokerId=1", ("brokerId", "Write 0")),
         ("storePathRootDir=${NOPE}/x", ("storePathRootDir", "NOPE", "not set")),
         ("authenticationEnabled=TRUE", ("authenticationEnabled", "false")),
@@ -360,6 +360,15 @@ def test_a_refused_key_may_be_false(line: str) -> None:
 def test_the_registration_period_is_clamped_as_in_the_real_broker(written: int, taken: int) -> None:
     broker, _, _ = load_broker_config(f"registerNameServerPeriod={written}", environment=HOME)
     assert broker.register_period_ms == taken
+
+
+def test_a_master_without_slaves_is_told_that_nobody_replicates() -> None:
+    broker, _, warnings = load_broker_config("brokerRole = SYNC_MASTER", environment=HOME)
+    assert broker.broker_role == "SYNC_MASTER"
+    (warning,) = warnings
+    assert "replication is not built yet" in warning
+    assert "nowhere else" in warning
+    assert load_broker_config("brokerRole = ASYNC_MASTER", environment=HOME)[2] == []
 
 
 def test_messages_larger_than_a_file_are_warned_of() -> None:

@@ -16,7 +16,7 @@ from sluicemq.broker.topics import Topic, Topics
 from sluicemq.clock import Clock
 from sluicemq.config import BrokerConfig, Part, change_settings, edit_properties, settings_text
 from sluicemq.errors import ConfigurationError, RequestError
-from sluicemq.files import FOR_OWNER, Files, read_text, replace_text
+from sluicemq.files import Files, edit_text, read_text
 from sluicemq.model.topic import DataVersion, MessageQueue
 from sluicemq.net.server import Handler, Peer
 from sluicemq.net.tls import server_tls
@@ -105,7 +105,7 @@ class Admin:
         if path and change.entries:
             old = read_text(self._files, path) or ""
             new = edit_properties(old, change.entries)
-            replace_text(self._files, path, new, new_access=FOR_OWNER)
+            edit_text(self._files, path, new)
         settings.apply(change)
         self._version = DataVersion(self._version.counter + 1, self._clock.now_ms())
         names = ", ".join(change.entries) or "nothing"

@@ -185,3 +185,18 @@ REFUSED: Final = {
     "enableDLegerCommitLog": "replication is not built yet; messages would have one copy",
 }
 """Keys that may only be false, and why."""
+
+REFUSED_VALUES: Final = {
+    ("brokerRole", "SLAVE"): (
+        "replication is not built yet: this broker would copy nothing of its master, and serve "
+        "its own store as a master"
+    ),
+}
+WARNED_VALUES: Final = {
+    ("brokerRole", "SYNC_MASTER"): (
+        "replication is not built yet: an answer means that the message is on this broker (with "
+        "flushDiskType = SYNC_FLUSH on its disk), and nowhere else"
+    ),
+}
+"""Values that promise what is not there: refused, or accepted with a warning. RocketMQ 5 waits for
+no slave either as a SYNC_MASTER, unless inSyncReplicas is raised."""

@@ -90,7 +90,8 @@ _BROKER_KEYS = (
     _key(B, INTEGER, "brokerId", "broker_id",
          "0 is the master. Slaves are not built yet.", maximum=0),
     _key(B, CHOICE, "brokerRole", "broker_role",
-         "SYNC_MASTER waits for no slave as long as replication is not built.",
+         "Replication is not built yet: SYNC_MASTER waits for no slave, as a warning says at the "
+         "start; SLAVE is refused.",
          choices=_words("ASYNC_MASTER", "SYNC_MASTER")),
     _key(B, HOST, "bindAddress", "bind_address", _BIND_ADDRESS),
     _key(B, BOOLEAN, "sluiceProtectedMode", "protected_mode", _PROTECTED_MODE),

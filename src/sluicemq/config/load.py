@@ -15,7 +15,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
-from sluicemq.config.inert import INERT, INERT_ALIASES, REFUSED
+from sluicemq.config.inert import (
+    INERT,
+    INERT_ALIASES,
+    REFUSED,
+    REFUSED_VALUES,
+    WARNED_VALUES,
+)
 from sluicemq.config.keys import Key, Kind, Part, keys_of
 from sluicemq.config.properties import parse_properties
 from sluicemq.config.tls import about_tls, java_options, tls_entries
@@ -187,6 +193,8 @@ def find_values(entries: Mapping[str, str], parts: tuple[Part, ...], path_of: Pa
             raise ConfigurationError(f"{name} has control characters.", cure="Leave them out.")
         elif text != "":
             found.values[key.part, key.field] = _read(key, name, text, path_of)
+            if (key.name, text) in WARNED_VALUES:
+                found.warnings.append(f"{name} = {text}: {WARNED_VALUES[key.name, text]}.")
     found.warnings.extend(
         f"Without effect here, because {reason}: {', '.join(names)}."
         for reason, names in inert.items()
@@ -277,6 +285,10 @@ def _read_choice(name: str, text: str, choices: tuple[tuple[str, object], ...]) 
         if word == text:
             return value
     words = " or ".join(word for word, _value in choices)
+    if (name, text) in REFUSED_VALUES:
+        raise ConfigurationError(
+            f"{name} = {text}: {REFUSED_VALUES[name, text]}.", cure=f"Write {words}."
+        )
     raise ConfigurationError(f"{name} = {text} is not valid.", cure=f"Write {words}.")
 
 

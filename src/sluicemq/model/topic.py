@@ -24,8 +24,8 @@ RETRY_TOPIC_LENGTH_MAX = 255
 GROUP_LENGTH_MAX = 120
 MESSAGE_TYPE = "message.type"
 MESSAGE_TYPES = ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
-"""A topic's attribute and its values: which messages it is for. RocketMQ's proxy alone holds senders
-to it; brokers, also ours, take every message."""
+"""A topic's attribute and its values: which messages it is for. Only RocketMQ's proxy holds senders
+to it; brokers, ours too, take every message."""
 QUEUE_TYPE = "queue.type"
 CLEANUP_POLICY = "cleanup.policy"
 COMPACTION = "COMPACTION"

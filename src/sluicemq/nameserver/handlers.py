@@ -19,7 +19,7 @@ from sluicemq.config import (
     settings_text,
 )
 from sluicemq.errors import ConfigurationError, PermissionDeniedError, ProtocolError
-from sluicemq.files import FOR_OWNER, Files, read_text, replace_text
+from sluicemq.files import Files, edit_text, read_text
 from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD
 from sluicemq.model.ids import Host
 from sluicemq.model.topic import BrokerData
@@ -387,7 +387,7 @@ def update_config(command: Command, peer: Caller, parts: Parts, _now_ms: int) ->
         path = parts.config.config_path
         if change.entries:
             edited = edit_properties(read_text(parts.files, path) or "", change.entries)
-            replace_text(parts.files, path, edited, new_access=FOR_OWNER)
+            edit_text(parts.files, path, edited)
     except PermissionDeniedError as error:
         return failure(ResponseCode.NO_PERMISSION, error.remark)
     except (ConfigurationError, UnicodeDecodeError, OSError) as error:
