@@ -404,12 +404,9 @@ def read_text(files: Files, path: str) -> str | None:
         file.close()
 
 
-def replace_text(files: Files, path: str, text: str, *, new_access: Access | None = None) -> None:
-    """Write a new edition of a table; the previous one stays as `<path>.bak`. Durable on return.
-
-    `new_access` is that of a file that was not there.
-    """
-    _write_beside(files, path, text, new_access)
+def replace_text(files: Files, path: str, text: str) -> None:
+    """Write a new edition of a table; the previous one stays as `<path>.bak`. Durable on return."""
+    _write_beside(files, path, text, None)
     if files.exists(path):
         files.rename(path, path + ".bak")
     files.rename(path + ".tmp", path)

@@ -1,5 +1,6 @@
 """The file port: one contract for the real files and their crashable twin, locks, and tables."""
 
+import contextlib
 import errno
 import json
 import os
@@ -15,17 +16,17 @@ import pytest
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import StoreDamagedError, StoreLockedError
 from sluicemq.files import (
-    FOR_OWNER,
     SYSTEM_FILES,
     Access,
     Files,
+    edit_text,
     exposure,
     load_text,
     overwrite_text,
     read_text,
     replace_text,
 )
-from sluicemq.testing.files import CrashableFiles
+from sluicemq.testing.files import CrashableFiles, PowerLost
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -192,7 +193,7 @@ def test_replaced_table_keeps_the_previous_edition(port: tuple[Files, str]) -> N
     assert files.names(f"{root}/config") == ["topics.json", "topics.json.bak"]
 
 
-@pytest.mark.parametrize("rewrite", [replace_text, overwrite_text])
+@pytest.mark.parametrize("rewrite", [replace_text, overwrite_text, edit_text])
 def test_a_new_edition_has_the_rights_of_the_old_one(
     port: tuple[Files, str], rewrite: Callable[[Files, str, str], None]
 ) -> None:
@@ -206,13 +207,25 @@ def test_a_new_edition_has_the_rights_of_the_old_one(
     for text in ("secret=1", "secret=2"):
         rewrite(files, path, text)
         assert files.access(path) == before
-    if rewrite is replace_text:
+    if rewrite is not overwrite_text:
         assert files.access(path + ".bak") == before
+
+
+def test_an_edited_file_is_there_at_every_moment() -> None:
+    for moment in range(20):
+        files = CrashableFiles()
+        files.put("/c/broker.conf", b"one")
+        edit_text(files, "/c/broker.conf", "two")
+        files.power_fails_after = moment
+        with contextlib.suppress(PowerLost):
+            edit_text(files, "/c/broker.conf", "three")
+        for after in (files.kill(), *(files.crash(random.Random(seed)) for seed in range(10))):
+            assert after.content("/c/broker.conf") in (b"two", b"three")
 
 
 def test_a_new_file_with_secrets_is_its_owners_alone(port: tuple[Files, str]) -> None:
     files, root = port
-    replace_text(files, f"{root}/new", "secret=1", new_access=FOR_OWNER)
+    edit_text(files, f"{root}/new", "secret=1")
     assert files.access(f"{root}/new").mode == 0o600
     assert exposure(files, f"{root}/new") is None
     files.open(f"{root}/open", create=True, access=Access(0o644)).close()

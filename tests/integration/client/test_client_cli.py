@@ -9,8 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from sluicemq.cli import main
+from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.client.threaded.consumer import Consumer
+from sluicemq.net.blocking import BlockingChannel
+from sluicemq.protocol.command import Command
 
 
 @pytest.fixture
@@ -28,6 +31,26 @@ def sluice(cluster):
 def records(result):
     assert result.exit_code == 0, result.output
     return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def test_a_topic_has_the_type_and_the_attributes_that_it_was_created_with(sluice, cluster):
+    created = sluice(
+        "topic", "create", "t", "--type", "FIFO", "--attribute", "reserve.time=7"
+    )  # fmt: skip
+    assert created.exit_code == 0, created.output
+    assert attributes_of(cluster, "t") == {"message.type": "FIFO", "reserve.time": "7"}
+    assert sluice("topic", "create", "t", "-q", "9").exit_code == 0
+    with Admin(cluster.addresses) as admin:
+        admin.create_topic("t", type="delay")
+    assert attributes_of(cluster, "t") == {"message.type": "DELAY", "reserve.time": "7"}
+
+
+def attributes_of(cluster, topic):
+    with Admin(cluster.addresses) as admin:
+        (address,) = admin.masters().values()
+    with BlockingChannel(address) as channel:
+        answer = channel.call(Command(351, {"topic": topic, "lo": "true"}))
+        return json.loads(bytes(answer.body))["attributes"]
 
 
 def test_messages_that_were_produced_are_consumed(sluice):
@@ -151,6 +174,10 @@ def test_the_cluster_is_shown(sluice, cluster):
         (["produce", "t", "x", "--access-key", "only"], 1, "SLUICE_SECRET_KEY"),
         (["produce", "t"], 2, "Give BODY"),
         (["topic", "create", "t", "-q", "0"], 1, "at least one"),
+        (["topic", "create", "t", "--type", "lite"], 2, "'normal', 'fifo', 'delay', 'transaction'"),
+        (["topic", "create", "t", "--attribute", "foo"], 2, "KEY=VALUE"),
+        (["topic", "create", "t", "--attribute", "foo=1"], 1, "unsupported key: foo"),
+        (["topic", "create", "t", "--attribute", "message.type=LITE"], 1, "not in set"),
         (["topic", "list", "-n", "127.0.0.1:1"], 1, "no name server answers"),
         (["topic", "list", "-n", "host:port"], 1, "Write host:port"),
     ],

@@ -170,7 +170,11 @@ async def test_administration_creates_shows_and_deletes(fake):
 
 async def test_bad_administration_is_refused_before_asking():
     async with Sluice("127.0.0.1:1") as mq:
-        for wrong in ({"queues": 0}, {"perm": 9}, {"queues": 1, "write_queues": 0}):
+        for wrong in (
+            {"queues": 0}, {"perm": 9}, {"queues": 1, "write_queues": 0}, {"type": "lite"},
+            {"attributes": {"a": "b,+c=d"}}, {"attributes": {"a=b": "c"}},
+            {"attributes": {"a": ""}},
+        ):  # fmt: skip
             with pytest.raises(ConfigurationError):
                 await mq.admin.create_topic("t", **wrong)
 
