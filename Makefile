@@ -69,12 +69,13 @@ compat: $(STAMP) ## only the tests with the real Java and Go clients and the rea
 	$(BIN)/python -m pytest tests/compatibility -v $(ARGS)
 
 .PHONY: simulate
-simulate: $(STAMP) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n) of a whole cluster, more examples of crash and property tests
+simulate: $(STAMP) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n) of a whole cluster, more examples of crash and property tests, 200 kills during changes of topics
 	$(BIN)/python -m sluicemq.testing.simulation --seeds $(or $(SEEDS),2000)
 	$(BIN)/python -m sluicemq.testing.cluster --seeds $(or $(CLUSTER_SEEDS),1000)
 	$(BIN)/python -m sluicemq.testing.cluster --kind split --seeds $(or $(CLUSTER_SEEDS),300)
 	SLUICEMQ_EXAMPLES=20000 $(BIN)/python -m pytest tests/property/test_vectorised.py $(ARGS)
 	SLUICEMQ_EXAMPLES=500 $(BIN)/python -m pytest -n auto tests/crash tests/property --deselect tests/property/test_vectorised.py $(ARGS)
+	SLUICEMQ_SEEDS=200 $(BIN)/python -m pytest tests/integration/test_changes_killed.py $(ARGS)
 
 .PHONY: simulate-spark
 simulate-spark: $(STAMP) ## kills and restarts of Spark jobs: 100 histories of epochs, 50 restarts of streams and 50 of brokers, 8 killed drivers for each kind of job

@@ -13,6 +13,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 from sluicemq.errors import SluiceError
 from sluicemq.model.topic import GroupConfig
 from sluicemq.net.blocking import BlockingChannel
@@ -97,6 +99,7 @@ def found(address: str, directory: Path) -> Changes:
     )
 
 
+@pytest.mark.timeout(60 + 20 * KILLS)
 def test_every_change_that_was_answered_survives_a_kill(tmp_path: Path) -> None:
     rng = random.Random(1)
     acknowledged: Changes = {}
