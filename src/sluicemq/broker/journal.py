@@ -109,6 +109,7 @@ class Journal:
         number = self._number
         file = self._open.get(number)
         if file is None:
+            self._files.make_directory(self._directory)
             file = self._files.open(self._path(number), create=True)
             self._open[number] = file
             self._present.add(number)
