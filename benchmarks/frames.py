@@ -152,7 +152,8 @@ def create_topic(topic: str) -> bytes:
 
 def marked_send(topic: str, queue: int, mark: bytes) -> bytes:
     """A single send whose body begins with `mark`."""
-    return frame(SEND_MESSAGE_V2, _send_fields(topic, queue), OPAQUE_FIRST, mark.ljust(128, b"x"))
+    fields = _send_fields(topic, queue) | {"e": str(queue)}
+    return frame(SEND_MESSAGE_V2, fields, OPAQUE_FIRST, mark.ljust(128, b"x"))
 
 
 def _send_fields(topic: str, number: int, *, batch: bool = False) -> dict[str, str]:

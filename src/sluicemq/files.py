@@ -16,6 +16,7 @@ reader finds either the new or the previous one, in `path` or in `path.bak`. Eve
 the owner and the mode of the one before, from its first byte on: it may hold secrets.
 """
 
+import ctypes
 import errno
 import fcntl
 import logging
@@ -25,6 +26,8 @@ import struct
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol, TypeVar
 
+from sluicemq import descriptors
+from sluicemq.descriptors import DescriptorPool
 from sluicemq.errors import StoreDamagedError, StoreLockedError
 
 logger = logging.getLogger(__name__)
@@ -79,6 +82,10 @@ class File(Protocol):
         """The first position from `offset` on that may hold other bytes than zeros, or None."""
         ...
 
+    def data_end(self, offset: int) -> int:
+        """Where the bytes that were ever written around `offset` end; `offset` itself in a hole."""
+        ...
+
     def fileno(self) -> int:
         """For read-only maps of the store."""
         ...
@@ -88,6 +95,8 @@ class File(Protocol):
 
 class Files(Protocol):
     """The file system as the product uses it. Paths are plain text."""
+
+    pool: DescriptorPool  # bounds how many files stay open or mapped at a time
 
     def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
         """Open for reading and writing (for reading alone where writing is not allowed). A file
@@ -115,6 +124,11 @@ class Files(Protocol):
     def rename(self, old: str, new: str) -> None: ...
 
     def sync_directory(self, path: str) -> None: ...
+
+    def sync_all(self, path: str) -> bool:
+        """Make the whole file system of `path` durable at once. False, having done nothing, where
+        the system cannot: then each file has to be synced."""
+        ...
 
     def lock(self, path: str) -> Callable[[], None]:
         """Own the lock file until the returned function is called. Raises StoreLockedError."""
@@ -173,6 +187,12 @@ class SystemFile:
                 return None
             return offset if offset < self.size() else None  # the file system knows no holes
 
+    def data_end(self, offset: int) -> int:
+        try:
+            return os.lseek(self._descriptor, offset, os.SEEK_HOLE)
+        except OSError as error:
+            return offset if error.errno == errno.ENXIO else self.size()
+
     def fileno(self) -> int:
         return self._descriptor
 
@@ -189,7 +209,10 @@ _locked: set[str] = set()
 class SystemFiles:
     """The file system of this machine."""
 
-    __slots__ = ()
+    __slots__ = ("pool",)
+
+    def __init__(self) -> None:
+        self.pool = DescriptorPool()
 
     def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
@@ -242,6 +265,18 @@ class SystemFiles:
         finally:
             os.close(descriptor)
 
+    def sync_all(self, path: str) -> bool:
+        syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)  # Linux alone has it
+        if syncfs is None:
+            return False
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if syncfs(descriptor):
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), path)
+        finally:
+            os.close(descriptor)
+        return True
+
     def lock(self, path: str) -> Callable[[], None]:
         """Locks byte 0 as Java's FileChannel does, so that a Java broker is kept out as well."""
         real = os.path.realpath(path)
@@ -293,40 +328,6 @@ def _give(descriptor: int, access: Access) -> None:
 SYSTEM_FILES: Final = SystemFiles()
 
 
-class ReadOnlyFiles(SystemFiles):
-    """The file system of this machine for who must not change it: the way under an overlay."""
-
-    __slots__ = ()
-
-    def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
-        """Not even opened for writing. `create` of a file that is missing raises OSError."""
-        if create and not self.exists(path):
-            raise _read_only(path)
-        return SystemFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-
-    def make_directory(self, path: str, *, durable: bool = True) -> None:
-        raise _read_only(path)
-
-    def remove(self, path: str) -> None:
-        raise _read_only(path)
-
-    def rename(self, old: str, new: str) -> None:
-        raise _read_only(old)
-
-    def sync_directory(self, path: str) -> None:
-        raise _read_only(path)
-
-    def lock(self, path: str) -> Callable[[], None]:
-        raise _read_only(path)
-
-
-def _read_only(path: str) -> OSError:
-    return OSError(errno.EROFS, os.strerror(errno.EROFS), path)
-
-
-READ_ONLY_FILES: Final = ReadOnlyFiles()
-
-
 def _locked_error(path: str, owner: int | None) -> StoreLockedError:
     who = f"process {owner}" if owner else "another process"
     return StoreLockedError(
@@ -374,8 +375,8 @@ _CURES: Final = {
     errno.EDQUOT: "Make room, or raise the quota.",
     errno.EEXIST: "Move away what has that name: a link that leads nowhere, or a file.",
     errno.EIO: "Check the disk.",
-    errno.EMFILE: "Let the process open more files: `ulimit -n`, or LimitNOFILE of its service.",
-    errno.ENFILE: "Let the machine open more files: fs.file-max.",
+    errno.EMFILE: descriptors.CURE,
+    errno.ENFILE: "Let the machine have more open files: fs.file-max.",
     errno.ENOMEM: "Give the machine more memory, or raise vm.max_map_count.",
 }
 

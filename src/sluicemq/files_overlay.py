@@ -23,11 +23,13 @@ import mmap
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Final
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.files import FOR_OWNER, READ_ONLY_FILES, Access, File, Files
+from sluicemq.descriptors import DescriptorPool
+from sluicemq.files import FOR_OWNER, Access, File, Files, SystemFile, SystemFiles
 
 _NO_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0
 """MAP_NORESERVE: address space, not memory, is what an untouched map takes."""
@@ -44,6 +46,43 @@ def _new_map(size: int) -> mmap.mmap:
     return made
 
 
+class ReadOnlyFiles(SystemFiles):
+    """The file system of this machine for who must not change it: the way under an overlay."""
+
+    __slots__ = ()
+
+    def open(self, path: str, *, create: bool = False, access: Access | None = None) -> File:
+        """Not even opened for writing. `create` of a file that is missing raises OSError."""
+        if create and not self.exists(path):
+            raise _read_only(path)
+        return SystemFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+
+    def make_directory(self, path: str, *, durable: bool = True) -> None:
+        raise _read_only(path)
+
+    def remove(self, path: str) -> None:
+        raise _read_only(path)
+
+    def rename(self, old: str, new: str) -> None:
+        raise _read_only(old)
+
+    def sync_directory(self, path: str) -> None:
+        raise _read_only(path)
+
+    def sync_all(self, path: str) -> bool:
+        raise _read_only(path)
+
+    def lock(self, path: str) -> Callable[[], None]:
+        raise _read_only(path)
+
+
+def _read_only(path: str) -> OSError:
+    return OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+
+READ_ONLY_FILES: Final = ReadOnlyFiles()
+
+
 class _Node:
     """The content of one file, shared by all who have it open.
 
@@ -52,14 +91,15 @@ class _Node:
     """
 
     __slots__ = (
-        "_file", "_files", "_map", "below", "lock", "modified_ms", "size", "users", "written_end",
-        "written_start",
+        "_file", "_files", "_map", "_seen", "below", "lock", "modified_ms", "size", "users",
+        "written_end", "written_start",
     )  # fmt: skip
 
     def __init__(self, files: Files, below: str | None) -> None:
         self._files = files
         self._file: File | None = None
         self._map: mmap.mmap | None = None
+        self._seen: weakref.ref[mmap.mmap] | None = None  # of the file below, while it is viewed
         self.below = below
         self.lock = threading.Lock()
         self.users = 0
@@ -70,7 +110,8 @@ class _Node:
     @property
     def is_needed(self) -> bool:
         """Must it be kept when nobody has it open: does it say more than the file below?"""
-        return self.below is None or self._map is not None
+        is_viewed = self._seen is not None and self._seen() is not None
+        return self.below is None or self._map is not None or is_viewed
 
     def _opened(self, below: str) -> File:
         """The file below, kept open until `release`."""
@@ -85,10 +126,18 @@ class _Node:
             file.close()
 
     def mapped(self) -> mmap.mmap | None:
-        """The map of the content, made now if need be; None when the file is empty."""
-        if self._map is None and self.size:
-            self._map = _new_map(self.size) if self.below is None else self._map_below(self.below)
-        return self._map
+        """The map of the content, made now if need be; None when the file is empty. That of a file
+        below lives as long as somebody views it, and for ever once it is written."""
+        if self._map is not None or not self.size:
+            return self._map
+        if self.below is None:
+            self._map = _new_map(self.size)
+            return self._map
+        made = None if self._seen is None else self._seen()
+        if made is None:
+            made = self._map_below(self.below)
+            self._seen = weakref.ref(made)
+        return made
 
     def _map_below(self, path: str) -> mmap.mmap:
         file = self._opened(path)
@@ -117,7 +166,7 @@ class _Node:
         with self.lock:
             if end > self.size:
                 self._resize(end)
-            content = self.mapped()
+            content = self._map = self.mapped()
             assert content is not None
             content[offset:end] = data
             start = min(offset, self.written_start) if self.written_end else offset
@@ -131,7 +180,7 @@ class _Node:
     def _resize(self, size: int) -> None:
         old, kept = self.mapped(), min(size, self.size)
         has_content = self.below is not None or self.written_end > 0
-        self._map, self.below, self.size = None, None, size
+        self._map, self._seen, self.below, self.size = None, None, None, size
         if not has_content or old is None or not kept:
             self.written_start = self.written_end = 0
             return
@@ -153,6 +202,13 @@ class _Node:
                 if start is not None:
                     starts.append(start)
             return min(starts, default=None)
+
+    def data_end(self, offset: int) -> int:
+        with self.lock:
+            end = self.written_end if self.written_start <= offset else offset
+            if self.below is not None:
+                end = max(end, self._opened(self.below).data_end(offset))
+            return max(end, offset)
 
 
 class OverlayFile:
@@ -192,6 +248,9 @@ class OverlayFile:
     def data_start(self, offset: int) -> int | None:
         return self._content().data_start(offset)
 
+    def data_end(self, offset: int) -> int:
+        return self._content().data_end(offset)
+
     def read_view(self) -> memoryview:
         """The whole file, which shows what is written later."""
         node = self._content()
@@ -216,6 +275,7 @@ class OverlayFiles:
 
     def __init__(self, base: Files = READ_ONLY_FILES, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._base = base
+        self.pool = DescriptorPool()
         self.clock = clock
         """Where times of change come from."""
         self._nodes: dict[str, _Node] = {}
@@ -285,6 +345,10 @@ class OverlayFiles:
 
     def sync_directory(self, path: str) -> None:
         """Nothing is to be made durable."""
+
+    def sync_all(self, path: str) -> bool:
+        """Nothing is to be made durable."""
+        return True
 
     def lock(self, path: str) -> Callable[[], None]:
         """Nobody is kept out and nobody keeps us out: we change nothing."""

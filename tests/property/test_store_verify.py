@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sluicemq.descriptors import DescriptorPool
 from sluicemq.errors import StoreError
 from sluicemq.store.offline.dump import (
     Selection,
@@ -61,6 +62,7 @@ class MemoryFiles:
 
     def __init__(self, contents: dict[str, bytes]) -> None:
         self.contents = contents
+        self.pool = DescriptorPool(8)
 
     def open(self, path: str, *, create: bool = False) -> Any:
         assert not create

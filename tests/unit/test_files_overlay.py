@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sluicemq.files import READ_ONLY_FILES, Files, load_text, read_text, replace_text
-from sluicemq.files_overlay import OverlayFiles
+from sluicemq.files import Files, load_text, read_text, replace_text
+from sluicemq.files_overlay import READ_ONLY_FILES, OverlayFiles
 from sluicemq.testing.files import CrashableFiles
 
 MIB = 1 << 20

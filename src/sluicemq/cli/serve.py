@@ -7,6 +7,7 @@ on stderr, and exit code 1. A contract for scripts: it stays as it is.
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import click
 
+from sluicemq import descriptors
 from sluicemq.config import (
     CHANGES_FILE,
     BrokerConfig,
@@ -231,13 +233,16 @@ async def start_broker(
 
 def _run(start: Started) -> None:
     """Serve until a signal. Exit code 0 after an orderly close, 1 when the start fails."""
+    log.info("%s", descriptors.explain(descriptors.raise_limit()))
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             runner.run(_serve(start))
     except OSError as error:
         raise ConfigurationError(
             f"{error.strerror or error}: {error.filename or 'the store'}.",
-            cure="Choose another directory with --store, or give this user the right to write.",
+            cure=descriptors.CURE
+            if error.errno in (errno.EMFILE, errno.ENFILE)
+            else "Choose another directory with --store, or give this user the right to write.",
         ) from error
 
 

@@ -13,7 +13,8 @@ A chunk with forty frames is one pass and one write. These bound a connection (a
   there is no timer a connection;
 - patience: a frame that is not whole `frame_timeout_s` after its first byte closes it, and so do
   unfinished frames of all connections together above `pending_bytes_max`;
-- company: so many connections an address, loopback aside.
+- company: so many connections an address, loopback aside; and in all as many as the process has
+  descriptors for, beside its files (see `descriptors`).
 
 TLS starts on the same ports (spec/remoting.md §1): with a `Door` a connection stands behind
 `FirstByte` until its first byte tells, see `tls_stream.py`.
@@ -27,6 +28,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from sluicemq import descriptors
 from sluicemq.errors import ConfigurationError, ProtocolError
 from sluicemq.net.dispatch import Dispatcher, Handler, Outcome
 from sluicemq.net.limits import PENDING_SMALL, SERVER_LIMITS, Crowd, Pending, ServerLimits
@@ -98,10 +100,11 @@ class Connection(asyncio.Protocol):
                 self._dispatcher = REFUSING
                 self._server.complain(self.peer, REFUSAL, "refusing the requests of")
         connected = transport.get_extra_info("socket")
+        number = -1 if connected is None else connected.fileno()
         if connected is not None and connected.family != getattr(socket, "AF_UNIX", None):
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._transport.set_write_buffer_limits(high=self._server.write_buffer_bytes_max)
-        self._server.opened(self)
+        self._server.opened(self, number)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._hold(0)
@@ -315,9 +318,14 @@ class RemotingServer:
 
     # ------------------------------------------------------------------ told by connections
 
-    def opened(self, connection: Connection) -> None:
-        """A connection was accepted; one too many or too late is closed at once."""
+    def opened(self, connection: Connection, number: int) -> None:
+        """A connection was accepted, its descriptor is `number`; one too many or too late is
+        closed at once."""
         if self._closing:
+            connection.abort()
+            return
+        if number >= descriptors.sockets_end():
+            self.complain(connection.peer, descriptors.shortage())
             connection.abort()
             return
         if len(self._connections) >= self._connections_max:
@@ -380,6 +388,10 @@ def _cannot_listen(host: str | None, port: int, error: OSError) -> Configuration
         return ConfigurationError(
             f"Port {port} needs rights that this process does not have ({where}).",
             cure="Configure a port above 1023.",
+        )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return ConfigurationError(
+            f"Cannot listen on {where}: {error.strerror}.", cure=descriptors.CURE
         )
     return ConfigurationError(
         f"Cannot listen on {where}: {error.strerror or error}.",

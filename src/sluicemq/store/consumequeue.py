@@ -19,15 +19,15 @@ Offsets of one queue, from left to right:
 """
 
 import struct
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from sluicemq.errors import MessageIllegalError
 from sluicemq.files import Files
 from sluicemq.model.topic import TOPIC_LENGTH_MAX
 from sluicemq.record.codec import FIXED_BYTES, MAGIC_V1, MAGIC_V2
 from sluicemq.store.deleted import DeletedTopics
-from sluicemq.store.queue_keys import check_topic, is_possible
+from sluicemq.store.queue_keys import check_queue, check_topic
 from sluicemq.store.segments import Segment, SegmentFiles
 
 UNIT: Final = struct.Struct(">qiq")
@@ -67,20 +67,10 @@ class Queue:
     """One queue of one topic. The appending code reaches into its fields: see `writer`."""
 
     __slots__ = (
-        "committed_offset",
-        "fixed_bytes",
-        "magic",
-        "next_offset",
-        "offset_min",
-        "queue_id",
-        "segments",
-        "tail",
-        "tail_start",
-        "topic",
-        "topic_part",
-        "unsynced",
-        "visible_offset",
-    )
+        "committed_offset", "fixed_bytes", "magic", "next_offset", "offset_min",
+        "queue_id", "segments", "tail", "tail_start", "topic",
+        "topic_part", "unsynced", "visible_offset",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -99,7 +89,7 @@ class Queue:
         self.magic = MAGIC_V2 if is_long else MAGIC_V1
         self.topic_part = len(name).to_bytes(2 if is_long else 1, "big") + name
         self.fixed_bytes = FIXED_BYTES - 1 + len(self.topic_part)
-        self.segments = SegmentFiles(files, directory, file_bytes, SIZE_KEY)
+        self.segments = SegmentFiles(files, directory, file_bytes, SIZE_KEY, are_sparse=True)
         self.tail = bytearray()
         self.reset(0)
 
@@ -113,10 +103,6 @@ class Queue:
     def key(self) -> tuple[str, int]:
         """Topic and queue id."""
         return self.topic, self.queue_id
-
-    @property
-    def is_possible(self) -> bool:
-        return is_possible(self.key)
 
     # --- reading
 
@@ -218,7 +204,7 @@ class Queue:
     def _add(self, position: int, touched: list[str]) -> Segment:
         base = position - position % self.segments.file_bytes
         if not len(self.segments):
-            make_directory(self.segments, touched)
+            self.segments.make_directory(touched)
         segment = self.segments.add(base)
         touched.append(self.segments.directory)
         if position > base:  # the first file of a queue that does not begin at its start
@@ -226,23 +212,35 @@ class Queue:
         return segment
 
     def mend(self, offset: int, data: bytes) -> None:
-        """Overwrite one unit that the files hold. Raises OSError."""
+        """Overwrite one unit that the files hold, and the tail if it has it. Raises OSError."""
+        at = (offset - self.tail_start) * UNIT_BYTES
+        if 0 <= at < len(self.tail):
+            self.tail[at : at + UNIT_BYTES] = data
         segment = self.segments.at(offset * UNIT_BYTES)
-        if segment is not None and offset < self.tail_start:
+        if segment is not None:
             segment.write(data, offset * UNIT_BYTES)
             segment.release()
             self.unsynced.add(segment.path)
 
     # --- recovery
 
-    def load(self, *, after_crash: bool, before: int | None = None, removes: bool = True) -> None:
-        """Find the end in the files: of all units, or of those `before` a place in the log.
+    def load(
+        self,
+        *,
+        after_crash: bool,
+        before: int | None = None,
+        removes: bool = True,
+        log_start: int = 0,
+    ) -> None:
+        """Find the end in the files, of all units or of those `before` a place in the log, and
+        the first unit whose record the log, which begins at `log_start`, still has.
 
-        Takes a few reads, however long the queue is, since units are in the log's order. Raises
-        StoreDamagedError as `SegmentFiles.load`.
+        Takes a few reads, however long the queue is. After a crash what lies behind the end is
+        removed. With `removes` the last unit is in the tail afterwards, where recovery asks for
+        it; a flush writes it once more. Raises StoreDamagedError as `SegmentFiles.load`.
         """
         self.segments.load(is_derived=after_crash, removes=removes)
-        first, end = self.segments.start // UNIT_BYTES, self.segments.end // UNIT_BYTES
+        first = self.segments.start // UNIT_BYTES
 
         def is_kept(unit: Unit) -> bool:
             return unit.is_used and (
@@ -250,7 +248,28 @@ class Queue:
             )
 
         self.reset(first)
-        self._set_end(self._bisect(first, end, is_kept))
+        self._set_end(self._find_end(is_kept))
+        self.correct_min(log_start)
+        last = self.next_offset - 1
+        if removes and last >= first and (unit := self.peek(last)) is not None:
+            self.tail_start = last
+            self.tail += UNIT.pack(*unit)
+        if after_crash:
+            self.truncate(self.next_offset)
+        self.segments.release()
+
+    def _find_end(self, is_kept: Callable[[Unit], bool]) -> int:
+        """The first offset in the files whose unit is not kept. It lies in the last block that was
+        ever written, as a rule: one read of that, else a search in what comes before."""
+        position, data = self.segments.last_block(UNIT_BYTES)
+        block, count = position // UNIT_BYTES, len(data) // UNIT_BYTES
+
+        def is_end(at: int) -> bool:
+            return not is_kept(Unit._make(UNIT.unpack_from(data, at * UNIT_BYTES)))
+
+        if not count or is_end(0):
+            return self._bisect(self.segments.start // UNIT_BYTES, block, is_kept)
+        return block + bisect_left(range(count), True, key=is_end)
 
     def _set_end(self, end: int) -> None:
         self.tail.clear()
@@ -269,18 +288,18 @@ class Queue:
             return unit.is_blank or unit.physical_offset < log_offset
 
         unit = self.peek(first) if first < end else None
-        if unit is not None and not is_gone(unit):
-            return first  # as a rule; and a damaged unit in the middle cannot mislead
-        found = self._bisect(first, end, is_gone, self._peek_solid)
-        while found < end and (unit := self.peek(found)) is not None and unit.is_blank:
-            found += 1
+        found = first  # as a rule; and a damaged unit in the middle cannot mislead
+        if unit is None or is_gone(unit):
+            found = self._bisect(first, end, is_gone, self._peek_solid)
+            while found < end and (unit := self.peek(found)) is not None and unit.is_blank:
+                found += 1
+        self.segments.release()
         return found
 
     def place_of(self, offset: int) -> int:
         """Where the record of a queue offset lies in the log; -1 without one. Makes no map."""
         unit = self.peek(offset) if self.segments.start <= offset * UNIT_BYTES else None
-        for segment in self.segments:
-            segment.release()
+        self.segments.release()
         return -1 if unit is None or offset >= self.next_offset else unit.physical_offset
 
     def truncate(self, offset: int) -> None:
@@ -292,14 +311,15 @@ class Queue:
             self._set_end(offset)
         self.offset_min = min(self.offset_min, offset)
         if offset * UNIT_BYTES < self.segments.end:
-            self._cut(offset * UNIT_BYTES)
+            self._cut(offset * UNIT_BYTES, keeps_file=True)
 
-    def _cut(self, position: int) -> None:
+    def _cut(self, position: int, *, keeps_file: bool = False) -> None:
         """What was cut must not come back after an orderly stop: the next checkpoint syncs it."""
-        if self.segments.cut(position):
+        if self.segments.cut(position, keeps_file=keeps_file):
             self.unsynced.add(self.segments.directory)
             if self.segments.last is not None:
                 self.unsynced.add(self.segments.last.path)
+        self.segments.release()
 
     def _bisect(
         self,
@@ -310,16 +330,14 @@ class Queue:
     ) -> int:
         """The first offset in [low, high) whose unit is not `is_before`; `high` when all are."""
         look = look or self.peek
-        while low < high:
-            middle = (low + high) // 2
-            unit = look(middle)
-            if unit is not None and is_before(unit):
-                low = middle + 1
-            else:
-                high = middle
-        for segment in self.segments:
-            segment.release()
-        return low
+
+        def is_end(offset: int) -> bool:
+            unit = look(offset)
+            return unit is None or not is_before(unit)
+
+        found = low + bisect_left(range(low, high), True, key=is_end)
+        self.segments.release()
+        return found
 
     def _peek_solid(self, offset: int) -> Unit | None:
         """The unit there; where it is blank (a gap) the next one that is not, if it is near."""
@@ -336,15 +354,6 @@ class Queue:
         if segment is None or (self.tail and offset >= self.tail_start):
             return self.unit(offset)
         return Unit._make(UNIT.unpack(segment.read(offset * UNIT_BYTES, UNIT_BYTES)))
-
-
-def make_directory(segments: SegmentFiles, touched: list[str]) -> None:
-    """Make a queue's directory and name the ones above it for syncing, up to the store's root."""
-    above = segments.directory
-    for _ in range(3):
-        above = above.rpartition("/")[0]
-        touched.append(above)
-    segments.files.make_directory(segments.directory, durable=False)
 
 
 class ConsumeQueues:
@@ -376,6 +385,7 @@ class ConsumeQueues:
         after_crash: bool,
         before: int | None = None,
         removes: bool = True,
+        log_start: int = 0,
         wanted: Callable[[str, int], bool] | None = None,
     ) -> None:
         """Find all queues on disk and their ends (see `Queue.load`), or those that are `wanted`.
@@ -388,15 +398,14 @@ class ConsumeQueues:
             if wanted is not None and not wanted(*key):
                 continue
             queue = self._new(key)
-            queue.load(after_crash=after_crash, before=before, removes=removes)
-            if after_crash:
-                queue.truncate(queue.next_offset)
+            queue.load(after_crash=after_crash, before=before, removes=removes, log_start=log_start)
 
     def is_size_plausible(self) -> bool:
         """Whether the files on disk, all of one other size, may well be of another setting."""
         sizes: set[int] = set()
         for key in self._on_disk():
-            sizes.update(self._new_segments(key).sizes())
+            path = f"{self._directory}/{key[0]}/{key[1]}"
+            sizes.update(SegmentFiles(self._files, path, self._file_bytes, SIZE_KEY).sizes())
         is_other = self._file_bytes not in sizes
         return is_other and len(sizes) == 1 and all(s and not s % UNIT_BYTES for s in sizes)
 
@@ -406,19 +415,11 @@ class ConsumeQueues:
                 if name.isascii() and name.isdigit():
                     yield topic, int(name)
 
-    def _new_segments(self, key: tuple[str, int]) -> SegmentFiles:
-        directory = f"{self._directory}/{key[0]}/{key[1]}"
-        return SegmentFiles(self._files, directory, self._file_bytes, SIZE_KEY)
-
     def get(self, key: tuple[str, int]) -> Queue:
         """The queue, made when it is new. Raises MessageIllegalError when the name cannot be."""
         queue = self.by_key.get(key)
         if queue is None:
-            check_topic(key[0], long_topics=self._long_topics)
-            if key[1] < 0:
-                raise MessageIllegalError(
-                    f"The queue id {key[1]} is negative.", cure="Queue ids begin at 0."
-                )
+            check_queue(key, long_topics=self._long_topics)
             queue = self._new(key)
         return queue
 
@@ -441,8 +442,7 @@ class ConsumeQueues:
 
     def flush(self) -> None:
         """Write all tails to the files. OSError leaves the rest for the next time."""
-        while self.dirty:
-            queue = next(iter(self.dirty))
+        for queue in list(self.dirty):
             self.unsynced.update(queue.flush())
             self.dirty.discard(queue)
 
@@ -474,6 +474,8 @@ class ConsumeQueues:
     def finish_deletions(self) -> None:
         """Remove the queues of deleted topics that a crash has left."""
         for (topic, _), queue in list(self.by_key.items()):
+            if topic not in self.deleted.ends:
+                continue
             last = queue.unit(queue.next_offset - 1) if queue.next_offset else None
             if last is not None and not self.deleted.counts(topic, last.physical_offset):
                 self.delete(topic)

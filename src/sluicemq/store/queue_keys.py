@@ -25,3 +25,12 @@ def check_topic(topic: str, *, long_topics: bool = True) -> None:
             f"The topic {topic!r} cannot name a directory.",
             cure="Use letters, digits, and the characters _ - | %.",
         )
+
+
+def check_queue(key: tuple[str, int], *, long_topics: bool = True) -> None:
+    """Raises MessageIllegalError when nothing can be stored in such a queue."""
+    check_topic(key[0], long_topics=long_topics)
+    if key[1] < 0:
+        raise MessageIllegalError(
+            f"The queue id {key[1]} is negative.", cure="Queue ids begin at 0."
+        )

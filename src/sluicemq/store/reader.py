@@ -49,12 +49,12 @@ class StoreReader:
         )
         self._queues.deleted = DeletedTopics(files, f"{config.root}/config/deletedTopics.json")
         self._log.segments.load(removes=False)
-        self._queues.load(after_crash=False, removes=False, wanted=wanted)
+        self._queues.load(
+            after_crash=False, removes=False, wanted=wanted, log_start=self._log.start
+        )
         if wanted is not None:
             self._queues.deleted.load()
             add_tail(config.root, self._log, self._queues, wanted)
-        for queue in self._queues:
-            queue.correct_min(self._log.start)
         self._reader = LogReader(self._log, self._queues, config, SYSTEM_CLOCK)
         self._reader.columns = PropertyColumns(config, files, SYSTEM_CLOCK, self._log, self._queues)
         end = self._log.segments.end if wanted is not None else self._find_end()

@@ -45,6 +45,7 @@ from sluicemq.store.damage import (
     records_from,
     require_own_files,
 )
+from sluicemq.store.queue_keys import is_possible
 from sluicemq.store.scan import DELAYS_MS, LOST_CODE, Scanned, read_scanned, scan_end, scan_records
 from sluicemq.store.walking import sweep_records
 
@@ -111,7 +112,9 @@ class Recovery:
 
     def _load_queues(self, before: int | None = None) -> None:
         try:
-            self._queues.load(after_crash=self._after_crash, before=before)
+            self._queues.load(
+                after_crash=self._after_crash, before=before, log_start=self._log.start
+            )
         except StoreDamagedError as error:
             if self._queues.is_size_plausible():
                 raise  # the setting is wrong, not the files
@@ -235,10 +238,9 @@ class Recovery:
     def _begins_right(self, queue: Queue) -> bool:
         """Whether the first unit of the first file leads to no other queue's record, and no record
         of the queue lies before that one's: retention removes such files of the log first."""
-        first = queue.offset_min
+        first = queue.segments.start // UNIT_BYTES
         unit = queue.peek(first) if first < queue.next_offset else None
-        for segment in queue.segments:
-            segment.release()
+        queue.segments.release()
         end = self._start or self._log.segments.end
         if unit is not None:
             if unit.is_blank or unit.physical_offset < self._log.start:
@@ -326,7 +328,7 @@ class Recovery:
         """As `_dispatch`, for many units of one queue."""
         queue = self._queue(group.topic, group.queue_id)
         is_new = queue.topic not in self._queues.deleted.ends
-        is_row = group.is_row and is_new and queue.is_possible
+        is_row = group.is_row and is_new and is_possible(queue.key)
         added = queue.extend(int(group.offsets[0]), group.units.tobytes()) if is_row else None
         if added is None:
             return all(
@@ -354,7 +356,7 @@ class Recovery:
             self._place(queue, *suspect)
         elif suspect is not None:
             _report_suspect(queue, *suspect)
-        if not queue.is_possible or not 0 <= offset <= self._offset_max(queue, unit):
+        if not is_possible(queue.key) or not 0 <= offset <= self._offset_max(queue, unit):
             _report_suspect(queue, offset, unit)
             return True
         if not _is_plausible(queue, offset, unit):
@@ -402,7 +404,7 @@ class Recovery:
             self._sync_log(from_offset=self._start)
         self._queues.truncate_log(end)
         self._queues.deleted.cut(end)
-        for queue in self._queues:
+        for queue in self._queues.dirty:  # of the others `load` has found it
             queue.correct_min(log.start)
         log.set_end(end)
 
@@ -479,13 +481,13 @@ class Recovery:
 def _is_plausible(queue: Queue, offset: int, unit: Unit) -> bool:
     """Whether a record with this offset can be where it is, as far as the queue knows."""
     end = queue.next_offset
-    if end in (offset, queue.offset_min):
+    if end == offset:
         return True
     if offset < end:
         known = queue.unit(offset)
         return known is not None and known.physical_offset >= unit.physical_offset
     last = queue.unit(end - 1)
-    if last is None or last.is_blank or last.tag_code == LOST_CODE:
+    if last is None or not last.is_used or last.is_blank or last.tag_code == LOST_CODE:
         return True  # a place holder may lie far before the place of what it stands for
     return (offset - end + 1) * FIXED_BYTES <= unit.physical_offset - last.physical_offset
 

@@ -6,8 +6,16 @@ size, written with pwrite and read through a read-only map; this is the only mod
 A mapped *write* into a hole would kill the process when the disk is full (SIGBUS): there is none.
 
 Maps are made at the first read and never closed by hand: slices of them may be on their way to a
-socket. When the last slice and the segment are gone, so is the map. A test double of `File` has a
+socket. A segment that is not read for long lets go of its map when others need the descriptor
+(`Files.pool`), and when the last slice is gone too, so is the map. A test double of `File` has a
 `read_view` instead of something that can be mapped.
+
+Descriptors for `pwrite` and `pread` are open only as long as a file is worked on: whoever is done
+says `release`. Only the log keeps that of its last file, which it syncs through it. Closing a file
+of units before it is synced is no loss: its pages stay dirty, the sync of the next checkpoint
+reaches them through a new descriptor, and an error that the kernel has met in between is told to
+the first one that asks after it; and units are derived, the log's own descriptor is never closed
+between a write and its sync.
 """
 
 import contextlib
@@ -34,22 +42,32 @@ class Viewable(Protocol):
     def read_view(self) -> memoryview: ...
 
 
-def map_file(file: File, size: int) -> memoryview:
-    """A read-only view of the file, which shows what `pwrite` writes from now on."""
+def map_file(file: File, size: int, *, is_sparse: bool = False) -> memoryview:
+    """A read-only view of the file, which shows what `pwrite` writes from now on.
+
+    `is_sparse`: mostly holes, which the kernel would fill its cache with by reading around.
+    """
     if isinstance(file, Viewable):
         return file.read_view()
-    return memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
+    mapped = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+    if is_sparse:
+        mapped.madvise(mmap.MADV_RANDOM)
+    return memoryview(mapped)
 
 
 class Segment:
     """One file: the bytes [base, base + size) of the sequence. Opened when first used."""
 
-    __slots__ = ("_file", "_files", "_view", "base", "path", "size")
+    __slots__ = ("_file", "_files", "_is_sparse", "_view", "base", "is_used", "path", "size")
 
-    def __init__(self, files: Files, path: str, base: int, size: int) -> None:
+    def __init__(
+        self, files: Files, path: str, base: int, size: int, *, is_sparse: bool = False
+    ) -> None:
         self._files = files
+        self._is_sparse = is_sparse
         self._file: File | None = None
         self._view: memoryview | None = None
+        self.is_used = False  # lately, for `DescriptorPool`
         self.path = path
         self.base = base
         self.size = size
@@ -67,16 +85,22 @@ class Segment:
     def view(self) -> memoryview:
         """The whole file, read-only. Positions in it are relative to `base`.
 
-        Mapped through a descriptor of its own: another thread may just release the shared one.
+        Holder through a descriptor of its own: another thread may just release the shared one.
         """
+        self.is_used = True
         view = self._view
         if view is None:
             file = self._files.open(self.path)
             try:
-                view = self._view = map_file(file, self.size)
+                view = self._view = map_file(file, self.size, is_sparse=self._is_sparse)
             finally:
                 file.close()
+            self._files.pool.enter(self)
         return view
+
+    def let_go(self) -> None:
+        """Drop the map: the next reader makes a new one."""
+        self._view = None
 
     def write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         """At `offset` of the sequence."""
@@ -98,7 +122,7 @@ class Segment:
             start = file.data_start(at)
             if start is None or start >= stop:
                 break
-            at = min(start + _READ_BYTES, stop)
+            at = min(start + _READ_BYTES, stop, file.data_end(start))
             changed |= _zero_blocks(file, start, at)
         return changed
 
@@ -109,7 +133,8 @@ class Segment:
             file.close()
 
     def close(self) -> None:
-        self._view = None
+        self._files.pool.leave(self)
+        self.let_go()
         self.release()
 
 
@@ -133,10 +158,14 @@ class SegmentFiles:
 
     `size_key` is the name of the setting that says how large the files are: it stands in the
     error when they are not. With `cuts_in_order` a removal at the end is durable before the next:
-    after a power loss no file is missing in the middle, whatever the order of its journal.
+    after a power loss no file is missing in the middle, whatever the order of its journal. Files
+    that `are_sparse` hold little as a rule, and there are many: see `map_file`.
     """
 
-    __slots__ = ("_cuts_in_order", "_segments", "directory", "file_bytes", "files", "size_key")
+    __slots__ = (
+        "_are_sparse", "_cuts_in_order", "_segments", "directory", "file_bytes", "files",
+        "size_key",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -146,8 +175,10 @@ class SegmentFiles:
         size_key: str,
         *,
         cuts_in_order: bool = False,
+        are_sparse: bool = False,
     ) -> None:
         self.files = files
+        self._are_sparse = are_sparse
         self._cuts_in_order = cuts_in_order
         self._segments: list[Segment] = []
         self.directory = directory
@@ -199,7 +230,7 @@ class SegmentFiles:
         for name, size in zip(names[:keep], sizes, strict=False):
             self._check(name, size)
             path = f"{self.directory}/{name}"
-            self._segments.append(Segment(self.files, path, int(name), self.file_bytes))
+            self._segments.append(self._new(path, int(name)))
 
     def sizes(self) -> list[int]:
         """Of the files on disk, loaded or not."""
@@ -250,6 +281,16 @@ class SegmentFiles:
         index = (offset - segments[0].base) // self.file_bytes
         return segments[index] if 0 <= index < len(segments) else None
 
+    def last_block(self, unit_bytes: int) -> tuple[int, bytes]:
+        """The end of what was ever written in the last file: about 4 KiB of whole units, and where
+        they begin. Nothing where that file holds nothing, or there is none."""
+        last = self.last
+        if last is None:
+            return 0, b""
+        end = last.file().data_end(0) // unit_bytes * unit_bytes
+        begin = max(0, end - _BLOCK_BYTES // unit_bytes * unit_bytes)
+        return last.base + begin, last.read(last.base + begin, end - begin)
+
     def add(self, base: int) -> Segment:
         """Create the next file; without files yet it may begin at any multiple of the size.
 
@@ -263,9 +304,20 @@ class SegmentFiles:
             file.truncate(self.file_bytes)
         finally:
             file.close()
-        segment = Segment(self.files, path, base, self.file_bytes)
+        segment = self._new(path, base)
         self._segments.append(segment)
         return segment
+
+    def _new(self, path: str, base: int) -> Segment:
+        return Segment(self.files, path, base, self.file_bytes, is_sparse=self._are_sparse)
+
+    def make_directory(self, touched: list[str]) -> None:
+        """Make the directory of a queue and name those above it for syncing, up to the root."""
+        above = self.directory
+        for _ in range(3):
+            above = above.rpartition("/")[0]
+            touched.append(above)
+        self.files.make_directory(self.directory, durable=False)
 
     def remove_first(self) -> str:
         """Let go of the first file and return its path: the caller removes it from the disk.
@@ -284,13 +336,14 @@ class SegmentFiles:
         with contextlib.suppress(OSError):
             self.files.remove(segment.path)
 
-    def cut(self, offset: int) -> bool:
+    def cut(self, offset: int, *, keeps_file: bool = False) -> bool:
         """Drop everything from `offset` on: later files go, the rest of its file reads as zeros.
 
-        True when something was changed (and has to be synced).
+        True when something was changed (and has to be synced). `keeps_file`: a file that begins at
+        `offset` is to be written again, which costs less than making it anew.
         """
         changed = False
-        while self._segments and self._segments[-1].base >= offset:
+        while self._segments and self._segments[-1].base >= offset + keeps_file:
             segment = self._segments.pop()
             segment.close()
             self.files.remove(segment.path)
@@ -309,6 +362,11 @@ class SegmentFiles:
                 self.files.remove(f"{self.directory}/{name}")
         if self.files.exists(self.directory):
             self.files.remove(self.directory)
+
+    def release(self) -> None:
+        """Close the descriptors that single looks have opened."""
+        for segment in self._segments:
+            segment.release()
 
     def close(self) -> None:
         for segment in self._segments:

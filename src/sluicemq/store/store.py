@@ -14,6 +14,7 @@ Derived data other than the queues (the key index, columns) hangs on `consumers`
 are told which range of the log was just written, and walk it when they please.
 """
 
+import contextlib
 import logging
 import threading
 from collections import deque
@@ -51,6 +52,7 @@ __all__ = ["ReadResult", "ReadStatus", "Store"]
 logger = logging.getLogger(__name__)
 
 PAGE_BYTES: Final = 4096
+SYNC_EACH_MAX: Final = 256  # more files are synced with their whole file system at once
 Visible = list[tuple[str, int, int]]
 """(topic, queue id, new maximum offset) of the queues that have something new to read."""
 
@@ -353,8 +355,7 @@ class Store:
             try:
                 if self._log.synced_offset < due.mark.log_offset:
                     self._log.sync()
-                for path in due.paths:
-                    self._sync_path(path)
+                self._sync_paths(due.paths)
                 self._write_mark(due.mark)
             except OSError as error:
                 if error.errno in PASSING_ERRORS:  # it is still due
@@ -384,6 +385,13 @@ class Store:
             self._marked = None
             logger.warning("there is no room for a new checkpoint: %s", error)
 
+    def _sync_paths(self, paths: list[str]) -> None:
+        roots = (self._config.consume_queue_path, self._config.root)
+        if len(paths) > SYNC_EACH_MAX and all(map(self._files.sync_all, roots)):
+            return  # thousands of queues, a commit of the file system's journal each
+        for path in paths:
+            self._sync_path(path)
+
     def _sync_path(self, path: str) -> None:
         if not self._files.exists(path):
             return  # its topic was deleted meanwhile
@@ -391,14 +399,9 @@ class Store:
         if not is_segment_name(name) and not is_index_name(name):
             self._files.sync_directory(path)
             return
-        try:
-            file = self._files.open(path)
-        except FileNotFoundError:
-            return  # retention was faster
-        try:
+        gone = contextlib.suppress(FileNotFoundError)  # retention was faster
+        with gone, contextlib.closing(self._files.open(path)) as file:
             file.sync()
-        finally:
-            file.close()
 
     # --- what there is
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
+from sluicemq.descriptors import DescriptorPool
 from sluicemq.errors import StoreLockedError
 from sluicemq.files import LOCK_CONTENT, OPEN, Access, File
 from sluicemq.testing.fate import (
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     import random
 
 TOTAL_BYTES: Final = 1 << 40
+MAPS: Final = 8
+"""So few that every test that reads more files meets the bound."""
 CHANGES: Final = frozenset(
     ("write", "sync", "truncate", "create", "remove", "rename", "sync_directory")
 )
@@ -122,6 +125,15 @@ class CrashableFile:
             offset = block_end
         return None
 
+    def data_end(self, offset: int) -> int:
+        content = self._node.now
+        while offset < len(content):
+            block_end = offset - offset % BLOCK_BYTES + BLOCK_BYTES
+            if not any(content[offset:block_end]):
+                return offset
+            offset = block_end
+        return min(offset, len(content))
+
     def fileno(self) -> int:
         raise OSError(errno.EBADF, "a file in memory has no descriptor", self.path)
 
@@ -137,6 +149,7 @@ class CrashableFiles:
     """A file system in memory with `sluicemq.files.Files`' face. See the module for its faults."""
 
     def __init__(self) -> None:
+        self.pool = DescriptorPool(MAPS)
         self._entries: Names = {}  # now
         self._safe: Names = {}
         self._changes: dict[str, list[Entry]] = {}  # of each directory, not synced
@@ -226,6 +239,10 @@ class CrashableFiles:
             return
         for change in self._changes.pop(path, []):
             apply_entry(self._safe, change)
+
+    def sync_all(self, path: str) -> bool:
+        """Never: each file and directory meets a fate of its own."""
+        return False
 
     def lock(self, path: str) -> Callable[[], None]:
         if path in self._locked:

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
+from sluicemq import descriptors
 from sluicemq.errors import RequestError
 from sluicemq.model.ids import Host
 from sluicemq.net import limits
@@ -264,3 +265,27 @@ def test_a_kind_of_record_is_logged_so_often_and_then_counted() -> None:
     later = record("x %s", 62.0)
     assert limit.filter(later)
     assert later.msg == "x %s (3 more like this were left out)"
+
+
+def test_connections_end_where_the_descriptors_of_the_store_begin(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with serving(Dispatcher({1: ok})) as server:
+            first, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
+            number = writer.get_extra_info("socket").fileno()
+            monkeypatch.setattr(descriptors, "sockets_end", lambda: number)
+            other, other_writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
+            assert await is_closed(other)
+            monkeypatch.undo()
+            last, last_writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
+            for reader, one in ((first, writer), (last, last_writer)):
+                one.write(encode(Command(1, {})))
+                assert await asyncio.wait_for(reader.read(1 << 16), 5)
+            for one in (writer, other_writer, last_writer):
+                one.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(scenario())
+    assert "open files already" in caplog.text
+    assert "ulimit -n" in caplog.text

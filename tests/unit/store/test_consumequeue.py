@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import MessageIllegalError
-from sluicemq.store.consumequeue import ConsumeQueues, Queue, Unit
+from sluicemq.store.consumequeue import UNIT, ConsumeQueues, Queue, Unit
 from sluicemq.testing.files import CrashableFiles
 
 
@@ -108,7 +108,7 @@ def test_end_is_found_before_a_place_in_the_log(queues: ConsumeQueues) -> None:
     for offset in range(12):
         queue.put(offset, unit(offset * 100))
     queue.flush()
-    for before, end in [(0, 0), (1, 1), (500, 5), (1100, 11), (1101, 12), (9999, 12)]:
+    for before, end in [(9999, 12), (1101, 12), (1100, 11), (500, 5), (1, 1), (0, 0)]:
         again = Queue(queue.segments.files, "/cq/T/0", 100, ("T", 0))
         again.load(after_crash=True, before=before)
         assert again.next_offset == end
@@ -146,3 +146,18 @@ def test_queue_ids_and_topics_are_checked_for_new_queues_only(queues: ConsumeQue
     with pytest.raises(MessageIllegalError):
         queues.get(("a/b", 0))
     assert queues.open(("t" * 300, 0)) is queues.get(("t" * 300, 0))
+
+
+def test_mended_unit_is_right_in_the_tail_and_in_the_file(queues: ConsumeQueues) -> None:
+    queue = queues.get(("T", 0))
+    for offset in range(3):
+        queue.put(offset, unit(offset * 100))
+    queue.flush()
+    for _ in range(2):
+        again = Queue(queue.segments.files, "/cq/T/0", 100, ("T", 0))
+        again.load(after_crash=False)  # which has the last unit in its tail
+        again.mend(2, UNIT.pack(*unit(777)))
+        assert places(again) == [0, 100, 777]
+    again = Queue(queue.segments.files, "/cq/T/0", 100, ("T", 0))
+    again.load(after_crash=False)
+    assert places(again) == [0, 100, 777]

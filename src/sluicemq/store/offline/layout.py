@@ -52,6 +52,7 @@ class Series:
         self.items = sorted(items, key=lambda item: item.base)
         self._bases = [item.base for item in self.items]
         self._open: tuple[str, File] | None = None
+        self.is_used = False  # lately, for the pool of descriptors
 
     @classmethod
     def load(cls, files: Files, directories: Iterable[str]) -> "Series":
@@ -118,12 +119,19 @@ class Series:
         return item.base + found if found is not None and found < item.size else None
 
     def _file(self, path: str) -> File:
+        self.is_used = True
         if self._open is None or self._open[0] != path:
-            self.close()
+            self.let_go()
             self._open = (path, self._files.open(path))
+            self._files.pool.enter(self)
         return self._open[1]
 
     def close(self) -> None:
+        self._files.pool.leave(self)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close the file; the next read opens it again."""
         if self._open is not None:
             self._open[1].close()
             self._open = None
