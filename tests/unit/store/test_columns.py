@@ -189,7 +189,11 @@ def test_switched_off_nothing_is_made(bench: Any) -> None:
 def test_without_pyarrow_records_are_read(
     bench: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec",
+        lambda name, *rest: None if name == "pyarrow" else real(name, *rest),
+    )  # fmt: skip
     bench.open()
     fill(bench, 100)
     assert len(drain(bench.store, by_columns("n > 7"))) == 20
