@@ -204,10 +204,6 @@ class Consumers:
                 self.contracts.refuse(
                     group.name, member.client_id, key, self._elders(group, member)
                 )
-                lanes = self.lanes.table.get(group.name)
-                self.contracts.check_room(
-                    group.name, member.client_id, key, () if lanes is None else lanes.lanes
-                )
         except ContractError:
             self.unregister(group.name, member.peer, member.client_id)
             raise

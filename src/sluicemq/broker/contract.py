@@ -37,9 +37,6 @@ REFUSED_MAX: Final = 1024
 CLAIMS_MAX: Final = 1024
 """Of a group."""
 WARNED_MAX: Final = 10_000
-LANES_MAX: Final = 16
-"""Of a group. What lanes cost grows with the square of their number, and a client may name any
-expression."""
 
 
 class ContractError(Exception):
@@ -138,17 +135,6 @@ class Contracts:
             " that lost the connection without saying that they leave and are waited for until "
             f"{until:%Y-%m-%dT%H:%M:%SZ}"
         )
-
-    def check_room(self, group: str, client_id: str, key: str, lanes: Collection[str]) -> None:
-        """Raises ContractError when a group has so many lanes that it gets no more."""
-        if len(lanes) >= LANES_MAX and key not in lanes:
-            why = (
-                f"group {group} has {len(lanes)} different subscriptions, which is the limit, and "
-                f"{client_id} has another one. Give it another group."
-            )
-            if len(self.refused) < REFUSED_MAX:
-                self.refused[group, client_id] = why
-            raise ContractError(why)
 
     def split(self, group: str, client_id: str, key: str, others: Mapping[str, str]) -> None:
         """A member with a subscription of its own comes into a group: it gets a lane."""

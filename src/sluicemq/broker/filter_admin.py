@@ -14,7 +14,8 @@ import orjson
 from sluicemq.broker.background import Background, Job, Steps
 from sluicemq.broker.filter_watch import FilterWatch, QueueMatches, Troubles
 from sluicemq.broker.groups import Groups
-from sluicemq.broker.lane_rules import parse_key
+from sluicemq.broker.lane_file import shown
+from sluicemq.broker.lane_rules import atoms_of
 from sluicemq.broker.matching import RECORDS_A_STEP
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.pull import Pull
@@ -234,7 +235,7 @@ def _lanes(topic: str, queues: list[QueueMatches]) -> Iterator[bodies.LaneMatchi
     """What each lane still has to get, the oldest lane first."""
     lanes = {item.lane.key: item.lane for queue in queues for item in queue.lanes}
     for lane in sorted(lanes.values(), key=lambda lane: (lane.is_idle, lane.number)):
-        kind, expression = parse_key(lane.key).get(topic, ("", ""))
+        kind, expression = shown(atoms_of(lane.key).get(topic, ()))
         own = [(queue, item) for queue in queues for item in queue.lanes if item.lane is lane]
         yield bodies.LaneMatching(
             lane.id,

@@ -7,16 +7,28 @@ expression". Each is judged by the column engine on its own, because an error in
 with a third value for rows that only the record can tell.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sluicemq.broker.lane_rules import LANE, LANE_PROPERTY, WHOLE, Atom, Rule, parse_key, tags_of
+from sluicemq.broker.byte_cache import kept
+from sluicemq.broker.lane_rules import (
+    LANE,
+    LANE_PROPERTY,
+    WHOLE,
+    Atom,
+    Order,
+    Rule,
+    atom_bytes,
+    parse_key,
+    tags_of,
+)
 from sluicemq.errors import FilterError
 from sluicemq.filter.outcomes import FALSE, NEEDS_RECORD, TRUE
 from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.vectorised import Vectorised
-from sluicemq.model.message import RETRY_TOPIC
+from sluicemq.model.message import RETRY_TOPIC, TAGS
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.record.column_stats import BlockStats
 from sluicemq.record.columns import ColumnBlock
@@ -84,14 +96,14 @@ def _pairs(atom: Atom) -> Iterable[list[Condition]]:
     if atom.kind == SQL92:
         return [[Condition(atom.text)]]
     if atom.kind == TAG:
-        return [[Condition(_among("TAGS", sorted(tags_of(atom) or ())))]]
+        return [[Condition(among("TAGS", sorted(tags_of(atom) or ())))]]
     if atom.kind == LANE:
-        return [[Condition(_among(LANE_PROPERTY, [atom.text]))]]
+        return [[Condition(among(LANE_PROPERTY, [atom.text]))]]
     if atom.kind != WHOLE:
         return []
     found = []
     for topic, own in parse_key(atom.text).items():
-        origin = Condition(_among(RETRY_TOPIC, [topic]))
+        origin = Condition(among(RETRY_TOPIC, [topic]))
         if own.kind == TAG and tags_of(own) is None:
             found.append([origin])
         else:
@@ -99,38 +111,45 @@ def _pairs(atom: Atom) -> Iterable[list[Condition]]:
     return found
 
 
-def _among(name: str, texts: list[str]) -> str | None:
+def among(name: str, texts: list[str]) -> str | None:
     """An expression that holds where a property is one of the texts."""
     quoted = ", ".join("'{}'".format(text.replace("'", "''")) for text in texts)
     return f"{name} IN ({quoted})" if texts else None
 
 
+@kept(atom_bytes)
+def conditions_of(atom: Atom) -> Conditions:
+    return Conditions(atom)
+
+
 class RuleColumns:
     """A rule for blocks: a `model.subscription.BlockFilter`."""
 
-    __slots__ = ("_atoms", "_rule", "names")
+    __slots__ = ("_clauses",)
 
     def __init__(self, rule: Rule) -> None:
-        self._rule = rule
-        self._atoms = {atom: Conditions(atom) for item in rule for atom in item.must | item.none}
-        self.names = frozenset[str]().union(*(found.names for found in self._atoms.values()))
+        self._clauses = [
+            (
+                [conditions_of(atom) for atom in must],
+                [(order, [conditions_of(atom) for atom in order.others()]) for order in none],
+            )
+            for must, none in rule
+        ]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The properties that it reads."""
+        found = {TAGS, LANE_PROPERTY} if any(none for _, none in self._clauses) else set()
+        for must, none in self._clauses:
+            for item in (*must, *(other for _, others in none for other in others)):
+                found |= item.names
+        return frozenset(found)
 
     def verdicts(self, block: ColumnBlock) -> "NDArray[np.uint8]":
         """FALSE, TRUE, NEEDS_RECORD: one a row."""
         import numpy as np  # noqa: PLC0415 - only when somebody filters
 
-        known = {atom: conditions.known(block) for atom, conditions in self._atoms.items()}
-        clauses = (
-            all_of(
-                block,
-                [
-                    *(known[atom] for atom in item.must),
-                    *(Known(known[atom].no, known[atom].yes) for atom in item.none),
-                ],
-            )
-            for item in self._rule
-        )
-        yes, no = any_of(block, clauses)
+        yes, no = any_of(block, (_clause(block, must, none) for must, none in self._clauses))
         found = np.full(block.rows, NEEDS_RECORD, np.uint8)
         found[yes] = TRUE
         found[no] = FALSE
@@ -143,9 +162,55 @@ class RuleColumns:
 
     def can_match(self, stats: BlockStats) -> bool:
         """False when no row of such a block is the rule's."""
-        return any(
-            all(self._atoms[atom].can_match(stats) for atom in item.must) for item in self._rule
-        )
+        return any(all(item.can_match(stats) for item in must) for must, _ in self._clauses)
+
+
+Unwanted = list[tuple[Order, list[Conditions]]]
+"""Orders, with the conditions of their atoms that are no mere values."""
+
+
+def _clause(block: ColumnBlock, must: list[Conditions], none: Unwanted) -> Known:
+    """What must not match is asked of the rows alone that are left, and of ever fewer."""
+    yes, no = all_of(block, (conditions.known(block) for conditions in must))
+    if none:
+        rows = (~no).nonzero()[0]
+        rows = rows[~_is_in(rows, block.odd)]
+        for found in _takers(none):
+            if not len(rows):
+                break
+            taken = found(block.some(rows))
+            yes[rows[~taken.no]] = False
+            no[rows[taken.yes]] = True
+            rows = rows[~taken.yes]
+        yes[block.odd] = False
+    return Known(yes, no)
+
+
+def _takers(none: Unwanted) -> Iterator[Callable[[ColumnBlock], Known]]:
+    for order, others in none:
+        for name in (TAGS, LANE_PROPERTY):
+            yield partial(_by_value, name, order)
+        for conditions in others:
+            yield conditions.known
+
+
+def _by_value(name: str, order: Order, block: ColumnBlock) -> Known:
+    """The rows whose value of a property an order has."""
+    if name in block.excluded:
+        nobody = nothing(block).yes
+        return Known(nobody, nobody)
+    column = block.columns.get(name)
+    if column is None:
+        return nothing(block)
+    codes = [at for at, value in enumerate(column.values) if order.has_value(name, value)]
+    yes = _is_in(column.codes, codes)
+    return Known(yes, ~yes)
+
+
+def _is_in(rows: "NDArray[np.signedinteger[Any]]", among: Any) -> "Rows":
+    import numpy as np  # noqa: PLC0415 - only when somebody filters
+
+    return np.isin(rows, among)
 
 
 def everything(block: ColumnBlock) -> Known:

@@ -4,19 +4,16 @@ Only what every lane has passed is counted, so that a lane which comes meanwhile
 heard. What no lane matches is lost to the group as it is in RocketMQ, but here somebody can see it.
 """
 
-from sluicemq.broker.lane_rules import Atom, Rule, clause, parse_key
+from sluicemq.broker.lane_rules import Rule, atoms_of, claimed, clause
 from sluicemq.broker.lanes import GroupLanes, Queue
 
 
 def count_unmatched(lanes: GroupLanes) -> None:
     """Messages that every lane has passed and none wants, a slice of each queue."""
     live, idle = lanes.ordered()
-    atoms: dict[str, list[Atom]] = {}
-    for key in (*live, *idle):
-        for topic, atom in parse_key(key).items():
-            atoms.setdefault(topic, []).append(atom)
-    for topic, own in atoms.items():
-        rule = clause([], own)
+    keys = [*live, *idle]
+    for topic in {topic for key in keys for topic in atoms_of(key)}:
+        rule = clause([], *claimed(topic, keys))
         queues = {q for lane in lanes.lanes.values() for q in lane.places if q[0] == topic}
         for queue in sorted(queues):
             _count(lanes, queue, rule)

@@ -1,10 +1,27 @@
-"""A group's lanes as tools see them (900133), and as they stand in config/sluiceLanes.json."""
+"""A group's lanes as tools see them (900133), and as they stand in config/sluiceLanes.json.
 
+Lanes share clauses, and clauses share orders: the file has a table of both, and spans name a clause
+by its number there. Files of before have the clauses with each span, without orders.
+"""
+
+from collections.abc import Iterator
 from typing import Any
 
-from sluicemq.broker.lane_places import place_from, place_object
-from sluicemq.broker.lane_rules import parse_key
-from sluicemq.broker.lanes import GroupLanes, Lane
+from sluicemq.broker.lane_columns import among
+from sluicemq.broker.lane_places import Place, Span
+from sluicemq.broker.lane_rules import (
+    Atom,
+    Clause,
+    Order,
+    Rule,
+    after,
+    atoms_of,
+    parts_of,
+    tags_of,
+)
+from sluicemq.broker.lanes import GroupLanes, Lane, Queue
+from sluicemq.model.message import TAGS
+from sluicemq.model.subscription import SQL92, TAG
 
 
 def show(lanes: GroupLanes) -> list[dict[str, Any]]:
@@ -21,14 +38,113 @@ def show(lanes: GroupLanes) -> list[dict[str, Any]]:
                  "topic": q[0]}
                 for q, p in sorted(lane.places.items())
             ],
-            "subscriptions": {t: list(atom) for t, atom in parse_key(lane.key).items()},
+            "subscriptions": {t: shown(atoms) for t, atoms in atoms_of(lane.key).items()},
+            "subscriptionCount": len(parts_of(lane.key)),
         }
         for lane in map(lanes.lanes.__getitem__, (*live, *idle))
     ]  # fmt: skip
 
 
+def shown(atoms: tuple[Atom, ...]) -> list[str]:
+    """[kind, expression] for tools; of several that share a lane, what says them together."""
+    if all(kind == TAG for kind, _ in atoms):
+        return [TAG, "||".join(text for _, text in atoms)]
+    return [SQL92, " OR ".join(_as_sql(atom) for atom in atoms)]
+
+
+def _as_sql(atom: Atom) -> str:
+    if atom.kind != TAG:
+        return atom.text
+    tags = tags_of(atom)
+    return "TRUE" if tags is None else among(TAGS, sorted(tags)) or "FALSE"
+
+
+class _Table:
+    """Orders and clauses by number, each after those that it names."""
+
+    def __init__(self) -> None:
+        self.orders: dict[Order, int] = {}
+        self.clauses: dict[Clause, int] = {}
+
+    def number(self, item: Clause) -> int:
+        if item not in self.clauses:
+            for order in item.none:
+                self._note(order)
+            self.clauses[item] = len(self.clauses)
+        return self.clauses[item]
+
+    def _note(self, order: Order) -> None:
+        missing: list[Order] = []
+        node: Order | None = order
+        while node is not None and node not in self.orders:
+            missing.append(node)
+            node = node.before
+        for node in reversed(missing):
+            self.orders[node] = len(self.orders)
+
+    def objects(self) -> dict[str, Any]:
+        return {
+            "clauses": [
+                [sorted(map(list, must)), sorted(self.orders[order] for order in none)]
+                for must, none in self.clauses
+            ],
+            "orders": [
+                [self.orders[order.before] if order.before is not None else -1, *order.atom]
+                for order in self.orders
+            ],
+        }
+
+
+def _clauses(value: Any) -> list[Clause]:
+    orders: list[Order | None] = []
+    for before, kind, text in value["orders"]:
+        orders.append(after(orders[before] if before >= 0 else None, Atom(kind, text)))
+    return [
+        Clause(
+            frozenset(Atom(*atom) for atom in must), frozenset(o for n in none if (o := orders[n]))
+        )
+        for must, none in value["clauses"]
+    ]
+
+
+def _old_rule(value: Any) -> Rule:
+    """Of a file without tables."""
+    return frozenset(
+        Clause(
+            frozenset(Atom(*atom) for atom in must),
+            frozenset(o for o in (after(None, *(Atom(*atom) for atom in none)),) if o is not None),
+        )
+        for must, none in value
+    )
+
+
+def _place_object(queue: Queue, place: Place, table: _Table) -> list[Any]:
+    spans = [[first, end, table.number(item)] for first, end, item in place.spans]
+    return [*queue, place.offset, place.start, place.reader, spans]
+
+
+def _places(objects: Any, clauses: list[Clause] | None) -> Iterator[tuple[Queue, Place]]:
+    for topic, queue_id, *said in objects:
+        if clauses is not None:
+            offset, start, reader, spans = said
+            made = [Span(first, end, clauses[number]) for first, end, number in spans]
+        else:
+            (old,) = said
+            offset, start, reader = old["offset"], old["start"], old.get("reader", "")
+            ends = [*(first for first, _ in old["spans"][1:]), None]
+            made = [
+                Span(first, end, item)
+                for (first, rule), end in zip(old["spans"], ends, strict=True)
+                for item in _old_rule(rule)
+            ]
+        place = Place(int(offset), int(start), made, reader=str(reader))
+        yield (str(topic), int(queue_id)), place
+
+
 def to_object(lanes: GroupLanes) -> dict[str, Any]:
+    table = _Table()
     return {
+        "forgotten": list(lanes.forgotten),
         "group": lanes.name,
         "lanes": [
             {
@@ -37,7 +153,7 @@ def to_object(lanes: GroupLanes) -> dict[str, Any]:
                 "number": lane.number,
                 "offers": sorted(lane.offers),
                 "orphans": sorted(lane.orphans),
-                "places": [[*queue, place_object(p)] for queue, p in lane.places.items()],
+                "places": [_place_object(queue, p, table) for queue, p in lane.places.items()],
                 "subscription": lane.key,
             }
             for lane in lanes.lanes.values()
@@ -45,6 +161,7 @@ def to_object(lanes: GroupLanes) -> dict[str, Any]:
         "movers": lanes.movers.objects(lambda key: _members(lanes, key)),
         "resets": lanes.resets.objects(),
         "unmatched": lanes.unmatched,
+        **table.objects(),
     }
 
 
@@ -57,19 +174,21 @@ def load(lanes: GroupLanes, value: Any) -> None:
     """Raises KeyError, TypeError, ValueError. A broker that knows no lanes may have gone on
     meanwhile, from the group's own offset: what is before that is done."""
     now = lanes.parts.clock.now_ms()
+    clauses = _clauses(value) if "clauses" in value else None
     for item in value["lanes"]:
         lane = Lane(str(item["subscription"]), int(item["number"]), left_ms=now)
         lane.is_idle, lane.idle_ms = bool(item["isIdle"]), int(item["idleMs"])
         lane.offers = {(str(topic), int(queue_id)) for topic, queue_id in item["offers"]}
         lane.orphans = {(str(topic), int(queue_id)) for topic, queue_id in item.get("orphans", ())}
-        for topic, queue_id, place in item["places"]:
-            known = lane.places[str(topic), int(queue_id)] = place_from(place)
-            done = lanes.parts.offsets.committed(lanes.name, str(topic), int(queue_id))
-            if done > known.position:
-                known.commit(done)
-        parse_key(lane.key)
+        lane.places = dict(_places(item["places"], clauses))
+        for queue, place in lane.places.items():
+            done = lanes.parts.offsets.committed(lanes.name, *queue)
+            if done > place.position:
+                place.commit(done)
+        atoms_of(lane.key)
         lanes.lanes[lane.key] = lane
         lanes.number = max(lanes.number, lane.number)
     lanes.movers.load(value.get("movers", ()))
     lanes.resets.load(value.get("resets", ()))
+    lanes.forgotten.extend(value.get("forgotten", ()))
     lanes.unmatched = int(value.get("unmatched", 0))

@@ -34,10 +34,7 @@ class RuleFilter:
         self.rule = rule
         self.weight = sum(len(atom.text) for item in rule for atom in item.must | item.none)
         self._vectorised: RuleColumns | None = None
-        self._clauses = [
-            ([matcher(atom) for atom in item.must], [matcher(atom) for atom in item.none])
-            for item in rule
-        ]
+        self._clauses = [([matcher(atom) for atom in must], none) for must, none in rule]
         codes = [_clause_codes(item) for item in rule]
         self._codes = None if None in codes else frozenset().union(*(c or () for c in codes))
 
@@ -47,7 +44,7 @@ class RuleFilter:
     def by_commit_log(self, properties: Mapping[str, str]) -> bool:
         for must, none in self._clauses:
             if all(match(properties) for match in must) and not any(
-                match(properties) for match in none
+                order.takes(properties) for order in none
             ):
                 return True
         return False
@@ -85,19 +82,8 @@ def rule_filter(rule: Rule) -> MessageFilter | None:
 
 
 def _simple(item: Clause) -> Clause:
-    """Without what says nothing: everything must match, tags with other codes must not."""
-    codes = _clause_codes(item)
-    must = item.must - {EVERYTHING}
-    if codes is None:
-        return Clause(must, item.none)
-    return Clause(
-        must,
-        frozenset(
-            atom
-            for atom in item.none
-            if (other := codes_of(atom)) is None or other & codes
-        ),
-    )  # fmt: skip
+    """Without what says nothing."""
+    return Clause(item.must - {EVERYTHING}, item.none)
 
 
 def _sql_filter(atom: Atom) -> MessageFilter:

@@ -93,6 +93,10 @@ class Movers:
         """Is it waited for until it has finished what it has in hand?"""
         return self._clock.now_ms() < self._until_ms.get(client_id, 0)
 
+    def lanes_read(self) -> set[str]:
+        """The lanes of which somebody who changed may have something in hand."""
+        return {key for (client_id, _), key in self._reads.items() if self.has_time(client_id)}
+
     def readers(self, queue: Queue, key: str) -> Iterator[str]:
         """The clients that read the queue for the lane."""
         return (c for (c, q), lane in self._reads.items() if q == queue and lane == key)

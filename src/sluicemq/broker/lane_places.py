@@ -2,8 +2,8 @@
 
     offset     everything of the lane's before it is done; -1: nothing is committed yet
     start      where it begins while nothing is committed
-    spans      (first offset, rule), ascending: the rule holds to the next span, the last for ever;
-               the first one holds for everything before it too
+    spans      clauses with the offsets for which they hold. What holds at the place holds for
+               everything before it too
     delivered  the end of what was given and may not be committed: a lane is *at rest* in a queue
                when everything it was given is committed
     reader     the client that pulled last, NOBODY when that one reads for another lane now; "":
@@ -15,12 +15,19 @@ Plain values and functions: who changes them when is `lanes.py`.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final, NamedTuple
 
-from sluicemq.broker.lane_rules import NOTHING, Atom, Clause, Rule, either
+from sluicemq.broker.lane_rules import Clause, Rule, both
 
-Span = tuple[int, Rule]
 NOBODY: Final = "-"
+
+
+class Span(NamedTuple):
+    """A clause holds for the offsets [first, end); None: for ever."""
+
+    first: int
+    end: int | None
+    clause: Clause
 
 
 @dataclass(slots=True)
@@ -59,46 +66,79 @@ class Place:
 
     def rule_at(self, offset: int) -> tuple[Rule, int | None]:
         """The rule for a message, and the offset from which another one holds."""
-        rule: Rule = self.spans[0][1] if self.spans else NOTHING
-        for first, following in self.spans[1:]:
-            if first > offset:
-                return rule, first
-            rule = following
-        return rule, None
+        at = max(offset, self.position)
+        found, until = [], None
+        for first, end, clause in self.spans:
+            if first > at:
+                until = first if until is None else min(first, until)
+            elif end is None:
+                found.append(clause)
+            elif end > at:
+                found.append(clause)
+                until = end if until is None else min(end, until)
+        return frozenset(found), until
 
     def commit(self, offset: int) -> None:
-        """Everything before `offset` is done: rules before it are forgotten."""
+        """Everything before `offset` is done: what held before it alone is forgotten."""
+        self._stretch(offset)
         self.offset = offset
-        while len(self.spans) > 1 and self.spans[1][0] <= offset:
-            del self.spans[0]
+        self.spans = [span for span in self.spans if span.end is None or span.end > offset]
+
+    def _stretch(self, offset: int) -> None:
+        """Its reader goes back by itself: what is known first holds for all before it."""
+        oldest = min((span.first for span in self.spans), default=offset)
+        if offset < oldest <= self.position:
+            self.spans = [
+                Span(offset if first == oldest else first, end, clause)
+                for first, end, clause in self.spans
+            ]
 
     def change_from(self, offset: int, rule: Rule) -> None:
         """Another rule from an offset on, for ever."""
-        self.spans = _joined([*(span for span in self.spans if span[0] < offset), (offset, rule)])
+        if len(self.spans) == len(rule) and all(
+            span.end is None and span.first <= offset and span.clause in rule for span in self.spans
+        ):
+            return
+        self.spans = joined([*self.cut(0, offset), *whole(offset, rule)])
 
-    def take_up(self, spans: Iterable[Span]) -> None:
+    def cut(self, first: int, end: int | None = None) -> list[Span]:
+        """What lies in [first, end)."""
+        found = []
+        for low, high, clause in self.spans:
+            start = max(low, first)
+            stop = high if end is None else end if high is None else min(high, end)
+            if stop is None or start < stop:
+                found.append(Span(start, stop, clause))
+        return found
+
+    def keep_from(self, offset: int, rule: Rule) -> None:
+        """From an offset on only what a rule wants too, and nothing that no atom asks for."""
+        after = [
+            Span(low, high, clause)
+            for low, high, own in self.cut(offset)
+            if own.must
+            for clause in both(frozenset([own]), rule)
+        ]
+        self.spans = joined([*self.cut(0, offset), *after])
+
+    def shared(self, first: int, end: int, rule: Rule) -> list[Span]:
+        """What a lane with this rule gets of the messages [first, end). What another lane asks for
+        is not for the clause without an atom."""
+        with_atoms = frozenset(item for item in rule if item.must)
+        return [
+            Span(low, high, clause)
+            for low, high, own in self.cut(first, end)
+            for clause in both(frozenset([own]), with_atoms if own.must else rule)
+        ]
+
+    def take_up(self, gained: list[Span]) -> None:
         """These messages are the lane's too. Before its position nothing else is, so its position
         goes back when they begin before it."""
-        gained = Place(spans=sorted(spans, key=lambda span: span[0]))
-        first = next((at for at, rule in gained.spans if rule), None)
-        if first is None:
-            return
-        here = self.position
-        own = [(here, self.rule_at(here)[0]), *(span for span in self.spans if span[0] > here)]
-        starts = sorted({at for at, _ in own} | {at for at, _ in gained.spans})
-        mine = Place(spans=own)
-        self.spans = _joined(
-            (
-                at,
-                either(
-                    mine.rule_at(at)[0] if at >= here else NOTHING,
-                    gained.rule_at(at)[0] if at >= gained.spans[0][0] else NOTHING,
-                ),
-            )
-            for at in starts
-        )
-        if first < here:
-            self.go_back(first)
+        if gained:
+            here, first = self.position, min(span.first for span in gained)
+            self.spans = joined([*self.cut(here), *gained])
+            if first < here:
+                self.go_back(first)
 
     def go_back(self, offset: int) -> None:
         """Nothing from `offset` on is done; the reader is to be told."""
@@ -110,48 +150,26 @@ class Place:
     def pulls(self, offset: int) -> None:
         """A reader asks for what follows; it has nothing in hand when all before is done."""
         if self.offset < 0 and self.delivered < 0:
+            self._stretch(offset)
             self.start = offset
         if offset <= self.position:
             self.delivered = min(self.delivered, offset)
 
 
-def _joined(spans: Iterable[Span]) -> list[Span]:
-    found: list[Span] = []
-    for span in spans:
-        if not found or found[-1][1] != span[1]:
-            found.append(span)
-    return found
+def joined(spans: Iterable[Span]) -> list[Span]:
+    """The same clause on adjacent or overlapping offsets is one span."""
+    found: dict[Clause, list[Span]] = {}
+    for span in sorted(spans, key=lambda span: span.first):
+        known = found.setdefault(span.clause, [])
+        if known and (known[-1].end is None or known[-1].end >= span.first):
+            first, end, clause = known[-1]
+            end = None if end is None or span.end is None else max(end, span.end)
+            known[-1] = Span(first, end, clause)
+        else:
+            known.append(span)
+    return [span for group in found.values() for span in group]
 
 
-# ---------------------------------------------------------------------------------- the file
-
-
-def rule_object(rule: Rule) -> list[Any]:
-    """As JSON, in an order that does not change."""
-    return sorted(
-        [[list(atom) for atom in sorted(atoms)] for atoms in (item.must, item.none)]
-        for item in rule
-    )
-
-
-def rule_from(value: Any) -> Rule:
-    return frozenset(
-        Clause(frozenset(Atom(*atom) for atom in must), frozenset(Atom(*atom) for atom in none))
-        for must, none in value
-    )
-
-
-def place_object(place: Place) -> dict[str, Any]:
-    return {
-        "offset": place.offset,
-        "reader": place.reader,
-        "spans": [[first, rule_object(rule)] for first, rule in place.spans],
-        "start": place.start,
-    }
-
-
-def place_from(value: Any) -> Place:
-    """Raises KeyError, TypeError, ValueError."""
-    spans = [(int(first), rule_from(rule)) for first, rule in value["spans"]]
-    reader = str(value.get("reader", ""))
-    return Place(int(value["offset"]), int(value["start"]), spans, reader=reader)
+def whole(first: int, rule: Rule) -> list[Span]:
+    """A rule that holds from an offset on."""
+    return [Span(first, None, clause) for clause in rule]

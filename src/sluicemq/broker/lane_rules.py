@@ -6,13 +6,18 @@ sent back). A *clause* says which atoms must match and which must not; a *rule* 
 clauses, one of which has to hold. Rules are closed under what lanes do to each other: hand over
 (`both`) and take up (`|`).
 
+What must not match is what older lanes want: *orders* of atoms, the oldest first. A lane's order is
+that of the lane before it with one atom more, so a thousand lanes share one chain, and their rules
+are as small as those of two. Tags and names of lanes in an order are looked up, not compared.
+
 Whether an atom matches depends on the message alone, so lanes whose rules exclude each other never
 get the same message, whatever they read when.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
 
 import orjson
 
@@ -21,6 +26,7 @@ from sluicemq.errors import FilterError
 from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.render import render
 from sluicemq.filter.tags import is_tag_kind, parse_tags
+from sluicemq.model.ids import java_hash
 from sluicemq.model.message import RETRY_TOPIC, TAGS
 from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
 from sluicemq.model.topic import RETRY_PREFIX
@@ -40,9 +46,116 @@ class Atom(NamedTuple):
     text: str
 
 
+class _Index:
+    """Where in an order its atoms, and the values they name, come first."""
+
+    __slots__ = ("atoms", "codes", "others", "size", "values")
+
+    def __init__(self, atoms: Iterable[Atom]) -> None:
+        self.size = 0
+        self.atoms: dict[Atom, int] = {}
+        self.codes: dict[int, int] = {}
+        self.values: dict[tuple[str, str | None], int] = {}
+        """(property, value) of the atoms that a value decides."""
+        self.others: list[tuple[int, Atom]] = []
+        for atom in atoms:
+            self.add(atom)
+
+    def add(self, atom: Atom) -> None:
+        at, self.size = self.size, self.size + 1
+        self.atoms[atom] = at
+        if atom.kind == LANE:
+            self.values[LANE_PROPERTY, atom.text] = at
+        elif atom.kind == TAG and (tags := tags_of(atom)) is not None:
+            for tag in tags:
+                self.values.setdefault((TAGS, tag), at)
+            for code in codes_of(atom) or ():
+                self.codes.setdefault(code, at)
+        else:
+            self.others.append((at, atom))
+
+
+class Order:
+    """Atoms one after another; made by `after`, so that equal orders are one object. Orders that
+    grow from each other share one index, of which each sees its own length."""
+
+    __slots__ = ("__weakref__", "_index", "atom", "before", "length")
+
+    def __init__(self, before: "Order | None", atom: Atom) -> None:
+        self.before: Order | None = before
+        self.atom = atom
+        self.length: int = 1 if before is None else before.length + 1
+        self._index: _Index
+        if before is not None and before._index.size == before.length:
+            self._index = before._index
+            self._index.add(atom)
+        else:
+            self._index = _Index((*(before.atoms() if before is not None else ()), atom))
+
+    def atoms(self) -> list[Atom]:
+        found = []
+        node: Order | None = self
+        while node is not None:
+            found.append(node.atom)
+            node = node.before
+        return found[::-1]
+
+    def __contains__(self, atom: Atom) -> bool:
+        return self._index.atoms.get(atom, self.length) < self.length
+
+    def has_value(self, name: str, value: str | None) -> bool:
+        """Does an atom want a property's value?"""
+        return self._index.values.get((name, value), self.length) < self.length
+
+    def others(self) -> Iterator[Atom]:
+        """The atoms that are no mere values."""
+        for at, atom in self._index.others:
+            if at >= self.length:
+                return
+            yield atom
+
+    def takes(self, properties: Mapping[str, str]) -> bool:
+        """Does one of the atoms match?"""
+        return (
+            self.has_value(TAGS, properties.get(TAGS))
+            or self.has_value(LANE_PROPERTY, properties.get(LANE_PROPERTY))
+            or any(matcher(atom)(properties) for atom in self.others())
+        )
+
+    def may_take(self, codes: frozenset[int]) -> bool:
+        """May an atom match a message whose tag has one of these codes?"""
+        known = self._index.codes
+        return any(known.get(code, self.length) < self.length for code in codes) or (
+            next(self.others(), None) is not None
+        )
+
+    def begins(self, other: "Order") -> bool:
+        """Has the other all of this one's atoms before its own?"""
+        node: Order | None = other
+        while node is not None and node.length > self.length:
+            node = node.before
+        return node is self
+
+
+_orders: Final[WeakValueDictionary[tuple[Order | None, Atom], Order]] = WeakValueDictionary()
+
+
+def after(order: Order | None, *atoms: Atom) -> Order | None:
+    """An order with more atoms at its end, those it has not."""
+    for atom in atoms:
+        if order is None or atom not in order:
+            known = _orders.get((order, atom))
+            if known is None:
+                known = _orders[order, atom] = Order(order, atom)
+            order = known
+    return order
+
+
 class Clause(NamedTuple):
+    """`must` all match, and no atom of the orders `none`."""
+
     must: frozenset[Atom]
-    none: frozenset[Atom]
+    none: frozenset[Order]
 
 
 Rule = frozenset[Clause]
@@ -50,63 +163,56 @@ NOTHING: Final[Rule] = frozenset()
 EVERYTHING: Final = Atom(TAG, ALL)
 
 
-def _atom_bytes(atom: Atom) -> int:
+def atom_bytes(atom: Atom) -> int:
     """About as much is made of an atom: compiled SQL92 is large."""
     return (32 if atom.kind in {SQL92, WHOLE} else 4) * len(atom.text)
 
 
-def rule_bytes(rule: Rule) -> int:
-    return sum(256 + _atom_bytes(atom) for item in rule for atom in item.must | item.none)
+def rule_bytes(*rules: Rule) -> int:
+    """Orders belong to all."""
+    return sum(
+        256 + 32 * len(item.none) + sum(map(atom_bytes, item.must))
+        for rule in rules
+        for item in rule
+    )
 
 
 def _text_bytes(*texts: str) -> int:
     return 4 * sum(map(len, texts))
 
 
-def clause(must: Iterable[Atom], none: Iterable[Atom] = ()) -> Rule:
-    """A rule of one clause; of none when it contradicts itself."""
-    wanted, unwanted = frozenset(must), frozenset(none)
-    if wanted & unwanted or EVERYTHING in unwanted or _has_no_tag_left(wanted, unwanted):
+def clause(must: Iterable[Atom], *none: Order | None) -> Rule:
+    """A rule of one clause, without orders that say nothing; of none when it contradicts itself."""
+    wanted = frozenset(must)
+    orders = [order for order in none if order is not None]
+    if any(EVERYTHING in order or any(atom in order for atom in wanted) for order in orders):
         return NOTHING
-    return frozenset([Clause(wanted, unwanted)])
-
-
-def _has_no_tag_left(wanted: frozenset[Atom], unwanted: frozenset[Atom]) -> bool:
-    """Is every tag that is wanted unwanted too?"""
+    if sum(atom.kind == LANE for atom in wanted) > 1:
+        return NOTHING
     sets = [tags for atom in wanted if atom.kind == TAG and (tags := tags_of(atom)) is not None]
-    if not sets:
-        return False
-    left = frozenset.intersection(*sets)
-    for atom in unwanted:
-        if atom.kind == TAG:
-            left -= tags_of(atom) or frozenset()
-    return not left
+    if sets:
+        tags = frozenset.intersection(*sets)
+        if all(any(order.has_value(TAGS, tag) for order in orders) for tag in tags):
+            return NOTHING
+        codes = frozenset(map(java_hash, tags))
+        orders = [order for order in orders if order.may_take(codes)]
+    return frozenset([Clause(wanted, frozenset(orders))])
 
 
+@kept(rule_bytes)
 def both(one: Rule, other: Rule) -> Rule:
     """What both rules want."""
     found: set[Clause] = set()
     for left in one:
         for right in other:
-            found |= clause(left.must | right.must, left.none | right.none)
-    return _without_special_cases(found)
+            none = [order for order in left.none if not _begins_one(order, right.none)]
+            none += [order for order in right.none - left.none if not _begins_one(order, none)]
+            found |= clause(left.must | right.must, *none)
+    return frozenset(found)
 
 
-def either(one: Rule, other: Rule) -> Rule:
-    """What at least one of them wants."""
-    return _without_special_cases(one | other)
-
-
-def _without_special_cases(clauses: Iterable[Clause]) -> Rule:
-    """A clause that another one covers says nothing."""
-    all_ = set(clauses)
-    return frozenset(
-        item
-        for item in all_
-        if not any(
-            other != item and other.must <= item.must and other.none <= item.none for other in all_
-        )
-    )
+def _begins_one(order: Order, others: Iterable[Order]) -> bool:
+    return any(order is not other and order.begins(other) for other in others)
 
 
 # ------------------------------------------------------------------------------ subscriptions
@@ -161,11 +267,44 @@ def lane_id(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:8]
 
 
+def merged_key(keys: Iterable[str]) -> str:
+    """The key of a lane that several subscriptions share; no client can name it."""
+    return "+" + orjson.dumps(sorted(keys)).decode()
+
+
+@kept(_text_bytes)
+def parts_of(key: str) -> tuple[str, ...]:
+    """The subscriptions of a lane, the one that it is or those that share it."""
+    return tuple(orjson.loads(key[1:])) if key.startswith("+") else (key,)
+
+
+@kept(_text_bytes)
+def atoms_of(key: str) -> dict[str, tuple[Atom, ...]]:
+    """A lane's key -> topic -> expressions, one of which has to match."""
+    found: dict[str, dict[Atom, None]] = {}
+    for part in parts_of(key):
+        for topic, atom in parse_key(part).items():
+            found.setdefault(topic, {})[atom] = None
+    return {topic: tuple(atoms) for topic, atoms in found.items()}
+
+
+def own_atoms(topic: str, key: str) -> frozenset[Atom]:
+    """One of these must match in each clause of a lane on a topic, but in one on a retry topic
+    that is for what is nobody's."""
+    if not topic.startswith(RETRY_PREFIX):
+        return frozenset(atoms_of(key).get(topic, ()))
+    return frozenset(atom for part in parts_of(key) for atom in (_name(part), Atom(WHOLE, part)))
+
+
+def _name(part: str) -> Atom:
+    return Atom(LANE, lane_id(part))
+
+
 # ------------------------------------------------------------------------------------ claims
 
 
 def claims(topic: str, live: Sequence[str], idle: Sequence[str]) -> dict[str, Rule]:
-    """Who gets which messages of a topic, from now on: subscription key -> rule.
+    """Who gets which messages of a topic, from now on: a lane's key -> rule.
 
     `live` from the oldest on, then `idle` lanes, which get what no live one matches. The rules
     exclude each other.
@@ -173,36 +312,46 @@ def claims(topic: str, live: Sequence[str], idle: Sequence[str]) -> dict[str, Ru
     if topic.startswith(RETRY_PREFIX):
         return _retry_claims(live, idle)
     found: dict[str, Rule] = {}
-    before: list[Atom] = []
+    order: Order | None = None
     for key in (*live, *idle):
-        atom = parse_key(key).get(topic)
-        if atom is not None:
-            found[key] = clause([atom], before)
-            before.append(atom)
+        atoms = atoms_of(key).get(topic, ())
+        if atoms:
+            found[key] = NOTHING.union(*(clause([atom], order) for atom in atoms))
+            order = after(order, *atoms)
     return found
+
+
+def claimed(topic: str, keys: Sequence[str]) -> tuple[Order | None, ...]:
+    """What these lanes want of a topic; on a retry topic besides what is nobody's."""
+    if topic.startswith(RETRY_PREFIX):
+        return _names_and_wholes(keys)
+    return (after(None, *(atom for key in keys for atom in atoms_of(key).get(topic, ()))),)
+
+
+def _names_and_wholes(keys: Sequence[str]) -> tuple[Order | None, Order | None]:
+    parts = [part for key in keys for part in parts_of(key)]
+    return after(None, *map(_name, parts)), after(None, *(Atom(WHOLE, part) for part in parts))
 
 
 def _retry_claims(live: Sequence[str], idle: Sequence[str]) -> dict[str, Rule]:
     """A message returns to the lane it names; to the oldest one whose expression for its first
     topic matches when that lane is away; to the oldest of all when nobody's does."""
     keys = [*live, *idle]
-    lane = {key: Atom(LANE, lane_id(key)) for key in keys}
-    whole = {key: Atom(WHOLE, key) for key in keys}
+    names, wholes = _names_and_wholes(keys)
+    live_names, live_wholes = _names_and_wholes(live)
     found: dict[str, Rule] = {}
-    for index, key in enumerate(live):
-        others = [lane[other] for other in live if other != key]
-        found[key] = clause([lane[key]]) | clause(
-            [whole[key]], [*others, *(whole[other] for other in live[:index])]
-        )
-    for index, key in enumerate(idle):
-        alive = [whole[other] for other in live]
-        named = [lane[other] for other in keys if other != key]
-        found[key] = clause([lane[key]], alive) | clause(
-            [whole[key]], [*named, *alive, *(whole[other] for other in idle[:index])]
-        )
-    first = keys[0]
-    rest = clause([], [*lane.values(), *whole.values()])
-    found[first] = either(found[first], rest)
+    older: Order | None = None
+    for key in keys:
+        is_live = len(found) < len(live)
+        rule = NOTHING
+        for part in parts_of(key):
+            whole = Atom(WHOLE, part)
+            rule |= clause([_name(part)], None if is_live else live_wholes)
+            rule |= clause([whole], live_names if is_live else names, older)
+            older = after(older, whole)
+        found[key] = rule
+    if keys:
+        found[keys[0]] |= clause([], names, wholes)
     return found
 
 
@@ -214,7 +363,7 @@ def own_claim(topic: str, key: str) -> Rule:
 # ----------------------------------------------------------------------------------- filters
 
 
-@kept(_atom_bytes)
+@kept(atom_bytes)
 def matcher(atom: Atom) -> Match:
     """Does a message with these properties match? An expression that does not compile or cannot be
     evaluated does not."""
@@ -241,7 +390,7 @@ def matcher(atom: Atom) -> Match:
     return of_origin
 
 
-@kept(_atom_bytes)
+@kept(atom_bytes)
 def tags_of(atom: Atom) -> frozenset[str] | None:
     """None: every tag."""
     try:
@@ -251,7 +400,7 @@ def tags_of(atom: Atom) -> frozenset[str] | None:
     return None if text == ALL else tags
 
 
-@kept(_atom_bytes)
+@kept(atom_bytes)
 def codes_of(atom: Atom) -> frozenset[int] | None:
     """The hash codes of a tag expression; None when it wants everything or is of another kind."""
     if atom.kind != TAG or tags_of(atom) is None:
@@ -266,6 +415,6 @@ def rule_matches(rule: Rule, properties: Mapping[str, str]) -> bool:
     """Is a message with these properties the rule's?"""
     return any(
         all(matcher(atom)(properties) for atom in item.must)
-        and not any(matcher(atom)(properties) for atom in item.none)
+        and not any(order.takes(properties) for order in item.none)
         for item in rule
     )

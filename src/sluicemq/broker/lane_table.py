@@ -15,7 +15,7 @@ from sluicemq.broker.access_admin import Elsewhere, in_place
 from sluicemq.broker.documents import Document
 from sluicemq.broker.lane_counts import count_unmatched
 from sluicemq.broker.lane_filters import rule_filter
-from sluicemq.broker.lane_places import Place
+from sluicemq.broker.lane_places import Place, whole
 from sluicemq.broker.lane_rules import Rule, own_claim, parse_key
 from sluicemq.broker.lanes import IDLE_MS, GroupLanes, Lane, Queue
 from sluicemq.broker.offsets import Offsets
@@ -217,7 +217,7 @@ class Lanes:
             start = known if known >= 0 else max(self.floor(group, queue), 0)
             made.counted[queue] = start
             fetched = self.offsets.fetched(group, *queue)
-            lane.places[queue] = Place(known, start, [(start, rule)], fetched)
+            lane.places[queue] = Place(known, start, whole(start, rule), fetched)
         self.table[group] = made
         self.changed()
         return made

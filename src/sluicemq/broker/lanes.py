@@ -11,6 +11,7 @@ twice, and cover whatever a lane wants, so that none is lost.
     leave     a lane without members keeps its place; after `IDLE_MS` what it has not read is
               offered to the others, oldest first; the rest waits for it, for a day
     back      it goes on where it was, as the youngest
+    merge     too many idle lanes become wider ones (`lane_departed.py`)
 
 A lane that takes up messages behind its own place goes back there: only when it is at rest in that
 queue (its pulls are held for a moment), told with 21 like a reset. The broker itself moves a lane
@@ -21,20 +22,23 @@ end when one is left that has nothing but its own rule.
 """
 
 import logging
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from sluicemq.broker import lane_departed
 from sluicemq.broker.lane_movers import Movers
-from sluicemq.broker.lane_places import Place
+from sluicemq.broker.lane_places import Place, Span, whole
 from sluicemq.broker.lane_rules import (
     NOTHING,
     Rule,
-    both,
+    atoms_of,
+    claimed,
     claims,
     clause,
     lane_id,
     own_claim,
-    parse_key,
 )
 from sluicemq.broker.resets import Resets
 from sluicemq.model.topic import RETRY_PREFIX
@@ -49,6 +53,9 @@ IDLE_MS: Final = 30_000
 HOLD_MS: Final = 30_000
 """Pulls are held so long for a lane to come to rest, then let go as long."""
 SCANS_PER_TICK: Final = 8
+HAND_OVERS_PER_TICK: Final = 10_000
+"""Lanes that are offered something, each in each queue."""
+FORGOTTEN_KEPT: Final = 16
 
 Queue = tuple[str, int]
 """(topic, queue id)"""
@@ -76,6 +83,16 @@ class Lane:
         return lane_id(self.key)
 
 
+class Claims(NamedTuple):
+    """Of a topic: `future` is who gets what from now on; `shares`, who gets what of that which
+    others leave; `rest`, what no lane that counts wants. `future` and `shares` differ in what
+    nobody wants of a retry topic: what idle lanes would want is theirs."""
+
+    future: dict[str, Rule]
+    shares: dict[str, Rule]
+    rest: Rule
+
+
 class GroupLanes:
     """The lanes of one group."""
 
@@ -89,21 +106,29 @@ class GroupLanes:
         self.counted: dict[Queue, int] = {}
         self.movers = Movers(parts.clock, parts.changed)
         self._held_ms: dict[Queue, int] = {}
+        self._claims: dict[str, Claims] = {}
+        self.forgotten: deque[dict[str, Any]] = deque(maxlen=FORGOTTEN_KEPT)
+        """Subscriptions that had to be given up, for tools."""
 
     # ------------------------------------------------------------------------------- members
 
     def ordered(self) -> tuple[list[str], list[str]]:
-        """Keys of the lanes from the oldest on: those that count, and idle ones."""
-        lanes = sorted(self.lanes.values(), key=lambda lane: lane.number)
-        return (
-            [lane.key for lane in lanes if not lane.is_idle],
-            [lane.key for lane in lanes if lane.is_idle],
-        )
+        """Keys of the lanes: those that count from the oldest on, and idle ones from the one that
+        left last on: each wants what none before it does, so that it is nothing to them who left
+        earlier when another one leaves."""
+        lanes = self.lanes.values()
+        live = sorted((lane for lane in lanes if not lane.is_idle), key=lambda lane: lane.number)
+        return [lane.key for lane in live], [lane.key for lane in self.idle()[::-1]]
+
+    def idle(self) -> list[Lane]:
+        """Those that nobody waits for, from the one that left first on."""
+        idle = [lane for lane in self.lanes.values() if lane.is_idle]
+        return sorted(idle, key=lambda lane: (lane.idle_ms, lane.number))
 
     def enter(self, key: str, client_id: str) -> Lane:
         """A member with a subscription is there."""
         known = self.lanes.get(key)
-        lane = known or self._join(key)
+        lane = known or lane_departed.take_out(self, key) or self._join(key)
         lane.left_ms = None
         if client_id not in lane.members:
             self.movers.comes(client_id, self._read_before(client_id))
@@ -114,7 +139,11 @@ class GroupLanes:
                 lane.is_idle, lane.number = False, self.next_number()
                 lane.offers.clear()
             self.rebase()
-            self._offer_idle()
+            for other in self.idle():
+                for queue in sorted(other.places.keys() & lane.places.keys() - other.offers):
+                    if not self._hand_over(other, queue, [key]):
+                        other.offers.add(queue)
+            self.run()
             self.parts.save(self.name)
         return lane
 
@@ -171,13 +200,13 @@ class GroupLanes:
         """It begins where the group was a while ago, with what no other lane wants or wanted."""
         high = self.parts.end(queue)
         if queue[0].startswith(RETRY_PREFIX):
-            return Place(high, high, [(high, NOTHING)], scanned=high)
-        wanted = [atom for other in others if (atom := parse_key(other).get(queue[0]))]
-        own = parse_key(key).get(queue[0])
+            return Place(high, high, scanned=high)
         start = min(self.parts.floor(self.name, queue), high)
-        rule = clause([own], wanted) if own is not None else NOTHING
+        taken = claimed(queue[0], others)
+        own = atoms_of(key).get(queue[0], ())
+        rule = clause(own, *taken) if own else NOTHING
         first = max(start, 0)
-        return Place(start, first, [(first, rule)], scanned=first)
+        return Place(start, first, whole(first, rule), scanned=first)
 
     def ensure(self, queue: Queue) -> None:
         """Every lane that wants the topic has a place in the queue. All get it at the same time,
@@ -194,50 +223,72 @@ class GroupLanes:
             first = max(at, 0)
             for lane in missing:
                 rule = rules.get(lane.key, NOTHING)
-                lane.places[queue] = Place(at, first, [(first, rule)], scanned=first)
+                lane.places[queue] = Place(at, first, whole(first, rule), scanned=first)
 
     def _wants(self, lane: Lane, queue: Queue) -> bool:
-        return queue[0] == RETRY_PREFIX + self.name or queue[0] in parse_key(lane.key)
+        return queue[0] == RETRY_PREFIX + self.name or queue[0] in atoms_of(lane.key)
 
     def rebase(self) -> None:
-        """From each queue's end on messages belong to the lanes as they are now."""
+        """From each queue's end on messages belong to the lanes as they are now: idle ones keep of
+        theirs what no other wants."""
         live, idle = self.ordered()
-        rules: dict[str, dict[str, Rule]] = {}
+        retry = RETRY_PREFIX + self.name
+        topics = {topic for lane in self.lanes.values() for topic, _ in lane.places}
+        before = self._claims
+        self._claims = {
+            topic: Claims(
+                claims(topic, live, idle if topic == retry else ()),
+                claims(topic, live, ()),
+                clause([], *claimed(topic, live)),
+            )
+            for topic in topics
+        }
+        ends: dict[Queue, int] = {}
         for lane in self.lanes.values():
             for queue, place in lane.places.items():
-                of_topic = rules.get(queue[0])
-                if of_topic is None:
-                    of_topic = rules[queue[0]] = claims(queue[0], live, idle)
-                place.change_from(self.parts.end(queue), of_topic.get(lane.key, NOTHING))
+                end = ends.get(queue)
+                if end is None:
+                    end = ends[queue] = self.parts.end(queue)
+                new, old = self._claims[queue[0]], before.get(queue[0])
+                if lane.is_idle:
+                    place.keep_from(end, new.rest)
+                    continue
+                rule = new.future.get(lane.key, NOTHING)
+                if old is None or lane.key not in old.shares or old.future[lane.key] != rule:
+                    place.change_from(end, rule)
 
     # ---------------------------------------------------------------------------- hand over
-
-    def _offer_idle(self) -> None:
-        for lane in self.lanes.values():
-            if lane.is_idle:
-                lane.offers = set(lane.places)
-        self.run()
 
     def run(self) -> None:
         """Now and then, and at each change: nobody waits any longer for who is away too long."""
         now = self.parts.clock.now_ms()
         if not any(lane.members for lane in self.lanes.values()):
             return
-        for lane in list(self.lanes.values()):
-            if lane.left_ms is not None and not lane.is_idle and now - lane.left_ms >= IDLE_MS:
-                lane.is_idle, lane.idle_ms = True, now
-                lane.offers = set(lane.places)
-                self.rebase()
-                self.parts.save(self.name)
-                log.info("group %s: nobody waits for lane %s any longer", self.name, lane.id)
-        for lane in [lane for lane in self.lanes.values() if lane.is_idle]:
+        gone = [
+            lane
+            for lane in self.lanes.values()
+            if lane.left_ms is not None and not lane.is_idle and now - lane.left_ms >= IDLE_MS
+        ]
+        for lane in gone:
+            lane.is_idle, lane.idle_ms = True, now
+            lane.offers = set(lane.places)
+            log.info("group %s: nobody waits for lane %s any longer", self.name, lane.id)
+        if gone:
+            self.rebase()
+            self.parts.save(self.name)
+        room = HAND_OVERS_PER_TICK
+        for lane in self.idle():
             self._skip(lane)
             for queue in sorted(lane.offers):
-                if self._hand_over(lane, queue, now):
+                room -= len(self.lanes)
+                if room > 0 and self._hand_over(lane, queue):
                     lane.offers.discard(queue)
                     self.parts.save(self.name)
-            if now - lane.idle_ms > self.parts.kept_ms or self._wants_nothing(lane):
-                self._forget(lane)
+            if self._wants_nothing(lane):
+                self.forget(lane)
+            elif now - lane.idle_ms > self.parts.kept_ms:
+                lane_departed.give_up(self, lane, "its day is over")
+        lane_departed.merge(self)
 
     def _wants_nothing(self, lane: Lane) -> bool:
         """Do others want all that an idle lane wants, and is nothing left of it?"""
@@ -263,40 +314,37 @@ class GroupLanes:
                 if is_match or following <= here:
                     break
 
-    def _hand_over(self, lane: Lane, queue: Queue, now: int) -> bool:
-        """Offers what an idle lane has not read of a queue to the others. False: not yet."""
+    def _hand_over(self, lane: Lane, queue: Queue, takers: Iterable[str] | None = None) -> bool:
+        """Offers what an idle lane has not read of a queue to the others, or some. False: not
+        yet."""
         self.ensure(queue)
-        place = lane.places[queue]
-        here = place.position
-        rules = claims(queue[0], self.ordered()[0], [lane.key])  # other idle lanes keep theirs
-        gains: list[tuple[Lane, Place, list[tuple[int, Rule]]]] = []
-        first = max(here, 0)
-        spans = [(max(at, first), rule) for at, rule in place.spans]
-        for key, rule in rules.items():
-            other = self.lanes[key]
-            # Without a place it does not want the queue: the retry topic of another group.
-            if other is lane or other.is_idle or queue not in other.places:
-                continue
-            gained = [(at, both(owned, rule)) for at, owned in spans]
-            if any(owned for _, owned in gained):
-                gains.append((other, other.places[queue], gained))
         if self.is_waited_for(lane, queue):
             return False
-        if here >= self.parts.end(queue):
-            gains = []
+        place = lane.places[queue]
+        here, end = place.position, self.parts.end(queue)
+        if queue[0] not in self._claims:
+            self.rebase()
+        _, rules, rest = self._claims[queue[0]]
+        gains: list[tuple[Lane, Place, list[Span]]] = []
+        if here < end:
+            for key in rules if takers is None else takers:
+                other = self.lanes[key]
+                # Without a place it does not want the queue: the retry topic of another group.
+                if queue in other.places and (rule := rules.get(key)):
+                    gained = place.shared(here, end, rule)
+                    if gained:
+                        gains.append((other, other.places[queue], gained))
         if any(not theirs.can_take(here) for _, theirs, _ in gains):
-            self._held_ms.setdefault(queue, now)
+            self._held_ms.setdefault(queue, self.parts.clock.now_ms())
             return False
         for other, theirs, gained in gains:
             self._give(other, theirs, queue, here, gained)
-        place.spans = [(at, both(owned, rules[lane.key])) for at, owned in spans]
+        place.keep_from(here, rest)
         self._held_ms.pop(queue, None)
         self.parts.look_again(queue)
         return True
 
-    def _give(
-        self, lane: Lane, place: Place, queue: Queue, here: int, gained: list[tuple[int, Rule]]
-    ) -> None:
+    def _give(self, lane: Lane, place: Place, queue: Queue, here: int, gained: list[Span]) -> None:
         before = max(place.scanned or 0, place.position)
         if before > here > place.position:
             place.commit(here)  # it has looked at all of that, and has nothing of it in hand
@@ -311,20 +359,17 @@ class GroupLanes:
                 self.name, lane.id, *queue, before, here,
             )  # fmt: skip
 
-    def _forget(self, lane: Lane) -> None:
-        if not self._wants_nothing(lane):
-            left = sum(self.parts.end(q) - p.position for q, p in lane.places.items())
-            log.warning(
-                "group %s: lane %s (%s) is forgotten after a day; it had not looked at %d messages",
-                self.name, lane.id, lane.key, left,
-            )  # fmt: skip
-        del self.lanes[lane.key]
-        self.resets.forget(group=lane.key)
-        self.movers.forget(lane.key)
+    def forget(self, lane: Lane) -> None:
+        self.remove(lane)
         for queue in lane.places:
             self.publish(queue)
         self.rebase()
         self.parts.save(self.name)
+
+    def remove(self, lane: Lane) -> None:
+        del self.lanes[lane.key]
+        self.resets.forget(group=lane.key)
+        self.movers.forget(lane.key)
 
     # ------------------------------------------------------------------------------ a member
 
@@ -445,9 +490,11 @@ class GroupLanes:
         is_known = queue not in self.lanes[key].orphans and self.movers.knows(client_id, queue)
         if offset < place.position and not is_known:
             return
+        is_ahead = 0 <= self.parts.offsets.committed(self.name, *queue) < place.position
         place.commit(offset)
         self.parts.changed()
-        self.publish(queue)
+        if not is_ahead or offset < place.position:
+            self.publish(queue)
         self.settle(queue)
 
     def settle(self, queue: Queue) -> None:
@@ -474,7 +521,7 @@ class GroupLanes:
             lane.offers.discard(queue)
             lane.orphans.discard(queue)
             rule = rules.get(lane.key, NOTHING)
-            lane.places[queue] = Place(offset, offset, [(offset, rule)], scanned=offset)
+            lane.places[queue] = Place(offset, offset, whole(offset, rule), scanned=offset)
             self.resets.put(lane.key, topic, queue_id, offset)
         self._held_ms.pop(queue, None)
         self.parts.changed()

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Final
 
 from sluicemq.broker.background import Job, Steps
 from sluicemq.broker.lane_columns import RuleColumns
-from sluicemq.broker.lane_places import rule_object
 from sluicemq.broker.lane_rules import EVERYTHING, Rule, clause, rule_matches
 from sluicemq.filter.evaluate import Verdict
 from sluicemq.filter.outcomes import FALSE, NEEDS_RECORD, TRUE, verdict_of
@@ -101,7 +100,7 @@ class Wanted:
     __slots__ = ("codes", "is_nothing", "key", "tags", "vectorised", "verdict", "weight")
 
     def __init__(self, subscription: Subscription) -> None:
-        self.key = (subscription.kind, subscription.expression)
+        self.key: tuple[str, object] = (subscription.kind, subscription.expression)
         self.codes: frozenset[int] | None = None
         self.tags: frozenset[str] = frozenset()
         self.vectorised: Vectorised | RuleColumns | None = None
@@ -123,8 +122,12 @@ class Wanted:
     def of_rule(cls, rule: Rule) -> "Wanted":
         """What a lane's rule wants."""
         made = cls(Subscription("", ALL))
-        made.key = ("RULE", str(sorted(map(str, rule_object(rule)))))
-        made.weight = sum(len(atom.text) for item in rule for atom in item.must | item.none)
+        made.key = ("RULE", rule)
+        made.weight = sum(
+            len(atom.text)
+            for item in rule
+            for atom in (*item.must, *(one for order in item.none for one in order.others()))
+        )
         if rule != clause([EVERYTHING]):
             made.vectorised = RuleColumns(rule)
             made.verdict = partial(rule_matches, rule)
@@ -171,7 +174,7 @@ class Matching:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.records = Records(store)
-        self._tallies: dict[tuple[str, str, int], tuple[tuple[str, str], Tally]] = {}
+        self._tallies: dict[tuple[str, str, int], tuple[tuple[str, object], Tally]] = {}
 
     def lag(
         self, group: str, topic: str, queue_id: int, wanted: Wanted, start: int, now_s: float

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
-from sluicemq.broker import clients, contract, locks, longpoll
+from sluicemq.broker import clients, locks, longpoll
 from sluicemq.config import BrokerConfig
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.peer import Peer
@@ -192,20 +192,6 @@ def test_offsets_are_kept_for_queues_that_exist(broker: SteppedBroker) -> None:
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert f"no queue {queue_id}" in str(answer.remark)
     assert broker.core.offsets.table["T@g"] == {0: 1}
-
-
-def test_a_group_has_so_many_lanes(broker: SteppedBroker) -> None:
-    client = broker.connect()
-    client.call(Code.SEND_MESSAGE_V2, send_fields("T"), b"x")
-    answers = [
-        broker.connect().call(
-            Code.HEART_BEAT, {}, heartbeat(["g"], text=f"tag{number}", clientID=f"c{number}")
-        )
-        for number in range(contract.LANES_MAX + 3)
-    ]
-    refused = [answer for answer in answers if answer.code == ResponseCode.NO_PERMISSION]
-    assert len(refused) == 3
-    assert "which is the limit" in str(refused[0].remark)
 
 
 @pytest.mark.parametrize("kind", ["WHOLE", "LANE", "1", "x"])

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from sluicemq.broker import lane_departed
 from sluicemq.broker.lane_movers import MOVE_MS
+from sluicemq.broker.lane_rules import parts_of
 from sluicemq.filter.parser import compile_sql92
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import CONTRACT, GroupConfig, TopicConfig
@@ -25,6 +27,8 @@ WISHES: list[Wanted] = [
     {"U": (TAG, "tag2")},
 ]
 TAGS = ("tag1", "tag2", "tag3", "tag4")
+STAYS: Wanted = {"T": (TAG, "tag1")}
+ROLLING = (*TAGS, *(f"r{number}" for number in range(40)))
 
 
 @dataclass
@@ -55,6 +59,7 @@ class World:
         self.versions = 0
         self.story: list[str] = []
         self.moving: list[tuple[float, ModelConsumer, list[str]]] = []
+        self.tags = TAGS
         self.late: set[str] = set()
         """Messages that a member which had changed lanes held for more than `MOVE_MS`."""
 
@@ -138,7 +143,7 @@ class World:
         for _ in range(self.rng.randint(1, 6)):
             number = len(self.messages)
             name = f"m{number}"
-            message = Message(self.rng.choice("TTTU"), self.rng.choice(TAGS), number % 11)
+            message = Message(self.rng.choice("TTTU"), self.rng.choice(self.tags), number % 11)
             message.wanted_by = [c.wanted for c in self.consumers if message.is_for(c.wanted)]
             properties = f"UNIQ_KEY\x01{name}\x02TAGS\x01{message.tag}\x02n\x01{message.number}\x02"
             fields = send_fields(message.topic, properties, e=self.rng.randrange(2))
@@ -174,6 +179,23 @@ class World:
                         consumer.finish(queue, len(consumer.readings[queue].in_hand))
                 consumer.commit()
             self.pass_time(1.0)
+
+    def roll(self) -> Wanted:
+        """A subscription that most likely nobody had before."""
+        pick = self.rng.choice
+        text = f"{pick(ROLLING)} || {pick(ROLLING)}" if self.rng.random() < 0.3 else pick(ROLLING)
+        topic = pick("TTTU")
+        if self.rng.random() < 0.3:
+            return {topic: (SQL92, f"TAGS = '{pick(ROLLING)}' OR n = {self.rng.randrange(11)}")}
+        return {topic: (TAG, text)} | ({"U": (TAG, pick(ROLLING))} if topic == "T" else {})
+
+    def all_come_back(self, known: list[Wanted]) -> None:
+        """Whoever left has a successor, one after another, who reads all that waits for him."""
+        for wanted in known:
+            if all(consumer.wanted != wanted for consumer in self.consumers):
+                self.join(wanted)
+                assert self.story[-1] != "refused", "\n".join(self.story)
+        self.drain()
 
     def check(self, *, repeats: bool = False) -> None:
         present = [consumer.wanted for consumer in self.consumers]
@@ -245,3 +267,56 @@ def test_nothing_is_lost_when_the_broker_dies() -> None:
             world.crash()
         world.drain()
         world.check(repeats=True)
+
+
+@pytest.mark.parametrize("contract", ["compatible", "lanes"])
+def test_filters_that_roll_are_never_refused_and_what_they_left_waits_for_them(
+    contract: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One member stays; others come with a subscription that nobody had, change it, go. In the end
+    each subscription is back: whatever one of them wanted when it was sent is delivered, once."""
+    merged = 0
+    for seed in range(SEEDS // 18):
+        world = World(seed, contract)
+        monkeypatch.setattr(lane_departed, "IDLE_MAX", (1, 4, 16)[seed % 3])
+        world.tags = ROLLING
+        known: list[Wanted] = []
+
+        def come(wanted: Wanted, world: World = world, known: list[Wanted] = known) -> None:
+            world.join(wanted)
+            known.append(wanted)
+
+        come(STAYS)
+        come(world.roll())
+        stays, rng = world.consumers[0], world.rng
+        for _ in range(40):
+            event = rng.random()
+            if event < 0.3 or len(world.consumers) < 3:
+                come(world.roll())
+            elif event < 0.55:
+                gone = rng.choice([one for one in world.consumers if one is not stays])
+                world.story.append(f"leave {gone.client_id}")
+                world.consumers.remove(gone)
+                gone.leave(says_so=rng.random() < 0.5)
+                balance(world.consumers)
+            elif event < 0.9:
+                wanted = world.roll()
+                world.consumers.remove(stays)
+                world.change([wanted])
+                world.consumers.append(stays)
+                known.append(wanted)
+            elif event < 0.94:
+                world.restart()
+            else:
+                world.pass_time(31)
+            assert "refused" not in world.story, "\n".join(world.story)
+            world.produce()
+            for message in list(world.messages.values())[-6:]:
+                message.wanted_by = [one for one in known if message.is_for(one)]
+            world.step()
+        world.drain()
+        lanes = world.broker.core.lanes.table["G"].lanes
+        merged += sum(len(parts_of(key)) > 1 for key in lanes)
+        world.all_come_back(known)
+        world.check()
+    assert merged
