@@ -10,7 +10,7 @@ with a third value for rows that only the record can tell.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sluicemq.broker.byte_cache import kept
 from sluicemq.broker.lane_rules import (
@@ -165,6 +165,8 @@ class RuleColumns:
         return any(all(item.can_match(stats) for item in must) for must, _ in self._clauses)
 
 
+FEW_ROWS: Final = 32
+"""So few are faster asked one by one, by their records, until the first atom takes them."""
 Unwanted = list[tuple[Order, list[Conditions]]]
 """Orders, with the conditions of their atoms that are no mere values."""
 
@@ -176,7 +178,8 @@ def _clause(block: ColumnBlock, must: list[Conditions], none: Unwanted) -> Known
         rows = (~no).nonzero()[0]
         rows = rows[~_is_in(rows, block.odd)]
         for found in _takers(none):
-            if not len(rows):
+            if len(rows) <= FEW_ROWS:
+                yes[rows] = False
                 break
             taken = found(block.some(rows))
             yes[rows[~taken.no]] = False

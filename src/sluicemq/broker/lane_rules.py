@@ -143,11 +143,12 @@ _orders: Final[WeakValueDictionary[tuple[Order | None, Atom], Order]] = WeakValu
 def after(order: Order | None, *atoms: Atom) -> Order | None:
     """An order with more atoms at its end, those it has not."""
     for atom in atoms:
-        if order is None or atom not in order:
-            known = _orders.get((order, atom))
-            if known is None:
-                known = _orders[order, atom] = Order(order, atom)
-            order = known
+        known = _orders.get((order, atom))
+        if known is None:
+            if order is not None and atom in order:
+                continue
+            known = _orders[order, atom] = Order(order, atom)
+        order = known
     return order
 
 
@@ -303,20 +304,27 @@ def _name(part: str) -> Atom:
 # ------------------------------------------------------------------------------------ claims
 
 
-def claims(topic: str, live: Sequence[str], idle: Sequence[str]) -> dict[str, Rule]:
+def claims(
+    topic: str, live: Sequence[str], idle: Sequence[str], known: Mapping[str, Rule] | None = None
+) -> dict[str, Rule]:
     """Who gets which messages of a topic, from now on: a lane's key -> rule.
 
     `live` from the oldest on, then `idle` lanes, which get what no live one matches. The rules
-    exclude each other.
+    exclude each other. `known`: those of before, which still hold where all older ones do.
     """
     if topic.startswith(RETRY_PREFIX):
         return _retry_claims(live, idle)
     found: dict[str, Rule] = {}
     order: Order | None = None
+    before = iter(known or ())
     for key in (*live, *idle):
         atoms = atoms_of(key).get(topic, ())
         if atoms:
-            found[key] = NOTHING.union(*(clause([atom], order) for atom in atoms))
+            if known is not None and next(before, None) == key:
+                found[key] = known[key]
+            else:
+                known = None
+                found[key] = NOTHING.union(*(clause([atom], order) for atom in atoms))
             order = after(order, *atoms)
     return found
 
@@ -338,7 +346,7 @@ def _retry_claims(live: Sequence[str], idle: Sequence[str]) -> dict[str, Rule]:
     topic matches when that lane is away; to the oldest of all when nobody's does."""
     keys = [*live, *idle]
     names, wholes = _names_and_wholes(keys)
-    live_names, live_wholes = _names_and_wholes(live)
+    live_names, live_wholes = _names_and_wholes(live) if idle else (names, wholes)
     found: dict[str, Rule] = {}
     older: Order | None = None
     for key in keys:

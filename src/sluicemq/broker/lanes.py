@@ -235,14 +235,12 @@ class GroupLanes:
         retry = RETRY_PREFIX + self.name
         topics = {topic for lane in self.lanes.values() for topic, _ in lane.places}
         before = self._claims
-        self._claims = {
-            topic: Claims(
-                claims(topic, live, idle if topic == retry else ()),
-                claims(topic, live, ()),
-                clause([], *claimed(topic, live)),
-            )
-            for topic in topics
-        }
+        self._claims = {}
+        for topic in topics:
+            known = before[topic].shares if topic in before else None
+            shares = claims(topic, live, (), known)
+            future = claims(topic, live, idle) if topic == retry and idle else shares
+            self._claims[topic] = Claims(future, shares, clause([], *claimed(topic, live)))
         ends: dict[Queue, int] = {}
         for lane in self.lanes.values():
             for queue, place in lane.places.items():
