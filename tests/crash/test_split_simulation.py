@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from sluicemq.broker import lanes
-from sluicemq.broker.lane_places import Place
+from sluicemq.broker import lane_departed, lanes
+from sluicemq.broker.lane_places import Place, whole
 from sluicemq.broker.lane_pulls import LanePulls
 from sluicemq.broker.lane_rules import own_claim
 from sluicemq.broker.lanes import GroupLanes
@@ -52,18 +52,18 @@ def test_what_seeds_have_found_stays_mended(seed: int, steps: list[int]) -> None
 
 
 def every_lane_gets_what_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
-    def claims(topic: str, live: list[str], idle: list[str]) -> dict[str, Any]:
+    def claims(topic: str, live: list[str], idle: list[str], known: Any = None) -> dict[str, Any]:
         return {key: own_claim(topic, key) for key in (*live, *idle)}
 
     monkeypatch.setattr(lanes, "claims", claims)
 
 
 def what_a_lane_left_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hand_over(self: GroupLanes, lane: Any, queue: tuple[str, int], now: int) -> bool:
-        lane.places[queue].commit(self.parts.end(queue))
+    def hand_over(lanes: GroupLanes, lane: Any, queue: tuple[str, int], takers: Any = None) -> bool:
+        lane.places[queue].commit(lanes.parts.end(queue))
         return True
 
-    monkeypatch.setattr(GroupLanes, "_hand_over", hand_over)
+    monkeypatch.setattr(lane_departed, "hand_over", hand_over)
 
 
 def a_new_lane_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,9 +73,8 @@ def a_new_lane_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_lane_begins_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    def place_of_new(self: GroupLanes, key: str, others: list[str], queue: tuple[str, int]) -> Any:
-        rule = own_claim(queue[0], key)
-        return Place(0, 0, [(0, rule)], scanned=0)
+    def place_of_new(self: GroupLanes, key: str, taken: Any, queue: tuple[str, int]) -> Any:
+        return Place(0, 0, whole(0, own_claim(queue[0], key)), scanned=0)
 
     monkeypatch.setattr(GroupLanes, "_place_of_new", place_of_new)
 

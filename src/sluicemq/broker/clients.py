@@ -201,9 +201,8 @@ class Consumers:
         key = subscription_key(data.group, data.subscriptions) if is_shared else ""
         try:
             if key:
-                self.contracts.refuse(
-                    group.name, member.client_id, key, self._elders(group, member)
-                )
+                others = self._elders(group, member)
+                self.contracts.refuse(group.name, member.client_id, key, others, member.peer)
         except ContractError:
             self.unregister(group.name, member.peer, member.client_id)
             raise
@@ -345,7 +344,7 @@ class Consumers:
                 return f"{name}@{lane.id}"
         return name
 
-    def check(self, name: str, client_id: str, subscription: Subscription) -> None:
+    def check(self, name: str, client_id: str, subscription: Subscription, peer: Peer) -> None:
         """Before a client starts: would a strict group take it? Only one of its topics is known.
 
         Raises ContractError.
@@ -359,7 +358,7 @@ class Consumers:
             wanted = parse_key(said).get(subscription.topic) if said else mine
             if other != client_id and wanted != mine:
                 key = subscription_key(name, [subscription])
-                self.contracts.refuse(name, client_id, key, {other: said})
+                self.contracts.refuse(name, client_id, key, {other: said}, peer)
 
     def watch(self, group: str, topic: str) -> Watch | None:
         found = self.groups.get(group)
@@ -376,6 +375,7 @@ class Consumers:
 
     def disconnect(self, peer: Peer) -> None:
         """The connection broke. Nobody has said that he leaves: a strict group waits for him."""
+        self.contracts.disconnect(peer)
         for group in [g for g in self.groups.values() if peer in g.members]:
             member = group.members[peer]
             self.unregister(group.name, peer)

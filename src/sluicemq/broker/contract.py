@@ -29,6 +29,7 @@ from sluicemq.broker.lane_rules import parse_key
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.model.topic import CONTRACT, CONTRACTS
+from sluicemq.net.server import Peer
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,8 @@ COMPATIBLE, STRICT, LANES = CONTRACTS
 REFUSED_MAX: Final = 1024
 CLAIMS_MAX: Final = 1024
 """Of a group."""
+REMIND_S: Final = 600.0
+"""The log names a client that goes on trying again after so long."""
 WARNED_MAX: Final = 10_000
 
 
@@ -52,6 +55,15 @@ class Claim:
     seen_ms: int
 
 
+@dataclass(slots=True)
+class Refusal:
+    """`logged_s`: when the log said so last."""
+
+    why: str
+    peer: Peer
+    logged_s: float
+
+
 class Contracts:
     """What the groups' contracts say, and whom they refused."""
 
@@ -63,8 +75,8 @@ class Contracts:
         self._warned: set[tuple[str, str]] = set()
         self.conflicts: dict[str, int] = {}
         """Subscriptions that differed from their group's, by group."""
-        self.refused: dict[tuple[str, str], str] = {}
-        """(group, client id) -> why it is not a member."""
+        self.refused: dict[tuple[str, str], Refusal] = {}
+        """(group, client id) -> why it is not a member, until it is one or its connection ends."""
 
     def of(self, group: str) -> str:
         """The group's contract; a value that nobody knows is the default."""
@@ -102,7 +114,9 @@ class Contracts:
 
     # ------------------------------------------------------------------------------ refusals
 
-    def refuse(self, group: str, client_id: str, key: str, others: Mapping[str, str]) -> None:
+    def refuse(
+        self, group: str, client_id: str, key: str, others: Mapping[str, str], peer: Peer
+    ) -> None:
         """Raises ContractError when a strict group has members (client id -> subscription) that
         want something else, or had them so lately that they are waited for."""
         different = {other: said for other, said in others.items() if said != key}
@@ -116,12 +130,29 @@ class Contracts:
             f"them: {difference(said, key)}. Give it another group, the same subscription, or set "
             f"the contract to lanes: sluice group update {group} --contract lanes"
         )
-        if (group, client_id) not in self.refused:
+        known = self.refused.get((group, client_id))
+        now_s = self._clock.monotonic_s()
+        if known is None:
             self._count(group)
+        if known is None or now_s - known.logged_s >= REMIND_S:
             log.warning("%s", why)
-        if len(self.refused) < REFUSED_MAX:
-            self.refused[group, client_id] = why
+        else:
+            now_s = known.logged_s
+        if known is not None or len(self.refused) < REFUSED_MAX:
+            self.refused[group, client_id] = Refusal(why, peer, now_s)
         raise ContractError(why)
+
+    def why_refused(self, group: str, peer: Peer, client_id: str | None) -> str:
+        """Why a request's client is not a member; "" when it was not refused."""
+        for (name, refused_id), refusal in self.refused.items():
+            if name == group and (refusal.peer is peer or refused_id == client_id):
+                return refusal.why
+        return ""
+
+    def disconnect(self, peer: Peer) -> None:
+        """Whom we refused on this connection is gone."""
+        for item in [item for item, refusal in self.refused.items() if refusal.peer is peer]:
+            del self.refused[item]
 
     def _whereabouts(self, group: str, members: Collection[str]) -> str:
         """Until when it waits for members that are all away."""

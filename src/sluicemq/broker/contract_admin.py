@@ -35,8 +35,9 @@ class ContractAdmin:
         answer = {
             "conflicts": contracts.conflicts.get(name, 0),
             "contract": contracts.of(name),
+            "forgotten": list(made.forgotten) if made is not None else [],
             "lanes": lane_file.show(made) if made is not None else [],
-            "refused": {c: why for (group, c), why in contracts.refused.items() if group == name},
+            "refused": {c: said.why for (g, c), said in contracts.refused.items() if g == name},
             "unmatched": made.unmatched if made is not None else 0,
         }
         return Command(ResponseCode.SUCCESS, body=orjson.dumps(answer))

@@ -120,6 +120,7 @@ class Heartbeats:
                 HeartbeatResponse(
                     supports_v2=True,
                     subscription_changed=changed if data.fingerprint else True,
+                    lanes=True,
                 )
             ),
         )
@@ -203,7 +204,7 @@ class Heartbeats:
         except FilterError as error:
             return Command(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
         try:
-            self._consumers.check(asked.group, asked.client_id, subscription)
+            self._consumers.check(asked.group, asked.client_id, subscription, peer)
         except ContractError as error:
             return Command(ResponseCode.NO_PERMISSION, remark=str(error))
         return Command(ResponseCode.SUCCESS)

@@ -4,28 +4,34 @@ Only what every lane has passed is counted, so that a lane which comes meanwhile
 heard. What no lane matches is lost to the group as it is in RocketMQ, but here somebody can see it.
 """
 
+from typing import Final
+
 from sluicemq.broker.lane_rules import Rule, atoms_of, claimed, clause
 from sluicemq.broker.lanes import GroupLanes, Queue
+
+EVALUATIONS_MAX: Final = 4096
+"""Of expressions, for a queue each second: what is counted may lag behind."""
 
 
 def count_unmatched(lanes: GroupLanes) -> None:
     """Messages that every lane has passed and none wants, a slice of each queue."""
     live, idle = lanes.ordered()
-    keys = [*live, *idle]
-    for topic in {topic for key in keys for topic in atoms_of(key)}:
-        rule = clause([], *claimed(topic, keys))
+    for topic in {topic for key in (*live, *idle) for topic in atoms_of(key)}:
+        orders = [order for keys in (live, idle) for order in claimed(topic, keys) if order]
+        rule = clause([], *orders)
+        room = EVALUATIONS_MAX // (1 + sum(1 for order in orders for _ in order.others())) + 1
         queues = {q for lane in lanes.lanes.values() for q in lane.places if q[0] == topic}
         for queue in sorted(queues):
-            _count(lanes, queue, rule)
+            _count(lanes, queue, rule, room)
 
 
-def _count(lanes: GroupLanes, queue: Queue, rule: Rule) -> None:
+def _count(lanes: GroupLanes, queue: Queue, rule: Rule, room: int) -> None:
     places = [lane.places[queue] for lane in lanes.lanes.values() if queue in lane.places]
     least = min(place.position for place in places)
     here = lanes.counted.setdefault(queue, least)
     if here < least:
         if rule:
-            here, found = lanes.parts.count(queue, here, rule, least)
+            here, found = lanes.parts.count(queue, here, rule, min(least, here + room))
             lanes.unmatched += found
         else:
             here = least

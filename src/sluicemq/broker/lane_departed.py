@@ -1,4 +1,5 @@
-"""Lanes of those who left: many become few, and none is dropped without a word.
+"""Lanes of those who left: others take over what they want of theirs, the rest waits; many become
+few, and none is dropped without a word.
 
 An idle lane costs a look at each of its queues every second. Of more than `IDLE_MAX` two that left
 one after the other become a wider one, which has the spans of both: so nothing is lost and nothing
@@ -7,10 +8,13 @@ than `DEPARTED_MAX` subscriptions the lane that left first is given up, which th
 """
 
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from sluicemq.broker.lane_places import Place, joined
+from sluicemq.broker.lane_movers import Queue
+from sluicemq.broker.lane_places import Place, Span, joined
 from sluicemq.broker.lane_rules import NOTHING, merged_key, own_atoms, parts_of
+from sluicemq.model.topic import RETRY_PREFIX
 
 if TYPE_CHECKING:
     from sluicemq.broker.lanes import GroupLanes, Lane
@@ -22,7 +26,83 @@ IDLE_MAX: Final = 16
 DEPARTED_MAX: Final = 1000
 """Subscriptions in them."""
 MERGES_PER_TICK: Final = 16
+SCANS_PER_TICK: Final = 8
 SUBSCRIPTIONS_LOGGED: Final = 8
+
+
+def wants_nothing(lanes: "GroupLanes", lane: "Lane") -> bool:
+    """Do others want all that an idle lane wants, and is nothing left of it?"""
+    return not lane.offers and all(
+        place.position >= lanes.parts.end(queue)
+        if queue[0].startswith(RETRY_PREFIX)
+        else place.rule_at(place.position) == (NOTHING, None)
+        for queue, place in lane.places.items()
+    )
+
+
+def skip(lanes: "GroupLanes", lane: "Lane") -> None:
+    """A lane without members moves over what is not its own."""
+    for queue, place in lane.places.items():
+        for _ in range(SCANS_PER_TICK):
+            here, end = place.position, lanes.parts.end(queue)
+            if here >= end:
+                break
+            rule, until = place.rule_at(here)
+            following, is_match = lanes.parts.next_match(queue, here, rule, until)
+            if following > here:
+                place.commit(following)
+                lanes.publish(queue)
+            if is_match or following <= here:
+                break
+
+
+def hand_over(
+    lanes: "GroupLanes", lane: "Lane", queue: Queue, takers: Iterable[str] | None = None
+) -> bool:
+    """Offers what an idle lane has not read of a queue to the others, or some. False: not
+    yet."""
+    lanes.ensure(queue)
+    if lanes.is_waited_for(lane, queue):
+        return False
+    place = lane.places[queue]
+    here, end = place.position, lanes.parts.end(queue)
+    _, rules, rest = lanes.claims(queue[0])
+    gains: list[tuple[Lane, Place, list[Span]]] = []
+    if here < end:
+        for key in rules if takers is None else takers:
+            other = lanes.lanes[key]
+            # Without a place it does not want the queue: the retry topic of another group.
+            if queue in other.places and (rule := rules.get(key)):
+                gained = place.shared(here, end, rule)
+                if gained:
+                    gains.append((other, other.places[queue], gained))
+    if any(not theirs.can_take(here) for _, theirs, _ in gains):
+        lanes.held_ms.setdefault(queue, lanes.parts.clock.now_ms())
+        return False
+    for other, theirs, gained in gains:
+        _give(lanes, other, theirs, queue, here, gained)
+    place.keep_from(here, rest)
+    lanes.held_ms.pop(queue, None)
+    lanes.parts.look_again(queue)
+    return True
+
+
+def _give(
+    lanes: "GroupLanes", lane: "Lane", place: Place, queue: Queue, here: int, gained: list[Span]
+) -> None:
+    before = max(place.scanned or 0, place.position)
+    if before > here > place.position:
+        place.commit(here)  # it has looked at all of that, and has nothing of it in hand
+    place.take_up(gained)
+    lanes.parts.changed()
+    if before > here:
+        place.go_back(here)
+        lanes.resets.put(lane.key, *queue, here)
+        lanes.publish(queue)
+        log.info(
+            "group %s: lane %s goes back on %s:%d from %d to %d, for what another lane left",
+            lanes.name, lane.id, *queue, before, here,
+        )  # fmt: skip
 
 
 def merge(lanes: "GroupLanes") -> None:

@@ -7,7 +7,7 @@ was given is noted, so that it can be sent back when nothing of it is in hand (`
 from collections.abc import Mapping
 from typing import Final, Protocol
 
-from sluicemq.broker.clients import ConsumerGroup, Consumers
+from sluicemq.broker.clients import CLIENT_FIELD, ConsumerGroup, Consumers
 from sluicemq.broker.contract import STRICT
 from sluicemq.broker.delivered import Delivered
 from sluicemq.broker.lane_filters import rule_filter
@@ -105,6 +105,13 @@ class LanePulls:
         ):
             return False
         return group.find(reading.peer, reading.fields) is None
+
+    def why(self, reading: Reading) -> str:
+        """A stranger is one: its group refuses it, or does not know it yet."""
+        client_id = reading.fields.get(CLIENT_FIELD)
+        contracts = self._consumers.contracts
+        refused = contracts.why_refused(reading.group, reading.peer, client_id)
+        return refused or "no heartbeat of it has come yet"
 
     def told(self, reading: Reading, resets: Resets, is_parked: bool) -> int | None:
         """Where a pull has to go on, None where it is; `resets` are those of groups without

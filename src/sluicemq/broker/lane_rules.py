@@ -344,22 +344,24 @@ def _names_and_wholes(keys: Sequence[str]) -> tuple[Order | None, Order | None]:
 def _retry_claims(live: Sequence[str], idle: Sequence[str]) -> dict[str, Rule]:
     """A message returns to the lane it names; to the oldest one whose expression for its first
     topic matches when that lane is away; to the oldest of all when nobody's does."""
-    keys = [*live, *idle]
-    names, wholes = _names_and_wholes(keys)
-    live_names, live_wholes = _names_and_wholes(live) if idle else (names, wholes)
+    live_names, live_wholes = _names_and_wholes(live)
+    names, wholes = _names_and_wholes(idle)
     found: dict[str, Rule] = {}
     older: Order | None = None
-    for key in keys:
-        is_live = len(found) < len(live)
-        rule = NOTHING
+    for key in live:
+        whole = Atom(WHOLE, key)
+        found[key] = clause([_name(key)]) | clause([whole], live_names, older)
+        older = after(older, whole)
+    older = None
+    for key in idle:
+        found[key] = NOTHING
         for part in parts_of(key):
             whole = Atom(WHOLE, part)
-            rule |= clause([_name(part)], None if is_live else live_wholes)
-            rule |= clause([whole], live_names if is_live else names, older)
+            found[key] |= clause([_name(part)], live_wholes)
+            found[key] |= clause([whole], live_names, names, live_wholes, older)
             older = after(older, whole)
-        found[key] = rule
-    if keys:
-        found[keys[0]] |= clause([], names, wholes)
+    if found:
+        found[next(iter(found))] |= clause([], live_names, names, live_wholes, wholes)
     return found
 
 

@@ -23,15 +23,15 @@ end when one is left that has nothing but its own rule.
 
 import logging
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sluicemq.broker import lane_departed
 from sluicemq.broker.lane_movers import Movers
-from sluicemq.broker.lane_places import Place, Span, whole
+from sluicemq.broker.lane_places import Place, whole
 from sluicemq.broker.lane_rules import (
     NOTHING,
+    Order,
     Rule,
     atoms_of,
     claimed,
@@ -52,7 +52,6 @@ IDLE_MS: Final = 30_000
 """A lane without a member for so long is no longer waited for."""
 HOLD_MS: Final = 30_000
 """Pulls are held so long for a lane to come to rest, then let go as long."""
-SCANS_PER_TICK: Final = 8
 HAND_OVERS_PER_TICK: Final = 10_000
 """Lanes that are offered something, each in each queue."""
 FORGOTTEN_KEPT: Final = 16
@@ -105,7 +104,8 @@ class GroupLanes:
         self.number = 0
         self.counted: dict[Queue, int] = {}
         self.movers = Movers(parts.clock, parts.changed)
-        self._held_ms: dict[Queue, int] = {}
+        self.held_ms: dict[Queue, int] = {}
+        """Queues in which a lane is to go back -> since when it is waited for."""
         self._claims: dict[str, Claims] = {}
         self.forgotten: deque[dict[str, Any]] = deque(maxlen=FORGOTTEN_KEPT)
         """Subscriptions that had to be given up, for tools."""
@@ -141,7 +141,7 @@ class GroupLanes:
             self.rebase()
             for other in self.idle():
                 for queue in sorted(other.places.keys() & lane.places.keys() - other.offers):
-                    if not self._hand_over(other, queue, [key]):
+                    if not lane_departed.hand_over(self, other, queue, [key]):
                         other.offers.add(queue)
             self.run()
             self.parts.save(self.name)
@@ -188,21 +188,25 @@ class GroupLanes:
     def _join(self, key: str) -> Lane:
         for queue in self.parts.queues(self.name, key):
             self.ensure(queue)
-        others = list(self.lanes)
         lane = Lane(key, self.next_number())
+        taken = {topic: self._taken(topic) for topic in atoms_of(key)}
         for queue in self.parts.queues(self.name, key):
-            lane.places[queue] = self._place_of_new(key, others, queue)
+            lane.places[queue] = self._place_of_new(key, taken.get(queue[0], ()), queue)
         self.lanes[key] = lane
         log.info("group %s: lane %s joins: %s", self.name, lane.id, key)
         return lane
 
-    def _place_of_new(self, key: str, others: list[str], queue: Queue) -> Place:
+    def _taken(self, topic: str) -> tuple[Order | None, ...]:
+        """What the lanes want that are there."""
+        live, idle = self.ordered()
+        return *claimed(topic, live), *claimed(topic, idle)
+
+    def _place_of_new(self, key: str, taken: tuple[Order | None, ...], queue: Queue) -> Place:
         """It begins where the group was a while ago, with what no other lane wants or wanted."""
         high = self.parts.end(queue)
         if queue[0].startswith(RETRY_PREFIX):
             return Place(high, high, scanned=high)
         start = min(self.parts.floor(self.name, queue), high)
-        taken = claimed(queue[0], others)
         own = atoms_of(key).get(queue[0], ())
         rule = clause(own, *taken) if own else NOTHING
         first = max(start, 0)
@@ -227,6 +231,12 @@ class GroupLanes:
 
     def _wants(self, lane: Lane, queue: Queue) -> bool:
         return queue[0] == RETRY_PREFIX + self.name or queue[0] in atoms_of(lane.key)
+
+    def claims(self, topic: str) -> Claims:
+        """Of the lanes that count now."""
+        if topic not in self._claims:
+            self.rebase()
+        return self._claims[topic]
 
     def rebase(self) -> None:
         """From each queue's end on messages belong to the lanes as they are now: idle ones keep of
@@ -276,86 +286,17 @@ class GroupLanes:
             self.parts.save(self.name)
         room = HAND_OVERS_PER_TICK
         for lane in self.idle():
-            self._skip(lane)
+            lane_departed.skip(self, lane)
             for queue in sorted(lane.offers):
                 room -= len(self.lanes)
-                if room > 0 and self._hand_over(lane, queue):
+                if room > 0 and lane_departed.hand_over(self, lane, queue):
                     lane.offers.discard(queue)
                     self.parts.save(self.name)
-            if self._wants_nothing(lane):
+            if lane_departed.wants_nothing(self, lane):
                 self.forget(lane)
             elif now - lane.idle_ms > self.parts.kept_ms:
                 lane_departed.give_up(self, lane, "its day is over")
         lane_departed.merge(self)
-
-    def _wants_nothing(self, lane: Lane) -> bool:
-        """Do others want all that an idle lane wants, and is nothing left of it?"""
-        return not lane.offers and all(
-            place.position >= self.parts.end(queue)
-            if queue[0].startswith(RETRY_PREFIX)
-            else place.rule_at(place.position) == (NOTHING, None)
-            for queue, place in lane.places.items()
-        )
-
-    def _skip(self, lane: Lane) -> None:
-        """A lane without members moves over what is not its own."""
-        for queue, place in lane.places.items():
-            for _ in range(SCANS_PER_TICK):
-                here, end = place.position, self.parts.end(queue)
-                if here >= end:
-                    break
-                rule, until = place.rule_at(here)
-                following, is_match = self.parts.next_match(queue, here, rule, until)
-                if following > here:
-                    place.commit(following)
-                    self.publish(queue)
-                if is_match or following <= here:
-                    break
-
-    def _hand_over(self, lane: Lane, queue: Queue, takers: Iterable[str] | None = None) -> bool:
-        """Offers what an idle lane has not read of a queue to the others, or some. False: not
-        yet."""
-        self.ensure(queue)
-        if self.is_waited_for(lane, queue):
-            return False
-        place = lane.places[queue]
-        here, end = place.position, self.parts.end(queue)
-        if queue[0] not in self._claims:
-            self.rebase()
-        _, rules, rest = self._claims[queue[0]]
-        gains: list[tuple[Lane, Place, list[Span]]] = []
-        if here < end:
-            for key in rules if takers is None else takers:
-                other = self.lanes[key]
-                # Without a place it does not want the queue: the retry topic of another group.
-                if queue in other.places and (rule := rules.get(key)):
-                    gained = place.shared(here, end, rule)
-                    if gained:
-                        gains.append((other, other.places[queue], gained))
-        if any(not theirs.can_take(here) for _, theirs, _ in gains):
-            self._held_ms.setdefault(queue, self.parts.clock.now_ms())
-            return False
-        for other, theirs, gained in gains:
-            self._give(other, theirs, queue, here, gained)
-        place.keep_from(here, rest)
-        self._held_ms.pop(queue, None)
-        self.parts.look_again(queue)
-        return True
-
-    def _give(self, lane: Lane, place: Place, queue: Queue, here: int, gained: list[Span]) -> None:
-        before = max(place.scanned or 0, place.position)
-        if before > here > place.position:
-            place.commit(here)  # it has looked at all of that, and has nothing of it in hand
-        place.take_up(gained)
-        self.parts.changed()
-        if before > here:
-            place.go_back(here)
-            self.resets.put(lane.key, *queue, here)
-            self.publish(queue)
-            log.info(
-                "group %s: lane %s goes back on %s:%d from %d to %d, for what another lane left",
-                self.name, lane.id, *queue, before, here,
-            )  # fmt: skip
 
     def forget(self, lane: Lane) -> None:
         self.remove(lane)
@@ -384,7 +325,7 @@ class GroupLanes:
 
     def is_held(self, place: Place, queue: Queue) -> bool:
         """Shall a pull wait, because the lane is to go back as soon as it is at rest?"""
-        since = self._held_ms.get(queue)
+        since = self.held_ms.get(queue)
         if since is None or place.is_at_rest:
             return False
         return (self.parts.clock.now_ms() - since) // HOLD_MS % 2 == 0
@@ -497,7 +438,7 @@ class GroupLanes:
 
     def settle(self, queue: Queue) -> None:
         """A lane may have come to rest in a queue that somebody waits for."""
-        if queue in self._held_ms:
+        if queue in self.held_ms:
             self.run()
 
     def publish(self, queue: Queue) -> None:
@@ -521,7 +462,7 @@ class GroupLanes:
             rule = rules.get(lane.key, NOTHING)
             lane.places[queue] = Place(offset, offset, whole(offset, rule), scanned=offset)
             self.resets.put(lane.key, topic, queue_id, offset)
-        self._held_ms.pop(queue, None)
+        self.held_ms.pop(queue, None)
         self.parts.changed()
 
     # ------------------------------------------------------------------------------- the end

@@ -312,6 +312,15 @@ class BrokerCollector:
         for name, count in self._parts.consumers.contracts.conflicts.copy().items():
             conflicts.add_metric(self._values(name), count)
         yield conflicts
+        refused = self._gauge(
+            "sluicemq_group_refused_clients",
+            "Clients online whose subscription their strict group refuses.",
+            "consumer_group",
+        )
+        groups = [group for group, _ in self._parts.consumers.contracts.refused.copy()]
+        for name in set(groups):
+            refused.add_metric(self._values(name), groups.count(name))
+        yield refused
 
     def _sizes(self) -> "Iterator[Metric]":
         from prometheus_client.core import HistogramMetricFamily  # noqa: PLC0415

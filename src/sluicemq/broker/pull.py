@@ -236,7 +236,7 @@ class Pull:
         if self.in_lanes.is_stranger(reading, group):
             raise RefusalError(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
-                f"the consumer's subscription not exist: no heartbeat of it has come yet\n{FAQ}",
+                f"the consumer's subscription not exist: {self.in_lanes.why(reading)}\n{FAQ}",
             )
         if group.message_model == "BROADCASTING" and not broadcast_enable:
             raise RefusalError(

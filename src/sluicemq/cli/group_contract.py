@@ -52,6 +52,7 @@ def contract_records(found: list[GroupContract]) -> list[dict[str, object]]:
             "lanes": list(item.lanes),
             "refused": item.refused,
             "unmatched": item.unmatched,
+            "forgotten": list(item.forgotten),
         }
         for item in found
     ]
@@ -73,6 +74,12 @@ def print_contract(found: list[GroupContract]) -> None:
             )  # fmt: skip
         for client_id, why in item.refused.items():
             click.echo(f"{client_id} is refused: {why}")
+        for said in item.forgotten:
+            click.echo(
+                f"{show_time(said['timestamp'])} {item.broker} forgot the subscription "
+                f"{said['subscription']}, because {said['why']}. It had not looked at "
+                f"{said['messagesMax']:,} messages."
+            )
 
 
 def _row(lane: dict[str, object]) -> list[object]:

@@ -10,11 +10,11 @@ import pytest
 
 from sluicemq import Sluice
 from sluicemq.client.aio.member import Member
-from sluicemq.client.core.subscriptions import SubscriptionRegistry
 from sluicemq.errors import (
     ConfigurationError,
     ConnectionLostError,
     FilterSyntaxError,
+    RequestError,
     RetryLaterError,
     SubscriptionConflictError,
 )
@@ -363,8 +363,10 @@ async def test_a_member_that_a_strict_group_refuses_gives_its_queues_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And goes on, when it is taken again, behind what others have read of them meanwhile."""
-    for name in ("enter", "change", "leave"):  # one process refuses it; two know nothing of it
-        monkeypatch.setattr(SubscriptionRegistry, name, lambda *_: None)
+
+    async def not_asked(*_: object) -> None: ...
+
+    monkeypatch.setattr(Member, "_check", not_asked)  # the others came in between
     async with embedded() as mq:
         await mq.admin.create_topic("t", queues=2)
         await mq.admin.create_group(GroupConfig("g", attributes={f"+{CONTRACT}": "strict"}))
@@ -550,16 +552,45 @@ async def test_thresholds_bound_what_waits_in_all_queues_of_a_topic():
                 await (await stream.receive()).ack()
 
 
-async def test_a_change_that_would_harm_another_client_of_this_process_is_refused():
+async def test_two_clients_of_one_process_may_want_different_things_of_a_broker_with_lanes():
+    """Each gets its own, all of it, and each once: before and after one changes what it wants."""
+    async with embedded() as mq:
+        await mq.admin.create_topic("t", queues=2)
+        other = mq.servers.client()
+        got: dict[str, list[str]] = {"mine": [], "its": []}
+        mine = mq.consumer("g", lambda message: got["mine"].append(message.tag))
+        its = other.consumer("g", lambda message: got["its"].append(message.tag))
+        await mine.subscribe("t", tags="A").start()
+        await its.subscribe("t", where="TAGS = 'B'").start()
+        await until(lambda: len(own(mq, "g", "t")) == len(own(other, "g", "t")) == 2)
+        for tag in "ABC":
+            await fill(mq, "t", 4, tag=tag)
+        await until(lambda: len(got["mine"]) == len(got["its"]) == 4)
+        assert set(got["mine"]) == {"A"}
+        assert set(got["its"]) == {"B"}
+        await its.change("t", tags="B || C")
+        await fill(mq, "t", 4, tag="C")
+        await until(lambda: got["its"].count("C") >= 4)
+        assert got["its"].count("B") == 4
+        with pytest.raises(SubscriptionConflictError, match="A client has one expression"):
+            await mq.subscribe("t", group="g", tags="C").start()
+
+
+async def test_a_strict_group_says_to_a_client_that_starts_why_it_is_refused() -> None:
+    async with embedded() as mq:
+        await mq.admin.create_topic("t", queues=2)
+        await mq.admin.create_group(GroupConfig("g", attributes={f"+{CONTRACT}": "strict"}))
+        other = mq.servers.client()
+        async with mq.subscribe("t", group="g", tags="A"):
+            with pytest.raises(RequestError, match=r"contract strict.*TAG 'A' -> TAG 'B'"):
+                await other.subscribe("t", group="g", tags="B").start()
+            said = await mq.admin.explain_group("g")
+            assert any(one.code == "refused-by-contract" for one in said.findings)
+
+
+async def test_a_change_that_does_not_parse_leaves_the_subscription_as_it_is():
     async with embedded() as mq:
         await fill(mq, "t", 1)
-        other = mq.servers.client()
-        async with (
-            mq.subscribe("t", group="g", tags="A") as mine,
-            other.subscribe("t", group="g", tags="A"),
-        ):
-            with pytest.raises(SubscriptionConflictError, match="another client"):
-                await mine.change(tags="B")
         async with mq.subscribe("t", group="g", tags="A") as mine:
             with pytest.raises(FilterSyntaxError):
                 await mine.change(where="a >")

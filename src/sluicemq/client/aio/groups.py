@@ -2,7 +2,8 @@
 
 A group of one client is one `Member`, however many consumers use it; it lives from the first
 consumer that enters to the last that leaves. A table of the whole process sees to it that two
-clients in one program do not read a topic for one group with two expressions.
+clients in one program do not read a topic for one group with two expressions, but where all its
+brokers say in their answer to a heartbeat that they serve that (docs/design/0009-lanes.md).
 """
 
 import asyncio
@@ -14,11 +15,20 @@ from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.member import Member
 from sluicemq.client.aio.received import Feed
 from sluicemq.client.aio.sharing import check_sharing
+from sluicemq.client.core import requests
 from sluicemq.client.core.consuming import ConsumeOptions
 from sluicemq.client.core.subscriptions import SubscriptionRegistry, make_subscription
 from sluicemq.client.keeper import Keeper
-from sluicemq.errors import ConfigurationError
+from sluicemq.errors import (
+    ConfigurationError,
+    ConnectionLostError,
+    RequestTimeoutError,
+    SubscriptionConflictError,
+)
 from sluicemq.model.subscription import Subscription
+from sluicemq.model.topic import MASTER_ID
+from sluicemq.protocol.bodies import Heartbeat
+from sluicemq.protocol.headers import HeartbeatResponse, decode_header
 
 _registry: Final = SubscriptionRegistry()
 _registry_lock: Final = threading.Lock()
@@ -58,8 +68,12 @@ class Memberships:
         """A consumer enters a group. Raises what `Member.add` does, SubscriptionConflictError and
         ConfigurationError."""
         self._on_join()
-        with _registry_lock:
-            _registry.enter(self._cluster.name_servers, group, subscription)
+        try:
+            self._enter(group, subscription)
+        except SubscriptionConflictError:
+            if not await self._is_shared(subscription.topic):
+                raise
+            self._enter(group, subscription, shared=True)
         key = (group, subscription.topic)
         try:
             async with self._joining:
@@ -72,10 +86,36 @@ class Memberships:
                     await self._add(member, subscription, feed)
                 self._users[key] = self._users.get(key, 0) + 1
         except BaseException:
-            with _registry_lock:
-                _registry.leave(self._cluster.name_servers, group, subscription.topic)
+            self._leave(group, subscription.topic)
             raise
         return member
+
+    def _enter(self, group: str, subscription: Subscription, *, shared: bool = False) -> None:
+        with _registry_lock:
+            _registry.enter(
+                self._cluster.name_servers,
+                group,
+                subscription,
+                self._keeper.client_id,
+                shared=shared,
+            )
+
+    def _leave(self, group: str, topic: str) -> None:
+        with _registry_lock:
+            _registry.leave(self._cluster.name_servers, group, topic, self._keeper.client_id)
+
+    async def _is_shared(self, topic: str) -> bool:
+        """Does every broker of a topic serve members that want different things?"""
+        command = requests.heartbeat(Heartbeat(self._keeper.client_id, (), ()))
+        for data in (await self._cluster.route(topic)).brokers:
+            address = data.addresses.get(MASTER_ID)
+            try:
+                answer = await self._cluster.call(address, command) if address else None
+            except (ConnectionLostError, RequestTimeoutError):
+                return False
+            if answer is not None and not decode_header(HeartbeatResponse, answer.fields).lanes:
+                return False
+        return True
 
     async def _add(self, member: Member, subscription: Subscription, feed: Feed) -> None:
         try:
@@ -91,7 +131,8 @@ class Memberships:
     ) -> Subscription:
         """A group reads a topic with another expression from now on; see `Member.change`.
 
-        Raises SubscriptionConflictError when another client of this process reads it too.
+        Raises SubscriptionConflictError when another client of this process reads it too and a
+        broker does not serve both.
         """
         async with self._joining:
             member = self._members.get(group)
@@ -104,16 +145,28 @@ class Memberships:
             wanted = make_subscription(topic, tags=tags, where=where, version=version)
             if (wanted.kind, wanted.expression) == (known.kind, known.expression):
                 return known
-            users, servers = self._users.get((group, topic), 0), self._cluster.name_servers
-            with _registry_lock:
-                _registry.change(servers, group, wanted, users)
+            try:
+                self._change(group, wanted)
+            except SubscriptionConflictError:
+                if not await self._is_shared(topic):
+                    raise
+                self._change(group, wanted, shared=True)
             try:
                 await member.change(wanted)
             except BaseException:
-                with _registry_lock:
-                    _registry.change(servers, group, known, users)
+                self._change(group, known, shared=True)
                 raise
             return wanted
+
+    def _change(self, group: str, subscription: Subscription, *, shared: bool = False) -> None:
+        with _registry_lock:
+            _registry.change(
+                self._cluster.name_servers,
+                group,
+                subscription,
+                self._keeper.client_id,
+                shared=shared,
+            )
 
     async def leave(self, group: str, topic: str) -> None:
         """A consumer leaves a group; the last one ends the membership."""
@@ -129,8 +182,7 @@ class Memberships:
                     del self._members[group]
                     await member.close()
         if users >= 0:
-            with _registry_lock:
-                _registry.leave(self._cluster.name_servers, group, topic)
+            self._leave(group, topic)
 
     async def close(self) -> None:
         """Leaves what consumers that were dropped without a close have left."""

@@ -54,6 +54,7 @@ from sluicemq.protocol.bodies import (
     ConsumerData,
     decode_consumer_list,
 )
+from sluicemq.protocol.codes import ResponseCode
 from sluicemq.protocol.command import Command
 
 _log = logging.getLogger("sluicemq.client")
@@ -138,13 +139,13 @@ class Member:
 
         Raises RouteNotFoundError (unknown topic), GroupNotFoundError (the group is missing and is
         not created automatically), FilterSyntaxError or ConfigurationError (the broker cannot serve
-        the expression), ConnectionLostError (no broker of the topic is reachable); of a group that
-        broadcasts ConfigurationError and StoreDamagedError for its offsets file.
+        the expression), RequestError (the group is strict and has another one), ConnectionLostError
+        (no broker of the topic is reachable); of a group that broadcasts ConfigurationError and
+        StoreDamagedError for its offsets file.
         """
         topic = subscription.topic
         route = await self._cluster.route(topic)
-        if subscription.kind == SQL92:
-            await self._check_sql(subscription, route)
+        await self._check(subscription, route)
         self._subscriptions[topic] = subscription
         self._feeds[topic] = feed
         if self._has_retry_topic and self._retry_topic not in self._subscriptions:
@@ -181,8 +182,7 @@ class Member:
         """
         topic = subscription.topic
         route = await self._cluster.route(topic)
-        if subscription.kind == SQL92:
-            await self._check_sql(subscription, route)
+        await self._check(subscription, route)
         old, self._subscriptions[topic] = self._subscriptions[topic], subscription
         with self.readers.held(topic):
             try:
@@ -254,11 +254,16 @@ class Member:
             self._keeper.consume(self._describe())
             self._asked = self._keeper.beat()
 
-    async def _check_sql(self, subscription: Subscription, route: TopicRoute) -> None:
+    async def _check(self, subscription: Subscription, route: TopicRoute) -> None:
+        """Asks the brokers openly: of a heartbeat that they refuse only the log would tell."""
         command = requests.check_subscription(self._keeper.client_id, self.group, subscription)
         for address in _addresses(route, masters_only=True):
             answer = await self._ask(address, command)
             if answer is None:
+                continue
+            if subscription.kind != SQL92:
+                if answer.code == ResponseCode.NO_PERMISSION and not self.options.broadcast:
+                    raise request_error(answer, address)
                 continue
             if answer.code == SUBSCRIPTION_PARSE_FAILED:
                 raise FilterSyntaxError(

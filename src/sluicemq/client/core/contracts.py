@@ -21,13 +21,15 @@ from sluicemq.protocol.codes import ResponseCode
 @dataclass(frozen=True, slots=True)
 class GroupContract:
     """A group's contract at one broker. `lanes` from the oldest on, as 900133 says them;
-    `unmatched` messages that no lane wants; `refused` client id -> why."""
+    `unmatched` messages that no lane wants; `refused` client id -> why; `forgotten` subscriptions
+    that left and had to be given up, as 900133 says them."""
 
     broker: str
     contract: str
     lanes: tuple[dict[str, Any], ...] = ()
     refused: dict[str, str] = dataclasses.field(default_factory=dict)
     unmatched: int = 0
+    forgotten: tuple[dict[str, Any], ...] = ()
 
 
 def show(group: str) -> Talk[list[GroupContract]]:
@@ -42,7 +44,12 @@ def show(group: str) -> Talk[list[GroupContract]]:
         said = orjson.loads(bytes(answer.body))
         found.append(
             GroupContract(
-                broker, said["contract"], tuple(said["lanes"]), said["refused"], said["unmatched"]
+                broker,
+                said["contract"],
+                tuple(said["lanes"]),
+                said["refused"],
+                said["unmatched"],
+                tuple(said.get("forgotten", ())),
             )
         )
     return found

@@ -55,6 +55,7 @@ from sluicemq.client.core.findings import (
 from sluicemq.client.core.lane_findings import (
     as_lane,
     behind_in_lanes,
+    by_contract,
     in_lane,
     lane_of,
     laned_topics,
@@ -159,6 +160,7 @@ def explain_group(state: GroupState) -> GroupExplained:
     laned = laned_topics(state)
     found += stuck(group, [item for item in state.queues if item.queue.topic not in laned])
     found += behind_in_lanes(state)
+    found += by_contract(state)
     found += failures(state)
     if lag and not found:
         found.append(behind(state, lag, matching))

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from sluicemq.client.core.contracts import GroupContract
 from sluicemq.client.core.timeline import GroupFate
 from sluicemq.filter.explain import Explanation
 from sluicemq.model.message import StoredMessage
@@ -37,6 +38,8 @@ class Code(StrEnum):
     NOT_KNOWN = "not-known"
     LANE = "lane"
     NO_LANE = "no-lane-matches"
+    REFUSED = "refused-by-contract"
+    FORGOTTEN = "subscription-forgotten"
 
 
 class Fate(StrEnum):
@@ -146,12 +149,14 @@ class QueueFacts:
 @dataclass(frozen=True, slots=True)
 class GroupState:
     """A whole group. `routed`: for each topic the brokers on which clients find it, None without a
-    route; `matching`: what brokers of ours count."""
+    route; `matching`: what brokers of ours count; `contracts`: whom they refuse, and what they had
+    to forget."""
 
     facts: GroupFacts
     queues: Sequence[QueueFacts] = ()
     routed: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
     matching: Sequence[tuple[str, GroupMatching]] = ()
+    contracts: Sequence[GroupContract] = ()
 
 
 # ----------------------------------------------------------------------------------- findings

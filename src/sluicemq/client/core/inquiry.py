@@ -105,7 +105,8 @@ def inquire_group(name: str, now_ms: int) -> Talk[GroupExplained]:
     told = yield from matching(name)
     counted = [(item.broker, topic) for item in told for topic in item.topics]
     facts = GroupFacts(name, config, members, subscriptions, now_ms=now_ms)
-    return explain_group(GroupState(facts, queues, routed, counted))
+    said = yield from _contracts(name)
+    return explain_group(GroupState(facts, queues, routed, counted, said))
 
 
 # ----------------------------------------------------------------------------------- messages
@@ -177,12 +178,17 @@ def _group_facts(
     )
 
 
-def _lanes(name: str, about: MessageFacts) -> Talk[list[LaneFacts]]:
-    """The lanes of a group at the message's broker, from the oldest on; none of RocketMQ's."""
+def _contracts(name: str) -> Talk[list[contracts.GroupContract]]:
+    """None where a broker does not tell."""
     try:
-        told = yield from contracts.show(name)
+        return (yield from contracts.show(name))
     except RequestError:
         return []
+
+
+def _lanes(name: str, about: MessageFacts) -> Talk[list[LaneFacts]]:
+    """The lanes of a group at the message's broker, from the oldest on; none of RocketMQ's."""
+    told = yield from _contracts(name)
     topic, found = about.message.topic, []
     for lane in (
         lane for item in told if item.broker == about.message.broker for lane in item.lanes

@@ -132,3 +132,16 @@ def _of_members(
         fetched = max((own.cached_max + 1 for own in held if own.cached_count), default=None)
         queues.append(QueueFacts(queue, max(0, one.committed), one.offset_max, fetched))
     yield from stuck(group, queues)
+
+
+def by_contract(state: GroupState) -> Iterator[Finding]:
+    """Clients that a strict group refuses, and what brokers no longer remember of who left."""
+    for told in state.contracts:
+        for client_id, why in told.refused.items():
+            yield Finding(Code.REFUSED, f"{told.broker} refuses {client_id}: {why}")
+        for said in told.forgotten:
+            yield Finding(
+                Code.FORGOTTEN,
+                f"{told.broker} forgot the subscription {said['subscription']}, which had no "
+                f"member, because {said['why']}; at most {said['messagesMax']:,} messages waited.",
+            )

@@ -2,7 +2,8 @@
 
 RocketMQ keeps one subscription for a (group, topic); two members with different expressions
 overwrite each other silently and messages are lost (spec/filter.md §2). Inside one process we can
-see both, so the second one is refused with both expressions in the error.
+see both, so the second one is refused with both expressions in the error, but where the brokers
+serve two clients that want different things: a client of its own is a member of its own.
 """
 
 import logging
@@ -58,48 +59,77 @@ class _Entry:
 
 
 class SubscriptionRegistry:
-    """(cluster, group, topic) -> expression, with a count of users. Not locked: callers lock."""
+    """(cluster, group, topic) -> the expression of each client, with a count of its users. With
+    `shared` the brokers serve clients that differ. Not locked: callers lock."""
 
     __slots__ = ("_entries",)
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[Hashable, str, str], _Entry] = {}
+        self._entries: dict[tuple[Hashable, str, str], dict[Hashable, _Entry]] = {}
 
-    def enter(self, cluster: Hashable, group: str, subscription: Subscription) -> None:
+    def enter(
+        self,
+        cluster: Hashable,
+        group: str,
+        subscription: Subscription,
+        client: Hashable = None,
+        *,
+        shared: bool = False,
+    ) -> None:
         """Notes a user of a subscription. Raises SubscriptionConflictError."""
-        key = (cluster, group, subscription.topic)
-        entry = self._entries.setdefault(key, _Entry(subscription, 0))
-        known = entry.subscription
-        if (known.kind, known.expression) != (subscription.kind, subscription.expression):
-            raise SubscriptionConflictError(
-                f"the group {group!r} already reads {subscription.topic!r} in this process with "
-                f"{_show(known)}; now {_show(subscription)} is asked for. A group has one "
-                "expression for a topic: with two, messages of one of them would be lost.",
-                cure="Use the same expression, or another group.",
-            )
-        entry.users += 1
+        clients = self._entries.setdefault((cluster, group, subscription.topic), {})
+        own = clients.get(client)
+        for entry in [own] if shared else clients.values():
+            if entry is not None and _differ(entry.subscription, subscription):
+                raise SubscriptionConflictError(
+                    f"the group {group!r} already reads {subscription.topic!r} in this process "
+                    f"with {_show(entry.subscription)}; now {_show(subscription)} is asked for. "
+                    + (
+                        "A client has one expression for a topic."
+                        if entry is own
+                        else "With RocketMQ's brokers messages of one of them would be lost."
+                    ),
+                    cure="Use the same expression, or another group.",
+                )
+        clients.setdefault(client, _Entry(subscription, 0)).users += 1
 
-    def change(self, cluster: Hashable, group: str, subscription: Subscription, users: int) -> None:
-        """`users` of a topic, all of one client, go over to another expression. Raises
-        SubscriptionConflictError when there are more users, who would lose messages."""
-        entry = self._entries.get((cluster, group, subscription.topic))
-        if entry is not None and entry.users > users:
-            raise SubscriptionConflictError(
-                f"the group {group!r} is read by another client of this process too, with "
-                f"{_show(entry.subscription)}; {_show(subscription)} would take messages from it.",
-                cure="Close the other one first, or give it another group.",
-            )
-        if entry is not None:
-            entry.subscription = subscription
+    def change(
+        self,
+        cluster: Hashable,
+        group: str,
+        subscription: Subscription,
+        client: Hashable = None,
+        *,
+        shared: bool = False,
+    ) -> None:
+        """All users of one client go over to another expression. Raises SubscriptionConflictError
+        when there are other clients, who would lose messages."""
+        clients = self._entries.get((cluster, group, subscription.topic), {})
+        for other, entry in clients.items():
+            if other != client and not shared and _differ(entry.subscription, subscription):
+                raise SubscriptionConflictError(
+                    f"the group {group!r} is read by another client of this process too, with "
+                    f"{_show(entry.subscription)}; {_show(subscription)} would take messages from "
+                    "it.",
+                    cure="Close the other one first, or give it another group.",
+                )
+        if client in clients:
+            clients[client].subscription = subscription
 
-    def leave(self, cluster: Hashable, group: str, topic: str) -> None:
+    def leave(self, cluster: Hashable, group: str, topic: str, client: Hashable = None) -> None:
         """One user less; the last one frees the group for another expression."""
-        key = (cluster, group, topic)
-        entry = self._entries.get(key)
+        clients = self._entries.get((cluster, group, topic), {})
+        entry = clients.get(client)
         if entry is not None:
             entry.users -= 1
             if entry.users <= 0:
-                del self._entries[key]
+                del clients[client]
+            if not clients:
+                del self._entries[cluster, group, topic]
+
+
+def _differ(one: Subscription, other: Subscription) -> bool:
+    return (one.kind, one.expression) != (other.kind, other.expression)
 
 
 def _show(subscription: Subscription) -> str:
