@@ -42,7 +42,7 @@ def busy(request: pytest.FixtureRequest, cluster: Any) -> Iterator[clusters.Clus
     server = running.name_server
     with pytest.MonkeyPatch.context() as patch:
         for name in ("enter", "leave"):  # one process refuses it; two would not know of each other
-            patch.setattr(SubscriptionRegistry, name, lambda *_: None)
+            patch.setattr(SubscriptionRegistry, name, lambda *_, **__: None)
         with Admin(server) as admin, Producer(server, trace=TRACES) as producer:
             for topic in (TOPIC, TRACES):
                 admin.create_topic(topic, queues=2)

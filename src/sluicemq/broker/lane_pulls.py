@@ -80,7 +80,7 @@ class LanePulls:
             place.scanned = reading.offset
             place.delivered = max(place.delivered, reading.offset)
         lanes.settle(queue)
-        return lanes.is_going_back(place, queue)
+        return lanes.is_going_back(key, place, queue)
 
     def is_held(self, reading: Reading) -> bool:
         """Does it still have to wait?"""

@@ -6,7 +6,7 @@ new lane begins there, so that what nobody wanted in the last half minute is not
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -27,6 +27,9 @@ from sluicemq.model.topic import RETRY_PREFIX
 from sluicemq.store.store import ReadStatus, Store
 
 log = logging.getLogger(__name__)
+
+PLACES_QUICK: Final = 2000
+"""So many places of lanes are made a text in a few milliseconds."""
 
 
 class _Floor:
@@ -64,6 +67,7 @@ class Lanes:
         self._changes = 0
         self._unsaved: dict[str, int] = {}
         """Groups whose rules are not on disk yet -> their last change."""
+        self._rests_until_s = 0.0
         self.offsets = offsets
         self.clock = clock
         self.table: dict[str, GroupLanes] = {}
@@ -94,12 +98,19 @@ class Lanes:
         return group in self._unsaved
 
     def flush(self) -> None:
-        """Writes what has changed, soon."""
-        if not self._is_saving and (self._unsaved or self.document.changed):
+        """Writes what has changed, soon; a large file once a second, however many come."""
+        if (
+            not self._is_saving
+            and (self._unsaved or self.document.changed)
+            and self.clock.monotonic_s() >= self._rests_until_s
+        ):
             self._is_saving = True
             self._call_soon(self._write)
 
     def _write(self) -> None:
+        places = sum(len(n.places) for made in self.table.values() for n in made.lanes.values())
+        if places > PLACES_QUICK:
+            self._rests_until_s = self.clock.monotonic_s() + 1
         self.document.changed = True
         write, last = self.document.take(), self._changes
 
@@ -237,6 +248,8 @@ class Lanes:
 
     def run(self) -> None:
         """Once a second."""
+        if self._unsaved:
+            self.flush()
         self._lift_floors()
         for made in list(self.table.values()):
             made.run()

@@ -407,12 +407,9 @@ class GroupLanes:
             for client_id in self.movers.readers(queue, lane.key)
         )
 
-    def is_going_back(self, place: Place, queue: Queue) -> bool:
+    def is_going_back(self, key: str, place: Place, queue: Queue) -> bool:
         """Was the lane sent back and has not heard of it, or is it going to be?"""
-        return self.is_held(place, queue) or any(
-            lane.places.get(queue) is place and self.resets.blocks(lane.key, *queue)
-            for lane in self.lanes.values()
-        )
+        return self.is_held(place, queue) or self.resets.blocks(key, *queue)
 
     def commit(self, key: str, client_id: str, topic: str, queue_id: int, offset: int) -> None:
         """A member's commit, for the lane that it reads for; dropped while it does not know of a

@@ -30,7 +30,7 @@ def audited(
     there for everything of another topic."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("enter", "leave"):  # one process refuses it; two would not know of each other
-            patch.setattr(SubscriptionRegistry, name, lambda *_: None)
+            patch.setattr(SubscriptionRegistry, name, lambda *_, **__: None)
         admin.create_topic(TOPIC, queues=2)
         publish(producer)
         consumers = [
