@@ -336,6 +336,11 @@ def claimed(topic: str, keys: Sequence[str]) -> tuple[Order | None, ...]:
     return (after(None, *(atom for key in keys for atom in atoms_of(key).get(topic, ()))),)
 
 
+@kept(_text_bytes)
+def _named(key: str) -> Rule:
+    return clause([_name(key)])
+
+
 def _names_and_wholes(keys: Sequence[str]) -> tuple[Order | None, Order | None]:
     parts = [part for key in keys for part in parts_of(key)]
     return after(None, *map(_name, parts)), after(None, *(Atom(WHOLE, part) for part in parts))
@@ -350,7 +355,8 @@ def _retry_claims(live: Sequence[str], idle: Sequence[str]) -> dict[str, Rule]:
     older: Order | None = None
     for key in live:
         whole = Atom(WHOLE, key)
-        found[key] = clause([_name(key)]) | clause([whole], live_names, older)
+        none = frozenset(order for order in (live_names, older) if order is not None)
+        found[key] = _named(key) | {Clause(frozenset([whole]), none)}
         older = after(older, whole)
     older = None
     for key in idle:

@@ -247,10 +247,11 @@ class GroupLanes:
         before = self._claims
         self._claims = {}
         for topic in topics:
+            rest = clause([], *claimed(topic, live))  # keeps the orders that the claims grow from
             known = before[topic].shares if topic in before else None
             shares = claims(topic, live, (), known)
             future = claims(topic, live, idle) if topic == retry and idle else shares
-            self._claims[topic] = Claims(future, shares, clause([], *claimed(topic, live)))
+            self._claims[topic] = Claims(future, shares, rest)
         ends: dict[Queue, int] = {}
         for lane in self.lanes.values():
             for queue, place in lane.places.items():
