@@ -1,21 +1,30 @@
 """A group with very many subscriptions: who is there is served, who left waits in a wider lane."""
 
-import dataclasses
 import logging
+import os
 from collections.abc import Iterator
 
 import orjson
 import pytest
 
 from sluicemq.broker import lane_departed
-from sluicemq.broker.lane_rules import after, atoms_of, both, claims, clause, merged_key, parts_of
-from sluicemq.broker.lane_rules import Atom, rule_matches
+from sluicemq.broker.lane_rules import (
+    Atom,
+    after,
+    both,
+    claims,
+    clause,
+    merged_key,
+    parts_of,
+    rule_matches,
+)
 from sluicemq.broker.lanes import GroupLanes
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import CONTRACT, GroupConfig, MessageQueue, TopicConfig
 from sluicemq.testing.broker import SteppedBroker, send_fields
 from sluicemq.testing.lane_model import ModelConsumer, Shared, Wanted, balance, read_all
 
+LANES = int(os.environ.get("SLUICEMQ_LANES", "150"))
 QUEUE = MessageQueue("T", "broker-a", 0)
 
 
@@ -32,6 +41,10 @@ def wants(number: int) -> Wanted:
     return {"T": (TAG, f"t{number}") if number % 10 else (SQL92, f"TAGS = 't{number}'")}
 
 
+def key(*tags: str) -> str:
+    return orjson.dumps([["T", TAG, "||".join(tags)]]).decode()
+
+
 def produce(broker: SteppedBroker, *numbers: int) -> None:
     client = broker.connect()
     for number in numbers:
@@ -43,21 +56,141 @@ def lanes_of(broker: SteppedBroker) -> GroupLanes:
     return broker.core.lanes.table["G"]
 
 
-def test_a_thousand_subscriptions_and_the_next_are_served_each_its_own_after_a_restart_too(
+def come(broker: SteppedBroker, shared: Shared, *numbers: int) -> list[ModelConsumer]:
+    made = [ModelConsumer(broker, shared, f"c{n}", wants(n), 1) for n in numbers]
+    assert [one.refusal for one in made if one.refusal] == []
+    return made
+
+
+def test_very_many_subscriptions_and_the_next_one_are_served_each_with_its_own_messages(
     broker: SteppedBroker,
 ) -> None:
-    """They are in the file that a broker starts with; the next one joins them there."""
-    keys = [orjson.dumps([["T", *wants(number)["T"]]]).decode() for number in range(1000)]
     shared = Shared("G")
-    first = [ModelConsumer(broker, shared, f"c{n}", wants(n), 1) for n in range(2)]
-    assert all(not one.refusal for one in first)
-    made = lanes_of(broker)
-    known = orjson.loads(broker.core.lanes.document.take() or b"{}")
-    assert [lane["subscription"] for lane in known["groups"][0]["lanes"]] == keys[:2]
-    monkey = made.rebase
-    made.rebase = lambda: None  # type: ignore[method-assign] - once is enough here
-    for number, key in enumerate(keys[2:], 2):
-        made.enter(key, f"c{number}")
-    made.rebase = monkey  # type: ignore[method-assign]
-    made.rebase()
-    assert not any(lane.is_idle for lane in made.lanes.values())
+    consumers = come(broker, shared, *range(LANES + 1))
+    assert len(lanes_of(broker).lanes) == LANES + 1
+    produce(broker, *range(0, LANES + 1, 7), LANES)
+    read_all(consumers, 2)
+    wanted = {f"m{n}": [f"c{n}"] for n in [*range(0, LANES + 1, 7), LANES]}
+    assert shared.takers == wanted
+    bytes_a_lane = len(broker.core.lanes._render()) / LANES
+    assert bytes_a_lane < 600, "what older lanes want is in the file once"
+    broker.core.lanes.document.save()
+    broker.close()
+    again = SteppedBroker(files=broker.files, clock=broker.clock)
+    assert len(again.core.lanes.table["G"].lanes) == LANES + 1
+    again.close()
+
+
+def test_who_left_shares_a_wider_lane_and_comes_back_to_all_that_is_its_own(
+    broker: SteppedBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lane_departed, "IDLE_MAX", 2)
+    shared = Shared("G")
+    stays, *others = come(broker, shared, *range(12))
+    balance([stays, *others])
+    for one in others:
+        one.leave(says_so=True)
+    broker.pass_seconds(31)
+    produce(broker, *range(12))
+    broker.pass_seconds(12)
+    idle = lanes_of(broker).idle()
+    assert len(idle) == 2
+    assert sum(len(parts_of(lane.key)) for lane in idle) == 11
+    back = come(broker, shared, 7, 3)
+    read_all([stays, *back], 4)
+    assert shared.takers == {"m0": ["c0"], "m7": ["c7"], "m3": ["c3"]}
+    assert sum(len(parts_of(lane.key)) for lane in lanes_of(broker).idle()) == 9
+
+
+def test_what_has_to_be_given_up_is_said(
+    broker: SteppedBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lane_departed, "IDLE_MAX", 2)
+    monkeypatch.setattr(lane_departed, "DEPARTED_MAX", 4)
+    shared = Shared("G")
+    stays, *others = come(broker, shared, *range(7))
+    balance([stays, *others])
+    for one in others:
+        one.leave(says_so=True)
+        broker.pass_seconds(31)
+        produce(broker, int(one.client_id[1:]))
+    with caplog.at_level(logging.WARNING):
+        broker.pass_seconds(8)
+    assert "more than 4 subscriptions left the group within a day" in caplog.text
+    answer = broker.connect().call(900133, {"consumerGroup": "G"})
+    forgotten = orjson.loads(bytes(answer.body))["forgotten"]
+    assert forgotten[0]["subscription"] == key("t1")
+    assert forgotten[0]["messagesMax"] >= 1
+    assert sum(len(parts_of(lane.key)) for lane in lanes_of(broker).idle()) <= 4
+
+
+def test_orders_are_one_object_and_what_they_share_does_not_mix() -> None:
+    tags = [Atom(TAG, f"t{number}") for number in range(4)]
+    order = after(None, *tags[:2])
+    assert after(None, *tags[:2]) is order
+    longer, other = after(order, tags[2]), after(order, tags[3])
+    assert order is not None
+    assert longer is not None
+    assert other is not None
+    assert [tags[2] in one for one in (order, longer, other)] == [False, True, False]
+    assert order.begins(longer)
+    assert not longer.begins(other)
+    assert [order.takes({"TAGS": f"t{n}"}) for n in range(4)] == [True, True, False, False]
+    assert longer.takes({"TAGS": "t2"})
+    assert not other.takes({"TAGS": "t2"})
+
+
+def test_rules_of_tags_that_have_nothing_in_common_stay_as_small_as_they_are_alone() -> None:
+    made = claims("T", [key("a"), key("b", "c"), key("c", "d"), key("*"), key("a")], [])
+    assert made[key("b", "c")] == clause([Atom(TAG, "b||c")])
+    assert len(next(iter(made[key("c", "d")])).none) == 1
+    assert rule_matches(made[key("*")], {"TAGS": "e"})
+    assert not rule_matches(made[key("*")], {"TAGS": "d"})
+    assert not both(made[key("b", "c")], clause([Atom(TAG, "x")]))
+
+
+def test_a_key_that_several_share_cannot_be_a_clients() -> None:
+    made = merged_key([key("a"), key("b")])
+    assert parts_of(made) == (key("a"), key("b"))
+    assert not made.startswith("[")
+
+
+OLD_FILE = {
+    "groups": [
+        {
+            "group": "G",
+            "lanes": [
+                {
+                    "idleMs": 0, "isIdle": False, "number": number, "offers": [], "orphans": [],
+                    "places": [
+                        ["T", 0, {
+                            "offset": 1, "reader": "", "start": 0,
+                            "spans": [[0, []], [1, [[[[TAG, tag]], none]]]],
+                        }],
+                    ],
+                    "subscription": key(tag),
+                }
+                for number, tag, none in ((1, "t1", []), (2, "t1||t2", [[TAG, "t1"]]))
+            ],
+            "movers": [], "resets": [], "unmatched": 3,
+        }
+    ]
+}  # fmt: skip
+
+
+def test_a_file_of_before_is_read() -> None:
+    """It has the clauses with each span, and a span ends where the next one begins."""
+    broker = SteppedBroker()
+    broker.core.topics.put(TopicConfig("T", 1, 1))
+    for document in broker.core.documents:
+        document.save()
+    broker.core.lanes.document.write(orjson.dumps(OLD_FILE).decode())
+    broker.close()
+    again = SteppedBroker(files=broker.files, clock=broker.clock)
+    made = again.core.lanes.table["G"]
+    assert made.unmatched == 3
+    rule, until = made.lanes[key("t1||t2")].places["T", 0].rule_at(5)
+    assert until is None
+    assert rule_matches(rule, {"TAGS": "t2"})
+    assert not rule_matches(rule, {"TAGS": "t1"})
+    again.close()
