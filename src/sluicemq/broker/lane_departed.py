@@ -25,6 +25,8 @@ IDLE_MAX: Final = 16
 """Lanes."""
 DEPARTED_MAX: Final = 1000
 """Subscriptions in them."""
+IN_HAND_MS: Final = 300_000
+"""After so long a commit of somebody who changed lanes counts no more in a lane that is merged."""
 MERGES_PER_TICK: Final = 16
 SCANS_PER_TICK: Final = 8
 SUBSCRIPTIONS_LOGGED: Final = 8
@@ -107,11 +109,16 @@ def _give(
 
 def merge(lanes: "GroupLanes") -> None:
     """Once a second: of the lanes that left one after the other those with the fewest subscriptions
-    become one, but none that a member still has something in hand of."""
+    become one, but for some minutes none of which a member may have something in hand."""
     idle = lanes.idle()
     if len(idle) > IDLE_MAX:
-        read = lanes.movers.lanes_read()
-        idle = [lane for lane in idle if lane.key not in read]
+        read, now_ms = lanes.movers.queues_read(), lanes.parts.clock.now_ms()
+        idle = [
+            lane
+            for lane in idle
+            if now_ms - lane.idle_ms > IN_HAND_MS
+            or all(lane.places[q].is_at_rest for q in read.get(lane.key, ()) if q in lane.places)
+        ]
     for _ in range(min(len(idle) - IDLE_MAX, MERGES_PER_TICK)):
         counts = [len(parts_of(lane.key)) for lane in idle]
         at = min(range(len(idle) - 1), key=lambda at: counts[at] + counts[at + 1])

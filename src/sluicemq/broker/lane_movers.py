@@ -93,9 +93,12 @@ class Movers:
         """Is it waited for until it has finished what it has in hand?"""
         return self._clock.now_ms() < self._until_ms.get(client_id, 0)
 
-    def lanes_read(self) -> set[str]:
-        """The lanes of which somebody who changed may have something in hand."""
-        return {key for (client_id, _), key in self._reads.items() if self.has_time(client_id)}
+    def queues_read(self) -> dict[str, set[Queue]]:
+        """Of each lane the queues that somebody reads for it, who may be in another one."""
+        found: dict[str, set[Queue]] = {}
+        for (_, queue), key in self._reads.items():
+            found.setdefault(key, set()).add(queue)
+        return found
 
     def readers(self, queue: Queue, key: str) -> Iterator[str]:
         """The clients that read the queue for the lane."""
