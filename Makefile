@@ -69,10 +69,11 @@ compat: $(STAMP) ## only the tests with the real Java and Go clients and the rea
 	$(BIN)/python -m pytest tests/compatibility -v $(ARGS)
 
 .PHONY: simulate
-simulate: $(STAMP) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n) of a whole cluster, more examples of crash and property tests, 200 kills during changes of topics
+simulate: $(STAMP) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n) of a whole cluster, 500 of filters that roll, more examples of crash and property tests, 200 kills during changes of topics
 	$(BIN)/python -m sluicemq.testing.simulation --seeds $(or $(SEEDS),2000)
 	$(BIN)/python -m sluicemq.testing.cluster --seeds $(or $(CLUSTER_SEEDS),1000)
 	$(BIN)/python -m sluicemq.testing.cluster --kind split --seeds $(or $(CLUSTER_SEEDS),300)
+	SLUICEMQ_SEEDS=11250 $(BIN)/python -m pytest -o timeout=0 tests/unit/broker/test_lane_simulation.py -k roll $(ARGS)
 	SLUICEMQ_EXAMPLES=20000 $(BIN)/python -m pytest tests/property/test_vectorised.py $(ARGS)
 	SLUICEMQ_EXAMPLES=500 $(BIN)/python -m pytest -n auto tests/crash tests/property --deselect tests/property/test_vectorised.py $(ARGS)
 	SLUICEMQ_SEEDS=200 $(BIN)/python -m pytest tests/integration/test_changes_killed.py $(ARGS)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sluicemq.broker.lane_columns import among
-from sluicemq.broker.lane_places import Place, Span
+from sluicemq.broker.lane_places import NOBODY, Place, Span
 from sluicemq.broker.lane_rules import (
     Atom,
     Clause,
@@ -185,6 +185,8 @@ def load(lanes: GroupLanes, value: Any) -> None:
             done = lanes.parts.offsets.committed(lanes.name, *queue)
             if done > place.position:
                 place.commit(done)
+            if place.reader not in {"", NOBODY}:  # how much it has in hand its next pull says
+                place.delivered = lanes.parts.end(queue)
         atoms_of(lane.key)
         lanes.lanes[lane.key] = lane
         lanes.number = max(lanes.number, lane.number)

@@ -77,8 +77,7 @@ class LanePulls:
         reading.lane = key
         place.pulls(reading.offset)
         if place.scanned is None:
-            place.scanned = reading.offset
-            place.delivered = max(place.delivered, reading.offset)
+            place.scanned = place.delivered = reading.offset
         lanes.settle(queue)
         return lanes.is_going_back(key, place, queue)
 
