@@ -56,7 +56,8 @@ def test_a_heartbeat_makes_members_groups_and_retry_topics(
 ) -> None:
     assert members(client) == 1
     answer = beat(client, ("T", "A", 1))
-    assert answer.fields == {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true"}
+    v2 = {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true"}
+    assert answer.fields == v2 | {"sluiceLanes": "true"}
     assert answer.version >= 232
     assert members(client) == {"c"}
     assert broker.core.groups.table["G"] == GroupConfig("G")
