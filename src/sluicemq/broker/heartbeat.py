@@ -41,6 +41,7 @@ from sluicemq.protocol.headers import (
 
 log = logging.getLogger(__name__)
 
+LANES_FIELD = "sluiceLanes"
 UNIT_SYS_FLAG = 0x1
 UNKNOWN_MAX = 1024
 BODY_INLINE_BYTES: Final = 64 * 1024
@@ -120,7 +121,7 @@ class Heartbeats:
                 HeartbeatResponse(
                     supports_v2=True,
                     subscription_changed=changed if data.fingerprint else True,
-                    lanes=True,
+                    lanes=True if command.fields and LANES_FIELD in command.fields else None,
                 )
             ),
         )

@@ -56,8 +56,9 @@ def test_a_heartbeat_makes_members_groups_and_retry_topics(
 ) -> None:
     assert members(client) == 1
     answer = beat(client, ("T", "A", 1))
-    v2 = {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true"}
-    assert answer.fields == v2 | {"sluiceLanes": "true"}
+    assert answer.fields == {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true"}
+    asked = broker.connect().call(34, {"sluiceLanes": "true"}, b"{}")
+    assert asked.fields == answer.fields | {"sluiceLanes": "true"}
     assert answer.version >= 232
     assert members(client) == {"c"}
     assert broker.core.groups.table["G"] == GroupConfig("G")

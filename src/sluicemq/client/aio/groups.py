@@ -106,7 +106,7 @@ class Memberships:
 
     async def _is_shared(self, topic: str) -> bool:
         """Does every broker of a topic serve members that want different things?"""
-        command = requests.heartbeat(Heartbeat(self._keeper.client_id, (), ()))
+        command = requests.heartbeat(Heartbeat(self._keeper.client_id, (), ()), asks_lanes=True)
         for data in (await self._cluster.route(topic)).brokers:
             address = data.addresses.get(MASTER_ID)
             try:

@@ -234,9 +234,12 @@ def consumer_list(group: str) -> Command:
     )
 
 
-def heartbeat(value: bodies.Heartbeat) -> Command:
-    """I am here, with these groups and subscriptions."""
+def heartbeat(value: bodies.Heartbeat, *, asks_lanes: bool = False) -> Command:
+    """I am here, with these groups and subscriptions; a broker that is asked says that it has
+    lanes."""
     command = _command(RequestCode.HEART_BEAT)
+    if asks_lanes:
+        command.fields = {"sluiceLanes": "true"}
     command.body = bodies.encode_heartbeat(value)
     return command
 
