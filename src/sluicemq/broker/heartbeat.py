@@ -191,9 +191,9 @@ class Heartbeats:
     def check(self, command: Command, peer: Peer) -> Postponed:
         """46: would a subscription work here? Java clients ask for SQL92 ones before they start."""
         asked = bodies.decode_check_client_config(command.body)
-        return Postponed(self._check(asked))
+        return Postponed(self._check(asked, peer))
 
-    def _check(self, asked: bodies.CheckClientConfig) -> Steps[Command]:
+    def _check(self, asked: bodies.CheckClientConfig, peer: Peer) -> Steps[Command]:
         subscription = asked.subscription
         if subscription is None:
             return Command(ResponseCode.SUCCESS)

@@ -14,6 +14,7 @@ from sluicemq.broker.lane_rules import (
     codes_of,
     matcher,
     rule_bytes,
+    rule_weight,
 )
 from sluicemq.errors import FilterError
 from sluicemq.filter.parser import compile_sql92
@@ -32,7 +33,7 @@ class RuleFilter:
 
     def __init__(self, rule: Rule) -> None:
         self.rule = rule
-        self.weight = sum(len(atom.text) for item in rule for atom in item.must | item.none)
+        self.weight = rule_weight(rule)
         self._vectorised: RuleColumns | None = None
         self._clauses = [([matcher(atom) for atom in must], none) for must, none in rule]
         codes = [_clause_codes(item) for item in rule]

@@ -427,6 +427,16 @@ def codes_of(atom: Atom) -> frozenset[int] | None:
         return frozenset()
 
 
+def rule_weight(rule: Rule) -> int:
+    """The length of all that a message may be compared with."""
+    orders = {order for item in rule for order in item.none}
+    atoms = [
+        *(atom for item in rule for atom in item.must),
+        *(a for o in orders for a in o.others()),
+    ]
+    return sum(len(atom.text) for atom in atoms)
+
+
 def rule_matches(rule: Rule, properties: Mapping[str, str]) -> bool:
     """Is a message with these properties the rule's?"""
     return any(

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 from sluicemq.broker.background import Job, Steps
 from sluicemq.broker.lane_columns import RuleColumns
-from sluicemq.broker.lane_rules import EVERYTHING, Rule, clause, rule_matches
+from sluicemq.broker.lane_rules import EVERYTHING, Rule, clause, rule_matches, rule_weight
 from sluicemq.filter.evaluate import Verdict
 from sluicemq.filter.outcomes import FALSE, NEEDS_RECORD, TRUE, verdict_of
 from sluicemq.filter.parser import compile_sql92
@@ -123,11 +123,7 @@ class Wanted:
         """What a lane's rule wants."""
         made = cls(Subscription("", ALL))
         made.key = ("RULE", rule)
-        made.weight = sum(
-            len(atom.text)
-            for item in rule
-            for atom in (*item.must, *(one for order in item.none for one in order.others()))
-        )
+        made.weight = rule_weight(rule)
         if rule != clause([EVERYTHING]):
             made.vectorised = RuleColumns(rule)
             made.verdict = partial(rule_matches, rule)
