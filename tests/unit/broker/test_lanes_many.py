@@ -184,8 +184,8 @@ def test_a_file_of_before_is_read() -> None:
     broker.core.topics.put(TopicConfig("T", 1, 1))
     for document in broker.core.documents:
         document.save()
-    broker.core.lanes.document.write(orjson.dumps(OLD_FILE).decode())
     broker.close()
+    broker.files.put(broker.core.lanes.document.path, orjson.dumps(OLD_FILE))
     again = SteppedBroker(files=broker.files, clock=broker.clock)
     made = again.core.lanes.table["G"]
     assert made.unmatched == 3
