@@ -18,6 +18,7 @@ from sluicemq.net.blocking import BlockingChannel
 from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_records
 from sluicemq.testing.broker import pull_fields, send_fields
+from waiting import slowness
 
 PENDING = 10_000
 WINDOW = 200
@@ -116,8 +117,10 @@ def test_ten_thousand_pending_survive_a_kill(
         time.sleep(0.2)
     missing = due.keys() - found.keys()
     assert not missing, f"{len(missing)} of {PENDING} are lost"
-    # A level counts from the store time, which is not before the request was made.
-    early = [body for body, at_ms in found.items() if at_ms < due[body] - 1]
+    # A level counts from the store time: that of the broker's turn, which on a busy machine may
+    # have begun a moment before the request was made.
+    turn_ms = 1 + 20 * (slowness() - 1)
+    early = [body for body, at_ms in found.items() if at_ms < due[body] - turn_ms]
     assert not early, f"{len(early)} came too early"
     servers[1].stop(signal.SIGTERM)
     state = (tmp_path / "store" / "timerwheel").stat()

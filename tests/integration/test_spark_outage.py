@@ -32,6 +32,7 @@ from sluicemq.spark import outage, sink, sink_send
 from sluicemq.spark.options import WRITE, parse_options
 from sluicemq.spark.outage import ride_out
 from sluicemq.spark.schema import declared_columns, struct_type
+from sluicemq.spark.sink_bad_rows import RowSorter
 from sluicemq.spark.stream import stream_reader
 from waiting import slowness
 
@@ -133,10 +134,10 @@ def sinks(site: Site, topic: str) -> Callable[[int], None]:
         with sink._producer(exact) as producer:
             task = sink_send.Task("outage", epoch, 0, 0)
             sender = sink_send.StagingSender(producer, 16, task, staged.brokers)
-            sink_send.send_all(
-                sink_send.rows_of(iter([batch]), staged.roles, f"{topic}-exact"), sender
-            )
-        done = sink.Sent(ROWS, task.query, epoch, (f"{topic}-exact",), sender.staged.ranges)
+            sorter = RowSorter(staged.roles, f"{topic}-exact", "fail", sender)
+            sink_send.send_all(sorter.rows(iter([batch])), sender)
+        ranges = sender.staged.ranges
+        done = sink.Sent(ROWS, sorter.bad, task.query, epoch, (f"{topic}-exact",), ranges)
         staged.commit([done], epoch)
 
     return write
