@@ -3,9 +3,8 @@
 What a missing tool means is decided here: a skip with the reason, or a failure when CI=true.
 
 A test that fails runs once more: these clients have timeouts of their own, 3 s and less, and a
-machine that starts three JVMs at once stalls that long. The second try begins with clusters and
-drivers of its own, so no topic or group has anything of the first; pytest reports the test as
-flaky, with the first traceback (tests/conftest.py).
+machine that starts three JVMs at once stalls that long. pytest reports it as flaky, with the first
+traceback (tests/conftest.py).
 """
 
 import contextlib
@@ -64,15 +63,6 @@ def cannot(item: pytest.Item) -> bool:
         words in item.name and f"[{client}" in item.name
         for words, client in getattr(item.module, "CANNOT", {})
     )
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    here = Path(__file__).parent
-    if here in item.path.parents and getattr(item, "execution_count", 1) > 1:
-        # All fixtures end, whatever their scope, and are set up again for this try.
-        item.session._setupstate.teardown_exact(None)
-        RUNNING.close()
 
 
 class Running:

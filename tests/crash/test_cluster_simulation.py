@@ -189,7 +189,7 @@ def nobody_takes_over_from_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 PLANTED: list[tuple[Plant, int]] = [
-    (the_highest_acknowledged_offset_is_committed, 56),
+    (the_highest_acknowledged_offset_is_committed, 144),
     (what_was_fetched_is_committed, 0),
     (some_sends_are_answered_without_being_stored, 0),
     (an_answer_does_not_wait_for_the_disk, 2),
