@@ -16,7 +16,7 @@ from sluicemq.broker.outcomes import failed
 from sluicemq.broker.registration import NameServer, Registration
 from sluicemq.broker.switching import calm
 from sluicemq.clock import Clock
-from sluicemq.errors import RequestError, SluiceError, StoreError
+from sluicemq.errors import RequestError, RequestTimeoutError, SluiceError, StoreError
 from sluicemq.net.dialer import Channel, ChannelPool
 from sluicemq.net.network import Network
 from sluicemq.net.peer import Peer
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 # Together less than the 5 s after which RocketMQ's tools give up a change of a topic.
 DIAL_WAIT_S: Final = 1.5
 REGISTER_WAIT_S: Final = 3.0
+TOPIC_WAIT_S: Final = 0.5
 FAREWELL_WAIT_S: Final = 1.0
 
 
@@ -116,6 +117,7 @@ class Announcements:
         """A name server forgets us with the connection: tell it as soon as it is back."""
         for server in self.registration.name_servers:
             if server.address == channel.address:
+                server.takes_topics = True  # another one may come back
                 server.next_try_s = 0.0
                 self._news.set()
 
@@ -153,13 +155,21 @@ class Announcements:
             self.registration.failed(server, error, self._clock.monotonic_s())
 
     async def _tell_changes(self, server: NameServer) -> None:
-        """Of the topics that changed; of all when the name server does not take that."""
+        """Of the topics that changed; of all when the name server does not take that: one of 4.9
+        does not even answer."""
+        if not server.takes_topics:
+            await self._tell_all(server)
+            return
         try:
             channel = await self._pool.get(server.address)
             for request in self.registration.take_changes(server):
-                answer = await channel.call(request, REGISTER_WAIT_S)
+                answer = await channel.call(request, TOPIC_WAIT_S)
                 if answer.code != 0:
+                    server.takes_topics = False
                     await self._tell_all(server)
                     return
+        except RequestTimeoutError:
+            server.takes_topics = False
+            await self._tell_all(server)
         except (SluiceError, OSError) as error:
             self.registration.failed(server, error, self._clock.monotonic_s())

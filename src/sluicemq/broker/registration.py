@@ -56,6 +56,8 @@ class NameServer:
     next_try_s: float = 0.0
     changes: set[str] = dataclasses.field(default_factory=set)
     """Topics that have changed since it was last told."""
+    takes_topics: bool = True
+    """Whether it knows 217, as those of 5.x and ours."""
 
 
 def credentials_of(text: str) -> tuple[str, str] | None:
