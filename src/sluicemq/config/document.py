@@ -90,6 +90,23 @@ under another number, and address translation between the client and the name se
 """
 
 _RETENTION = """\
+## Open files
+
+A server needs open files for its connections and for the files of the store that are being read.
+It takes what the system allows (it raises its soft limit to the hard one at the start) and gets
+by with it, however many queues there are: 40,000 queues start, serve and recover with 1,024.
+Nothing is to be set for many queues; for many connections it is.
+
+| part | of `ulimit -n` 1,024 | of 20,000 |
+|---|---|---|
+| files of the store that are mapped for reading; the least used make room | a quarter, 256 | 1,024, never more |
+| kept for what is open for a moment: a table being saved, a queue being written | 64 | 64 |
+| connections are accepted as long as fewer files than this are open | 704 | 18,912 |
+
+A connection above that is closed and the log says so, with the cure: `ulimit -n` (also `-H`),
+`LimitNOFILE=` of a systemd unit, `--ulimit nofile=` of a container. `sluiceConnectionsMax` is a
+limit beside it. The first line of a server's log has the numbers.
+
 ## What is deleted, and when
 
 The files of the commit log go in order, never the newest, each as a whole with all its topics:
