@@ -99,7 +99,7 @@ Nothing is to be set for many queues; for many connections it is.
 
 | part | of `ulimit -n` 1,024 | of 20,000 |
 |---|---|---|
-| files of the store mapped for reading; the least used make room | a quarter, 256 | 1,024, never more |
+| files of the store mapped for reading; the least used go | a quarter: 256 | at most 1,024 |
 | kept for what is open for a moment: a table being saved, a queue being written | 64 | 64 |
 | connections are accepted as long as fewer files than this are open | 704 | 18,912 |
 
