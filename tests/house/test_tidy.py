@@ -17,15 +17,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 
-FILE_LINES_MAX = 500
-FUNCTION_LINES_MAX = 60
-FUNCTION_LINES_MEDIAN_MAX = 8
-FUNCTION_LINES_P90_MAX = 35
+FILE_LINES_MAX = 700  # a file ends where its subject ends
+FUNCTION_LINES_MAX = 80
+FUNCTION_LINES_MEDIAN_MAX = 12
+FUNCTION_LINES_P90_MAX = 40
 
 # Functions that may be longer, each with the benchmark (a row of `make bench`) that pays for it.
-HOT = {
-    "sluicemq/broker/send.py:Send.send_quick": "send 128 B, 1 connection x 64",
-}
+HOT: dict[str, str] = {}
 
 # A call that the house does not make, and what it makes instead. Keys are dotted names after
 # resolving imports.
@@ -119,7 +117,7 @@ def test_the_walk_finds_planted_breaches() -> None:
     )
     tree = ast.parse(planted)
     assert long_functions("planted.py", tree) == [
-        f"line 9: long has {FUNCTION_LINES_MAX + 3} lines, limit 60"
+        f"line 9: long has {FUNCTION_LINES_MAX + 3} lines, limit {FUNCTION_LINES_MAX}"
     ]
     assert missing_docstring(planted, tree)
     assert banned_names(tree) == ["line 5: class CacheManager: name it by its noun"]

@@ -137,7 +137,7 @@ class Peer:
             self._calls.pop(command.opaque, None)
 
     def _numbered(self, command: Command) -> bytes:
-        """Our own numbers: those of the other direction do not matter (spec §4)."""
+        """Our own numbers: those of the other direction do not matter (spec/remoting.md §4)."""
         self._opaque = (self._opaque + 1) & 0x7FFFFFFF
         command.opaque = self._opaque
         command.language = SERVER_LANGUAGE

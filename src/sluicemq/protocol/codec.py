@@ -5,7 +5,7 @@ that are not UTF-8, numbers as text, unquoted keys) goes a second, slow and tole
 values are text after decoding, always: Java peers tolerate numbers there.
 
 `encode` writes JSON unless the command says BINARY. Binary cannot carry codes above 32,767 and
-drops empty values (spec §3); `encode` refuses the first and follows the second.
+drops empty values (spec/remoting.md §3); `encode` refuses the first and follows the second.
 """
 
 import struct
@@ -180,7 +180,7 @@ def _binary_text(header: bytes, start: int, size: int) -> tuple[str, int]:
 
 
 def _binary_fields(header: bytes, start: int, size: int) -> dict[str, str] | None:
-    """An empty name or value stands for null (spec §3): such a field is absent."""
+    """An empty name or value stands for null (spec/remoting.md §3): such a field is absent."""
     end = start + size
     if size < 0 or end > len(header):
         raise ProtocolError(f"Fields of {size} bytes do not fit into the binary header.")

@@ -269,8 +269,8 @@ def _step(value: Any, name: str) -> Any:
 
 
 def _resolved_key(key: Any, root: Any) -> Any:
-    """`{"$ref":"$.mqPopTable.null"}` as a key means a key of that map (spec §5); it can be told
-    which one only when the map has a single object key."""
+    """`{"$ref":"$.mqPopTable.null"}` as a key means a key of that map (spec/remoting.md §5);
+    it can be told which one only when the map has a single object key."""
     if not (isinstance(key, tuple) and len(key) == 1 and key[0][0] == _REFERENCE):
         return key
     owner = _target(str(key[0][1]).rpartition(".")[0] or "$", root, (root,))

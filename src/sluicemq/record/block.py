@@ -2,7 +2,7 @@
 
 A record's fixed part (spec/store.md §2.1) is 88 bytes with two IPv4 hosts and 12 more for each
 IPv6 host. One gather takes the fixed parts of all records with the same hosts as a NumPy struct;
-field by field it would take five times as long (bench/spark.md). Another one takes what lies
+field by field it would take five times as long (spec/spark.md). Another one takes what lies
 between body and properties, as long as all have one topic. Everything is found when first asked
 for.
 """

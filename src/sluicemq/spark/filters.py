@@ -1,7 +1,7 @@
 """Spark's predicates -> what the broker and the offsets can decide exactly.
 
 Spark hands over simple predicates (column, operator, literal), all of which must hold, and does not
-apply again what the source keeps (bench/spark.md). So a predicate is *kept* only when the source
+apply again what the source keeps (spec/spark.md). So a predicate is *kept* only when the source
 leaves out precisely the rows for which it is not true:
 
 | column | kept | how |

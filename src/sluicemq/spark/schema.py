@@ -16,7 +16,7 @@
 Only by name in `columns` (an archive has them): born_host, store_host (string), flag, sys_flag,
 body_crc, size_bytes (int), physical_offset, prepared_offset (bigint), as the record holds them.
 
-Spark's Python sources have no column pruning (bench/spark.md), so a narrower read is asked for: by
+Spark's Python sources have no column pruning (spec/spark.md), so a narrower read is asked for: by
 the option `columns`, or by a user's own `.schema(…)`, whose further columns are properties:
 
     columns = item ("," item)*

@@ -1,7 +1,7 @@
 """The data source `rocketmq`: what Spark asks for first, and the batch reader.
 
 Spark finds it by name through the module `pyspark_rocketmq` (its `DefaultSource`). Facts on the
-Python Data Source API and its limits: bench/spark.md.
+Python Data Source API and its limits: spec/spark.md.
 
 A batch read, step by step, with the process it happens in:
 

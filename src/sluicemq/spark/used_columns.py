@@ -1,6 +1,6 @@
 """Which columns of a relation a query needs, asked of Spark's own optimizer.
 
-Spark asks a Python source for all its columns (bench/spark.md), so whoever knows the query can read
+Spark asks a Python source for all its columns (spec/spark.md), so whoever knows the query can read
 much less. The query is first planned over stand-ins that have the columns and no rows; what is left
 of them in the optimized plan is what it needs:
 

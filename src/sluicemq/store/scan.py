@@ -2,7 +2,7 @@
 
 A record counts only when everything agrees: magic, its size with its parts, its stored physical
 offset with its position (so that stale bytes of an earlier life of the file never come back), and
-the body with its CRC. The walk ends at the first that does not (spec/store.md §7.4); a blank
+the body with its CRC. The walk ends at the first that does not (spec/store.md §7); a blank
 record leads to the next file.
 
 The CRC covers the body alone, and a torn write leaves zeros behind what arrived. A record can

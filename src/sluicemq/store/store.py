@@ -6,7 +6,7 @@ waits for the disk. A turn of the loop is: many `append`, one `commit`, then the
     ASYNC_FLUSH   `commit` makes the turn visible at once; `sync` runs on a timer
     SYNC_FLUSH    `commit` makes nothing visible; after `sync` returned an end, `publish(end)` does
 
-So what a reader has seen under SYNC_FLUSH is on disk (architecture, decision 5). `tick` writes
+So what a reader has seen under SYNC_FLUSH is on disk (docs/design/0002). `tick` writes
 queue files and asks for checkpoints; the checkpoint itself waits for the disk and therefore is
 made at the end of a `sync`.
 

@@ -249,7 +249,8 @@ def _progress_from(value: Any) -> QueueProgress:
 
 
 def encode_queue_offsets(offsets: Mapping[MessageQueue, int]) -> bytes:
-    """220's body, 222's answer: queues as raw keys, which Java and Go both read (spec §5)."""
+    """220's body, 222's answer: queues as raw keys, which Java and Go both read
+    (spec/remoting.md §5)."""
     return fastjson.dumps(
         {"offsetTable": {queue_key(queue): offset for queue, offset in offsets.items()}}
     )

@@ -7,7 +7,7 @@ PULL_SUSPEND = 0x2
 PULL_SUBSCRIPTION = 0x4
 PULL_CLASS_FILTER = 0x8
 PULL_LITE = 0x10
-"""Bits of a pull's sys_flag (spec §10)."""
+"""Bits of a pull's sys_flag (spec/remoting.md §10)."""
 
 
 @header
@@ -96,7 +96,8 @@ class GetMinOffsetRequest:
 
 @header
 class SearchOffsetRequest:
-    """29: `boundary` is `lower` or `upper` in any case; anything else means lower (spec §2)."""
+    """29: `boundary` is `lower` or `upper` in any case; anything else means lower
+    (spec/delivery.md §6)."""
 
     topic: str = text("topic")
     queue_id: int = int32("queueId")
@@ -123,7 +124,7 @@ class GetEarliestStoreTimeResponse:
 
 @header
 class HeartbeatResponse:
-    """Answer to 34; a broker without heartbeat V2 leaves both out (spec §15)."""
+    """Answer to 34; a broker without heartbeat V2 leaves both out (spec/remoting.md §15)."""
 
     supports_v2: bool | None = boolean("IS_SUPPORT_HEART_BEAT_V2", default=None)
     subscription_changed: bool | None = boolean("IS_SUB_CHANGE", default=None)

@@ -52,7 +52,7 @@ class SendMessageRequestV2(SendMessageRequest):
 
 @header
 class SendMessageResponse:
-    """Answer to a send. The Java client needs MSG_REGION's map to exist (spec §7.3)."""
+    """Answer to a send. The Java client needs MSG_REGION's map to exist (spec/remoting.md §7.3)."""
 
     message_id: str | None = text("msgId", default=None)
     queue_id: int | None = int32("queueId", default=None)

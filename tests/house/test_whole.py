@@ -1,0 +1,83 @@
+"""The whole is capped, not only its pieces: lines, files, modules a folder, functions used once.
+
+Each cap is what the tree has reached; it only falls, until it is at its bar (docs/design/0012).
+"""
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[2] / "src"
+
+LINES_MAX = 96_300  # bar: 60,000
+FILES_MAX = 531  # bar: 260
+MODULES_A_FOLDER_MAX = 90  # bar: 15
+USED_ONCE_SHARE_MAX = 0.222  # bar: 0.08
+CLASS_NAMES_TWICE_MAX = 6  # bar: 0
+
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def test_lines_and_files_are_capped() -> None:
+    lines = sum(path.read_text().count("\n") for path in FILES)
+    assert lines <= LINES_MAX
+    assert len(FILES) <= FILES_MAX
+
+
+def test_a_folder_has_few_modules() -> None:
+    folders = Counter(path.parent for path in FILES)
+    folder, modules = folders.most_common(1)[0]
+    assert modules <= MODULES_A_FOLDER_MAX, folder
+
+
+def test_few_private_functions_are_used_once() -> None:
+    trees = [ast.parse(path.read_text()) for path in FILES]
+    once = sum(len(list(used_once(tree))) for tree in trees)
+    share = once / sum(isinstance(node, DEFINITIONS) for tree in trees for node in ast.walk(tree))
+    assert share <= USED_ONCE_SHARE_MAX
+
+
+def test_a_class_name_is_defined_once_in_a_package() -> None:
+    twice = defined_twice((path.parent, ast.parse(path.read_text())) for path in FILES)
+    assert len(twice) <= CLASS_NAMES_TWICE_MAX, twice
+
+
+def test_planted_breaches_are_found() -> None:
+    planted = ast.parse(
+        "def _once(): ...\ndef _often(): ...\n_once(); _often(); _often()\nclass Finding: ..."
+    )
+    assert list(used_once(planted)) == ["_once"]
+    assert defined_twice([(SOURCE, planted), (SOURCE, planted)]) == ["src: Finding"]
+
+
+DEFINITIONS = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def used_once(tree: ast.Module) -> Iterator[str]:
+    """Private functions and methods that their own file mentions once."""
+    mentions = Counter(
+        node.id if isinstance(node, ast.Name) else node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name | ast.Attribute)
+    )
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, DEFINITIONS)
+            and node.name.startswith("_")
+            and not node.name.startswith("__")
+            and mentions[node.name] == 1
+        ):
+            yield node.name
+
+
+def defined_twice(modules: Iterable[tuple[Path, ast.Module]]) -> list[str]:
+    classes: dict[Path, Counter[str]] = defaultdict(Counter)
+    for folder, tree in modules:
+        classes[folder].update(node.name for node in tree.body if isinstance(node, ast.ClassDef))
+    return sorted(
+        f"{folder.name}: {name}"
+        for folder, names in classes.items()
+        for name, count in names.items()
+        if count > 1
+    )
