@@ -70,9 +70,9 @@ compat: $(STAMP) ## only the tests with the real Java and Go clients and the rea
 
 .PHONY: simulate
 simulate: $(STAMP) ## 2,000 seeds (SEEDS=n) of crashes, 1,000 (CLUSTER_SEEDS=n) of a whole cluster, 500 of filters that roll, more examples of crash and property tests, 200 kills during changes of topics
-	$(BIN)/python -m sluicemq.testing.simulation --seeds $(or $(SEEDS),2000)
-	$(BIN)/python -m sluicemq.testing.cluster --seeds $(or $(CLUSTER_SEEDS),1000)
-	$(BIN)/python -m sluicemq.testing.cluster --kind split --seeds $(or $(CLUSTER_SEEDS),300)
+	PYTHONPATH=tests/lib $(BIN)/python -m simulation.crashes --seeds $(or $(SEEDS),2000)
+	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --seeds $(or $(CLUSTER_SEEDS),1000)
+	PYTHONPATH=tests/lib $(BIN)/python -m simulation.cluster --kind split --seeds $(or $(CLUSTER_SEEDS),300)
 	SLUICEMQ_SEEDS=11250 $(BIN)/python -m pytest -o timeout=0 tests/unit/broker/test_lane_simulation.py -k roll $(ARGS)
 	SLUICEMQ_EXAMPLES=20000 $(BIN)/python -m pytest tests/property/test_vectorised.py $(ARGS)
 	SLUICEMQ_EXAMPLES=500 $(BIN)/python -m pytest -n auto tests/crash tests/property --deselect tests/property/test_vectorised.py $(ARGS)
@@ -86,8 +86,8 @@ simulate-spark: $(STAMP) ## kills and restarts of Spark jobs: 100 histories of e
 
 .PHONY: fuzz
 fuzz: $(STAMP) ## a million malformed inputs (INPUTS=n, SEED=n) against a running broker, with a bystander watched; the same with access control
-	$(BIN)/python -m sluicemq.testing.fuzz --inputs $(or $(INPUTS),1000000) --seed $(or $(SEED),1) --corpus tests/golden/traffic $(ARGS)
-	$(BIN)/python -m sluicemq.testing.fuzz --inputs $(or $(INPUTS),1000000) --seed $(or $(SEED),1) --corpus tests/golden/traffic --guarded $(ARGS)
+	PYTHONPATH=tests/lib $(BIN)/python -m fuzz --inputs $(or $(INPUTS),1000000) --seed $(or $(SEED),1) --corpus tests/golden/traffic $(ARGS)
+	PYTHONPATH=tests/lib $(BIN)/python -m fuzz --inputs $(or $(INPUTS),1000000) --seed $(or $(SEED),1) --corpus tests/golden/traffic --guarded $(ARGS)
 
 .PHONY: bench
 bench: $(STAMP) ## the figures, beside the real Java broker where Java is there (QUICK=1: two minutes)

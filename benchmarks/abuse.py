@@ -33,7 +33,6 @@ from sluicemq.errors import SluiceError
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.protocol.codes import RequestCode as Code
 from sluicemq.protocol.command import Command
-from sluicemq.testing.broker import pull_fields, send_fields
 
 MESSAGES: Final = 3_000
 CONDITIONS: Final = 700
@@ -49,6 +48,15 @@ autoCreateSubscriptionGroup=true
 """
 
 Request = tuple[int, dict[str, object], bytes]
+
+SEND: Final[dict[str, object]] = {
+    "a": "P", "b": "BYSTANDER", "c": "TBW102", "d": 4, "e": 0, "f": 0, "g": 1, "h": 0,
+    "i": "UNIQ_KEY\x01AB12\x02", "j": 0, "k": "false", "m": "false",
+}  # fmt: skip
+PULL: Final[dict[str, object]] = {
+    "consumerGroup": "ABUSER", "queueId": 0, "queueOffset": 0, "maxMsgNums": 32, "commitOffset": 0,
+    "suspendTimeoutMillis": 2000, "subVersion": 0, "expressionType": "SQL92",
+}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------- the broker
@@ -131,9 +139,8 @@ def deep(rng: random.Random) -> str:
 
 
 def pull(expression: str, topic: str = "T", wait: bool = False) -> Request:
-    more = {"subscription": expression, "expressionType": "SQL92", "sysFlag": 6 if wait else 4,
-            "suspendTimeoutMillis": 2000}  # fmt: skip
-    return Code.PULL_MESSAGE, pull_fields(topic, **more, consumerGroup="ABUSER"), b""
+    fields = PULL | {"topic": topic, "subscription": expression, "sysFlag": 6 if wait else 4}
+    return Code.PULL_MESSAGE, fields, b""
 
 
 def heartbeat(expressions: list[str], client: str) -> Request:
@@ -255,7 +262,7 @@ def abuse(
 
 
 def bystand(address: str, seconds: float, waits_s: list[float]) -> None:
-    fields = {name: str(value) for name, value in send_fields("BYSTANDER").items()}
+    fields = {name: str(value) for name, value in SEND.items()}
     with contextlib.closing(BlockingChannel(address, 60.0)) as channel:
         end_s = time.monotonic() + seconds
         while time.monotonic() < end_s:
@@ -272,10 +279,10 @@ def fill(address: str) -> None:
         for at in range(MESSAGES):
             values = [f"p{n}\x01value {at} {rng.getrandbits(200):x}" for n in range(8)]
             properties = "\x02".join([f"UNIQ_KEY\x01{at:032X}", f"KEYS\x01k{at % 3}", *values, ""])
-            fields = {n: str(v) for n, v in send_fields("T", properties).items()}
+            fields = {n: str(v) for n, v in (SEND | {"b": "T", "i": properties}).items()}
             answer = channel.call(Command(Code.SEND_MESSAGE_V2, fields, b"x" * 100))
             assert answer.code == 0, answer.remark
-        send = {name: str(value) for name, value in send_fields("BYSTANDER").items()}
+        send = {name: str(value) for name, value in SEND.items()}
         channel.call(Command(Code.SEND_MESSAGE_V2, send, b"x"))
         channel.call(Command(Code.PULL_MESSAGE, {n: str(v) for n, v in pull("p0='1'")[1].items()}))
 

@@ -15,11 +15,11 @@ import pytest
 from peer.clusters import Cluster, rocketmq_cluster, sluice_cluster, write_properties
 from peer.drivers import JVM_FLAGS, Driver, DriverFailedError, java_driver, python_driver
 
+from certificates import Authority, Certificate
 from conftest import missing_tool_is_a_reason
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.errors import SluiceError
 from sluicemq.net.tls import Tls
-from sluicemq.testing.certificates import Authority, Certificate
 
 JAVA = ["java-5.3.3", "java-4.9.8"]
 PYTHON = ["aio", "sync"]

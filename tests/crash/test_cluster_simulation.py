@@ -15,6 +15,10 @@ from typing import Any
 
 import pytest
 
+from simulation.cluster.__main__ import main, run_range
+from simulation.cluster.ledger import Ledger
+from simulation.cluster.runs import LENGTH, error_of, explain, run_seed
+from simulation.silence import silence
 from sluicemq.broker.core import BrokerCore
 from sluicemq.broker.delaying import Delaying
 from sluicemq.broker.ending import Ending
@@ -27,10 +31,6 @@ from sluicemq.client.core.inflight import InFlight
 from sluicemq.model.message import COMMITTED, ROLLED_BACK
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.writer import Writer
-from sluicemq.testing.cluster.__main__ import main, run_range
-from sluicemq.testing.cluster.ledger import Ledger
-from sluicemq.testing.cluster.runs import LENGTH, error_of, explain, run_seed
-from sluicemq.testing.silence import silence
 
 ROOT = Path(__file__).parents[2]
 SEEDS = 20
@@ -251,16 +251,17 @@ def test_one_seed_tells_its_story(
     assert "drained" in told
     monkeypatch.setattr(Ledger, "missing", lambda ledger, group: ledger.sent[:1])
     assert main(["--seed", "1", "--keep", "2,3"]) == 1
-    assert "python -m sluicemq.testing.cluster --seed 1 --keep 2,3" in capsys.readouterr().out
+    assert "python -m simulation.cluster --seed 1 --keep 2,3" in capsys.readouterr().out
 
 
 def test_the_same_seed_is_the_same_history_in_another_process() -> None:
     runs = [
         subprocess.run(
-            [sys.executable, "-c", "from sluicemq.testing.cluster.runs import *\n"
+            [sys.executable, "-c", "from simulation.cluster.runs import *\n"
              "import logging; logging.disable(logging.CRITICAL)\n"
              "print(error_of(3, list(range(LENGTH)), print))"],
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONHASHSEED": hash_seed},
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": hash_seed},
             capture_output=True, text=True, timeout=60, check=True,
         ).stdout
         for hash_seed in ("1", "2")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from simulation.stepped import ManualClock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreError
 from sluicemq.filter.parser import compile_sql92
@@ -21,7 +22,6 @@ from sluicemq.record.codec import decode_records, encode_properties
 from sluicemq.store import columns_blocks, columns_file, columns_scan
 from sluicemq.store.columns_blocks import ColumnBlocks
 from sluicemq.store.store import Store
-from sluicemq.testing.broker import ManualClock
 from sluicemq.testing.files import CrashableFiles, PowerLost
 
 SEEDS = int(os.environ.get("SLUICEMQ_EXAMPLES", "60"))

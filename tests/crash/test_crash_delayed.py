@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import pytest
 
+from simulation.stepped import SMALL, START_MS, ManualClock, SteppedBroker, send_fields
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records
-from sluicemq.testing.broker import SMALL, START_MS, ManualClock, SteppedBroker, send_fields
 from sluicemq.testing.files import CrashableFiles, PowerLost
 
 LEVELS_MS = (1000, 5000, 10_000, 30_000)

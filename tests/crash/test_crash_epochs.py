@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from simulation.stepped import SMALL, ManualClock, SteppedBroker, SteppedClient, send_fields
 from sluicemq.client.core.epochs import EpochCommitter
 from sluicemq.client.core.staging import StagedRanges
 from sluicemq.config import BrokerConfig
@@ -26,7 +27,6 @@ from sluicemq.protocol.bodies import STAGING_QUEUES, STAGING_TOPIC, Owner, Stage
 from sluicemq.protocol.command import Command
 from sluicemq.record.batch import encode_batch
 from sluicemq.record.codec import decode_records
-from sluicemq.testing.broker import SMALL, ManualClock, SteppedBroker, SteppedClient, send_fields
 from sluicemq.testing.files import CrashableFiles, PowerLost
 
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "20"))

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
+from simulation.index_model import IndexModel
+from simulation.stepped import ManualClock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreError
 from sluicemq.record.codec import encode_properties
 from sluicemq.store import index_file
 from sluicemq.store.index import KeyIndex
 from sluicemq.store.store import Store
-from sluicemq.testing.broker import ManualClock
 from sluicemq.testing.files import CrashableFiles
-from sluicemq.testing.index_model import IndexModel
 
 SEEDS = int(os.environ.get("SLUICEMQ_EXAMPLES", "60"))
 HOST = bytes(8)

@@ -13,6 +13,7 @@ from collections import Counter
 
 import pytest
 
+from simulation.stepped import SMALL, SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.broker.halves import HALF_TOPIC, LIMIT_TOPIC, OP_TOPIC
 from sluicemq.broker.progress import Progress
 from sluicemq.broker.transactions import Transactions
@@ -22,7 +23,6 @@ from sluicemq.protocol.bodies import Heartbeat, encode_heartbeat
 from sluicemq.protocol.command import FLAG_ONEWAY, Command
 from sluicemq.record.codec import decode_records
 from sluicemq.store.consumequeue import UNIT
-from sluicemq.testing.broker import SMALL, SteppedBroker, SteppedClient, pull_fields, send_fields
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 CONFIG = BrokerConfig(broker_name="broker-a", metrics_enable=False, transaction_check_max=1000)

@@ -16,11 +16,11 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from simulation.stepped import SMALL as USUAL
+from simulation.stepped import START_MS, ManualClock, SteppedBroker, SteppedClient, send_fields
 from sluicemq.errors import SluiceError
 from sluicemq.filter.tags import TagFilter, subscribe
 from sluicemq.record.codec import decode_records
-from sluicemq.testing.broker import SMALL as USUAL
-from sluicemq.testing.broker import START_MS, ManualClock, SteppedBroker, SteppedClient, send_fields
 from sluicemq.testing.files import CrashableFiles
 
 LOG_BYTES, QUEUE_BYTES = 4096, 200

@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 
+from simulation.crashes.broker_world import BROKER
+from simulation.crashes.plan import Kind, run_steps, steps_of
+from simulation.crashes.runs import LENGTH
+from simulation.crashes.store_world import STORE, STORM
 from sluicemq.broker import documents
 from sluicemq.broker.outcomes import Durable
 from sluicemq.broker.turns import Turns
@@ -23,10 +27,6 @@ from sluicemq.store.scan import Scanned
 from sluicemq.store.segments import Segment, SegmentFiles
 from sluicemq.store.store import Store
 from sluicemq.testing.files import CrashableFile
-from sluicemq.testing.simulation.broker_world import BROKER
-from sluicemq.testing.simulation.plan import Kind, run_steps, steps_of
-from sluicemq.testing.simulation.runs import LENGTH
-from sluicemq.testing.simulation.store_world import STORE, STORM
 
 SEEDS = 2500
 Plant = Callable[[pytest.MonkeyPatch], None]

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from simulation.crashes.__main__ import main, run_range
+from simulation.crashes.broker_world import BROKER
+from simulation.crashes.plan import Kind, World
+from simulation.crashes.runs import KINDS, explain, run_seed
+from simulation.crashes.store_world import STORE
 from sluicemq.store.commitlog import CommitLog
-from sluicemq.testing.simulation.__main__ import main, run_range
-from sluicemq.testing.simulation.broker_world import BROKER
-from sluicemq.testing.simulation.plan import Kind, World
-from sluicemq.testing.simulation.runs import KINDS, explain, run_seed
-from sluicemq.testing.simulation.store_world import STORE
 
 ROOT = Path(__file__).parents[2]
 SEEDS = int(os.environ.get("SLUICEMQ_EXAMPLES", "80"))
@@ -111,20 +111,21 @@ def test_one_seed_tells_its_story_when_it_fails(
     assert main(["--world", "store", "--seed", str(seed)]) == 1
     told = capsys.readouterr().out
     assert f"store world, seed {seed}: Violation" in told
-    assert re.search(r"python -m sluicemq.testing.simulation --world store --seed \d+ --keep", told)
+    assert re.search(r"python -m simulation.crashes --world store --seed \d+ --keep", told)
 
 
 def test_the_same_seed_is_the_same_history_in_another_process() -> None:
     script = (
-        "import random; from sluicemq.testing.simulation.runs import *\n"
-        "from sluicemq.testing.simulation.plan import run_steps, steps_of\n"
+        "import random; from simulation.crashes.runs import *\n"
+        "from simulation.crashes.plan import run_steps, steps_of\n"
         "for name in ('store', 'broker'):\n"
         "    run_steps(KINDS[name], 7, steps_of(KINDS[name], 7, 40), print)\n"
     )
     runs = [
         subprocess.run(
             [sys.executable, "-c", script],
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONHASHSEED": hash_seed},
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": hash_seed},
             capture_output=True, text=True, timeout=60, check=True,
         ).stdout
         for hash_seed in ("1", "2")

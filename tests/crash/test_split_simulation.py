@@ -1,7 +1,7 @@
 """Seeded histories of a group whose members subscribe to different things, on a whole cluster over
 a network that fails; and bugs that a seed has to find.
 
-`python -m sluicemq.testing.cluster --kind split --seeds 1000` runs more; here are a few, or as many
+`python -m simulation.cluster --kind split --seeds 1000` runs more; here are a few, or as many
 as SLUICEMQ_SEEDS says.
 """
 
@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
+from simulation.cluster.__main__ import main, run_range
+from simulation.cluster.runs import LENGTH, SPLIT, error_of
+from simulation.silence import silence
 from sluicemq.broker import lane_departed, lanes
 from sluicemq.broker.lane_places import Place, whole
 from sluicemq.broker.lane_pulls import LanePulls
 from sluicemq.broker.lane_rules import own_claim
 from sluicemq.broker.lanes import GroupLanes
-from sluicemq.testing.cluster.__main__ import main, run_range
-from sluicemq.testing.cluster.runs import LENGTH, SPLIT, error_of
-from sluicemq.testing.silence import silence
 
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "8"))
 Plant = Callable[[pytest.MonkeyPatch], None]

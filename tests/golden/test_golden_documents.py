@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from simulation.stepped import ManualClock, SteppedBroker
 from sluicemq.config import BrokerConfig
 from sluicemq.model.topic import TopicConfig
 from sluicemq.protocol import bodies, fastjson
@@ -18,7 +19,6 @@ from sluicemq.protocol.bodies.filters import (
     decode_consumer_filters_file,
     encode_consumer_filters_file,
 )
-from sluicemq.testing.broker import ManualClock, SteppedBroker
 from sluicemq.testing.files import CrashableFiles
 
 STORES = Path(__file__).parent / "store"

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from simulation.stepped import ManualClock, SteppedBroker
 from sluicemq.config import StoreConfig
 from sluicemq.files import SYSTEM_FILES
 from sluicemq.record.codec import decode_records
 from sluicemq.store.timer_checkpoint import read_timer_checkpoint
-from sluicemq.testing.broker import ManualClock, SteppedBroker
 from sluicemq.testing.files import CrashableFiles
 
 ARCHIVE = Path(__file__).parent / "store" / "golden1.tar.gz"

@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from simulation.stepped import SMALL, ManualClock, SteppedBroker, SteppedClient
 from sluicemq.config import BrokerConfig
 from sluicemq.model.ids import Host
 from sluicemq.model.topic import TopicConfig
@@ -30,7 +31,6 @@ from sluicemq.protocol.codec import decode
 from sluicemq.protocol.command import Command
 from sluicemq.protocol.fastjson import loads
 from sluicemq.record.codec import decode_records, encode_properties
-from sluicemq.testing.broker import SMALL, ManualClock, SteppedBroker, SteppedClient
 
 TRAFFIC = Path(__file__).parent / "traffic"
 SENDS = {10, 310, 320}

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from simulation.stepped import pull_fields, send_fields
 from sluicemq.errors import SluiceError
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_records
-from sluicemq.testing.broker import pull_fields, send_fields
 
 SEEDS = 20
 QUEUES = 2

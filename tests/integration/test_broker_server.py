@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from simulation.stepped import pull_fields, send_fields
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, NameServerConfig, StoreConfig
 from sluicemq.errors import ConfigurationError, SluiceError, StoreDamagedError, StoreLockedError
@@ -18,7 +19,6 @@ from sluicemq.nameserver.server import NameServer
 from sluicemq.net.dialer import Channel, dial
 from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_records
-from sluicemq.testing.broker import pull_fields, send_fields
 from waiting import until
 
 

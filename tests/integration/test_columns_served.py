@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from simulation.stepped import pull_fields, send_fields
 from sluicemq.broker.metrics import BrokerCollector
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, StoreConfig
@@ -13,7 +14,6 @@ from sluicemq.net.dialer import Channel, dial
 from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_records
 from sluicemq.store import columns_blocks, columns_file
-from sluicemq.testing.broker import pull_fields, send_fields
 from waiting import until
 
 BROKER = BrokerConfig(

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from simulation.stepped import pull_fields, send_fields
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_records
-from sluicemq.testing.broker import pull_fields, send_fields
 from waiting import slowness
 
 PENDING = 10_000

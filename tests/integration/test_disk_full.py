@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from simulation.stepped import pull_fields, send_fields
 from sluicemq.net.dialer import Channel, dial
 from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_records
-from sluicemq.testing.broker import pull_fields, send_fields
 
 SIZE_MIB = 12
 BODY_BYTES = 30_000

@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
+from fuzz import corpus, rules
+from fuzz.drive import BATCH, Bystander, Drive, Process, make_batch
 from sluicemq.errors import ConfigurationError
-from sluicemq.testing.fuzz import corpus, rules
-from sluicemq.testing.fuzz.drive import BATCH, Bystander, Drive, Process, make_batch
 
 TRAFFIC = Path(__file__).parent.parent / "golden" / "traffic"
 SEED = 20

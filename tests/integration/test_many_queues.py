@@ -9,10 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from simulation.stepped import pull_fields, send_fields
 from sluicemq.errors import ConnectionLostError
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.protocol.command import Command
-from sluicemq.testing.broker import pull_fields, send_fields
 from waiting import wait_for
 
 DESCRIPTORS = 512

@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
+from simulation.stepped import pull_fields, send_fields
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import StoreError
 from sluicemq.net.dialer import dial
 from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_records
-from sluicemq.testing.broker import pull_fields, send_fields
 
 ROOT = Path(__file__).parents[2]
 STORES = ROOT / "tests" / "golden" / "store"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from certificates import Authority
 from sluicemq.cli import main
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.transactions import TransactionListener, TransactionState
@@ -27,7 +28,6 @@ from sluicemq.model.message import Message, StoredMessage
 from sluicemq.net.tls import Tls
 from sluicemq.rocketmq import DefaultMQProducer
 from sluicemq.rocketmq import Message as MigrantMessage
-from sluicemq.testing.certificates import Authority
 
 ROOT = Path(__file__).parents[2]
 

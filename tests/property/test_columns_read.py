@@ -10,6 +10,7 @@ from unittest import mock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulation.stepped import ManualClock
 from sluicemq.config import StoreConfig
 from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.sql import Sql92Filter
@@ -18,7 +19,6 @@ from sluicemq.record.codec import encode_properties
 from sluicemq.store import columns_blocks, columns_file, columns_scan
 from sluicemq.store.gather import Reach
 from sluicemq.store.store import Store
-from sluicemq.testing.broker import ManualClock
 from sluicemq.testing.files import CrashableFiles
 
 HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 
+from simulation.stepped import SMALL, SteppedBroker, pull_fields, send_fields
 from sluicemq.broker import matching
 from sluicemq.errors import FilterEvaluationError
 from sluicemq.filter.parser import compile_sql92
@@ -18,7 +19,6 @@ from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.protocol import bodies
 from sluicemq.record.codec import decode_records
 from sluicemq.store import columns_blocks, columns_file
-from sluicemq.testing.broker import SMALL, SteppedBroker, pull_fields, send_fields
 
 FILTERS = [
     ("*", "TAG"), ("t1", "TAG"), ("t1 || t2", "TAG"), ("Aa", "TAG"), ("Aa || t2", "TAG"),

@@ -6,12 +6,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulation.index_model import IndexModel
+from simulation.stepped import ManualClock
 from sluicemq.config import StoreConfig
 from sluicemq.record.codec import decode_record, encode_properties
 from sluicemq.store.store import Store
-from sluicemq.testing.broker import ManualClock
 from sluicemq.testing.files import CrashableFiles
-from sluicemq.testing.index_model import IndexModel
 
 EXAMPLES = int(os.environ.get("SLUICEMQ_EXAMPLES", "60"))
 HOST = bytes(8)

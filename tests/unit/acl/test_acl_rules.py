@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulation.stepped import SteppedBroker
 from sluicemq.acl import compatible
 from sluicemq.acl.addresses import numbers_of, parse_pattern
 from sluicemq.acl.guard import Guard
@@ -23,7 +24,6 @@ from sluicemq.files import SYSTEM_FILES
 from sluicemq.nameserver.handlers import HANDLERS
 from sluicemq.protocol.codes import RequestCode
 from sluicemq.protocol.signature import ACCESS_KEY, SIGNATURE, sign
-from sluicemq.testing.broker import SteppedBroker
 
 SAMPLE = """\
 accounts:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from simulation.stepped import SteppedBroker, SteppedClient
 from sluicemq.model.topic import TopicConfig
-from sluicemq.testing.broker import SteppedBroker, SteppedClient
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
+from simulation.stepped import ManualClock, SteppedBroker, pull_fields, send_fields
 from sluicemq.broker import clients, locks, longpoll
 from sluicemq.config import BrokerConfig
 from sluicemq.model.topic import MessageQueue
@@ -14,7 +15,6 @@ from sluicemq.protocol.codec import encode
 from sluicemq.protocol.codes import RequestCode as Code
 from sluicemq.protocol.codes import ResponseCode
 from sluicemq.protocol.command import Command
-from sluicemq.testing.broker import ManualClock, SteppedBroker, pull_fields, send_fields
 
 BAD_NAMES = (
     "..", ".", "../x", "../../x", "/etc", "a/b", "a\\b", "a\0b", "\0", " ", "a b", "a.b", "a\n",

@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import pytest
 
+from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.acl.guard import Guard
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import overwrite_text
 from sluicemq.protocol.command import FLAG_ONEWAY, Command
 from sluicemq.protocol.signature import sign_command
-from sluicemq.testing.broker import SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.testing.files import CrashableFiles
 
 PATH = "/store/conf/plain_acl.yml"

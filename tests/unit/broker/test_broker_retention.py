@@ -7,11 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sluicemq.config import BrokerConfig
-from sluicemq.model.topic import MessageQueue, TopicConfig
-from sluicemq.protocol import bodies
-from sluicemq.store.retention import local_hour
-from sluicemq.testing.broker import (
+from simulation.stepped import (
     SMALL,
     ManualClock,
     SteppedBroker,
@@ -19,6 +15,10 @@ from sluicemq.testing.broker import (
     pull_fields,
     send_fields,
 )
+from sluicemq.config import BrokerConfig
+from sluicemq.model.topic import MessageQueue, TopicConfig
+from sluicemq.protocol import bodies
+from sluicemq.store.retention import local_hour
 
 NOON_MS = 1_700_049_600_000  # 2023-11-15T12:00:00Z
 HOUR_S = 3600

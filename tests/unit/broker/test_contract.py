@@ -5,11 +5,11 @@ import logging
 
 import pytest
 
+from simulation.lanes import ModelConsumer, Shared, Wanted, balance, read_all
+from simulation.stepped import SteppedBroker, SteppedClient, send_fields
 from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.model.topic import CONTRACT, GroupConfig, MessageQueue
 from sluicemq.protocol import bodies
-from sluicemq.testing.broker import SteppedBroker, SteppedClient, send_fields
-from sluicemq.testing.lane_model import ModelConsumer, Shared, Wanted, balance, read_all
 
 ONE: Wanted = {"T": (TAG, "tag1 || tag2")}
 TWO: Wanted = {"T": (TAG, "tag3")}

@@ -12,13 +12,13 @@ from typing import Any
 import orjson
 import pytest
 
+from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.broker.heartbeat import BODY_INLINE_BYTES
 from sluicemq.config import BrokerConfig
 from sluicemq.filter import parser
 from sluicemq.protocol.codes import RequestCode as Code
 from sluicemq.protocol.codes import ResponseCode
 from sluicemq.protocol.command import Command
-from sluicemq.testing.broker import SteppedBroker, SteppedClient, pull_fields, send_fields
 
 MESSAGES = 600
 SLICE_MAX_S = 0.05

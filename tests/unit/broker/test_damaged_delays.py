@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from simulation.stepped import START_MS, ManualClock, SteppedBroker, send_fields
 from sluicemq.record.codec import decode_records
-from sluicemq.testing.broker import START_MS, ManualClock, SteppedBroker, send_fields
 from sluicemq.testing.files import CrashableFiles
 
 COUNT = 20

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from simulation.stepped import START_MS, SteppedBroker, SteppedClient, send_fields
 from sluicemq.broker.delaying import SCHEDULE_TOPIC, TIMER_TOPIC, Delaying, slot_of
 from sluicemq.broker.intake import Draft
 from sluicemq.model.recall import parse_recall_handle
 from sluicemq.model.topic import GroupConfig
 from sluicemq.record.batch import encode_batch
 from sluicemq.record.codec import decode_records
-from sluicemq.testing.broker import START_MS, SteppedBroker, SteppedClient, send_fields
 
 DAY_MS = 86_400_000
 

@@ -9,10 +9,10 @@ import random
 
 import pytest
 
+from simulation.stepped import SMALL, SteppedBroker, pull_fields, send_fields
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records
 from sluicemq.store.commitlog import CommitLog
-from sluicemq.testing.broker import SMALL, SteppedBroker, pull_fields, send_fields
 from sluicemq.testing.files import CrashableFiles
 
 SYNC = dataclasses.replace(SMALL, flush_sync=True)

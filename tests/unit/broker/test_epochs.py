@@ -5,6 +5,7 @@ import zlib
 
 import pytest
 
+from simulation.stepped import SMALL, SteppedBroker, SteppedClient, send_fields
 from sluicemq.broker.epoch_table import EPOCH_TOPIC, KEPT_MS
 from sluicemq.broker.epochs import CHUNK_MESSAGES
 from sluicemq.model.topic import TopicConfig
@@ -20,7 +21,6 @@ from sluicemq.protocol.bodies import (
 from sluicemq.protocol.command import Command
 from sluicemq.record.batch import encode_batch
 from sluicemq.record.codec import decode_records
-from sluicemq.testing.broker import SMALL, SteppedBroker, SteppedClient, send_fields
 
 COMMIT_EPOCH = 900201
 

@@ -5,6 +5,13 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
+from simulation.stepped import (
+    ManualClock,
+    SteppedBroker,
+    SteppedClient,
+    pull_fields,
+    send_fields,
+)
 from sluicemq.broker import matching
 from sluicemq.broker.background import SLICE_S, WORKS_MAX, Background, Steps
 from sluicemq.broker.filter_watch import REASONS_MAX, Troubles
@@ -14,13 +21,6 @@ from sluicemq.model.topic import GroupConfig
 from sluicemq.net.shares import Shares
 from sluicemq.protocol import bodies
 from sluicemq.protocol.command import Command
-from sluicemq.testing.broker import (
-    ManualClock,
-    SteppedBroker,
-    SteppedClient,
-    pull_fields,
-    send_fields,
-)
 
 SQL = {"subscription": "n > 5", "expressionType": "SQL92"}
 BAD = {"subscription": "n >", "expressionType": "SQL92"}

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from simulation.stepped import START_MS, SteppedBroker, SteppedClient
 from sluicemq.config import BrokerConfig
 from sluicemq.filter.bloom import bloom_shape, murmur3_64
 from sluicemq.protocol.bodies.filters import ConsumerFilter
-from sluicemq.testing.broker import START_MS, SteppedBroker, SteppedClient
 from sluicemq.testing.files import CrashableFiles
 
 PATH = "/store/config/consumerFilter.json"

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
+from simulation.stepped import SMALL, START_MS, ManualClock, SteppedBroker, send_fields
 from sluicemq.errors import StoreError
 from sluicemq.store.offline.layout import StoreLayout
 from sluicemq.store.offline.verify import verify
-from sluicemq.testing.broker import SMALL, START_MS, ManualClock, SteppedBroker, send_fields
 from sluicemq.testing.files import BLOCK_BYTES, CrashableFiles
 
 CONFIG = dataclasses.replace(

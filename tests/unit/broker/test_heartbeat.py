@@ -4,12 +4,12 @@ import logging
 
 import pytest
 
+from simulation.stepped import SteppedBroker, SteppedClient
 from sluicemq.broker.clients import Watch
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig
 from sluicemq.protocol import bodies
 from sluicemq.protocol.command import Command
-from sluicemq.testing.broker import SteppedBroker, SteppedClient
 
 NOTICE, HEARTBEAT, UNREGISTER, MEMBERS, CHECK = 40, 34, 35, 38, 46
 

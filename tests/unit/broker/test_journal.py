@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from simulation.stepped import SteppedBroker, SteppedClient, send_fields
 from sluicemq.model.topic import DataVersion, GroupConfig, TopicConfig
 from sluicemq.protocol import bodies
-from sluicemq.testing.broker import SteppedBroker, SteppedClient, send_fields
 from sluicemq.testing.files import CrashableFiles, PowerLost
 
 JSON = "/store/config/topics.json"

@@ -8,6 +8,8 @@ from unittest import mock
 
 import pytest
 
+from simulation.lanes import ModelConsumer, Shared, Wanted, balance, work
+from simulation.stepped import SMALL, SteppedBroker, send_fields
 from sluicemq.broker.lane_filters import rule_filter
 from sluicemq.broker.lane_rules import NOTHING, Rule, claims, rule_matches
 from sluicemq.broker.lane_rules import subscription_key as key_of
@@ -17,8 +19,6 @@ from sluicemq.model.topic import CONTRACT, GroupConfig, TopicConfig
 from sluicemq.protocol import bodies
 from sluicemq.record.codec import decode_records
 from sluicemq.store import columns_blocks, columns_file
-from sluicemq.testing.broker import SMALL, SteppedBroker, send_fields
-from sluicemq.testing.lane_model import ModelConsumer, Shared, Wanted, balance, work
 
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "20"))
 WISHES: list[Wanted] = [

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from simulation.lanes import ModelConsumer, Shared, Wanted, balance, work
+from simulation.stepped import SteppedBroker, send_fields
 from sluicemq.broker import lane_departed
 from sluicemq.broker.filter_watch import FilterWatch
 from sluicemq.broker.lane_movers import MOVE_MS
@@ -14,8 +16,6 @@ from sluicemq.broker.lane_rules import parts_of
 from sluicemq.filter.parser import compile_sql92
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import CONTRACT, GroupConfig, TopicConfig
-from sluicemq.testing.broker import SteppedBroker, send_fields
-from sluicemq.testing.lane_model import ModelConsumer, Shared, Wanted, balance, work
 
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "90"))
 WISHES: list[Wanted] = [

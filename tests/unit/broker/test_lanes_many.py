@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
+from simulation.lanes import ModelConsumer, Shared, Wanted, balance, read_all
+from simulation.stepped import SteppedBroker, send_fields
 from sluicemq.broker import lane_departed
 from sluicemq.broker.lane_rules import (
     Atom,
@@ -21,8 +23,6 @@ from sluicemq.broker.lane_rules import (
 from sluicemq.broker.lanes import GroupLanes
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import CONTRACT, GroupConfig, MessageQueue, TopicConfig
-from sluicemq.testing.broker import SteppedBroker, send_fields
-from sluicemq.testing.lane_model import ModelConsumer, Shared, Wanted, balance, read_all
 
 LANES = int(os.environ.get("SLUICEMQ_LANES", "150"))
 QUEUE = MessageQueue("T", "broker-a", 0)

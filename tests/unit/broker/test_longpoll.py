@@ -1,5 +1,6 @@
 """The list of parked pulls, with pulls that only count."""
 
+from simulation.stepped import ManualClock
 from sluicemq.broker.longpoll import LongPolls
 from sluicemq.broker.outcomes import Parked
 from sluicemq.model.ids import Host
@@ -7,7 +8,6 @@ from sluicemq.net.peer import Peer
 from sluicemq.net.shares import Shares
 from sluicemq.protocol.codec import decode
 from sluicemq.protocol.command import Command
-from sluicemq.testing.broker import ManualClock
 
 
 class Wire:

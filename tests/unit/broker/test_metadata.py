@@ -5,11 +5,11 @@ import random
 
 import pytest
 
+from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.errors import StoreDamagedError
 from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.protocol import bodies
 from sluicemq.protocol.fastjson import loads
-from sluicemq.testing.broker import SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.testing.files import CrashableFiles
 
 CREATE, CREATE_LIST, DELETE, ALL_TOPICS, TOPIC, SYSTEM_TOPICS = 17, 18, 215, 21, 351, 305

@@ -8,11 +8,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from simulation.lanes import ModelConsumer, Shared, balance
+from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.broker.metrics import serve
 from sluicemq.broker.rates import Days, Rates
 from sluicemq.model.subscription import TAG
-from sluicemq.testing.broker import SteppedBroker, SteppedClient, pull_fields, send_fields
-from sluicemq.testing.lane_model import ModelConsumer, Shared, balance
 
 NODE = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
 

@@ -6,11 +6,11 @@ What the real broker does: spec/traffic java53-reset-while-consuming-{server,cli
 
 import pytest
 
+from simulation.stepped import START_MS, SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.model.ids import tag_code
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
 from sluicemq.protocol import bodies
-from sluicemq.testing.broker import START_MS, SteppedBroker, SteppedClient, pull_fields, send_fields
 
 SEND, PULL, QUERY, COMMIT, BEAT, STATS = 310, 11, 14, 15, 34, 208
 RESET, SPANS, CORRECTION, CLONE, UNITS, TOLD = 222, 303, 308, 314, 321, 220

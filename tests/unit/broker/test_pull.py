@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from simulation.stepped import SMALL, SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.broker import pull
 from sluicemq.config import BrokerConfig
 from sluicemq.model.subscription import SQL92, Subscription
@@ -11,7 +12,6 @@ from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.protocol import bodies
 from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_records
-from sluicemq.testing.broker import SMALL, SteppedBroker, SteppedClient, pull_fields, send_fields
 
 OK, NO_PERMISSION, NO_TOPIC, NOT_FOUND, RETRY, MOVED = 0, 16, 17, 19, 20, 21
 PARSE_FAILED, NO_SUBSCRIPTION, NOT_LATEST, NO_GROUP, NO_FILTER, INVALID = 23, 24, 25, 26, 27, 29

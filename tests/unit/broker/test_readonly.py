@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from simulation.stepped import SteppedBroker, pull_fields, send_fields
 from sluicemq.broker.readonly import REFUSED, refusals
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import StoreError
 from sluicemq.model.topic import TopicConfig
 from sluicemq.protocol.codes import RequestCode
 from sluicemq.record.codec import decode_records
-from sluicemq.testing.broker import SteppedBroker, pull_fields, send_fields
 from sluicemq.testing.files import CrashableFiles
 
 SIZES = StoreConfig(root="/store", commit_log_file_bytes=4096, consume_queue_file_bytes=400)

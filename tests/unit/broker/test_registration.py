@@ -5,6 +5,7 @@ import zlib
 
 import pytest
 
+from simulation.stepped import SteppedBroker
 from sluicemq.broker.registration import Registration
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConnectionLostError
@@ -12,7 +13,6 @@ from sluicemq.model.topic import TopicConfig
 from sluicemq.protocol import bodies
 from sluicemq.protocol.command import Command
 from sluicemq.protocol.headers import RegisterBrokerRequest, decode_header
-from sluicemq.testing.broker import SteppedBroker
 
 LOST = ConnectionLostError("Cannot connect to ns:9876: refused.")
 

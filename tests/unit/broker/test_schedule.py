@@ -4,11 +4,7 @@ from typing import Any
 
 import pytest
 
-from sluicemq.broker.delaying import SCHEDULE_TOPIC
-from sluicemq.config import StoreConfig
-from sluicemq.errors import ConfigurationError
-from sluicemq.record.codec import decode_records
-from sluicemq.testing.broker import (
+from simulation.stepped import (
     SMALL,
     START_MS,
     ManualClock,
@@ -16,6 +12,10 @@ from sluicemq.testing.broker import (
     SteppedClient,
     send_fields,
 )
+from sluicemq.broker.delaying import SCHEDULE_TOPIC
+from sluicemq.config import StoreConfig
+from sluicemq.errors import ConfigurationError
+from sluicemq.record.codec import decode_records
 from sluicemq.testing.files import CrashableFiles
 
 LEVELS_S = (1, 5, 10, 30, *range(60, 660, 60), 1200, 1800, 3600, 7200)

@@ -6,6 +6,14 @@ import random
 
 import pytest
 
+from simulation.stepped import (
+    SMALL,
+    START_MS,
+    SteppedBroker,
+    SteppedClient,
+    pull_fields,
+    send_fields,
+)
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import GroupConfig, MessageQueue, TopicConfig
@@ -14,14 +22,6 @@ from sluicemq.protocol.headers import SendMessageRequest, decode_header, encode_
 from sluicemq.protocol.headers import SendMessageRequestV2 as Letters
 from sluicemq.record.batch import encode_batch
 from sluicemq.record.codec import decode_record, decode_records
-from sluicemq.testing.broker import (
-    SMALL,
-    START_MS,
-    SteppedBroker,
-    SteppedClient,
-    pull_fields,
-    send_fields,
-)
 
 JAVA = (
     "KEYS\x01k 1\x02UNIQ_KEY\x01C000020203F34E0E2F2A67BA16000000\x02WAIT\x01true\x02TAGS\x01A\x02"

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from simulation.stepped import START_MS, ManualClock, SteppedBroker, SteppedClient, send_fields
 from sluicemq.broker.delaying import TIMER_TOPIC
 from sluicemq.model.recall import RecallHandle
 from sluicemq.record.codec import decode_records
 from sluicemq.store.timer_log import NONE
-from sluicemq.testing.broker import START_MS, ManualClock, SteppedBroker, SteppedClient, send_fields
 from sluicemq.testing.files import CrashableFiles
 
 HOUR_S = 3600

@@ -6,6 +6,13 @@ import logging
 
 import pytest
 
+from simulation.stepped import (
+    SMALL,
+    SteppedBroker,
+    SteppedClient,
+    pull_fields,
+    send_fields,
+)
 from sluicemq.broker.halves import GROUP, HALF_TOPIC, LIMIT_TOPIC, OP_TOPIC
 from sluicemq.broker.transaction_checks import GivenUp
 from sluicemq.config import BrokerConfig
@@ -14,13 +21,6 @@ from sluicemq.protocol import bodies
 from sluicemq.protocol.bodies import Heartbeat, encode_heartbeat
 from sluicemq.protocol.command import FLAG_ONEWAY, Command
 from sluicemq.record.codec import decode_record, decode_records
-from sluicemq.testing.broker import (
-    SMALL,
-    SteppedBroker,
-    SteppedClient,
-    pull_fields,
-    send_fields,
-)
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 CHECK = 39

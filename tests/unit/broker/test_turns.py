@@ -2,6 +2,7 @@
 
 import pytest
 
+from simulation.stepped import ManualClock
 from sluicemq.broker.outcomes import Durable
 from sluicemq.broker.turns import Turns
 from sluicemq.errors import StoreError, StoreFullError, StoreTransientError, StoreUncertainError
@@ -10,7 +11,6 @@ from sluicemq.net.peer import Peer
 from sluicemq.protocol.codec import encode
 from sluicemq.protocol.command import FLAG_RESPONSE, Command
 from sluicemq.protocol.connection import FrameReader
-from sluicemq.testing.broker import ManualClock
 
 
 class FakeStore:

@@ -7,13 +7,13 @@ import threading
 
 import pytest
 
+from simulation.stepped import ManualClock
 from sluicemq import Sluice
 from sluicemq.client.aio.leases import LEASE_S, TRUSTED_S, Leases
 from sluicemq.errors import RequestTimeoutError
 from sluicemq.model.topic import MessageQueue
 from sluicemq.protocol.bodies import decode_lock_batch, encode_locked_queues
 from sluicemq.protocol.command import Command
-from sluicemq.testing.broker import ManualClock
 from waiting import until
 
 QUEUE = MessageQueue("t", "broker-a", 0)

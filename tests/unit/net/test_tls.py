@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from certificates import Authority, Certificate
 from sluicemq.errors import ConfigurationError, ConnectionLostError
 from sluicemq.net import tls_contexts, tls_stream
 from sluicemq.net.blocking import BlockingChannel
@@ -29,7 +30,6 @@ from sluicemq.net.tls import ServerTls, Tls
 from sluicemq.net.tls_stream import Door
 from sluicemq.protocol.codec import encode
 from sluicemq.protocol.command import Command
-from sluicemq.testing.certificates import Authority, Certificate
 from waiting import until
 
 BIG = os.urandom(3 << 20)

@@ -5,14 +5,14 @@ import random
 
 import pytest
 
+from simulation.cluster.ledger import Fate, Ledger
+from simulation.cluster.network import FaultyNetwork, Link
+from simulation.cluster.processes import NodeClock, Process, task_factory
+from simulation.crashes.plan import Violation
 from sluicemq.errors import ConnectionLostError, RequestTimeoutError
 from sluicemq.model.message import StoredMessage
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.protocol.command import Command
-from sluicemq.testing.cluster.ledger import Fate, Ledger
-from sluicemq.testing.cluster.network import FaultyNetwork, Link
-from sluicemq.testing.cluster.processes import NodeClock, Process, task_factory
-from sluicemq.testing.simulation.plan import Violation
 from sluicemq.testing.virtual import VirtualClock
 
 ADDRESS = "127.0.0.1:10911"

@@ -1,8 +1,8 @@
 """The command: many seeds on all cores, or one seed with its story.
 
-    python -m sluicemq.testing.cluster --seeds 1000
-    python -m sluicemq.testing.cluster --seed 17 --verbose [--keep 3,8,9]
-    python -m sluicemq.testing.cluster --kind split --seeds 300     # different subscriptions
+    python -m simulation.cluster --seeds 1000
+    python -m simulation.cluster --seed 17 --verbose [--keep 3,8,9]
+    python -m simulation.cluster --kind split --seeds 300     # different subscriptions
 
 The first failure stops the run; it is shrunk, its story and the command that repeats it are shown,
 and the exit code is 1. Sets of texts have another order in every process unless PYTHONHASHSEED is
@@ -15,9 +15,9 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
+from simulation.cluster.runs import KINDS, LENGTH, Failure, error_of, explain, run_seed
+from simulation.silence import silence
 from sluicemq.clock import SYSTEM_CLOCK
-from sluicemq.testing.cluster.runs import KINDS, LENGTH, Failure, error_of, explain, run_seed
-from sluicemq.testing.silence import silence
 
 SEEDS_PER_TASK = 10
 
@@ -81,7 +81,7 @@ def run_range(first: int, stop: int, kind: str = "cluster") -> Failure | None:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m sluicemq.testing.cluster", description=__doc__.partition("\n")[0]
+        prog="python -m simulation.cluster", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--seeds", type=int, default=1000, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
@@ -100,6 +100,6 @@ def _say(text: str) -> None:
 
 if __name__ == "__main__":
     if os.environ.get("PYTHONHASHSEED") != "0":
-        again = [sys.executable, "-m", "sluicemq.testing.cluster", *sys.argv[1:]]
+        again = [sys.executable, "-m", "simulation.cluster", *sys.argv[1:]]
         os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})
     sys.exit(main())

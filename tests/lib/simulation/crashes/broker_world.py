@@ -13,6 +13,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from simulation.crashes.disk import Disk
+from simulation.crashes.plan import Kind, Violation
+from simulation.stepped import (
+    ManualClock,
+    SteppedBroker,
+    SteppedClient,
+    pull_fields,
+    send_fields,
+)
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import StoreDamagedError, StoreError
 from sluicemq.model.message import StoredMessage
@@ -20,16 +29,7 @@ from sluicemq.protocol.codes import RequestCode, ResponseCode
 from sluicemq.protocol.command import Command
 from sluicemq.record.batch import encode_batch
 from sluicemq.record.codec import decode_record, decode_records
-from sluicemq.testing.broker import (
-    ManualClock,
-    SteppedBroker,
-    SteppedClient,
-    pull_fields,
-    send_fields,
-)
 from sluicemq.testing.files import CrashableFiles, PowerLost
-from sluicemq.testing.simulation.disk import Disk
-from sluicemq.testing.simulation.plan import Kind, Violation
 
 TOPICS: Final = ("A", "B", "New")
 QUEUES: Final = (0, 1)

@@ -4,9 +4,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from sluicemq.testing.simulation.broker_world import BROKER
-from sluicemq.testing.simulation.plan import Kind, Step, run_steps, steps_of
-from sluicemq.testing.simulation.store_world import ROT, STORE, STORM
+from simulation.crashes.broker_world import BROKER
+from simulation.crashes.plan import Kind, Step, run_steps, steps_of
+from simulation.crashes.store_world import ROT, STORE, STORM
 
 KINDS: Final = {kind.name: kind for kind in (STORE, STORM, BROKER, ROT)}
 LENGTH: Final = 60
@@ -27,7 +27,7 @@ class Failure(NamedTuple):
     def command(self) -> str:
         kept = ",".join(map(str, self.kept))
         return (
-            "python -m sluicemq.testing.simulation"
+            "PYTHONPATH=tests/lib python -m simulation.crashes"
             f" --world {self.world} --seed {self.seed} --keep {kept}"
         )
 
@@ -83,6 +83,6 @@ def _error(
 ) -> Exception | None:
     try:
         run_steps(kind, seed, steps, say)
-    except Exception as error:  # noqa: BLE001 - any error of the product is a finding
+    except Exception as error:
         return error
     return None

@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
+from simulation.stepped import SteppedBroker, SteppedClient
 from sluicemq.client.core.balance import allocate_average
 from sluicemq.filter.tags import subscribe
 from sluicemq.model.message import RETRY_TOPIC, StoredMessage
@@ -17,7 +18,6 @@ from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.protocol import bodies
 from sluicemq.protocol.command import FLAG_ONEWAY
 from sluicemq.record.codec import decode_records
-from sluicemq.testing.broker import SteppedBroker, SteppedClient
 
 Wanted = dict[str, tuple[str, str]]
 """topic -> (kind, expression)"""

@@ -1,7 +1,7 @@
 """The command: many seeds on all cores, or one seed with its story.
 
-    python -m sluicemq.testing.simulation --seeds 2000
-    python -m sluicemq.testing.simulation --world broker --seed 17 [--keep 3,8,9]
+    python -m simulation.crashes --seeds 2000
+    python -m simulation.crashes --world broker --seed 17 [--keep 3,8,9]
 
 The first failure stops the run; it is shrunk, its story and the command that repeats it are shown,
 and the exit code is 1.
@@ -13,9 +13,9 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
+from simulation.crashes.runs import KINDS, LENGTH, Failure, explain, run_seed
+from simulation.silence import silence
 from sluicemq.clock import SYSTEM_CLOCK
-from sluicemq.testing.silence import silence
-from sluicemq.testing.simulation.runs import KINDS, LENGTH, Failure, explain, run_seed
 
 SEEDS_PER_TASK = 25
 
@@ -67,7 +67,7 @@ def run_range(world: str, first: int, stop: int) -> Failure | None:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m sluicemq.testing.simulation", description=__doc__.partition("\n")[0]
+        prog="python -m simulation.crashes", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--world", choices=list(KINDS), help="one sort of world only")
     parser.add_argument("--seeds", type=int, default=2000, help="how many, in each world")

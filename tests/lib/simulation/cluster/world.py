@@ -12,15 +12,15 @@ import random
 from collections.abc import Coroutine
 from typing import Any, Final
 
+from simulation.cluster.ledger import Fate, Ledger, Sent
+from simulation.cluster.network import FaultyNetwork
+from simulation.cluster.nodes import HOST, BrokerNode, ClientNode, NameServerNode
+from simulation.cluster.processes import task_factory
+from simulation.crashes.plan import Violation
 from sluicemq.client.core.answers import SendResult, SendStatus
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.errors import SluiceError
 from sluicemq.model.message import Message
-from sluicemq.testing.cluster.ledger import Fate, Ledger, Sent
-from sluicemq.testing.cluster.network import FaultyNetwork
-from sluicemq.testing.cluster.nodes import HOST, BrokerNode, ClientNode, NameServerNode
-from sluicemq.testing.cluster.processes import task_factory
-from sluicemq.testing.simulation.plan import Violation
 from sluicemq.testing.virtual import VirtualClock
 
 TOPIC: Final = "plain"

@@ -1,6 +1,6 @@
 """Fuzzing of a running broker: what nobody in their right mind sends, and what it does to others.
 
-    python -m sluicemq.testing.fuzz --inputs 1000000 --seed 1 --corpus tests/golden/traffic
+    python -m fuzz --inputs 1000000 --seed 1 --corpus tests/golden/traffic
 
     corpus    recorded requests (or built-in ones) as templates
     mutate    a template and a random number generator -> an input: bytes for a socket

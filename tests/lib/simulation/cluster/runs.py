@@ -5,9 +5,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from sluicemq.testing.cluster.split import SPLIT_WEIGHTS, SplitWorld
-from sluicemq.testing.cluster.world import WEIGHTS, ClusterWorld
-from sluicemq.testing.simulation.plan import Kind, Step, steps_of
+from simulation.cluster.split import SPLIT_WEIGHTS, SplitWorld
+from simulation.cluster.world import WEIGHTS, ClusterWorld
+from simulation.crashes.plan import Kind, Step, steps_of
 
 CLUSTER: Final = Kind("cluster", ClusterWorld, WEIGHTS)
 SPLIT: Final = Kind("split", SplitWorld, SPLIT_WEIGHTS)
@@ -35,7 +35,8 @@ class Failure(NamedTuple):
             f"seed {self.seed}: {self.error}\n"
             f"{len(self.kept)} of {LENGTH} steps are enough:\n{lines}\n{self.details}"
             "repeat it with\n"
-            f"    python -m sluicemq.testing.cluster{option} --seed {self.seed} --keep {kept}"
+            f"    PYTHONPATH=tests/lib python -m simulation.cluster{option}"
+            f" --seed {self.seed} --keep {kept}"
         )
 
 
@@ -83,7 +84,7 @@ def error_of(
     steps = steps_of(kind, seed, max(kept, default=-1) + 1 if kept else 0)
     try:
         _live(seed, [(index, steps[index]) for index in kept], say, kind)
-    except Exception as error:  # noqa: BLE001 - any error of the product is a finding
+    except Exception as error:
         return error
     return None
 

@@ -1,7 +1,7 @@
 """Crashing the product a thousand times: seeded histories of a store or a broker, and a model.
 
-    python -m sluicemq.testing.simulation --seeds 2000        # what `make simulate` runs
-    python -m sluicemq.testing.simulation --world store --seed 17
+    python -m simulation.crashes --seeds 2000        # what `make simulate` runs
+    python -m simulation.crashes --world store --seed 17
 
 A seed makes a world (its configuration and its disk, `worlds`) and a list of steps (`plan`). Each
 step has a seed of its own and depends on no other, so any of them can be left out: a failing

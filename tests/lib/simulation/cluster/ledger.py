@@ -17,8 +17,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import Enum
 
+from simulation.crashes.plan import Violation
 from sluicemq.model.message import StoredMessage
-from sluicemq.testing.simulation.plan import Violation
 
 Place = tuple[str, str, int]
 """(topic, broker, queue)"""

@@ -9,6 +9,9 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, Final
 
+from simulation.cluster.ledger import Fate, Group, Ledger, place_of
+from simulation.cluster.network import FaultyNetwork
+from simulation.cluster.processes import NodeClock, Process
 from sluicemq.broker.server import Broker
 from sluicemq.client.aio.consumer import PushConsumer
 from sluicemq.client.aio.received import ReceivedMessage
@@ -18,9 +21,6 @@ from sluicemq.clock import Clock
 from sluicemq.config import NameServerConfig, load_broker_config
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.nameserver.server import NameServer
-from sluicemq.testing.cluster.ledger import Fate, Group, Ledger, place_of
-from sluicemq.testing.cluster.network import FaultyNetwork
-from sluicemq.testing.cluster.processes import NodeClock, Process
 from sluicemq.testing.embedded import Calm, InlineExecutor
 from sluicemq.testing.files import CrashableFiles
 

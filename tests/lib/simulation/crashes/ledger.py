@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sluicemq.testing.simulation.plan import Violation
+from simulation.crashes.plan import Violation
 
 Key = tuple[str, int]
 

@@ -18,6 +18,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from simulation.cluster.processes import Process
 from sluicemq.clock import Clock
 from sluicemq.errors import (
     ConfigurationError,
@@ -32,7 +33,6 @@ from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
 from sluicemq.net.network import OnPeer
 from sluicemq.net.peer import Peer
 from sluicemq.protocol.connection import Pieces
-from sluicemq.testing.cluster.processes import Process
 
 USUAL_S = 0.002
 SILENCE_S = (5.0, 90.0)

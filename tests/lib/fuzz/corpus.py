@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from simulation.stepped import pull_fields, send_fields
 from sluicemq.errors import ConfigurationError
 from sluicemq.protocol.codec import decode
 from sluicemq.protocol.codes import RequestCode
-from sluicemq.testing.broker import pull_fields, send_fields
 
 OF_A_KIND_MAX: Final = 8
 """Recorded requests with the same code and the same fields."""

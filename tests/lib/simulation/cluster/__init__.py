@@ -1,7 +1,7 @@
 """A cluster on virtual time over a network that fails: seeded histories, checked at every step.
 
-    python -m sluicemq.testing.cluster --seeds 1000           # what `make simulate` runs
-    python -m sluicemq.testing.cluster --seed 17 --verbose
+    python -m simulation.cluster --seeds 1000           # what `make simulate` runs
+    python -m simulation.cluster --seed 17 --verbose
 
 Name servers, brokers, producers and consumers are the production classes, each of them a `Process`
 (`processes`) that can be killed, with a clock of its own whose wall time may jump. Below them are

@@ -26,6 +26,10 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+from simulation.cluster.ledger import Group, Ledger, Place, Sent, place_of
+from simulation.cluster.nodes import BrokerNode, ClientNode
+from simulation.cluster.world import ClusterWorld
+from simulation.crashes.plan import Violation
 from sluicemq.broker.contract import STRICT
 from sluicemq.broker.lane_rules import subscription_key
 from sluicemq.client.aio import groups
@@ -33,10 +37,6 @@ from sluicemq.errors import SluiceError
 from sluicemq.filter.tags import subscribe
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import CONTRACT, CONTRACTS, GroupConfig
-from sluicemq.testing.cluster.ledger import Group, Ledger, Place, Sent, place_of
-from sluicemq.testing.cluster.nodes import BrokerNode, ClientNode
-from sluicemq.testing.cluster.world import ClusterWorld
-from sluicemq.testing.simulation.plan import Violation
 
 TAGGED: Final = "tagged"
 SPLIT: Final = "split"

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
-from sluicemq.testing.fuzz import corpus, rules
-from sluicemq.testing.fuzz.drive import Drive, Finding, Process, Result
+from fuzz import corpus, rules
+from fuzz.drive import Drive, Finding, Process, Result
 
 RULES_PART = 100
 
@@ -62,9 +62,7 @@ def _keep(finding: Finding, directory: Path, seed: int, number: int) -> str:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m sluicemq.testing.fuzz", description="Fuzz a running broker."
-    )
+    parser = argparse.ArgumentParser(prog="python -m fuzz", description="Fuzz a running broker.")
     parser.add_argument("--inputs", type=int, default=100_000, help="how many inputs")
     parser.add_argument("--seed", type=int, default=1, help="of the random numbers")
     parser.add_argument("--first", type=int, default=0, help="number of the first batch")

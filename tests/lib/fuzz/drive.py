@@ -21,6 +21,10 @@ from pathlib import Path
 from random import Random
 from typing import IO, Final, NamedTuple
 
+from fuzz import rules
+from fuzz.corpus import Template
+from fuzz.mutate import Account, Input, Mutator
+from simulation.stepped import send_fields
 from sluicemq.acl.loading import load_rules
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, SluiceError
@@ -29,10 +33,6 @@ from sluicemq.protocol.codec import encode
 from sluicemq.protocol.codes import RequestCode
 from sluicemq.protocol.command import Command
 from sluicemq.protocol.signature import sign_command
-from sluicemq.testing.broker import send_fields
-from sluicemq.testing.fuzz import rules
-from sluicemq.testing.fuzz.corpus import Template
-from sluicemq.testing.fuzz.mutate import Account, Input, Mutator
 
 CONFIGURATION: Final = """brokerName=broker-a
 metricsExporterType=DISABLE

@@ -11,14 +11,14 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from fuzz.corpus import Template
+from fuzz.sql import expression
 from sluicemq.errors import ProtocolError
 from sluicemq.protocol.codec import encode, frame
 from sluicemq.protocol.codes import RequestCode
 from sluicemq.protocol.command import BINARY, FLAG_ONEWAY, FLAG_RESPONSE, Command
 from sluicemq.protocol.signature import sign_command
 from sluicemq.record.batch import encode_batch
-from sluicemq.testing.fuzz.corpus import Template
-from sluicemq.testing.fuzz.sql import expression
 
 NAMES: Final = (
     "T", "TBW102", "G", "%RETRY%G", "%DLQ%G", "%RETRY%", "%RETRY%..", "%RETRY%../../x", "..", ".",

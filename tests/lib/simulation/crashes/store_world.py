@@ -10,6 +10,10 @@ import struct
 from collections.abc import Callable
 from typing import Final
 
+from simulation.crashes.disk import Disk
+from simulation.crashes.ledger import Entry, Found, Key, Ledger
+from simulation.crashes.plan import Kind, Violation
+from simulation.stepped import ManualClock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError, StoreError
 from sluicemq.model.message import PREPARED, StoredMessage
@@ -17,11 +21,7 @@ from sluicemq.record.codec import FIXED_BYTES, decode_record, decode_records
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.scan import scan_end, scan_records
 from sluicemq.store.store import Store, Visible
-from sluicemq.testing.broker import ManualClock
 from sluicemq.testing.files import CrashableFiles, PowerLost
-from sluicemq.testing.simulation.disk import Disk
-from sluicemq.testing.simulation.ledger import Entry, Found, Key, Ledger
-from sluicemq.testing.simulation.plan import Kind, Violation
 
 ROOT: Final = "/store"
 IPV4: Final = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)

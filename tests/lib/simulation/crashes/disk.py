@@ -10,9 +10,9 @@ import random
 from collections.abc import Callable
 from typing import Final
 
+from simulation.crashes.plan import Violation
 from sluicemq.errors import StoreDamagedError, StoreError
 from sluicemq.testing.files import CrashableFiles, PowerLost
-from sluicemq.testing.simulation.plan import Violation
 
 ATTEMPTS_MAX: Final = 6
 FAULTS: Final = ("write", "write", "sync", "sync", "truncate", "create", "sync_directory", "rename")
