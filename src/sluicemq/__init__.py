@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sluicemq.client.aio.admin import Admin
     from sluicemq.client.aio.consumer import MessageStream, PushConsumer
-    from sluicemq.client.aio.litepull import LitePullConsumer
     from sluicemq.client.aio.producer import CloseReport, Producer
-    from sluicemq.client.aio.pull import PullConsumer, PullResult
+    from sluicemq.client.aio.pull import LitePullConsumer, PullConsumer, PullResult
     from sluicemq.client.aio.received import ReceivedMessage
     from sluicemq.client.aio.sluice import Sluice
     from sluicemq.client.core.answers import PullStatus, SendResult, SendStatus
     from sluicemq.client.core.consuming import OffsetMoved
-    from sluicemq.client.core.credentials import Credentials
+    from sluicemq.client.core.names import Credentials
     from sluicemq.client.core.transactions import (
         TransactionListener,
         TransactionResult,
@@ -70,13 +69,12 @@ _PLACES = {
     "sluicemq.client.aio.sluice": ("Sluice",),
     "sluicemq.client.aio.admin": ("Admin",),
     "sluicemq.client.aio.consumer": ("MessageStream", "PushConsumer"),
-    "sluicemq.client.aio.litepull": ("LitePullConsumer",),
     "sluicemq.client.aio.producer": ("CloseReport", "Producer"),
-    "sluicemq.client.aio.pull": ("PullConsumer", "PullResult"),
+    "sluicemq.client.aio.pull": ("LitePullConsumer", "PullConsumer", "PullResult"),
     "sluicemq.client.aio.received": ("ReceivedMessage",),
     "sluicemq.client.core.answers": ("PullStatus", "SendResult", "SendStatus"),
     "sluicemq.client.core.consuming": ("OffsetMoved",),
-    "sluicemq.client.core.credentials": ("Credentials",),
+    "sluicemq.client.core.names": ("Credentials",),
     "sluicemq.client.core.transactions": (
         "TransactionListener",
         "TransactionResult",

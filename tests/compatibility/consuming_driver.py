@@ -27,7 +27,7 @@ from urllib.parse import unquote
 
 from sluicemq import Sluice
 from sluicemq.client.aio.consumer import PushConsumer
-from sluicemq.client.aio.litepull import LitePullConsumer
+from sluicemq.client.aio.pull import LitePullConsumer
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.errors import SluiceError
 from sluicemq.model.message import Message

@@ -9,7 +9,7 @@ import pytest
 from peer.clusters import Cluster
 
 from sluicemq import Sluice
-from sluicemq.client.core.facts import Code, Fate
+from sluicemq.client.core.explanations.facts import Code, Fate
 from sluicemq.model.topic import MessageQueue
 
 KINDS = ["sluicemq", "rocketmq"]

@@ -11,7 +11,7 @@ from peer import clusters
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import expect_success
-from sluicemq.client.core.subscriptions import SubscriptionRegistry
+from sluicemq.client.core.consuming import SubscriptionRegistry
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.client.threaded.consumer import PushConsumer

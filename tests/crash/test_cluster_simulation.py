@@ -24,9 +24,9 @@ from sluicemq.broker.delaying import Delaying
 from sluicemq.broker.ending import Ending
 from sluicemq.broker.locks import QueueLocks
 from sluicemq.broker.offsets import Offsets
-from sluicemq.client.aio import reader
+from sluicemq.client.aio import readers as reader
 from sluicemq.client.aio.ordered import Lane, OrderedFeed
-from sluicemq.client.aio.sendback import SendBack
+from sluicemq.client.aio.readers import SendBack
 from sluicemq.client.core.inflight import InFlight
 from sluicemq.model.message import COMMITTED, ROLLED_BACK
 from sluicemq.store.commitlog import CommitLog

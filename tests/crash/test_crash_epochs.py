@@ -18,8 +18,7 @@ from collections.abc import Iterator
 import pytest
 
 from simulation.stepped import SMALL, ManualClock, SteppedBroker, SteppedClient, send_fields
-from sluicemq.client.core.epochs import EpochCommitter
-from sluicemq.client.core.staging import StagedRanges
+from sluicemq.client.core.epochs import EpochCommitter, StagedRanges
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ClientError, ConnectionLostError, RequestError, RequestTimeoutError
 from sluicemq.model.topic import TopicConfig

@@ -16,7 +16,7 @@ pytest.importorskip("pyspark")
 
 
 from pyspark_rocketmq import DefaultSource
-from sluicemq.client.core.credentials import Credentials
+from sluicemq.client.core.names import Credentials
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.errors import SluiceError

@@ -4,9 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluicemq.client.core.balance import allocate_average
-from sluicemq.client.core.batches import split
 from sluicemq.client.core.inflight import InFlight
-from sluicemq.client.core.messages import Outgoing, prepare
+from sluicemq.client.core.messages import Outgoing, prepare, split
 from sluicemq.client.core.sending import QueueChooser
 from sluicemq.model.message import RESERVED_PROPERTIES, Message
 from sluicemq.model.topic import MessageQueue

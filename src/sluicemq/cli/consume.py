@@ -17,8 +17,7 @@ from sluicemq.cli.output import client_options, credentials, json_option, print_
 from sluicemq.client.aio.pull import READ_GROUP
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.sluice import Sluice
-from sluicemq.client.core.consuming import Start
-from sluicemq.client.core.subscriptions import make_subscription
+from sluicemq.client.core.consuming import Start, make_subscription
 from sluicemq.errors import ConfigurationError
 
 TEXT_BYTES_MAX = 200

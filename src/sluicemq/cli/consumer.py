@@ -15,7 +15,7 @@ from sluicemq.cli.output import (
     print_table,
     show_time,
 )
-from sluicemq.client.core.moving import ConsumerClient
+from sluicemq.client.core.operations.groups import ConsumerClient
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
 from sluicemq.protocol.bodies import RunningInfo

@@ -13,7 +13,7 @@ from sluicemq.cli.output import (
     print_table,
     show_time,
 )
-from sluicemq.client.core.facts import (
+from sluicemq.client.core.explanations.facts import (
     Fate,
     Finding,
     GroupExplained,

@@ -15,7 +15,7 @@ from sluicemq.cli.output import (
     print_json,
     print_table,
 )
-from sluicemq.client.core.filtering import BrokerTrial
+from sluicemq.client.core.operations.filters import BrokerTrial
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.model.subscription import SQL92, TAG

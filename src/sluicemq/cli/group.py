@@ -16,9 +16,9 @@ from sluicemq.cli.output import (
     print_table,
     show_time,
 )
-from sluicemq.client.core.facts import Code, Finding
-from sluicemq.client.core.filtering import TopicMatching
-from sluicemq.client.core.reports import GroupReport, QueueLag
+from sluicemq.client.core.explanations.facts import Code, Finding
+from sluicemq.client.core.operations.filters import TopicMatching
+from sluicemq.client.core.operations.topics import GroupReport, QueueLag
 from sluicemq.client.sync.admin import Admin
 from sluicemq.model.topic import RETRY_PREFIX, GroupConfig
 from sluicemq.protocol.bodies import GroupMatching

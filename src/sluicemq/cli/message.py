@@ -13,7 +13,7 @@ from sluicemq.cli.output import (
     print_table,
     show_time,
 )
-from sluicemq.client.core.finding import COUNT_MAX, TIME_MAX_MS
+from sluicemq.client.core.operations.messages import COUNT_MAX, TIME_MAX_MS
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import StoredMessage

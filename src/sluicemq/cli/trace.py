@@ -5,7 +5,7 @@ from dataclasses import asdict
 import click
 
 from sluicemq.cli.output import client_options, credentials, json_option, print_json, show_time
-from sluicemq.client.core.timeline import GroupFate, Step, Timeline
+from sluicemq.client.core.operations.traces import GroupFate, Step, Timeline
 from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
 from sluicemq.client.sync.admin import Admin
 

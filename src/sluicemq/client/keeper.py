@@ -32,7 +32,7 @@ from typing import Any, Final, TypeVar
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import SUCCESS
-from sluicemq.client.core.credentials import Credentials, signed
+from sluicemq.client.core.names import Credentials, signed
 from sluicemq.errors import ClosedError, SluiceError
 from sluicemq.net.dialer import Channel, Dial, dial
 from sluicemq.protocol.bodies import ConsumerData, Heartbeat

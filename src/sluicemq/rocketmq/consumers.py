@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sluicemq.client.aio.consumer import PushConsumer
-from sluicemq.client.aio.litepull import LitePullConsumer
-from sluicemq.client.aio.pull import PullConsumer
+from sluicemq.client.aio.pull import LitePullConsumer, PullConsumer
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.answers import PullStatus
 from sluicemq.client.core.balance import Strategy

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import SUCCESS
-from sluicemq.client.core.routing import broker_address
+from sluicemq.client.core.directory import broker_address
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RequestError, SluiceError

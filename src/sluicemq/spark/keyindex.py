@@ -17,7 +17,7 @@ from typing import Final
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import QUERY_NOT_FOUND, SUCCESS
-from sluicemq.client.core.finding import COUNT_MAX, TIME_MAX_MS
+from sluicemq.client.core.operations.messages import COUNT_MAX, TIME_MAX_MS
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import SluiceError
 from sluicemq.protocol.codes import RequestCode

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from sluicemq.client.core.credentials import Credentials
+from sluicemq.client.core.names import Credentials
 from sluicemq.errors import ConfigurationError
 from sluicemq.net.tls import VERIFY_WORDS, Tls
 from sluicemq.spark.values import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from sluicemq.client.core.credentials import Credentials
+from sluicemq.client.core.names import Credentials
 from sluicemq.client.sync.bulk import READ_GROUP
 from sluicemq.filter.tags import subscribe
 from sluicemq.model.subscription import Subscription

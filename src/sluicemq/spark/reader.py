@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import expect_success, number
-from sluicemq.client.core.credentials import signed
+from sluicemq.client.core.names import signed
 from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.errors import (
     ConfigurationError,

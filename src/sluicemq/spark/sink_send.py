@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluicemq.client.core.answers import MESSAGE_ILLEGAL
+from sluicemq.client.core.epochs import StagedRanges
 from sluicemq.client.core.messages import Outgoing
 from sluicemq.client.core.names import check_topic_to_send
 from sluicemq.client.core.sending import choose_by_key
-from sluicemq.client.core.staging import StagedRanges
 from sluicemq.client.sync.producer import Producer
 from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError
 from sluicemq.model.message import Message

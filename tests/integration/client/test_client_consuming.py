@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sluicemq import Sluice
-from sluicemq.client.aio.member import Member
+from sluicemq.client.aio.members import Member
 from sluicemq.errors import (
     ConfigurationError,
     ConnectionLostError,

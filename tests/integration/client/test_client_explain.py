@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.facts import Code, Fate, GroupExplained, MessageExplained
-from sluicemq.client.core.operations import NAME_SERVER, Ask
+from sluicemq.client.core.explanations.facts import Code, Fate, GroupExplained, MessageExplained
+from sluicemq.client.core.operations.topics import NAME_SERVER, Ask
 from sluicemq.errors import MessageNotFoundError
 from sluicemq.model.topic import GroupConfig, MessageQueue
 from sluicemq.testing.embedded import EmbeddedSluice, embedded

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 import pytest
 
 from sluicemq import ConfigurationError, RetryLaterError, SendError, Sluice
-from sluicemq.client.aio import leases
+from sluicemq.client.aio import ordered as leases
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.threaded.consumer import Consumer
 from sluicemq.model.ids import java_hash

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from sluicemq.cli.sql import _signed, moment_ms
 from sluicemq.cli.sql_output import plain, write_frame
-from sluicemq.client.core.credentials import Credentials
+from sluicemq.client.core.names import Credentials
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import Message
 from sluicemq.spark.options import parse_options

@@ -13,11 +13,14 @@ from sluicemq.client.core.answers import (
     send_results,
 )
 from sluicemq.client.core.balance import allocate_average
-from sluicemq.client.core.consuming import ConsumeOptions, pause_s, retry_delay_s
-from sluicemq.client.core.credentials import Credentials, signed
-from sluicemq.client.core.inflight import InFlight
-from sluicemq.client.core.reports import QueueProgress, group_report, masters_of
-from sluicemq.client.core.routing import (
+from sluicemq.client.core.consuming import (
+    ConsumeOptions,
+    SubscriptionRegistry,
+    make_subscription,
+    pause_s,
+    retry_delay_s,
+)
+from sluicemq.client.core.directory import (
     Routes,
     as_created,
     broker_address,
@@ -25,7 +28,9 @@ from sluicemq.client.core.routing import (
     read_queues,
     write_queues,
 )
-from sluicemq.client.core.subscriptions import SubscriptionRegistry, make_subscription
+from sluicemq.client.core.inflight import InFlight
+from sluicemq.client.core.names import Credentials, signed
+from sluicemq.client.core.operations.topics import QueueProgress, group_report, masters_of
 from sluicemq.errors import (
     ConfigurationError,
     FilterSyntaxError,

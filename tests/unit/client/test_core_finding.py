@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from sluicemq.client.core import finding
-from sluicemq.client.core.operations import Ask, RouteOf
+from sluicemq.client.core.operations import messages as finding
+from sluicemq.client.core.operations.topics import Ask, RouteOf
 from sluicemq.errors import ConfigurationError, MessageNotFoundError, RequestError
 from sluicemq.model.ids import Host, encode_host, offset_message_id
 from sluicemq.model.topic import BrokerData, TopicRoute

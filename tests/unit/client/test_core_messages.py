@@ -5,8 +5,7 @@ import zlib
 import pytest
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.batches import check_batch, join, split
-from sluicemq.client.core.messages import Outgoing, make_message, prepare
+from sluicemq.client.core.messages import Outgoing, check_batch, join, make_message, prepare, split
 from sluicemq.client.core.names import (
     check_group,
     check_properties,

@@ -2,10 +2,10 @@
 
 import pytest
 
-from sluicemq.client.core.activity import Counts
+from sluicemq.client.core.inflight import Counts
 from sluicemq.client.core.messages import prepare
-from sluicemq.client.core.moving import OffsetChange
-from sluicemq.client.core.replying import as_request, pushed_reply, reply_command
+from sluicemq.client.core.operations.groups import OffsetChange
+from sluicemq.client.core.replies import as_request, pushed_reply, reply_command
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.ids import Host
 from sluicemq.model.message import Message, StoredMessage

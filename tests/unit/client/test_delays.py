@@ -6,9 +6,7 @@ from typing import Any
 import pytest
 
 from sluicemq.client.core.answers import send_results
-from sluicemq.client.core.batches import check_batch
-from sluicemq.client.core.delays import recalled
-from sluicemq.client.core.messages import make_message, prepare
+from sluicemq.client.core.messages import check_batch, make_message, prepare, recalled
 from sluicemq.errors import ConfigurationError, RequestError, SendError
 from sluicemq.model.message import Message
 from sluicemq.model.recall import RecallHandle, parse_recall_handle

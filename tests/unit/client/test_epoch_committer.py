@@ -7,11 +7,11 @@ import pytest
 
 from sluicemq.client.core.epochs import (
     EpochCommitter,
+    StagedRanges,
     commit_epoch,
     epoch_state,
     is_unknown_request,
 )
-from sluicemq.client.core.staging import StagedRanges
 from sluicemq.errors import RequestError, RequestTimeoutError
 from sluicemq.protocol import bodies
 from sluicemq.protocol.bodies import StagedRange

@@ -5,8 +5,7 @@ import dataclasses
 
 import pytest
 
-from sluicemq.client.core.explaining import explain_group, explain_message
-from sluicemq.client.core.facts import (
+from sluicemq.client.core.explanations.facts import (
     Code,
     Copy,
     Fate,
@@ -17,7 +16,8 @@ from sluicemq.client.core.facts import (
     MessageFacts,
     QueueFacts,
 )
-from sluicemq.client.core.timeline import GroupFate
+from sluicemq.client.core.explanations.rules import explain_group, explain_message
+from sluicemq.client.core.operations.traces import GroupFate
 from sluicemq.filter.tags import subscribe
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage

@@ -6,10 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluicemq.client.aio.localoffsets import LocalOffsets, OffsetFiles
+from sluicemq.client.aio.localoffsets import (
+    LocalOffsets,
+    OffsetFiles,
+    decode_local_offsets,
+    encode_local_offsets,
+)
 from sluicemq.client.core.consuming import ConsumeOptions
 from sluicemq.client.core.inflight import InFlight
-from sluicemq.client.core.localoffsets import decode_local_offsets, encode_local_offsets
 from sluicemq.errors import ConfigurationError, StoreDamagedError
 from sluicemq.model.topic import MessageQueue
 from sluicemq.testing.files import CrashableFiles

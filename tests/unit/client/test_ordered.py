@@ -9,7 +9,7 @@ import pytest
 
 from simulation.stepped import ManualClock
 from sluicemq import Sluice
-from sluicemq.client.aio.leases import LEASE_S, TRUSTED_S, Leases
+from sluicemq.client.aio.ordered import LEASE_S, TRUSTED_S, Leases
 from sluicemq.errors import RequestTimeoutError
 from sluicemq.model.topic import MessageQueue
 from sluicemq.protocol.bodies import decode_lock_batch, encode_locked_queues

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from sluicemq import ConfigurationError, RetryLaterError, Sluice
-from sluicemq.client.core.retrying import RetryRules, first_topic, retry_copy, times_so_far
+from sluicemq.client.core.consuming import RetryRules, first_topic, retry_copy, times_so_far
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.net.dispatch import finish_answer

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from sluicemq import ConfigurationError, Message
 from sluicemq.cli.trace import drawn
 from sluicemq.client.core.answers import SendResult, SendStatus
-from sluicemq.client.core.batches import join
-from sluicemq.client.core.messages import prepare
-from sluicemq.client.core.timeline import GroupFate, timeline
-from sluicemq.client.core.trace import (
+from sluicemq.client.core.messages import join, prepare
+from sluicemq.client.core.operations.traces import GroupFate, _about, timeline
+from sluicemq.client.core.tracing import (
+    BYTES_MAX,
+    RECORDS_MAX,
     Ended,
     Finished,
     MessageKind,
@@ -18,11 +19,11 @@ from sluicemq.client.core.trace import (
     Published,
     Recalled,
     Taken,
+    Tracing,
     decode,
     encode,
+    trace_topic,
 )
-from sluicemq.client.core.tracefinding import _about
-from sluicemq.client.core.tracing import BYTES_MAX, RECORDS_MAX, Tracing, trace_topic
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluicemq.client.core.credentials import Credentials
+from sluicemq.client.core.names import Credentials
 from sluicemq.errors import ConfigurationError
 from sluicemq.spark.options import OPTIONS, READ, STREAM, WRITE, options_table, parse_options
 

@@ -9,14 +9,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
 
-from sluicemq.client.aio.localoffsets import OffsetFiles
+from sluicemq.client.aio.localoffsets import INSTANCE, OffsetFiles
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import SUCCESS, TOPIC_NOT_EXIST, expect_success, request_error
 from sluicemq.client.core.consuming import SUSPEND_TIMEOUT_MS, OffsetMoved
-from sluicemq.client.core.credentials import Credentials, signed
-from sluicemq.client.core.localoffsets import INSTANCE
-from sluicemq.client.core.names import parse_name_servers, unreachable
-from sluicemq.client.core.routing import (
+from sluicemq.client.core.directory import (
     Routes,
     as_created,
     broker_address,
@@ -24,6 +21,7 @@ from sluicemq.client.core.routing import (
     no_route,
     no_writable_queue,
 )
+from sluicemq.client.core.names import Credentials, parse_name_servers, signed, unreachable
 from sluicemq.client.core.tracing import Tracing
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import (

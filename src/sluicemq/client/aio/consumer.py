@@ -18,13 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
-from sluicemq.client.aio.member import Member
+from sluicemq.client.aio.members import Member
 from sluicemq.client.aio.ordered import OrderedFeed
 from sluicemq.client.aio.received import Feed, ReceivedMessage
 from sluicemq.client.aio.tasks import Tasks
-from sluicemq.client.core.consuming import retry_delay_s
-from sluicemq.client.core.subscriptions import make_subscription
-from sluicemq.client.core.trace import Outcome
+from sluicemq.client.core.consuming import make_subscription, retry_delay_s
+from sluicemq.client.core.tracing import Outcome
 from sluicemq.errors import ClosedError, ConfigurationError, RetryLaterError, SluiceError
 from sluicemq.model.subscription import Subscription
 

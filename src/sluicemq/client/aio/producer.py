@@ -15,7 +15,8 @@ from typing import Any
 from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.replies import Requester
 from sluicemq.client.aio.transactions import Transaction, Transactions
-from sluicemq.client.core import batches, requests
+from sluicemq.client.core import messages as batches
+from sluicemq.client.core import requests
 from sluicemq.client.core.answers import (
     SUCCESS,
     SendResult,
@@ -23,16 +24,17 @@ from sluicemq.client.core.answers import (
     fields_of,
     send_results,
 )
-from sluicemq.client.core.credentials import signed
-from sluicemq.client.core.delays import DELAY_LEVEL_MAX, recalled
 from sluicemq.client.core.messages import (
     COMPRESS_FROM_BYTES,
+    DELAY_LEVEL_MAX,
     Outgoing,
     checked_group,
     make_message,
     prepare,
+    recalled,
 )
-from sluicemq.client.core.replying import REPLY_TIMEOUT_S
+from sluicemq.client.core.names import signed
+from sluicemq.client.core.replies import REPLY_TIMEOUT_S
 from sluicemq.client.core.sending import (
     RETRIES,
     SEND_TIMEOUT_MS,

@@ -1,19 +1,37 @@
 """Raw pulls: one request, one outcome, no background work and no group membership.
 
 The caller keeps the offset: RocketMQ's DefaultMQPullConsumer.
+
+The lite pull consumer: the caller polls, the client fetches ahead and keeps the offsets.
+
+Either `subscribe` (queues are shared with the other members of the group) or `assign` (these
+queues, no sharing). `poll` hands out messages; those of earlier polls count as done at the next
+poll, and what is done is committed every 5 s, or by `commit` when automatic commit is off.
+
+A paused queue is neither fetched from nor handed out; what was fetched before waits in its place.
 """
 
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.aio.consumer import Groups
+from sluicemq.client.aio.members import Member
 from sluicemq.client.aio.offsets import BrokerOffsets
-from sluicemq.client.aio.sendback import SendBack
+from sluicemq.client.aio.readers import QueueReader, Readers, SendBack
+from sluicemq.client.aio.received import Feed, ReceivedMessage
+from sluicemq.client.aio.tasks import Tasks
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import PullStatus, number, pull_answer
+from sluicemq.client.core.consuming import ConsumeOptions, make_subscription
+from sluicemq.client.core.directory import read_queues
 from sluicemq.client.core.names import check_group
-from sluicemq.client.core.routing import read_queues
-from sluicemq.client.core.subscriptions import make_subscription
+from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.filter.tags import tag_matches
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
@@ -115,3 +133,347 @@ class PullConsumer:
             known = make_subscription(topic, tags=tags, where=where)
             self._subscriptions[key] = known
         return known
+
+
+_log = logging.getLogger("sluicemq.client")
+POLL_TIMEOUT_S: Final = 5.0
+WATCH_PERIOD_S: Final = 30.0
+QueuesListener = Callable[[str, list[MessageQueue]], None]
+"""Called with a topic and its queues as they are now."""
+ShareListener = Callable[[str, list[MessageQueue], list[MessageQueue]], None]
+"""Called with a topic, all of its queues and those of this consumer."""
+
+
+class PausingFeed(Feed):
+    """A feed that keeps the messages of paused queues."""
+
+    __slots__ = ("_kept", "_paused")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._paused: set[MessageQueue] = set()
+        self._kept: deque[ReceivedMessage] = deque()
+
+    @property
+    def paused(self) -> frozenset[MessageQueue]:
+        """The queues whose messages wait."""
+        return frozenset(self._paused)
+
+    def pause(self, queue: MessageQueue) -> None:
+        """Nothing of the queue is handed out."""
+        self._paused.add(queue)
+        waiting = list(self._items)
+        self._items.clear()
+        self.put(waiting)
+
+    def resume(self, queue: MessageQueue) -> None:
+        """What was kept comes first: it is older."""
+        self._paused.discard(queue)
+        kept = list(self._kept)
+        self._kept.clear()
+        self.put_back(kept)
+
+    def put(self, messages: list[ReceivedMessage]) -> None:
+        super().put(self._free(messages))
+
+    def put_back(self, messages: list[ReceivedMessage]) -> None:
+        super().put_back(self._free(messages))
+
+    def _free(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
+        if not self._paused:
+            return messages
+        self._kept.extend(message for message in messages if message.queue in self._paused)
+        return [message for message in messages if message.queue not in self._paused]
+
+    def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None:
+        super().discard(unwanted)
+        self._kept = deque(item for item in self._kept if not unwanted(item))
+
+
+class LitePullConsumer:
+    """Polls messages for a group; made by `Sluice.lite_pull`. Use it from one task.
+
+    `on_share(topic, all queues, own queues)` is called when the share of this consumer changes.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        groups: Groups,
+        group: str,
+        options: ConsumeOptions,
+    ) -> None:
+        self.group = group
+        self.options = options
+        self._cluster = cluster
+        self._groups = groups
+        self._feed = PausingFeed()
+        self._member: Member | None = None
+        self._topics: list[str] = []
+        self._assigned: Readers | None = None
+        self._out: list[ReceivedMessage] = []
+        self._tasks = Tasks()
+        self._watched: dict[str, list[QueuesListener]] = {}
+        self._is_closed = False
+        self.on_share: ShareListener | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it reads something, and is not closed."""
+        return not self._is_closed and (self._member is not None or self._assigned is not None)
+
+    async def subscribe(
+        self, topic: str, *, tags: str | None = None, where: str | None = None
+    ) -> None:
+        """Joins the group for a topic; once more for a topic: another expression from now on, in
+        all its queues. Raises what `MessageStream.start` does."""
+        if self._assigned is not None:
+            raise ConfigurationError("queues are assigned already.", cure=_ONE_WAY)
+        if topic in self._topics:
+            await self._groups.change(self.group, topic, tags=tags, where=where)
+            return
+        subscription = make_subscription(
+            topic, tags=tags, where=where, version=self._cluster.clock.now_ms()
+        )
+        member = await self._groups.join(self.group, subscription, self._feed)
+        if self._member is None:
+            self._member = member
+            member.on_share.append(self._share_changed)
+            own = [queue for queue in member.readers.queues if queue.topic == topic]
+            self._share_changed(topic, await self.queues(topic), sorted(own))
+        self._topics.append(topic)
+
+    def _share_changed(
+        self, topic: str, queues: list[MessageQueue], own: list[MessageQueue]
+    ) -> None:
+        if self.on_share is not None and not self._is_closed:
+            self.on_share(topic, queues, own)
+
+    async def unsubscribe(self, topic: str) -> None:
+        """Reads a topic no more: its queues go to the other members. What was polled of it and not
+        committed comes again to them."""
+        if topic in self._topics:
+            self._topics.remove(topic)
+            await self._groups.leave(self.group, topic)
+            if not self._topics:
+                self._member = None
+
+    async def assign(
+        self, queues: Iterable[MessageQueue], *, tags: str | None = None, where: str | None = None
+    ) -> None:
+        """Reads exactly these queues, from the group's committed offsets; replaces the last
+        call."""
+        if self._member is not None:
+            raise ConfigurationError("topics are subscribed to already.", cure=_ONE_WAY)
+        if self._assigned is None:
+            self._assigned = Readers(self._cluster, self.group, self.options, filtered_here=True)
+            if self.options.auto_commit:
+                self._tasks.spawn(self._assigned.commit_forever(), f"sluicemq commit {self.group}")
+        wanted = set(queues)
+        for queue in self._assigned.queues - wanted:
+            await self._assigned.drop(queue)
+        for queue in sorted(wanted - self._assigned.queues):
+            subscription = make_subscription(queue.topic, tags=tags, where=where)
+            await self._assigned.add(queue, subscription, self._feed)
+
+    @property
+    def assignment(self) -> list[MessageQueue]:
+        """The queues read now."""
+        return sorted(self._readers.queues)
+
+    async def poll(
+        self, timeout_s: float | None = POLL_TIMEOUT_S, *, count_max: int = 32
+    ) -> list[ReceivedMessage]:
+        """Up to `count_max` messages; waits up to `timeout_s` (None: for ever) for the first, []
+        when none came. 0 takes what is there.
+
+        What earlier polls returned counts as done from now on. Raises what ended the reading
+        (GroupNotFoundError, PermissionDeniedError …).
+        """
+        if (timeout_s is not None and timeout_s < 0) or count_max < 1:
+            raise ConfigurationError(
+                f"poll would wait {timeout_s} s for {count_max} messages.",
+                cure="Wait 0 s or more (None: for ever) for 1 message or more.",
+            )
+        self._finish()
+        messages: list[ReceivedMessage] = []
+        try:
+            async with asyncio.timeout(timeout_s):
+                messages.append(await self._feed.get())
+        except TimeoutError:
+            return []
+        while len(messages) < count_max and len(self._feed):
+            messages.append(await self._feed.get())
+        self._out = messages
+        for message in messages:
+            message.taken()
+        return list(messages)
+
+    async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """Everything polled so far is done; commits it now and returns when it is stored.
+
+        With `offsets` exactly these are committed, and nothing counts as done by that; automatic
+        commits would overwrite them. Raises SluiceError when a broker did not take one: it is tried
+        again with the next commit.
+        """
+        if offsets is None:
+            self._finish()
+            await self._readers.commit(must_succeed=True)
+        else:
+            await self._readers.put_offsets(offsets)
+
+    def commit_soon(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """`commit` without waiting (Java's commitAsync): what goes wrong is logged."""
+        if offsets is None:
+            self._finish()
+            self._tasks.spawn(self._readers.commit(), f"sluicemq commit {self.group}")
+        else:
+            self._tasks.spawn(self._readers.put_offsets(offsets), f"sluicemq commit {self.group}")
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Nothing of these queues is fetched or handed out until `resume`; they stay ours."""
+        for queue in queues:
+            self._feed.pause(queue)
+            self._pause_reader(queue)
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """They go on where they stood."""
+        for queue in queues:
+            self._feed.resume(queue)
+            self._pause_reader(queue)
+
+    def _pause_reader(self, queue: MessageQueue) -> None:
+        reader = self._readers.get(queue) if self.is_running else None
+        if reader is not None:
+            reader.pause(is_paused=queue in self._feed.paused)
+
+    @property
+    def paused(self) -> list[MessageQueue]:
+        """The queues that are paused."""
+        return sorted(self._feed.paused)
+
+    def _finish(self) -> None:
+        for message in self._out:
+            message.settle()
+        self._out = []
+
+    async def seek(self, queue: MessageQueue, offset: int) -> None:
+        """The next messages of a queue come from `offset` on. Raises ConfigurationError for a queue
+        that is not read here and for an offset outside of what is stored."""
+        self._reader(queue)
+        first = await self._ask(queue, requests.offset_min(queue))
+        following = await self._ask(queue, requests.offset_max(queue))
+        if not first <= offset <= following:
+            raise ConfigurationError(
+                f"{queue} holds the offsets {first} up to {following}, not {offset}.",
+                cure="Seek within, or use seek_to_begin or seek_to_end.",
+            )
+        self._move(queue, offset)
+
+    def _reader(self, queue: MessageQueue) -> QueueReader:
+        reader = self._readers.get(queue)
+        if reader is None:
+            raise ConfigurationError(
+                f"{queue} is not read by this consumer.",
+                cure="Seek in a queue of `assignment` (after subscribe, wait for the first poll).",
+            )
+        return reader
+
+    def _move(self, queue: MessageQueue, offset: int) -> None:
+        reader = self._reader(queue)
+        self._out = [message for message in self._out if not message.is_from(reader)]
+        reader.move(offset)
+
+    async def seek_to_begin(self, queue: MessageQueue) -> None:
+        """The next messages of a queue are the oldest stored ones."""
+        self._reader(queue)
+        self._move(queue, await self._ask(queue, requests.offset_min(queue)))
+
+    async def seek_to_end(self, queue: MessageQueue) -> None:
+        """The next messages of a queue are those that come from now on."""
+        self._reader(queue)
+        self._move(queue, await self._ask(queue, requests.offset_max(queue)))
+
+    async def seek_to_time(self, queue: MessageQueue, time_ms: int) -> None:
+        """The next messages of a queue are those stored at `time_ms` or later."""
+        self._reader(queue)
+        self._move(queue, await self.offset_for_time(queue, time_ms))
+
+    async def offset_for_time(self, queue: MessageQueue, time_ms: int) -> int:
+        """The first offset stored at `time_ms` (milliseconds since 1970) or later."""
+        return await self._ask(queue, requests.offset_by_time(queue, time_ms))
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """The committed offset of the group, None when there is none."""
+        return (await self._readers.start_offset(queue))[1]
+
+    async def queues(self, topic: str) -> list[MessageQueue]:
+        """The readable queues of a topic, for `assign`."""
+        return read_queues(topic, await self._cluster.route(topic))
+
+    def on_queues(
+        self, topic: str, listener: QueuesListener, *, period_s: float = WATCH_PERIOD_S
+    ) -> None:
+        """Calls `listener(topic, queues)` when the queues of a topic are others than before: for
+        programs that `assign`. Looks every `period_s`; the first look only remembers."""
+        listeners = self._watched.setdefault(topic, [])
+        listeners.append(listener)
+        if len(listeners) == 1:
+            self._tasks.spawn(self._watch(topic, period_s), f"sluicemq queues of {topic}")
+
+    async def _watch(self, topic: str, period_s: float) -> None:
+        known: list[MessageQueue] | None = None
+        while True:
+            try:
+                self._cluster.routes.forget(topic)
+                found = await self.queues(topic)
+            except SluiceError as error:
+                _log.debug("queues of %s: %s", topic, error)
+            else:
+                if known is not None and found != known:
+                    for listener in tuple(self._watched[topic]):
+                        asyncio.get_running_loop().call_soon(listener, topic, list(found))
+                known = found
+            await asyncio.sleep(period_s)
+
+    async def _ask(self, queue: MessageQueue, command: object) -> int:
+        return number(await self._cluster.ask(queue, command), "offset")  # type: ignore[arg-type]
+
+    @property
+    def _readers(self) -> Readers:
+        if self._member is not None:
+            return self._member.readers
+        if self._assigned is not None:
+            return self._assigned
+        raise ConfigurationError("nothing is read yet.", cure="Call subscribe or assign first.")
+
+    async def close(self) -> None:
+        """Commits what earlier polls returned (when that is automatic), leaves the group.
+
+        The last poll's messages are not done: nobody has said so. They come again.
+        """
+        self._out = []
+        self._is_closed = True
+        await self._tasks.close()
+        member, self._member = self._member, None
+        if member is not None:
+            member.on_share.remove(self._share_changed)
+        topics, self._topics = self._topics, []
+        for topic in topics:
+            await self._groups.leave(self.group, topic)
+        if self._assigned is not None:
+            await self._assigned.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+_ONE_WAY = "A consumer either subscribes to topics or is assigned queues: use two consumers."

@@ -1,14 +1,16 @@
-"""A message in the hands of a consumer, and the place where messages wait for takers."""
+"""A message in the hands of a consumer, and the place where messages wait for takers.
+
+Where the messages of a group's retry topic go: to the feeds of the topics they came from.
+"""
 
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from sluicemq.client.core.replying import CORRELATION_ID, REPLY_TO_CLIENT
-from sluicemq.client.core.retrying import first_topic
-from sluicemq.client.core.trace import Outcome
-from sluicemq.client.core.tracing import Delivery
+from sluicemq.client.core.consuming import first_topic
+from sluicemq.client.core.replies import CORRELATION_ID, REPLY_TO_CLIENT
+from sluicemq.client.core.tracing import Delivery, Outcome
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue
@@ -284,3 +286,30 @@ class Feed:
         """The next message that may be handed out now."""
         del owner
         return self._items.popleft() if self._items else None
+
+
+class RetrySink:
+    """Sends the messages of a retry topic to the feeds of the topics they came from."""
+
+    __slots__ = ("_feeds",)
+
+    def __init__(self, feeds: Mapping[str, Feed]) -> None:
+        self._feeds = feeds
+
+    def put(self, messages: list[ReceivedMessage]) -> None:
+        """A message of a topic that is not subscribed to any more goes to any feed."""
+        for message in messages:
+            feed = self._feed_of(message)
+            if feed is not None:
+                feed.put([message])
+
+    def _feed_of(self, message: ReceivedMessage) -> Feed | None:
+        return self._feeds.get(message.topic) or next(iter(self._feeds.values()), None)
+
+    def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None:
+        for feed in self._feeds.values():
+            feed.discard(unwanted)
+
+    def fail(self, error: BaseException) -> None:
+        for feed in self._feeds.values():
+            feed.fail(error)

@@ -9,7 +9,7 @@ from typing import Any
 from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.core.answers import SendResult, expect_success
 from sluicemq.client.core.messages import Outgoing
-from sluicemq.client.core.replying import (
+from sluicemq.client.core.replies import (
     ANSWER_TIMEOUT_S,
     CORRELATION_ID,
     as_request,

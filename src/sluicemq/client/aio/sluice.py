@@ -20,28 +20,29 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from sluicemq.client.aio.admin import Admin
-from sluicemq.client.aio.asked import Asked
+from sluicemq.client.aio.broker_requests import Asked
 from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.consumer import Handler, MessageStream, PushConsumer
-from sluicemq.client.aio.groups import Joiner, Memberships
-from sluicemq.client.aio.litepull import LitePullConsumer
-from sluicemq.client.aio.localoffsets import OffsetFiles
-from sluicemq.client.aio.member import Member
+from sluicemq.client.aio.localoffsets import INSTANCE, OffsetFiles
+from sluicemq.client.aio.members import Joiner, Member, Memberships
 from sluicemq.client.aio.producer import DEFAULT_GROUP, CloseReport, OnDone, Producer
-from sluicemq.client.aio.pull import READ_GROUP, PullConsumer
+from sluicemq.client.aio.pull import READ_GROUP, LitePullConsumer, PullConsumer
 from sluicemq.client.aio.replies import Replies, Requester
 from sluicemq.client.aio.tasks import Tasks
 from sluicemq.client.aio.tracing import TraceWriter
 from sluicemq.client.aio.transactions import Transaction
 from sluicemq.client.core.answers import SendResult
-from sluicemq.client.core.consuming import ConsumeOptions, OffsetMoved, Start
-from sluicemq.client.core.credentials import Credentials
+from sluicemq.client.core.consuming import (
+    ConsumeOptions,
+    OffsetMoved,
+    RetryRules,
+    Start,
+    make_subscription,
+)
 from sluicemq.client.core.inflight import BYTES_MAX, COUNT_MAX
-from sluicemq.client.core.localoffsets import INSTANCE
 from sluicemq.client.core.messages import checked_group
-from sluicemq.client.core.retrying import RetryRules
+from sluicemq.client.core.names import Credentials
 from sluicemq.client.core.sending import SEND_TIMEOUT_MS
-from sluicemq.client.core.subscriptions import make_subscription
 from sluicemq.client.core.tracing import Tracing, trace_topic
 from sluicemq.client.core.transactions import Question, end_transaction, question_of
 from sluicemq.client.identity import MessageIds, local_address, make_client_id

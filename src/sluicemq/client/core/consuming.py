@@ -1,15 +1,123 @@
-"""Numbers and choices of a consumer: where a new group starts, how much is fetched ahead."""
+"""A message that a handler could not handle: how often it has come, and the copy that comes again.
 
+Usually the broker makes the copy (36). When that fails the client sends it by itself, as an
+ordinary message to %RETRY%group with what the broker would have written: where it was first read
+and first lay, how often it has come, the delay level (spec/remoting.md §17). An orderly consumer
+always goes that way when it gives up: the broker makes a dead letter of it.
+
+A message that was read from a %DLQ% topic is counted from the beginning, as the broker does.
+
+Numbers and choices of a consumer: where a new group starts, how much is fetched ahead.
+
+One group, one expression for each topic: conflicts are found before they lose messages.
+
+RocketMQ keeps one subscription for a (group, topic); two members with different expressions
+overwrite each other silently and messages are lost (spec/filter.md §2). Inside one process we can
+see both, so the second one is refused with both expressions in the error, but where the brokers
+serve two clients that want different things: a client of its own is a member of its own.
+"""
+
+import logging
+import zlib
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Literal
 
 from sluicemq.client.core.balance import Strategy, strategy
 from sluicemq.client.core.inflight import BYTES_MAX, COUNT_MAX
-from sluicemq.client.core.retrying import RetryRules
-from sluicemq.errors import ConfigurationError
-from sluicemq.model.topic import MessageQueue
+from sluicemq.client.core.messages import COMPRESS_FROM_BYTES, Outgoing
+from sluicemq.client.core.names import check_topic
+from sluicemq.errors import ConfigurationError, SubscriptionConflictError
+from sluicemq.filter.check import check_subscription
+from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.tags import subscribe, tag_matches
+from sluicemq.model.message import (
+    COMPRESSED,
+    COMPRESSION_ZLIB,
+    DELAY,
+    ORIGIN_MESSAGE_ID,
+    RETRY_TOPIC,
+    TIMER_PROPERTIES,
+    TRAN_MSG,
+    WAIT,
+    StoredMessage,
+)
+from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
+from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, MessageQueue
 from sluicemq.protocol.bodies import FROM_FIRST_OFFSET, FROM_LAST_OFFSET, FROM_TIMESTAMP
+
+LEVEL_FIRST: Final = 3
+LEVEL_DEAD: Final = -1
+"""A delay level that says: never again, dead letters."""
+ORDERED_TIMES_MAX: Final = 2**31 - 1
+INNER_GROUP: Final = "CLIENT_INNER_PRODUCER"
+_LEFT_OUT: Final = frozenset({DELAY, WAIT, TRAN_MSG, *TIMER_PROPERTIES})
+_COMPRESS_LEVEL: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRules:
+    """How a group treats failures.
+
+    `times_max` retries, then dead letters; None leaves it to the group's settings at the broker
+    (16), for an ordered group it means no end. `level` is the delay of each retry: 0 the ladder
+    10 s, 30 s … 2 h, n a level of the broker, -1 dead letters at once. `suspend_s` is how long an
+    ordered queue rests after a failure.
+    """
+
+    times_max: int | None = None
+    level: int = 0
+    suspend_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.times_max is not None and not 0 <= self.times_max <= ORDERED_TIMES_MAX:
+            raise ConfigurationError(
+                f"max_reconsume_times is {self.times_max}.",
+                cure=f"Use 0 to {ORDERED_TIMES_MAX}, or None for the group's own setting.",
+            )
+        if self.level < LEVEL_DEAD:
+            raise ConfigurationError(
+                f"the delay level is {self.level}.",
+                cure="Use 0 (the ladder), a level of the broker (1 to 18), or -1 (dead letters).",
+            )
+        if not 0.01 <= self.suspend_s <= 30.0:
+            raise ConfigurationError(
+                f"an ordered queue would rest {self.suspend_s} s.", cure="Use 0.01 to 30 s."
+            )
+
+
+def times_so_far(record: StoredMessage) -> int:
+    """How often the group has got the message again."""
+    return 0 if record.topic.startswith(DLQ_PREFIX) else record.reconsume_times
+
+
+def first_topic(record: StoredMessage) -> str:
+    """The topic that the handler sees: the one it subscribed to, also after a retry."""
+    if record.topic.startswith(RETRY_PREFIX):
+        return record.properties.get(RETRY_TOPIC) or record.topic
+    return record.topic
+
+
+def retry_copy(
+    record: StoredMessage, group: str, times: int, level: int, times_max: int | None
+) -> Outgoing:
+    """The message to %RETRY%group; `times` is how often it has come again so far."""
+    properties = {name: v for name, v in record.properties.items() if name not in _LEFT_OUT}
+    if record.topic.startswith(DLQ_PREFIX):
+        properties[RETRY_TOPIC] = record.topic
+    properties.setdefault(RETRY_TOPIC, record.topic)
+    properties.setdefault(ORIGIN_MESSAGE_ID, record.offset_message_id)
+    properties[DELAY] = str(level if level > 0 else LEVEL_FIRST + times)
+    text = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
+    body, sys_flag = record.body, 0
+    if len(body) >= COMPRESS_FROM_BYTES:
+        body, sys_flag = zlib.compress(body, _COMPRESS_LEVEL), COMPRESSED | COMPRESSION_ZLIB
+    return Outgoing(
+        RETRY_PREFIX + group, body, text, record.message_id, sys_flag, record.flag, True,
+        times + 1, 0 if level < 0 else times_max,
+    )  # fmt: skip
+
 
 Start = Literal["first", "last"] | int | datetime
 """Where a group without a committed offset begins: all that is stored, only what comes, or a time
@@ -127,3 +235,122 @@ def retry_delay_s(attempt: int) -> float:
 def pause_s(failures: int) -> float:
     """How long a reader waits after `failures` failed pulls in a row: 0.2 s … 5 s."""
     return min(5.0, 0.1 * float(1 << min(failures, 6)))
+
+
+_log = logging.getLogger("sluicemq.client")
+
+
+def make_subscription(
+    topic: str, *, tags: str | None = None, where: str | None = None, version: int = 0
+) -> Subscription:
+    """`tags` ("A||B") or `where` (SQL92), or neither for everything.
+
+    Raises ConfigurationError when both are given, FilterSyntaxError naming the place and the cure
+    when the expression cannot work. What compiles and does something else than it seems to is
+    logged as a warning.
+    """
+    if tags is not None and where is not None:
+        raise ConfigurationError(
+            "both tags= and where= are given.",
+            cure="Use one; in SQL92 the tag is the property TAGS: TAGS = 'A' AND price > 3.",
+        )
+    kind = TAG if where is None else SQL92
+    expression = tags if where is None else where
+    check_topic(topic)
+    for finding in check_subscription(Subscription(topic, expression or ALL, kind)):
+        _log.warning("filter %r of %s: %s %s", expression, topic, finding.what, finding.instead)
+    return subscribe(topic, expression, kind, version)
+
+
+def exact_match(subscription: Subscription) -> Callable[[StoredMessage], bool]:
+    """Does a stored message belong to a subscription? By the tag itself and the properties, not by
+    hashes."""
+    if subscription.kind == SQL92:
+        selector = compile_sql92(subscription.expression)
+        return lambda record: selector.matches(record.properties)
+    return lambda record: tag_matches(subscription, record.tag)
+
+
+@dataclass(slots=True)
+class _Entry:
+    subscription: Subscription
+    users: int
+
+
+class SubscriptionRegistry:
+    """(cluster, group, topic) -> the expression of each client, with a count of its users. With
+    `shared` the brokers serve clients that differ. Not locked: callers lock."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[Hashable, str, str], dict[Hashable, _Entry]] = {}
+
+    def enter(
+        self,
+        cluster: Hashable,
+        group: str,
+        subscription: Subscription,
+        client: Hashable = None,
+        *,
+        shared: bool = False,
+    ) -> None:
+        """Notes a user of a subscription. Raises SubscriptionConflictError."""
+        clients = self._entries.setdefault((cluster, group, subscription.topic), {})
+        own = clients.get(client)
+        for entry in [own] if shared else clients.values():
+            if entry is not None and _differ(entry.subscription, subscription):
+                raise SubscriptionConflictError(
+                    f"the group {group!r} already reads {subscription.topic!r} in this process "
+                    f"with {_show(entry.subscription)}; now {_show(subscription)} is asked for. "
+                    + (
+                        "A client has one expression for a topic."
+                        if entry is own
+                        else "With RocketMQ's brokers messages of one of them would be lost."
+                    ),
+                    cure="Use the same expression, or another group.",
+                )
+        clients.setdefault(client, _Entry(subscription, 0)).users += 1
+
+    def change(
+        self,
+        cluster: Hashable,
+        group: str,
+        subscription: Subscription,
+        client: Hashable = None,
+        *,
+        shared: bool = False,
+    ) -> None:
+        """All users of one client go over to another expression. Raises SubscriptionConflictError
+        when there are other clients, who would lose messages."""
+        clients = self._entries.get((cluster, group, subscription.topic), {})
+        for other, entry in clients.items():
+            if other != client and not shared and _differ(entry.subscription, subscription):
+                raise SubscriptionConflictError(
+                    f"the group {group!r} is read by another client of this process too, with "
+                    f"{_show(entry.subscription)}; {_show(subscription)} would take messages from "
+                    "it.",
+                    cure="Close the other one first, or give it another group.",
+                )
+        if client in clients:
+            clients[client].subscription = subscription
+
+    def leave(self, cluster: Hashable, group: str, topic: str, client: Hashable = None) -> None:
+        """One user less; the last one frees the group for another expression."""
+        clients = self._entries.get((cluster, group, topic), {})
+        entry = clients.get(client)
+        if entry is not None:
+            entry.users -= 1
+            if entry.users <= 0:
+                del clients[client]
+            if not clients:
+                del self._entries[cluster, group, topic]
+
+
+def _differ(one: Subscription, other: Subscription) -> bool:
+    return (one.kind, one.expression) != (other.kind, other.expression)
+
+
+def _show(subscription: Subscription) -> str:
+    name = "where=" if subscription.kind == SQL92 else "tags="
+    return f"{name}{subscription.expression!r}"

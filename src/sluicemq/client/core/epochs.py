@@ -6,8 +6,14 @@
 
 The first broker by name decides. Every answer says what is recorded, so a repetition never decides
 twice, and what another broker has recorded already goes before what we have staged.
+
+What one attempt of a task has staged: ranges of staging queues with their checksums.
+
+A batch is stored at consecutive offsets of one queue. Batches that follow each other there are one
+range, so a task that has a queue for itself has one range, however many rows.
 """
 
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
@@ -17,6 +23,7 @@ from sluicemq.protocol import bodies, headers
 from sluicemq.protocol.bodies import StagedRange
 from sluicemq.protocol.codes import RequestCode, ResponseCode
 from sluicemq.protocol.command import Command
+from sluicemq.record.codec import Buffer
 
 Call = Callable[[str, Command], Command]
 """Asks a broker by name. Raises ConnectionLostError, RequestTimeoutError."""
@@ -133,3 +140,34 @@ class EpochCommitter:
                 )
             self._pause(pause_s)
             pause_s = min(2 * pause_s, PAUSE_LAST_S)
+
+
+class StagedRanges:
+    """Collects them. `messages` counts."""
+
+    def __init__(self, partition: int, attempt: int) -> None:
+        self.messages = 0
+        self._partition = partition
+        self._attempt = attempt
+        self._ranges: list[StagedRange] = []
+
+    def add(self, broker: str, queue_id: int, offset: int, count: int, bodies: Buffer) -> None:
+        """A batch of `count` messages is stored at `offset`; `bodies` are theirs, one after the
+        other."""
+        last = self._ranges[-1] if self._ranges else None
+        checksum = 0
+        self.messages += count
+        if last is not None and (last.broker, last.queue_id, last.offset + last.count) == (
+            broker, queue_id, offset,
+        ):  # fmt: skip
+            offset, count, checksum = last.offset, last.count + count, last.checksum
+            self._ranges.pop()
+        checksum = zlib.crc32(bodies, checksum)
+        self._ranges.append(
+            StagedRange(broker, queue_id, offset, count, checksum, self._partition, self._attempt)
+        )
+
+    @property
+    def ranges(self) -> tuple[StagedRange, ...]:
+        """In the order of the rows."""
+        return tuple(self._ranges)

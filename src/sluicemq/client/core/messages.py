@@ -1,24 +1,32 @@
-"""A message made ready to travel: checked, its properties joined, its body compressed.
+"""When a message is delivered: the words of `send`, checked, as RocketMQ's properties.
+
+    delay_level=3                   a level of the brokers' messageDelayLevel: 10 s as a rule
+    delay=90 | timedelta(hours=5)   so long from now, to the millisecond
+    deliver_at=datetime | ms        at that time; one that is over means at once
+
+One of the three. A level needs no more than a 4.x broker, a time needs 5.x.
+
+A message made ready to travel: checked, its properties joined, its body compressed.
 
 Facts: spec/remoting.md §9-§11. Properties are `name U+0001 value U+0002` repeated; the client adds
 UNIQ_KEY (its id) and WAIT; bodies of 4,096 bytes and more are deflated at level 5, as the Java
 client does, and keep their plain form when that is smaller.
+
+Batches: what may travel together, and in how many parts.
+
+A batch is one request and is stored all or nothing. So its messages must agree in everything that
+the request says once: topic and WAIT; and RocketMQ does not support delay or retry topics in it
+(spec/remoting.md §9). We refuse before sending and name the index at fault. Parts are at most 1
+MiB, the size that RocketMQ recommends; a single larger message travels alone.
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Final
 
-from sluicemq.client.core.delays import (
-    DELAY_LEVEL_MAX,
-    delay_ms_of,
-    delay_properties,
-    deliver_at_ms_of,
-    is_delayed,
-)
 from sluicemq.client.core.names import (
     check_group,
     check_keys,
@@ -26,17 +34,116 @@ from sluicemq.client.core.names import (
     check_tag,
     check_topic_to_send,
 )
-from sluicemq.errors import ConfigurationError
+from sluicemq.errors import ConfigurationError, SendError
 from sluicemq.model.message import (
     COMPRESSED,
     COMPRESSION_ZLIB,
+    DELAY,
     KEYS,
     SHARDING_KEY,
     TAGS,
+    TIMER_PROPERTIES,
     UNIQ_KEY,
     WAIT,
     Message,
 )
+from sluicemq.model.recall import RecallHandle, parse_recall_handle
+from sluicemq.model.topic import RETRY_PREFIX
+from sluicemq.record.batch import encode_batch
+
+DELAY_LEVEL_MAX: Final = 18
+"""Those of messageDelayLevel by default: 1s 5s 10s 30s 1m … 10m 20m 30m 1h 2h."""
+_MS_MIN: Final = 100_000_000_000
+"""A smaller number of ms lies before 1973: it is one of seconds."""
+_SECONDS, _MILLISECONDS, _DELIVER = TIMER_PROPERTIES
+
+
+def delay_ms_of(delay: timedelta | float | None) -> int | None:
+    """A delay in seconds or as timedelta -> ms. Raises ConfigurationError."""
+    if delay is None:
+        return None
+    if isinstance(delay, bool) or not isinstance(delay, int | float | timedelta):
+        raise ConfigurationError(
+            f"the delay is {type(delay).__name__}.", cure="Give seconds or a timedelta."
+        )
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    if not 0 <= seconds < 1e10:
+        raise ConfigurationError(
+            f"the delay is {seconds:,} s.",
+            cure="Give 0 or more; brokers take 3 days, or what their timerMaxDelaySec says.",
+        )
+    return round(seconds * 1000)
+
+
+def deliver_at_ms_of(moment: datetime | int | None) -> int | None:
+    """A time of delivery -> ms since 1970. Raises ConfigurationError."""
+    if moment is None:
+        return None
+    if isinstance(moment, datetime):
+        if moment.tzinfo is None:
+            raise ConfigurationError(
+                f"deliver_at={moment} has no time zone.",
+                cure="Add one: datetime.now(UTC) + …, or .astimezone() for local time.",
+            )
+        return round(moment.timestamp() * 1000)
+    if isinstance(moment, bool) or not isinstance(moment, int):
+        raise ConfigurationError(
+            f"deliver_at is {type(moment).__name__}.",
+            cure="Give a datetime with a time zone, or whole milliseconds since 1970.",
+        )
+    if moment < _MS_MIN:
+        raise ConfigurationError(
+            f"deliver_at={moment} is before 1973.",
+            cure="It counts milliseconds since 1970: multiply seconds by 1,000.",
+        )
+    return moment
+
+
+def recalled(handle: str) -> RecallHandle:
+    """What a recall handle says. Raises ConfigurationError when it is none."""
+    found = parse_recall_handle(handle)
+    if found is None:
+        raise ConfigurationError(
+            f"{handle!r} is no recall handle.",
+            cure="It is the recall_handle of a SendResult; only timed messages have one.",
+        )
+    return found
+
+
+def is_delayed(message: Message) -> bool:
+    """Is one of the three set?"""
+    return bool(
+        message.delay_level or message.delay_ms is not None or message.deliver_at_ms is not None
+    )
+
+
+def delay_properties(message: Message, level_max: int = DELAY_LEVEL_MAX) -> Mapping[str, str]:
+    """The properties that say when. Raises ConfigurationError for what cannot be meant."""
+    found: dict[str, str] = {}
+    if message.delay_level:
+        level = message.delay_level
+        if not 0 < level <= level_max:
+            raise ConfigurationError(
+                f"the delay level is {level}.",
+                cure=f"Levels are 1 to {level_max}, 0 is none. For any other time give delay= or "
+                "deliver_at=.",
+            )
+        found[DELAY] = str(level)
+    if message.delay_ms is not None:
+        if message.delay_ms < 0:
+            raise ConfigurationError(
+                f"the delay is {message.delay_ms:,} ms.", cure="Give 0 or more."
+            )
+        found[_MILLISECONDS] = str(message.delay_ms)
+    if message.deliver_at_ms is not None:
+        found[_DELIVER] = str(message.deliver_at_ms)
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"the message says in more than one way when to deliver it: {', '.join(found)}.",
+            cure="Give one of delay_level, delay and deliver_at.",
+        )
+    return found
+
 
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 PROPERTIES_BYTES_MAX: Final = 32_767
@@ -192,3 +299,77 @@ def _check_size(text: str) -> None:
             f"the properties take {size:,} bytes, the limit is {PROPERTIES_BYTES_MAX:,}.",
             cure="Put large values into the body.",
         )
+
+
+BATCH_BYTES_MAX: Final = 1024 * 1024
+_FIXED_BYTES: Final = 22
+
+
+def check_batch(messages: Sequence[Message]) -> None:
+    """Raises SendError that names the first message which may not be in this batch."""
+    if not messages:
+        raise SendError("the batch is empty.", cure="Give at least one message.")
+    first = messages[0]
+    for index, message in enumerate(messages):
+        if message.topic != first.topic:
+            _refuse(
+                index,
+                f"goes to the topic {message.topic!r}, message 0 to {first.topic!r}",
+                "Send a batch for each topic.",
+            )
+        if message.wait_store_ok != first.wait_store_ok:
+            _refuse(
+                index,
+                f"has wait_store_ok={message.wait_store_ok}, message 0 {first.wait_store_ok}",
+                "Give all messages of a batch the same.",
+            )
+        if is_delayed(message):
+            _refuse(
+                index,
+                "is delayed",
+                "Send delayed messages one by one.",
+            )
+        if message.sharding_key != first.sharding_key:
+            _refuse(
+                index,
+                f"has the sharding key {message.sharding_key!r}, message 0 {first.sharding_key!r}",
+                "A batch goes to one queue: send one for each key.",
+            )
+        if message.topic.startswith(RETRY_PREFIX):
+            _refuse(
+                index,
+                f"goes to the retry topic {message.topic!r}",
+                "Send it to the group's own topic.",
+            )
+
+
+def _refuse(index: int, what: str, cure: str) -> None:
+    raise SendError(f"message {index} of the batch {what}. Nothing was sent.", cure=cure)
+
+
+def split(parts: Sequence[Outgoing], bytes_max: int = BATCH_BYTES_MAX) -> Iterator[list[Outgoing]]:
+    """Consecutive runs of at most `bytes_max` bytes as encoded; order is kept."""
+    run: list[Outgoing] = []
+    size = 0
+    for part in parts:
+        own = _FIXED_BYTES + len(part.body) + len(part.properties.encode())
+        if run and size + own > bytes_max:
+            yield run
+            run, size = [], 0
+        run.append(part)
+        size += own
+    if run:
+        yield run
+
+
+def join(parts: Sequence[Outgoing], batch_id: str) -> Outgoing:
+    """One request body for a run; `batch_id` names it here alone.
+
+    As a property of the batch it would be harmful: a broker of RocketMQ 5.3.3 appends those to the
+    properties of every message, and all would have the id of the batch (seen; its own client's do).
+    """
+    body = encode_batch((part.flag, part.body, part.properties.encode()) for part in parts)
+    wait = parts[0].wait_store_ok
+    properties = f"{WAIT}\x01{'true' if wait else 'false'}\x02"
+    key = parts[0].sharding_key
+    return Outgoing(parts[0].topic, body, properties, batch_id, 0, 0, wait, sharding_key=key)

@@ -3,10 +3,15 @@
 The limits are the broker's own (spec/remoting.md §9: topic 127, group 120 characters of a small
 set); the tag rule is RocketMQ's advice made binding, because a tag with `|` can never be
 subscribed.
+
+Access key and secret of a user, and how a request is signed with them.
+
+The secret is never part of a text that could be shown. Facts: spec/remoting.md §20.
 """
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from sluicemq.errors import ConfigurationError, NameServerUnreachableError, SluiceError
@@ -18,6 +23,8 @@ from sluicemq.model.topic import (
     RETRY_TOPIC_LENGTH_MAX,
     TOPIC_LENGTH_MAX,
 )
+from sluicemq.protocol.command import Command
+from sluicemq.protocol.signature import sign_command
 
 TAG_LENGTH_MAX: Final = 128
 NAME_SERVER_PORT: Final = 9876
@@ -162,3 +169,35 @@ def unreachable(failures: Sequence[tuple[str, SluiceError]]) -> NameServerUnreac
     return NameServerUnreachableError(
         f"no name server answers [{story}].", cure=about_tls[0] if about_tls else usual
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Who asks. `security_token` is for temporary keys."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    security_token: str | None = field(default=None, repr=False)
+
+    @staticmethod
+    def of(value: "Credentials | tuple[str, str] | None") -> "Credentials | None":
+        """A pair (access key, secret key) or Credentials. Raises ConfigurationError."""
+        if value is None or isinstance(value, Credentials):
+            return value
+        if len(value) != 2 or not all(value):
+            raise ConfigurationError(
+                "credentials are not a pair of texts.", cure="Give (access_key, secret_key)."
+            )
+        return Credentials(*value)
+
+
+def signed(command: Command, credentials: Credentials | None) -> Command:
+    """The same command, its fields signed when there are credentials."""
+    if credentials is not None:
+        sign_command(
+            command,
+            credentials.access_key,
+            credentials.secret_key,
+            credentials.security_token,
+        )
+    return command

@@ -9,7 +9,7 @@ command made here has no opaque yet: the connection gives it one.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from sluicemq.client.core.routing import NEW_TOPIC_QUEUES
+from sluicemq.client.core.directory import NEW_TOPIC_QUEUES
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.recall import RecallHandle
 from sluicemq.model.subscription import TAG, Subscription

@@ -8,16 +8,27 @@ positions in one queue, times are milliseconds since 1970.
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from sluicemq.client.core import contracts, filtering, finding, inquiry, moving, operations
 from sluicemq.client.core.answers import expect_success
-from sluicemq.client.core.contracts import GroupContract
-from sluicemq.client.core.facts import GroupExplained, MessageExplained, MessageFacts
-from sluicemq.client.core.filtering import BrokerTrial, Progress, TopicMatching
-from sluicemq.client.core.moving import ConsumerClient, OffsetChange
-from sluicemq.client.core.operations import NAME_SERVER, Ask, RouteOf, Talk
-from sluicemq.client.core.reports import GroupReport, QueueLag, QueueProgress
-from sluicemq.client.core.timeline import Timeline
-from sluicemq.client.core.tracefinding import find_trace
+from sluicemq.client.core.explanations import inquiry
+from sluicemq.client.core.explanations.facts import GroupExplained, MessageExplained, MessageFacts
+from sluicemq.client.core.operations import contracts
+from sluicemq.client.core.operations import filters as filtering
+from sluicemq.client.core.operations import groups as moving
+from sluicemq.client.core.operations import messages as finding
+from sluicemq.client.core.operations import topics as operations
+from sluicemq.client.core.operations.contracts import GroupContract
+from sluicemq.client.core.operations.filters import BrokerTrial, Progress, TopicMatching
+from sluicemq.client.core.operations.groups import ConsumerClient, OffsetChange
+from sluicemq.client.core.operations.topics import (
+    NAME_SERVER,
+    Ask,
+    GroupReport,
+    QueueLag,
+    QueueProgress,
+    RouteOf,
+    Talk,
+)
+from sluicemq.client.core.operations.traces import Timeline, find_trace
 from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.client.sync.cluster import Cluster

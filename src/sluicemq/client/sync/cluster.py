@@ -13,9 +13,8 @@ from typing import Self
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import SUCCESS, TOPIC_NOT_EXIST, expect_success, request_error
-from sluicemq.client.core.credentials import Credentials, signed
-from sluicemq.client.core.names import parse_name_servers, unreachable
-from sluicemq.client.core.routing import Routes, as_created, broker_address, no_route
+from sluicemq.client.core.directory import Routes, as_created, broker_address, no_route
+from sluicemq.client.core.names import Credentials, parse_name_servers, signed, unreachable
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import (
     ClosedError,

@@ -11,7 +11,8 @@ core; every call waits for its answer. No background thread: nothing is sent tha
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sluicemq.client.core import batches, requests
+from sluicemq.client.core import messages as batches
+from sluicemq.client.core import requests
 from sluicemq.client.core.answers import (
     SUCCESS,
     SendResult,
@@ -19,17 +20,18 @@ from sluicemq.client.core.answers import (
     fields_of,
     send_results,
 )
-from sluicemq.client.core.credentials import Credentials, signed
-from sluicemq.client.core.delays import DELAY_LEVEL_MAX, recalled
+from sluicemq.client.core.directory import master_address, no_writable_queue
 from sluicemq.client.core.messages import (
+    DELAY_LEVEL_MAX,
     Outgoing,
     checked_group,
     checked_topic,
     make_message,
     prepare,
+    recalled,
 )
-from sluicemq.client.core.replying import REPLY_TIMEOUT_S
-from sluicemq.client.core.routing import master_address, no_writable_queue
+from sluicemq.client.core.names import Credentials, signed
+from sluicemq.client.core.replies import REPLY_TIMEOUT_S
 from sluicemq.client.core.sending import (
     RETRIES,
     SEND_TIMEOUT_MS,

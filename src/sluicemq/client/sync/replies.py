@@ -12,7 +12,7 @@ from concurrent.futures import Future
 
 from sluicemq.client.core.answers import SendResult
 from sluicemq.client.core.messages import Outgoing
-from sluicemq.client.core.replying import CORRELATION_ID, as_request, no_reply, pushed_reply
+from sluicemq.client.core.replies import CORRELATION_ID, as_request, no_reply, pushed_reply
 from sluicemq.client.identity import make_client_id
 from sluicemq.client.keeper import Keeper
 from sluicemq.client.sync.transactions import Brokers

@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from sluicemq.client.core.answers import SendResult, SendStatus
-from sluicemq.client.core.credentials import Credentials, signed
+from sluicemq.client.core.directory import Routes
 from sluicemq.client.core.messages import Outgoing
-from sluicemq.client.core.routing import Routes
+from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.transaction_block import AskedGroup, TransactionBlock
 from sluicemq.client.core.transactions import (
     HalfPlace,

@@ -17,12 +17,12 @@ from typing import Any, Self
 
 from sluicemq.client.aio.consumer import MessageStream
 from sluicemq.client.aio.consumer import PushConsumer as AsyncPushConsumer
-from sluicemq.client.aio.litepull import LitePullConsumer as AsyncLitePullConsumer
+from sluicemq.client.aio.pull import LitePullConsumer as AsyncLitePullConsumer
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.consuming import Start
-from sluicemq.client.core.credentials import Credentials
 from sluicemq.client.core.inflight import BYTES_MAX, COUNT_MAX
+from sluicemq.client.core.names import Credentials
 from sluicemq.client.threaded.portal import Portal
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.tls import Tls

@@ -16,7 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from sluicemq.client.core.findings import verdict_on
+from sluicemq.client.core.explanations.rules import verdict_on
 from sluicemq.client.core.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX
 from sluicemq.client.core.names import (
     check_keys,

@@ -13,7 +13,7 @@ from typing import Final
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import SUCCESS
-from sluicemq.client.core.filtering import TopicMatching
+from sluicemq.client.core.operations.filters import TopicMatching
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import (
     ConnectionLostError,

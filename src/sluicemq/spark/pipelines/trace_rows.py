@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from sluicemq.client.core.trace import Ended, Finished, Published, Recalled, Taken, decode
+from sluicemq.client.core.tracing import Ended, Finished, Published, Recalled, Taken, decode
 
 UNREAD: Final = "Unread"
 _NAMES: Final = {

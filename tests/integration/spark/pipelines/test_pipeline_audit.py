@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sluicemq.client.core.subscriptions import SubscriptionRegistry
+from sluicemq.client.core.consuming import SubscriptionRegistry
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.client.threaded.consumer import PushConsumer

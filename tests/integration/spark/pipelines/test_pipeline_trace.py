@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sluicemq.client.core.trace import (
+from sluicemq.client.core.tracing import (
     Ended,
     Finished,
     MessageKind,

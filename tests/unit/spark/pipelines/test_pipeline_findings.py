@@ -15,7 +15,7 @@ pytest.importorskip("sqlalchemy")
 import pyarrow as pa
 import sqlalchemy as sa
 
-from sluicemq.client.core.trace import Finished, MessageKind, Outcome, Published, encode
+from sluicemq.client.core.tracing import Finished, MessageKind, Outcome, Published, encode
 from sluicemq.client.engines import blocking_engine
 from sluicemq.errors import ConfigurationError
 from sluicemq.filter.tags import subscribe

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import orjson
 
-from sluicemq.client.core import operations, requests
+from sluicemq.client.core import requests
 from sluicemq.client.core.answers import (
     GROUP_NOT_EXIST,
     SUBSCRIPTION_NOT_EXIST,
@@ -22,8 +22,11 @@ from sluicemq.client.core.answers import (
     expect_success,
     pull_answer,
 )
-from sluicemq.client.core.operations import (
+from sluicemq.client.core.operations import topics as operations
+from sluicemq.client.core.operations.topics import (
     Ask,
+    LaneLag,
+    QueueLag,
     RouteOf,
     Talk,
     masters,
@@ -32,7 +35,6 @@ from sluicemq.client.core.operations import (
     offset_min,
     queues,
 )
-from sluicemq.client.core.reports import LaneLag, QueueLag
 from sluicemq.errors import ConfigurationError, FilterSyntaxError, install_extra
 from sluicemq.filter.check import check_subscription
 from sluicemq.filter.tags import subscribe

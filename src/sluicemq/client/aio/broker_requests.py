@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 
 from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.consumer import PushConsumer
-from sluicemq.client.aio.member import Member
+from sluicemq.client.aio.members import Member
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.replies import Replies, send_reply
 from sluicemq.client.aio.tasks import Tasks

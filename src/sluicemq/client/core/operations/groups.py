@@ -18,9 +18,9 @@ from sluicemq.client.core.answers import (
     expect_success,
     request_error,
 )
-from sluicemq.client.core.finding import message_by_id
 from sluicemq.client.core.names import check_group
-from sluicemq.client.core.operations import (
+from sluicemq.client.core.operations.messages import message_by_id
+from sluicemq.client.core.operations.topics import (
     Ask,
     RouteOf,
     Talk,

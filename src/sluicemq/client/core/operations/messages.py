@@ -13,7 +13,7 @@ from typing import Final
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import QUERY_NOT_FOUND, SUCCESS, request_error
-from sluicemq.client.core.operations import Ask, RouteOf, Talk, masters, topics
+from sluicemq.client.core.operations.topics import Ask, RouteOf, Talk, masters, topics
 from sluicemq.errors import ConfigurationError, MessageNotFoundError, ProtocolError
 from sluicemq.model.ids import parse_offset_message_id
 from sluicemq.model.message import StoredMessage

@@ -1,15 +1,46 @@
-"""Single findings about messages and groups, in words: see `explaining`."""
+"""Single findings about messages and groups, in words: see `explaining`.
 
-from collections.abc import Iterable, Sequence
+What the lanes of a group explain (docs/design/0009-lanes.md).
+
+A message goes to the oldest lane that matches it. What a lane gets from another that is idle is
+not told by the broker: so a message that some matching lane is past counts as consumed.
+
+A lane is looked at like a group: its members read all queues between them, from its own offsets.
+What a broker tells of fetched offsets is the whole group's; so what a lane's members have in hand
+is what they say themselves.
+
+Why a group has or has not got a message, and why it is idle or behind: facts in, findings out.
+
+Pure. What was asked of brokers and members are facts; what could not be learned is None and is
+said, never guessed. Everything here follows from requests that a RocketMQ broker answers too; what
+only ours tells (until when a retry waits, how many messages match) makes the answer sharper.
+
+A message's fate in a group:
+
+    dead        its copy is in the dead letters
+    retry       a copy of it waits, or is to be consumed again: the n-th time
+    filtered    the group's filter does not let it through: the atoms that decide are named
+    consumed    the group's offset is past it, and nothing speaks against it
+    offline     it is before the group, and no member is there
+    waiting     it is before the group, with the reason when there is one
+    unknown     there is no such group, or nothing is known of it
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
-from sluicemq.client.core.facts import (
+from sluicemq.client.core.explanations.facts import (
     Code,
     Copy,
+    Fate,
     Finding,
+    GroupExplained,
     GroupFacts,
     GroupState,
+    LaneFacts,
     MemberFacts,
+    MessageExplained,
     MessageFacts,
     QueueFacts,
 )
@@ -20,7 +51,7 @@ from sluicemq.filter.tags import is_tag_kind, tag_matches
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, MessageQueue
-from sluicemq.protocol.bodies import QueueState
+from sluicemq.protocol.bodies import LaneMatching, QueueState
 
 STUCK_MS: Final = 30_000
 """A member that has messages and has finished none for so long does not acknowledge."""
@@ -360,3 +391,253 @@ def behind(state: GroupState, lag: int, matching: int | None) -> Finding:
     of_them = "" if matching is None else f", of which {matching} get through its filters"
     what = f"{lag} messages are before the group{of_them}; its members consume."
     return Finding(Code.BEHIND, what, "If that grows: more queues and members, or faster handlers.")
+
+
+def lane_of(about: MessageFacts, group: GroupFacts) -> LaneFacts | None:
+    """The lane that the message belongs to; None when no lane matches it."""
+    wanted = [lane for lane in group.lanes if _wants(about, lane)]
+    past = (lane for lane in wanted if (lane.offset or 0) > about.message.queue_offset)
+    return next(past, wanted[0] if wanted else None)
+
+
+def _wants(about: MessageFacts, lane: LaneFacts) -> bool:
+    said = lane.subscription
+    return said is not None and verdict_on(about.message, said)[1] is None
+
+
+def as_lane(group: GroupFacts, lane: LaneFacts) -> GroupFacts:
+    """The group as its lane sees it: its own members, subscription and offset."""
+    said = lane.subscription
+    return replace(
+        group,
+        members=[member for member in group.members if member.client_id in lane.members],
+        subscriptions={} if said is None else {said.topic: said},
+        committed=lane.offset,
+        fetched=None,  # a broker tells it for the whole group only
+    )
+
+
+def in_lane(about: MessageFacts, group: GroupFacts, lane: LaneFacts) -> Finding:
+    """Whose it is."""
+    members = ", ".join(lane.members) or "no member"
+    place = "has no offset in its queue" if lane.offset is None else f"is at {lane.offset}"
+    cure = "" if lane.members else _CURE_NO_MEMBER
+    return Finding(
+        Code.LANE,
+        f"{group.name} has {len(group.lanes)} lanes; the message at {about.message.queue_offset} "
+        f"belongs to {_named(lane)}, which {place} and has {members}.",
+        cure,
+    )
+
+
+_CURE_NO_MEMBER = (
+    "Start a consumer with that subscription. After half a minute other lanes take over what they "
+    "match; the rest waits for a day."
+)
+
+
+def no_lane(about: MessageFacts, group: GroupFacts) -> list[Finding]:
+    """No member wants it: said once, and of each lane why."""
+    names = "; ".join(_named(lane) for lane in group.lanes)
+    what = f"None of the {len(group.lanes)} lanes of {group.name} matches it: {names}."
+    cure = "Nobody is given it. A consumer of the group whose subscription matches would be."
+    found = [Finding(Code.NO_LANE, what, cure)]
+    for lane in group.lanes:
+        why = verdict_on(about.message, lane.subscription)[1]
+        if why is not None:
+            found.append(replace(why, what=f"Lane {lane.lane}: {why.what}"))
+    return found
+
+
+def _named(lane: LaneFacts) -> str:
+    said = lane.subscription
+    text = "another topic" if said is None else f"{said.topic}: {said.expression}"
+    return f"lane {lane.lane} ({text})"
+
+
+# ------------------------------------------------------------------------------- whole groups
+
+
+def laned_topics(state: GroupState) -> frozenset[str]:
+    """The topics on which some broker has lanes of this group."""
+    return frozenset(topic.topic for _, topic in state.matching if topic.lanes)
+
+
+def behind_in_lanes(state: GroupState) -> list[Finding]:
+    """What each lane still has to get, and what keeps it from that."""
+    found: list[Finding] = []
+    for broker, counted in state.matching:
+        for lane in counted.lanes if not counted.topic.startswith(RETRY_PREFIX) else ():
+            waiting = sum(queue.matching or 0 for queue in lane.queues)
+            if waiting:
+                found.append(_waiting(counted.topic, broker, lane, waiting))
+                found += _of_members(state, counted.topic, broker, lane)
+    return found
+
+
+def _waiting(topic: str, broker: str, lane: LaneMatching, count: int) -> Finding:
+    where = f"{count} messages of {topic} on {broker} wait for lane {lane.lane} ({lane.expression})"
+    if lane.client_ids:
+        return Finding(Code.LANE, f"{where}, which {', '.join(lane.client_ids)} read.")
+    return Finding(Code.LANE, f"{where}, which has no member.", _CURE_NO_MEMBER)
+
+
+def _of_members(
+    state: GroupState, topic: str, broker: str, lane: LaneMatching
+) -> Iterator[Finding]:
+    """Queues that none of a lane's members reads, and members that have messages and finish none.
+    Nothing while a member does not tell what it reads."""
+    members = [one for one in state.facts.members if one.client_id in lane.client_ids]
+    if not members or any(one.queues is None for one in members):
+        return
+    group = replace(state.facts, name=f"lane {lane.lane}", members=members)
+    queues = []
+    for one in lane.queues:
+        queue = MessageQueue(topic, broker, one.queue_id)
+        if one.matching and owner_of(queue, members) == "":
+            yield queue_idle(queue, group)
+        held = [m.queues[queue] for m in members if m.queues and queue in m.queues]
+        fetched = max((own.cached_max + 1 for own in held if own.cached_count), default=None)
+        queues.append(QueueFacts(queue, max(0, one.committed), one.offset_max, fetched))
+    yield from stuck(group, queues)
+
+
+def by_contract(state: GroupState) -> Iterator[Finding]:
+    """Clients that a strict group refuses, and what brokers no longer remember of who left."""
+    for told in state.contracts:
+        for client_id, why in told.refused.items():
+            yield Finding(Code.REFUSED, f"{told.broker} refuses {client_id}: {why}")
+        for said in told.forgotten:
+            yield Finding(
+                Code.FORGOTTEN,
+                f"{told.broker} forgot the subscription {said['subscription']}, which had no "
+                f"member, because {said['why']}; at most {said['messagesMax']:,} messages waited.",
+            )
+
+
+def explain_message(about: MessageFacts, group: GroupFacts) -> MessageExplained:
+    """The fate of a message in a group, with its causes."""
+    if group.config is None:
+        return MessageExplained(group.name, Fate.UNKNOWN, (no_such_group(group.name),))
+    topic = about.message.topic
+    if group.lanes:
+        return _explain_in_lanes(about, group)
+    owner = owner_of(about.queue, group.members)
+    said = group.subscriptions.get(topic)
+    verdict, filtering = verdict_on(about.message, said)
+    common = [*ignored_text(said), *unequal(group.members, topic)]
+    fate, times, found = _fate(about, group, owner, filtering)
+    return MessageExplained(group.name, fate, (*found, *common), times, verdict, owner)
+
+
+def _explain_in_lanes(about: MessageFacts, group: GroupFacts) -> MessageExplained:
+    """By the lane it belongs to: that one's members, expression and offset."""
+    lane = lane_of(about, group)
+    common = unequal(group.members, about.message.topic, lanes=True)
+    if lane is None:
+        fate, times, found = _fate(about, replace(group, committed=None), None, None)
+        if fate in {Fate.WAITING, Fate.OFFLINE}:
+            fate, found = Fate.FILTERED, no_lane(about, group)
+        return MessageExplained(group.name, fate, (*found, *common), times)
+    common = [*ignored_text(lane.subscription), *common]
+    own = as_lane(group, lane)
+    owner = owner_of(about.queue, own.members)
+    verdict, filtering = verdict_on(about.message, lane.subscription)
+    fate, times, found = _fate(about, own, owner, filtering)
+    if not lane.members and fate is Fate.OFFLINE:
+        found = []  # the group may have members: the lane says what is missing
+    found.insert(0 if not found else 1, in_lane(about, group, lane))
+    return MessageExplained(group.name, fate, (*found, *common), times, verdict, owner)
+
+
+def _fate(
+    about: MessageFacts, group: GroupFacts, owner: str | None, filtering: Finding | None
+) -> tuple[Fate, int, list[Finding]]:
+    if group.dead:
+        times = max(message.reconsume_times for message in group.dead)
+        return Fate.DEAD, times, [dead(group, times)]
+    last = max(group.copies, key=lambda copy: copy.times, default=None)
+    if last is not None and not last.is_past:
+        return Fate.RETRY, last.times, [retry_pending(group, last)]
+    if last is not None or (group.traced is not None and group.traced.consumed):
+        return Fate.CONSUMED, last.times if last is not None else 0, []
+    if filtering is not None and filtering.code is not Code.BROKEN_FILTER:
+        return Fate.FILTERED, 0, [filtering]
+    offset = about.message.queue_offset
+    if group.committed is not None and group.committed > offset:
+        return Fate.CONSUMED, 0, [offset_past(about, group)]
+    blocking = [] if filtering is None else [filtering]
+    return (*_before(about, group, owner, blocking),)
+
+
+def _before(
+    about: MessageFacts, group: GroupFacts, owner: str | None, found: list[Finding]
+) -> tuple[Fate, int, list[Finding]]:
+    """The message is before the group: why has it not come?"""
+    topic, broker = about.message.topic, about.message.broker
+    if group.config is not None and not group.config.consume_enable:
+        found.append(consuming_off(group.name))
+    found += no_route(topic, [broker], about.routed)
+    if not group.members:
+        found.append(no_member(group.name))
+        return Fate.OFFLINE, 0, found
+    if topic not in group.subscriptions:
+        found.append(not_subscribed(group, topic))
+    if owner == "":
+        found += [queue_idle(about.queue, group), *idle_members(group.members)]
+    elif group.fetched is not None and group.fetched > about.message.queue_offset:
+        found.append(unacknowledged(about.queue, group, owner, group.fetched))
+    if not found:
+        found.append(ahead(about, group, owner))
+    return Fate.WAITING, 0, found
+
+
+def explain_group(state: GroupState) -> GroupExplained:
+    """Why a group is idle or behind."""
+    group = state.facts
+    lag = sum(item.lag for item in state.queues)
+    matching = matching_of(state)
+    if group.config is None:
+        return GroupExplained(group.name, (no_such_group(group.name),), lag, matching)
+    found: list[Finding] = []
+    if not group.config.consume_enable:
+        found.append(consuming_off(group.name))
+    if not group.members:
+        found.append(no_member(group.name))
+    for topic in sorted({*group.subscriptions, *(item.queue.topic for item in state.queues)}):
+        found += _of_topic(state, topic)
+    if all(member.queues is not None for member in group.members):
+        found += idle_members(group.members)
+    laned = laned_topics(state)
+    found += stuck(group, [item for item in state.queues if item.queue.topic not in laned])
+    found += behind_in_lanes(state)
+    found += by_contract(state)
+    found += failures(state)
+    if lag and not found:
+        found.append(behind(state, lag, matching))
+    return GroupExplained(group.name, tuple(found), lag, matching)
+
+
+def _of_topic(state: GroupState, topic: str) -> list[Finding]:
+    group = state.facts
+    own = [item for item in state.queues if item.queue.topic == topic]
+    if topic.startswith(RETRY_PREFIX):
+        waiting = sum(item.lag for item in own)
+        return [retries_before(group.name, waiting)] if waiting else []
+    is_laned = topic in laned_topics(state)
+    found = unequal(group.members, topic, lanes=is_laned)
+    said = group.subscriptions.get(topic)
+    if said is None and group.members:
+        found.append(not_subscribed(group, topic))
+    elif said is not None and not compiles(said):
+        found.append(broken(said))
+    found += ignored_text(said)
+    brokers = {item.queue.broker for item in own}
+    found += no_route(topic, brokers, state.routed.get(topic))
+    if is_laned:  # every lane has readers of its own
+        return found
+    if group.members and all(member.queues is not None for member in group.members):
+        idle = [item.queue for item in own if owner_of(item.queue, group.members) == ""]
+        routed = state.routed.get(topic) or frozenset()
+        found += [queue_idle(queue, group) for queue in idle if queue.broker in routed]
+    return found

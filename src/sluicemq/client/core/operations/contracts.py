@@ -11,7 +11,7 @@ import orjson
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import GROUP_NOT_EXIST, SUCCESS, request_error
-from sluicemq.client.core.operations import Ask, Talk, masters
+from sluicemq.client.core.operations.topics import Ask, Talk, masters
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import CONTRACT, CONTRACTS
 from sluicemq.protocol import bodies

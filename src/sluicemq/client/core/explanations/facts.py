@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sluicemq.client.core.contracts import GroupContract
-from sluicemq.client.core.timeline import GroupFate
+from sluicemq.client.core.operations.contracts import GroupContract
+from sluicemq.client.core.operations.traces import GroupFate
 from sluicemq.filter.explain import Explanation
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription

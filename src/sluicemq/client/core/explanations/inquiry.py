@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from sluicemq.client.core import contracts, requests
+from sluicemq.client.core import requests
 from sluicemq.client.core.answers import SUCCESS
-from sluicemq.client.core.explaining import explain_group, explain_message
-from sluicemq.client.core.facts import (
+from sluicemq.client.core.explanations.facts import (
     Copy,
     GroupExplained,
     GroupFacts,
@@ -24,9 +23,11 @@ from sluicemq.client.core.facts import (
     MessageFacts,
     QueueFacts,
 )
-from sluicemq.client.core.filtering import matching
-from sluicemq.client.core.finding import COUNT_MAX, TIME_MAX_MS, message_by_id
-from sluicemq.client.core.operations import (
+from sluicemq.client.core.explanations.rules import explain_group, explain_message
+from sluicemq.client.core.operations import contracts
+from sluicemq.client.core.operations.filters import matching
+from sluicemq.client.core.operations.messages import COUNT_MAX, TIME_MAX_MS, message_by_id
+from sluicemq.client.core.operations.topics import (
     Ask,
     RouteOf,
     Talk,
@@ -37,8 +38,7 @@ from sluicemq.client.core.operations import (
     offset_max,
     offset_min,
 )
-from sluicemq.client.core.timeline import GroupFate
-from sluicemq.client.core.tracefinding import find_trace
+from sluicemq.client.core.operations.traces import GroupFate, find_trace
 from sluicemq.errors import (
     ConnectionLostError,
     MessageNotFoundError,
