@@ -16,8 +16,7 @@ from simulation.crashes.plan import Kind, run_steps, steps_of
 from simulation.crashes.runs import LENGTH
 from simulation.crashes.store_world import STORE, STORM
 from sluicemq.broker import documents
-from sluicemq.broker.outcomes import Durable
-from sluicemq.broker.turns import Turns
+from sluicemq.broker.turns import Durable, Turns
 from sluicemq.files import Files
 from sluicemq.store import recovery, scan, segments
 from sluicemq.store.commitlog import CommitLog

@@ -14,11 +14,12 @@ import pytest
 from simulation.cluster.__main__ import main, run_range
 from simulation.cluster.runs import LENGTH, SPLIT, error_of
 from simulation.silence import silence
-from sluicemq.broker import lane_departed, lanes
-from sluicemq.broker.lane_places import Place, whole
-from sluicemq.broker.lane_pulls import LanePulls
-from sluicemq.broker.lane_rules import own_claim
-from sluicemq.broker.lanes import GroupLanes
+from sluicemq.broker.consume.lane_pulls import LanePulls
+from sluicemq.broker.lanes import departed as lane_departed
+from sluicemq.broker.lanes import group as lanes
+from sluicemq.broker.lanes.group import GroupLanes
+from sluicemq.broker.lanes.places import Place, whole
+from sluicemq.broker.lanes.rules import own_claim
 
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "8"))
 Plant = Callable[[pytest.MonkeyPatch], None]

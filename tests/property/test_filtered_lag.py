@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 
 from simulation.stepped import SMALL, SteppedBroker, pull_fields, send_fields
-from sluicemq.broker import matching
+from sluicemq.broker.consume import matching
 from sluicemq.errors import FilterEvaluationError
 from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.tags import subscribe, tag_matches

@@ -4,13 +4,12 @@ import logging
 from typing import Final
 
 from sluicemq.acl.source import Source
-from sluicemq.broker.clients import Consumers, Member, Producers
+from sluicemq.broker.consume.clients import Consumers, Member, Producers
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.rates import Rates
 from sluicemq.broker.registration import credentials_of
 from sluicemq.broker.retention import GroupWatch
-from sluicemq.broker.runtime import RuntimeInfo
+from sluicemq.broker.runtime import Rates, RuntimeInfo
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topic, Topics
 from sluicemq.clock import Clock

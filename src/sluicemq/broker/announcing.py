@@ -11,10 +11,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from sluicemq.broker.core import BrokerCore
-from sluicemq.broker.outcomes import failed
 from sluicemq.broker.registration import NameServer, Registration
+from sluicemq.broker.state import BrokerCore
 from sluicemq.broker.switching import calm
+from sluicemq.broker.turns import failed
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError, RequestTimeoutError, SluiceError, StoreError
 from sluicemq.net.dialer import Channel, ChannelPool

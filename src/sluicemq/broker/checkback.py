@@ -11,7 +11,7 @@ from itertools import count
 from typing import Final
 
 from sluicemq.broker import properties as text
-from sluicemq.broker.clients import Member, Producers
+from sluicemq.broker.consume.clients import Member, Producers
 from sluicemq.broker.halves import HALF_TOPIC, REAL_QUEUE
 from sluicemq.broker.redelivery import Record
 from sluicemq.broker.undecided import Undecided

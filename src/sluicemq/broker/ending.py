@@ -13,10 +13,10 @@ from sluicemq.broker import properties as text
 from sluicemq.broker.access import PUB, Access
 from sluicemq.broker.halves import REAL_QUEUE, Half, properties_of
 from sluicemq.broker.intake import RefusalError
-from sluicemq.broker.outcomes import Durable
 from sluicemq.broker.redelivery import Record
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.transactions import OUTCOMES, Transactions
+from sluicemq.broker.turns import Durable
 from sluicemq.broker.undecided import Undecided
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError

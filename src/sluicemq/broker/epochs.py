@@ -29,13 +29,12 @@ from sluicemq.broker.epoch_table import (
     epoch_record,
 )
 from sluicemq.broker.intake import Intake, RefusalError
-from sluicemq.broker.outcomes import Announced
 from sluicemq.broker.send_batch import OnStaged
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.slices import Slice
 from sluicemq.broker.staged import Publisher, Staged, StagedReader
 from sluicemq.broker.topics import Topics
-from sluicemq.broker.turns import RunSync, Turns
+from sluicemq.broker.turns import Announced, RunSync, Turns
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.files import Files

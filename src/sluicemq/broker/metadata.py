@@ -17,10 +17,10 @@ from sluicemq.broker.attributes import (
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.groups import name_fault as group_fault
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.outcomes import Announced
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.broker.topics import name_fault as topic_fault
+from sluicemq.broker.turns import Announced
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import TOPIC_LENGTH_MAX, GroupConfig, TopicConfig
 from sluicemq.net.server import Handler, Peer

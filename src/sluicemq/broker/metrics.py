@@ -1,4 +1,6 @@
-"""`/metrics` for Prometheus, with RocketMQ 5's names and labels.
+"""What Prometheus sees of access control: refusals by access key and how the rules stand.
+
+`/metrics` for Prometheus, with RocketMQ 5's names and labels.
 
 The hot paths count in plain integers (topic.messages_in, pull.delivered …); only a scrape makes
 Prometheus objects of them. prometheus-client is imported when the port is opened: it is part of the
@@ -14,13 +16,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.acl.guard import Guard
-from sluicemq.broker.access_metrics import access_metrics
-from sluicemq.broker.clients import Consumers, Producers
-from sluicemq.broker.filter_watch import FilterWatch
+from sluicemq.broker.consume.clients import Consumers, Producers
+from sluicemq.broker.consume.filter_watch import FilterWatch
+from sluicemq.broker.consume.longpoll import LongPolls
+from sluicemq.broker.consume.pull import Pull
 from sluicemq.broker.groups import Groups
-from sluicemq.broker.longpoll import LongPolls
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.pull import Pull
 from sluicemq.broker.retention import GroupWatch
 from sluicemq.broker.retries import Retries
 from sluicemq.broker.send import Send
@@ -36,6 +37,33 @@ from sluicemq.store.store import Store
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
+
+Make = Callable[..., Any]
+
+
+def access_metrics(
+    guard: Guard, counter: Make, gauge: Make, values: Callable[..., list[str]]
+) -> Iterator[Any]:
+    """`counter` and `gauge` make families, `values` the labels of this broker and more."""
+    refused = counter(
+        "sluicemq_requests_refused",
+        "Requests that access control refused; access_key ? is one that no account has.",
+        "access_key",
+    )
+    for access_key, count in tuple(guard.denied.items()):
+        refused.add_metric(values(access_key), count)
+    yield refused
+    accounts = gauge("sluicemq_access_accounts", "Accounts in force.")
+    accounts.add_metric(values(), len(guard.rules.accounts))
+    yield accounts
+    loads = counter("sluicemq_access_loads", "Access rules read, by result.", "result")
+    loads.add_metric(values("in_force"), guard.loads)
+    loads.add_metric(values("refused"), guard.loads_failed)
+    yield loads
+    stale = gauge("sluicemq_access_rules_stale", "1 while the newest files are not in force.")
+    stale.add_metric(values(), 1 if guard.error else 0)
+    yield stale
+
 
 log = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ from typing import Final, NamedTuple
 from sluicemq.broker import properties as text
 from sluicemq.broker.delayed import Delayed
 from sluicemq.broker.intake import Draft, Intake, RefusalError
-from sluicemq.broker.outcomes import Durable
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.slices import Slice
 from sluicemq.broker.timers import FROM_END, TimedMessage
 from sluicemq.broker.topics import Topics
+from sluicemq.broker.turns import Durable
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.model.ids import Host, encode_host

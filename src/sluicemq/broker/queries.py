@@ -7,9 +7,9 @@ Answers follow the real broker's, odd ones included: 30 for a queue that a topic
 from typing import Final, Literal
 
 from sluicemq.broker.access import SUB, Access
-from sluicemq.broker.clients import Consumers
+from sluicemq.broker.consume.clients import Consumers
+from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.groups import Groups
-from sluicemq.broker.locks import QueueLocks
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics

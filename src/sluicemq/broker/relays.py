@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final
 
-from sluicemq.broker.clients import ConsumerGroup, Consumers, Member
+from sluicemq.broker.consume.clients import ConsumerGroup, Consumers, Member
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics

@@ -12,7 +12,7 @@ import logging
 from typing import Any, Final
 
 from sluicemq.broker import properties as text
-from sluicemq.broker.clients import Producers
+from sluicemq.broker.consume.clients import Producers
 from sluicemq.broker.intake import Draft, Intake, RefusalError, Stored
 from sluicemq.broker.relays import Questions
 from sluicemq.broker.settings import Settings

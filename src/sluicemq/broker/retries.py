@@ -12,9 +12,9 @@ import logging
 from collections.abc import MutableMapping
 from typing import Final
 
+from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.intake import RefusalError
-from sluicemq.broker.locks import QueueLocks
 from sluicemq.broker.topics import Topic, Topics
 from sluicemq.clock import Clock
 from sluicemq.model.message import DELAY, TIMER_PROPERTIES

@@ -19,12 +19,11 @@ import orjson
 from sluicemq.broker import properties as text
 from sluicemq.broker.halves import HALF_TOPIC
 from sluicemq.broker.intake import ILLEGAL, Draft, Intake, RefusalError
-from sluicemq.broker.outcomes import Durable
 from sluicemq.broker.retries import Retries
 from sluicemq.broker.send_batch import BatchIntake, OnStaged, Origin, refuse_in_batch
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topic, Topics, name_fault
-from sluicemq.broker.turns import Turns
+from sluicemq.broker.turns import Durable, Turns
 from sluicemq.clock import Clock
 from sluicemq.errors import MessageIllegalError, StoreError, StoreFullError
 from sluicemq.model.ids import Host, UniqueIds, encode_host

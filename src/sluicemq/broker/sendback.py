@@ -17,13 +17,13 @@ from typing import Final
 
 from sluicemq.broker import properties as text
 from sluicemq.broker.access import SUB, Access
-from sluicemq.broker.clients import Consumers
+from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.intake import Draft, Intake, RefusalError
-from sluicemq.broker.lane_rules import LANE_PROPERTY, lane_id
-from sluicemq.broker.outcomes import Durable
+from sluicemq.broker.lanes.rules import LANE_PROPERTY, lane_id
 from sluicemq.broker.retries import Retries, begins_anew
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topic, Topics
+from sluicemq.broker.turns import Durable
 from sluicemq.errors import MessageIllegalError, ProtocolError, StoreError, StoreFullError
 from sluicemq.model.ids import Host, encode_host, offset_message_id
 from sluicemq.model.message import (

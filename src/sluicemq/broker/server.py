@@ -20,12 +20,12 @@ from typing import Final, TypeVar
 from sluicemq.broker import readonly
 from sluicemq.broker.addresses import advertised_address, listening_addresses, stored_host
 from sluicemq.broker.announcing import Announcements
-from sluicemq.broker.columns_helper import SealingProcess
-from sluicemq.broker.core import BrokerCore
+from sluicemq.broker.consume.columns_helper import SealingProcess
 from sluicemq.broker.documents import Document
 from sluicemq.broker.metrics import serve
 from sluicemq.broker.registration import Registration
 from sluicemq.broker.settings import Settings
+from sluicemq.broker.state import BrokerCore
 from sluicemq.broker.switching import calm, calmly, in_executor
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import BrokerConfig, StoreConfig

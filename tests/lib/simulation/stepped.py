@@ -14,10 +14,10 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from sluicemq.broker.core import BrokerCore
-from sluicemq.broker.outcomes import failed
 from sluicemq.broker.readonly import overlay, prepare
 from sluicemq.broker.settings import Settings
+from sluicemq.broker.state import BrokerCore
+from sluicemq.broker.turns import failed
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import SluiceError, StoreError
 from sluicemq.files import Files

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sluicemq.broker.columns_helper import SealingProcess
+from sluicemq.broker.consume.columns_helper import SealingProcess
 from sluicemq.config import StoreConfig
 from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.vectorised import compile_vectorised

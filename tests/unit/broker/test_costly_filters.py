@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
-from sluicemq.broker.heartbeat import BODY_INLINE_BYTES
+from sluicemq.broker.consume.heartbeat import BODY_INLINE_BYTES
 from sluicemq.config import BrokerConfig
 from sluicemq.filter import parser
 from sluicemq.protocol.codes import RequestCode as Code

@@ -12,9 +12,9 @@ from simulation.stepped import (
     pull_fields,
     send_fields,
 )
-from sluicemq.broker import matching
 from sluicemq.broker.background import SLICE_S, WORKS_MAX, Background, Steps
-from sluicemq.broker.filter_watch import REASONS_MAX, Troubles
+from sluicemq.broker.consume import matching
+from sluicemq.broker.consume.filter_watch import REASONS_MAX, Troubles
 from sluicemq.errors import RequestError
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig

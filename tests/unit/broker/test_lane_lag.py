@@ -10,9 +10,9 @@ import pytest
 
 from simulation.lanes import ModelConsumer, Shared, Wanted, balance, work
 from simulation.stepped import SMALL, SteppedBroker, send_fields
-from sluicemq.broker.lane_filters import rule_filter
-from sluicemq.broker.lane_rules import NOTHING, Rule, claims, rule_matches
-from sluicemq.broker.lane_rules import subscription_key as key_of
+from sluicemq.broker.lanes.filters import rule_filter
+from sluicemq.broker.lanes.rules import NOTHING, Rule, claims, rule_matches
+from sluicemq.broker.lanes.rules import subscription_key as key_of
 from sluicemq.filter.tags import subscribe
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import CONTRACT, GroupConfig, TopicConfig

@@ -4,7 +4,7 @@ import pytest
 
 from simulation.lanes import ModelConsumer, Shared, Wanted, balance, read_all
 from simulation.stepped import SteppedBroker, SteppedClient, send_fields
-from sluicemq.broker.resets import TELLS_MAX, Resets
+from sluicemq.broker.offsets import TELLS_MAX, Resets
 from sluicemq.model.subscription import TAG
 from sluicemq.protocol import bodies
 from sluicemq.testing.virtual import RESOLUTION_S, VirtualClock

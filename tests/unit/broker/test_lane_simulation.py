@@ -9,10 +9,10 @@ import pytest
 
 from simulation.lanes import ModelConsumer, Shared, Wanted, balance, work
 from simulation.stepped import SteppedBroker, send_fields
-from sluicemq.broker import lane_departed
-from sluicemq.broker.filter_watch import FilterWatch
-from sluicemq.broker.lane_movers import MOVE_MS
-from sluicemq.broker.lane_rules import parts_of
+from sluicemq.broker.consume.filter_watch import FilterWatch
+from sluicemq.broker.lanes import departed as lane_departed
+from sluicemq.broker.lanes.places import MOVE_MS
+from sluicemq.broker.lanes.rules import parts_of
 from sluicemq.filter.parser import compile_sql92
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import CONTRACT, GroupConfig, TopicConfig

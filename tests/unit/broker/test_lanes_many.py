@@ -9,8 +9,9 @@ import pytest
 
 from simulation.lanes import ModelConsumer, Shared, Wanted, balance, read_all
 from simulation.stepped import SteppedBroker, send_fields
-from sluicemq.broker import lane_departed
-from sluicemq.broker.lane_rules import (
+from sluicemq.broker.lanes import departed as lane_departed
+from sluicemq.broker.lanes.group import GroupLanes
+from sluicemq.broker.lanes.rules import (
     Atom,
     after,
     both,
@@ -20,7 +21,6 @@ from sluicemq.broker.lane_rules import (
     parts_of,
     rule_matches,
 )
-from sluicemq.broker.lanes import GroupLanes
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import CONTRACT, GroupConfig, MessageQueue, TopicConfig
 

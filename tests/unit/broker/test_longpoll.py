@@ -1,8 +1,8 @@
 """The list of parked pulls, with pulls that only count."""
 
 from simulation.stepped import ManualClock
-from sluicemq.broker.longpoll import LongPolls
-from sluicemq.broker.outcomes import Parked
+from sluicemq.broker.consume.longpoll import LongPolls
+from sluicemq.broker.turns import Parked
 from sluicemq.model.ids import Host
 from sluicemq.net.peer import Peer
 from sluicemq.net.shares import Shares

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import pairwise
 
-from sluicemq.broker.pacing import BACKOFF_MIN_S, PATIENCE_MAX, SPAN_MAX, SPAN_MIN, Pace
+from sluicemq.broker.consume.delivered import BACKOFF_MIN_S, PATIENCE_MAX, SPAN_MAX, SPAN_MIN, Pace
 from sluicemq.store.gather import PULL_SPAN_MAX, Reach
 from sluicemq.store.store import ReadResult, ReadStatus
 

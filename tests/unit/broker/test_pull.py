@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from simulation.stepped import SMALL, SteppedBroker, SteppedClient, pull_fields, send_fields
-from sluicemq.broker import pull
+from sluicemq.broker.consume import pull
 from sluicemq.config import BrokerConfig
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig, TopicConfig

@@ -3,8 +3,7 @@
 import pytest
 
 from simulation.stepped import ManualClock
-from sluicemq.broker.outcomes import Durable
-from sluicemq.broker.turns import Turns
+from sluicemq.broker.turns import Durable, Turns
 from sluicemq.errors import StoreError, StoreFullError, StoreTransientError, StoreUncertainError
 from sluicemq.model.ids import Host
 from sluicemq.net.peer import Peer

@@ -7,9 +7,10 @@ by its number there. Files of before have the clauses with each span, without or
 from collections.abc import Iterator
 from typing import Any
 
-from sluicemq.broker.lane_columns import among
-from sluicemq.broker.lane_places import NOBODY, Place, Span
-from sluicemq.broker.lane_rules import (
+from sluicemq.broker.lanes.filters import among
+from sluicemq.broker.lanes.group import GroupLanes, Lane, Queue
+from sluicemq.broker.lanes.places import NOBODY, Place, Span
+from sluicemq.broker.lanes.rules import (
     Atom,
     Clause,
     Order,
@@ -19,7 +20,6 @@ from sluicemq.broker.lane_rules import (
     parts_of,
     tags_of,
 )
-from sluicemq.broker.lanes import GroupLanes, Lane, Queue
 from sluicemq.model.message import TAGS
 from sluicemq.model.subscription import SQL92, TAG
 

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from sluicemq.broker.groups import Groups
-from sluicemq.broker.lane_rules import parse_key
+from sluicemq.broker.lanes.rules import parse_key
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.model.topic import CONTRACT, CONTRACTS

@@ -17,13 +17,13 @@ from functools import partial
 from typing import Final
 
 from sluicemq.broker.background import Steps
-from sluicemq.broker.clients import Consumers
+from sluicemq.broker.consume.clients import Consumers
+from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.groups import Groups
-from sluicemq.broker.longpoll import LongPolls
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.outcomes import Announced, Postponed
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topic, Topics
+from sluicemq.broker.turns import Announced, Postponed
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.model.subscription import Subscription

@@ -5,7 +5,7 @@ time would be shared with the loop by way of the interpreter's lock, and whoever
 waits. The helper has an interpreter and a core of its own, gives way to others (nice), and does
 what `store.columns_job` says. It lives as long as it is in use.
 
-Run by the broker: `python -m sluicemq.broker.columns_helper`.
+Run by the broker: `python -m sluicemq.broker.consume.columns_helper`.
 """
 
 import json
@@ -81,10 +81,10 @@ class SealingProcess:
 
 
 def _started(nice: int) -> "subprocess.Popen[bytes]":
-    root = str(Path(__file__).parents[2])
+    root = str(Path(__file__).parents[3])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
     return subprocess.Popen(
-        [sys.executable, "-m", "sluicemq.broker.columns_helper", str(nice)],
+        [sys.executable, "-m", "sluicemq.broker.consume.columns_helper", str(nice)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ARROW_NUM_THREADS": "1"},

@@ -1,4 +1,10 @@
-"""What filters do, made visible: exact lag, and evaluations that failed, by cause and group.
+"""Lag of a group with lanes: what each lane still has to get, by its own offset and rules.
+
+The group's own offset is the least of its lanes': from there on most may be delivered already. A
+lane's messages are those from its place on that its rules there want. The rules of a group exclude
+each other, so the sum over the lanes is what nobody was given yet, each message once.
+
+What filters do, made visible: exact lag, and evaluations that failed, by cause and group.
 
 Pulls count what they let through and keep back, a sum for each pull. All else happens beside them:
 every ten seconds, and when somebody asks, the messages that a group has fetched since are looked at
@@ -14,13 +20,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.broker.background import Background, Steps
-from sluicemq.broker.clients import Consumers
-from sluicemq.broker.filters import ConsumerFilters
-from sluicemq.broker.lane_filters import RuleFilter
-from sluicemq.broker.lane_lag import LaneTally, lane_lag
-from sluicemq.broker.matching import Matching, Tally, Wanted
+from sluicemq.broker.consume.clients import Consumers
+from sluicemq.broker.consume.filters import ConsumerFilters
+from sluicemq.broker.consume.matching import Matching, Tally, Wanted
+from sluicemq.broker.consume.pull import Pull
+from sluicemq.broker.lanes.filters import RuleFilter
+from sluicemq.broker.lanes.group import GroupLanes, Lane
+from sluicemq.broker.lanes.places import Place
+from sluicemq.broker.lanes.rules import Rule
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.pull import Pull
 from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError, FilterEvaluationError
@@ -32,6 +40,52 @@ from sluicemq.store.store import Store
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class LaneTally:
+    """A lane in one queue of a topic. `tally`: from its offset on."""
+
+    lane: Lane
+    queue_id: int
+    tally: Tally
+
+
+def lane_lag(
+    matching: Matching, made: GroupLanes, topic: str, queue_id: int, now_s: float
+) -> Steps[list[LaneTally]]:
+    """Of every lane that has a place in the queue, the oldest first."""
+    made.ensure((topic, queue_id))
+    live, idle = made.ordered()
+    found = []
+    for lane in [made.lanes[key] for key in (*live, *idle)]:
+        place = lane.places.get((topic, queue_id))
+        if place is not None:
+            name = f"{made.name}@{lane.id}"
+            tally = yield from _tally(matching, name, topic, queue_id, place, now_s)
+            found.append(LaneTally(lane, queue_id, tally))
+    return found
+
+
+def _tally(
+    matching: Matching, name: str, topic: str, queue_id: int, place: Place, now_s: float
+) -> Steps[Tally]:
+    """The rule that holds to the end is counted by what is known of it, those before it anew: they
+    are gone when the lane has passed them."""
+    first, end = matching.range(topic, queue_id)
+    start = at = min(max(place.position, first), end)
+    closed: list[tuple[int, int, Rule]] = []
+    rule, until = place.rule_at(at)
+    while until is not None and until < end:
+        closed.append((at, until, rule))
+        at = until
+        rule, until = place.rule_at(at)
+    tally = yield from matching.lag(name, topic, queue_id, Wanted.of_rule(rule), at, now_s)
+    count = tally.count
+    for low, high, other in closed:
+        count += yield from matching.count(topic, queue_id, Wanted.of_rule(other), low, high)
+    return replace(tally, start=start, count=count)
+
 
 SURVEY_PERIOD_S: Final = 10.0
 REASONS_MAX: Final = 32

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from sluicemq.broker.delivered import Delivered
+from sluicemq.broker.consume.delivered import Delivered
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.topics import Topic
 from sluicemq.config import BrokerConfig

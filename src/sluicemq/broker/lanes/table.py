@@ -1,4 +1,9 @@
-"""The groups that have lanes, and their file (config/sluiceLanes.json).
+"""How many messages no lane of a group wants: counted a slice at a time, behind the last lane.
+
+Only what every lane has passed is counted, so that a lane which comes meanwhile and wants it is
+heard. What no lane matches is lost to the group as it is in RocketMQ, but here somebody can see it.
+
+The groups that have lanes, and their file (config/sluiceLanes.json).
 
 Beside the lanes themselves (`lanes.py`) stands where each group was a while ago, its *floor*: a
 new lane begins there, so that what nobody wanted in the last half minute is not lost for it.
@@ -10,14 +15,13 @@ from typing import Any, Final
 
 import orjson
 
-from sluicemq.broker import lane_file
 from sluicemq.broker.access_admin import Elsewhere, in_place
 from sluicemq.broker.documents import Document
-from sluicemq.broker.lane_counts import count_unmatched
-from sluicemq.broker.lane_filters import rule_filter
-from sluicemq.broker.lane_places import Place, whole
-from sluicemq.broker.lane_rules import Rule, own_claim, parse_key
-from sluicemq.broker.lanes import IDLE_MS, GroupLanes, Lane, Queue
+from sluicemq.broker.lanes import file as lane_file
+from sluicemq.broker.lanes.filters import rule_filter
+from sluicemq.broker.lanes.group import IDLE_MS, GroupLanes, Lane, Queue
+from sluicemq.broker.lanes.places import Place, whole
+from sluicemq.broker.lanes.rules import Rule, atoms_of, claimed, clause, own_claim, parse_key
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
@@ -25,6 +29,35 @@ from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.topic import RETRY_PREFIX
 from sluicemq.store.store import ReadStatus, Store
+
+EVALUATIONS_MAX: Final = 4096
+"""Of expressions, for a queue each second: what is counted may lag behind."""
+
+
+def count_unmatched(lanes: GroupLanes) -> None:
+    """Messages that every lane has passed and none wants, a slice of each queue."""
+    live, idle = lanes.ordered()
+    for topic in {topic for key in (*live, *idle) for topic in atoms_of(key)}:
+        orders = [order for keys in (live, idle) for order in claimed(topic, keys) if order]
+        rule = clause([], *orders)
+        room = EVALUATIONS_MAX // (1 + sum(1 for order in orders for _ in order.others())) + 1
+        queues = {q for lane in lanes.lanes.values() for q in lane.places if q[0] == topic}
+        for queue in sorted(queues):
+            _count(lanes, queue, rule, room)
+
+
+def _count(lanes: GroupLanes, queue: Queue, rule: Rule, room: int) -> None:
+    places = [lane.places[queue] for lane in lanes.lanes.values() if queue in lane.places]
+    least = min(place.position for place in places)
+    here = lanes.counted.setdefault(queue, least)
+    if here < least:
+        if rule:
+            here, found = lanes.parts.count(queue, here, rule, min(least, here + room))
+            lanes.unmatched += found
+        else:
+            here = least
+        lanes.counted[queue] = here
+
 
 log = logging.getLogger(__name__)
 

@@ -26,10 +26,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sluicemq.broker import lane_departed
-from sluicemq.broker.lane_movers import Movers
-from sluicemq.broker.lane_places import Place, whole
-from sluicemq.broker.lane_rules import (
+from sluicemq.broker.lanes import departed as lane_departed
+from sluicemq.broker.lanes.places import Movers, Place, whole
+from sluicemq.broker.lanes.rules import (
     NOTHING,
     Order,
     Rule,
@@ -40,11 +39,11 @@ from sluicemq.broker.lane_rules import (
     lane_id,
     own_claim,
 )
-from sluicemq.broker.resets import Resets
+from sluicemq.broker.offsets import Resets
 from sluicemq.model.topic import RETRY_PREFIX
 
 if TYPE_CHECKING:
-    from sluicemq.broker.lane_table import Lanes
+    from sluicemq.broker.lanes.table import Lanes
 
 log = logging.getLogger(__name__)
 

@@ -7,14 +7,14 @@ was given is noted, so that it can be sent back when nothing of it is in hand (`
 from collections.abc import Mapping
 from typing import Final, Protocol
 
-from sluicemq.broker.clients import CLIENT_FIELD, ConsumerGroup, Consumers
-from sluicemq.broker.contract import STRICT
-from sluicemq.broker.delivered import Delivered
-from sluicemq.broker.lane_filters import rule_filter
-from sluicemq.broker.lane_places import Place
-from sluicemq.broker.lane_table import end_of
-from sluicemq.broker.lanes import GroupLanes
-from sluicemq.broker.resets import Resets
+from sluicemq.broker.consume.clients import CLIENT_FIELD, ConsumerGroup, Consumers
+from sluicemq.broker.consume.contract import STRICT
+from sluicemq.broker.consume.delivered import Delivered
+from sluicemq.broker.lanes.filters import rule_filter
+from sluicemq.broker.lanes.group import GroupLanes
+from sluicemq.broker.lanes.places import Place
+from sluicemq.broker.lanes.table import end_of
+from sluicemq.broker.offsets import Resets
 from sluicemq.net.server import Peer
 from sluicemq.store.gather import Reach
 from sluicemq.store.store import ReadResult, ReadStatus, Store

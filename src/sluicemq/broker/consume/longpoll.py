@@ -17,7 +17,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Final
 
-from sluicemq.broker.outcomes import Parked
+from sluicemq.broker.turns import Parked
 from sluicemq.net.server import Peer
 from sluicemq.net.shares import Shares
 from sluicemq.protocol.codec import encode_answer

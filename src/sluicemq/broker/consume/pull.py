@@ -13,18 +13,18 @@ from collections.abc import Callable
 from typing import Final
 
 from sluicemq.broker.background import Background, Steps
-from sluicemq.broker.byte_cache import ByteCache
-from sluicemq.broker.clients import ConsumerGroup, Consumers, Watch
-from sluicemq.broker.delivered import Delivered
+from sluicemq.broker.consume.clients import ConsumerGroup, Consumers, Watch
+from sluicemq.broker.consume.delivered import Delivered
+from sluicemq.broker.consume.lane_pulls import HELD_MS, LanePulls
+from sluicemq.broker.consume.longpoll import LongPolls
+from sluicemq.broker.consume.pull_reading import FAQ, RefusalError, refuse
+from sluicemq.broker.consume.pull_reading import Reading as _Reading
 from sluicemq.broker.groups import Groups
-from sluicemq.broker.lane_pulls import HELD_MS, LanePulls
-from sluicemq.broker.longpoll import LongPolls
+from sluicemq.broker.lanes.byte_cache import ByteCache
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.outcomes import Parked, Postponed
-from sluicemq.broker.pull_reading import FAQ, RefusalError, refuse
-from sluicemq.broker.pull_reading import Reading as _Reading
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
+from sluicemq.broker.turns import Parked, Postponed
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError
 from sluicemq.filter.sql import SQL92_IS_OFF, make_filter, preparation

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from sluicemq.broker.contract import ContractError, Contracts
-from sluicemq.broker.lane_rules import normal_atom, parse_key, subscription_key
-from sluicemq.broker.lane_table import Lanes
-from sluicemq.broker.lanes import GroupLanes
+from sluicemq.broker.consume.contract import ContractError, Contracts
+from sluicemq.broker.lanes.group import GroupLanes
+from sluicemq.broker.lanes.rules import normal_atom, parse_key, subscription_key
+from sluicemq.broker.lanes.table import Lanes
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError
 from sluicemq.filter.sql import Sql92Filter, make_filter

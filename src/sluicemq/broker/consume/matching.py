@@ -19,8 +19,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from sluicemq.broker.background import Job, Steps
-from sluicemq.broker.lane_columns import RuleColumns
-from sluicemq.broker.lane_rules import EVERYTHING, Rule, clause, rule_matches, rule_weight
+from sluicemq.broker.lanes.filters import RuleColumns
+from sluicemq.broker.lanes.rules import EVERYTHING, Rule, clause, rule_matches, rule_weight
 from sluicemq.filter.evaluate import Verdict
 from sluicemq.filter.outcomes import FALSE, NEEDS_RECORD, TRUE, verdict_of
 from sluicemq.filter.parser import compile_sql92

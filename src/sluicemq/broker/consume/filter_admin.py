@@ -2,6 +2,8 @@
 
 Both look at many messages and answer when they are done (`background.py`). A trial looks at no more
 than the asker allows, the newest messages of each queue.
+
+900133: a group's contract, its lanes and whom it refused. Ours alone.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,13 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from sluicemq.broker.background import Background, Job, Steps
-from sluicemq.broker.filter_watch import FilterWatch, QueueMatches, Troubles
+from sluicemq.broker.consume.clients import Consumers
+from sluicemq.broker.consume.filter_watch import FilterWatch, QueueMatches, Troubles
+from sluicemq.broker.consume.matching import RECORDS_A_STEP
+from sluicemq.broker.consume.pull import Pull
 from sluicemq.broker.groups import Groups
-from sluicemq.broker.lane_file import shown
-from sluicemq.broker.lane_rules import atoms_of
-from sluicemq.broker.matching import RECORDS_A_STEP
+from sluicemq.broker.lanes import file as lane_file
+from sluicemq.broker.lanes.file import shown
+from sluicemq.broker.lanes.rules import atoms_of
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.pull import Pull
 from sluicemq.broker.topics import Topics
 from sluicemq.errors import FilterError, RequestError
 from sluicemq.filter.sql import preparation
@@ -28,7 +32,12 @@ from sluicemq.net.server import Handler, Peer
 from sluicemq.protocol import bodies
 from sluicemq.protocol.codes import RequestCode, ResponseCode
 from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import FilteredLagRequest, TryFilterRequest, decode_header
+from sluicemq.protocol.headers import (
+    FilteredLagRequest,
+    GetConsumerListRequest,
+    TryFilterRequest,
+    decode_header,
+)
 from sluicemq.store.judging import WEIGHT_INLINE
 from sluicemq.store.store import Store
 
@@ -260,3 +269,34 @@ def _queue_matching(queue: QueueMatches) -> bodies.QueueMatching:
         tally.count if tally is not None else None,
         None if eta_s is None else round(eta_s * 1000),
     )
+
+
+class ContractAdmin:
+    """The request family about contracts."""
+
+    def __init__(self, groups: Groups, consumers: Consumers) -> None:
+        self._groups = groups
+        self._consumers = consumers
+
+    def handlers(self) -> dict[int, Handler]:
+        return {RequestCode.SLUICE_GROUP_LANES: self.lanes}
+
+    def lanes(self, command: Command, peer: Peer) -> Command:
+        """900133. Raises RequestError for a group that does not exist."""
+        name = decode_header(GetConsumerListRequest, command.fields).group
+        if name not in self._groups:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{name}] does not exist.",
+            )
+        contracts = self._consumers.contracts
+        made = self._consumers.lanes.table.get(name)
+        answer = {
+            "conflicts": contracts.conflicts.get(name, 0),
+            "contract": contracts.of(name),
+            "forgotten": list(made.forgotten) if made is not None else [],
+            "lanes": lane_file.show(made) if made is not None else [],
+            "refused": {c: said.why for (g, c), said in contracts.refused.items() if g == name},
+            "unmatched": made.unmatched if made is not None else 0,
+        }
+        return Command(ResponseCode.SUCCESS, body=orjson.dumps(answer))

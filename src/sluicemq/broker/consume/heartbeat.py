@@ -13,12 +13,12 @@ from functools import partial
 from typing import Final
 
 from sluicemq.broker.background import Steps
-from sluicemq.broker.clients import ConsumerGroup, Consumers, Member, Producers
-from sluicemq.broker.contract import ContractError
+from sluicemq.broker.consume.clients import ConsumerGroup, Consumers, Member, Producers
+from sluicemq.broker.consume.contract import ContractError
 from sluicemq.broker.groups import Groups
-from sluicemq.broker.outcomes import Announced, Postponed
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
+from sluicemq.broker.turns import Announced, Postponed
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError
 from sluicemq.filter.parser import compile_sql92

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 
 import orjson
 
-from sluicemq.broker.byte_cache import kept
+from sluicemq.broker.lanes.byte_cache import kept
 from sluicemq.errors import FilterError
 from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.render import render

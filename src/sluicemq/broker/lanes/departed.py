@@ -11,13 +11,12 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from sluicemq.broker.lane_movers import Queue
-from sluicemq.broker.lane_places import Place, Span, joined
-from sluicemq.broker.lane_rules import NOTHING, merged_key, own_atoms, parts_of
+from sluicemq.broker.lanes.places import Place, Queue, Span, joined
+from sluicemq.broker.lanes.rules import NOTHING, merged_key, own_atoms, parts_of
 from sluicemq.model.topic import RETRY_PREFIX
 
 if TYPE_CHECKING:
-    from sluicemq.broker.lanes import GroupLanes, Lane
+    from sluicemq.broker.lanes.group import GroupLanes, Lane
 
 log = logging.getLogger(__name__)
 

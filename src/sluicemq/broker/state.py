@@ -14,44 +14,41 @@ from sluicemq.broker.access_admin import AccessAdmin, Elsewhere, in_place
 from sluicemq.broker.admin import Admin
 from sluicemq.broker.background import Background
 from sluicemq.broker.checkback import CheckBack
-from sluicemq.broker.clients import Consumers, Producers
-from sluicemq.broker.contract import Contracts
-from sluicemq.broker.contract_admin import ContractAdmin
+from sluicemq.broker.consume.clients import Consumers, Producers
+from sluicemq.broker.consume.contract import Contracts
+from sluicemq.broker.consume.filter_admin import ContractAdmin, FilterAdmin
+from sluicemq.broker.consume.filter_watch import FilterWatch
+from sluicemq.broker.consume.filters import ConsumerFilters
+from sluicemq.broker.consume.heartbeat import Heartbeats
+from sluicemq.broker.consume.locks import QueueLocks
+from sluicemq.broker.consume.longpoll import LongPolls
+from sluicemq.broker.consume.offset_admin import OffsetAdmin
+from sluicemq.broker.consume.pull import Pull
 from sluicemq.broker.delayed import WAITING_TOPICS, Delayed
 from sluicemq.broker.documents import Document
 from sluicemq.broker.ending import Ending
 from sluicemq.broker.epochs import Epochs
-from sluicemq.broker.filter_admin import FilterAdmin
-from sluicemq.broker.filter_watch import FilterWatch
-from sluicemq.broker.filters import ConsumerFilters
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.halves import HALF_TOPIC, OP_TOPIC
-from sluicemq.broker.heartbeat import Heartbeats
 from sluicemq.broker.intake import Intake
-from sluicemq.broker.lane_table import Lanes
-from sluicemq.broker.locks import QueueLocks
-from sluicemq.broker.longpoll import LongPolls
+from sluicemq.broker.lanes.table import Lanes
 from sluicemq.broker.metadata import Metadata
 from sluicemq.broker.metrics import BrokerCollector, Parts
-from sluicemq.broker.offset_admin import OffsetAdmin
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.outcomes import Announced, Parked, Postponed
 from sluicemq.broker.pending import Pending
-from sluicemq.broker.pull import Pull
 from sluicemq.broker.queries import Queries
-from sluicemq.broker.rates import Days, Rates
 from sluicemq.broker.relays import Questions, Relays
 from sluicemq.broker.replies import Replies
 from sluicemq.broker.retention import Cleaning, GroupWatch
 from sluicemq.broker.retries import Retries
-from sluicemq.broker.runtime import RuntimeInfo
+from sluicemq.broker.runtime import Days, Rates, RuntimeInfo
 from sluicemq.broker.send import Send
 from sluicemq.broker.sendback import SendBack
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.broker.transaction_checks import TransactionChecks
 from sluicemq.broker.transactions import Transactions
-from sluicemq.broker.turns import RunSync, Turns
+from sluicemq.broker.turns import Announced, Parked, Postponed, RunSync, Turns
 from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds
