@@ -5,9 +5,9 @@ What compiles in RocketMQ compiles here and what it rejects is rejected (spec/fi
 """
 
 from sys import float_info
-from typing import NamedTuple, cast
+from typing import cast
 
-from sluicemq.filter.findings import Finding, Rejected
+from sluicemq.filter.findings import Finding, Rejected, Token
 from sluicemq.filter.nodes import (
     LONG_MAX,
     And,
@@ -26,22 +26,12 @@ from sluicemq.filter.nodes import (
     OrderOperator,
     Property,
     Truth,
+    is_boolean,
 )
 
 FLOAT_MIN = 5e-324  # Java's Double.MIN_VALUE, spelled 4.9E-324 there
 FLOAT_MAX = float_info.max
 _CONSTANTS = {"TRUE": True, "FALSE": False, "NULL": None}
-_BOOLEAN_NODES = (Truth, Not, And, Or, Equal, Order, Between, In, Match, IsNull)
-
-END = "$END"  # the terminal that lark's tables have for the end of the text
-
-
-class Token(NamedTuple):
-    """A piece of the expression: the terminal's name in grammar.lark, its text and place."""
-
-    kind: str
-    text: str
-    position: int
 
 
 class Builder:
@@ -153,13 +143,6 @@ class Builder:
             ">= 0.0 as > -4.9e-324, < 0.0 as <= -4.9e-324, <= 0.0 as < 4.9e-324."
         )
         raise _rejected(literal, "float-zero", what, cure)
-
-
-def is_boolean(node: Node) -> bool:
-    """Is it a condition (TRUE, FALSE and NULL are)? Anything else is a value."""
-    if isinstance(node, Literal):
-        return node.value is None or isinstance(node.value, bool)
-    return isinstance(node, _BOOLEAN_NODES)
 
 
 def as_boolean(node: Node) -> Node:

@@ -7,8 +7,7 @@ article: ‘ ’ “ ” and the full-width （ ） ， ＝ of Chinese typesetti
 
 import re
 
-from sluicemq.filter.build import END, Token
-from sluicemq.filter.findings import Finding
+from sluicemq.filter.findings import END, Finding, Token
 
 # Typographic look-alikes, one character each, so that a repaired text keeps its positions.
 _QUOTES = "‘’‚‛′‵“”„‟″«»「」『』＇＂´`"

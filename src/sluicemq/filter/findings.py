@@ -6,11 +6,23 @@ instead. An error does not compile; a warning compiles, and does something else 
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 from unicodedata import east_asian_width
 
 from sluicemq.errors import FilterSyntaxError
 
 LINE_LENGTH_MAX = 100
+
+
+END = "$END"  # the terminal that lark's tables have for the end of the text
+
+
+class Token(NamedTuple):
+    """A piece of the expression: the terminal's name in grammar.lark, its text and place."""
+
+    kind: str
+    text: str
+    position: int
 
 
 class Severity(Enum):

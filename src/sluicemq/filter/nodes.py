@@ -200,6 +200,11 @@ def _literal_class(value: object) -> JavaClass:
     return JavaClass.STRING if isinstance(value, str) else JavaClass.DOUBLE
 
 
+def is_boolean(node: Node) -> bool:
+    """Is it a condition (TRUE, FALSE and NULL are)? Anything else is a value."""
+    return java_class(node) is JavaClass.BOOLEAN
+
+
 def children(node: Node) -> tuple[Node, ...]:
     """The nodes directly below, in the order in which they are evaluated."""
     match node:

@@ -59,7 +59,7 @@ class _Kept(dict[str, "Selector | FilterSyntaxError"]):
         if outcome is not None:
             self[text] = outcome
             return outcome
-        self[text] = outcome = _compile(text)
+        self[text] = outcome = try_compile(text)
         if len(text) > QUICK_CHARACTERS or len(self) % _TIDY_EVERY == 0:
             self._tidy()
         return outcome
@@ -74,10 +74,17 @@ class _Kept(dict[str, "Selector | FilterSyntaxError"]):
             size -= len(text)
 
 
-def _compile(text: str) -> "Selector | FilterSyntaxError":
-    from sluicemq.filter.selector import try_compile  # noqa: PLC0415 - see the module docstring
+def try_compile(text: str) -> "Selector | FilterSyntaxError":
+    """The selector, or the error that says why there is none (returned, so that it can be kept)."""
+    from sluicemq.filter.findings import Rejected, syntax_error  # noqa: PLC0415 - see the docstring
+    from sluicemq.filter.selector import Selector  # noqa: PLC0415
+    from sluicemq.filter.syntax import parse  # noqa: PLC0415
 
-    return try_compile(text)
+    try:
+        tree, rest = parse(text)
+    except Rejected as rejected:
+        return syntax_error(text, rejected.finding)
+    return Selector(text, tree, rest)
 
 
 _quick, _long = _Kept(), _Kept()

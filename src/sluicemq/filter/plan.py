@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeAlias
 
-from sluicemq.filter.build import is_boolean
 from sluicemq.filter.evaluate import Verdict, compile_verdict
 from sluicemq.filter.nodes import (
     And,
@@ -33,6 +32,7 @@ from sluicemq.filter.nodes import (
     Property,
     Truth,
     children,
+    is_boolean,
     property_names,
 )
 from sluicemq.filter.outcomes import (

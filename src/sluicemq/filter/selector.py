@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from sluicemq.errors import FilterEvaluationError, FilterSyntaxError
+from sluicemq.errors import FilterEvaluationError
 from sluicemq.filter.evaluate import compile_verdict
-from sluicemq.filter.findings import Rejected, syntax_error
 from sluicemq.filter.nodes import Node, property_names
-from sluicemq.filter.syntax import parse
 
 if TYPE_CHECKING:
     from sluicemq.filter.vectorised import Vectorised
@@ -60,12 +58,3 @@ class Selector:
 
     def __repr__(self) -> str:
         return f"Selector({self.text!r})"
-
-
-def try_compile(text: str) -> Selector | FilterSyntaxError:
-    """The selector, or the error that says why there is none (returned, so that it can be kept)."""
-    try:
-        tree, rest = parse(text)
-    except Rejected as rejected:
-        return syntax_error(text, rejected.finding)
-    return Selector(text, tree, rest)

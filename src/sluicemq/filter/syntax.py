@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
-from sluicemq.filter.build import END, Token
 from sluicemq.filter.diagnose import lexical_finding, name_begins_with_digit, parse_finding
-from sluicemq.filter.findings import Finding, Rejected
+from sluicemq.filter.findings import END, Finding, Rejected, Token
 from sluicemq.filter.nodes import Node, levels
 from sluicemq.filter.tables import Tables, make_tables
 

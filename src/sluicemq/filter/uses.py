@@ -8,7 +8,6 @@ evaluation and the message is not delivered (spec/filter.md §7).
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from sluicemq.filter.build import is_boolean
 from sluicemq.filter.evaluate import constant_of
 from sluicemq.filter.nodes import (
     Between,
@@ -21,6 +20,7 @@ from sluicemq.filter.nodes import (
     Node,
     Order,
     Property,
+    is_boolean,
     java_class,
     levels,
 )

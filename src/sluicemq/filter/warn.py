@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from sluicemq.filter.build import is_boolean
 from sluicemq.filter.findings import Finding, Severity
 from sluicemq.filter.nodes import (
     INTEGER_MAX,
@@ -22,6 +21,7 @@ from sluicemq.filter.nodes import (
     Order,
     Property,
     Truth,
+    is_boolean,
     java_class,
     levels,
 )

@@ -1,5 +1,6 @@
 from sluicemq.errors import FilterSyntaxError
-from sluicemq.filter.selector import Selector, try_compile
+from sluicemq.filter.parser import try_compile
+from sluicemq.filter.selector import Selector
 
 
 def test_a_failure_is_returned_not_raised() -> None:

@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from sluicemq.filter.build import Token
-from sluicemq.filter.findings import Rejected
+from sluicemq.filter.findings import Rejected, Token
 from sluicemq.filter.nodes import And, Equal, Literal, Negate, Not, Or, Property, Truth
 from sluicemq.filter.syntax import LENGTH_MAX, NESTING_MAX, parse
 
