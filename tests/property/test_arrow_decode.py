@@ -14,7 +14,8 @@ from sluicemq.model.message import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_ZLIB
 from sluicemq.record import walk
 from sluicemq.record.arrow import RecordDecoder
 from sluicemq.record.codec import compress, decode_records, encode_record
-from sluicemq.record.walk import MAGIC_V1, record_starts
+from sluicemq.record.layout import MAGIC_V1
+from sluicemq.record.walk import record_starts
 
 HOSTS = st.sampled_from(
     [
@@ -40,7 +41,7 @@ ODD = st.lists(
 ).map(b"".join)
 PROPERTIES = st.one_of(REGULAR, REGULAR, CUT, ODD)
 TIME = st.one_of(st.just(1_700_000_000_123), st.integers(-(2**63), 2**63 - 1))
-MAGIC_IN_BODY = st.just(b"\0\0\0\x5b" + MAGIC_V1.to_bytes(4, "big") + bytes(40))
+MAGIC_IN_BODY = st.just(b"\0\0\0\x5b" + MAGIC_V1.to_bytes(4, "big", signed=True) + bytes(40))
 BODY = st.one_of(st.binary(max_size=30), MAGIC_IN_BODY, st.just(b"0123456789abcdef" * 8))
 
 

@@ -18,7 +18,8 @@ from sluicemq.broker.topics import NOT_FOR_SENDS
 from sluicemq.broker.turns import Turns
 from sluicemq.errors import MessageIllegalError, ProtocolError
 from sluicemq.model.message import BORN_HOST_IPV6, STORE_HOST_IPV6
-from sluicemq.record.codec import MAGIC_V1, PROPERTIES_BYTES_MAX, RECORD_HEAD, parse_head
+from sluicemq.record.codec import parse_head
+from sluicemq.record.layout import MAGIC_V1, PROPERTIES_BYTES_MAX, RECORD_HEAD
 from sluicemq.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 REAL_TOPIC: Final = b"REAL_TOPIC"
 REAL_QUEUE: Final = b"REAL_QID"
 _IPV6: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
-_unpack_head: Final = RECORD_HEAD.unpack_from
+_unpack_head: Final = RECORD_HEAD.struct.unpack_from
 _HEAD_BYTES: Final = RECORD_HEAD.size
 
 

@@ -113,7 +113,7 @@ class BatchIntake:
         ):
             return None
         heads = columns.heads
-        heads["sys_flag"], heads["born_ms"] = origin.sys_flag, origin.born_time_ms
+        heads["sys_flag"], heads["born_time"] = origin.sys_flag, origin.born_time_ms
         heads["born_host"], heads["store_host"] = origin.born_host, origin.store_host
         positions, offset = self._append_columns(topic.name, queue_id, columns)
         self._count(topic, columns.body_sizes(), int(columns.property_sizes.sum()))

@@ -33,7 +33,7 @@ from sluicemq.protocol.bodies.epochs import (
     parse_stage,
 )
 from sluicemq.protocol.codes import ResponseCode
-from sluicemq.record.codec import MAGIC_BLANK, RECORD_HEAD
+from sluicemq.record.layout import MAGIC_BLANK, RECORD_HEAD
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.store.writer import Part
@@ -262,7 +262,7 @@ class Publisher:
         self._append_columns(topic.name, queue_id, run.columns)
         heads, sizes = run.columns.heads, run.columns.property_sizes
         topic.messages_in += len(heads)
-        topic.bytes_in += int(heads["body_bytes"].sum()) + int(sizes.sum())
+        topic.bytes_in += int(heads["body_length"].sum()) + int(sizes.sum())
         topic.bytes_in += len(heads) * topic.record_bytes
 
     def _one(self, staged: Staged, topic: Topic, queue_id: int) -> None:

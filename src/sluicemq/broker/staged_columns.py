@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sluicemq.protocol.bodies.epochs import STAGED_ID, STAGING_TOPIC
 from sluicemq.record.batch_columns import HEAD, HEAD_BYTES, Columns
-from sluicemq.record.codec import MAGIC_V1
+from sluicemq.record.layout import MAGIC_V1
 from sluicemq.record.places import Positions, view_of
 from sluicemq.record.property_table import PropertyTable, table_of
 from sluicemq.record.spans import Spans
@@ -35,7 +35,7 @@ class Found:
         self._starts = starts - self._at
         self._ends -= self._at
         self.heads = view_of(np.frombuffer(self._data, np.uint8), HEAD)[self._starts]
-        self._body_ends = self._starts + HEAD_BYTES + self.heads["body_bytes"]
+        self._body_ends = self._starts + HEAD_BYTES + self.heads["body_length"]
         self._property_starts = self._body_ends + _TOPIC_BYTES
 
     def first_properties(self) -> bytes:
@@ -58,8 +58,8 @@ class Found:
     def columns(self, count: int, cut: int, before: bytes) -> Columns:
         """The first `count`, `before` in place of the first `cut` bytes of their properties."""
         heads = self.heads[:count].copy()
-        heads["reconsumed"] = heads["prepared"] = 0
-        sizes = heads["body_bytes"].astype(np.int64)
+        heads["reconsume_times"] = heads["prepared_offset"] = 0
+        sizes = heads["body_length"].astype(np.int64)
         bodies = Spans(self._data, self._starts[:count] + HEAD_BYTES, sizes)
         starts = self._property_starts[:count] + cut
         properties = Spans(self._data, starts, self._ends[:count] - starts)

@@ -11,11 +11,10 @@ numbers go as they are.
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
-from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.errors import ProtocolError
-from sluicemq.model.message import BORN_HOST_IPV6, STORE_HOST_IPV6, UNIQ_KEY
+from sluicemq.model.message import UNIQ_KEY
 from sluicemq.protocol.bodies.epochs import (
     STAGE_PROPERTY,
     STAGED_ID,
@@ -25,7 +24,8 @@ from sluicemq.protocol.bodies.epochs import (
     StagedRange,
     parse_stage,
 )
-from sluicemq.record.codec import MAGIC_V1, RECORD_HEAD, Buffer
+from sluicemq.record.codec import Buffer
+from sluicemq.record.layout import HOST_BITS, MAGIC_V1, RECORD_HEAD
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.store.writer import Part
@@ -37,13 +37,13 @@ _UNITS: Final = 2048
 COLUMNS_MIN: Final = 32
 """Fewer messages are taken one by one."""
 _HEAD_BYTES: Final = RECORD_HEAD.size
-_IPV6: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
 _STAGED_ID: Final = f"{STAGED_ID}\x01".encode()
 _ID: Final = f"{UNIQ_KEY}\x01".encode()
 _STAGE: Final = f"{STAGE_PROPERTY}\x01".encode()
 _unpack_units: Final = UNIT.iter_unpack
-# `RECORD_HEAD` without crc, queue, offsets, store time and what else is made anew.
-_unpack_head: Final = Struct(">4x i 8x i 16x i q 8s 8x 8s 12x i").unpack_from
+_unpack_head: Final = RECORD_HEAD.only(
+    "magic", "flag", "sys_flag", "born_time", "born_host", "store_host", "body_length"
+).unpack_from
 
 
 class Run(NamedTuple):
@@ -66,7 +66,7 @@ class Run(NamedTuple):
         if self.columns is None:
             yield self
             return
-        numbered = zip(self.columns.heads["born_ms"].tolist(), self.columns.parts(), strict=True)
+        numbered = zip(self.columns.heads["born_time"].tolist(), self.columns.parts(), strict=True)
         for born_ms, group in groupby(numbered, key=itemgetter(0)):
             parts = [part for _, part in group]
             yield self._replace(born_time_ms=born_ms, parts=parts, columns=None)
@@ -131,7 +131,7 @@ class RunReader:
             return 0
         columns = found.columns(count, len(start), _ID)
         hosts = bytes(head["born_host"]), bytes(head["store_host"])
-        run = Run(stage, int(head["sys_flag"]), int(head["born_ms"]), *hosts, [], columns)
+        run = Run(stage, int(head["sys_flag"]), int(head["born_time"]), *hosts, [], columns)
         self._runs.append(run)
         self._bytes_left -= int(ends[count - 1]) - base
         return count
@@ -175,7 +175,7 @@ class RunReader:
 
 
 def _is_plain(magic: int, sys_flag: int) -> bool:
-    return magic == MAGIC_V1 and not sys_flag & _IPV6
+    return magic == MAGIC_V1 and not sys_flag & HOST_BITS
 
 
 def _start(properties: bytes, owner: Owner) -> tuple[Stage, bytes] | None:

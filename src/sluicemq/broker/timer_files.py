@@ -12,7 +12,6 @@ whole queue is taken in again.
 """
 
 import logging
-import struct
 import threading
 from array import array
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from typing import Final, NamedTuple
 
 from sluicemq.broker.delaying import TIMER_TOPIC
 from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files
+from sluicemq.record.layout import RECORD_HEAD
 from sluicemq.store.store import Store
 from sluicemq.store.timer_checkpoint import (
     TimerCheckpoint,
@@ -32,8 +32,7 @@ from sluicemq.store.timer_wheel import TimerWheel
 
 log = logging.getLogger(__name__)
 
-_QUEUE_OFFSET: Final = struct.Struct(">iiiiiqq")
-"""Size … queue offset, physical offset of a record (spec/store.md §2.1)."""
+_BEGIN: Final = RECORD_HEAD.only("size", "queue_offset", "physical_offset")
 _STEP_UNITS: Final = 256
 _QUIET_MS: Final = 60_000
 
@@ -151,9 +150,9 @@ class TimerFiles:
     def _queue_offset(self, unit: TimerUnit) -> int | None:
         """Where the unit's message stands in the timer's queue; None when it is not there."""
         view = self._store.view_at(unit.position)
-        if view is None or len(view) < _QUEUE_OFFSET.size:
+        if view is None or len(view) < _BEGIN.size:
             return None
-        size, _, _, _, _, offset, position = _QUEUE_OFFSET.unpack_from(view)
+        size, offset, position = _BEGIN.unpack_from(view)
         return offset if size == unit.size_bytes and position == unit.position else None
 
     def _chain(self, position: int, unit: TimerUnit) -> None:

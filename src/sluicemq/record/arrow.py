@@ -40,6 +40,7 @@ from sluicemq.record.block import Block
 from sluicemq.record.buffers import Repeated, even_offsets, hexadecimal, variable
 from sluicemq.record.codec import decompress
 from sluicemq.record.hosts import host_column
+from sluicemq.record.layout import RECORD_HEAD
 from sluicemq.record.places import Bytes, Positions, gather, keep_freed_memory
 from sluicemq.record.shapes import Shape, shape_arrays, text_column
 from sluicemq.record.values import texts
@@ -81,6 +82,7 @@ BODY_BYTES_MAX: Final = 512 * 1024 * 1024
 """Decompressed bodies of one batch: Arrow's offsets end at 2 GiB, memory of a worker earlier."""
 _KEPT_BYTES: Final = 31 * 1024 * 1024
 """Just below the most that glibc adapts to."""
+_POSITION_AT: Final = RECORD_HEAD.at("physical_offset")
 _MILLISECONDS_MAX: Final = (1 << 63) // 1000 - 1
 
 
@@ -264,7 +266,7 @@ def _message_ids(block: Block) -> Any:
     for width, some in ((8, ~wide), (20, wide)):
         if some.any():
             hosts = gather(block.raw, host_places[some] - width, f"V{width}")
-            offsets = gather(block.raw, block.starts[missing[some]] + 28, "V8")
+            offsets = gather(block.raw, block.starts[missing[some]] + _POSITION_AT, "V8")
             parts.append(hexadecimal(np.concatenate((_bytes(hosts), _bytes(offsets)), axis=1)))
             rows.append(missing[some])
     for begin, part_rows in zip(np.cumsum([0] + [len(p) for p in parts]), rows, strict=False):
@@ -316,7 +318,7 @@ _SIMPLE: Final[dict[str, Callable[[Block], Any]]] = {
     "sys_flag": _number("sys_flag", np.int32),
     "physical_offset": _number("physical_offset", np.int64),
     "prepared_offset": _number("prepared_offset", np.int64),
-    "body_crc": _number("crc", np.int32),
+    "body_crc": _number("body_crc", np.int32),
     "size_bytes": _number("size", np.int32),
 }
 """Columns that need nothing but the block."""

@@ -1,23 +1,21 @@
 """The body of a client batch (spec/store.md §2.5): messages in one request, one topic and queue.
 
-Each message, all integers big-endian:
-
-    | size 4 | magic 4 (0) | crc 4 (0) | flag 4 | body length 4, body | properties length 2, … |
-
-The broker takes it apart and stores ordinary records with consecutive queue offsets.
+Each message is `layout.BATCH_HEAD`, body, properties length, properties. The broker takes it apart
+and stores ordinary records with consecutive queue offsets.
 """
 
 import struct
 from collections.abc import Iterable
 
 from sluicemq.errors import ProtocolError
-from sluicemq.record.codec import PROPERTIES_BYTES_MAX, Buffer
+from sluicemq.record.codec import Buffer
+from sluicemq.record.layout import BATCH_HEAD, PROPERTIES_BYTES_MAX
 
-_HEAD = struct.Struct(">iiiii")
 _SHORT = struct.Struct(">h")
-FIXED_BYTES = _HEAD.size + _SHORT.size
+FIXED_BYTES = BATCH_HEAD.size + _SHORT.size
 COPIED_BYTES_MAX = 256 * 1024
-_HEAD_BYTES = _HEAD.size
+_HEAD_BYTES = BATCH_HEAD.size
+_pack_head, _unpack_head = BATCH_HEAD.struct.pack, BATCH_HEAD.struct.unpack_from
 
 
 def encode_batch(messages: Iterable[tuple[int, bytes | memoryview, bytes]]) -> bytes:
@@ -30,8 +28,8 @@ def encode_batch(messages: Iterable[tuple[int, bytes | memoryview, bytes]]) -> b
                 f" the limit is {PROPERTIES_BYTES_MAX}."
             )
         size = FIXED_BYTES + len(body) + len(properties)
-        parts += (_HEAD.pack(size, 0, 0, flag, len(body)), body, _SHORT.pack(len(properties)))
-        parts.append(properties)
+        parts += (_pack_head(size, 0, 0, flag, len(body)), body)
+        parts += (_SHORT.pack(len(properties)), properties)
     return b"".join(parts)
 
 
@@ -43,7 +41,7 @@ def decode_batch(body: Buffer) -> list[tuple[int, bytes | memoryview, bytes]]:
     whole.
     """
     source = bytes(body) if len(body) <= COPIED_BYTES_MAX else memoryview(body)
-    unpack_head, unpack_length = _HEAD.unpack_from, _SHORT.unpack_from
+    unpack_head, unpack_length = _unpack_head, _SHORT.unpack_from
     end = len(body)
     messages: list[tuple[int, bytes | memoryview, bytes]] = []
     at = 0

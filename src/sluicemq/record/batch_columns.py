@@ -23,26 +23,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.record.batch import FIXED_BYTES
-from sluicemq.record.codec import CRC_MASK, PROPERTIES_BYTES_MAX, RECORD_HEAD
+from sluicemq.record.layout import (
+    BATCH_HEAD,
+    CRC_MASK,
+    NAME_END,
+    PROPERTIES_BYTES_MAX,
+    RECORD_HEAD,
+    VALUE_END,
+)
 from sluicemq.record.places import Bytes, Positions, keep_freed_memory, view_of
 from sluicemq.record.property_table import PropertyTable, table_of
 from sluicemq.record.spans import Spans
 from sluicemq.record.units import UNIT_COLUMNS
 
-HEAD: Final = np.dtype([
-    ("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("queue_id", ">i4"), ("flag", ">i4"),
-    ("queue_offset", ">i8"), ("position", ">i8"), ("sys_flag", ">i4"), ("born_ms", ">i8"),
-    ("born_host", "V8"), ("stored_ms", ">i8"), ("store_host", "V8"), ("reconsumed", ">i4"),
-    ("prepared", ">i8"), ("body_bytes", ">i4"),
-])  # fmt: skip
-"""`record.codec.RECORD_HEAD`."""
+HEAD: Final = RECORD_HEAD.dtype
 HEAD_BYTES: Final = RECORD_HEAD.size
 COUNT_MIN: Final = 160
 """For fewer messages the plain way is faster: columns take half a millisecond to begin."""
-_ENTRY_HEAD_BYTES: Final = 20
-_FLAG_AT: Final = 12
-_LENGTH_AT: Final = 16
-_VALUE_END: Final = 2
+_FLAG_AT: Final = BATCH_HEAD.at("flag")
+_LENGTH_AT: Final = BATCH_HEAD.at("body_length")
 _ZEROS: Final = bytes(16)
 _unpack_size: Final = struct.Struct(">i").unpack_from
 
@@ -76,7 +75,7 @@ class Columns(NamedTuple):
 
     def body_sizes(self) -> dict[int, int]:
         """How many bodies have which size."""
-        sizes, counts = np.unique(self.heads["body_bytes"], return_counts=True)
+        sizes, counts = np.unique(self.heads["body_length"], return_counts=True)
         return dict(zip(sizes.tolist(), counts.tolist(), strict=True))
 
 
@@ -112,7 +111,7 @@ def split(data: bytes, behind: bytes, code_of: Callable[[bytes], int]) -> Column
     integers = view_of(raw, ">i4")
     sizes = integers[starts]
     body_sizes = integers[starts + _LENGTH_AT].astype(np.int64)
-    body_ends = starts + _ENTRY_HEAD_BYTES + body_sizes
+    body_ends = starts + BATCH_HEAD.size + body_sizes
     ends = starts + sizes
     if body_sizes.min() < 0 or (body_ends + 2 > ends).any():
         return None
@@ -126,11 +125,11 @@ def split(data: bytes, behind: bytes, code_of: Callable[[bytes], int]) -> Column
     codes = _codes_of_table(table, code_of) if table else _codes_of_names(properties, code_of)
     if codes is None:
         return None
-    bodies = Spans(data, starts + _ENTRY_HEAD_BYTES, body_sizes)
+    bodies = Spans(data, starts + BATCH_HEAD.size, body_sizes)
     heads = np.zeros(len(listed), HEAD)
     heads["flag"] = integers[starts + _FLAG_AT]
-    heads["body_bytes"] = body_sizes
-    heads["crc"] = np.array(list(map(zlib.crc32, bodies.slices())), np.int64) & CRC_MASK
+    heads["body_length"] = body_sizes
+    heads["body_crc"] = np.array(list(map(zlib.crc32, bodies.slices())), np.int64) & CRC_MASK
     return Columns(heads, bodies, properties, own_sizes + len(behind), codes, b"", behind, table)
 
 
@@ -149,7 +148,7 @@ def _codes_of_names(properties: Spans, code_of: Callable[[bytes], int]) -> Posit
     ends = starts + properties.sizes
     raw = np.frombuffer(data, np.uint8)
     names = Names(raw)
-    if (raw[ends - 1] != _VALUE_END).any() or names.need_care():
+    if (raw[ends - 1] != VALUE_END).any() or names.need_care():
         return None
     if _ZEROS in data and any(_ZEROS in own for own in properties.slices()):
         return None
@@ -160,7 +159,7 @@ class Names:
     """Whatever may be the name of a property: the eight bytes before each U+0001."""
 
     def __init__(self, raw: NDArray[np.uint8]) -> None:
-        found = np.flatnonzero(raw == 1)
+        found = np.flatnonzero(raw == NAME_END)
         self._ends = found[int(np.searchsorted(found, 8)) :]
         self._last = view_of(raw, ">u8")[self._ends - 8]
 
@@ -217,15 +216,15 @@ def lay_out(
 ) -> Laid:
     """The records of messages from `position` of the log on; fills in `heads`."""
     heads, count = columns.heads, len(columns.heads)
-    sizes = fixed_bytes + heads["body_bytes"] + columns.property_sizes
+    sizes = fixed_bytes + heads["body_length"] + columns.property_sizes
     ends = position + np.cumsum(sizes)
     positions = ends - sizes
     heads["size"] = sizes
     heads["magic"] = magic
     heads["queue_id"] = queue_id
     heads["queue_offset"] = np.arange(queue_offset, queue_offset + count)
-    heads["position"] = positions
-    heads["stored_ms"] = stored_ms
+    heads["physical_offset"] = positions
+    heads["store_time"] = stored_ms
     units = np.empty(count, UNIT_COLUMNS)
     units["position"], units["size"], units["code"] = positions, sizes, columns.tag_codes
     work = _spread if _is_even(columns) else _pieces
@@ -242,7 +241,7 @@ def _is_even(columns: Columns) -> bool:
 def _spread(columns: Columns, starts: Positions, topic_part: bytes) -> list[Any]:
     """The records in one buffer. Bodies first, then properties, then what lies between them: each
     covers what came too much before it."""
-    heads, behind, sizes = columns.heads, columns.behind, columns.heads["body_bytes"]
+    heads, behind, sizes = columns.heads, columns.behind, columns.heads["body_length"]
     gap = len(behind)
     total = int(starts[-1]) + int(heads["size"][-1])
     slack = int(columns.bodies.sizes.max()) + int(columns.properties.sizes.max())

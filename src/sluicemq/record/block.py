@@ -9,39 +9,18 @@ for.
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.errors import ProtocolError
-from sluicemq.model.message import BORN_HOST_IPV6, STORE_HOST_IPV6
 from sluicemq.record.buffers import column_of, equal_rows
+from sluicemq.record.layout import HOST_BITS, MAGIC_V2, RECORD_HEAD, RECORD_HEADS
 from sluicemq.record.places import Bytes, Positions, gather, rows_at
 from sluicemq.record.shapes import Properties, read_properties
-from sluicemq.record.walk import MAGIC_V2
 
 Rows = slice | Positions
-_HOST_BITS: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
-
-
-def _head_type(born_host_bytes: int, store_host_bytes: int) -> np.dtype[Any]:
-    """A record up to and with its body length (spec/store.md §2.1)."""
-    return np.dtype([
-        ("size", ">i4"), ("magic", ">u4"), ("crc", ">i4"), ("queue_id", ">i4"), ("flag", ">i4"),
-        ("queue_offset", ">i8"), ("physical_offset", ">i8"), ("sys_flag", ">i4"),
-        ("born_time", ">i8"), ("born_host", f"V{born_host_bytes}"),
-        ("store_time", ">i8"), ("store_host", f"V{store_host_bytes}"),
-        ("reconsume_times", ">i4"), ("prepared_offset", ">i8"), ("body_length", ">i4"),
-    ])  # fmt: skip
-
-
-_HEADS: Final = {
-    0: _head_type(8, 8),
-    BORN_HOST_IPV6: _head_type(20, 8),
-    STORE_HOST_IPV6: _head_type(8, 20),
-    _HOST_BITS: _head_type(20, 20),
-}
 
 
 class Block:
@@ -50,9 +29,9 @@ class Block:
     def __init__(self, raw: Bytes, starts: Positions) -> None:
         self.raw = raw
         self.starts = starts
-        heads = _gather_heads(raw, starts, _HEADS[0])
+        heads = _gather_heads(raw, starts, RECORD_HEAD.dtype)
         self.sys_flag = heads["sys_flag"].astype(np.int32)
-        kinds = self.sys_flag & _HOST_BITS
+        kinds = self.sys_flag & HOST_BITS
         self._parts: list[tuple[Rows, NDArray[Any]]] = [(slice(None), heads)]
         if kinds.any():
             self._parts = _heads_by_kind(raw, starts, kinds)
@@ -102,7 +81,7 @@ class Block:
 
     @cached_property
     def _is_second(self) -> NDArray[np.bool_]:
-        second: NDArray[np.bool_] = self.number("magic", np.uint32) == MAGIC_V2
+        second: NDArray[np.bool_] = self.number("magic", np.int32) == MAGIC_V2
         return second
 
     @cached_property
@@ -163,7 +142,7 @@ def _heads_by_kind(
     raw: Bytes, starts: Positions, kinds: NDArray[np.int32]
 ) -> list[tuple[Rows, NDArray[Any]]]:
     """The heads of records whose hosts have one length, together: which rows, and their heads."""
-    found = [(np.flatnonzero(kinds == kind), head) for kind, head in _HEADS.items()]
+    found = [(np.flatnonzero(kinds == kind), head.dtype) for kind, head in RECORD_HEADS.items()]
     return [(rows, _gather_heads(raw, starts[rows], head)) for rows, head in found if len(rows)]
 
 

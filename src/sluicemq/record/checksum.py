@@ -12,12 +12,13 @@ time included. The writer leaves its place while it lays the record out, then se
 import zlib
 from typing import Final
 
-from sluicemq.record.codec import CRC_MASK, Buffer
+from sluicemq.record.codec import Buffer
+from sluicemq.record.layout import CRC_MASK, VALUE_END
 
 CHECKSUM_NAME: Final = "__CRC32#"
 CHECKSUM_BYTES: Final = 20
 _START: Final = f"{CHECKSUM_NAME}\x01".encode()
-_END: Final = b"\x02"
+_END: Final = bytes((VALUE_END,))
 _DIGITS: Final = 10
 _PLACE: Final = _START + b"0" * _DIGITS + _END
 

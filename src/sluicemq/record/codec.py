@@ -1,16 +1,7 @@
 """Bytes of a stored message <-> values, one message at a time (the scalar codec).
 
-The layout is RocketMQ's (spec/store.md §2.1), all integers big-endian and signed:
-
-    | size 4 | magic 4 | body crc 4 | queue id 4 | flag 4 | queue offset 8 | physical offset 8 |
-    | sys flag 4 | born time 8 | born host 8/20 | store time 8 | store host 8/20 |
-    | reconsume times 4 | prepared offset 8 | body length 4, body |
-    | topic length 1 (V1) or 2 (V2), topic | properties length 2, properties |
-
-`born host` and `store host` are an address of 4 or 16 bytes and the port as 4; the sys flag's bits
-0x10 and 0x20 say which. V2 is for topics longer than 127. A pull's answer is a concatenation of
-such records. The store's hot path packs the same layout with `RECORD_HEAD` by itself; the tests
-hold both equal.
+The layout is declared in `layout`. A pull's answer is a concatenation of such records. The store's
+hot path packs the same layout by itself; the tests hold both equal.
 """
 
 import importlib
@@ -30,17 +21,21 @@ from sluicemq.model.message import (
     STORE_HOST_IPV6,
     StoredMessage,
 )
+from sluicemq.record.layout import (
+    CRC_MASK,
+    MAGIC_V1,
+    MAGIC_V2,
+    MAGICS,
+    NAME_END,
+    PROPERTIES_BYTES_MAX,
+    RECORD_BEGIN,
+    RECORD_BYTES_MIN,
+    RECORD_HEAD,
+    VALUE_END,
+)
 
 Buffer = bytes | bytearray | memoryview
 
-MAGIC_V1: Final = 0xDAA320A7 - (1 << 32)
-MAGIC_V2: Final = 0xDAA320AB - (1 << 32)
-MAGIC_BLANK: Final = 0xCBD43194 - (1 << 32)
-CRC_MASK: Final = 0x7FFFFFFF
-FIXED_BYTES: Final = 91
-"""Of a V1 record with two IPv4 hosts, without body, topic and properties."""
-IPV6_EXTRA_BYTES: Final = HOST_BYTES_IPV6 - HOST_BYTES_IPV4
-PROPERTIES_BYTES_MAX: Final = 32767
 BODY_BYTES_MAX: Final = 1 << 29
 """What `decompress` lets a body grow to: a guard against a bomb, far above any real message."""
 BODY_RATIO_MAX: Final = 200
@@ -48,16 +43,17 @@ BODY_RATIO_FREE: Final = 16 * 1024 * 1024
 """Up to here a body may be of any ratio: 4 MiB of zeros are an honest one. Above it may have so
 many times the bytes that came."""
 
-RECORD_HEAD: Final = struct.Struct(">iiiiiqqiq8sq8siqi")
-"""Size to body length, for two IPv4 hosts: 88 bytes."""
-_BEGIN: Final = struct.Struct(">iiiiiqqiq")
+_BEGIN: Final = RECORD_HEAD.part("size", "born_time").struct
+_BODY: Final = RECORD_HEAD.part("reconsume_times", "body_length").struct
+_FLAGS_AT: Final = RECORD_HEAD.at("sys_flag")
+_LENGTH_AT: Final = RECORD_HEAD.at("body_length")
+_IPV6_EXTRA: Final = HOST_BYTES_IPV6 - HOST_BYTES_IPV4
 _LONG: Final = struct.Struct(">q")
-_BODY: Final = struct.Struct(">iqi")
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
 _PIECE_BYTES = 256  # of zstd: four bytes may become 128 KiB
-_NAME_VALUE = "\x01"
-_PROPERTY = "\x02"
+_NAME_END: Final = chr(NAME_END)
+_VALUE_END: Final = chr(VALUE_END)
 
 
 class RecordHead(NamedTuple):
@@ -86,20 +82,20 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     """`name 0x01 value 0x02` for each. Raises ProtocolError when a text holds one of the two."""
     parts = []
     for name, value in properties.items():
-        if _NAME_VALUE in name or _PROPERTY in name or _NAME_VALUE in value or _PROPERTY in value:
+        if _NAME_END in name or _VALUE_END in name or _NAME_END in value or _VALUE_END in value:
             raise ProtocolError(
                 f"The property {name!r} holds a character 0x01 or 0x02.",
                 cure="These two separate properties: take them out of the name and the value.",
             )
-        parts.append(f"{name}\x01{value}\x02")
+        parts.append(f"{name}{_NAME_END}{value}{_VALUE_END}")
     return "".join(parts).encode()
 
 
 def decode_properties(data: Buffer) -> dict[str, str]:
     """The inverse. As in Java, pieces without a name or with an empty value are left out."""
     properties = {}
-    for piece in str(data, "utf-8", "replace").split(_PROPERTY):
-        name, _, value = piece.partition(_NAME_VALUE)
+    for piece in str(data, "utf-8", "replace").split(_VALUE_END):
+        name, _, value = piece.partition(_NAME_END)
         if name and value:
             properties[name] = value
     return properties
@@ -150,9 +146,8 @@ def encode_record(
         bytes(properties),
     ]
     rest = b"".join(parts)
-    head = struct.pack(
-        ">iiiiiqqi",
-        40 + len(rest),
+    head = RECORD_BEGIN.struct.pack(
+        RECORD_BEGIN.size + len(rest),
         MAGIC_V2 if version2 else MAGIC_V1,
         zlib.crc32(body) & CRC_MASK,
         queue_id,
@@ -195,9 +190,9 @@ def parse_head(data: Buffer, offset: int = 0) -> RecordHead:
 def _parse_head(data: Buffer, offset: int) -> RecordHead:
     begin = _BEGIN.unpack_from(data, offset)
     size, magic, sys_flag = begin[0], begin[1], begin[7]
-    if magic not in (MAGIC_V1, MAGIC_V2):
+    if magic not in MAGICS:
         raise ProtocolError(f"No record begins at {offset}: its magic is {magic & 0xFFFFFFFF:#x}.")
-    if size < FIXED_BYTES or offset + size > len(data):
+    if size < RECORD_BYTES_MIN or offset + size > len(data):
         raise ProtocolError(f"The record at {offset} says {size} bytes, more than there are.")
     at = offset + _BEGIN.size
     born_host = slice(at, at + (HOST_BYTES_IPV6 if sys_flag & BORN_HOST_IPV6 else HOST_BYTES_IPV4))
@@ -290,12 +285,12 @@ def properties_slice(data: Buffer, offset: int = 0) -> slice:
 
     HOT for property filters; trusts the record (the store checked it when it was written).
     """
-    (sys_flag,) = _INT.unpack_from(data, offset + 36)
-    at = offset + 84
+    (sys_flag,) = _INT.unpack_from(data, offset + _FLAGS_AT)
+    at = offset + _LENGTH_AT
     if sys_flag & BORN_HOST_IPV6:
-        at += IPV6_EXTRA_BYTES
+        at += _IPV6_EXTRA
     if sys_flag & STORE_HOST_IPV6:
-        at += IPV6_EXTRA_BYTES
+        at += _IPV6_EXTRA
     at += 4 + _INT.unpack_from(data, at)[0]
     if data[offset + 7] == MAGIC_V1 & 0xFF:
         at += 1 + data[at]

@@ -22,9 +22,9 @@ from sluicemq.model.message import BORN_HOST_IPV6, KEYS, STORE_HOST_IPV6, UNIQ_K
 from sluicemq.record.buffers import variable
 from sluicemq.record.checksum import CHECKSUM_NAME
 from sluicemq.record.columns import Column, ColumnBlock, Values
+from sluicemq.record.layout import MAGIC_V1, MAGIC_V2, RECORD_BEGIN, RECORD_BYTES_MIN, RECORD_HEAD
 from sluicemq.record.places import Bytes, Positions, gather
 from sluicemq.record.shapes import Properties, read_properties, text_column
-from sluicemq.record.walk import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
 
 NEVER_COLUMNS: Final = frozenset((UNIQ_KEY, KEYS, CHECKSUM_NAME))
 """Properties with another value in every message: a column of them would be the log once more."""
@@ -32,11 +32,6 @@ COLUMNS_MAX: Final = 64
 UNIQUE_VALUE_BYTES: Final = 16
 """Values longer than this on average are no column when most of them occur once."""
 _UNIQUE_ROWS_MIN: Final = 256
-_HEAD: Final = np.dtype([
-    ("size", ">i4"), ("magic", ">u4"), ("skipped", "V20"), ("position", ">i8"), ("flags", ">i4"),
-])  # fmt: skip
-_BODY_LENGTH_AT: Final = 84
-_IPV6_EXTRA: Final = 12
 
 
 class ArrowColumns(Mapping[str, Column]):
@@ -131,15 +126,15 @@ def _places(
         at, sizes = np.where(good, at, 0), np.where(good, sizes, 0)
     if len(raw) < RECORD_BYTES_MIN:
         return at, sizes, good
-    heads = gather(raw, at, f"V{_HEAD.itemsize}").view(_HEAD)
+    heads = gather(raw, at, f"V{RECORD_BEGIN.size}").view(RECORD_BEGIN.dtype)
     magics = heads["magic"]
-    good &= (heads["size"] == sizes) & (heads["position"] == positions)
+    good &= (heads["size"] == sizes) & (heads["physical_offset"] == positions)
     good &= (magics == MAGIC_V1) | (magics == MAGIC_V2)
     ends = at + np.maximum(sizes, RECORD_BYTES_MIN)
-    flags = heads["flags"].astype(np.int64)
-    at = at + _BODY_LENGTH_AT
-    at += ((flags & BORN_HOST_IPV6) != 0) * _IPV6_EXTRA
-    at += ((flags & STORE_HOST_IPV6) != 0) * _IPV6_EXTRA
+    flags = heads["sys_flag"].astype(np.int64)
+    at = at + RECORD_HEAD.at("body_length")
+    at += ((flags & BORN_HOST_IPV6) != 0) * 12
+    at += ((flags & STORE_HOST_IPV6) != 0) * 12
     good &= at + 7 <= ends
     at = np.where(good, at, 0)
     bodies = gather(raw, at, ">i4").astype(np.int64)

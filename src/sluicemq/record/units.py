@@ -1,7 +1,7 @@
-"""The units of consume queues (spec/store.md §3) as columns: position, size and code of a tag."""
+"""The units of consume queues as columns: position, size and code of a tag."""
 
 from typing import Final
 
-import numpy as np
+from sluicemq.record.layout import UNIT
 
-UNIT_COLUMNS: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
+UNIT_COLUMNS: Final = UNIT.dtype

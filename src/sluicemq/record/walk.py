@@ -12,18 +12,12 @@ needs the one before. Three ways, from fast to slow, all giving exactly what the
 3. *One by one*, for short runs and for runs that are damaged; it raises the exact error.
 """
 
-import struct
-
 import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.errors import ProtocolError
+from sluicemq.record.layout import BLANK, MAGIC_V1, MAGIC_V2, MAGICS, RECORD_BYTES_MIN
 from sluicemq.record.places import Bytes, Positions, gather, view_of
-
-MAGIC_V1 = 0xDAA320A7
-MAGIC_V2 = 0xDAA320AB
-RECORD_BYTES_MIN = 91
-"""The fixed part: V1, both hosts IPv4, no body, topic or properties."""
 
 LANES = 1024
 LANE_RECORDS_MIN = 24
@@ -31,9 +25,8 @@ LANE_RECORDS_MIN = 24
 _WINDOW_BYTES_MIN = 512
 _WINDOW_RECORDS = 1.5
 """So much of each lane is searched for its begin; without one it belongs to the lane before."""
-_MAGIC_FIRST = MAGIC_V1 >> 24
+_MAGIC_FIRST = MAGIC_V1 >> 24 & 0xFF
 _EQUAL_RUN_MIN = 64
-_HEAD = struct.Struct(">iI")
 
 
 def sizes_at(raw: Bytes, starts: Positions) -> Positions:
@@ -73,7 +66,7 @@ def _equal_run(raw: Bytes) -> Positions:
 
 
 def _are_records(raw: Bytes, places: Positions, size: int) -> NDArray[np.bool_]:
-    fields = gather(raw, places, [("size", ">i4"), ("magic", ">u4")])
+    fields = gather(raw, places, BLANK.dtype)
     magics: NDArray[np.bool_] = (fields["magic"] == MAGIC_V1) | (fields["magic"] == MAGIC_V2)
     return np.asarray(magics & (fields["size"] == size))
 
@@ -110,7 +103,7 @@ def _lane_begins(raw: Bytes, lanes: int) -> Positions:
     places += (turns + 1) * stride
     inside = np.searchsorted(places, len(raw) - 8, side="right")
     turns, places = turns[:inside], places[:inside]
-    magics = view_of(raw, ">u4")[places + 4]
+    magics = view_of(raw, ">i4")[places + 4]
     hits = np.flatnonzero((magics == MAGIC_V1) | (magics == MAGIC_V2))
     firsts = hits[np.diff(turns[hits], prepend=-1) > 0]
     return np.append(0, places[firsts])
@@ -142,9 +135,11 @@ def _walk(raw: Bytes, start: int) -> Positions:
     while start < end:
         if end - start < 8:
             raise ProtocolError(f"{end - start} bytes after the last record at {start}.")
-        size, magic = _HEAD.unpack_from(data, start)
-        if magic not in (MAGIC_V1, MAGIC_V2):
-            raise ProtocolError(f"no stored record at byte {start}: magic {magic:#010x}.")
+        size, magic = BLANK.struct.unpack_from(data, start)
+        if magic not in MAGICS:
+            raise ProtocolError(
+                f"no stored record at byte {start}: magic {magic & 0xFFFFFFFF:#010x}."
+            )
         if size < RECORD_BYTES_MIN or size > end - start:
             raise ProtocolError(f"a stored record at byte {start} of {end} claims {size} bytes.")
         starts.append(start)

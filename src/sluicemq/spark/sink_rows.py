@@ -32,6 +32,7 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import UNIQ_KEY
 from sluicemq.record.batch import FIXED_BYTES
+from sluicemq.record.layout import BATCH_HEAD
 from sluicemq.spark.schema import SET_FOR_ALL
 
 
@@ -54,9 +55,6 @@ def of_column(role: str) -> Iterator[None]:
         raise RowError(f"{error.fact}.", role=role, cure=error.cure) from None
 
 
-_HEAD: Final = np.dtype(
-    [("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("length", ">i4")]
-)
 _LENGTH: Final = np.dtype(">i2")
 _IDS_A_MS: Final = 1 << 16
 _SEPARATORS: Final = "[\x01\x02]"
@@ -137,9 +135,9 @@ def encoded(bodies: Any, *properties: Any) -> Encoded:
     Raises RowError for a row too large.
     """
     body_sizes, sizes = checked_sizes(bodies, *properties)
-    heads = np.zeros(len(body_sizes), _HEAD)
+    heads = np.zeros(len(body_sizes), BATCH_HEAD.dtype)
     heads["size"] = FIXED_BYTES + body_sizes + sizes
-    heads["length"] = body_sizes
+    heads["body_length"] = body_sizes
     return Encoded(
         pc.binary_join_element_wise(
             _fixed(heads), bodies, _fixed(sizes.astype(_LENGTH)), *properties, b""

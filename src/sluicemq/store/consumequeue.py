@@ -18,20 +18,20 @@ Offsets of one queue, from left to right:
                   what is before     failed turn        is being written
 """
 
-import struct
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from sluicemq.files import Files
 from sluicemq.model.topic import TOPIC_LENGTH_MAX
-from sluicemq.record.codec import FIXED_BYTES, MAGIC_V1, MAGIC_V2
+from sluicemq.record import layout
+from sluicemq.record.layout import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
 from sluicemq.store.deleted import DeletedTopics
 from sluicemq.store.queue_keys import check_queue, check_topic
 from sluicemq.store.segments import Segment, SegmentFiles
 
-UNIT: Final = struct.Struct(">qiq")
-UNIT_BYTES: Final = 20
+UNIT: Final = layout.UNIT.struct
+UNIT_BYTES: Final = UNIT.size
 OFFSET_MAX: Final = 1 << 56
 """A larger queue offset in a record can only be damage."""
 BLANK_SIZE: Final = 0x7FFFFFFF
@@ -88,7 +88,7 @@ class Queue:
         self.queue_id = queue_id
         self.magic = MAGIC_V2 if is_long else MAGIC_V1
         self.topic_part = len(name).to_bytes(2 if is_long else 1, "big") + name
-        self.fixed_bytes = FIXED_BYTES - 1 + len(self.topic_part)
+        self.fixed_bytes = RECORD_BYTES_MIN - 1 + len(self.topic_part)
         self.segments = SegmentFiles(files, directory, file_bytes, SIZE_KEY, are_sparse=True)
         self.tail = bytearray()
         self.reset(0)

@@ -15,15 +15,16 @@ from collections.abc import Iterator
 from typing import Final
 
 from sluicemq.errors import ProtocolError, StoreDamagedError
-from sluicemq.record.codec import (
+from sluicemq.record.codec import RecordHead, body_crc_agrees, parse_head
+from sluicemq.record.layout import (
+    BLANK,
     CRC_MASK,
-    FIXED_BYTES,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
-    RecordHead,
-    body_crc_agrees,
-    parse_head,
+    MAGICS,
+    RECORD_BYTES_MIN,
+    RECORD_HEAD,
 )
 from sluicemq.store.commitlog import BLANK_BYTES, CommitLog
 from sluicemq.store.scan import Scanned, is_blank, read_scanned, scan_records
@@ -33,11 +34,10 @@ SEARCH_BYTES_MAX: Final = 64 << 20
 """How far behind a bad place the next good record is looked for, for a report."""
 SECTOR_BYTES: Final = 512
 _CHUNK_BYTES: Final = 1 << 20
-_MAGIC_START: Final = struct.pack(">i", MAGIC_V1)[:3]
-_MAGIC_BLANK: Final = struct.pack(">i", MAGIC_BLANK)
-_BEGIN: Final = struct.Struct(">ii")
+_MAGIC_START: Final = BLANK.struct.pack(0, MAGIC_V1)[4:7]
+_MAGIC_BLANK: Final = BLANK.struct.pack(0, MAGIC_BLANK)[4:]
 _POSITION: Final = struct.Struct(">q")
-_POSITION_AT: Final = 28
+_POSITION_AT: Final = RECORD_HEAD.at("physical_offset")
 _SIZE_BYTES: Final = 4
 _ZEROS_MIN: Final = 2
 
@@ -46,12 +46,12 @@ def explain(view: memoryview, at: int, base: int) -> str:
     """Why no record counts at `at` of a file that begins at `base`."""
     if len(view) - at < BLANK_BYTES:
         return f"only {len(view) - at} bytes are left in the file"
-    size, magic = _BEGIN.unpack_from(view, at)
-    if not any(view[at : at + FIXED_BYTES]):
+    size, magic = BLANK.struct.unpack_from(view, at)
+    if not any(view[at : at + RECORD_BYTES_MIN]):
         return "there are zeros instead of a record"
     if magic == MAGIC_BLANK:
         return f"the blank record says that {size} bytes are left in the file: {len(view) - at} are"
-    if magic not in (MAGIC_V1, MAGIC_V2):
+    if magic not in MAGICS:
         return (
             f"the magic number is {magic & 0xFFFFFFFF:#010x}, that of a record is"
             f" {MAGIC_V1 & 0xFFFFFFFF:#010x} or {MAGIC_V2 & 0xFFFFFFFF:#010x}"
@@ -103,7 +103,7 @@ def _starts(data: bytes, magic: bytes) -> Iterator[int]:
 
 def _whole(view: memoryview, at: int, base: int) -> Scanned | None:
     """The record, wholly checked: its position first, which hardly any other bytes have."""
-    if at + FIXED_BYTES > len(view):
+    if at + RECORD_BYTES_MIN > len(view):
         return None
     if _POSITION.unpack_from(view, at + _POSITION_AT)[0] != base + at:
         return None
@@ -171,7 +171,7 @@ def _lacks_sector(data: bytes, start: int) -> bool:
     head = _head_of(data)
     is_begun = data[_SIZE_BYTES:].startswith(_MAGIC_START)
     is_placed = head is not None and head.physical_offset == start
-    first_end = len(data) if is_placed else FIXED_BYTES if is_begun else 0
+    first_end = len(data) if is_placed else RECORD_BYTES_MIN if is_begun else 0
     for end in range(SECTOR_BYTES - start % SECTOR_BYTES, len(data), SECTOR_BYTES):
         zeros = end - len(data[:end].rstrip(b"\0"))
         if zeros >= SECTOR_BYTES:

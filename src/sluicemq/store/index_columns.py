@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from sluicemq.model.ids import java_hash
 from sluicemq.record.batch_columns import Columns as Batch
-from sluicemq.record.codec import FIXED_BYTES, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from sluicemq.record.layout import BLANK, MAGIC_BLANK, MAGICS, RECORD_BYTES_MIN
 from sluicemq.record.places import Bytes, Positions, gather
 from sluicemq.record.walk import leading_starts
 from sluicemq.store.commitlog import BLANK_BYTES
@@ -42,8 +42,6 @@ PROPERTIES_BYTES_MAX: Final = 1024
 ROWS_MIN: Final = 24
 """For fewer records the plain way is faster: setting up columns costs a hundred microseconds."""
 _FAST_BYTES: Final = 1 << 14
-_HEAD: Final = struct.Struct(">ii")
-_MAGICS: Final = (MAGIC_V1, MAGIC_V2)
 _PAD_BYTES: Final = 1 << 12
 _TOPIC_BYTES_MAX: Final = 255
 _SHORT_KEY_BYTES: Final = 40
@@ -84,17 +82,17 @@ def walk(view: memoryview, at: int, stop: int) -> tuple[Positions, int]:
         found = leading_starts(np.frombuffer(view[at:stop], np.uint8)) + at
         if len(found):
             at = int(found[-1])
-            at += _HEAD.unpack_from(view, at)[0]
+            at += BLANK.struct.unpack_from(view, at)[0]
     starts, end = _walk_on(view, at, stop)
     return (np.append(found, starts) if starts else found), end
 
 
 def _walk_on(view: memoryview, at: int, stop: int) -> tuple[list[int], int]:
     starts: list[int] = []
-    append, unpack, limit = starts.append, _HEAD.unpack_from, len(view)
+    append, unpack, limit = starts.append, BLANK.struct.unpack_from, len(view)
     while at < stop and limit - at >= BLANK_BYTES:
         size, magic = unpack(view, at)
-        if magic in _MAGICS and FIXED_BYTES <= size <= limit - at:
+        if magic in MAGICS and RECORD_BYTES_MIN <= size <= limit - at:
             append(at)
             at += size
         else:
@@ -116,7 +114,7 @@ def key_columns(view: memoryview, starts: Positions) -> Columns:
     raw = np.frombuffer(view, np.uint8)
     places = starts
     end = int(starts[-1])
-    end += _HEAD.unpack_from(view, end)[0]
+    end += BLANK.struct.unpack_from(view, end)[0]
     if end + _PAD_BYTES > len(raw):  # so near the end of the file that rows would reach beyond it
         raw = np.concatenate((raw[starts[0] : end], np.zeros(_PAD_BYTES, np.uint8)))
         places = starts - starts[0]

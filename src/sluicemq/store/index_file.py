@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import Files
+from sluicemq.record.layout import INDEX_ENTRY, INDEX_HEADER
 from sluicemq.store.segments import Segment
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from sluicemq.store.index_columns import Columns
     from sluicemq.store.index_slots import Slots
 
-HEADER: Final = struct.Struct(">qqqqii")
-ENTRY: Final = struct.Struct(">iqii")
+HEADER: Final = INDEX_HEADER.struct
+ENTRY: Final = INDEX_ENTRY.struct
 NAME_DIGITS: Final = 17
 SLOT_BYTES: Final = 4
 ENTRIES_PER_SLOT: Final = 4

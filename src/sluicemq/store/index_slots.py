@@ -14,12 +14,12 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sluicemq.record.layout import INDEX_ENTRY
+
 BLOCK_SLOTS: Final = 1024
 STEP_SLOTS: Final = 1 << 18
 STEP_ENTRIES: Final = 1 << 16
-ENTRY_TYPE: Final = np.dtype(
-    [("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
-)
+ENTRY_TYPE: Final = INDEX_ENTRY.dtype
 
 Numbers = NDArray[np.int32]
 
@@ -111,7 +111,7 @@ def entries_bytes(
     """Entries as they stand in the file."""
     entries = np.empty(len(hashes), ENTRY_TYPE)
     entries["hash"] = hashes
-    entries["offset"] = offsets
+    entries["position"] = offsets
     entries["seconds"] = np.clip(seconds, 0, 0x7FFFFFFF)
     entries["previous"] = previous
     return entries.tobytes()

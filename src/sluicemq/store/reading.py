@@ -21,7 +21,6 @@ match it has not consumed: a pull names the offset up to which everything is con
 """
 
 import enum
-import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +33,7 @@ from sluicemq.model.ids import tag_code
 from sluicemq.model.message import TAGS
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.record.codec import decode_properties, properties_slice
+from sluicemq.record.layout import HOST_BITS, RECORD_HEAD, RECORD_HEADS
 from sluicemq.store.columns import PropertyColumns
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT, UNIT_BYTES, ConsumeQueues, Queue
@@ -62,10 +62,8 @@ _READ_UNITS_MAX: Final = 4096
 EXTENSION_ADDRESS_MAX: Final = -(1 << 31) - 1
 """Tag codes up to this are addresses in a ConsumeQueueExt file (spec/store.md §3.2)."""
 _unpack_units: Final = UNIT.iter_unpack
-_TIME: Final = struct.Struct(">q")
-_STORE_TIME_IPV4: Final = 56
-_STORE_TIME_IPV6: Final = 68
-_SYS_FLAG_LOW_BYTE: Final = 39
+_FLAGS: Final = RECORD_HEAD.only("sys_flag")
+_TIMES: Final = {bits: head.only("store_time") for bits, head in RECORD_HEADS.items()}
 
 
 class ReadStatus(enum.Enum):
@@ -371,8 +369,7 @@ class LogReader:
         record = self._log.record(unit.physical_offset, unit.size_bytes)
         if record is None:
             return -1
-        is_ipv6 = record[_SYS_FLAG_LOW_BYTE] & 0x10
-        time: int = _TIME.unpack_from(record, _STORE_TIME_IPV6 if is_ipv6 else _STORE_TIME_IPV4)[0]
+        time: int = _TIMES[_FLAGS.unpack_from(record)[0] & HOST_BITS].unpack_from(record)[0]
         return time
 
     def store_time_ms(self, topic: str, queue_id: int, offset: int) -> int:

@@ -32,7 +32,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.errors import StoreDamagedError
-from sluicemq.record.codec import FIXED_BYTES
+from sluicemq.record.layout import RECORD_BYTES_MIN
 from sluicemq.store.checkpoint import Checkpoint, Mark
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import OFFSET_MAX, UNIT_BYTES, ConsumeQueues, Queue, Unit
@@ -375,7 +375,7 @@ class Recovery:
         """A queue's first record in a whole log has no larger offset than records fit before it."""
         if self._log.start or queue.next_offset or unit.tag_code == LOST_CODE:
             return OFFSET_MAX
-        return unit.physical_offset // FIXED_BYTES
+        return unit.physical_offset // RECORD_BYTES_MIN
 
     def _place(self, queue: Queue, offset: int, unit: Unit) -> None:
         if queue.put(offset, unit):
@@ -450,7 +450,7 @@ class Recovery:
         place = bad_place(self._log, end)
         found = next_record(self._log, place) if self._after_crash else None
         if found is None:
-            if self._after_crash and any(bad_bytes(self._log, place, place + FIXED_BYTES)):
+            if self._after_crash and any(bad_bytes(self._log, place, place + RECORD_BYTES_MIN)):
                 logger.warning("the log ends at %d: a torn record behind it is cut off", end)
             return
         known_ms = self._checkpoint.java_time_ms if mark is None else 0
@@ -489,7 +489,7 @@ def _is_plausible(queue: Queue, offset: int, unit: Unit) -> bool:
     last = queue.unit(end - 1)
     if last is None or not last.is_used or last.is_blank or last.tag_code == LOST_CODE:
         return True  # a place holder may lie far before the place of what it stands for
-    return (offset - end + 1) * FIXED_BYTES <= unit.physical_offset - last.physical_offset
+    return (offset - end + 1) * RECORD_BYTES_MIN <= unit.physical_offset - last.physical_offset
 
 
 def _report_suspect(queue: Queue, offset: int, unit: Unit) -> None:

@@ -23,23 +23,21 @@ from sluicemq.config.delays import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import (
-    BORN_HOST_IPV6,
     DELAY,
-    STORE_HOST_IPV6,
     TAGS,
     UNQUEUED,
 )
 from sluicemq.record.checksum import is_sealed
-from sluicemq.record.codec import (
+from sluicemq.record.codec import body_crc_agrees, decode_properties, parse_head
+from sluicemq.record.layout import (
+    BLANK,
     CRC_MASK,
-    FIXED_BYTES,
+    HOST_BITS,
     MAGIC_BLANK,
     MAGIC_V1,
-    MAGIC_V2,
+    MAGICS,
+    RECORD_BYTES_MIN,
     RECORD_HEAD,
-    body_crc_agrees,
-    decode_properties,
-    parse_head,
 )
 from sluicemq.store.commitlog import BLANK_BYTES, CommitLog
 
@@ -61,9 +59,9 @@ LOST_CODE: Final = int.from_bytes(b"LOST") << 32
 that RocketMQ compares, is that of a message without a tag."""
 LOST_MARK: Final = int.from_bytes(b"SLUICELO")
 """What a place holder has for the offset of its prepared message, which no ordinary one has."""
-_TWO: Final = struct.Struct(">ii")
+_unpack_head: Final = RECORD_HEAD.struct.unpack_from
+_unpack_begin: Final = BLANK.struct.unpack_from
 _SHORT: Final = struct.Struct(">h")
-_IPV6: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
 
 
 class Scanned(NamedTuple):
@@ -178,13 +176,13 @@ def scan_end(log: CommitLog, end: int) -> int:
 
 def is_blank(view: memoryview, at: int) -> bool:
     """Whether a blank record at `at` says that the rest of the file holds nothing."""
-    size, magic = _TWO.unpack_from(view, at)
+    size, magic = _unpack_begin(view, at)
     return bool(magic == MAGIC_BLANK and size == len(view) - at)
 
 
 def read_scanned(view: memoryview, at: int, base: int, *, check_crc: bool) -> Scanned | None:
     """The record at `at` of a file that begins at `base`; None when it is not wholly good."""
-    if len(view) - at < FIXED_BYTES:
+    if len(view) - at < RECORD_BYTES_MIN:
         return None
     (
         size,
@@ -202,9 +200,9 @@ def read_scanned(view: memoryview, at: int, base: int, *, check_crc: bool) -> Sc
         _,
         prepared,
         body_bytes,
-    ) = RECORD_HEAD.unpack_from(view, at)
-    if magic != MAGIC_V1 or flag & _IPV6:
-        return _read_other(view, at, base, check_crc=check_crc) if magic in _MAGICS else None
+    ) = _unpack_head(view, at)
+    if magic != MAGIC_V1 or flag & HOST_BITS:
+        return _read_other(view, at, base, check_crc=check_crc) if magic in MAGICS else None
     body = at + RECORD_HEAD.size
     topic = body + body_bytes + 1
     if position != base + at or body_bytes < 0 or topic + 2 > len(view) or not time:
@@ -228,9 +226,6 @@ def is_torn(topic: bytes, properties: bytes) -> bool:
     return (
         b"\0" in topic or not topic or properties[-1:] == b"\0" or ZEROS_NEVER_STORED in properties
     )
-
-
-_MAGICS: Final = (MAGIC_V1, MAGIC_V2)
 
 
 def _read_other(view: memoryview, at: int, base: int, *, check_crc: bool) -> Scanned | None:

@@ -22,13 +22,12 @@ silence. Not seen here is a changed tag code in a unit whose message a tag filte
 
 import contextlib
 import logging
-import struct
 from collections.abc import Sequence
 from itertools import takewhile
 from typing import Final
 
 from sluicemq.errors import StoreDamagedError
-from sluicemq.record.codec import FIXED_BYTES, MAGIC_V1, MAGIC_V2
+from sluicemq.record.layout import MAGICS, RECORD_BYTES_MIN, RECORD_HEAD
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import (
     BLANK_SIZE,
@@ -48,8 +47,7 @@ logger = logging.getLogger(__name__)
 REPORTS_MAX: Final = 1000
 """So many places are logged; the rest is only counted."""
 COLUMNS_MIN: Final = 256
-_MAGICS: Final = (MAGIC_V1, MAGIC_V2)
-_HEAD: Final = struct.Struct(">ii4xi4xqq")
+_HEAD: Final = RECORD_HEAD.only("size", "magic", "queue_id", "queue_offset", "physical_offset")
 MEND_BYTES_MAX: Final = 16 << 20
 """So much of the log is searched for the message of a wrong unit."""
 Units = memoryview | bytearray | bytes
@@ -131,11 +129,11 @@ class Soundness:
         if segment is None:
             return f"no file of the log holds byte {position}"
         view, at, base = segment.view(), position - segment.base, segment.base
-        if size < FIXED_BYTES or at + size > len(view):
+        if size < RECORD_BYTES_MIN or at + size > len(view):
             return f"a record of {size} bytes cannot be there"
         if not is_whole:
             found, magic, queue_id, offset, where = _HEAD.unpack_from(view, at)
-            is_record = found == size and magic in _MAGICS and where == position
+            is_record = found == size and magic in MAGICS and where == position
             is_its = place is None or (queue_id, offset) == (place[0].queue_id, place[1])
             if is_record and is_its:
                 return None
@@ -148,7 +146,7 @@ class Soundness:
 
     def _record_at(self, position: int) -> Scanned | None:
         segment = self._log.segments.at(position)
-        if segment is None or not 0 <= position - segment.base <= segment.size - FIXED_BYTES:
+        if segment is None or not 0 <= position - segment.base <= segment.size - RECORD_BYTES_MIN:
             return None
         view, at, base = segment.view(), position - segment.base, segment.base
         return read_counting(self._log, view, at, base, check_crc=True)

@@ -24,22 +24,27 @@ from numpy.typing import NDArray
 
 from sluicemq.model.message import BORN_HOST_IPV6, STORE_HOST_IPV6, UNQUEUED
 from sluicemq.record.checksum import is_sealed
-from sluicemq.record.codec import CRC_MASK, MAGIC_V1, MAGIC_V2
+from sluicemq.record.layout import (
+    CRC_MASK,
+    MAGIC_V1,
+    MAGIC_V2,
+    NAME_END,
+    RECORD_BEGIN,
+    RECORD_BYTES_MIN,
+    RECORD_HEAD,
+    VALUE_END,
+)
 from sluicemq.record.places import Bytes, Positions, gather
 from sluicemq.record.units import UNIT_COLUMNS
-from sluicemq.record.walk import RECORD_BYTES_MIN, leading_starts
+from sluicemq.record.walk import leading_starts
 from sluicemq.store.scan import DELAYS_MS, LOST_CODE, LOST_MARK, read_scanned
 
 PIECE_BYTES: Final = 4 << 20
 SCHEDULE_TOPIC: Final = b"SCHEDULE_TOPIC_XXXX"
-_HEAD: Final = np.dtype([
-    ("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("queue_id", ">i4"), ("flag", ">i4"),
-    ("queue_offset", ">i8"), ("position", ">i8"), ("sys_flag", ">i4"),
-])  # fmt: skip
-_STORE_TIME_AT: Final = 56
-_BODY_LENGTH_AT: Final = 84
+_HEAD: Final = RECORD_BEGIN.dtype
+_STORE_TIME_AT: Final = RECORD_HEAD.at("store_time")
+_BODY_LENGTH_AT: Final = RECORD_HEAD.at("body_length")
 _TOPIC_V1_MAX: Final = 127
-_NAME_VALUE, _PROPERTY = 1, 2
 _TAGS: Final = np.uint64(int.from_bytes(b"TAGS"))
 _LOW_HALF: Final = np.uint64(0xFFFFFFFF)
 _DISPATCH: Final = np.uint64(int.from_bytes(b"DISPATCH"))
@@ -172,7 +177,7 @@ class _Piece:
         ends = starts + heads["size"]
         fits = int(np.searchsorted(ends, len(raw), side="right"))
         self.starts, self.heads, self.ends = starts[:fits], heads[:fits], ends[:fits]
-        self.crcs = self.heads["crc"].astype(np.int64)
+        self.crcs = self.heads["body_crc"].astype(np.int64)
         self._measure()
 
     def _measure(self) -> None:
@@ -208,7 +213,7 @@ class _Piece:
     def structured(self) -> int:
         """How many records agree with themselves and with their place, from the first on."""
         good = self._inside & (self.times != 0)
-        good &= self.heads["position"] == self.starts + self.base
+        good &= self.heads["physical_offset"] == self.starts + self.base
         bad = np.flatnonzero(~good)
         return int(bad[0]) if len(bad) else len(good)
 
@@ -289,10 +294,10 @@ class _Tags:
         if not text.all():
             self.cut[rows] |= ~text.all(axis=1)
         # Each row gets eight bytes before it (as if a property ended there), a separator behind it.
-        matrix = np.full((count, width + 9), _PROPERTY, np.uint8)
+        matrix = np.full((count, width + 9), VALUE_END, np.uint8)
         matrix[:, 8:-1] = text
         flat = matrix.reshape(-1)
-        equals = np.flatnonzero(flat == _NAME_VALUE)
+        equals = np.flatnonzero(flat == NAME_END)
         if not len(equals):
             return
         before = gather(flat, equals - 8, ">u8").astype(np.uint64)
@@ -300,7 +305,7 @@ class _Tags:
         self.cut[owners[before == _DISPATCH]] = True
         hits = np.flatnonzero((before & _LOW_HALF) == _TAGS)
         owners = owners[hits]
-        is_name = (before[hits] >> np.uint64(32)) & np.uint64(0xFF) == _PROPERTY
+        is_name = (before[hits] >> np.uint64(32)) & np.uint64(0xFF) == VALUE_END
         self.odd[owners[~is_name]] = True
         self.odd[owners[1:][owners[1:] == owners[:-1]]] = True
         bad, found = _hashes(flat, equals[hits] + 1)
@@ -317,13 +322,13 @@ def _hashes(flat: Bytes, starts: Positions) -> tuple[Mask, Positions]:
     live = np.arange(count)
     for _ in range(_TAG_BYTES_MAX):
         letters = flat[at]
-        going = letters != _PROPERTY
+        going = letters != VALUE_END
         if not going.all():
             live, at, letters = live[going], at[going], letters[going]
         if not len(live):
             return bad, hashes.view(np.int32).astype(np.int64)
         hashes[live] = hashes[live] * np.uint32(31) + letters
-        bad[live[(letters >= _ASCII_END) | (letters == _NAME_VALUE)]] = True
+        bad[live[(letters >= _ASCII_END) | (letters == NAME_END)]] = True
         at = at + 1
     bad[live] = True
     return bad, hashes.view(np.int32).astype(np.int64)
@@ -361,7 +366,7 @@ def unproved_rows(
     places = positions - base
     inside = (places >= 0) & (places + np.maximum(sizes, RECORD_BYTES_MIN) <= len(raw))
     heads = gather(raw, places if inside.all() else np.where(inside, places, 0), _HEAD)
-    good = inside & (heads["size"] == sizes) & (heads["position"] == positions)
+    good = inside & (heads["size"] == sizes) & (heads["physical_offset"] == positions)
     good &= (heads["magic"] == MAGIC_V1) | (heads["magic"] == MAGIC_V2)
     good &= (heads["queue_id"] == queue_id) & (heads["queue_offset"] == offsets)
     return np.flatnonzero(~good)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from sluicemq.files import Files
-from sluicemq.record.codec import MAGIC_BLANK
+from sluicemq.record.layout import MAGIC_BLANK
 from sluicemq.store.segments import Segment, SegmentFiles
 
 UNIT: Final = struct.Struct(">iqiqiqiiq")

@@ -28,13 +28,13 @@ from sluicemq.errors import MessageIllegalError, ProtocolError, StoreError
 from sluicemq.model.ids import HOST_BYTES_IPV4
 from sluicemq.model.message import BORN_HOST_IPV6, INNER_BATCH, PREPARED, STORE_HOST_IPV6
 from sluicemq.record.checksum import seal, with_place
-from sluicemq.record.codec import (
+from sluicemq.record.codec import encode_record
+from sluicemq.record.layout import (
     CRC_MASK,
     MAGIC_BLANK,
     MAGIC_V2,
     PROPERTIES_BYTES_MAX,
     RECORD_HEAD,
-    encode_record,
 )
 from sluicemq.store.commitlog import BLANK_BYTES, CommitLog
 from sluicemq.store.consumequeue import TAIL_BYTES_MAX, UNIT, UNIT_BYTES, ConsumeQueues, Queue
@@ -52,7 +52,7 @@ _UNCOMMON: Final = PREPARED | INNER_BATCH | BORN_HOST_IPV6 | STORE_HOST_IPV6
 _HOSTS_IPV4: Final = 2 * HOST_BYTES_IPV4
 _CODE_BYTES: Final = 8
 _BLANK: Final = struct.Struct(">ii")
-_pack_head: Final = RECORD_HEAD.pack
+_pack_head: Final = RECORD_HEAD.struct.pack
 _pack_length: Final = struct.Struct(">h").pack
 _pack_unit: Final = UNIT.pack
 _crc32: Final = zlib.crc32
@@ -296,7 +296,7 @@ class Writer:
 
         queue = self._queues.get((topic, queue_id))
         heads, first = columns.heads, queue.next_offset
-        body_bytes = int(heads["body_bytes"].sum())
+        body_bytes = int(heads["body_length"].sum())
         self._check(body_bytes, b"")
         size = len(heads) * queue.fixed_bytes + body_bytes + int(columns.property_sizes.sum())
         if self._position == self._turn_start:

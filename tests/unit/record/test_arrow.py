@@ -12,7 +12,7 @@ import pytest
 from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.message import COMPRESSED
-from sluicemq.record import arrow, block, shapes, walk
+from sluicemq.record import arrow, block, layout, shapes, walk
 from sluicemq.record.arrow import COLUMNS, RecordDecoder
 from sluicemq.record.codec import compress, decode_records, encode_properties, encode_record
 
@@ -215,7 +215,7 @@ def test_a_false_magic_number_inside_a_body_does_not_mislead_the_lanes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(walk, "LANE_RECORDS_MIN", 2)
-    fake = struct.pack(">iI", 91, walk.MAGIC_V1) * 20
+    fake = struct.pack(">ii", 91, layout.MAGIC_V1) * 20
     data = b"".join(record(offset, body=fake + bytes(offset)) for offset in range(200))
     raw = np.frombuffer(data, np.uint8)
     assert walk.record_starts(raw).tolist() == walk._walk(raw, 0).tolist()

@@ -8,7 +8,8 @@ import pytest
 
 from sluicemq.config import StoreConfig
 from sluicemq.files import SystemFile
-from sluicemq.record.codec import MAGIC_BLANK, encode_record
+from sluicemq.record.codec import encode_record
+from sluicemq.record.layout import MAGIC_BLANK
 from sluicemq.store.segments import Segment
 from sluicemq.store.store import Store
 

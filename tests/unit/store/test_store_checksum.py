@@ -9,7 +9,7 @@ from sluicemq.config import StoreConfig
 from sluicemq.errors import ConfigurationError, MessageIllegalError
 from sluicemq.model.message import PREPARED
 from sluicemq.record.checksum import CHECKSUM_NAME, is_sealed
-from sluicemq.record.codec import PROPERTIES_BYTES_MAX
+from sluicemq.record.layout import PROPERTIES_BYTES_MAX
 
 LOG = "/store/commitlog/" + "0" * 20
 IPV6 = bytes(15) + b"\x01" + struct.pack(">i", 9)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from sluicemq.record.codec import MAGIC_BLANK, encode_record
+from sluicemq.record.codec import encode_record
+from sluicemq.record.layout import MAGIC_BLANK
 from sluicemq.store import scan, walking
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.scan import Scanned, scan_records

@@ -28,6 +28,7 @@ from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.topic import RETRY_PREFIX
+from sluicemq.record.layout import RECORD_HEAD
 from sluicemq.store.store import ReadStatus, Store
 
 EVALUATIONS_MAX: Final = 4096
@@ -318,9 +319,12 @@ class Lanes:
         self.table.update(self.document.load(parse) or {})
 
 
+_QUEUE_OFFSET: Final = RECORD_HEAD.only("queue_offset")
+
+
 def _offset_of(record: memoryview) -> int:
-    """The queue offset of a stored record (spec/store.md §2)."""
-    return int.from_bytes(record[20:28], "big")
+    offset: int = _QUEUE_OFFSET.unpack_from(record)[0]
+    return offset
 
 
 def end_of(data: list[memoryview]) -> int:

@@ -18,14 +18,15 @@ from typing import Final, NamedTuple
 
 from sluicemq.model.message import PREPARED
 from sluicemq.model.topic import TOPIC_LENGTH_MAX
-from sluicemq.record.codec import FIXED_BYTES, MAGIC_BLANK, encode_record
+from sluicemq.record.codec import encode_record
+from sluicemq.record.layout import MAGIC_BLANK, RECORD_BYTES_MIN
 from sluicemq.store.offline.lost import Lost
 from sluicemq.store.offline.salvage import BLANK_BYTES, Hole
 from sluicemq.store.scan import LOST_MARK, LOST_NAME, SCHEDULE_TOPIC
 
 FILLER_BYTES_MAX: Final = 1 << 20
-FILLER_BYTES_MIN: Final = FIXED_BYTES + 1
-_FILLER_BYTES: Final = FIXED_BYTES + len(LOST_NAME)
+FILLER_BYTES_MIN: Final = RECORD_BYTES_MIN + 1
+_FILLER_BYTES: Final = RECORD_BYTES_MIN + len(LOST_NAME)
 _ROLLBACK: Final = PREPARED | 8
 _HOST: Final = bytes((127, 0, 0, 1, 0, 0, 0, 0))
 _HEAD_BYTES: Final = 88
@@ -86,7 +87,7 @@ def _properties(item: Lost, is_marked: bool) -> bytes:
 def _size(item: Lost, is_marked: bool) -> int:
     name = item.key[0].encode()
     extra = 1 if len(name) > TOPIC_LENGTH_MAX else 0
-    return FIXED_BYTES + extra + len(name) + len(_properties(item, is_marked))
+    return RECORD_BYTES_MIN + extra + len(name) + len(_properties(item, is_marked))
 
 
 def _place_holder(
@@ -110,8 +111,8 @@ def _fill(at: int, end: int, time_ms: int) -> list[Piece]:
 
 
 def _filler(at: int, size: int, time_ms: int) -> list[Piece]:
-    topic = LOST_NAME[: max(1, size - FIXED_BYTES)]
-    body = bytes(size - FIXED_BYTES - len(topic))
+    topic = LOST_NAME[: max(1, size - RECORD_BYTES_MIN)]
+    body = bytes(size - RECORD_BYTES_MIN - len(topic))
     record = _record(topic, 0, 0, at, body, b"", _ROLLBACK, time_ms)
     tail = len(topic) + 3
     return [(at, record[:_HEAD_BYTES]), (at + size - tail, record[-tail:])]

@@ -18,20 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.model.ids import java_hash
+from sluicemq.record.layout import MAGIC_V2, RECORD_BEGIN, RECORD_HEAD, VALUE_END
 
 Bytes = NDArray[np.uint8]
 Positions = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-MAGIC_V2: Final = 0xDAA320AB
-RECORD_BYTES_MIN: Final = 91
-_IPV6_EXTRA: Final = 12
-_HEAD: Final = np.dtype([
-    ("size", ">i4"), ("magic", ">u4"), ("crc", ">i4"), ("queue_id", ">i4"), ("flag", ">i4"),
-    ("queue_offset", ">i8"), ("physical_offset", ">i8"), ("sys_flag", ">i4"),
-])  # fmt: skip
-_END: Final = 2
-_PADDING: Final = bytes([_END]) * 64
+_PADDING: Final = bytes([VALUE_END]) * 64
 _ASCII_END: Final = 0x80
 _GUESSES_MAX: Final = 32
 
@@ -49,7 +42,7 @@ class Columns:
     def __init__(self, raw: Bytes, base: int, starts: Positions) -> None:
         self.raw = raw
         self.base = base
-        heads = gather(raw, starts, f"V{_HEAD.itemsize}").view(_HEAD)
+        heads = gather(raw, starts, f"V{RECORD_BEGIN.size}").view(RECORD_BEGIN.dtype)
         self._fill(starts, heads)
         self.bad_row = self._first_bad()
         if self.bad_row is not None:
@@ -64,9 +57,9 @@ class Columns:
         self.queue_id = heads["queue_id"].astype(np.int64)
         self.queue_offset = heads["queue_offset"].astype(np.int64)
         self.positions = starts + self.base
-        born = (self.sys_flag >> 4 & 1) * _IPV6_EXTRA
-        self.store_time = self._at(starts + 56 + born, ">i8")
-        self.body_starts = starts + 88 + born + (self.sys_flag >> 5 & 1) * _IPV6_EXTRA
+        born = (self.sys_flag >> 4 & 1) * 12
+        self.store_time = self._at(starts + RECORD_HEAD.at("store_time") + born, ">i8")
+        self.body_starts = starts + RECORD_HEAD.size + born + (self.sys_flag >> 5 & 1) * 12
         self.body_lengths = self._at(self.body_starts - 4, ">i4")
         self.body_ends = self.body_starts + self.body_lengths
         version2 = heads["magic"] == MAGIC_V2
@@ -93,7 +86,7 @@ class Columns:
 
     @property
     def crc(self) -> Positions:
-        return self._heads["crc"].astype(np.int64)
+        return self._heads["body_crc"].astype(np.int64)
 
     @cached_property
     def texts(self) -> "Texts":
@@ -126,12 +119,12 @@ class Texts:
         size = len(joined)
         self.text = np.frombuffer(joined + _PADDING, np.uint8)
         begins = np.zeros(size + 1, np.bool_)
-        begins[1:] = self.text[:size] == _END
+        begins[1:] = self.text[:size] == VALUE_END
         begins[self.bounds] = True
         self.begins: Positions = np.flatnonzero(begins)
         self.stops = np.append(self.begins[1:], size)
         if size:
-            self.stops -= (self.text[self.stops - 1] == _END) & (self.stops > self.begins)
+            self.stops -= (self.text[self.stops - 1] == VALUE_END) & (self.stops > self.begins)
 
     @property
     def has_zeros(self) -> bool:

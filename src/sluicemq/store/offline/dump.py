@@ -16,7 +16,8 @@ import numpy as np
 from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import java_hash
 from sluicemq.model.message import KEYS, TRANSACTION_MASK, UNIQ_KEY, StoredMessage
-from sluicemq.record.codec import CRC_MASK, decode_properties, decode_record, decompress, parse_head
+from sluicemq.record.codec import decode_properties, decode_record, decompress, parse_head
+from sluicemq.record.layout import CRC_MASK
 from sluicemq.store.offline.columns import Columns
 from sluicemq.store.offline.index_files import IndexFile, load_index
 from sluicemq.store.offline.info import (

@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.files import File, Files
+from sluicemq.record.layout import INDEX_ENTRY, INDEX_HEADER
 from sluicemq.store.offline.columns import Positions
 
-HEADER: Final = struct.Struct(">qqqqii")
-ENTRY: Final = np.dtype([
-    ("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("previous", ">i4"),
-])  # fmt: skip
+HEADER: Final = INDEX_HEADER.struct
+ENTRY: Final = INDEX_ENTRY.dtype
 SLOT_BYTES: Final = 4
 ENTRIES_PER_SLOT: Final = 4
 _SECONDS_MAX: Final = (1 << 31) - 1

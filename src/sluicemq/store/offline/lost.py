@@ -14,7 +14,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sluicemq.record.codec import FIXED_BYTES
+from sluicemq.record.layout import RECORD_BYTES_MIN
+from sluicemq.record.units import UNIT_COLUMNS
 from sluicemq.store.consumequeue import OFFSET_MAX, UNIT_BYTES
 from sluicemq.store.offline.layout import Series
 from sluicemq.store.offline.salvage import Hole
@@ -23,7 +24,6 @@ from sluicemq.store.scan import LOST_CODE, Scanned
 from sluicemq.store.sweep import Group, Sweep
 
 QueueKey = tuple[str, int]
-_UNIT: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
 _READ_UNITS: Final = 1 << 17
 
 
@@ -67,7 +67,7 @@ class _Seen:
         """A record's offset has no checksum: one that goes back, or skips more than there is room
         for, may be damaged (as in `store.recovery`)."""
         skipped = place.offset - self.last.offset
-        has_room = skipped * FIXED_BYTES <= place.position - self.last.position
+        has_room = skipped * RECORD_BYTES_MIN <= place.position - self.last.position
         return skipped > 0 and (has_room or self.last.is_holder)
 
     def accept(self, place: _Place) -> None:
@@ -133,7 +133,7 @@ class Census:
             return
         seen = self._seen.get(key)
         if seen is None:
-            has_room = place.offset * FIXED_BYTES <= place.position
+            has_room = place.offset * RECORD_BYTES_MIN <= place.position
             if has_room or self._log_start or place.is_holder:
                 self._seen[key] = _Seen(place, place)
             else:
@@ -215,10 +215,10 @@ class Census:
         for first, units in _units(series) if series is not None and holes else ():
             places = units["position"].astype(np.int64)
             holes_of = np.searchsorted(starts, places, side="right") - 1
-            inside = (holes_of >= 0) & (units["size"] >= FIXED_BYTES)
+            inside = (holes_of >= 0) & (units["size"] >= RECORD_BYTES_MIN)
             inside &= places + units["size"] <= ends[np.maximum(holes_of, 0)]
             if self._log_start == 0:  # so many have been before it
-                inside &= (first + np.arange(len(units))) * FIXED_BYTES <= places
+                inside &= (first + np.arange(len(units))) * RECORD_BYTES_MIN <= places
             for row in np.flatnonzero(inside).tolist():
                 offset, position = first + row, int(places[row])
                 if seen is None or seen.may_lack(offset, position):
@@ -231,7 +231,7 @@ class Census:
         if seen is None:
             return []
         first = seen.first
-        if self._log_start or not 0 < first.offset * FIXED_BYTES <= first.position:
+        if self._log_start or not 0 < first.offset * RECORD_BYTES_MIN <= first.position:
             return seen.gaps
         if seen.last == first and _position_of_unit(series, first.offset) != first.position:
             return seen.gaps
@@ -294,5 +294,5 @@ def _units(series: Series) -> Iterator[tuple[int, NDArray[Any]]]:
             count = len(data) // UNIT_BYTES
             if not count:
                 break
-            yield at // UNIT_BYTES, np.frombuffer(data, _UNIT, count)
+            yield at // UNIT_BYTES, np.frombuffer(data, UNIT_COLUMNS, count)
             at += count * UNIT_BYTES

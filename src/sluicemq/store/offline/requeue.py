@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from sluicemq.record.units import UNIT_COLUMNS
 from sluicemq.store.consumequeue import BLANK_UNIT, UNIT, UNIT_BYTES
 from sluicemq.store.offline.edits import Edits
 from sluicemq.store.offline.layout import Series
@@ -30,7 +31,6 @@ DELAY_MAX_MS: Final = 40 * 86_400_000
 """What messageDelayLevel allows."""
 EXTENSION_ADDRESS_MAX: Final = -(1 << 31) - 1
 """Tag codes up to this are addresses in a ConsumeQueueExt file (spec/store.md §3.2)."""
-_UNIT: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
 
 
 class Requeue:
@@ -146,9 +146,9 @@ class Requeue:
         size = (end - first) * UNIT_BYTES
         series = self._queues.get(key)
         old = series.read(first * UNIT_BYTES, size) if series is not None else b""
-        units = np.frombuffer(old + bytes(size - len(old)), _UNIT).copy()
+        units = np.frombuffer(old + bytes(size - len(old)), UNIT_COLUMNS).copy()
         bad = (units["size"] <= 0) | (units["position"] < 0) | (units["position"] > before)
-        units[bad] = np.frombuffer(BLANK_UNIT, _UNIT)[0]
+        units[bad] = np.frombuffer(BLANK_UNIT, UNIT_COLUMNS)[0]
         return units.tobytes()
 
     def _is_missed(self, key: QueueKey, data: bytes) -> bool:
@@ -219,8 +219,8 @@ def _wrong_rows(old: bytes, new: bytes) -> tuple[NDArray[Any], int]:
     Addresses of extension units are as good as the codes they stand for, and so are other times of
     delayed messages: nobody knows by which messageDelayLevel they were stored.
     """
-    wanted = np.frombuffer(new, _UNIT)
-    found = np.frombuffer(old + bytes(len(new) - len(old)), _UNIT)
+    wanted = np.frombuffer(new, UNIT_COLUMNS)
+    found = np.frombuffer(old + bytes(len(new) - len(old)), UNIT_COLUMNS)
     same = (found["position"] == wanted["position"]) & (found["size"] == wanted["size"])
     codes, wanted_codes = found["code"].astype(np.int64), wanted["code"].astype(np.int64)
     is_time = (wanted_codes > _CODE_MAX) & (abs(wanted_codes - codes) <= DELAY_MAX_MS)
@@ -252,7 +252,7 @@ def _first_behind(series: Series, log_end: int) -> int | None:
         while at < item.end and (found := series.data_start(at)) is not None:
             at = max(at, found - found % UNIT_BYTES)
             data = series.read(at, min(1 << 20, item.end - at) // UNIT_BYTES * UNIT_BYTES)
-            units = np.frombuffer(data, _UNIT, len(data) // UNIT_BYTES)
+            units = np.frombuffer(data, UNIT_COLUMNS, len(data) // UNIT_BYTES)
             behind = np.flatnonzero((units["position"] >= log_end) & (units["size"] > 0))
             if len(behind):
                 return at + int(behind[0]) * UNIT_BYTES

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from sluicemq.record.codec import FIXED_BYTES, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from sluicemq.record.layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
 from sluicemq.store.damage import explain
 from sluicemq.store.offline.layout import Series
 from sluicemq.store.scan import DELAYS_MS, Scanned, read_scanned
@@ -103,10 +103,10 @@ class Salvage:
 
     def _is_cut(self, window: "_Window", at: int, file_end: int) -> bool:
         """Whether a record may begin at `at` that the window does not wholly hold."""
-        if len(window.data) - at < FIXED_BYTES:
+        if len(window.data) - at < RECORD_BYTES_MIN:
             return at > 0
         size, magic = _TWO.unpack_from(window.data, at)
-        is_plausible = magic in _MAGICS and FIXED_BYTES <= size <= file_end - self.position
+        is_plausible = magic in _MAGICS and RECORD_BYTES_MIN <= size <= file_end - self.position
         return bool(is_plausible and at > 0 and at + size > len(window.data))
 
     def _window(self, position: int, file_end: int) -> "_Window":
@@ -153,7 +153,7 @@ class Salvage:
                     return found + at
             if found + size >= file_end:
                 return file_end
-            position = found + size - FIXED_BYTES
+            position = found + size - RECORD_BYTES_MIN
         return file_end
 
     def _data_start(self, position: int, file_end: int) -> int | None:
@@ -168,7 +168,7 @@ class Salvage:
         size, magic = _TWO.unpack_from(data, at)
         if magic == MAGIC_BLANK:
             return bool(size == file_end - position)
-        if not FIXED_BYTES <= size <= min(file_end - position, _RECORD_BYTES_MAX):
+        if not RECORD_BYTES_MIN <= size <= min(file_end - position, _RECORD_BYTES_MAX):
             return False
         if at + _POSITION_AT + 8 > len(data):
             return False

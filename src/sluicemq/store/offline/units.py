@@ -16,14 +16,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sluicemq.record import layout
 from sluicemq.store.offline.columns import Mask
 from sluicemq.store.offline.layout import Series
 
-UNIT: Final = np.dtype([("position", ">i8"), ("size", ">i4"), ("code", ">i8")])
-BATCH_UNIT: Final = np.dtype([
-    ("position", ">i8"), ("size", ">i4"), ("code", ">i8"), ("store_time", ">i8"),
-    ("first", ">i8"), ("count", ">i2"), ("compaction", ">i4"), ("reserved", ">i4"),
-])  # fmt: skip
+UNIT: Final = layout.UNIT.dtype
+BATCH_UNIT: Final = layout.BATCH_UNIT.dtype
 BLANK_SIZE: Final = 0x7FFFFFFF
 ADDRESS_MAX: Final = -(1 << 31) - 1
 ADDRESS_BIAS: Final = 1 << 63

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from sluicemq.record.codec import CRC_MASK
+from sluicemq.record.layout import CRC_MASK
 from sluicemq.store.checkpoint import read_checkpoint
 from sluicemq.store.damage import SEARCH_BYTES_MAX, is_lost_write
 from sluicemq.store.offline.check_files import (

@@ -19,8 +19,9 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sluicemq.errors import ProtocolError
-from sluicemq.record.codec import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, parse_head
-from sluicemq.store.offline.columns import RECORD_BYTES_MIN, Columns
+from sluicemq.record.codec import parse_head
+from sluicemq.record.layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
+from sluicemq.store.offline.columns import Columns
 from sluicemq.store.offline.layout import Series, SeriesFile
 
 PIECE_BYTES: Final = 8 << 20

@@ -17,7 +17,8 @@ from simulation.stepped import ManualClock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError, StoreError
 from sluicemq.model.message import PREPARED, StoredMessage
-from sluicemq.record.codec import FIXED_BYTES, decode_record, decode_records
+from sluicemq.record.codec import decode_record, decode_records
+from sluicemq.record.layout import RECORD_BYTES_MIN
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.scan import scan_end, scan_records
 from sluicemq.store.store import Store, Visible
@@ -308,7 +309,7 @@ class StoreWorld:
         data = bytes(log.record(old.position, old.size_bytes) or b"")
         if rng.random() < 0.3:
             data = rng.randbytes(len(data))
-        if segment is not None and segment.end - end > len(data) + FIXED_BYTES:
+        if segment is not None and segment.end - end > len(data) + RECORD_BYTES_MIN:
             segment.write(data, end)
             segment.file().sync()
 
