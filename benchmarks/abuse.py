@@ -31,8 +31,8 @@ import orjson
 
 from sluicemq.errors import SluiceError
 from sluicemq.net.blocking import BlockingChannel
-from sluicemq.protocol.codes import RequestCode as Code
-from sluicemq.protocol.command import Command
+from sluicemq.wire.codes import RequestCode as Code
+from sluicemq.wire.frames import Command
 
 MESSAGES: Final = 3_000
 CONDITIONS: Final = 700

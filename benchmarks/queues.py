@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks import frames, load, measure
 from benchmarks.stores import Running, ours
 from sluicemq.model.topic import DataVersion, TopicConfig
-from sluicemq.protocol import bodies
+from sluicemq.wire import bodies
 
 WINDOW = 64
 

@@ -25,8 +25,8 @@ sys.path[:0] = [str(ROOT / "src")]
 
 from benchmarks.measure import exact_cpu_s, percentile, rss_mib  # noqa: E402
 from sluicemq.net.blocking import BlockingChannel  # noqa: E402
-from sluicemq.protocol.codes import RequestCode  # noqa: E402
-from sluicemq.protocol.command import Command  # noqa: E402
+from sluicemq.wire.codes import RequestCode  # noqa: E402
+from sluicemq.wire.frames import Command  # noqa: E402
 
 QUEUES = 4
 CREATED = 50

@@ -29,7 +29,7 @@ from sluicemq.client.core.transactions import TransactionListener, TransactionSt
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import RetryLaterError, SendError
 from sluicemq.model.message import Message, StoredMessage
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command
 from waiting import until
 
 CHECKS_MAX = 6

@@ -18,12 +18,12 @@ from sluicemq.client.threaded.consumer import PushConsumer
 from sluicemq.filter.tags import subscribe
 from sluicemq.model.message import Message
 from sluicemq.model.topic import GroupConfig, MessageQueue
-from sluicemq.protocol.bodies.clients import ConsumerData, Heartbeat
 from sluicemq.spark.pipelines.audit import audit
 from sluicemq.spark.pipelines.deadletters import dead_letters, read_report
 from sluicemq.spark.pipelines.dedup import write_table
 from sluicemq.spark.pipelines.once import Written
 from sluicemq.spark.pipelines.trace import trace
+from sluicemq.wire.bodies.clients import ConsumerData, Heartbeat
 from waiting import wait_for
 
 # py4j leaves sockets to the garbage collector: no fault of the test that it runs in.

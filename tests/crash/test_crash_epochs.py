@@ -22,11 +22,11 @@ from sluicemq.client.core.epochs import EpochCommitter, StagedRanges
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ClientError, ConnectionLostError, RequestError, RequestTimeoutError
 from sluicemq.model.topic import TopicConfig
-from sluicemq.protocol.bodies import STAGING_QUEUES, STAGING_TOPIC, Owner, Stage, StagedRange
-from sluicemq.protocol.command import Command
 from sluicemq.record.batch import encode_batch
 from sluicemq.record.codec import decode_records
 from sluicemq.testing.files import CrashableFiles, PowerLost
+from sluicemq.wire.bodies import STAGING_QUEUES, STAGING_TOPIC, Owner, Stage, StagedRange
+from sluicemq.wire.frames import Command
 
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "20"))
 EPOCHS, TASKS, ROWS, BATCH = 3, 2, 7, 3

@@ -19,10 +19,10 @@ from sluicemq.broker.progress import Progress
 from sluicemq.broker.transactions import Transactions
 from sluicemq.broker.undecided import Undecided, UndecidedTable
 from sluicemq.config import BrokerConfig
-from sluicemq.protocol.bodies import Heartbeat, encode_heartbeat
-from sluicemq.protocol.command import FLAG_ONEWAY, Command
 from sluicemq.record.codec import decode_records
 from sluicemq.store.consumequeue import UNIT
+from sluicemq.wire.bodies import Heartbeat, encode_heartbeat
+from sluicemq.wire.frames import FLAG_ONEWAY, Command
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 CONFIG = BrokerConfig(broker_name="broker-a", metrics_enable=False, transaction_check_max=1000)

@@ -14,12 +14,9 @@ import pytest
 from simulation.stepped import ManualClock, SteppedBroker
 from sluicemq.config import BrokerConfig
 from sluicemq.model.topic import TopicConfig
-from sluicemq.protocol import bodies, fastjson
-from sluicemq.protocol.bodies.filters import (
-    decode_consumer_filters_file,
-    encode_consumer_filters_file,
-)
 from sluicemq.testing.files import CrashableFiles
+from sluicemq.wire import bodies, fastjson
+from sluicemq.wire.bodies.filters import decode_consumer_filters_file, encode_consumer_filters_file
 
 STORES = Path(__file__).parent / "store"
 ARCHIVES = {"golden1": "golden1", "golden2": "golden2", "golden3": "golden3_trans"}

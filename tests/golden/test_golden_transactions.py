@@ -13,10 +13,10 @@ import pytest
 from simulation.stepped import ManualClock, SteppedBroker, SteppedClient, pull_fields
 from sluicemq.broker.halves import GROUP, HALF_TOPIC, OP_PROPERTIES, OP_TOPIC, read_op
 from sluicemq.config import BrokerConfig, StoreConfig
-from sluicemq.protocol.bodies import Heartbeat, encode_heartbeat
-from sluicemq.protocol.command import FLAG_ONEWAY, Command
 from sluicemq.record.codec import decode_record, decode_records
 from sluicemq.testing.files import CrashableFiles
+from sluicemq.wire.bodies import Heartbeat, encode_heartbeat
+from sluicemq.wire.frames import FLAG_ONEWAY, Command
 
 ARCHIVE = Path(__file__).parent / "store" / "golden3_trans.tar.gz"
 DIED_MS = 1_795_227_859_500

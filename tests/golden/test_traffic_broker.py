@@ -26,11 +26,10 @@ from simulation.stepped import SMALL, ManualClock, SteppedBroker, SteppedClient
 from sluicemq.config import BrokerConfig
 from sluicemq.model.ids import Host
 from sluicemq.model.topic import TopicConfig
-from sluicemq.protocol.bodies import decode_topic_config, decode_topic_route
-from sluicemq.protocol.codec import decode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.fastjson import loads
 from sluicemq.record.codec import decode_records, encode_properties
+from sluicemq.wire.bodies import decode_topic_config, decode_topic_route
+from sluicemq.wire.fastjson import loads
+from sluicemq.wire.frames import Command, decode
 
 TRAFFIC = Path(__file__).parent / "traffic"
 SENDS = {10, 310, 320}

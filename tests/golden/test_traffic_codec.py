@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sluicemq.protocol import bodies, fastjson
-from sluicemq.protocol.codec import decode, encode
-from sluicemq.protocol.codes import RequestCode as Code
-from sluicemq.protocol.command import BINARY, JSON, Command
-from sluicemq.protocol.connection import FrameReader
-from sluicemq.protocol.headers import (
+from sluicemq.wire import bodies, fastjson
+from sluicemq.wire.codes import RequestCode as Code
+from sluicemq.wire.frames import BINARY, JSON, Command, FrameReader, decode, encode
+from sluicemq.wire.headers import (
     REQUEST_HEADERS,
     RESPONSE_HEADERS,
     PullMessageResponse,

@@ -25,9 +25,8 @@ from sluicemq.nameserver.reachable import Origin
 from sluicemq.nameserver.routes import Registration
 from sluicemq.nameserver.server import NameServer
 from sluicemq.net.peer import Peer
-from sluicemq.protocol.bodies import decode_kv_table, decode_topic_route
-from sluicemq.protocol.codec import decode
-from sluicemq.protocol.command import Command
+from sluicemq.wire.bodies import decode_kv_table, decode_topic_route
+from sluicemq.wire.frames import Command, decode
 
 TRAFFIC = Path(__file__).parent / "traffic"
 ROUTE, REGISTER, TOPIC_LIST = 105, 103, 206

@@ -15,9 +15,8 @@ import pytest
 
 from simulation.stepped import ManualClock, SteppedBroker, SteppedClient, pull_fields
 from sluicemq.config import BrokerConfig
-from sluicemq.protocol.codec import decode, encode
-from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_record, decode_records
+from sluicemq.wire.frames import Command, decode, encode
 
 TRAFFIC = Path(__file__).parent / "traffic"
 FED = {10, 310, 34, 35, 37}

@@ -32,7 +32,7 @@ HEAVY = {
 ALLOWED: dict[str, set[str]] = {
     "sluicemq": set(),
     "sluicemq.model.message": set(),
-    "sluicemq.protocol.codec": set(),
+    "sluicemq.wire.frames": set(),
     "sluicemq.record.codec": set(),
     "sluicemq.client.aio": set(),
     "sluicemq.client.sync": set(),

@@ -18,7 +18,7 @@ import pytest
 import sluicemq
 from sluicemq.cli import main
 from sluicemq.config import KEYS
-from sluicemq.protocol.codes import RequestCode
+from sluicemq.wire.codes import RequestCode
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "sluicemq"

@@ -18,8 +18,8 @@ import pytest
 from simulation.stepped import pull_fields, send_fields
 from sluicemq.errors import SluiceError
 from sluicemq.net.blocking import BlockingChannel
-from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_records
+from sluicemq.wire.frames import Command
 
 SEEDS = 20
 QUEUES = 2

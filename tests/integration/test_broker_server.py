@@ -16,9 +16,9 @@ from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, NameServerConfig, StoreConfig
 from sluicemq.errors import ConfigurationError, SluiceError, StoreDamagedError, StoreLockedError
 from sluicemq.nameserver.server import NameServer
-from sluicemq.net.dialer import Channel, dial
-from sluicemq.protocol.command import Command
+from sluicemq.net.channel import Channel, dial
 from sluicemq.record.codec import decode_records
+from sluicemq.wire.frames import Command
 from waiting import until
 
 

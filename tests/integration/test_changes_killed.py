@@ -18,8 +18,8 @@ import pytest
 from sluicemq.errors import SluiceError
 from sluicemq.model.topic import GroupConfig
 from sluicemq.net.blocking import BlockingChannel
-from sluicemq.protocol import bodies
-from sluicemq.protocol.command import Command
+from sluicemq.wire import bodies
+from sluicemq.wire.frames import Command
 
 KILLS = int(os.environ.get("SLUICEMQ_SEEDS", "4"))
 NAMES = 10

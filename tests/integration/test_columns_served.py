@@ -10,10 +10,10 @@ from simulation.stepped import pull_fields, send_fields
 from sluicemq.broker.metrics import BrokerCollector
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, StoreConfig
-from sluicemq.net.dialer import Channel, dial
-from sluicemq.protocol.command import Command
+from sluicemq.net.channel import Channel, dial
 from sluicemq.record.codec import decode_records
 from sluicemq.store import columns_blocks, columns_file
+from sluicemq.wire.frames import Command
 from waiting import until
 
 BROKER = BrokerConfig(

@@ -16,8 +16,8 @@ import pytest
 
 from simulation.stepped import pull_fields, send_fields
 from sluicemq.net.blocking import BlockingChannel
-from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_records
+from sluicemq.wire.frames import Command
 from waiting import slowness
 
 PENDING = 10_000

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from simulation.stepped import pull_fields, send_fields
-from sluicemq.net.dialer import Channel, dial
-from sluicemq.protocol.command import Command
+from sluicemq.net.channel import Channel, dial
 from sluicemq.record.codec import decode_records
+from sluicemq.wire.frames import Command
 
 SIZE_MIB = 12
 BODY_BYTES = 30_000

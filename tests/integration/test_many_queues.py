@@ -12,7 +12,7 @@ from pathlib import Path
 from simulation.stepped import pull_fields, send_fields
 from sluicemq.errors import ConnectionLostError
 from sluicemq.net.blocking import BlockingChannel
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command
 from waiting import wait_for
 
 DESCRIPTORS = 512

@@ -23,9 +23,9 @@ from simulation.stepped import pull_fields, send_fields
 from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import StoreError
-from sluicemq.net.dialer import dial
-from sluicemq.protocol.command import Command
+from sluicemq.net.channel import dial
 from sluicemq.record.codec import decode_records
+from sluicemq.wire.frames import Command
 
 ROOT = Path(__file__).parents[2]
 STORES = ROOT / "tests" / "golden" / "store"

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sluicemq.protocol.codec import decode, encode
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command, decode, encode
 
 SOURCE = Path(__file__).parents[2] / "src"
 TIMEOUT_S = 30

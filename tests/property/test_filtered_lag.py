@@ -16,9 +16,9 @@ from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.tags import subscribe, tag_matches
 from sluicemq.model.ids import java_hash
 from sluicemq.model.topic import GroupConfig, TopicConfig
-from sluicemq.protocol import bodies
 from sluicemq.record.codec import decode_records
 from sluicemq.store import columns_blocks, columns_file
+from sluicemq.wire import bodies
 
 FILTERS = [
     ("*", "TAG"), ("t1", "TAG"), ("t1 || t2", "TAG"), ("Aa", "TAG"), ("Aa || t2", "TAG"),

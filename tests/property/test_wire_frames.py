@@ -17,11 +17,18 @@ from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.peer import Peer
-from sluicemq.protocol import bodies, fastjson
-from sluicemq.protocol.codec import LANGUAGES, decode, encode
-from sluicemq.protocol.command import BINARY, JSON, Command
-from sluicemq.protocol.connection import FrameReader, Pieces
-from sluicemq.protocol.headers import REQUEST_HEADERS, HeaderError, decode_header, wire_names
+from sluicemq.wire import bodies, fastjson
+from sluicemq.wire.frames import (
+    BINARY,
+    JSON,
+    LANGUAGES,
+    Command,
+    FrameReader,
+    Pieces,
+    decode,
+    encode,
+)
+from sluicemq.wire.headers import REQUEST_HEADERS, HeaderError, decode_header, wire_names
 
 TRAFFIC = Path(__file__).parents[1] / "golden" / "traffic"
 SCENARIOS = ("java53-binary", "go-push-tag", "java53-send-illegal-topic-raw", "java53-pull-errors")

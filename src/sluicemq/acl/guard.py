@@ -16,19 +16,26 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple, Protocol
 
 from sluicemq.acl.addresses import numbers_of
-from sluicemq.acl.needs import PUB, Resource, need_of
+from sluicemq.acl.loading import Read, Source, Texts
 from sluicemq.acl.rules import GROUP_PREFIX, Account, Permission, Rules
-from sluicemq.acl.source import Read, Source, Texts
-from sluicemq.acl.verdict import Request, Verdict, authorize, decide, identify
+from sluicemq.acl.verdict import (
+    PUB,
+    Request,
+    Resource,
+    Verdict,
+    authorize,
+    decide,
+    identify,
+    need_of,
+)
 from sluicemq.clock import Clock
 from sluicemq.config.values import ServerConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import Files
 from sluicemq.model.ids import Host
-from sluicemq.protocol.codec import encode_answer
-from sluicemq.protocol.codes import ResponseCode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.signature import ACCESS_KEY, UNIQUE_KEY_QUERY, Key, signed_names
+from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.frames import Command, encode_answer
+from sluicemq.wire.signature import ACCESS_KEY, UNIQUE_KEY_QUERY, Key, signed_names
 
 log = logging.getLogger(__name__)
 

@@ -7,6 +7,18 @@ forbids and articles have, are read as blanks, with a warning.
 The YAML is taken from libyaml's events, not from objects: no tags are followed, aliases are
 refused, and nesting is bounded, so a file cannot be a bomb. Read as RocketMQ does
 (`compatible.py`), aliases are followed, to a bounded number of nodes.
+
+The files of the rules: `plain_acl.yml` and all .yml and .yaml files below `acl` beside it.
+
+RocketMQ's order: the files of the directory first, in the order of their names, then the main file;
+of an account that is in several the first counts. All of them are read or none: when one is wrong
+the rules that were in force stay.
+
+Changes of `plain_acl.yml` by request: text in, text out.
+
+What others wrote stays, in its order; comments and spacing do not: the file is written anew. Each
+change raises the counter of `dataVersion`, as RocketMQ does. Nothing is checked here: the caller
+loads the new text before it writes it.
 """
 
 import re
@@ -18,7 +30,9 @@ import yaml  # type: ignore[import-untyped]
 from sluicemq.acl import compatible
 from sluicemq.acl.addresses import Pattern, parse_pattern
 from sluicemq.acl.rules import GROUP_PREFIX, Account, Permission, Rules, parse_permission
+from sluicemq.config.values import ServerConfig
 from sluicemq.errors import ConfigurationError
+from sluicemq.files import Files, exposure
 
 T = TypeVar("T")
 KEY_UNITS_MIN: Final = 7
@@ -376,3 +390,199 @@ class _CompatibleReader(_Reader):
 
     def _entry(self, text: str) -> tuple[str, str] | None:
         return compatible.split_entry(text)
+
+
+DIRECTORY_FILES_MAX: Final = 1000
+_ENDINGS: Final = (".yml", ".yaml")
+
+
+class Texts(NamedTuple):
+    """What the files say: (path, content) in the order in which they count."""
+
+    items: tuple[tuple[str, bytes], ...]
+
+    def __repr__(self) -> str:
+        """Without what they say: secrets."""
+        return f"<{len(self.items)} files>"
+
+
+class Read(NamedTuple):
+    """Rules of all files, and warnings."""
+
+    rules: Rules
+    warnings: tuple[str, ...]
+
+
+class Source:
+    """Where the rules come from. Blocking; for another thread than the loop's."""
+
+    def __init__(self, files: Files, path: str, *, is_compatible: bool = False) -> None:
+        """`path` is the main file's; `is_compatible` reads as RocketMQ does."""
+        self._files = files
+        self._is_compatible = is_compatible
+        self.path = path
+        self.directory = f"{path.rpartition('/')[0] or '.'}/acl"
+
+    @classmethod
+    def of(cls, files: Files, config: ServerConfig) -> "Source":
+        """That of a server with these settings. Raises ConfigurationError without a file."""
+        path = find_file(files, config.acl_files)
+        return cls(files, path, is_compatible=config.acl_compatible)
+
+    def texts(self) -> Texts:
+        """The present content. Raises ConfigurationError when the main file is missing or the
+        directory holds too much, OSError when a file cannot be read."""
+        if not self._files.exists(self.path):
+            raise ConfigurationError(
+                f"{self.path} does not exist, and aclEnable=true refuses who is not in it.",
+                cure="Write it (docs/security.md begins with an example), name another by"
+                " plainAclFile, or set aclEnable=false.",
+            )
+        paths = [*self._below(self.directory, 0), self.path]
+        if len(paths) > DIRECTORY_FILES_MAX:
+            raise ConfigurationError(
+                f"{self.directory} holds {len(paths)} files, the limit is {DIRECTORY_FILES_MAX}.",
+                cure="Merge some of them.",
+            )
+        return Texts(tuple((path, self._content(path)) for path in paths))
+
+    def read(self, texts: Texts) -> Read:
+        """As `read_rules`, and warns of files that others can read."""
+        read = read_rules(texts, is_compatible=self._is_compatible)
+        exposed = [exposure(self._files, path) for path, _ in texts.items]
+        return read._replace(warnings=(*read.warnings, *filter(None, exposed)))
+
+    def _below(self, directory: str, depth: int) -> list[str]:
+        if depth > DEPTH_MAX or not self._files.exists(directory):
+            return []
+        found = []
+        for name in sorted(self._files.names(directory)):
+            path = f"{directory}/{name}"
+            if name.endswith(_ENDINGS):
+                found.append(path)
+            elif "." not in name:
+                found += self._below(path, depth + 1)
+        return found
+
+    def _content(self, path: str) -> bytes:
+        file = self._files.open(path)
+        try:
+            return file.pread(file.size(), 0)
+        finally:
+            file.close()
+
+
+def find_file(files: Files, places: tuple[str, ...]) -> str:
+    """The main file: the first of the places where it is. Raises ConfigurationError."""
+    for path in places:
+        if files.exists(path):
+            return path
+    raise ConfigurationError(
+        f"aclEnable=true, and there is no file of accounts ({', '.join(places) or 'none named'}).",
+        cure="Write plain_acl.yml there (docs/security.md begins with an example), name another"
+        " file by plainAclFile, or set aclEnable=false.",
+    )
+
+
+def read_rules(texts: Texts, *, is_compatible: bool = False) -> Read:
+    """Raises ConfigurationError naming file, line and cure."""
+    loaded = [
+        load_rules(decoded(path, data), path, is_compatible=is_compatible)
+        for path, data in texts.items
+    ]
+    return Read(
+        Rules.merged(one.rules for one in loaded),
+        tuple(warning for one in loaded for warning in one.warnings),
+    )
+
+
+def decoded(path: str, data: bytes) -> str:
+    """Raises ConfigurationError when it is no UTF-8."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigurationError(
+            f"{path}:{line} is no UTF-8 text.", cure="Save the file as UTF-8."
+        ) from None
+
+
+Document = dict[str, Any]
+_DUMPER: Final[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+ACCOUNTS, WHITE, DATA_VERSION = "accounts", "globalWhiteRemoteAddresses", "dataVersion"
+
+
+def with_account(text: str, access_key: str, changes: Mapping[str, Any], now_ms: int) -> str:
+    """The account with some of its keys set; a new one when there is none."""
+    document = _read_document(text)
+    account = _find(document, access_key)
+    if account is None:
+        account = {"accessKey": access_key}
+        document[ACCOUNTS] = [*(document.get(ACCOUNTS) or []), account]
+    account.update(changes)
+    return _written(document, now_ms)
+
+
+def without_account(text: str, access_key: str, now_ms: int) -> str | None:
+    """The same without this account; None when it is not there."""
+    document = _read_document(text)
+    if _find(document, access_key) is None:
+        return None
+    accounts = document[ACCOUNTS]
+    document[ACCOUNTS] = [one for one in accounts if one.get("accessKey") != access_key]
+    return _written(document, now_ms)
+
+
+def with_white_addresses(text: str, addresses: list[str], now_ms: int) -> str:
+    """The same with this global white list."""
+    return _written({**_read_document(text), WHITE: addresses}, now_ms)
+
+
+def version_of(text: str) -> tuple[int, int]:
+    """Counter and time (ms) of the last change by request; (0, 0) when there was none."""
+    return _version(_read_document(text))
+
+
+def _version(document: Document) -> tuple[int, int]:
+    entries = document.get(DATA_VERSION)
+    entry = entries[0] if isinstance(entries, list) and entries else None
+    if not isinstance(entry, dict):
+        return 0, 0
+    counter, time_ms = (_integer(entry.get(name)) for name in ("counter", "timestamp"))
+    return counter, time_ms
+
+
+def _integer(value: object) -> int:
+    text = str(value)
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
+
+
+def _read_document(text: str) -> Document:
+    found = plain_document(text)
+    return found if isinstance(found, dict) else {}
+
+
+def _find(document: Document, access_key: str) -> dict[str, Any] | None:
+    for account in document.get(ACCOUNTS) or []:
+        if account.get("accessKey") == access_key:
+            return account  # type: ignore[no-any-return]
+    return None
+
+
+def _written(document: Document, now_ms: int) -> str:
+    counter = _version(document)[0] + 1
+    document[DATA_VERSION] = [{"counter": counter, "timestamp": now_ms}]
+    for account in document.get(ACCOUNTS) or []:
+        if str(account.get("admin")).lower() in ("true", "yes", "on"):
+            account["admin"] = True  # RocketMQ takes no text for it
+        elif "admin" in account:
+            account["admin"] = False
+    return _dumped(document)
+
+
+def _dumped(document: Document) -> str:
+    """Every text as itself: 12345678 gets quotes, and an account stays one."""
+    text = yaml.dump(
+        document, Dumper=_DUMPER, sort_keys=False, allow_unicode=True, default_flow_style=False
+    )
+    return str(text)

@@ -1,4 +1,16 @@
-"""The check of one request, in RocketMQ's order (spec/acl):
+"""What each request needs: a table with a line for every code that a server answers.
+
+    OPEN        a known account and its signature are enough
+    ADMIN       an admin account
+    a function  (fields, body) -> the topics and groups it touches, and what it does to them
+
+RocketMQ checks ten codes for topics and groups and eight for admin; whatever else is signed passes.
+Here every code has its decision (spec/acl; docs/security.md lists the differences): who asks for
+a topic's or group's data needs its permission; what changes or shows the broker itself needs admin.
+A request that names no topic where it must (33, 36, and 37 of old clients) is decided once more by
+its handler, which knows the message.
+
+The check of one request, in RocketMQ's order (spec/acl):
 
     1  the address is in the global white list          allowed, whoever it is
     2  no AccessKey, or one that no account has         refused
@@ -13,14 +25,226 @@ Requests are read only after the first three steps: who may do all needs no well
 """
 
 import hmac
-from collections.abc import Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 from sluicemq.acl.addresses import numbers_of
-from sluicemq.acl.needs import Need, Resource, need_of
 from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF, Account, Permission, Rules
-from sluicemq.protocol.bodies.epochs import STAGING_TOPIC
-from sluicemq.protocol.signature import ACCESS_KEY, SIGNATURE, sign
+from sluicemq.errors import ProtocolError
+from sluicemq.model.topic import DEFAULT_TOPIC
+from sluicemq.wire import fastjson
+from sluicemq.wire.bodies.epochs import STAGING_TOPIC
+from sluicemq.wire.codes import RequestCode as R
+from sluicemq.wire.signature import ACCESS_KEY, SIGNATURE, sign
+
+PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
+Fields = Mapping[str, str]
+
+
+class Resource(NamedTuple):
+    """A topic, or the group g as `%RETRY%g`, and what the request does with it."""
+
+    name: str
+    need: Permission
+
+
+Resources = tuple[Resource, ...]
+Asks = Callable[[Fields, bytes], Resources]
+BODY_NAMES_MAX: Final = 10_000
+
+
+class Need(NamedTuple):
+    """A line of the table."""
+
+    is_admin: bool = False
+    asks: Asks | None = None
+    text: str = ""
+    """What it asks for, in words: docs/security.md lists them."""
+
+
+OPEN: Final = Need(text="an account")
+ADMIN: Final = Need(is_admin=True, text="admin")
+
+
+_WORDS: Final = {PUB: "PUB", SUB: "SUB", ANY: "PUB or SUB"}
+
+
+def group(name: str) -> str:
+    """A group as a resource. The prefix is added to any name, as in RocketMQ."""
+    return GROUP_PREFIX + name
+
+
+def _fields(**names: Permission) -> Need:
+    """Resources in header fields: `group…` and `consumerGroup` are groups. An absent field asks for
+    nothing: its handler refuses the request."""
+
+    def ask(fields: Fields, body: bytes) -> Resources:
+        found = []
+        for name, need in names.items():
+            value = fields.get(name)
+            if value:
+                is_group = "roup" in name
+                found.append(Resource(group(value) if is_group else value, need))
+        return tuple(found)
+
+    words = (f"{_WORDS[need]} {name}" for name, need in names.items())
+    return Need(asks=ask, text=", ".join(words))
+
+
+def _send(name: str) -> Need:
+    def ask(fields: Fields, body: bytes) -> Resources:
+        topic = fields.get(name)
+        if topic is None:
+            return ()
+        return (Resource(topic, SUB if topic.startswith(GROUP_PREFIX) else PUB),)
+
+    return Need(asks=ask, text="PUB topic; of a retry topic SUB group")
+
+
+def _publishes(fields: Fields, body: bytes) -> Resources:
+    """The topics that an epoch's rows go to: `topics` names them, separated by commas."""
+    return tuple(Resource(name, PUB) for name in fields.get("topics", "").split(",") if name)
+
+
+def _json(body: bytes) -> Mapping[str, Any]:
+    value = fastjson.loads(body)
+    if not isinstance(value, dict):
+        raise ProtocolError("The body is no JSON object.")
+    return value
+
+
+def _objects(holder: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
+    """An absent list is empty, null is none."""
+    value = holder.get(name, [])
+    if not isinstance(value, list) or len(value) > BODY_NAMES_MAX:
+        raise ProtocolError("The body has no list where one must be, or one too long.")
+    for item in value:
+        if not isinstance(item, dict):
+            raise ProtocolError("The body has something else than objects in a list.")
+        yield item
+
+
+def _heartbeat(fields: Fields, body: bytes) -> Resources:
+    """Each group and each topic it subscribes to; a group's retry topic is the group."""
+    found: dict[Resource, None] = {}
+    for consumer in _objects(_json(body), "consumerDataSet"):
+        found[Resource(group(str(consumer.get("groupName"))), SUB)] = None
+        for subscription in _objects(consumer, "subscriptionDataSet"):
+            found[Resource(str(subscription.get("topic")), SUB)] = None
+    return tuple(found)
+
+
+def _lock(fields: Fields, body: bytes) -> Resources:
+    if not body:
+        return ()  # names nothing, as an absent field: the handler refuses it
+    value = _json(body)
+    found = {Resource(group(str(value.get("consumerGroup"))), SUB): None}
+    for queue in _objects(value, "mqSet"):
+        found[Resource(str(queue.get("topic")), SUB)] = None
+    return tuple(found)
+
+
+def _client_config(fields: Fields, body: bytes) -> Resources:
+    if not body:
+        return ()
+    value = _json(body)
+    subscription = value.get("subscriptionData")
+    if not isinstance(subscription, dict):
+        raise ProtocolError("The body has no subscriptionData.")
+    return (
+        Resource(group(str(value.get("group"))), SUB),
+        Resource(str(subscription.get("topic")), SUB),
+    )
+
+
+def _assignment(fields: Fields, body: bytes) -> Resources:
+    if not body:
+        return ()
+    value = _json(body)
+    return (
+        Resource(group(str(value.get("consumerGroup"))), SUB),
+        Resource(str(value.get("topic")), SUB),
+    )
+
+
+def _route(fields: Fields, body: bytes) -> Resources:
+    """TBW102 only says which brokers make topics by themselves: every producer may ask for it."""
+    topic = fields.get("topic")
+    return (Resource(topic, ANY),) if topic and topic != DEFAULT_TOPIC else ()
+
+
+_PULL = _fields(topic=SUB, consumerGroup=SUB)
+_TOPIC = _fields(topic=ANY)
+_GROUP = _fields(group=SUB, consumerGroup=SUB)
+
+NEEDS: Final[dict[int, Need]] = {
+    # producers
+    R.SEND_MESSAGE: _send("topic"),
+    R.SEND_MESSAGE_V2: _send("b"),
+    R.SEND_BATCH_MESSAGE: _send("b"),
+    R.SEND_REPLY_MESSAGE: _send("topic"),
+    R.SEND_REPLY_MESSAGE_V2: _send("b"),
+    R.RECALL_MESSAGE: _fields(topic=PUB),
+    R.END_TRANSACTION: _fields(topic=PUB),
+    R.SLUICE_COMMIT_EPOCH: Need(asks=_publishes, text="PUB topics"),
+    # consumers
+    R.PULL_MESSAGE: _PULL,
+    R.LITE_PULL_MESSAGE: _PULL,
+    R.CONSUMER_SEND_MSG_BACK: _fields(group=SUB),
+    R.QUERY_CONSUMER_OFFSET: _PULL,
+    R.UPDATE_CONSUMER_OFFSET: _PULL,
+    R.GET_CONSUMER_LIST_BY_GROUP: _fields(consumerGroup=SUB),
+    R.HEART_BEAT: Need(asks=_heartbeat, text="SUB consumer groups, SUB subscribed topics"),
+    R.UNREGISTER_CLIENT: _fields(consumerGroup=SUB),
+    R.CHECK_CLIENT_CONFIG: Need(asks=_client_config, text="SUB group, SUB topic"),
+    R.LOCK_BATCH_MQ: Need(asks=_lock, text="SUB group, SUB topics"),
+    R.UNLOCK_BATCH_MQ: Need(asks=_lock, text="SUB group, SUB topics"),
+    R.QUERY_ASSIGNMENT: Need(asks=_assignment, text="SUB group, SUB topic"),
+    R.POP_MESSAGE: _PULL,
+    R.ACK_MESSAGE: _PULL,
+    R.PEEK_MESSAGE: _PULL,
+    R.CHANGE_MESSAGE_INVISIBLETIME: _PULL,
+    R.NOTIFICATION: _PULL,
+    R.POLLING_INFO: _PULL,
+    R.POP_ROLLBACK: _PULL,
+    R.BATCH_ACK_MESSAGE: OPEN,  # not answered
+    # both, and who looks
+    R.QUERY_MESSAGE: _fields(topic=SUB),
+    R.VIEW_MESSAGE_BY_ID: _fields(topic=SUB),
+    R.SEARCH_OFFSET_BY_TIMESTAMP: _TOPIC,
+    R.GET_MAX_OFFSET: _TOPIC,
+    R.GET_MIN_OFFSET: _TOPIC,
+    R.GET_EARLIEST_MSG_STORETIME: _TOPIC,
+    R.GET_TOPIC_STATS_INFO: _TOPIC,
+    R.GET_TOPIC_CONFIG: _TOPIC,
+    R.QUERY_TOPIC_CONSUME_BY_WHO: _TOPIC,
+    R.QUERY_CONSUME_QUEUE: _fields(topic=SUB, consumerGroup=SUB),
+    R.QUERY_CONSUME_TIME_SPAN: _fields(topic=SUB, group=SUB),
+    R.QUERY_CORRECTION_OFFSET: _fields(compareGroup=SUB, topic=SUB),
+    R.GET_CONSUMER_CONNECTION_LIST: _GROUP,
+    R.GET_CONSUME_STATS: _fields(consumerGroup=SUB, topic=SUB),
+    R.SLUICE_FILTERED_LAG: _fields(consumerGroup=SUB, topic=SUB),
+    R.SLUICE_TRY_FILTER: _fields(topic=SUB, consumerGroup=SUB),
+    R.QUERY_TOPICS_BY_CONSUMER: _GROUP,
+    R.QUERY_SUBSCRIPTION_BY_CONSUMER: _fields(group=SUB, topic=SUB),
+    R.GET_SUBSCRIPTIONGROUP_CONFIG: _GROUP,
+    R.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: OPEN,
+    # name server
+    R.GET_ROUTEINFO_BY_TOPIC: Need(asks=_route, text=_TOPIC.text),
+    R.GET_KV_CONFIG: OPEN,
+    R.GET_KVLIST_BY_NAMESPACE: OPEN,
+    R.GET_BROKER_CLUSTER_INFO: OPEN,
+    R.GET_SYSTEM_TOPIC_LIST_FROM_NS: OPEN,
+    R.GET_BROKER_MEMBER_GROUP: OPEN,
+    R.QUERY_DATA_VERSION: ADMIN,
+}
+"""All others that a server answers: see `need_of`."""
+
+
+def need_of(code: int) -> Need:
+    """What a code needs; what is not in the table needs admin."""
+    return NEEDS.get(code, ADMIN)
+
 
 FREE_TO_WRITE: Final = ("RMQ_SYS_TRACE_TOPIC", STAGING_TOPIC)
 """Topics that clients write to by themselves. What is staged is seen by nobody until a commit,

@@ -10,8 +10,8 @@ from sluicemq.acl.rules import Permission
 from sluicemq.broker import properties as text
 from sluicemq.errors import ProtocolError, RequestError
 from sluicemq.model.message import REAL_TOPIC
-from sluicemq.protocol.codes import ResponseCode
 from sluicemq.record.codec import parse_head
+from sluicemq.wire.codes import ResponseCode
 
 SUB, PUB = Permission.SUB, Permission.PUB
 

@@ -11,24 +11,23 @@ import collections
 from collections.abc import Callable
 from typing import Any, Final
 
-from sluicemq.acl import edit
+from sluicemq.acl import loading as edit
 from sluicemq.acl.guard import Guard
+from sluicemq.acl.loading import Source, Texts, decoded
 from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF, Account
-from sluicemq.acl.source import Source, Texts, decoded
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError, SluiceError
 from sluicemq.files import Files, overwrite_text
 from sluicemq.model.topic import DataVersion
-from sluicemq.net.dispatch import finish_answer
-from sluicemq.net.server import Handler, Peer
-from sluicemq.protocol import fastjson
-from sluicemq.protocol.bodies.topics import data_version_object
-from sluicemq.protocol.codec import encode_answer
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import decode_header, encode_header
-from sluicemq.protocol.headers.access import (
+from sluicemq.net.dispatch import Handler, finish_answer
+from sluicemq.net.peer import Peer
+from sluicemq.wire import fastjson
+from sluicemq.wire.bodies.topics import data_version_object
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import Command, encode_answer
+from sluicemq.wire.headers import decode_header, encode_header
+from sluicemq.wire.headers.access import (
     AccessVersionResponse,
     DeleteAccountRequest,
     UpdateAccountRequest,

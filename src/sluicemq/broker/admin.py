@@ -3,7 +3,7 @@
 import logging
 from typing import Final
 
-from sluicemq.acl.source import Source
+from sluicemq.acl.loading import Source
 from sluicemq.broker.consume.clients import Consumers, Member, Producers
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.offsets import Offsets
@@ -17,12 +17,14 @@ from sluicemq.config import BrokerConfig, Part, change_settings, edit_properties
 from sluicemq.errors import ConfigurationError, RequestError
 from sluicemq.files import Files, edit_text, read_text
 from sluicemq.model.topic import DataVersion, MessageQueue
-from sluicemq.net.server import Handler, Peer
+from sluicemq.net.dispatch import Handler
+from sluicemq.net.peer import Peer
 from sluicemq.net.tls import server_tls
-from sluicemq.protocol import bodies
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import (
+from sluicemq.store.store import Store
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import (
     GetBrokerConfigResponse,
     GetConsumerConnectionsRequest,
     GetConsumeStatsRequest,
@@ -32,7 +34,6 @@ from sluicemq.protocol.headers import (
     decode_header,
     encode_header,
 )
-from sluicemq.store.store import Store
 
 log = logging.getLogger(__name__)
 

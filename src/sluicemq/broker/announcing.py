@@ -17,7 +17,7 @@ from sluicemq.broker.switching import calm
 from sluicemq.broker.turns import failed
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError, RequestTimeoutError, SluiceError, StoreError
-from sluicemq.net.dialer import Channel, ChannelPool
+from sluicemq.net.channel import Channel, ChannelPool
 from sluicemq.net.network import Network
 from sluicemq.net.peer import Peer
 

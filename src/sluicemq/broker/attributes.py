@@ -16,7 +16,7 @@ from sluicemq.model.topic import (
     MESSAGE_TYPE,
     QUEUE_TYPE,
 )
-from sluicemq.protocol.codes import ResponseCode
+from sluicemq.wire.codes import ResponseCode
 
 _INT64_MAX: Final = 2**63 - 1
 _UNSUPPORTED: Final = {

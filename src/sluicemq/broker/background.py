@@ -24,8 +24,8 @@ from sluicemq.errors import RequestError, SluiceError
 from sluicemq.net.dispatch import finish_answer
 from sluicemq.net.peer import Peer
 from sluicemq.net.shares import Shares
-from sluicemq.protocol.codes import ResponseCode
-from sluicemq.protocol.command import Command
+from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.frames import Command
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from sluicemq.broker.undecided import Undecided
 from sluicemq.model.ids import offset_message_id
 from sluicemq.model.message import PRODUCER_GROUP, REAL_TOPIC, TRANSACTION_MASK, UNIQ_KEY
 from sluicemq.net.peer import Peer
-from sluicemq.protocol.codes import RequestCode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import CheckTransactionStateRequest, encode_header
 from sluicemq.record.codec import encode_record
+from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import CheckTransactionStateRequest, encode_header
 
 log = logging.getLogger(__name__)
 

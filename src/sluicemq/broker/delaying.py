@@ -28,7 +28,7 @@ from sluicemq.model.message import (
 )
 from sluicemq.model.recall import RecallHandle
 from sluicemq.model.topic import RETRY_PREFIX
-from sluicemq.protocol.codes import ResponseCode
+from sluicemq.wire.codes import ResponseCode
 
 SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC: Final = "rmq_sys_wheel_timer"

@@ -28,12 +28,12 @@ from sluicemq.model.message import (
     ROLLED_BACK,
     TAGS,
 )
-from sluicemq.net.server import Handler, Peer
-from sluicemq.protocol import bodies
-from sluicemq.protocol.codec import encode_answer
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import (
+from sluicemq.net.dispatch import Handler
+from sluicemq.net.peer import Peer
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import Command, encode_answer
+from sluicemq.wire.headers import (
     EndTransactionRequest,
     ListTransactionsRequest,
     ListTransactionsResponse,

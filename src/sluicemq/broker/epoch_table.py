@@ -27,9 +27,11 @@ from sluicemq.broker.staged import StagedReader
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError
 from sluicemq.files import Files
-from sluicemq.protocol import fastjson
-from sluicemq.protocol.bodies.epochs import StagedRange, staged_ranges_of, staged_ranges_to
-from sluicemq.protocol.bodies.reading import (
+from sluicemq.store.consumequeue import BLANK_SIZE, UNIT
+from sluicemq.store.store import Store
+from sluicemq.wire import fastjson
+from sluicemq.wire.bodies.epochs import StagedRange, staged_ranges_of, staged_ranges_to
+from sluicemq.wire.bodies.reading import (
     as_object,
     load_object,
     take_integer,
@@ -37,8 +39,6 @@ from sluicemq.protocol.bodies.reading import (
     take_object,
     take_text,
 )
-from sluicemq.store.consumequeue import BLANK_SIZE, UNIT
-from sluicemq.store.store import Store
 
 log = logging.getLogger(__name__)
 

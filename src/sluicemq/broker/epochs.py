@@ -39,14 +39,14 @@ from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, encode_host
-from sluicemq.net.server import Handler, Peer
-from sluicemq.protocol import bodies
-from sluicemq.protocol.codec import SERVER_LANGUAGE
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import CommitEpochRequest, CommitEpochResponse, decode_header
-from sluicemq.protocol.headers import encode_header as encoded
+from sluicemq.net.dispatch import Handler
+from sluicemq.net.peer import Peer
 from sluicemq.store.store import Store
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import SERVER_LANGUAGE, Command
+from sluicemq.wire.headers import CommitEpochRequest, CommitEpochResponse, decode_header
+from sluicemq.wire.headers import encode_header as encoded
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.topic import GROUP_LENGTH_MAX, PERM_READ, DataVersion, GroupConfig
-from sluicemq.protocol import bodies
-from sluicemq.protocol.bodies.groups import group_from, group_object
-from sluicemq.protocol.bodies.unknown import Texts, Unknown
+from sluicemq.wire import bodies
+from sluicemq.wire.bodies.groups import group_from, group_object
+from sluicemq.wire.bodies.unknown import Texts, Unknown
 
 log = logging.getLogger(__name__)
 

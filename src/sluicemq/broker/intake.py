@@ -20,8 +20,8 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.turns import Turns
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import TAGS
-from sluicemq.protocol.codes import ResponseCode
 from sluicemq.store.store import Store
+from sluicemq.wire.codes import ResponseCode
 
 ILLEGAL: Final = (
     "the message is illegal, maybe msg body or properties length not matched. "

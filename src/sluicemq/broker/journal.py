@@ -28,9 +28,9 @@ from typing import Any, Final, NamedTuple
 from sluicemq.errors import ProtocolError
 from sluicemq.files import File, Files
 from sluicemq.model.topic import DataVersion
-from sluicemq.protocol import fastjson
-from sluicemq.protocol.bodies.reading import load_object, take_object, take_text
-from sluicemq.protocol.bodies.topics import data_version_from, data_version_object
+from sluicemq.wire import fastjson
+from sluicemq.wire.bodies.reading import load_object, take_object, take_text
+from sluicemq.wire.bodies.topics import data_version_from, data_version_object
 
 log = logging.getLogger(__name__)
 

@@ -23,14 +23,16 @@ from sluicemq.broker.topics import name_fault as topic_fault
 from sluicemq.broker.turns import Announced
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import TOPIC_LENGTH_MAX, GroupConfig, TopicConfig
-from sluicemq.net.server import Handler, Peer
-from sluicemq.protocol import bodies
-from sluicemq.protocol.bodies.groups import group_from
-from sluicemq.protocol.bodies.reading import as_object, load_object, take_list
-from sluicemq.protocol.bodies.topics import topic_from
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import (
+from sluicemq.net.dispatch import Handler
+from sluicemq.net.peer import Peer
+from sluicemq.store.store import Store
+from sluicemq.wire import bodies
+from sluicemq.wire.bodies.groups import group_from
+from sluicemq.wire.bodies.reading import as_object, load_object, take_list
+from sluicemq.wire.bodies.topics import topic_from
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import (
     CreateTopicRequest,
     DeleteGroupRequest,
     DeleteTopicRequest,
@@ -43,7 +45,6 @@ from sluicemq.protocol.headers import (
     decode_header,
     encode_header,
 )
-from sluicemq.store.store import Store
 
 QUEUES_MAX = 65_536
 

@@ -35,8 +35,8 @@ from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.topic import DataVersion
-from sluicemq.protocol import bodies
-from sluicemq.protocol.bodies.unknown import Unknown
+from sluicemq.wire import bodies
+from sluicemq.wire.bodies.unknown import Unknown
 
 TELLS_MAX: Final = 3
 

@@ -28,12 +28,12 @@ from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.message import KEYS, REAL_TOPIC, TAGS, UNIQ_KEY
 from sluicemq.model.recall import RecallHandle, parse_recall_handle
 from sluicemq.model.topic import PERM_WRITE
-from sluicemq.net.server import Handler, Peer
-from sluicemq.protocol import bodies
-from sluicemq.protocol.codec import encode_answer
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import (
+from sluicemq.net.dispatch import Handler
+from sluicemq.net.peer import Peer
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import Command, encode_answer
+from sluicemq.wire.headers import (
     CancelDelayedRequest,
     ListDelayedRequest,
     ListDelayedResponse,

@@ -21,7 +21,7 @@ from sluicemq.model.message import (
     TRANSACTION_MASK,
     UNIQ_KEY,
 )
-from sluicemq.protocol.codes import ResponseCode
+from sluicemq.wire.codes import ResponseCode
 
 _DELAYS: Final = (DELAY, *TIMER_PROPERTIES, "TIMER_DEL_UNIQKEY")
 

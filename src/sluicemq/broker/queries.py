@@ -14,11 +14,14 @@ from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.files import memory_bytes
-from sluicemq.net.server import Handler, Peer
-from sluicemq.protocol import bodies
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import (
+from sluicemq.net.dispatch import Handler
+from sluicemq.net.peer import Peer
+from sluicemq.record.codec import parse_head
+from sluicemq.store.store import Store
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import (
     GetEarliestStoreTimeRequest,
     GetEarliestStoreTimeResponse,
     GetMaxOffsetRequest,
@@ -33,8 +36,6 @@ from sluicemq.protocol.headers import (
     decode_header,
     encode_header,
 )
-from sluicemq.record.codec import parse_head
-from sluicemq.store.store import Store
 
 INDEX_UNIQUE: Final = "U"
 INDEX_TAG: Final = "T"

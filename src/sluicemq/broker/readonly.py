@@ -25,12 +25,12 @@ from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.files_overlay import OverlayFiles
 from sluicemq.model.topic import DEFAULT_CLUSTER, PERM_READ, GroupConfig, TopicConfig
 from sluicemq.net.dispatch import Handler
-from sluicemq.net.server import Peer
-from sluicemq.protocol import bodies
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import Command
+from sluicemq.net.peer import Peer
 from sluicemq.store.sizes import fit_sizes
 from sluicemq.store.store import Store
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import Command
 
 log = logging.getLogger(__name__)
 

@@ -26,16 +26,16 @@ from sluicemq.model.topic import (
     TopicConfig,
     TopicRoute,
 )
-from sluicemq.protocol import bodies
-from sluicemq.protocol.codes import RequestCode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import (
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import (
     RegisterBrokerRequest,
     RegisterTopicRequest,
     UnregisterBrokerRequest,
     encode_header,
 )
-from sluicemq.protocol.signature import sign_command
+from sluicemq.wire.signature import sign_command
 
 log = logging.getLogger(__name__)
 

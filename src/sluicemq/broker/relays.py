@@ -19,19 +19,19 @@ from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import parse_offset_message_id
 from sluicemq.model.topic import MessageQueue
-from sluicemq.net.dispatch import finish_answer
-from sluicemq.net.server import Handler, Peer
-from sluicemq.protocol import bodies
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import (
+from sluicemq.net.dispatch import Handler, finish_answer
+from sluicemq.net.peer import Peer
+from sluicemq.store.store import Store
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import (
     ConsumeMessageDirectlyRequest,
     GetConsumerRunningInfoRequest,
     GetConsumerStatusRequest,
     decode_header,
     encode_header,
 )
-from sluicemq.store.store import Store
 
 log = logging.getLogger(__name__)
 

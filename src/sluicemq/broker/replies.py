@@ -20,11 +20,11 @@ from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import StoreError
 from sluicemq.model.ids import Host, encode_host, offset_message_id
-from sluicemq.net.dispatch import finish_answer
-from sluicemq.net.server import Handler, Peer
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import (
+from sluicemq.net.dispatch import Handler, finish_answer
+from sluicemq.net.peer import Peer
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import (
     ReplyMessageRequest,
     SendMessageRequest,
     SendMessageRequestV2,

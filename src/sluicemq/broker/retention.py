@@ -21,11 +21,12 @@ from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
-from sluicemq.net.server import Handler, Peer
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import Command
+from sluicemq.net.dispatch import Handler
+from sluicemq.net.peer import Peer
 from sluicemq.store.retention import LogFile, Step, loss_ms
 from sluicemq.store.store import Store
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import Command
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from sluicemq.broker.topics import Topic, Topics
 from sluicemq.clock import Clock
 from sluicemq.model.message import DELAY, TIMER_PROPERTIES
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, GroupConfig
-from sluicemq.protocol.codes import ResponseCode
+from sluicemq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 

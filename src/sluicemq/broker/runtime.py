@@ -21,8 +21,8 @@ from sluicemq.broker.send import Send
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.broker.turns import LATENCY_BOUNDS_S, Turns
-from sluicemq.protocol.command import VERSION
 from sluicemq.store.store import Store
+from sluicemq.wire.frames import VERSION
 
 WINDOWS_S: Final = (10, 60, 600)
 

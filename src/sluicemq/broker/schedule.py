@@ -24,9 +24,9 @@ from sluicemq.clock import Clock
 from sluicemq.config.delays import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import ProtocolError
 from sluicemq.files import Files
-from sluicemq.protocol import fastjson
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
+from sluicemq.wire import fastjson
 
 log = logging.getLogger(__name__)
 

@@ -29,14 +29,13 @@ from sluicemq.errors import MessageIllegalError, StoreError, StoreFullError
 from sluicemq.model.ids import Host, UniqueIds, encode_host
 from sluicemq.model.message import PREPARED, TRAN_MSG, TRANSACTION_MASK
 from sluicemq.model.topic import PERM_WRITE, RETRY_PREFIX
-from sluicemq.net.dispatch import Quick
-from sluicemq.net.server import Handler, Peer
-from sluicemq.protocol.codec import SERVER_LANGUAGE
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import FLAG_ONEWAY, VERSION, Command
-from sluicemq.protocol.headers import SendMessageRequest, SendMessageRequestV2, decode_header
-from sluicemq.protocol.headers.produce import BRIEF_FIELD
+from sluicemq.net.dispatch import Handler, Quick
+from sluicemq.net.peer import Peer
 from sluicemq.store.store import Store
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import FLAG_ONEWAY, SERVER_LANGUAGE, VERSION, Command
+from sluicemq.wire.headers import SendMessageRequest, SendMessageRequestV2, decode_header
+from sluicemq.wire.headers.produce import BRIEF_FIELD
 
 _pack_prefix: Final = struct.Struct(">II").pack
 _MONTH_MS: Final = 31 * 24 * 3600 * 1000

@@ -16,12 +16,12 @@ from sluicemq.broker.topics import Topic
 from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import HOST_BYTES_IPV4
 from sluicemq.model.message import TIMER_PROPERTIES, TRAN_MSG
-from sluicemq.protocol.bodies.epochs import STAGING_TOPIC
-from sluicemq.protocol.codes import ResponseCode
 from sluicemq.record.batch import decode_batch
 from sluicemq.record.codec import Buffer
 from sluicemq.store.store import Store
 from sluicemq.store.writer import Part
+from sluicemq.wire.bodies.epochs import STAGING_TOPIC
+from sluicemq.wire.codes import ResponseCode
 
 if TYPE_CHECKING:
     from sluicemq.record.spans import Spans

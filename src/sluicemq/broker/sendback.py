@@ -35,13 +35,13 @@ from sluicemq.model.message import (
     WAIT,
 )
 from sluicemq.model.topic import PERM_WRITE, GroupConfig
-from sluicemq.net.dispatch import finish_answer
-from sluicemq.net.server import Handler, Peer
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import SendBackRequest, decode_header
+from sluicemq.net.dispatch import Handler, finish_answer
+from sluicemq.net.peer import Peer
 from sluicemq.record.codec import RecordHead, parse_head
 from sluicemq.store.store import Store
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import SendBackRequest, decode_header
 
 LEVEL_FIRST: Final = 3
 

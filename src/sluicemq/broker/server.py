@@ -36,7 +36,7 @@ from sluicemq.model.ids import UniqueIds, encode_host
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import SOCKETS, Listener, Network, secured
-from sluicemq.net.protected import warn_of_protection
+from sluicemq.net.server import warn_of_protection
 from sluicemq.net.tls import broker_tls, server_tls
 from sluicemq.store.store import Store
 

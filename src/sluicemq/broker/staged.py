@@ -23,7 +23,11 @@ from sluicemq.broker.topics import NOT_FOR_SENDS, Topic, Topics
 from sluicemq.errors import MessageIllegalError, ProtocolError
 from sluicemq.model.message import UNIQ_KEY
 from sluicemq.model.topic import DEFAULT_TOPIC
-from sluicemq.protocol.bodies.epochs import (
+from sluicemq.record.layout import MAGIC_BLANK, RECORD_HEAD
+from sluicemq.store.consumequeue import BLANK_SIZE, UNIT
+from sluicemq.store.store import Store
+from sluicemq.store.writer import Part
+from sluicemq.wire.bodies.epochs import (
     STAGE_PROPERTY,
     STAGED_ID,
     STAGING_TOPIC,
@@ -32,11 +36,7 @@ from sluicemq.protocol.bodies.epochs import (
     StagedRange,
     parse_stage,
 )
-from sluicemq.protocol.codes import ResponseCode
-from sluicemq.record.layout import MAGIC_BLANK, RECORD_HEAD
-from sluicemq.store.consumequeue import BLANK_SIZE, UNIT
-from sluicemq.store.store import Store
-from sluicemq.store.writer import Part
+from sluicemq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.errors import ProtocolError
 from sluicemq.model.message import UNIQ_KEY
-from sluicemq.protocol.bodies.epochs import (
+from sluicemq.record.codec import Buffer
+from sluicemq.record.layout import HOST_BITS, MAGIC_V1, RECORD_HEAD
+from sluicemq.store.consumequeue import BLANK_SIZE, UNIT
+from sluicemq.store.store import Store
+from sluicemq.store.writer import Part
+from sluicemq.wire.bodies.epochs import (
     STAGE_PROPERTY,
     STAGED_ID,
     STAGING_TOPIC,
@@ -24,11 +29,6 @@ from sluicemq.protocol.bodies.epochs import (
     StagedRange,
     parse_stage,
 )
-from sluicemq.record.codec import Buffer
-from sluicemq.record.layout import HOST_BITS, MAGIC_V1, RECORD_HEAD
-from sluicemq.store.consumequeue import BLANK_SIZE, UNIT
-from sluicemq.store.store import Store
-from sluicemq.store.writer import Part
 
 if TYPE_CHECKING:
     from sluicemq.record.batch_columns import Columns

@@ -18,15 +18,9 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Final
 
 from sluicemq.errors import ProtocolError
-from sluicemq.protocol.bodies.epochs import (
-    STAGE_PROPERTY,
-    Owner,
-    Stage,
-    StagedRange,
-    parse_stage,
-)
 from sluicemq.record.codec import Buffer
 from sluicemq.store.writer import Part
+from sluicemq.wire.bodies.epochs import STAGE_PROPERTY, Owner, Stage, StagedRange, parse_stage
 
 if TYPE_CHECKING:
     from sluicemq.record.spans import Spans

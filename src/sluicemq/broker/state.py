@@ -54,11 +54,11 @@ from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds
 from sluicemq.net.dispatch import Dispatcher, Handler, finish_answer
 from sluicemq.net.limits import WITH_MESSAGES
-from sluicemq.net.server import Peer
+from sluicemq.net.peer import Peer
 from sluicemq.net.shares import Shares
-from sluicemq.protocol.command import Command
 from sluicemq.store.directory import cannot_open
 from sluicemq.store.store import Store
+from sluicemq.wire.frames import Command
 
 
 class BrokerCore:

@@ -9,7 +9,7 @@ from typing import Any
 from sluicemq.broker.documents import Document
 from sluicemq.clock import Clock
 from sluicemq.files import Files
-from sluicemq.protocol import fastjson
+from sluicemq.wire import fastjson
 
 
 class TimerMetrics:

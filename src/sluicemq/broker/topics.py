@@ -33,9 +33,9 @@ from sluicemq.model.topic import (
     DataVersion,
     TopicConfig,
 )
-from sluicemq.protocol import bodies
-from sluicemq.protocol.bodies.topics import topic_from, topic_object
-from sluicemq.protocol.bodies.unknown import Texts, Unknown
+from sluicemq.wire import bodies
+from sluicemq.wire.bodies.topics import topic_from, topic_object
+from sluicemq.wire.bodies.unknown import Texts, Unknown
 
 log = logging.getLogger(__name__)
 

@@ -52,8 +52,8 @@ from sluicemq.clock import Clock
 from sluicemq.errors import StoreError
 from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.message import COMMITTED, REAL_TOPIC, ROLLED_BACK, TRANSACTION_MASK
-from sluicemq.protocol.codes import ResponseCode
 from sluicemq.store.store import Store
+from sluicemq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 

@@ -32,10 +32,9 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from sluicemq.clock import Clock
 from sluicemq.errors import StoreError, StoreFullError, StoreTransientError, StoreUncertainError
-from sluicemq.net.server import Peer
-from sluicemq.protocol.codec import SERVER_LANGUAGE, decode, encode
-from sluicemq.protocol.codes import ResponseCode
-from sluicemq.protocol.command import FLAG_RESPONSE, Command
+from sluicemq.net.peer import Peer
+from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.frames import FLAG_RESPONSE, SERVER_LANGUAGE, Command, decode, encode
 
 
 class Durable(NamedTuple):

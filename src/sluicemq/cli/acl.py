@@ -7,12 +7,10 @@ import click
 
 from sluicemq.acl.addresses import numbers_of
 from sluicemq.acl.lint import SECRET_LENGTH_MIN, lint
-from sluicemq.acl.loading import load_rules
-from sluicemq.acl.needs import Resource
-from sluicemq.acl.needs import group as group_resource
+from sluicemq.acl.loading import Source, Texts, decoded, load_rules, read_rules
 from sluicemq.acl.rules import Permission, Rules
-from sluicemq.acl.source import Source, Texts, decoded, read_rules
-from sluicemq.acl.verdict import Verdict, decide
+from sluicemq.acl.verdict import Resource, Verdict, decide
+from sluicemq.acl.verdict import group as group_resource
 from sluicemq.cli.output import (
     client_options,
     credentials,

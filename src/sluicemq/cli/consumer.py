@@ -18,7 +18,7 @@ from sluicemq.cli.output import (
 from sluicemq.client.core.operations.groups import ConsumerClient
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
-from sluicemq.protocol.bodies import RunningInfo
+from sluicemq.wire.bodies import RunningInfo
 
 client_argument = click.argument("client_id", metavar="[CLIENT]", required=False)
 

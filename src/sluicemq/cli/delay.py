@@ -15,7 +15,7 @@ from sluicemq.cli.output import (
 )
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import RequestError
-from sluicemq.protocol.bodies import WaitingMessage
+from sluicemq.wire.bodies import WaitingMessage
 
 COUNT_MAX = 1000
 

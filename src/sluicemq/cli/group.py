@@ -21,7 +21,7 @@ from sluicemq.client.core.operations.filters import TopicMatching
 from sluicemq.client.core.operations.topics import GroupReport, QueueLag
 from sluicemq.client.sync.admin import Admin
 from sluicemq.model.topic import RETRY_PREFIX, GroupConfig
-from sluicemq.protocol.bodies import GroupMatching
+from sluicemq.wire.bodies import GroupMatching
 
 SYSTEM_PREFIXES = (
     "CID_ONS", "CID_RMQ_SYS_", "FILTERSRV_CONSUMER", "SELF_TEST_", "TOOLS_CONSUMER", "__MONITOR_",

@@ -17,7 +17,7 @@ from sluicemq.client.core.operations.messages import COUNT_MAX, TIME_MAX_MS
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import StoredMessage
-from sluicemq.protocol.bodies import ConsumeResult
+from sluicemq.wire.bodies import ConsumeResult
 
 BODY_SHOWN_BYTES = 4096
 BODY_BEGIN_BYTES = 60

@@ -15,7 +15,7 @@ from sluicemq.cli.output import (
 )
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.client.sync.admin import Admin
-from sluicemq.protocol.bodies import OpenTransaction
+from sluicemq.wire.bodies import OpenTransaction
 
 COUNT_MAX = 1000
 

@@ -34,10 +34,10 @@ from sluicemq.client.core import requests
 from sluicemq.client.core.answers import SUCCESS
 from sluicemq.client.core.names import Credentials, signed
 from sluicemq.errors import ClosedError, SluiceError
-from sluicemq.net.dialer import Channel, Dial, dial
-from sluicemq.protocol.bodies import ConsumerData, Heartbeat
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import FLAG_RESPONSE, Command
+from sluicemq.net.channel import Channel, Dial, dial
+from sluicemq.wire.bodies import ConsumerData, Heartbeat
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import FLAG_RESPONSE, Command
 
 PERIOD_S: Final = 30.0
 RECONNECT_S: Final = 1.0

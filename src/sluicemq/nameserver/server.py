@@ -14,16 +14,15 @@ from sluicemq.acl.guard import Guard
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import NameServerConfig
 from sluicemq.files import SYSTEM_FILES, Files
-from sluicemq.nameserver.handlers import HANDLERS, Handler, Parts, tolerant
-from sluicemq.nameserver.keyvalues import KeyValues
+from sluicemq.nameserver.requests import HANDLERS, Handler, KeyValues, Parts, tolerant
 from sluicemq.nameserver.routes import RouteTable
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.limits import WITH_MESSAGES, ServerLimits
 from sluicemq.net.network import SOCKETS, Network, secured
 from sluicemq.net.peer import Peer
-from sluicemq.net.protected import warn_of_protection
+from sluicemq.net.server import warn_of_protection
 from sluicemq.net.tls import server_tls
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command
 
 log = logging.getLogger("sluicemq.nameserver")
 

@@ -14,9 +14,7 @@ from typing import Final, Self
 from sluicemq.errors import ConnectionLostError, RequestTimeoutError
 from sluicemq.model.ids import parse_host
 from sluicemq.net.tls import TLS_HINT, Tls
-from sluicemq.protocol.codec import decode, encode, encode_start
-from sluicemq.protocol.command import FLAG_ONEWAY, Command
-from sluicemq.protocol.connection import check_total
+from sluicemq.wire.frames import FLAG_ONEWAY, Command, check_total, decode, encode, encode_start
 
 READ_AHEAD_BYTES: Final = 64 * 1024
 """Small answers come many at a time; of a big one's successor no more than this is moved."""

@@ -31,16 +31,20 @@ from sluicemq.errors import ProtocolError, RequestError, SluiceError, StoreFullE
 from sluicemq.net.limits import HEADER_BYTES_MAX, REFUSED_MAX, check_request
 from sluicemq.net.peer import Peer
 from sluicemq.net.shares import NOBODY_WAITS, AnyShares, Shares
-from sluicemq.protocol.codec import (
+from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.frames import (
+    FLAG_ONEWAY,
+    FLAG_RESPONSE,
+    FRAME_BYTES_MAX,
+    JSON,
     SERVER_LANGUAGE,
+    Command,
+    check_total,
     command_of,
     decode_header_bytes,
     encode,
     encode_answer,
 )
-from sluicemq.protocol.codes import ResponseCode
-from sluicemq.protocol.command import FLAG_ONEWAY, FLAG_RESPONSE, FRAME_BYTES_MAX, JSON, Command
-from sluicemq.protocol.connection import check_total
 
 log = logging.getLogger(__name__)
 

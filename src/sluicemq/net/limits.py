@@ -20,8 +20,8 @@ import orjson
 
 from sluicemq.config.values import ServerConfig
 from sluicemq.errors import RequestError
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import Command
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import Command
 
 HEADER_BYTES_MAX: Final = 1 << 20
 """Of a request. The largest honest one, a send whose 32 KiB of properties all need escapes, has

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 
 from sluicemq.errors import ConfigurationError, ConnectionLostError, ProtocolError
 from sluicemq.model.ids import Host
-from sluicemq.net.dialer import Channel, OnClose, OnRequest
+from sluicemq.net.channel import Channel, OnClose, OnRequest
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
 from sluicemq.net.peer import Peer
-from sluicemq.protocol.connection import Pieces
+from sluicemq.wire.frames import Pieces
 
 OnPeer = Callable[[Peer], None]
 _CLIENT_PORT_FIRST = 40_000

@@ -7,8 +7,8 @@ the bytes. So the same classes run over TCP and, in tests, inside one process.
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from sluicemq.net import dialer
-from sluicemq.net.dialer import DIAL_TIMEOUT_S, Channel, OnClose, OnRequest
+from sluicemq.net import channel as dialer
+from sluicemq.net.channel import DIAL_TIMEOUT_S, Channel, OnClose, OnRequest
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
 from sluicemq.net.peer import Peer

@@ -11,8 +11,7 @@ from typing import Any, Final, Protocol
 
 from sluicemq.errors import ConnectionLostError, RequestTimeoutError
 from sluicemq.model.ids import Host, encode_host
-from sluicemq.protocol.codec import SERVER_LANGUAGE, encode
-from sluicemq.protocol.command import FLAG_ONEWAY, Command
+from sluicemq.wire.frames import FLAG_ONEWAY, SERVER_LANGUAGE, Command, encode
 
 NOWHERE: Final = Host("0.0.0.0", 0)
 """An address that is not known."""

@@ -23,7 +23,7 @@ from sluicemq.net.limits import Crowd
 from sluicemq.net.peer import Peer
 from sluicemq.net.tls import ServerTls
 from sluicemq.net.tls_contexts import Watched, self_signed_context, server_contexts
-from sluicemq.protocol.connection import TLS_HELLO
+from sluicemq.wire.frames import TLS_HELLO
 
 log = logging.getLogger("sluicemq.tls")
 

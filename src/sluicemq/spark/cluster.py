@@ -16,10 +16,10 @@ from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RequestError, SluiceError
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
-from sluicemq.protocol.bodies.clients import CONSUME_ACTIVELY, ConsumerData, Heartbeat
 from sluicemq.spark.filters import Pushed
 from sluicemq.spark.offsets import Offsets, QueueRange, chosen_offsets
 from sluicemq.spark.options import Options
+from sluicemq.wire.bodies.clients import CONSUME_ACTIVELY, ConsumerData, Heartbeat
 
 ADMIN_TIMEOUT_S = 5.0
 PROBE_SELECTOR = "SluiceProbe IS NULL"

@@ -20,10 +20,10 @@ from sluicemq.client.core.answers import QUERY_NOT_FOUND, SUCCESS
 from sluicemq.client.core.operations.messages import COUNT_MAX, TIME_MAX_MS
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import SluiceError
-from sluicemq.protocol.codes import RequestCode
-from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_records
 from sluicemq.spark.offsets import QueueRange
+from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.frames import Command
 
 KEYS_MAX: Final = 32
 GAP_MAX: Final = 4_096

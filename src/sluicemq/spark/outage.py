@@ -25,7 +25,7 @@ from sluicemq.errors import (
     SendError,
     SluiceError,
 )
-from sluicemq.protocol.codes import ResponseCode
+from sluicemq.wire.codes import ResponseCode
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

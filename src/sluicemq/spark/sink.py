@@ -55,14 +55,14 @@ from sluicemq.errors import (
     RouteNotFoundError,
     SluiceError,
 )
-from sluicemq.protocol.bodies import StagedRange, check_query
-from sluicemq.protocol.command import Command
 from sluicemq.spark.cluster import open_admin
 from sluicemq.spark.errors import plain_errors
 from sluicemq.spark.options import EXACTLY_ONCE, Options
 from sluicemq.spark.outage import ride_out
 from sluicemq.spark.schema import BASE, EXTRA
 from sluicemq.spark.worker import keep_imports
+from sluicemq.wire.bodies import StagedRange, check_query
+from sluicemq.wire.frames import Command
 
 logger = logging.getLogger(__name__)
 

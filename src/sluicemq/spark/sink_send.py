@@ -24,8 +24,6 @@ from sluicemq.client.sync.producer import Producer
 from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError
 from sluicemq.model.message import Message
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
-from sluicemq.protocol.bodies import STAGE_PROPERTY, STAGING_QUEUES, STAGING_TOPIC, Owner
-from sluicemq.protocol.bodies.epochs import STAGED_ID
 from sluicemq.spark.outage import ride_out
 from sluicemq.spark.sink_rows import (
     RowError,
@@ -39,6 +37,8 @@ from sluicemq.spark.sink_rows import (
     of_column,
     property_column,
 )
+from sluicemq.wire.bodies import STAGE_PROPERTY, STAGING_QUEUES, STAGING_TOPIC, Owner
+from sluicemq.wire.bodies.epochs import STAGED_ID
 
 T = TypeVar("T")
 

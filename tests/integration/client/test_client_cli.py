@@ -13,7 +13,7 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.client.threaded.consumer import Consumer
 from sluicemq.net.blocking import BlockingChannel
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command
 
 
 @pytest.fixture

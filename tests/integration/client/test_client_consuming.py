@@ -19,10 +19,10 @@ from sluicemq.errors import (
     SubscriptionConflictError,
 )
 from sluicemq.model.topic import CONTRACT, GroupConfig, MessageQueue
-from sluicemq.protocol.codes import RequestCode
-from sluicemq.protocol.command import Command
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.testing.files import CrashableFiles
+from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.frames import Command
 from waiting import until
 
 

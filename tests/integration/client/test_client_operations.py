@@ -17,10 +17,10 @@ from sluicemq.errors import (
 )
 from sluicemq.files import read_text
 from sluicemq.model.topic import MessageQueue
-from sluicemq.protocol.bodies import decode_consumer_offsets_file
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.testing.virtual import VirtualClock
+from sluicemq.wire.bodies import decode_consumer_offsets_file
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 COUNT = 40

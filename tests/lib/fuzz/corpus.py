@@ -11,8 +11,8 @@ import orjson
 
 from simulation.stepped import pull_fields, send_fields
 from sluicemq.errors import ConfigurationError
-from sluicemq.protocol.codec import decode
-from sluicemq.protocol.codes import RequestCode
+from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.frames import decode
 
 OF_A_KIND_MAX: Final = 8
 """Recorded requests with the same code and the same fields."""

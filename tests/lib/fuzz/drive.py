@@ -29,10 +29,9 @@ from sluicemq.acl.loading import load_rules
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.net.blocking import BlockingChannel
-from sluicemq.protocol.codec import encode
-from sluicemq.protocol.codes import RequestCode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.signature import sign_command
+from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.frames import Command, encode
+from sluicemq.wire.signature import sign_command
 
 CONFIGURATION: Final = """brokerName=broker-a
 metricsExporterType=DISABLE

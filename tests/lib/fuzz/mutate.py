@@ -14,11 +14,10 @@ import orjson
 from fuzz.corpus import Template
 from fuzz.sql import expression
 from sluicemq.errors import ProtocolError
-from sluicemq.protocol.codec import encode, frame
-from sluicemq.protocol.codes import RequestCode
-from sluicemq.protocol.command import BINARY, FLAG_ONEWAY, FLAG_RESPONSE, Command
-from sluicemq.protocol.signature import sign_command
 from sluicemq.record.batch import encode_batch
+from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.frames import BINARY, FLAG_ONEWAY, FLAG_RESPONSE, Command, encode, frame
+from sluicemq.wire.signature import sign_command
 
 NAMES: Final = (
     "T", "TBW102", "G", "%RETRY%G", "%DLQ%G", "%RETRY%", "%RETRY%..", "%RETRY%../../x", "..", ".",

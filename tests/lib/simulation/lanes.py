@@ -15,9 +15,9 @@ from sluicemq.filter.tags import subscribe
 from sluicemq.model.message import RETRY_TOPIC, StoredMessage
 from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
-from sluicemq.protocol import bodies
-from sluicemq.protocol.command import FLAG_ONEWAY
 from sluicemq.record.codec import decode_records
+from sluicemq.wire import bodies
+from sluicemq.wire.frames import FLAG_ONEWAY
 
 Wanted = dict[str, tuple[str, str]]
 """topic -> (kind, expression)"""

@@ -23,11 +23,9 @@ from sluicemq.errors import SluiceError, StoreError
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds, encode_host
 from sluicemq.net.peer import Peer
-from sluicemq.protocol.codec import encode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.connection import FrameReader
 from sluicemq.store.store import Store
 from sluicemq.testing.files import CrashableFiles
+from sluicemq.wire.frames import Command, FrameReader, encode
 
 START_MS = 1_700_000_000_000
 SMALL = StoreConfig(

@@ -13,17 +13,16 @@ from simulation.stepped import SteppedBroker
 from sluicemq.acl import compatible
 from sluicemq.acl.addresses import numbers_of, parse_pattern
 from sluicemq.acl.guard import Guard
-from sluicemq.acl.loading import load_rules
-from sluicemq.acl.needs import NEEDS, need_of
+from sluicemq.acl.loading import Source, load_rules
 from sluicemq.acl.rules import Permission
-from sluicemq.acl.source import Source
+from sluicemq.acl.verdict import NEEDS, need_of
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES
-from sluicemq.nameserver.handlers import HANDLERS
-from sluicemq.protocol.codes import RequestCode
-from sluicemq.protocol.signature import ACCESS_KEY, SIGNATURE, sign
+from sluicemq.nameserver.requests import HANDLERS
+from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.signature import ACCESS_KEY, SIGNATURE, sign
 
 SAMPLE = """\
 accounts:

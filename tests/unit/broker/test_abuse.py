@@ -11,10 +11,9 @@ from sluicemq.broker.consume import clients, locks, longpoll
 from sluicemq.config import BrokerConfig
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.peer import Peer
-from sluicemq.protocol.codec import encode
-from sluicemq.protocol.codes import RequestCode as Code
-from sluicemq.protocol.codes import ResponseCode
-from sluicemq.protocol.command import Command
+from sluicemq.wire.codes import RequestCode as Code
+from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.frames import Command, encode
 
 BAD_NAMES = (
     "..", ".", "../x", "../../x", "/etc", "a/b", "a\\b", "a\0b", "\0", " ", "a b", "a.b", "a\n",

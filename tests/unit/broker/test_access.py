@@ -10,9 +10,9 @@ from sluicemq.acl.guard import Guard
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import overwrite_text
-from sluicemq.protocol.command import FLAG_ONEWAY, Command
-from sluicemq.protocol.signature import sign_command
 from sluicemq.testing.files import CrashableFiles
+from sluicemq.wire.frames import FLAG_ONEWAY, Command
+from sluicemq.wire.signature import sign_command
 
 PATH = "/store/conf/plain_acl.yml"
 RULES = """\

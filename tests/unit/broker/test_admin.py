@@ -8,7 +8,7 @@ import pytest
 from simulation.stepped import START_MS, SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
-from sluicemq.protocol import bodies
+from sluicemq.wire import bodies
 
 CHANGE, CONFIG, RUNTIME, TOPIC_STATS, CONSUME_STATS = 25, 26, 28, 202, 208
 CONSUMERS, PRODUCERS, GROUPS_OF_TOPIC = 203, 204, 300

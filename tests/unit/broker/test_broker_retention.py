@@ -17,8 +17,8 @@ from simulation.stepped import (
 )
 from sluicemq.config import BrokerConfig
 from sluicemq.model.topic import MessageQueue, TopicConfig
-from sluicemq.protocol import bodies
 from sluicemq.store.retention import local_hour
+from sluicemq.wire import bodies
 
 NOON_MS = 1_700_049_600_000  # 2023-11-15T12:00:00Z
 HOUR_S = 3600

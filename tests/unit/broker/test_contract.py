@@ -9,7 +9,7 @@ from simulation.lanes import ModelConsumer, Shared, Wanted, balance, read_all
 from simulation.stepped import SteppedBroker, SteppedClient, send_fields
 from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.model.topic import CONTRACT, GroupConfig, MessageQueue
-from sluicemq.protocol import bodies
+from sluicemq.wire import bodies
 
 ONE: Wanted = {"T": (TAG, "tag1 || tag2")}
 TWO: Wanted = {"T": (TAG, "tag3")}

@@ -16,9 +16,9 @@ from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_f
 from sluicemq.broker.consume.heartbeat import BODY_INLINE_BYTES
 from sluicemq.config import BrokerConfig
 from sluicemq.filter import parser
-from sluicemq.protocol.codes import RequestCode as Code
-from sluicemq.protocol.codes import ResponseCode
-from sluicemq.protocol.command import Command
+from sluicemq.wire.codes import RequestCode as Code
+from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.frames import Command
 
 MESSAGES = 600
 SLICE_MAX_S = 0.05

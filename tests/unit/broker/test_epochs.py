@@ -9,7 +9,9 @@ from simulation.stepped import SMALL, SteppedBroker, SteppedClient, send_fields
 from sluicemq.broker.epoch_table import EPOCH_TOPIC, KEPT_MS
 from sluicemq.broker.epochs import CHUNK_MESSAGES
 from sluicemq.model.topic import TopicConfig
-from sluicemq.protocol.bodies import (
+from sluicemq.record.batch import encode_batch
+from sluicemq.record.codec import decode_records
+from sluicemq.wire.bodies import (
     STAGING_QUEUES,
     STAGING_TOPIC,
     Owner,
@@ -18,9 +20,7 @@ from sluicemq.protocol.bodies import (
     decode_staged_ranges,
     encode_staged_ranges,
 )
-from sluicemq.protocol.command import Command
-from sluicemq.record.batch import encode_batch
-from sluicemq.record.codec import decode_records
+from sluicemq.wire.frames import Command
 
 COMMIT_EPOCH = 900201
 

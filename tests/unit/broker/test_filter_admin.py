@@ -19,8 +19,8 @@ from sluicemq.errors import RequestError
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig
 from sluicemq.net.shares import Shares
-from sluicemq.protocol import bodies
-from sluicemq.protocol.command import Command
+from sluicemq.wire import bodies
+from sluicemq.wire.frames import Command
 
 SQL = {"subscription": "n > 5", "expressionType": "SQL92"}
 BAD = {"subscription": "n >", "expressionType": "SQL92"}

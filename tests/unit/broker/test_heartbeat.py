@@ -8,8 +8,8 @@ from simulation.stepped import SteppedBroker, SteppedClient
 from sluicemq.broker.consume.clients import Watch
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig
-from sluicemq.protocol import bodies
-from sluicemq.protocol.command import Command
+from sluicemq.wire import bodies
+from sluicemq.wire.frames import Command
 
 NOTICE, HEARTBEAT, UNREGISTER, MEMBERS, CHECK = 40, 34, 35, 38, 46
 

@@ -9,8 +9,8 @@ import pytest
 
 from simulation.stepped import SteppedBroker, SteppedClient, send_fields
 from sluicemq.model.topic import DataVersion, GroupConfig, TopicConfig
-from sluicemq.protocol import bodies
 from sluicemq.testing.files import CrashableFiles, PowerLost
+from sluicemq.wire import bodies
 
 JSON = "/store/config/topics.json"
 CREATE = {

@@ -16,9 +16,9 @@ from sluicemq.broker.lanes.rules import subscription_key as key_of
 from sluicemq.filter.tags import subscribe
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import CONTRACT, GroupConfig, TopicConfig
-from sluicemq.protocol import bodies
 from sluicemq.record.codec import decode_records
 from sluicemq.store import columns_blocks, columns_file
+from sluicemq.wire import bodies
 
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "20"))
 WISHES: list[Wanted] = [

@@ -6,8 +6,8 @@ from simulation.lanes import ModelConsumer, Shared, Wanted, balance, read_all
 from simulation.stepped import SteppedBroker, SteppedClient, send_fields
 from sluicemq.broker.offsets import TELLS_MAX, Resets
 from sluicemq.model.subscription import TAG
-from sluicemq.protocol import bodies
 from sluicemq.testing.virtual import RESOLUTION_S, VirtualClock
+from sluicemq.wire import bodies
 
 
 def test_a_pull_that_waited_does_not_prove_that_its_reader_has_heard() -> None:

@@ -6,8 +6,7 @@ from sluicemq.broker.turns import Parked
 from sluicemq.model.ids import Host
 from sluicemq.net.peer import Peer
 from sluicemq.net.shares import Shares
-from sluicemq.protocol.codec import decode
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command, decode
 
 
 class Wire:

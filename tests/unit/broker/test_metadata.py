@@ -8,9 +8,9 @@ import pytest
 from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.errors import StoreDamagedError
 from sluicemq.model.topic import GroupConfig, TopicConfig
-from sluicemq.protocol import bodies
-from sluicemq.protocol.fastjson import loads
 from sluicemq.testing.files import CrashableFiles
+from sluicemq.wire import bodies
+from sluicemq.wire.fastjson import loads
 
 CREATE, CREATE_LIST, DELETE, ALL_TOPICS, TOPIC, SYSTEM_TOPICS = 17, 18, 215, 21, 351, 305
 CREATE_GROUP, CREATE_GROUPS, DELETE_GROUP, ALL_GROUPS, GROUP = 200, 225, 207, 201, 352

@@ -10,7 +10,7 @@ from simulation.stepped import START_MS, SteppedBroker, SteppedClient, pull_fiel
 from sluicemq.model.ids import tag_code
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
-from sluicemq.protocol import bodies
+from sluicemq.wire import bodies
 
 SEND, PULL, QUERY, COMMIT, BEAT, STATS = 310, 11, 14, 15, 34, 208
 RESET, SPANS, CORRECTION, CLONE, UNITS, TOLD = 222, 303, 308, 314, 321, 220

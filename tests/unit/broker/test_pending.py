@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from simulation.stepped import START_MS, ManualClock, SteppedBroker, SteppedClient, send_fields
-from sluicemq.protocol.bodies import WaitingMessage, decode_waiting
-from sluicemq.protocol.codes import RequestCode
 from sluicemq.record.codec import decode_records
+from sluicemq.wire.bodies import WaitingMessage, decode_waiting
+from sluicemq.wire.codes import RequestCode
 
 LIST, CANCEL = RequestCode.SLUICE_LIST_DELAYED, RequestCode.SLUICE_CANCEL_DELAYED
 

@@ -9,9 +9,9 @@ from sluicemq.broker.consume import pull
 from sluicemq.config import BrokerConfig
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig, TopicConfig
-from sluicemq.protocol import bodies
-from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_records
+from sluicemq.wire import bodies
+from sluicemq.wire.frames import Command
 
 OK, NO_PERMISSION, NO_TOPIC, NOT_FOUND, RETRY, MOVED = 0, 16, 17, 19, 20, 21
 PARSE_FAILED, NO_SUBSCRIPTION, NOT_LATEST, NO_GROUP, NO_FILTER, INVALID = 23, 24, 25, 26, 27, 29

@@ -4,7 +4,7 @@ import pytest
 
 from simulation.stepped import START_MS, SteppedBroker, SteppedClient, send_fields
 from sluicemq.model.topic import GroupConfig, MessageQueue
-from sluicemq.protocol import bodies
+from sluicemq.wire import bodies
 
 COMMITTED, COMMIT, MAX, MIN, BY_TIME, EARLIEST, LOCK, UNLOCK = 14, 15, 30, 31, 29, 32, 41, 42
 QUEUE = {"topic": "T", "queueId": 0}

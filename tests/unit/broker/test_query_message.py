@@ -7,8 +7,8 @@ import pytest
 
 from simulation.stepped import SMALL, START_MS, SteppedBroker, SteppedClient, send_fields
 from sluicemq.model.ids import offset_message_id
-from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_records
+from sluicemq.wire.frames import Command
 
 QUERY, VIEW, SEND = 12, 33, 310
 FOREVER = (1 << 63) - 1

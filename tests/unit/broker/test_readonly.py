@@ -11,9 +11,9 @@ from sluicemq.broker.readonly import REFUSED, refusals
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import StoreError
 from sluicemq.model.topic import TopicConfig
-from sluicemq.protocol.codes import RequestCode
 from sluicemq.record.codec import decode_records
 from sluicemq.testing.files import CrashableFiles
+from sluicemq.wire.codes import RequestCode
 
 SIZES = StoreConfig(root="/store", commit_log_file_bytes=4096, consume_queue_file_bytes=400)
 

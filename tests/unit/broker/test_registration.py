@@ -10,9 +10,9 @@ from sluicemq.broker.registration import Registration
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConnectionLostError
 from sluicemq.model.topic import TopicConfig
-from sluicemq.protocol import bodies
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import RegisterBrokerRequest, decode_header
+from sluicemq.wire import bodies
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import RegisterBrokerRequest, decode_header
 
 LOST = ConnectionLostError("Cannot connect to ns:9876: refused.")
 

@@ -6,9 +6,9 @@ from simulation.stepped import SteppedBroker, SteppedClient, send_fields
 from sluicemq.model.ids import encode_host, offset_message_id
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
-from sluicemq.protocol import bodies
-from sluicemq.protocol.command import FLAG_RESPONSE, Command
 from sluicemq.record.codec import decode_records
+from sluicemq.wire import bodies
+from sluicemq.wire.frames import FLAG_RESPONSE, Command
 
 BEAT, SEND, UNREGISTER, RUNNING, DIRECT, STATUS, ASK_STATUS = 34, 310, 35, 307, 309, 223, 221
 REPLY, REPLY_LONG, PUSH, MAX = 325, 324, 326, 30

@@ -17,11 +17,11 @@ from simulation.stepped import (
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import GroupConfig, MessageQueue, TopicConfig
-from sluicemq.protocol.command import FLAG_ONEWAY, Command
-from sluicemq.protocol.headers import SendMessageRequest, decode_header, encode_header
-from sluicemq.protocol.headers import SendMessageRequestV2 as Letters
 from sluicemq.record.batch import encode_batch
 from sluicemq.record.codec import decode_record, decode_records
+from sluicemq.wire.frames import FLAG_ONEWAY, Command
+from sluicemq.wire.headers import SendMessageRequest, decode_header, encode_header
+from sluicemq.wire.headers import SendMessageRequestV2 as Letters
 
 JAVA = (
     "KEYS\x01k 1\x02UNIQ_KEY\x01C000020203F34E0E2F2A67BA16000000\x02WAIT\x01true\x02TAGS\x01A\x02"

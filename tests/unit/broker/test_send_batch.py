@@ -9,12 +9,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simulation.stepped import START_MS, SteppedBroker, SteppedClient, send_fields
-from sluicemq.protocol.bodies.epochs import STAGING_TOPIC, Owner, Stage, StagedRange
-from sluicemq.protocol.bodies.epochs import encode_staged_ranges as ranges_of
-from sluicemq.protocol.codes import RequestCode
 from sluicemq.record import batch_columns
 from sluicemq.record.batch import encode_batch
 from sluicemq.store import index_columns
+from sluicemq.wire.bodies.epochs import STAGING_TOPIC, Owner, Stage, StagedRange
+from sluicemq.wire.bodies.epochs import encode_staged_ranges as ranges_of
+from sluicemq.wire.codes import RequestCode
 
 Entry = tuple[int, bytes, bytes]
 MANY = batch_columns.COUNT_MIN

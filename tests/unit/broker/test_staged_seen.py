@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from sluicemq.broker import staged_seen
 from sluicemq.broker.staged_seen import StagedSeen
-from sluicemq.protocol.bodies.epochs import Owner, Stage, StagedRange
 from sluicemq.store.writer import Part
+from sluicemq.wire.bodies.epochs import Owner, Stage, StagedRange
 
 OWNER = Owner("q", 7, 3, 0)
 PLAIN = Stage(OWNER, "T")

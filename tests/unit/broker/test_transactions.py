@@ -17,10 +17,10 @@ from sluicemq.broker.halves import GROUP, HALF_TOPIC, LIMIT_TOPIC, OP_TOPIC
 from sluicemq.broker.transaction_checks import GivenUp
 from sluicemq.config import BrokerConfig
 from sluicemq.model.message import StoredMessage
-from sluicemq.protocol import bodies
-from sluicemq.protocol.bodies import Heartbeat, encode_heartbeat
-from sluicemq.protocol.command import FLAG_ONEWAY, Command
 from sluicemq.record.codec import decode_record, decode_records
+from sluicemq.wire import bodies
+from sluicemq.wire.bodies import Heartbeat, encode_heartbeat
+from sluicemq.wire.frames import FLAG_ONEWAY, Command
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 CHECK = 39

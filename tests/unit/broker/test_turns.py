@@ -7,9 +7,7 @@ from sluicemq.broker.turns import Durable, Turns
 from sluicemq.errors import StoreError, StoreFullError, StoreTransientError, StoreUncertainError
 from sluicemq.model.ids import Host
 from sluicemq.net.peer import Peer
-from sluicemq.protocol.codec import encode
-from sluicemq.protocol.command import FLAG_RESPONSE, Command
-from sluicemq.protocol.connection import FrameReader
+from sluicemq.wire.frames import FLAG_RESPONSE, Command, FrameReader, encode
 
 
 class FakeStore:

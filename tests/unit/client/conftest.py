@@ -19,10 +19,10 @@ from sluicemq.model.topic import BrokerData, GroupConfig, MessageQueue, QueueDat
 from sluicemq.net.dispatch import Dispatcher, finish_answer
 from sluicemq.net.peer import Peer
 from sluicemq.net.server import RemotingServer
-from sluicemq.protocol import bodies
-from sluicemq.protocol.command import Command
 from sluicemq.record.batch import decode_batch
 from sluicemq.record.codec import decode_properties, encode_record
+from sluicemq.wire import bodies
+from sluicemq.wire.frames import Command
 
 Handler = Callable[[Command, Peer], Any]
 

@@ -19,7 +19,7 @@ from sluicemq.errors import (
     SubscriptionConflictError,
 )
 from sluicemq.model.topic import MessageQueue
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command
 from waiting import until
 
 

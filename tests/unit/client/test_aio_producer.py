@@ -18,8 +18,8 @@ from sluicemq.errors import (
 )
 from sluicemq.model.message import Message
 from sluicemq.model.topic import MessageQueue
-from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_record, decode_records
+from sluicemq.wire.frames import Command
 
 
 def stored(fake, topic):

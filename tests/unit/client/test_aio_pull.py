@@ -9,7 +9,7 @@ from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.answers import PullStatus
 from sluicemq.errors import ConfigurationError, GroupNotFoundError, RouteNotFoundError
 from sluicemq.model.topic import GroupConfig, MessageQueue
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command
 
 
 def fill(fake, queues, count):

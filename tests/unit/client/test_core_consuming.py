@@ -41,8 +41,8 @@ from sluicemq.errors import (
     TopicNotFoundError,
 )
 from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
-from sluicemq.protocol.bodies import ClusterInfo
-from sluicemq.protocol.command import Command
+from sluicemq.wire.bodies import ClusterInfo
+from sluicemq.wire.frames import Command
 
 ROUTE = TopicRoute(
     (

@@ -9,9 +9,9 @@ from sluicemq.client.core.operations.topics import Ask, RouteOf
 from sluicemq.errors import ConfigurationError, MessageNotFoundError, RequestError
 from sluicemq.model.ids import Host, encode_host, offset_message_id
 from sluicemq.model.topic import BrokerData, TopicRoute
-from sluicemq.protocol import bodies
-from sluicemq.protocol.command import Command
 from sluicemq.record.codec import encode_properties, encode_record
+from sluicemq.wire import bodies
+from sluicemq.wire.frames import Command
 
 A, B = Host("10.0.0.1", 10911), Host("10.0.0.2", 10911)
 

@@ -17,9 +17,9 @@ from sluicemq.client.core.names import (
 from sluicemq.errors import ConfigurationError, SendError
 from sluicemq.model.message import RESERVED_PROPERTIES, Message
 from sluicemq.model.topic import MessageQueue
-from sluicemq.protocol import headers
 from sluicemq.record.batch import decode_batch
 from sluicemq.record.codec import decode_properties
+from sluicemq.wire import headers
 
 
 def test_the_hot_send_header_is_the_declared_one():

@@ -10,9 +10,9 @@ from sluicemq.errors import ConfigurationError
 from sluicemq.model.ids import Host
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import MessageQueue
-from sluicemq.protocol import bodies
-from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_properties
+from sluicemq.wire import bodies
+from sluicemq.wire.frames import Command
 
 QUEUE = MessageQueue("T", "b", 0)
 

@@ -11,9 +11,9 @@ from sluicemq.errors import ConfigurationError, RequestError, SendError
 from sluicemq.model.message import Message
 from sluicemq.model.recall import RecallHandle, parse_recall_handle
 from sluicemq.model.topic import MessageQueue
-from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_properties
 from sluicemq.rocketmq.values import Message as MigrantMessage
+from sluicemq.wire.frames import Command
 
 NOON = datetime(2026, 7, 1, 12, 0, 0, 250_000, tzinfo=UTC)
 NOON_MS = 1_782_907_200_250

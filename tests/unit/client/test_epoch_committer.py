@@ -13,9 +13,9 @@ from sluicemq.client.core.epochs import (
     is_unknown_request,
 )
 from sluicemq.errors import RequestError, RequestTimeoutError
-from sluicemq.protocol import bodies
-from sluicemq.protocol.bodies import StagedRange
-from sluicemq.protocol.command import Command
+from sluicemq.wire import bodies
+from sluicemq.wire.bodies import StagedRange
+from sluicemq.wire.frames import Command
 
 
 class Broker:

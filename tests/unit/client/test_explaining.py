@@ -23,7 +23,7 @@ from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import GroupConfig, MessageQueue
-from sluicemq.protocol.bodies import GroupMatching, LaneMatching, QueueMatching, QueueState
+from sluicemq.wire.bodies import GroupMatching, LaneMatching, QueueMatching, QueueState
 
 QUEUE = MessageQueue("T", "b", 0)
 HOST = Host("127.0.0.1", 10911)

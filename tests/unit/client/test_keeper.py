@@ -10,7 +10,7 @@ from sluicemq.client.keeper import Keeper
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ClosedError, ConnectionLostError
 from sluicemq.model.subscription import Subscription
-from sluicemq.protocol.bodies import ConsumerData
+from sluicemq.wire.bodies import ConsumerData
 from waiting import wait_for
 
 
@@ -94,7 +94,7 @@ def test_leaving_takes_a_group_out_of_later_heartbeats(fake_thread, keeper):
 
 
 def test_a_request_that_this_client_does_not_serve_gets_the_standard_answer(fake_thread, keeper):
-    from sluicemq.protocol.command import Command
+    from sluicemq.wire.frames import Command
 
     keeper.consume(ConsumerData("g"))
     keeper.use([fake_thread.broker.address])

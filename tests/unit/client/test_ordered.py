@@ -12,8 +12,8 @@ from sluicemq import Sluice
 from sluicemq.client.aio.ordered import LEASE_S, TRUSTED_S, Leases
 from sluicemq.errors import RequestTimeoutError
 from sluicemq.model.topic import MessageQueue
-from sluicemq.protocol.bodies import decode_lock_batch, encode_locked_queues
-from sluicemq.protocol.command import Command
+from sluicemq.wire.bodies import decode_lock_batch, encode_locked_queues
+from sluicemq.wire.frames import Command
 from waiting import until
 
 QUEUE = MessageQueue("t", "broker-a", 0)

@@ -12,8 +12,8 @@ from sluicemq.client.core.consuming import RetryRules, first_topic, retry_copy, 
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.net.dispatch import finish_answer
-from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_properties, decompress
+from sluicemq.wire.frames import Command
 from waiting import until
 
 

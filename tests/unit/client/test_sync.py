@@ -25,7 +25,6 @@ from sluicemq.errors import (
 from sluicemq.filter.tags import subscribe
 from sluicemq.model.message import Message
 from sluicemq.model.topic import MessageQueue
-from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_records
 from sluicemq.rocketmq import (
     ConsumeConcurrentlyStatus,
@@ -37,6 +36,7 @@ from sluicemq.rocketmq import (
     SendStatus,
 )
 from sluicemq.rocketmq import Message as RocketMessage
+from sluicemq.wire.frames import Command
 from waiting import wait_for
 
 

@@ -27,7 +27,7 @@ from sluicemq.client.core.tracing import (
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command
 
 text = st.none() | st.text(
     st.characters(exclude_characters="\x01\x02", codec="utf-8"), min_size=1, max_size=20

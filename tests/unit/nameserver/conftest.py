@@ -9,10 +9,9 @@ import pytest
 from sluicemq.config import NameServerConfig
 from sluicemq.files import SYSTEM_FILES
 from sluicemq.model.ids import Host
-from sluicemq.nameserver.handlers import HANDLERS, Parts, tolerant
-from sluicemq.nameserver.keyvalues import KeyValues
+from sluicemq.nameserver.requests import HANDLERS, KeyValues, Parts, tolerant
 from sluicemq.nameserver.routes import RouteTable
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command
 
 
 class FakePeer(NamedTuple):

@@ -12,10 +12,10 @@ import pytest
 from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD
 from sluicemq.model.ids import Host
 from sluicemq.model.topic import DataVersion, TopicConfig
-from sluicemq.nameserver.handlers import HANDLERS, Parts
-from sluicemq.protocol.bodies import RegisterBody, TopicTable, encode_register_body
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import HeaderError
+from sluicemq.nameserver.requests import HANDLERS, Parts
+from sluicemq.wire.bodies import RegisterBody, TopicTable, encode_register_body
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import HeaderError
 
 Ask = Callable[..., Command]
 EDITION = DataVersion(1, 100)

@@ -6,7 +6,7 @@ import pytest
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import SYSTEM_FILES
-from sluicemq.nameserver.keyvalues import KeyValues
+from sluicemq.nameserver.requests import KeyValues
 
 
 def open_at(path: Path) -> KeyValues:

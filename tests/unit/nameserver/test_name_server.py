@@ -8,9 +8,8 @@ from sluicemq.config import NameServerConfig
 from sluicemq.model.ids import Host
 from sluicemq.nameserver.server import NameServer
 from sluicemq.net.peer import Peer
-from sluicemq.protocol.bodies import RegisterBody, TopicTable, encode_register_body
-from sluicemq.protocol.codec import decode, encode
-from sluicemq.protocol.command import FLAG_ONEWAY, Command
+from sluicemq.wire.bodies import RegisterBody, TopicTable, encode_register_body
+from sluicemq.wire.frames import FLAG_ONEWAY, Command, decode, encode
 
 
 class Wire:

@@ -9,9 +9,7 @@ import pytest
 
 from sluicemq.errors import ConnectionLostError, ProtocolError, RequestTimeoutError
 from sluicemq.net.blocking import LARGE_BODY_BYTES, READ_AHEAD_BYTES, BlockingChannel
-from sluicemq.protocol.codec import encode
-from sluicemq.protocol.command import FLAG_RESPONSE, Command
-from sluicemq.protocol.connection import FrameReader
+from sluicemq.wire.frames import FLAG_RESPONSE, Command, FrameReader, encode
 
 Script = Callable[[socket.socket], None]
 

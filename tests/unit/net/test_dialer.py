@@ -16,13 +16,11 @@ from sluicemq.errors import (
     RequestTimeoutError,
 )
 from sluicemq.model.ids import Host
-from sluicemq.net.dialer import BACK_OFF_MIN_S, EXPIRE_SLACK_S, Channel, ChannelPool, dial
+from sluicemq.net.channel import BACK_OFF_MIN_S, EXPIRE_SLACK_S, Channel, ChannelPool, dial
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.peer import Peer
 from sluicemq.net.server import RemotingServer
-from sluicemq.protocol.codec import encode
-from sluicemq.protocol.command import FLAG_RESPONSE, Command
-from sluicemq.protocol.connection import FrameReader
+from sluicemq.wire.frames import FLAG_RESPONSE, Command, FrameReader, encode
 
 
 class StepClock:
@@ -257,7 +255,7 @@ async def test_a_pool_does_not_dial_a_dead_server_in_a_tight_loop(
         dialled.append(address)
         raise ConnectionLostError(f"Cannot connect to {address}: refused.")
 
-    monkeypatch.setattr("sluicemq.net.dialer.dial", refuse)
+    monkeypatch.setattr("sluicemq.net.channel.dial", refuse)
     clock = StepClock()
     pool = ChannelPool(clock=clock)
 

@@ -10,10 +10,8 @@ from sluicemq.errors import ProtocolError, RequestError, StoreFullError
 from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.peer import Peer
-from sluicemq.protocol.codec import decode, encode
-from sluicemq.protocol.command import BINARY, FRAME_BYTES_MAX, Command
-from sluicemq.protocol.connection import FrameReader
-from sluicemq.protocol.headers import GetMinOffsetRequest, decode_header
+from sluicemq.wire.frames import BINARY, FRAME_BYTES_MAX, Command, FrameReader, decode, encode
+from sluicemq.wire.headers import GetMinOffsetRequest, decode_header
 
 
 class Carrier:

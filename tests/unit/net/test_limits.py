@@ -18,10 +18,8 @@ from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.limits import Crowd, LogLimit, Pending, ServerLimits, check_request, is_exempt
 from sluicemq.net.peer import Peer
 from sluicemq.net.server import RemotingServer
-from sluicemq.protocol.codec import encode, encode_answer, frame
-from sluicemq.protocol.codes import RequestCode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.connection import FrameReader
+from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.frames import Command, FrameReader, encode, encode_answer, frame
 
 
 class Carrier:

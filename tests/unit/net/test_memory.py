@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from sluicemq.errors import ConnectionLostError
-from sluicemq.net.dialer import Channel
+from sluicemq.net.channel import Channel
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.memory import MemoryNetwork
 from sluicemq.net.peer import Peer
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command
 
 
 async def test_calls_go_through_both_ways() -> None:

@@ -13,10 +13,8 @@ from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.limits import REFUSED_MAX, ServerLimits
 from sluicemq.net.peer import NOWHERE, Peer
-from sluicemq.net.protected import is_local, warn_of_protection
-from sluicemq.net.server import RemotingServer
-from sluicemq.protocol.codec import decode, encode
-from sluicemq.protocol.command import FLAG_ONEWAY, Command
+from sluicemq.net.server import RemotingServer, is_local, warn_of_protection
+from sluicemq.wire.frames import FLAG_ONEWAY, Command, decode, encode
 
 
 def ask(source: str, port: int, count: int = 1) -> list[Command]:

@@ -16,9 +16,7 @@ from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.peer import Peer
 from sluicemq.net.server import TURN_BYTES_MAX, Connection, RemotingServer
-from sluicemq.protocol.codec import encode
-from sluicemq.protocol.command import FLAG_RESPONSE, Command
-from sluicemq.protocol.connection import FrameReader
+from sluicemq.wire.frames import FLAG_RESPONSE, Command, FrameReader, encode
 
 
 @pytest.fixture(params=[None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])

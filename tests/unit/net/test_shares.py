@@ -7,8 +7,7 @@ import pytest
 from simulation.stepped import ManualClock, SteppedBroker
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.shares import TURN_S, WORKS_MAX, Shares
-from sluicemq.protocol.codec import decode, encode
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command, decode, encode
 
 
 class Loop:

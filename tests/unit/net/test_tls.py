@@ -20,7 +20,7 @@ from certificates import Authority, Certificate
 from sluicemq.errors import ConfigurationError, ConnectionLostError
 from sluicemq.net import tls_contexts, tls_stream
 from sluicemq.net.blocking import BlockingChannel
-from sluicemq.net.dialer import dial
+from sluicemq.net.channel import dial
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import SOCKETS, secured
@@ -28,8 +28,7 @@ from sluicemq.net.peer import Peer
 from sluicemq.net.server import Connection, RemotingServer
 from sluicemq.net.tls import ServerTls, Tls
 from sluicemq.net.tls_stream import Door
-from sluicemq.protocol.codec import encode
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command, encode
 from waiting import until
 
 BIG = os.urandom(3 << 20)

@@ -9,11 +9,11 @@ from sluicemq.client.core.answers import QUERY_NOT_FOUND, SUCCESS, SYSTEM_ERROR
 from sluicemq.errors import PermissionDeniedError
 from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.topic import MessageQueue
-from sluicemq.protocol.codes import RequestCode
-from sluicemq.protocol.command import Command
 from sluicemq.record.codec import encode_properties, encode_record
 from sluicemq.spark.keyindex import GAP_MAX, narrowed_by_keys
 from sluicemq.spark.offsets import QueueRange
+from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.frames import Command
 
 HOST = encode_host(Host("127.0.0.1", 10911))
 Q0, Q1 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import ConfigurationError, RequestError
-from sluicemq.protocol.command import Command
 from sluicemq.spark.sink import _checked_query, brokers_with_epochs
+from sluicemq.wire.frames import Command
 
 
 class Cluster:

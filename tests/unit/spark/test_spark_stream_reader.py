@@ -16,11 +16,11 @@ from sluicemq.errors import (
     SluiceError,
 )
 from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
-from sluicemq.protocol.codes import RequestCode
-from sluicemq.protocol.command import Command
 from sluicemq.spark import errors, sizes, stream, topic_identity
 from sluicemq.spark.plan import RangePartition
 from sluicemq.spark.schema import ALL_COLUMNS, struct_type
+from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.frames import Command
 
 A0, A1, B0 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)
 SCHEMA = struct_type(ALL_COLUMNS)

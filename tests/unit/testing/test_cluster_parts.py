@@ -12,8 +12,8 @@ from simulation.crashes.plan import Violation
 from sluicemq.errors import ConnectionLostError, RequestTimeoutError
 from sluicemq.model.message import StoredMessage
 from sluicemq.net.dispatch import Dispatcher
-from sluicemq.protocol.command import Command
 from sluicemq.testing.virtual import VirtualClock
+from sluicemq.wire.frames import Command
 
 ADDRESS = "127.0.0.1:10911"
 

@@ -23,8 +23,8 @@ from sluicemq.errors import FilterError
 from sluicemq.filter.sql import Sql92Filter, make_filter
 from sluicemq.filter.tags import is_tag_kind, subscribe
 from sluicemq.model.subscription import MessageFilter, Subscription
-from sluicemq.net.server import Peer
-from sluicemq.protocol.bodies import BROADCASTING, FROM_FIRST_OFFSET, ConsumerData
+from sluicemq.net.peer import Peer
+from sluicemq.wire.bodies import BROADCASTING, FROM_FIRST_OFFSET, ConsumerData
 
 log = logging.getLogger(__name__)
 

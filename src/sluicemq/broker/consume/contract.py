@@ -29,7 +29,7 @@ from sluicemq.broker.lanes.rules import parse_key
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.model.topic import CONTRACT, CONTRACTS
-from sluicemq.net.server import Peer
+from sluicemq.net.peer import Peer
 
 log = logging.getLogger(__name__)
 

@@ -28,18 +28,19 @@ from sluicemq.errors import FilterError, RequestError
 from sluicemq.filter.sql import preparation
 from sluicemq.filter.tags import subscribe
 from sluicemq.model.subscription import TAG, Subscription
-from sluicemq.net.server import Handler, Peer
-from sluicemq.protocol import bodies
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import (
+from sluicemq.net.dispatch import Handler
+from sluicemq.net.peer import Peer
+from sluicemq.store.judging import WEIGHT_INLINE
+from sluicemq.store.store import Store
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import (
     FilteredLagRequest,
     GetConsumerListRequest,
     TryFilterRequest,
     decode_header,
 )
-from sluicemq.store.judging import WEIGHT_INLINE
-from sluicemq.store.store import Store
 
 if TYPE_CHECKING:
     from sluicemq.filter.lab import Report, Sample, Trial

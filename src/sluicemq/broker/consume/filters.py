@@ -27,7 +27,7 @@ from sluicemq.filter.bloom import bloom_shape
 from sluicemq.filter.sql import make_filter
 from sluicemq.filter.tags import is_tag_kind
 from sluicemq.model.subscription import Subscription
-from sluicemq.protocol.bodies.filters import (
+from sluicemq.wire.bodies.filters import (
     ConsumerFilter,
     decode_consumer_filters_file,
     encode_consumer_filters_file,

@@ -26,11 +26,12 @@ from sluicemq.filter.sql import SQL92_IS_OFF, make_filter, preparation
 from sluicemq.filter.tags import is_tag_kind
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import RETRY_PREFIX
-from sluicemq.net.server import Handler, Peer
-from sluicemq.protocol import bodies
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import (
+from sluicemq.net.dispatch import Handler
+from sluicemq.net.peer import Peer
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import (
     GetConsumerListRequest,
     HeartbeatResponse,
     NotifyConsumerIdsChangedRequest,

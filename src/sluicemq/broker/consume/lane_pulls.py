@@ -15,7 +15,7 @@ from sluicemq.broker.lanes.group import GroupLanes
 from sluicemq.broker.lanes.places import Place
 from sluicemq.broker.lanes.table import end_of
 from sluicemq.broker.offsets import Resets
-from sluicemq.net.server import Peer
+from sluicemq.net.peer import Peer
 from sluicemq.store.gather import Reach
 from sluicemq.store.store import ReadResult, ReadStatus, Store
 

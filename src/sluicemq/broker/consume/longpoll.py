@@ -18,10 +18,10 @@ from itertools import count
 from typing import Final
 
 from sluicemq.broker.turns import Parked
-from sluicemq.net.server import Peer
+from sluicemq.net.peer import Peer
 from sluicemq.net.shares import Shares
-from sluicemq.protocol.codec import encode_answer
-from sluicemq.protocol.codes import ResponseCode
+from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.frames import encode_answer
 
 log = logging.getLogger(__name__)
 

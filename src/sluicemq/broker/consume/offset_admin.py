@@ -28,11 +28,14 @@ from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
-from sluicemq.net.server import Handler, Peer
-from sluicemq.protocol import bodies
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import (
+from sluicemq.net.dispatch import Handler
+from sluicemq.net.peer import Peer
+from sluicemq.store.consumequeue import UNIT
+from sluicemq.store.store import Store
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import (
     CloneGroupOffsetRequest,
     QueryConsumeQueueRequest,
     QueryConsumeTimeSpanRequest,
@@ -41,8 +44,6 @@ from sluicemq.protocol.headers import (
     decode_header,
     encode_header,
 )
-from sluicemq.store.consumequeue import UNIT
-from sluicemq.store.store import Store
 
 log = logging.getLogger(__name__)
 

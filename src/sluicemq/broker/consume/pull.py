@@ -31,13 +31,13 @@ from sluicemq.filter.sql import SQL92_IS_OFF, make_filter, preparation
 from sluicemq.filter.tags import is_tag_kind, subscribe
 from sluicemq.model.subscription import ALL, TAG, MessageFilter
 from sluicemq.model.topic import PERM_READ
-from sluicemq.net.server import Handler, Peer
-from sluicemq.protocol.codec import SERVER_LANGUAGE
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import VERSION, Command
-from sluicemq.protocol.headers import PullMessageRequest, decode_header
+from sluicemq.net.dispatch import Handler
+from sluicemq.net.peer import Peer
 from sluicemq.store.judging import Judgement, PostponedError
 from sluicemq.store.store import ReadResult, ReadStatus, Store
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import SERVER_LANGUAGE, VERSION, Command
+from sluicemq.wire.headers import PullMessageRequest, decode_header
 
 _PREFIX: Final = struct.Struct(">II")
 COMMIT_OFFSET: Final = 0x1

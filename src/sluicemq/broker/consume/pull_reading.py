@@ -9,9 +9,9 @@ from sluicemq.broker.topics import Topic
 from sluicemq.config import BrokerConfig
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.model.topic import PERM_READ, GroupConfig
-from sluicemq.net.server import Peer
-from sluicemq.protocol.codes import ResponseCode
-from sluicemq.protocol.headers import PullMessageRequest, decode_header
+from sluicemq.net.peer import Peer
+from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.headers import PullMessageRequest, decode_header
 
 FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 

@@ -35,7 +35,7 @@ from sluicemq.errors import SluiceError
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import SQL92
 from sluicemq.model.topic import GroupConfig, MessageQueue, TopicRoute
-from sluicemq.protocol.bodies import (
+from sluicemq.wire.bodies import (
     ClusterInfo,
     DirectResult,
     OpenTransaction,

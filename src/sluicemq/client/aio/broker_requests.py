@@ -26,17 +26,17 @@ from sluicemq.client.stacks import stacks
 from sluicemq.errors import ProtocolError, RetryLaterError
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue
-from sluicemq.protocol import bodies
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import (
+from sluicemq.record.codec import decode_record
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import (
     ConsumeMessageDirectlyRequest,
     GetConsumerRunningInfoRequest,
     GetConsumerStatusRequest,
     ResetOffsetRequest,
     decode_header,
 )
-from sluicemq.record.codec import decode_record
 
 _log = logging.getLogger("sluicemq.client")
 REMARK_MAX: Final = 2000

@@ -32,10 +32,10 @@ from sluicemq.errors import (
     SluiceError,
 )
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue, TopicRoute
-from sluicemq.net.dialer import Channel, ChannelPool, Dial
-from sluicemq.protocol.bodies import decode_cluster_info, decode_topic_route
-from sluicemq.protocol.codes import RequestCode
-from sluicemq.protocol.command import Command
+from sluicemq.net.channel import Channel, ChannelPool, Dial
+from sluicemq.wire.bodies import decode_cluster_info, decode_topic_route
+from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.frames import Command
 
 CLIENT_FIELD: Final = "sluiceClientId"
 OF_MEMBERS: Final = frozenset(

@@ -26,7 +26,7 @@ from typing import Final, TypeVar
 from sluicemq.errors import ConfigurationError, ProtocolError, StoreLockedError
 from sluicemq.files import SYSTEM_FILES, Files, load_text, replace_text
 from sluicemq.model.topic import MessageQueue
-from sluicemq.protocol import fastjson
+from sluicemq.wire import fastjson
 
 FILE_NAME: Final = "offsets.json"
 LOCK_NAME: Final = "offsets.lock"

@@ -55,7 +55,7 @@ from sluicemq.errors import (
 )
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import MASTER_ID, RETRY_PREFIX, MessageQueue, TopicRoute
-from sluicemq.protocol.bodies import (
+from sluicemq.wire.bodies import (
     BROADCASTING,
     CLUSTERING,
     CONSUME_ACTIVELY,
@@ -64,9 +64,9 @@ from sluicemq.protocol.bodies import (
     Heartbeat,
     decode_consumer_list,
 )
-from sluicemq.protocol.codes import ResponseCode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import HeartbeatResponse, decode_header
+from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import HeartbeatResponse, decode_header
 
 _log = logging.getLogger("sluicemq.client")
 UNBALANCED_PERIOD_S = 1.0

@@ -38,7 +38,7 @@ from sluicemq.client.core.consuming import (
 from sluicemq.errors import SluiceError
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
-from sluicemq.protocol.bodies import decode_locked_queues
+from sluicemq.wire.bodies import decode_locked_queues
 
 _log = logging.getLogger("sluicemq.client")
 LEASE_S: Final = 60.0

@@ -58,7 +58,7 @@ from sluicemq.errors import (
 )
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command
 
 _log = logging.getLogger("sluicemq.client")
 

@@ -19,8 +19,8 @@ from sluicemq.client.core.replies import (
 )
 from sluicemq.client.keeper import Keeper
 from sluicemq.model.message import StoredMessage
-from sluicemq.protocol.codes import ResponseCode
-from sluicemq.protocol.command import Command
+from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.frames import Command
 
 _log = logging.getLogger("sluicemq.client")
 

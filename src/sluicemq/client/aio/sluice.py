@@ -54,7 +54,7 @@ from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.network import SOCKETS, Network, secured
 from sluicemq.net.tls import Tls
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command
 
 DEFAULT_NAME_SERVER: Final = "127.0.0.1:9876"
 _log = logging.getLogger("sluicemq.client")

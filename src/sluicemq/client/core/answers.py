@@ -17,7 +17,7 @@ from sluicemq.errors import (
     TopicNotFoundError,
 )
 from sluicemq.model.topic import MessageQueue
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command
 
 SUCCESS: Final = 0
 MESSAGE_ILLEGAL: Final = 13

@@ -45,7 +45,7 @@ from sluicemq.model.message import (
 )
 from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, MessageQueue
-from sluicemq.protocol.bodies import FROM_FIRST_OFFSET, FROM_LAST_OFFSET, FROM_TIMESTAMP
+from sluicemq.wire.bodies import FROM_FIRST_OFFSET, FROM_LAST_OFFSET, FROM_TIMESTAMP
 
 LEVEL_FIRST: Final = 3
 LEVEL_DEAD: Final = -1

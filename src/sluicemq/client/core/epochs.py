@@ -19,11 +19,11 @@ from typing import Final, NamedTuple
 
 from sluicemq.client.core.answers import expect_success, fields_of, number
 from sluicemq.errors import RequestError, RequestTimeoutError
-from sluicemq.protocol import bodies, headers
-from sluicemq.protocol.bodies import StagedRange
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import Command
 from sluicemq.record.codec import Buffer
+from sluicemq.wire import bodies, headers
+from sluicemq.wire.bodies import StagedRange
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import Command
 
 Call = Callable[[str, Command], Command]
 """Asks a broker by name. Raises ConnectionLostError, RequestTimeoutError."""

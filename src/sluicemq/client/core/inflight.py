@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Collection
 from typing import Final
 
-from sluicemq.protocol.bodies import TopicRates
+from sluicemq.wire.bodies import TopicRates
 
 COUNT_MAX: Final = 1000
 """Messages of one queue in flight before pulling pauses (RocketMQ's pullThresholdForQueue)."""

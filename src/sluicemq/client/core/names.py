@@ -23,8 +23,8 @@ from sluicemq.model.topic import (
     RETRY_TOPIC_LENGTH_MAX,
     TOPIC_LENGTH_MAX,
 )
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.signature import sign_command
+from sluicemq.wire.frames import Command
+from sluicemq.wire.signature import sign_command
 
 TAG_LENGTH_MAX: Final = 128
 NAME_SERVER_PORT: Final = 9876

@@ -15,15 +15,15 @@ from sluicemq.errors import ConfigurationError, RequestTimeoutError
 from sluicemq.model.ids import parse_host
 from sluicemq.model.message import CLUSTER, UNIQ_KEY, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
-from sluicemq.protocol.codes import RequestCode
-from sluicemq.protocol.command import Command
-from sluicemq.protocol.headers import (
+from sluicemq.record.codec import decode_properties, decompress
+from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import (
     ReplyMessageRequest,
     SendMessageRequestV2,
     decode_header,
     encode_header,
 )
-from sluicemq.record.codec import decode_properties, decompress
 
 CORRELATION_ID: Final = "CORRELATION_ID"
 REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"

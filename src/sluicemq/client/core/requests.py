@@ -20,16 +20,16 @@ from sluicemq.model.topic import (
     MessageQueue,
     TopicConfig,
 )
-from sluicemq.protocol import bodies, headers
-from sluicemq.protocol.codes import RequestCode
-from sluicemq.protocol.command import FLAG_ONEWAY, Command
-from sluicemq.protocol.headers.consume import (
+from sluicemq.wire import bodies, headers
+from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.frames import FLAG_ONEWAY, Command
+from sluicemq.wire.headers.consume import (
     PULL_COMMIT_OFFSET,
     PULL_LITE,
     PULL_SUBSCRIPTION,
     PULL_SUSPEND,
 )
-from sluicemq.protocol.headers.produce import BRIEF_FIELD
+from sluicemq.wire.headers.produce import BRIEF_FIELD
 
 _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 _SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)

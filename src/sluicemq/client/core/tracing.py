@@ -49,9 +49,9 @@ from sluicemq.model.message import (
     Message,
     StoredMessage,
 )
-from sluicemq.protocol.command import Command
 from sluicemq.record.batch import decode_batch
 from sluicemq.record.codec import decode_properties
+from sluicemq.wire.frames import Command
 
 FIELD: Final = "\x01"
 RECORD: Final = "\x02"

@@ -29,11 +29,11 @@ from sluicemq.model.message import (
     StoredMessage,
 )
 from sluicemq.model.topic import MessageQueue
-from sluicemq.protocol import headers
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import FLAG_ONEWAY, Command
-from sluicemq.protocol.headers import CheckTransactionStateRequest, decode_header
 from sluicemq.record.codec import decode_record
+from sluicemq.wire import headers
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import FLAG_ONEWAY, Command
+from sluicemq.wire.headers import CheckTransactionStateRequest, decode_header
 
 _log = logging.getLogger("sluicemq.client")
 REMEMBERED: Final = 10_000

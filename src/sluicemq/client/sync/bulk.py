@@ -28,7 +28,7 @@ from sluicemq.model.subscription import ALL, Subscription
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.net.tls import Tls
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
 DEPTH: Final = 3

@@ -26,8 +26,8 @@ from sluicemq.errors import (
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue, TopicRoute
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.net.tls import Tls
-from sluicemq.protocol.bodies import decode_cluster_info, decode_topic_route
-from sluicemq.protocol.command import Command
+from sluicemq.wire.bodies import decode_cluster_info, decode_topic_route
+from sluicemq.wire.frames import Command
 
 CALL_TIMEOUT_S = 5.0
 IDLE_CHANNELS_MAX = 8

@@ -59,7 +59,7 @@ from sluicemq.model.message import WAIT, Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.net.tls import Tls
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command
 
 DEFAULT_GROUP = "sluicemq-producer"
 

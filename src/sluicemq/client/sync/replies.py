@@ -19,8 +19,8 @@ from sluicemq.client.sync.transactions import Brokers
 from sluicemq.errors import ProtocolError
 from sluicemq.model.message import StoredMessage
 from sluicemq.net.network import Sockets
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import Command
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import Command
 
 _log = logging.getLogger("sluicemq.client")
 

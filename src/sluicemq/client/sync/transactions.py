@@ -48,7 +48,7 @@ from sluicemq.model.topic import MessageQueue, TopicRoute
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.net.network import Sockets
 from sluicemq.net.tls import Tls
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command
 
 _log = logging.getLogger("sluicemq.client")
 

@@ -23,7 +23,7 @@ from sluicemq.errors import (
 )
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import RETRY_PREFIX
-from sluicemq.protocol import bodies
+from sluicemq.wire import bodies
 
 MEMBERS_ASKED_MAX: Final = 64
 SYSTEM_PREFIXES: Final = (

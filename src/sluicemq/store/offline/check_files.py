@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from sluicemq.errors import ProtocolError
-from sluicemq.protocol.fastjson import loads
 from sluicemq.store.checkpoint import CHECKPOINT_BYTES, SLOTS, slots_of
 from sluicemq.store.offline.findings import ERROR, NOTE, WARNING, Findings
 from sluicemq.store.offline.layout import QueueKey, Series, StoreLayout, file_size, read_file
 from sluicemq.store.scan import SCHEDULE_TOPIC
 from sluicemq.store.segments import is_segment_name
+from sluicemq.wire.fastjson import loads
 
 JSON_DOCUMENTS: Final = ("transactionMetrics", "timermetrics")
 """Documents in config/ that are JSON without saying so in their names."""

@@ -17,8 +17,8 @@ from sluicemq.errors import ConfigurationError, RouteNotFoundError
 from sluicemq.filter.tags import subscribe
 from sluicemq.model.message import Message
 from sluicemq.model.topic import GroupConfig, MessageQueue
-from sluicemq.protocol.bodies.clients import ConsumerData, Heartbeat
 from sluicemq.spark.pipelines.deadletters import dead_letters, read_report
+from sluicemq.wire.bodies.clients import ConsumerData, Heartbeat
 
 pytestmark = pytest.mark.timeout(300)
 

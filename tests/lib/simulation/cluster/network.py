@@ -27,12 +27,12 @@ from sluicemq.errors import (
     RequestTimeoutError,
 )
 from sluicemq.model.ids import Host, parse_host
-from sluicemq.net.dialer import DIAL_TIMEOUT_S, Channel, OnClose, OnRequest
+from sluicemq.net.channel import DIAL_TIMEOUT_S, Channel, OnClose, OnRequest
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
 from sluicemq.net.network import OnPeer
 from sluicemq.net.peer import Peer
-from sluicemq.protocol.connection import Pieces
+from sluicemq.wire.frames import Pieces
 
 USUAL_S = 0.002
 SILENCE_S = (5.0, 90.0)

@@ -25,11 +25,11 @@ from simulation.stepped import (
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import StoreDamagedError, StoreError
 from sluicemq.model.message import StoredMessage
-from sluicemq.protocol.codes import RequestCode, ResponseCode
-from sluicemq.protocol.command import Command
 from sluicemq.record.batch import encode_batch
 from sluicemq.record.codec import decode_record, decode_records
 from sluicemq.testing.files import CrashableFiles, PowerLost
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import Command
 
 TOPICS: Final = ("A", "B", "New")
 QUEUES: Final = (0, 1)

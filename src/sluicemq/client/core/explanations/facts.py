@@ -10,7 +10,7 @@ from sluicemq.filter.explain import Explanation
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import GroupConfig, MessageQueue
-from sluicemq.protocol.bodies import GroupMatching, QueueState
+from sluicemq.wire.bodies import GroupMatching, QueueState
 
 
 class Code(StrEnum):

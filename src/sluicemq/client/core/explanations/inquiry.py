@@ -59,8 +59,8 @@ from sluicemq.model.topic import (
     MessageQueue,
     TopicRoute,
 )
-from sluicemq.protocol import bodies
 from sluicemq.record.codec import decode_records
+from sluicemq.wire import bodies
 
 DELAYED_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 MEMBERS_ASKED_MAX: Final = 16

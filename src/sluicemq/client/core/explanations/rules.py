@@ -51,7 +51,7 @@ from sluicemq.filter.tags import is_tag_kind, tag_matches
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, MessageQueue
-from sluicemq.protocol.bodies import LaneMatching, QueueState
+from sluicemq.wire.bodies import LaneMatching, QueueState
 
 STUCK_MS: Final = 30_000
 """A member that has messages and has finished none for so long does not acknowledge."""

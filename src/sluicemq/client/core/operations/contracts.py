@@ -14,8 +14,8 @@ from sluicemq.client.core.answers import GROUP_NOT_EXIST, SUCCESS, request_error
 from sluicemq.client.core.operations.topics import Ask, Talk, masters
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import CONTRACT, CONTRACTS
-from sluicemq.protocol import bodies
-from sluicemq.protocol.codes import ResponseCode
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import ResponseCode
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,10 +41,10 @@ from sluicemq.filter.tags import subscribe
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MASTER_ID, MessageQueue, TopicRoute
-from sluicemq.protocol import bodies
-from sluicemq.protocol.codes import ResponseCode
-from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_records
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.frames import Command
 
 UNSUPPORTED: Final = int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 ROWS_MAX: Final = 1_000_000

@@ -43,8 +43,8 @@ from sluicemq.model.topic import (
     MessageQueue,
     TopicRoute,
 )
-from sluicemq.protocol import bodies
-from sluicemq.protocol.codes import ResponseCode
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import ResponseCode
 
 EARLIEST_MS: Final = 0
 LATEST_MS: Final = -1

@@ -18,8 +18,8 @@ from sluicemq.errors import ConfigurationError, MessageNotFoundError, ProtocolEr
 from sluicemq.model.ids import parse_offset_message_id
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MASTER_ID, TopicRoute
-from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_records
+from sluicemq.wire.frames import Command
 
 TIME_MAX_MS: Final = (1 << 63) - 1
 COUNT_MAX: Final = 64

@@ -44,9 +44,9 @@ from sluicemq.model.topic import (
     TopicConfig,
     TopicRoute,
 )
-from sluicemq.protocol import bodies, fastjson
-from sluicemq.protocol.bodies import ClusterInfo
-from sluicemq.protocol.command import Command
+from sluicemq.wire import bodies, fastjson
+from sluicemq.wire.bodies import ClusterInfo
+from sluicemq.wire.frames import Command
 
 
 def masters_of(info: ClusterInfo, cluster: str | None = None) -> dict[str, str]:

@@ -1,0 +1,213 @@
+"""Bodies beyond the recorded ones: old forms, tolerance, files, refusals."""
+
+import json
+import struct
+import zlib
+
+import pytest
+
+from sluicemq.errors import ProtocolError
+from sluicemq.model.subscription import SQL92, Subscription
+from sluicemq.model.topic import (
+    BrokerData,
+    DataVersion,
+    GroupConfig,
+    MessageQueue,
+    QueueData,
+    TopicConfig,
+    TopicRoute,
+)
+from sluicemq.wire import bodies
+
+VERSION = DataVersion(counter=3, timestamp_ms=1795226971780, state_version=1)
+TOPIC = TopicConfig("T", 4, 4, 6)
+QUEUE = MessageQueue("T", "b", 1)
+ROUTE = TopicRoute(
+    (BrokerData("b", "c", {0: "1.2.3.4:10911", 1: "1.2.3.4:10921"}, True, "east"),),
+    (QueueData("b", 4, 8, 6, 1),),
+    "b:4",
+)
+
+
+def test_a_route_has_quoted_ids_for_new_clients_and_bare_ones_for_old() -> None:
+    new = bodies.encode_topic_route(ROUTE, standard=True)
+    old = bodies.encode_topic_route(ROUTE, standard=False)
+    assert b'"brokerAddrs":{"0":"1.2.3.4:10911","1":"1.2.3.4:10921"}' in new
+    assert b'"brokerAddrs":{0:"1.2.3.4:10911",1:"1.2.3.4:10921"}' in old
+    assert bodies.decode_topic_route(new) == bodies.decode_topic_route(old) == ROUTE
+
+
+def test_a_registration_survives_both_forms() -> None:
+    table = bodies.TopicTable(
+        {"T": TOPIC, "U": TopicConfig("U", 1, 2, 7, attributes={"message.type": "FIFO"})}, VERSION
+    )
+    body = bodies.RegisterBody(table, ("10.0.0.1:1",))
+    assert bodies.decode_register_body(bodies.encode_register_body(body)) == body
+    packed = bodies.encode_register_body(body, compressed=True)
+    assert bodies.decode_register_body(packed, compressed=True) == body
+    assert bodies.decode_register_body(packed, compressed=False) == body
+
+
+def test_the_compressed_registration_is_laid_out_as_java_reads_it() -> None:
+    body = bodies.RegisterBody(bodies.TopicTable({"T": TOPIC}, VERSION))
+    data = zlib.decompress(bodies.encode_register_body(body, compressed=True))
+    size = struct.unpack_from(">i", data)[0]
+    assert json.loads(data[4 : 4 + size]) == {
+        "counter": 3, "stateVersion": 1, "timestamp": 1795226971780,
+    }  # fmt: skip
+    rest = data[4 + size :]
+    text = b"T 4 4 6 SINGLE_TAG {}"
+    assert rest == (
+        struct.pack(">ii", 1, len(text))
+        + text
+        + struct.pack(">i", 2)
+        + b"[]"
+        + struct.pack(">i", 0)
+    )
+
+
+def test_an_old_registration_is_the_topic_table_alone() -> None:
+    table = bodies.TopicTable({"T": TOPIC}, VERSION)
+    data = bodies.encode_topic_table(table)
+    assert bodies.decode_register_body(data, version=36).table == table
+    assert bodies.decode_register_body(b"").table == bodies.TopicTable()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"no zlib",
+        zlib.compress(b""),
+        zlib.compress(struct.pack(">i", 99)),
+        zlib.compress(struct.pack(">i", -1)),
+        zlib.compress(struct.pack(">iii", 0, 1, 3) + b"T 4"),
+        zlib.compress(struct.pack(">iii", 0, 1, 9) + b"T a b 6 S"),
+        zlib.compress(struct.pack(">ii", 0, 0) + struct.pack(">i", 2) + b"{}"),
+        zlib.compress(b"x" * 200)[:-9],
+    ],
+)
+def test_a_broken_compressed_registration_is_refused(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        bodies.decode_register_body(data, compressed=True)
+
+
+def test_a_registration_that_inflates_without_end_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sluicemq.wire.bodies.register.INFLATED_BYTES_MAX", 1000)
+    with pytest.raises(ProtocolError, match="1000"):
+        bodies.decode_register_body(zlib.compress(bytes(100_000)), compressed=True)
+
+
+def test_topics_of_a_file_are_read_with_java_defaults() -> None:
+    old = b'{"dataVersion":{"counter":1,"timestatmp":5},"topicConfigTable":{"T":{"perm":6}}}'
+    table = bodies.decode_topic_table(old)
+    assert table.topics["T"] == TopicConfig("T", 16, 16, 6)
+    assert table.data_version == DataVersion(counter=1)
+
+
+def test_files_read_back() -> None:
+    topics = bodies.TopicTable({"T": TOPIC}, VERSION)
+    assert bodies.decode_topic_table_file(bodies.encode_topic_table_file(topics)) == topics
+    policy = {"type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": 5000}}
+    group = GroupConfig("G", retry_times_max=3, retry_policy=policy)
+    groups = bodies.GroupTable({"G": group}, VERSION, {"G": {"T": 2}})
+    assert bodies.decode_group_table_file(bodies.encode_group_table_file(groups)) == groups
+    offsets = bodies.ConsumerOffsets({"T@G": {0: 5, 11: 6}}, VERSION)
+    text = bodies.encode_consumer_offsets_file(offsets)
+    assert '"T@G":{0:5,11:6\n' in text
+    assert bodies.decode_consumer_offsets_file(text) == offsets
+    config = {"ORDER_TOPIC_CONFIG": {"T": "b:4"}}
+    assert bodies.decode_kv_config_file(bodies.encode_kv_config_file(config)) == config
+
+
+def test_offsets_of_a_java_broker_are_read_with_bare_queue_ids() -> None:
+    text = '{\n\t"groupTopicMap":{"G":["T"]},\n\t"offsetTable":{"T@G":{0:1,1:2\n\t\t}\n\t}\n}'
+    assert bodies.decode_consumer_offsets(text).offsets == {"T@G": {0: 1, 1: 2}}
+    assert bodies.encode_consumer_offsets(bodies.ConsumerOffsets({"T@G": {1: 6, 0: 5}})) == (
+        b'{"dataVersion":{"counter":0,"stateVersion":0,"timestamp":0},"offsetTable":{"T@G":{0:5,1:6}}}'
+    )
+
+
+def test_a_heartbeat_with_subscriptions_survives() -> None:
+    heartbeat = bodies.Heartbeat(
+        "c@1",
+        ("P",),
+        (
+            bodies.ConsumerData(
+                "G",
+                subscriptions=(
+                    Subscription("T", "A||B", "TAG", frozenset("AB"), frozenset({65, 66}), 9),
+                    Subscription("U", "a > 1", SQL92, version=10),
+                ),
+            ),
+        ),
+        77,
+        False,
+    )
+    assert bodies.decode_heartbeat(bodies.encode_heartbeat(heartbeat)) == heartbeat
+
+
+def test_sets_that_a_client_sends_as_null_are_empty() -> None:
+    body = (
+        b'{"clientID":"c","producerDataSet":null,"consumerDataSet":[{"groupName":"G",'
+        b'"subscriptionDataSet":[{"topic":"T","subString":"*","tagsSet":null,"codeSet":null}]}]}'
+    )
+    consumer = bodies.decode_heartbeat(body).consumers[0]
+    assert consumer.consume_type == "CONSUME_PASSIVELY"
+    assert consumer.subscriptions == (Subscription("T"),)
+
+
+def test_queues_as_keys_are_read_raw_and_as_text() -> None:
+    raw = bodies.encode_queue_offsets({QUEUE: 5})
+    assert raw == b'{"offsetTable":{{"brokerName":"b","queueId":1,"topic":"T"}:5}}'
+    text = json.dumps({"offsetTable": {'{"brokerName":"b","queueId":1,"topic":"T"}': 5}})
+    assert bodies.decode_queue_offsets(raw) == bodies.decode_queue_offsets(text) == {QUEUE: 5}
+
+
+def test_statistics_survive() -> None:
+    topic = bodies.TopicStats({QUEUE: bodies.QueueStats(0, 3, 99)}, 0.5)
+    assert bodies.decode_topic_stats(bodies.encode_topic_stats(topic)) == topic
+    group = bodies.ConsumeStats({QUEUE: bodies.QueueProgress(9, 8, 7, 6)}, 1.5)
+    assert bodies.decode_consume_stats(bodies.encode_consume_stats(group)) == group
+
+
+def test_small_bodies_survive() -> None:
+    assert bodies.decode_data_version(bodies.encode_data_version(VERSION)) == VERSION
+    batch = bodies.LockBatch("G", "c", (QUEUE,), True)
+    assert bodies.decode_lock_batch(bodies.encode_lock_batch(batch)) == batch
+    check = bodies.CheckClientConfig("c", "G", Subscription("T", "a > 1", SQL92, version=1))
+    assert bodies.decode_check_client_config(bodies.encode_check_client_config(check)) == check
+    member = bodies.encode_broker_member_group("c", "b", {0: "x:1"})
+    assert member == (
+        b'{"brokerMemberGroup":{"brokerAddrs":{0:"x:1"},"brokerName":"b","cluster":"c"}}'
+    )
+    assert bodies.decode_broker_member_group(member) == BrokerData("b", "c", {0: "x:1"})
+    assert bodies.encode_topic_list(["b", "a"]) == b'{"topicList":["a","b"]}'
+    assert b'"brokerAddr":"h:1"' in bodies.encode_topic_list([], "h:1")
+    people = bodies.encode_producer_connections([bodies.Connection("c", "h:1", "GO", 317)])
+    assert bodies.decode_consumer_connections(people).connections == (
+        bodies.Connection("c", "h:1", "GO", 317),
+    )
+
+
+@pytest.mark.parametrize(
+    ("decode", "data"),
+    [
+        (bodies.decode_topic_route, b""),
+        (bodies.decode_topic_route, b"[]"),
+        (bodies.decode_topic_route, b'{"brokerDatas":{}}'),
+        (bodies.decode_topic_route, b'{"brokerDatas":[5]}'),
+        (bodies.decode_topic_route, b'{"brokerDatas":[{"brokerAddrs":{"x":"h:1"}}]}'),
+        (bodies.decode_topic_route, b'{"queueDatas":[{"perm":"six"}]}'),
+        (bodies.decode_heartbeat, b'{"consumerDataSet":[7]}'),
+        (bodies.decode_heartbeat, b"{bad"),
+        (bodies.decode_lock_batch, b'{"mqSet":[{"queueId":1}]}'),
+        (bodies.decode_queue_offsets, b'{"offsetTable":{"x":5}}'),
+        (bodies.decode_topic_stats, b'{"topicPutTps":"many"}'),
+        (bodies.decode_kv_table, b'{"table":[]}'),
+    ],
+)
+def test_a_body_of_another_shape_is_a_protocol_error(decode, data) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ProtocolError):
+        decode(data)
