@@ -4,7 +4,7 @@ What a missing tool means is decided here: a skip with the reason, or a failure 
 
 A test that fails runs once more: these clients have timeouts of their own, 3 s and less, and a
 machine that starts three JVMs at once stalls that long. pytest reports it as flaky, with the first
-traceback (tests/conftest.py).
+traceback (tests/conftest.py). What a test makes is named by `names.own`.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from peer import clusters, drivers, sessions, toolchain
+from peer import clusters, drivers, names, sessions, toolchain
 
 FIRST_FETCH_S = 700  # the first test that needs them waits for the jars
 # Brokers that ask soon how a transaction ended. The real one keeps back for a moment which have
@@ -79,6 +79,10 @@ class Running:
 
 
 RUNNING = Running()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    names.begin_try(item)
 
 
 @pytest.hookimpl(trylast=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 from peer.clusters import Cluster
 from peer.drivers import Driver, Event
+from peer.names import own
 
 PAIRS = [
     ("sluicemq", "java-4.9.8"),
@@ -69,23 +70,24 @@ class Pair:
         return self.driver.call(command, ns=self.name_server, **options)
 
     def topic(self, what: str) -> str:
-        return f"T_{what}_{self.name}".replace(".", "_")
+        return own(f"T_{what}_{self.name}".replace(".", "_"))
 
     def send(self, mode: str, count: int = COUNT) -> list[Event]:
         """The `sent` events of the topic of that mode, sent now when it has none yet."""
-        if mode not in self.topics:
-            self.topics[mode] = self.call(
+        topic = self.topic(mode)
+        if topic not in self.topics:
+            self.topics[topic] = self.call(
                 "send",
                 mode=mode,
-                topic=self.topic(mode),
+                topic=topic,
                 count=count,
                 prefix=mode,
                 tags=",".join(TAGS),
             )
-        return self.topics[mode]
+        return self.topics[topic]
 
     def group(self, what: str) -> str:
-        return f"G_{what}_{self.name}".replace(".", "_")
+        return own(f"G_{what}_{self.name}".replace(".", "_"))
 
     def consume(
         self, command: str, what: str, expect: Iterable[str], mode: str = "sync", **options: object

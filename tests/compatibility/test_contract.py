@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from peer.clusters import Cluster
 from peer.drivers import Driver, Event, java_driver
+from peer.names import own
 from peer.toolchain import HERE
 
 from conftest import missing_tool_is_a_reason
@@ -57,7 +58,7 @@ class Story:
 def tell(java: Driver, cluster: Callable[[str], Cluster]) -> Callable[..., Story]:
     def told(kind: str, name: str, count: int, *, contract: str = "", **options: object) -> Story:
         running = cluster(kind)
-        group, topic = f"G_{name}_{count}", f"T_{name}_{count}"
+        group, topic = own(f"G_{name}_{count}"), own(f"T_{name}_{count}")
         with Admin(running.name_server) as admin:
             admin.create_topic(topic, queues=4)
             if contract:
@@ -97,7 +98,7 @@ def test_a_strict_group_refuses_sql92_at_the_start_of_the_java_client(
 ) -> None:
     story = tell("sluicemq", "strictsql", 10, contract="strict", members="tag1 || tag2\nsql:n > 3")
     (refused,) = story.refused
-    for part in ("G_strictsql_10", "strict", "tag1||tag2", "n > 3"):
+    for part in (own("G_strictsql_10"), "strict", "tag1||tag2", "n > 3"):
         assert part in str(refused["error"])
 
 
@@ -111,11 +112,11 @@ def test_java_keeps_the_contract_and_the_offsets_of_a_store(tmp_path: Path) -> N
 
     with missing_tool_is_a_reason(), house(tmp_path, "5.3.3") as home:
         with home.sluice(NORMAL), Admin(home.name_server) as admin:
-            admin.create_group(GroupConfig("G_kept", attributes={f"+{CONTRACT}": "lanes"}))
+            admin.create_group(GroupConfig(own("G_kept"), attributes={f"+{CONTRACT}": "lanes"}))
         with home.java(NORMAL), Admin(home.name_server) as admin:
-            assert admin.groups()["G_kept"].attributes == {CONTRACT: "lanes"}
-            admin.create_group(GroupConfig("G_other"))  # so that it writes the file
+            assert admin.groups()[own("G_kept")].attributes == {CONTRACT: "lanes"}
+            admin.create_group(GroupConfig(own("G_other")))  # so that it writes the file
         text = (home.store / "config/subscriptionGroup.json").read_text()
         assert f'"{CONTRACT}":"lanes"' in text.replace(" ", "")
         with home.sluice(NORMAL), Admin(home.name_server) as admin:
-            assert admin.groups()["G_kept"].attributes == {CONTRACT: "lanes"}
+            assert admin.groups()[own("G_kept")].attributes == {CONTRACT: "lanes"}

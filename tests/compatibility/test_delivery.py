@@ -19,6 +19,7 @@ import pytest
 from peer import clusters, drivers
 from peer.clusters import Cluster
 from peer.drivers import Driver, Event
+from peer.names import own
 from peer.toolchain import HERE
 
 from conftest import QUICK_CHECKS, missing_tool_is_a_reason
@@ -125,8 +126,8 @@ def test_a_message_climbs_sixteen_steps_and_becomes_a_dead_letter(
     driver: Callable[[str], Driver],
 ) -> None:
     cluster, consumer = place(kind), driver(client)
-    group = f"G_ladder_{client[:2]}"
-    where = {"ns": cluster.name_server, "topic": f"T_ladder_{client[:2]}"}
+    group = own(f"G_ladder_{client[:2]}")
+    where = {"ns": cluster.name_server, "topic": own(f"T_ladder_{client[:2]}")}
     consumer.call("send", count=3, prefix="up", **where)
     events = consumer.call(
         "push", group=group, expect=3 * 17, fail=99, timeout_s=60, **where
@@ -145,20 +146,34 @@ def test_failures_of_a_group_of_dead_letters_go_to_its_own_retries_and_dead_lett
 ) -> None:
     cluster, consumer = place("sluicemq"), driver("java-5.3.3")
     ns = cluster.name_server
-    consumer.call("send", ns=ns, topic="T_tree", count=4, prefix="leaf")
+    consumer.call("send", ns=ns, topic=own("T_tree"), count=4, prefix="leaf")
     consumer.call(
-        "push", ns=ns, topic="T_tree", group="G_tree", expect=4, fail=99, max=0, timeout_s=20
+        "push",
+        ns=ns,
+        topic=own("T_tree"),
+        group=own("G_tree"),
+        expect=4,
+        fail=99,
+        max=0,
+        timeout_s=20,
     )
     events = consumer.call(
-        "push", ns=ns, topic="%DLQ%G_tree", group="G_under", expect=12, fail=99, max=2, timeout_s=40
+        "push",
+        ns=ns,
+        topic=f"%DLQ%{own('G_tree')}",
+        group=own("G_under"),
+        expect=12,
+        fail=99,
+        max=2,
+        timeout_s=40,
     )
     times: dict[str, list[int]] = {}
     for event in named(events, "got"):
-        assert event["topic"] == "%DLQ%G_tree"
+        assert event["topic"] == f"%DLQ%{own('G_tree')}"
         times.setdefault(event["body"], []).append(event["reconsumed"])
     # The client counts from what the dead letter says (1), the broker from the beginning.
     assert {body: len(seen) for body, seen in times.items()} == {f"leaf-{n}": 3 for n in range(4)}
-    dead = everything(consumer, cluster, "%DLQ%G_under", 4)
+    dead = everything(consumer, cluster, f"%DLQ%{own('G_under')}", 4)
     assert dead == [f"leaf-{n}" for n in range(4)]
 
 
@@ -166,9 +181,15 @@ def test_a_java_consumer_whose_send_backs_fail_sends_the_copies_itself(
     java: Delivery, place: Callable[[str], Cluster], driver: Callable[[str], Driver]
 ) -> None:
     cluster, other = place("sluicemq"), driver("java-5.3.3")
-    other.call("send", ns=cluster.name_server, topic="T_detour", count=4, prefix="d")
+    other.call("send", ns=cluster.name_server, topic=own("T_detour"), count=4, prefix="d")
     events = java(
-        "fallback", topic="T_detour", group="G_detour", expect=12, fail=99, max=2, timeout_s=40
+        "fallback",
+        topic=own("T_detour"),
+        group=own("G_detour"),
+        expect=12,
+        fail=99,
+        max=2,
+        timeout_s=40,
     )
     assert len(named(events, "blocked")) >= 12, "no send-back has come through"
     rounds: dict[str, list[tuple[int, str | None]]] = {}
@@ -176,7 +197,7 @@ def test_a_java_consumer_whose_send_backs_fail_sends_the_copies_itself(
         rounds.setdefault(event["body"], []).append((event["reconsumed"], event["level"]))
     ladder = [(0, None), (1, "3"), (2, "4")]
     assert rounds == {f"d-{n}": ladder for n in range(4)}
-    assert everything(other, cluster, "%DLQ%G_detour", 4) == [f"d-{n}" for n in range(4)]
+    assert everything(other, cluster, f"%DLQ%{own('G_detour')}", 4) == [f"d-{n}" for n in range(4)]
 
 
 async def test_our_consumer_takes_the_same_detour_at_the_real_broker(
@@ -198,11 +219,15 @@ async def test_our_consumer_takes_the_same_detour_at_the_real_broker(
 
     async with Sluice(ns) as mq:
         for n in range(4):
-            await mq.send("T_detour", f"d-{n}")
-        await mq.consumer("G_detour", fail, max_reconsume_times=2).subscribe("T_detour").start()
+            await mq.send(own("T_detour"), f"d-{n}")
+        await (
+            mq.consumer(own("G_detour"), fail, max_reconsume_times=2)
+            .subscribe(own("T_detour"))
+            .start()
+        )
         await until(lambda: len(rounds) == 4 and all(len(seen) == 3 for seen in rounds.values()))
-        await until(lambda: has_topic(ns, "%DLQ%G_detour"))
-        await mq.consumer("G_detour_dead", bury).subscribe("%DLQ%G_detour").start()
+        await until(lambda: has_topic(ns, f"%DLQ%{own('G_detour')}"))
+        await mq.consumer(own("G_detour_dead"), bury).subscribe(f"%DLQ%{own('G_detour')}").start()
         await until(lambda: len(dead) >= 4)
     ladder = [(0, None), (1, "3"), (2, "4")]
     assert rounds == {b"d-%d" % n: ladder for n in range(4)}
@@ -214,7 +239,7 @@ def test_broadcasting_has_no_retries(
     client: str, place: Callable[[str], Cluster], driver: Callable[[str], Driver]
 ) -> None:
     cluster, consumer = place("sluicemq"), driver(client)
-    topic, group = f"T_loud_{client[:2]}", f"G_loud_{client[:2]}"
+    topic, group = own(f"T_loud_{client[:2]}"), own(f"G_loud_{client[:2]}")
     where = {"ns": cluster.name_server, "topic": topic}
     consumer.call("send", count=1, prefix="before", tags="hidden", **where)
     events = consumer.call(
@@ -242,10 +267,10 @@ def test_orderly_consumers_get_every_key_in_order_although_all_fail_once(
     # A second orderly consumer of the Go client (v2.1.2) gets no messages, whatever the broker:
     # with the real one the half of its queues waits just so.
     instances = 1 if client.startswith("go") else 2
-    where = {"ns": place(kind).name_server, "topic": f"T_rows_{client[:2]}", "keyed": 12}
+    where = {"ns": place(kind).name_server, "topic": own(f"T_rows_{client[:2]}"), "keyed": 12}
     consumer.call("send", count=1, prefix="before", tags="hidden", **where)
     events = consumer.call(
-        "push", group=f"G_rows_{client[:2]}", orderly=1, instances=instances, fail=1,
+        "push", group=own(f"G_rows_{client[:2]}"), orderly=1, instances=instances, fail=1,
         tag="A", count=60, prefix="row", expect=120, timeout_s=60, **where,
     )  # fmt: skip
     received = named(events, "got")
@@ -261,10 +286,16 @@ def test_orderly_consumers_get_every_key_in_order_although_all_fail_once(
 def test_java_consumers_keep_the_order_when_one_of_them_leaves(
     java: Delivery, driver: Callable[[str], Driver]
 ) -> None:
-    where = {"ns": java.name_server, "topic": "T_leave"}
+    where = {"ns": java.name_server, "topic": own("T_leave")}
     driver("java-5.3.3").call("send", count=1, tags="hidden", **where)
     events = java(
-        "handover", topic="T_leave", group="G_leave", keyed=8, count=160, leave=30, timeout_s=40
+        "handover",
+        topic=own("T_leave"),
+        group=own("G_leave"),
+        keyed=8,
+        count=160,
+        leave=30,
+        timeout_s=40,
     )
     left = next(number for number, event in enumerate(events) if event["event"] == "left")
     assert {event["consumer"] for event in named(events[left:], "got")} == {1}
@@ -284,15 +315,15 @@ async def test_our_consumers_keep_the_order_at_the_real_broker_when_one_of_them_
         return handle
 
     async with Sluice(ns) as sender, Sluice(ns) as two:
-        await sender.send("T_leave", "before", tag="hidden")
+        await sender.send(own("T_leave"), "before", tag="hidden")
         one = Sluice(ns)
         for number, mq in enumerate((one, two)):
-            consumer = mq.consumer("G_leave", handler(number), ordered=True)
-            await consumer.subscribe("T_leave", tags="kept").start()
+            consumer = mq.consumer(own("G_leave"), handler(number), ordered=True)
+            await consumer.subscribe(own("T_leave"), tags="kept").start()
         await asyncio.sleep(2.5)
         for n in range(160):
             key = f"key-{n % 8}"
-            await sender.send("T_leave", f"m-{n}", tag="kept", sharding_key=key)
+            await sender.send(own("T_leave"), f"m-{n}", tag="kept", sharding_key=key)
             if n == 60:
                 await until(lambda: any(number == 0 for number, _ in received))
                 await one.close()
@@ -357,15 +388,15 @@ def test_a_java_producer_keeps_the_queues_of_strict_order_and_only_then(
     java: Delivery, strict: Callable[[str], Callable[[str, bool], str]]
 ) -> None:
     make = strict("sluicemq")
-    make("T_strict", True)
-    events = java("keyed", topic="T_strict", count=24, prefix="s")
+    make(own("T_strict"), True)
+    events = java("keyed", topic=own("T_strict"), count=24, prefix="s")
     refused = {event["body"]: event["error"] for event in named(events, "refused")}
     here = {event["body"]: event["queue"] for event in named(events, "sent")}
     expected = {f"s-{n}": java_hash(key) % 8 for n, key in enumerate(KEYS)}
     assert here == {body: queue for body, queue in expected.items() if queue < 4}, refused
     assert {*refused} == {body for body, queue in expected.items() if queue >= 4}
-    make("T_loose", False)
-    events = java("keyed", topic="T_loose", count=24, prefix="l")
+    make(own("T_loose"), False)
+    events = java("keyed", topic=own("T_loose"), count=24, prefix="l")
     assert not named(events, "refused")
     places = {event["body"]: event["queue"] for event in named(events, "sent")}
     assert places == {f"l-{n}": java_hash(key) % 4 for n, key in enumerate(KEYS)}
@@ -375,20 +406,20 @@ async def test_our_producer_keeps_the_queues_that_the_real_name_server_tells(
     strict: Callable[[str], Callable[[str, bool], str]],
 ) -> None:
     make = strict("rocketmq")
-    ns = await asyncio.to_thread(make, "T_strict", True)
+    ns = await asyncio.to_thread(make, own("T_strict"), True)
     async with Sluice(ns, send_timeout_ms=3000) as mq:
         for key in KEYS[:12]:
             expected = java_hash(key) % 8
             if expected < 4:
-                result = await mq.send("T_strict", key, sharding_key=key)
+                result = await mq.send(own("T_strict"), key, sharding_key=key)
                 assert result.queue.queue_id == expected
             else:
                 with pytest.raises(SendError):
-                    await mq.send("T_strict", key, sharding_key=key)
-    ns = await asyncio.to_thread(make, "T_loose", False)
+                    await mq.send(own("T_strict"), key, sharding_key=key)
+    ns = await asyncio.to_thread(make, own("T_loose"), False)
     async with Sluice(ns) as mq:
         for key in KEYS:
-            result = await mq.send("T_loose", key, sharding_key=key)
+            result = await mq.send(own("T_loose"), key, sharding_key=key)
             assert result.queue.queue_id == java_hash(key) % 4
 
 
@@ -398,16 +429,16 @@ def test_mqadmin_makes_a_topic_of_strict_order(
     strict: Callable[[str], Callable[[str, bool], str]],
 ) -> None:
     cluster = place("sluicemq")
-    ns = strict("sluicemq")("T_other", True)
+    ns = strict("sluicemq")(own("T_other"), True)
 
     def admin(*words: str) -> str:
         (event,) = driver("java-5.3.3").call("admin", ns=ns, words="\n".join(words))
         return str(event["text"])
 
-    said = admin("updateTopic", "-b", cluster.broker, "-t", "T_row", "-r", "3", "-o", "true")
+    said = admin("updateTopic", "-b", cluster.broker, "-t", own("T_row"), "-r", "3", "-o", "true")
     assert "set broker orderConf. isOrder=true, orderConf=[broker-a:" in said.replace("\n", "")
     with Admin(ns) as ours:
-        route = ours.find_route("T_row")
+        route = ours.find_route(own("T_row"))
     assert route is not None
     assert (route.order_topic_config or "").startswith("broker-a:")
 
@@ -423,11 +454,11 @@ def test_a_transaction_that_nobody_decides_ends_in_the_topic_of_those(
     driver: Callable[[str], Driver],
 ) -> None:
     cluster, producer = place(kind), driver(client)
-    topic = f"T_never_{client[:2]}"
+    topic = own(f"T_never_{client[:2]}")
     where = {"ns": cluster.name_server, "topic": topic}
     producer.call("send", prefix="plain", **where)
     events = producer.call(
-        "transact", group=f"G_never_{client[:2]}", prefix=topic, outcomes="unknown",
+        "transact", group=own(f"G_never_{client[:2]}"), prefix=topic, outcomes="unknown",
         checks="unknown", expect=CHECKS_MAX + 1, timeout_s=4 + CHECKS_MAX * 2, **where,
     )  # fmt: skip
     assert len(named(events, "checked")) == CHECKS_MAX
@@ -443,16 +474,21 @@ def test_a_transaction_that_nobody_decides_ends_in_the_topic_of_those(
 def test_a_second_end_of_java_changes_nothing(
     java: Delivery, place: Callable[[str], Cluster], driver: Callable[[str], Driver]
 ) -> None:
-    common = {"topic": "T_twice", "group": "G_twice", "count": 4}
+    common = {"topic": own("T_twice"), "group": own("G_twice"), "count": 4}
     java("transact", prefix="cc", outcomes="commit", again="commit", **common)
     java("transact", prefix="cr", outcomes="commit", again="rollback", **common)
     java("transact", prefix="rc", outcomes="rollback", again="commit", **common)
     expected = sorted(f"{kind}-{n}" for kind in ("cc", "cr") for n in range(4))
-    assert everything(driver("java-5.3.3"), place("sluicemq"), "T_twice", 8) == expected
+    assert everything(driver("java-5.3.3"), place("sluicemq"), own("T_twice"), 8) == expected
 
 
 def test_a_message_says_when_java_may_be_asked_about_it(java: Delivery) -> None:
-    common = {"topic": "T_immune", "group": "G_immune", "outcomes": "unknown", "expect": 1}
+    common = {
+        "topic": own("T_immune"),
+        "group": own("G_immune"),
+        "outcomes": "unknown",
+        "expect": 1,
+    }
     [soon] = named(java("transact", prefix="soon", **common), "checked")
     assert 2000 <= soon["age_ms"] < 5500
     immune = {"property": "CHECK_IMMUNITY_TIME_IN_SECONDS:6", **common}
@@ -461,7 +497,7 @@ def test_a_message_says_when_java_may_be_asked_about_it(java: Delivery) -> None:
 
 
 def test_java_is_told_that_transactions_and_timers_exclude_each_other(java: Delivery) -> None:
-    delayed = {"property": "TIMER_DELAY_SEC:3", "topic": "T_timed", "group": "G_timed"}
+    delayed = {"property": "TIMER_DELAY_SEC:3", "topic": own("T_timed"), "group": own("G_timed")}
     [refused] = named(java("transact", prefix="timed", **delayed), "refused")
     assert "CODE: 13" in refused["error"]
     assert "a message of a transaction cannot be delayed" in refused["error"]
@@ -487,16 +523,16 @@ async def test_our_producer_decides_for_a_java_producer_that_was_killed(
     tmp_path: Path,
 ) -> None:
     cluster = place(kind)
-    common = {"ns": cluster.name_server, "topic": "T_heirs", "group": "G_heirs"}
+    common = {"ns": cluster.name_server, "topic": own("T_heirs"), "group": own("G_heirs")}
     await asyncio.to_thread(abandon, java_delivery(tmp_path), common)
     ledger = Ledger()
     async with Sluice(cluster.name_server) as mq:
-        await mq.producer("G_heirs", listener=ledger).answer_checks("T_heirs")
+        await mq.producer(own("G_heirs"), listener=ledger).answer_checks(own("T_heirs"))
         await until(lambda: len({*ledger.asked}) == 6)
         await asyncio.sleep(SETTLE_S)
     assert {*ledger.asked} == {f"left-{n}" for n in range(6)}
     received = await asyncio.to_thread(
-        everything, driver("java-5.3.3"), cluster, "T_heirs", 3
+        everything, driver("java-5.3.3"), cluster, own("T_heirs"), 3
     )  # fmt: skip
     assert received == ["left-0", "left-2", "left-4"]
 
@@ -522,14 +558,15 @@ def test_a_java_producer_decides_after_the_broker_was_killed(
     try:
         with begin() as cluster:
             events = sender.call(
-                "transact", ns=cluster.name_server, topic="T_back", group="G_back", count=6,
-                outcomes="unknown,commit,rollback", checks="commit,rollback,commit", keep=1,
+                "transact", ns=cluster.name_server, topic=own("T_back"), group=own("G_back"),
+                count=6, keep=1, outcomes="unknown,commit,rollback",
+                checks="commit,rollback,commit",
             )  # fmt: skip
             assert len(named(events, "sent")) == 6
             os.kill(cluster.pids["broker"], signal.SIGKILL)
         with begin() as cluster:
             expected = ["m-0", "m-1", "m-3", "m-4"]
-            assert everything(driver("java-5.3.3"), cluster, "T_back", 4) == expected
+            assert everything(driver("java-5.3.3"), cluster, own("T_back"), 4) == expected
     finally:
         sender._process.kill()
         sender.close()
@@ -540,7 +577,7 @@ async def test_java_and_go_decide_for_our_producer_that_is_gone(
     client: str, place: Callable[[str], Cluster], driver: Callable[[str], Driver]
 ) -> None:
     cluster, heir = place("sluicemq"), driver(client)
-    topic, group = f"T_orphans_{client[:2]}", f"G_orphans_{client[:2]}"
+    topic, group = own(f"T_orphans_{client[:2]}"), own(f"G_orphans_{client[:2]}")
     async with Sluice(cluster.name_server) as mq:
         producer = mq.producer(group, listener=Ledger())
         for n in range(4):
@@ -564,10 +601,10 @@ async def test_our_blocks_end_as_they_are_left_at_the_real_broker(
     cluster, ledger = place("rocketmq"), Ledger()
 
     def message(n: int) -> Message:
-        return Message("T_blocks", f"block-{n}".encode(), properties={"n": str(n)})
+        return Message(own("T_blocks"), f"block-{n}".encode(), properties={"n": str(n)})
 
     async with Sluice(cluster.name_server) as mq:
-        producer = mq.producer("G_blocks", listener=ledger)
+        producer = mq.producer(own("G_blocks"), listener=ledger)
         async with producer.transaction(message(0)):
             pass
         with pytest.raises(KeyError):
@@ -580,7 +617,9 @@ async def test_our_blocks_end_as_they_are_left_at_the_real_broker(
                 tx.unknown()
         await until(lambda: {*ledger.asked} == {"block-4", "block-5"})
         await asyncio.sleep(SETTLE_S)
-    received = await asyncio.to_thread(everything, driver("java-5.3.3"), cluster, "T_blocks", 2)
+    received = await asyncio.to_thread(
+        everything, driver("java-5.3.3"), cluster, own("T_blocks"), 2
+    )
     assert received == ["block-0", "block-4"]
 
 

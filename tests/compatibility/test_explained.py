@@ -3,18 +3,16 @@ same answers as far as RocketMQ's requests tell, and where they do not, that is 
 
 import asyncio
 from collections.abc import Callable
-from itertools import count
 
 import pytest
 from peer.clusters import Cluster
+from peer.names import own
 
 from sluicemq import Sluice
 from sluicemq.client.core.explanations.facts import Code, Fate
 from sluicemq.model.topic import MessageQueue
 
 KINDS = ["sluicemq", "rocketmq"]
-ATTEMPTS = count(1)
-"""A second try begins with a topic of its own."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -22,7 +20,7 @@ async def test_explain_and_the_filter_lab_work_on_both_brokers(
     kind: str, cluster: Callable[[str], Cluster]
 ) -> None:
     is_ours = kind == "sluicemq"
-    topic = group = f"explained-{kind}-{next(ATTEMPTS)}"
+    topic = group = own(f"explained-{kind}")
     async with Sluice(cluster(kind).name_server) as mq:
         await mq.admin.create_topic(topic, queues=1)
         ids = []

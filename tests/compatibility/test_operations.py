@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from peer.clusters import SOURCE, Cluster
 from peer.drivers import HERE, Driver, Event, java_driver
+from peer.names import own
 
 from sluicemq import Sluice
 from sluicemq.client.sync.admin import Admin
@@ -131,22 +132,22 @@ def bodies(first: int = 0, end: int = COUNT) -> list[str]:
 
 
 def test_reset_offset_by_time_sends_a_java_consumer_back(site: Site) -> None:
-    site.make("Oreset")
-    site.send("Oreset", bodies())
-    site.serve("Oreset")
+    site.make(own("Oreset"))
+    site.send(own("Oreset"), bodies())
+    site.serve(own("Oreset"))
     site.expect(bodies())
-    text = site.mqadmin("resetOffsetByTime", "-g", "Oreset", "-t", "Oreset", "-s", "0")
+    text = site.mqadmin("resetOffsetByTime", "-g", own("Oreset"), "-t", own("Oreset"), "-s", "0")
     assert site.broker in text, text
     site.expect(bodies())
-    wait_for(lambda: site.committed("Oreset") == COUNT)
+    wait_for(lambda: site.committed(own("Oreset")) == COUNT)
 
 
 def test_a_reset_in_the_middle_of_a_java_consumers_work_lasts(site: Site) -> None:
     """It holds all messages and has some of them handled; after the reset it begins anew, and what
     it had does not come to count."""
-    site.make("Omiddle")
-    site.send("Omiddle", bodies())
-    site.serve("Omiddle", rest=150)
+    site.make(own("Omiddle"))
+    site.send(own("Omiddle"), bodies())
+    site.serve(own("Omiddle"), rest=150)
     seen: list[str] = []
 
     def begun() -> bool:
@@ -154,7 +155,7 @@ def test_a_reset_in_the_middle_of_a_java_consumers_work_lasts(site: Site) -> Non
         return len(seen) >= 4
 
     wait_for(begun)
-    site.mqadmin("resetOffsetByTime", "-g", "Omiddle", "-t", "Omiddle", "-s", "0")
+    site.mqadmin("resetOffsetByTime", "-g", own("Omiddle"), "-t", own("Omiddle"), "-s", "0")
 
     def again() -> bool:
         seen.extend(site.seen())
@@ -167,88 +168,104 @@ def test_a_reset_in_the_middle_of_a_java_consumers_work_lasts(site: Site) -> Non
 
 
 def test_skip_accumulated_message_of_a_group_that_is_away(site: Site) -> None:
-    site.make("Oskip")
-    site.send("Oskip", bodies())
-    site.serve("Oskip")
+    site.make(own("Oskip"))
+    site.send(own("Oskip"), bodies())
+    site.serve(own("Oskip"))
     site.expect(bodies())
-    wait_for(lambda: site.committed("Oskip") == COUNT)
+    wait_for(lambda: site.committed(own("Oskip")) == COUNT)
     site.driver.call("stop")
-    site.send("Oskip", ["missed"] * 3)
-    text = site.mqadmin("skipAccumulatedMessage", "-g", "Oskip", "-t", "Oskip")
+    site.send(own("Oskip"), ["missed"] * 3)
+    text = site.mqadmin("skipAccumulatedMessage", "-g", own("Oskip"), "-t", own("Oskip"))
     assert site.broker in text, text
-    assert site.committed("Oskip") == COUNT + 3
-    site.send("Oskip", ["new"])
-    site.serve("Oskip")
+    assert site.committed(own("Oskip")) == COUNT + 3
+    site.send(own("Oskip"), ["new"])
+    site.serve(own("Oskip"))
     site.expect(["new"])
 
 
 def test_our_command_line_resets_a_java_consumer(site: Site) -> None:
-    site.make("Ocli")
-    site.send("Ocli", bodies())
-    site.serve("Ocli")
+    site.make(own("Ocli"))
+    site.send(own("Ocli"), bodies())
+    site.serve(own("Ocli"))
     site.expect(bodies())
-    wait_for(lambda: site.committed("Ocli") == COUNT)
+    wait_for(lambda: site.committed(own("Ocli")) == COUNT)
     (planned,) = site.sluice(
-        "group", "reset", "Ocli", "-t", "Ocli", "--to", "earliest", "--dry-run"
+        "group", "reset", own("Ocli"), "-t", own("Ocli"), "--to", "earliest", "--dry-run"
     )
     assert (planned["from"], planned["to"], planned["come_again"]) == (COUNT, 0, COUNT)
-    (done,) = site.sluice("group", "reset", "Ocli", "-t", "Ocli", "--to", "earliest")
+    (done,) = site.sluice("group", "reset", own("Ocli"), "-t", own("Ocli"), "--to", "earliest")
     assert done["to"] == 0
     site.expect(bodies())
 
 
 def test_clone_group_offset(site: Site) -> None:
-    site.serve("Oclone")
-    site.send("Oclone", bodies())
+    site.serve(own("Oclone"))
+    site.send(own("Oclone"), bodies())
     site.expect(bodies())
-    wait_for(lambda: site.committed("Oclone") == COUNT)
+    wait_for(lambda: site.committed(own("Oclone")) == COUNT)
     with Admin(site.cluster.name_server) as admin:
-        found = admin.clone_offsets("Oclone", "Ocopy")
-        assert [change.new for change in found if change.queue.topic == "Oclone"] == [COUNT]
-        assert admin.committed_offset("Ocopy", site.queue("Oclone")) == COUNT
-    text = site.mqadmin("cloneGroupOffset", "-s", "Oclone", "-d", "Ocopy", "-t", "Oclone")
+        found = admin.clone_offsets(own("Oclone"), own("Ocopy"))
+        assert [change.new for change in found if change.queue.topic == own("Oclone")] == [COUNT]
+        assert admin.committed_offset(own("Ocopy"), site.queue(own("Oclone"))) == COUNT
+    text = site.mqadmin(
+        "cloneGroupOffset", "-s", own("Oclone"), "-d", own("Ocopy"), "-t", own("Oclone")
+    )
     assert "clone group offset success" in text
 
 
 def test_consumer_status_shows_a_java_and_a_python_consumer(site: Site) -> None:
-    client_id = site.serve("Ostatus")
-    text = site.mqadmin("consumerStatus", "-g", "Ostatus")
+    client_id = site.serve(own("Ostatus"))
+    text = site.mqadmin("consumerStatus", "-g", own("Ostatus"))
     assert client_id in text
     assert "Rebalance OK" in text, text
-    detail = site.mqadmin("consumerStatus", "-g", "Ostatus", "-i", client_id, "-s")
+    detail = site.mqadmin("consumerStatus", "-g", own("Ostatus"), "-i", client_id, "-s")
     assert "NettyClientPublicExecutor" in detail, "the stacks of a JVM"
     with Admin(site.cluster.name_server) as admin:
-        wait_for(lambda: site.queue("Ostatus") in admin.running_info("Ostatus", client_id).queues)
-    (status,) = site.sluice("consumer", "status", "Ostatus", client_id)
+        wait_for(
+            lambda: (
+                site.queue(own("Ostatus")) in admin.running_info(own("Ostatus"), client_id).queues
+            )
+        )
+    (status,) = site.sluice("consumer", "status", own("Ostatus"), client_id)
     assert status["properties"]["language"] == "JAVA"
-    assert {queue["topic"] for queue in status["queues"]} >= {"Ostatus"}
-    (stack,) = site.sluice("consumer", "stack", "Ostatus", client_id)
+    assert {queue["topic"] for queue in status["queues"]} >= {own("Ostatus")}
+    (stack,) = site.sluice("consumer", "stack", own("Ostatus"), client_id)
     assert "NettyClientWorkerThread" in stack["stack"] or "java.lang" in stack["stack"]
 
 
 def test_get_consumer_status_asks_the_java_consumer(site: Site) -> None:
-    client_id = site.serve("Oget")
-    site.send("Oget", bodies())
+    client_id = site.serve(own("Oget"))
+    site.send(own("Oget"), bodies())
     site.expect(bodies())
-    (event,) = site.driver.call("status", group="Oget", topic="Oget", **site.where)
+    (event,) = site.driver.call("status", group=own("Oget"), topic=own("Oget"), **site.where)
     assert (event["client"], event["offset"]) == (client_id, str(COUNT))
 
 
 def test_a_message_is_consumed_directly_by_a_java_consumer(site: Site) -> None:
-    client_id = site.serve("Odirect")
-    site.send("Odirect", ["once"])
+    client_id = site.serve(own("Odirect"))
+    site.send(own("Odirect"), ["once"])
     site.expect(["once"])
-    (found,) = messages_of(site, "Odirect")
-    words = ["message", "consume", found, "-g", "Odirect", "-c", client_id, "-t", "Odirect"]
+    (found,) = messages_of(site, own("Odirect"))
+    words = [
+        "message",
+        "consume",
+        found,
+        "-g",
+        own("Odirect"),
+        "-c",
+        client_id,
+        "-t",
+        own("Odirect"),
+    ]
     (result,) = site.sluice(*words)
     assert result["result"] == "CR_SUCCESS"
     site.expect(["once"])
     text = site.mqadmin(
-        "queryMsgById", "-i", found, "-t", "Odirect", "-g", "Odirect", "-d", client_id
+        "queryMsgById", "-i", found, "-t", own("Odirect"), "-g", own("Odirect"), "-d", client_id
     )
     assert "consumeResult=CR_SUCCESS" in text, text
     site.expect(["once"])
-    assert site.committed("Odirect") in (None, 0, 1), "nothing is committed by it"
+    assert site.committed(own("Odirect")) in (None, 0, 1), "nothing is committed by it"
 
 
 def messages_of(site: Site, topic: str) -> list[str]:
@@ -263,16 +280,19 @@ def messages_of(site: Site, topic: str) -> list[str]:
 
 
 def test_a_java_producers_request_gets_our_consumers_reply(site: Site) -> None:
-    site.make("Oask")
+    site.make(own("Oask"))
 
     async def run() -> list[Any]:
         async def handler(message: Any) -> None:
             await message.reply(b"python answers " + message.body)
 
         name_server = site.cluster.name_server
-        async with Sluice(name_server) as mq, mq.consumer("Oask", handler).subscribe("Oask"):
+        async with (
+            Sluice(name_server) as mq,
+            mq.consumer(own("Oask"), handler).subscribe(own("Oask")),
+        ):
             return await asyncio.to_thread(
-                site.driver.call, "request", topic="Oask", body="java asks", **site.where
+                site.driver.call, "request", topic=own("Oask"), body="java asks", **site.where
             )
 
     (event,) = asyncio.run(run())
@@ -281,34 +301,34 @@ def test_a_java_producers_request_gets_our_consumers_reply(site: Site) -> None:
 
 
 def test_our_request_gets_a_java_consumers_reply(site: Site) -> None:
-    site.serve("Oanswer", reply="java answers ")
+    site.serve(own("Oanswer"), reply="java answers ")
 
     async def run() -> bytes:
         async with Sluice(site.cluster.name_server) as mq:
-            return (await mq.request("Oanswer", "python asks", timeout_s=15)).body
+            return (await mq.request(own("Oanswer"), "python asks", timeout_s=15)).body
 
     assert asyncio.run(run()) == b"java answers python asks"
     assert site.seen() == ["python asks"]
 
 
 def test_mqadmin_sees_a_python_consumer(site: Site) -> None:
-    site.make("Opython")
+    site.make(own("Opython"))
     seen: list[bytes] = []
 
     async def run() -> tuple[str, str, Event, str]:
         async with Sluice(site.cluster.name_server) as mq:
-            sent = await mq.send("Opython", "once")
-            consumer = mq.consumer("Opython", lambda message: seen.append(message.body))
-            async with consumer.subscribe("Opython"):
+            sent = await mq.send(own("Opython"), "once")
+            consumer = mq.consumer(own("Opython"), lambda message: seen.append(message.body))
+            async with consumer.subscribe(own("Opython")):
                 while not seen:
                     await asyncio.sleep(0.05)
-                words = ["-g", "Opython"]
+                words = ["-g", own("Opython")]
                 tables = await asyncio.to_thread(site.mqadmin, "consumerStatus", *words)
                 one = ["-i", mq.client_id, "-s"]
                 detail = await asyncio.to_thread(site.mqadmin, "consumerStatus", *words, *one)
-                status = {"group": "Opython", "topic": "Opython", **site.where}
+                status = {"group": own("Opython"), "topic": own("Opython"), **site.where}
                 (where,) = await asyncio.to_thread(site.driver.call, "status", **status)
-                identity = ["-i", sent.offset_message_id, "-t", "Opython", "-d", mq.client_id]
+                identity = ["-i", sent.offset_message_id, "-t", own("Opython"), "-d", mq.client_id]
                 direct = await asyncio.to_thread(site.mqadmin, "queryMsgById", *words, *identity)
                 return tables, detail, where, direct
 
@@ -321,10 +341,10 @@ def test_mqadmin_sees_a_python_consumer(site: Site) -> None:
 
 
 def test_query_cq_and_send_msg_status(site: Site) -> None:
-    site.make("Ocq")
-    site.send("Ocq", bodies(0, 3))
+    site.make(own("Ocq"))
+    site.send(own("Ocq"), bodies(0, 3))
     text = site.mqadmin(
-        "queryCq", "-t", "Ocq", "-q", "0", "-i", "0", "-c", "3", "-b", site.cluster.broker
+        "queryCq", "-t", own("Ocq"), "-q", "0", "-i", "0", "-c", "3", "-b", site.cluster.broker
     )
     assert "Max Offset" in text or "max" in text.lower(), text
     assert (

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from peer.clusters import Cluster, rocketmq_cluster, sluice_cluster, write_properties
 from peer.drivers import JVM_FLAGS, Driver, DriverFailedError, java_driver, python_driver
+from peer.names import own
 
 from certificates import Authority, Certificate
 from conftest import missing_tool_is_a_reason
@@ -117,7 +118,7 @@ def works(call: Callable[..., list[dict[str, object]]], topic: str, *, push: boo
         sent += call("send", topic=topic, mode=mode, count=20, prefix=mode, size=5000)
     assert len(sent) == 40
     if push:
-        got = call("push", topic=topic, group=f"G_{topic}", tag="*", expect=40, timeout_s=40)
+        got = call("push", topic=topic, group=own(f"G_{topic}"), tag="*", expect=40, timeout_s=40)
         bodies = [event["body"] for event in got if event["event"] == "got"]
         assert sorted(bodies) == sorted(event["body"] for event in sent)  # type: ignore[type-var]
 
@@ -127,7 +128,7 @@ def test_java_clients_with_a_certificate_against_our_enforcing_servers(
     client: str, ours: Cluster, papers: Papers, tmp_path: Path
 ) -> None:
     with java(client, tmp_path, papers.java(papers.client)) as driver:
-        works(partial(driver.call, ns=ours.name_server), f"T_{client}".replace(".", "_"))
+        works(partial(driver.call, ns=ours.name_server), own(f"T_{client}").replace(".", "_"))
 
 
 def test_a_java_client_without_certificate_or_tls_gets_nowhere(
@@ -138,7 +139,7 @@ def test_a_java_client_without_certificate_or_tls_gets_nowhere(
             java("java-5.3.3", tmp_path, flags) as driver,
             pytest.raises(DriverFailedError, match=r"(?i)route|connect|failed"),
         ):
-            driver.call("send", ns=ours.name_server, topic="T_nobody", mode="sync", count=1)
+            driver.call("send", ns=ours.name_server, topic=own("T_nobody"), mode="sync", count=1)
 
 
 def test_a_java_client_refuses_our_server_when_it_trusts_somebody_else(
@@ -149,7 +150,7 @@ def test_a_java_client_refuses_our_server_when_it_trusts_somebody_else(
         java("java-5.3.3", tmp_path, flags) as driver,
         pytest.raises(DriverFailedError, match=r"(?i)route|connect|failed"),
     ):
-        driver.call("send", ns=ours.name_server, topic="T_stranger", mode="sync", count=1)
+        driver.call("send", ns=ours.name_server, topic=own("T_stranger"), mode="sync", count=1)
 
 
 @pytest.mark.parametrize("client", JAVA)
@@ -161,7 +162,7 @@ def test_java_clients_with_nothing_but_use_tls_against_our_test_mode(
         sluice_cluster(tmp_path, **{"tls.server.mode": "enforcing"}) as cluster,
         java(client, tmp_path, (*JVM_FLAGS, "-Dtls.enable=true")) as driver,
     ):
-        works(partial(driver.call, ns=cluster.name_server), "T_test_mode")
+        works(partial(driver.call, ns=cluster.name_server), own("T_test_mode"))
     assert "UNSAFE" in (tmp_path / "sluice.log").read_text()
 
 
@@ -175,7 +176,7 @@ def test_our_clients_verify_the_real_servers(
     driver = python_driver(client, tmp_path)
     try:
         call = partial(driver.call, ns=real.name_server)
-        works(call, f"T_python_{client}", push=client == "aio")
+        works(call, own(f"T_python_{client}"), push=client == "aio")
     finally:
         driver.close()
 
@@ -185,7 +186,7 @@ def test_our_client_refuses_the_real_server_when_it_trusts_somebody_else(
 ) -> None:
     async def send(tls: Tls) -> None:
         async with Sluice(real.name_server, tls=tls) as mq:
-            await mq.send("T_python_refuses", b"x")
+            await mq.send(own("T_python_refuses"), b"x")
 
     asyncio.run(send(Tls(ca=papers.authority.path)))
     with pytest.raises(SluiceError, match="is refused: unable to get local issuer"):
@@ -197,7 +198,7 @@ def test_our_client_speaks_tls_to_the_real_test_mode(tmp_path: Path) -> None:
 
     async def send(tls: Tls) -> None:
         async with Sluice(cluster.name_server, tls=tls) as mq:
-            await mq.send("T_default", b"x")
+            await mq.send(own("T_default"), b"x")
 
     with missing_tool_is_a_reason():
         started = rocketmq_cluster(tmp_path)

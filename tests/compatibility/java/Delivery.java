@@ -122,16 +122,18 @@ public final class Delivery {
     private void handover() throws Exception {
         int count = number("count", 1);
         CountDownLatch open = new CountDownLatch(count), leave = new CountDownLatch(number("leave", 1));
+        CountDownLatch left = new CountDownLatch(1);
         List<DefaultMQPushConsumer> consumers = new ArrayList<>();
         for (int i = 0; i < 2; i++) consumers.add(orderly(i, open, leave));
         for (DefaultMQPushConsumer consumer : consumers) consumer.start();
         Thread.sleep(BALANCE_MS);
-        Thread sender = new Thread(() -> sendKeyed(number("keyed", 1), 10));
+        Thread sender = new Thread(() -> sendKeyed(number("keyed", 1), 10, left));
         sender.start();
         try {
             leave.await(number("timeout_s", 20), TimeUnit.SECONDS);
             consumers.get(0).shutdown();
             emit("left");
+            left.countDown();
             await(open);
             sender.join();
         } finally {
@@ -157,15 +159,18 @@ public final class Delivery {
     // ---- producers
 
     private void keyed() {
-        sendKeyed(number("count", 1), 0);
+        sendKeyed(number("count", 1), 0, new CountDownLatch(0));
     }
 
-    private void sendKeyed(int keys, long pauseMs) {
+    /** The last quarter is sent after `left`, however slow the machine is to let a consumer go. */
+    private void sendKeyed(int keys, long pauseMs, CountDownLatch left) {
         DefaultMQProducer producer = configured(new DefaultMQProducer("delivery-producer"));
         producer.setSendMsgTimeout(5_000);
         try {
             producer.start();
-            for (int i = 0; i < number("count", 1); i++) {
+            int count = number("count", 1);
+            for (int i = 0; i < count; i++) {
+                if (i == count * 3 / 4) left.await();
                 String key = "key-" + i % keys;
                 try {
                     sent(message(i), producer.send(message(i), new SelectMessageQueueByHash(), key));

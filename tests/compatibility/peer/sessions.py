@@ -9,11 +9,11 @@ then a new group begins where it says, and not at the first message of a queue t
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from peer import clusters, drivers
+from peer import clusters, drivers, names
 from peer.drivers import Driver, Event
 from peer.toolchain import HERE
 
@@ -65,18 +65,20 @@ DRIVERS: dict[str, Callable[[Path], Driver]] = {
 
 @dataclass(frozen=True)
 class Sessions:
-    """The driver of a client pointed at a cluster; topics and groups have the client's name."""
+    """The driver of a client pointed at a cluster; topics and groups have the client's name and the
+    number of the try it was made in."""
 
     client: str
     driver: Driver
     name_server: str
+    try_number: int = field(default_factory=names.number_of_try)
 
     def __call__(self, command: str, **options: object) -> list[Event]:
         word = f"s-{command}" if self.client.startswith("go") else command
         return self.driver.call(word, ns=self.name_server, **options)
 
     def name(self, what: str) -> str:
-        return f"{what}_{self.client}".replace(".", "_")
+        return f"{what}_{self.client}_{self.try_number}".replace(".", "_")
 
     def send(self, what: str, prefix: str, count: int, **options: object) -> list[Event]:
         """The `sent` events of PREFIX-0 and so on in the topic `what`; nothing is refused."""

@@ -154,7 +154,7 @@ async def test_a_group_that_is_away_begins_at_the_new_place(mq: EmbeddedSluice) 
     async with mq.consumer("G", again, concurrency=1).subscribe("T"):
         await until(mq, lambda: len(again.seen) == 10)
         await mq.clock.advance(seconds=10)
-    assert again.seen == handler.seen
+    assert again.seen == sorted(handler.seen)  # the first handled several at once
     assert await mq.admin.committed_offset("G", QUEUE) == 10
 
 
