@@ -16,8 +16,9 @@ from simulation.crashes.plan import Kind, run_steps, steps_of
 from simulation.crashes.runs import LENGTH
 from simulation.crashes.store_world import STORE, STORM
 from sluicemq.broker import documents
-from sluicemq.broker.turns import Durable, Turns
+from sluicemq.broker.turns import Turns
 from sluicemq.files import Files
+from sluicemq.net.peer import Peer
 from sluicemq.store import recovery, scan, segments
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import ConsumeQueues, Queue
@@ -109,10 +110,8 @@ def a_disk_that_lies(monkeypatch: pytest.MonkeyPatch) -> None:
 def answering_before_the_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Turns.hold
 
-    def hold(turns: Turns, outcome: object, *rest: Any) -> None:
-        if isinstance(outcome, Durable):
-            outcome = outcome._replace(waits=False)
-        original(turns, outcome, *rest)
+    def hold(turns: Turns, peer: Peer, answer: bytes, waits: bool = True, *rest: Any) -> None:
+        original(turns, peer, answer, False, *rest)
 
     monkeypatch.setattr(Turns, "hold", hold)
     monkeypatch.setattr("sluicemq.broker.send.Send.quick", lambda _send: {})

@@ -67,8 +67,7 @@ class Send:
         self._retries = retries
         self._append = store.append
         self._intake = intake
-        self._plain = turns.plain
-        self._plain_of = turns.plain_of
+        self._hold = turns.hold
         self._clock = clock
         self._unique_ids = unique_ids
         self._next_queue = 0
@@ -190,17 +189,14 @@ class Send:
         topic.messages_in += 1
         topic.bytes_in += size + len(stored) + topic.record_bytes
         self.sizes[(size - 1).bit_length()] += 1
-        answers = self._plain.get(peer)
-        if answers is None:
-            answers = self._plain_of(peer)
         if kind == FLAG_ONEWAY:
-            answers.append(b"")
+            self._hold(peer, b"")
             return True
         answer = self._answer_with_id % (
             queue_id, unique_id, physical_offset, queue_offset, opaque
         )  # fmt: skip
         length = len(answer)
-        answers.append(_pack_prefix(length + 4, length) + answer)
+        self._hold(peer, _pack_prefix(length + 4, length) + answer)
         return True
 
     # ------------------------------------------------------------------------------ by the book

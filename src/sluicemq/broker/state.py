@@ -48,7 +48,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.broker.transaction_checks import TransactionChecks
 from sluicemq.broker.transactions import Transactions
-from sluicemq.broker.turns import Announced, Parked, Postponed, RunSync, Turns
+from sluicemq.broker.turns import Announced, Durable, Parked, Postponed, RunSync, Turns
 from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds
@@ -97,7 +97,6 @@ class BrokerCore:
             wake=self._wake,
             run_sync=run_sync if settings.store.flush_sync else None,
             announce=self._announce,
-            others=self._later,
             sync_timeout_s=settings.store.sync_flush_timeout_ms / 1000,
         )
         self.shares.before_turn = self.turns.end_scheduled
@@ -107,8 +106,6 @@ class BrokerCore:
         self._make_doors(unique_ids, call_soon)
         self.handlers = self._families(files)
         self.quick = {} if settings.is_read_only else self.send.quick()
-        self.deferred = self.turns.hold
-        """Takes what handlers return besides answers."""
 
     def _make_tables(self, files: Files, call_soon: Callable[[Callable[[], None]], object]) -> None:
         """What is known of topics, groups and clients."""
@@ -118,7 +115,7 @@ class BrokerCore:
         self.offsets = Offsets(settings, files, clock)
         self.filters = ConsumerFilters(settings, files, clock)
         self.background = Background(clock, self.shares)
-        self.background.settle = self._settle
+        self.background.settle = self.deferred
         self.polls = LongPolls(self._write, settings.broker.parked_pulls_max, self.shares)
         self.lanes = Lanes(
             settings, self.topics, self.offsets, store, files, clock, self.polls.look_again,
@@ -312,9 +309,11 @@ class BrokerCore:
 
     # ---------------------------------------------------------------------- answers for later
 
-    def _later(self, outcome: object, command: Command, peer: Peer) -> None:
-        """What handlers return besides answers and `Durable`."""
-        if isinstance(outcome, Parked):
+    def deferred(self, outcome: object, command: Command, peer: Peer) -> None:
+        """Takes what handlers return besides answers. HOT."""
+        if outcome.__class__ is Durable:
+            self.turns.hold(peer, *outcome)
+        elif isinstance(outcome, Parked):
             if not self.polls.park(outcome, peer):
                 peer.write(outcome.look(outcome, True) or b"")
         elif isinstance(outcome, Announced):
@@ -324,9 +323,6 @@ class BrokerCore:
             self.background.take(outcome.steps, command, peer)
         else:
             raise TypeError(f"a handler returned {type(outcome).__name__}, and nobody takes it")
-
-    def _settle(self, outcome: object, command: Command, peer: Peer) -> None:
-        self.deferred(outcome, command, peer)
 
     def _write(self, peer: Peer, frame: bytes) -> None:
         self.turns.write(peer, frame)

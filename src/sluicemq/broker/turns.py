@@ -1,15 +1,14 @@
-"""What a handler may return besides an answer: four ways to answer later.
+"""When answers leave: what a handler may return besides an answer, and the turn.
 
-None of them waits by itself. `turns.py` writes `Durable` answers after the commit (and the fsync,
-where asked), `longpoll.py` keeps `Parked` requests, `announcing.py` holds `Announced` answers until
-the change is on disk and the name servers know of it, `background.py` goes through the steps of a
-`Postponed` one.
+    Durable      leaves when the turn's messages are safe: here
+    Parked       a pull that waits for messages: `consume/longpoll.py`
+    Announced    leaves when a change is on disk and the name servers know of it: `announcing.py`
+    Postponed    is worked at in steps: `background.py`
 
-When answers leave: the turn.
-
-A turn is what happens in one iteration of the event loop. Handlers append messages to the store and
-return `Durable` answers; the first of them asks for `end` to be called when the iteration is over.
-`end` commits once for all connections, and only then the answers leave, one write a connection:
+A turn is what happens in one iteration of the event loop. Handlers append messages to the store,
+and their answers are held; the first of them asks for `end` to be called when the iteration is
+over. `end` commits once for all connections, and only then the answers leave, one write a
+connection:
 
     append append append … | commit | answers and woken long polls        ASYNC_FLUSH
     append append append … | commit | fsync | publish | answers …         SYNC_FLUSH
@@ -27,7 +26,9 @@ No asyncio here: the loop is two callables, so a test or a simulator can step it
 """
 
 import logging
-from collections.abc import Callable, Generator
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 
 from sluicemq.clock import Clock
@@ -35,6 +36,14 @@ from sluicemq.errors import StoreError, StoreFullError, StoreTransientError, Sto
 from sluicemq.net.peer import Peer
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import FLAG_RESPONSE, SERVER_LANGUAGE, Command, decode, encode
+
+log = logging.getLogger(__name__)
+
+Visible = list[tuple[str, int, int]]
+LATENCY_BOUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+
+LATE: Final = "the fsync takes longer than syncFlushTimeout; the message is stored."
 
 
 class Durable(NamedTuple):
@@ -50,13 +59,10 @@ class Durable(NamedTuple):
     announces: bool = False
 
 
-class Announced:
+class Announced(NamedTuple):
     """An answer that leaves when a change of topics or groups is saved and registered."""
 
-    __slots__ = ("answer",)
-
-    def __init__(self, answer: Command) -> None:
-        self.answer = answer
+    answer: Command
 
 
 class Postponed(NamedTuple):
@@ -65,6 +71,7 @@ class Postponed(NamedTuple):
     steps: Generator[Callable[[], Any] | None, Any, Any]
 
 
+@dataclass(slots=True, eq=False)
 class Parked:
     """A pull that waits for messages.
 
@@ -74,28 +81,14 @@ class Parked:
     about to look.
     """
 
-    __slots__ = (
-        "command", "deadline_s", "is_done", "is_looking", "look", "queue_id", "scan_offset",
-        "topic",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        command: Command,
-        topic: str,
-        queue_id: int,
-        scan_offset: int,
-        deadline_s: float,
-        look: "Callable[[Parked, bool], bytes | None]",
-    ) -> None:
-        self.command = command
-        self.topic = topic
-        self.queue_id = queue_id
-        self.scan_offset = scan_offset
-        self.deadline_s = deadline_s
-        self.look = look
-        self.is_done = False
-        self.is_looking = False
+    command: Command
+    topic: str
+    queue_id: int
+    scan_offset: int
+    deadline_s: float
+    look: "Callable[[Parked, bool], bytes | None]"
+    is_done: bool = False
+    is_looking: bool = False
 
 
 def failed(answer: bytes, error: BaseException, remark: str) -> bytes:
@@ -104,12 +97,6 @@ def failed(answer: bytes, error: BaseException, remark: str) -> bytes:
     code = ResponseCode.SERVICE_NOT_AVAILABLE if full else ResponseCode.SYSTEM_ERROR
     opaque = decode(answer[4:]).opaque
     return encode(Command(code, {}, b"", opaque, FLAG_RESPONSE, remark, SERVER_LANGUAGE))
-
-
-log = logging.getLogger(__name__)
-
-Visible = list[tuple[str, int, int]]
-LATENCY_BOUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
 class TurnStore(Protocol):
@@ -125,22 +112,41 @@ class TurnStore(Protocol):
 RunSync = Callable[[Callable[[int | BaseException], None]], None]
 """Starts `store.sync()` elsewhere and calls back, in the loop's thread, with its end or error."""
 
-Held = tuple[Peer, bytes, bool]
-"""Connection, answer (b"" when none is wanted), whether it announces a new topic."""
 
+class Answers:
+    """Answers that leave together. `announcing`: of sends that have made a topic."""
 
-class Batch:
-    """Answers that wait for one fsync."""
+    __slots__ = ("announcing", "frames", "started_s")
 
-    __slots__ = ("answers", "started_s")
+    def __init__(self) -> None:
+        self.frames: dict[Peer, list[bytes]] = {}
+        self.announcing: list[tuple[Peer, bytes]] = []
+        self.started_s = 0.0
 
-    def __init__(self, started_s: float) -> None:
-        self.answers: list[Held] = []
-        self.started_s = started_s
+    def __bool__(self) -> bool:
+        return bool(self.frames or self.announcing)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.frames.values())) + len(self.announcing)
+
+    def __iter__(self) -> Iterator[tuple[Peer, bytes]]:
+        """Connection and answer, without those that nobody wants."""
+        for peer, frames in self.frames.items():
+            yield from ((peer, frame) for frame in frames if frame)
+        yield from ((peer, frame) for peer, frame in self.announcing if frame)
+
+    def join(self, others: "Answers") -> None:
+        """Takes over others, which leave at the same time."""
+        for peer, frames in others.frames.items():
+            self.frames.setdefault(peer, []).extend(frames)
+        self.announcing += others.announcing
 
 
 class Turns:
-    """Holds the answers of sends until their messages are safe."""
+    """Holds the answers of sends until their messages are safe.
+
+    `announce(peer, answer)` takes those that have to wait for the name servers too.
+    """
 
     def __init__(
         self,
@@ -150,8 +156,7 @@ class Turns:
         call_soon: Callable[[Callable[[], None]], object],
         wake: Callable[[str, int, int], None],
         run_sync: RunSync | None = None,
-        announce: Callable[[Peer, bytes], None] | None = None,
-        others: Callable[[object, Command, Peer], None] | None = None,
+        announce: Callable[[Peer, bytes], None] = Peer.write,
         sync_timeout_s: float = 5.0,
     ) -> None:
         self._store = store
@@ -160,50 +165,46 @@ class Turns:
         self._wake = wake
         self._run_sync = run_sync
         self._announce = announce
-        self._others = others
         self._sync_timeout_s = sync_timeout_s
-        self._held: list[Held] = []
-        self._waiting: list[Held] = []  # for the fsync; `_held` is for the commit alone
+        self._begin()
+        self._next: Answers | None = None
+        """They wait for the next fsync, `_syncing` for the one that runs."""
+        self._syncing: Answers | None = None
         self._outgoing: dict[Peer, list[bytes]] = {}
-        self.plain: dict[Peer, list[bytes]] = {}
-        """The turn's answers that wait for the fsync and announce nothing; see `plain_of`."""
-        self._news: Visible = []
+        self._visible: Visible = []
         self._is_scheduled = False
         self._has_own = False
         self._started_s = 0.0
-        self._next: Batch | None = None
-        self._running: list[Batch] = []
         self.latency_counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
         self.latency_sum_s = 0.0
         self.turns = 0
         self.commits_failed = 0
         self.on_failed: list[Callable[[], None]] = []
-        """Told when a commit has failed: what the turn had appended never was."""
+        """Called when a commit has failed: what the turn had appended never was."""
         store.on_visible = self.visible
+
+    def _begin(self) -> None:
+        """The turn's answers: those that leave after the commit, and those that wait for the fsync
+        after it. Without fsyncs they are the same."""
+        self._written = self._synced = Answers()
+        if self._run_sync is not None:
+            self._synced = Answers()
 
     # ------------------------------------------------------------------------- during a turn
 
-    def hold(self, outcome: object, command: Command, peer: Peer) -> None:
-        """Keeps a `Durable` answer until the end of the turn; `others` takes any other. HOT."""
-        if outcome.__class__ is not Durable:
-            if self._others is not None:
-                self._others(outcome, command, peer)
-            return
+    def hold(self, peer: Peer, answer: bytes, waits: bool = True, announces: bool = False) -> None:
+        """Keeps an answer until the end of the turn; see `Durable`. HOT."""
         if not self._is_scheduled:
             self.soon()
-        answer, waits, announces = outcome
-        held = (peer, answer, announces)
-        if waits and self._run_sync is not None:
-            self._waiting.append(held)
+        answers = self._synced if waits else self._written
+        if announces:
+            answers.announcing.append((peer, answer))
+            return
+        frames = answers.frames.get(peer)
+        if frames is None:
+            answers.frames[peer] = [answer]
         else:
-            self._held.append(held)
-
-    def plain_of(self, peer: Peer) -> list[bytes]:
-        """The list of a connection in `plain`, where it has none yet: what is put there is held
-        like a `Durable` answer, without a call a message."""
-        self.soon()
-        answers = self.plain[peer] = []
-        return answers
+            frames.append(answer)
 
     def own(self) -> None:
         """The broker itself has appended something: as `soon`, and it wants to be seen, also when
@@ -213,10 +214,10 @@ class Turns:
 
     def end_own(self) -> bool:
         """End the turn now, with what the broker has appended; False when that is not stored."""
-        failed = self.commits_failed
+        failures = self.commits_failed
         self._has_own = True
         self.end()
-        return failed == self.commits_failed
+        return failures == self.commits_failed
 
     def soon(self) -> None:
         """The turn has something to commit: it ends when the loop's iteration does."""
@@ -232,30 +233,21 @@ class Turns:
 
     def write(self, peer: Peer, frame: bytes) -> None:
         """Adds a frame to what leaves at the end of this turn."""
-        frames = self._outgoing.get(peer)
-        if frames is None:
-            self._outgoing[peer] = [frame]
-        else:
-            frames.append(frame)
+        self._outgoing.setdefault(peer, []).append(frame)
 
     def visible(self, queues: Visible) -> None:
         """The store shows new messages. Who waits for them is woken when the store is done: what
         goes wrong there must not look like a failed commit."""
-        self._news += queues
-
-    def _wake_all(self) -> None:
-        news, self._news = self._news, []
-        for topic, queue_id, offset_max in news:
-            self._wake(topic, queue_id, offset_max)
+        self._visible += queues
 
     # ------------------------------------------------------------------------------- its end
 
     def end(self) -> None:
         """Commits the turn and lets its answers go."""
         self._is_scheduled = False
-        held, self._held = self._held, []
-        waiting, self._waiting = self._waiting, []
-        plain = self._take_plain()
+        written, synced = self._written, self._synced
+        self._begin()
+        written.started_s = synced.started_s = self._started_s
         own, self._has_own = self._has_own, False
         self.turns += 1
         try:
@@ -266,24 +258,37 @@ class Turns:
                 log.exception("the commit of a turn failed")
             for undo in self.on_failed:
                 undo()
-            self._fail([*held, *waiting, *_listed(plain)], error)
+            if synced is not written:
+                written.join(synced)
+            self._fail(written, error)
             self.flush()
             return
-        self._release(held, self._started_s)
-        if self._run_sync is None:
-            self._release_plain(plain)
-        else:
-            waiting += _listed(plain)
-        self._wake_all()
-        if waiting or ((held or own) and self._run_sync is not None):
+        self._release(written)
+        if self._run_sync is not None and (synced or written or own):
             # Also for those alone that do not wait: others see their messages after the fsync.
-            self._await_sync(waiting)
+            if self._next is None:
+                self._next = synced
+            else:
+                self._next.join(synced)
+            self._start_sync()
         self.flush()
 
-    def _take_plain(self) -> dict[Peer, list[bytes]]:
-        taken = self.plain.copy()
-        self.plain.clear()  # the dict stays: the hot path holds it
-        return taken
+    def _release(self, answers: Answers) -> None:
+        """What was waited for is done: the answers leave, and who waits for messages is woken."""
+        if answers:
+            for peer, frames in answers.frames.items():
+                if peer in self._outgoing:
+                    self._outgoing[peer] += frames
+                else:
+                    self._outgoing[peer] = frames
+            for peer, answer in answers.announcing:
+                self._announce(peer, answer)
+            seconds, count = self._clock.monotonic_s() - answers.started_s, len(answers)
+            self.latency_counts[bisect_left(LATENCY_BOUNDS_S, seconds)] += count
+            self.latency_sum_s += seconds * count
+        queues, self._visible = self._visible, []
+        for queue in queues:
+            self._wake(*queue)
 
     def flush(self) -> None:
         """One write a connection with all that is ready for it."""
@@ -291,104 +296,58 @@ class Turns:
         for peer, frames in outgoing.items():
             peer.write(frames[0] if len(frames) == 1 else b"".join(frames))
 
-    def _release(self, answers: list[Held], started_s: float) -> None:
-        if not answers:
-            return
-        outgoing = self._outgoing
-        last: Peer | None = None
-        frames: list[bytes] = []
-        for peer, answer, announces in answers:
-            if announces and self._announce is not None:
-                self._announce(peer, answer)
-                continue
-            if peer is not last:
-                frames = outgoing.setdefault(peer, [])
-                last = peer
-            if answer:
-                frames.append(answer)
-        self._measure(self._clock.monotonic_s() - started_s, len(answers))
-
-    def _release_plain(self, plain: dict[Peer, list[bytes]]) -> None:
-        if not plain:
-            return
-        outgoing = self._outgoing
-        for peer, frames in plain.items():
-            if peer in outgoing:
-                outgoing[peer] += frames
-            else:
-                outgoing[peer] = frames
-        seconds = self._clock.monotonic_s() - self._started_s
-        self._measure(seconds, sum(map(len, plain.values())))
-
-    def _measure(self, seconds: float, count: int) -> None:
-        bucket = 0
-        for bound in LATENCY_BOUNDS_S:
-            if seconds <= bound:
-                break
-            bucket += 1
-        self.latency_counts[bucket] += count
-        self.latency_sum_s += seconds * count
-
     # -------------------------------------------------------------------------------- fsyncs
 
-    def _await_sync(self, answers: list[Held]) -> None:
-        batch = self._next
-        if batch is None:
-            batch = self._next = Batch(self._started_s)
-        batch.answers += answers
-        if not self._running:
-            self._start_sync()
-
     def _start_sync(self) -> None:
-        batch, self._next = self._next, None
-        if batch is None or self._run_sync is None:
-            return
-        self._running.append(batch)
-        self._run_sync(self._synced)
+        if self._syncing is None and self._next is not None and self._run_sync is not None:
+            self._syncing, self._next = self._next, None
+            self._run_sync(self._sync_ended)
 
-    def _synced(self, result: int | BaseException) -> None:
-        batch = self._running.pop()
+    def _sync_ended(self, result: int | BaseException) -> None:
+        answers, self._syncing = self._syncing, None
+        assert answers is not None
         if isinstance(result, StoreTransientError):
             log.warning("the fsync of the commit log is tried again: %s", result)
             if self._next is not None:
-                batch.answers += self._next.answers
-            self._next = batch
+                answers.join(self._next)
+            self._next = answers
             return
         if isinstance(result, BaseException):
             log.error("fsync of the commit log failed: %s", result)
-            self._fail(batch.answers, result, is_written=True)
+            self._fail(answers, result, is_written=True)
         else:
             self._store.publish(result)
-            self._release(batch.answers, batch.started_s)
-            self._wake_all()
+            self._release(answers)
         self._start_sync()
         self.flush()
 
     def expire(self, now_s: float) -> None:
         """Answers the sends whose fsync takes too long, and tries one again that has to be."""
-        for batch in (*self._running, *([self._next] if self._next else [])):
-            if batch.answers and now_s - batch.started_s > self._sync_timeout_s:
+        for answers in filter(None, (self._syncing, self._next)):
+            if now_s - answers.started_s > self._sync_timeout_s:
                 log.warning(
                     "the fsync takes more than %s s: %d sends are answered FLUSH_DISK_TIMEOUT",
-                    self._sync_timeout_s, len(batch.answers),
+                    self._sync_timeout_s, len(answers),
                 )  # fmt: skip
-                for peer, answer, _ in batch.answers:
-                    if answer:
-                        self.write(peer, _late(answer))
-                batch.answers = []
-                batch.started_s = now_s
-        if not self._running:
-            self._start_sync()
+                for peer, answer in answers:
+                    late = decode(answer[4:])
+                    late.code = ResponseCode.FLUSH_DISK_TIMEOUT
+                    late.remark = (
+                        "the fsync takes longer than syncFlushTimeout; the message is stored."
+                    )
+                    self.write(peer, encode(late))
+                answers.frames, answers.announcing = {}, []
+                answers.started_s = now_s
+        self._start_sync()
         self.flush()
 
     @property
     def is_idle(self) -> bool:
         """Is no answer held?"""
-        return not (self._held or self._waiting or self.plain or self._running or self._next)
+        is_syncing = self._syncing is not None or self._next is not None
+        return not (self._written or self._synced or is_syncing)
 
-    # ------------------------------------------------------------------------------ failures
-
-    def _fail(self, answers: list[Held], error: BaseException, *, is_written: bool = False) -> None:
+    def _fail(self, answers: Answers, error: BaseException, *, is_written: bool = False) -> None:
         log.error("%d messages are refused: %s", len(answers), error)
         if isinstance(error, StoreUncertainError):
             remark = str(error)
@@ -399,18 +358,5 @@ class Turns:
             )
         else:
             remark = f"the message was not stored: {error}"
-        for peer, answer, _ in answers:
-            if answer:
-                self.write(peer, failed(answer, error, remark))
-
-
-def _listed(plain: dict[Peer, list[bytes]]) -> list[Held]:
-    return [(peer, answer, False) for peer, answers in plain.items() for answer in answers]
-
-
-def _late(answer: bytes) -> bytes:
-    """The answer with FLUSH_DISK_TIMEOUT instead of success, all else kept."""
-    command = decode(answer[4:])
-    command.code = ResponseCode.FLUSH_DISK_TIMEOUT
-    command.remark = "the fsync takes longer than syncFlushTimeout; the message is stored."
-    return encode(command)
+        for peer, answer in answers:
+            self.write(peer, failed(answer, error, remark))

@@ -3,7 +3,7 @@
 import pytest
 
 from simulation.stepped import ManualClock
-from sluicemq.broker.turns import Durable, Turns
+from sluicemq.broker.turns import Turns
 from sluicemq.errors import StoreError, StoreFullError, StoreTransientError, StoreUncertainError
 from sluicemq.model.ids import Host
 from sluicemq.net.peer import Peer
@@ -66,9 +66,8 @@ class Stage:
         return peer
 
     def hold(self, peer: Peer, opaque: int, *, waits: bool = True, oneway: bool = False) -> None:
-        request = Command(310, {}, opaque=opaque)
         answer = encode(Command(0, {"queueOffset": "7"}, opaque=opaque, flag=FLAG_RESPONSE))
-        self.turns.hold(Durable(b"" if oneway else answer, waits), request, peer)
+        self.turns.hold(peer, b"" if oneway else answer, waits)
 
     def answers(self, peer: Peer) -> list[Command]:
         return FrameReader().feed(b"".join(self.wires[peer].writes))
