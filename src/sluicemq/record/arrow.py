@@ -21,6 +21,7 @@ lies side by side is taken by one.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -42,7 +43,7 @@ from sluicemq.record.codec import decompress
 from sluicemq.record.hosts import host_column
 from sluicemq.record.layout import RECORD_HEAD
 from sluicemq.record.places import Bytes, Positions, gather, keep_freed_memory
-from sluicemq.record.shapes import Shape, shape_arrays, text_column
+from sluicemq.record.shapes import Properties, Shape, read_properties, shape_arrays, text_column
 from sluicemq.record.values import texts
 from sluicemq.record.walk import record_starts
 
@@ -84,6 +85,14 @@ _KEPT_BYTES: Final = 31 * 1024 * 1024
 """Just below the most that glibc adapts to."""
 _POSITION_AT: Final = RECORD_HEAD.at("physical_offset")
 _MILLISECONDS_MAX: Final = (1 << 63) // 1000 - 1
+
+
+class _Rows(Block):
+    """A block with its properties, found when first asked for."""
+
+    @cached_property
+    def properties(self) -> Properties:
+        return read_properties(self.raw, *self.property_places)
 
 
 class RecordDecoder:
@@ -131,7 +140,7 @@ class RecordDecoder:
             limit = starts[begin] + BLOCK_BYTES_MAX
             end = min(begin + BLOCK_ROWS_MAX, int(np.searchsorted(starts, limit)))
             end = max(end, begin + 1)
-            yield from self._batches(Block(raw, starts[begin:end]))
+            yield from self._batches(_Rows(raw, starts[begin:end]))
             begin = end
 
     def decode_at(self, data: bytes | memoryview, starts: Positions) -> Iterator[Any]:
@@ -140,9 +149,9 @@ class RecordDecoder:
         For who knows the places already: at most BLOCK_ROWS_MAX records of BLOCK_BYTES_MAX bytes
         together, each with the size that it says. Raises ProtocolError as `decode`.
         """
-        yield from self._batches(Block(np.frombuffer(data, np.uint8), starts))
+        yield from self._batches(_Rows(np.frombuffer(data, np.uint8), starts))
 
-    def _batches(self, block: Block) -> Iterator[Any]:
+    def _batches(self, block: _Rows) -> Iterator[Any]:
         if self._tags is not None:
             wanted = np.asarray(
                 pc.is_in(text_column(block.properties, TAGS), self._tags).fill_null(False)
@@ -164,7 +173,7 @@ class RecordDecoder:
         arrays += [text_column(block.properties, name) for name in self.promoted.values()]
         yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _column(self, name: str, block: Block, decompressed: dict[int, bytes]) -> Any:
+    def _column(self, name: str, block: _Rows, decompressed: dict[int, bytes]) -> Any:
         if name == "body":
             return _bodies(block, decompressed)
         if name == "topic":
@@ -175,7 +184,7 @@ class RecordDecoder:
             return self._properties(block)
         return _SIMPLE[name](block)
 
-    def _topic(self, block: Block) -> Any:
+    def _topic(self, block: _Rows) -> Any:
         if block.topic is not None:
             return self._topics.array(_utf8(block.topic), len(block))
         starts, lengths = block.topic_places
@@ -185,7 +194,7 @@ class RecordDecoder:
         ]
         return pa.array(texts, pa.string())
 
-    def _properties(self, block: Block) -> Any:
+    def _properties(self, block: _Rows) -> Any:
         return shape_arrays(block.properties, self._map, self._odd_map)
 
     def _map(self, shape: Shape) -> Any:
@@ -223,7 +232,7 @@ def _utf8(data: bytes) -> bytes:
     return data.decode(errors="replace").encode()
 
 
-def _decompressed(block: Block) -> dict[int, bytes]:
+def _decompressed(block: _Rows) -> dict[int, bytes]:
     """Row -> body of the compressed ones. Raises ProtocolError naming the queue offset."""
     found: dict[int, bytes] = {}
     starts, lengths = block.body_starts, block.body_lengths
@@ -238,7 +247,7 @@ def _decompressed(block: Block) -> dict[int, bytes]:
     return found
 
 
-def _bodies(block: Block, decompressed: dict[int, bytes]) -> Any:
+def _bodies(block: _Rows, decompressed: dict[int, bytes]) -> Any:
     starts, lengths = block.body_starts, block.body_lengths
     if not decompressed:
         return variable(block.raw, starts, lengths, pa.binary())
@@ -253,7 +262,7 @@ def _bodies(block: Block, decompressed: dict[int, bytes]) -> Any:
     return pa.concat_arrays(parts).take(pa.array(order))
 
 
-def _message_ids(block: Block) -> Any:
+def _message_ids(block: _Rows) -> Any:
     """UNIQ_KEY, or where the message lies: store host and commit-log offset in hex digits."""
     ids = text_column(block.properties, UNIQ_KEY)
     if not ids.null_count:
@@ -278,8 +287,8 @@ def _bytes(values: NDArray[Any]) -> Bytes:
     return values.view(np.uint8).reshape(len(values), -1)
 
 
-def _time(name: str) -> Callable[[Block], Any]:
-    def column(block: Block) -> Any:
+def _time(name: str) -> Callable[[_Rows], Any]:
+    def column(block: _Rows) -> Any:
         """Milliseconds as a timestamp; null where microseconds do not fit 64 bits."""
         times = block.number(name)
         far = (times > _MILLISECONDS_MAX) | (times < -_MILLISECONDS_MAX)
@@ -291,19 +300,19 @@ def _time(name: str) -> Callable[[Block], Any]:
     return column
 
 
-def _number(name: str, dtype: Any) -> Callable[[Block], Any]:
+def _number(name: str, dtype: Any) -> Callable[[_Rows], Any]:
     return lambda block: pa.array(block.number(name, dtype))
 
 
-def _host(name: str) -> Callable[[Block], Any]:
+def _host(name: str) -> Callable[[_Rows], Any]:
     return lambda block: host_column(block, name)
 
 
-def _property(name: str) -> Callable[[Block], Any]:
+def _property(name: str) -> Callable[[_Rows], Any]:
     return lambda block: text_column(block.properties, name)
 
 
-_SIMPLE: Final[dict[str, Callable[[Block], Any]]] = {
+_SIMPLE: Final[dict[str, Callable[[_Rows], Any]]] = {
     "queue_id": _number("queue_id", np.int32),
     "queue_offset": _number("queue_offset", np.int64),
     "msg_id": _message_ids,

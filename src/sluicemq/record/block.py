@@ -9,16 +9,14 @@ for.
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.errors import ProtocolError
-from sluicemq.record.buffers import column_of, equal_rows
 from sluicemq.record.layout import HOST_BITS, MAGIC_V2, RECORD_HEAD, RECORD_HEADS
-from sluicemq.record.places import Bytes, Positions, gather, rows_at
-from sluicemq.record.shapes import Properties, read_properties
+from sluicemq.record.places import Bytes, Positions, column_of, equal_rows, gather, rows_at
 
 Rows = slice | Positions
 
@@ -129,13 +127,9 @@ class Block:
         if bad.any():
             raise _damaged(self, bad)
 
-    @cached_property
-    def properties(self) -> Properties:
-        return read_properties(self.raw, *self.property_places)
-
-    def part(self, rows: slice | NDArray[np.bool_]) -> "Block":
+    def part(self, rows: slice | NDArray[np.bool_]) -> Self:
         """Some of the rows as a block of their own."""
-        return Block(self.raw, self.starts[rows])
+        return type(self)(self.raw, self.starts[rows])
 
 
 def _heads_by_kind(

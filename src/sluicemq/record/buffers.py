@@ -34,22 +34,6 @@ def words_at(raw: Bytes, starts: Positions) -> NDArray[np.uint64]:
     return rows_at(raw, starts, 8).reshape(-1).view("<u8")
 
 
-def column_of(block: Bytes, at: int, kind: str) -> NDArray[Any]:
-    """The value of `kind` that begins at byte `at` of each row of a matrix."""
-    return np.ndarray((len(block),), kind, block.data, at, (block.shape[1],))
-
-
-def equal_rows(block: Bytes, text: bytes) -> NDArray[np.bool_]:
-    """Which rows of a matrix begin with these bytes. They are compared as words of 8, 4, 2 or 1
-    bytes, the last one overlapping: byte by byte takes several times as long."""
-    width = next(size for size in (8, 4, 2, 1) if size <= len(text))
-    equal: NDArray[Any] = np.ones(len(block), np.bool_)
-    for at in dict.fromkeys((*range(0, len(text) - width, width), len(text) - width)):
-        word = np.frombuffer(text, f"u{width}", 1, at)[0]
-        equal &= column_of(block, at, f"u{width}") == word
-    return equal
-
-
 def everywhere(raw: Bytes, starts: Positions, text: bytes) -> bool:
     """Whether these bytes stand at all of the starts. Looked at in pieces that stay in the
     processor's cache; in a piece, the first row is the text and each is as the one before."""

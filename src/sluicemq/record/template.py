@@ -24,8 +24,8 @@ from typing import Final, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from sluicemq.record.buffers import column_of, equal_rows, everywhere
-from sluicemq.record.places import Bytes, Positions, rows_at
+from sluicemq.record.buffers import everywhere
+from sluicemq.record.places import Bytes, Positions, column_of, equal_rows, rows_at
 from sluicemq.record.values import SEPARATOR, ValuePlaces, first_separators
 
 SAMPLE_ROWS: Final = 8
