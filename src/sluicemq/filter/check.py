@@ -8,13 +8,13 @@ goes on, so that one run names all of them and what lies behind them.
 """
 
 from sluicemq.filter.diagnose import LOOK_ALIKE_CODE, LOOK_ALIKES
-from sluicemq.filter.findings import Finding, Rejected, Severity, syntax_error
+from sluicemq.filter.findings import Finding, Rejected, Severity, rest_warning, syntax_error
 from sluicemq.filter.mixed import mixed_warnings
 from sluicemq.filter.nodes import Node
 from sluicemq.filter.parser import compile_whole
 from sluicemq.filter.tags import SEPARATOR, is_tag_kind, parse_tags, unknown_kind
 from sluicemq.filter.uses import TypeNote, type_notes
-from sluicemq.filter.warn import rest_warning, tree_warnings
+from sluicemq.filter.warn import tree_warnings
 from sluicemq.model.subscription import ALL, SQL92, Subscription
 
 FINDINGS_MAX = 50

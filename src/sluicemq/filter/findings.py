@@ -4,6 +4,7 @@ A finding points at characters of the expression, says what they mean to RocketM
 instead. An error does not compile; a warning compiles, and does something else than it seems to.
 """
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from unicodedata import east_asian_width
 from sluicemq.errors import FilterSyntaxError
 
 LINE_LENGTH_MAX = 100
+IGNORED_TEXT = "ignored-text"
 
 
 END = "$END"  # the terminal that lark's tables have for the end of the text
@@ -87,3 +89,42 @@ def syntax_error(text: str, finding: Finding) -> FilterSyntaxError:
 
 def _columns(text: str) -> int:
     return sum(2 if east_asian_width(character) in "WF" else 1 for character in text)
+
+
+def rest_warning(text: str, rest: int) -> Finding:
+    """The warning about everything from index `rest` on, which RocketMQ ignores."""
+    ignored = text[rest:].rstrip()
+    what, instead = _why_it_ends(text, rest)
+    code = "open-comment" if ignored.startswith("--") else IGNORED_TEXT
+    return Finding(rest, len(ignored), code, what, instead, Severity.WARNING)
+
+
+def _why_it_ends(text: str, rest: int) -> tuple[str, str]:
+    ignored, before = text[rest:], text[:rest]
+    everything = "Everything from here on is ignored"
+    if re.match(r"like\b", ignored, re.IGNORECASE):
+        return (
+            f"{everything}: there is no LIKE.",
+            "Write a CONTAINS 'x', a STARTSWITH 'x' or a ENDSWITH 'x'; there are no wildcards.",
+        )
+    if ignored.startswith("--"):
+        return (
+            "A line comment needs its line's end; this one is text that is ignored.",
+            "Nothing is lost, but a line break after it makes it a comment.",
+        )
+    if re.search(r"[A-Za-z_$][A-Za-z0-9_$]*$", before) and re.match(r"-[A-Za-z0-9_$]", ignored):
+        return (
+            f"{everything}: a property name has no dashes.",
+            "Rename the property, for example order_id.",
+        )
+    if ignored[0] in "+-":
+        return f"{everything}: there is no arithmetic.", "Write the computed number."
+    if ignored[0] == ")":
+        return f"{everything}: no parenthesis is open here.", "Leave it away, or open one."
+    number = re.search(r"(?<![A-Za-z0-9_$])[0-9.]+[lL]?$", before)
+    if number and re.match(r"[A-Za-z0-9_$.]", ignored):
+        return (
+            f"{everything}: the number ends after {number[0]}.",
+            "Numbers are written 10, 1.5 or 1e3: no 0x, no leading zero, no 1_000, no 5f.",
+        )
+    return f"{everything}: a condition was complete before it.", "Join conditions with AND or OR."

@@ -36,8 +36,7 @@ def compile_whole(text: str) -> "Selector":
     which RocketMQ ignores, raises FilterSyntaxError as well."""
     selector = compile_sql92(text)
     if selector.ignored and selector.rest is not None:
-        from sluicemq.filter.findings import syntax_error  # noqa: PLC0415 - see the docstring
-        from sluicemq.filter.warn import rest_warning  # noqa: PLC0415
+        from sluicemq.filter.findings import rest_warning, syntax_error  # noqa: PLC0415 - as above
 
         raise syntax_error(text, rest_warning(text, selector.rest))
     return selector

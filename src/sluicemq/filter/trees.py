@@ -3,15 +3,17 @@
 A tag subscription is `TAGS IN (...)`: the client's exact check, not the broker's by hash code.
 """
 
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from sluicemq.filter.nodes import In, Literal, Node, Property
 from sluicemq.filter.parser import compile_sql92, compile_whole
-from sluicemq.filter.selector import Selector
 from sluicemq.filter.tags import is_tag_kind, unknown_kind
 from sluicemq.model.subscription import SQL92, Subscription
 
-Expression: TypeAlias = Node | Selector | Subscription | str
+if TYPE_CHECKING:
+    from sluicemq.filter.selector import Selector
+
+Expression: TypeAlias = "Node | Selector | Subscription | str"
 
 TAGS = "TAGS"
 
@@ -24,11 +26,10 @@ def tree_of(expression: Expression) -> Node:
     """
     if isinstance(expression, str):
         return compile_whole(expression).tree
-    if isinstance(expression, Selector):
-        return expression.tree
     if isinstance(expression, Subscription):
         return _tree_of_subscription(expression)
-    return expression
+    tree: Node = getattr(expression, "tree", expression)  # type: ignore[arg-type]
+    return tree
 
 
 def _tree_of_subscription(subscription: Subscription) -> Node:

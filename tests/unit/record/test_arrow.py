@@ -12,7 +12,7 @@ import pytest
 from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.message import COMPRESSED
-from sluicemq.record import arrow, block, layout, shapes, walk
+from sluicemq.record import arrow, layout, shapes, walk
 from sluicemq.record.arrow import COLUMNS, RecordDecoder
 from sluicemq.record.codec import compress, decode_records, encode_properties, encode_record
 
@@ -88,7 +88,7 @@ def test_properties_are_not_looked_at_when_no_column_needs_them(
     def refuse(*_: object) -> None:
         raise AssertionError("properties were read")
 
-    monkeypatch.setattr(block, "read_properties", refuse)
+    monkeypatch.setattr(arrow, "read_properties", refuse)
     columns = ("topic", "queue_offset", "body", "store_time")
     assert len(decoded(run_of(10), RecordDecoder(columns))) == 10
     with pytest.raises(AssertionError, match="were read"):

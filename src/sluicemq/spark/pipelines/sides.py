@@ -12,8 +12,8 @@ import orjson
 
 from sluicemq.errors import ConfigurationError, FilterSyntaxError
 from sluicemq.filter.check import check
+from sluicemq.filter.findings import IGNORED_TEXT
 from sluicemq.filter.tags import parse_tags
-from sluicemq.filter.warn import IGNORED_TEXT
 from sluicemq.spark.options import (
     AT_LEAST_ONCE,
     EXACTLY_ONCE,
