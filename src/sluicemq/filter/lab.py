@@ -121,7 +121,7 @@ class Trial:
     def __init__(
         self,
         expression: Expression,
-        against: Expression | None = None,
+        against: "Expression | None" = None,
         *,
         samples_max: int = SAMPLES_MAX,
     ) -> None:
