@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.orders import Question
 from sluicemq.client.core import requests
 from sluicemq.client.sync.admin import Admin
-from sluicemq.filter.tags import subscribe
+from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.topic import MessageQueue
 from sluicemq.wire.bodies.clients import CONSUME_PASSIVELY, ConsumerData, Heartbeat
 

@@ -41,7 +41,7 @@ from spark_read import (
     sum_of_bodies,
 )
 
-from sluicemq.filter.tags import subscribe
+from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.spark.references import load_where
 from sluicemq.spark.session import spark_session

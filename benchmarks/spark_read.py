@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from sluicemq.client.sync.admin import Admin  # noqa: E402
 from sluicemq.client.sync.bulk import BulkReader  # noqa: E402
 from sluicemq.client.sync.producer import Producer  # noqa: E402
-from sluicemq.filter.tags import subscribe  # noqa: E402
+from sluicemq.filter.subscriptions import subscribe  # noqa: E402
 from sluicemq.model.message import Message  # noqa: E402
 from sluicemq.model.subscription import Subscription  # noqa: E402
 from sluicemq.spark.references import load_where  # noqa: E402

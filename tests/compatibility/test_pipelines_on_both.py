@@ -15,7 +15,7 @@ from sluicemq.client.core.consuming import SubscriptionRegistry
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.client.threaded.consumer import PushConsumer
-from sluicemq.filter.tags import subscribe
+from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import Message
 from sluicemq.model.topic import GroupConfig, MessageQueue
 from sluicemq.spark.pipelines.audit import audit

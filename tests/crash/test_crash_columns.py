@@ -17,7 +17,7 @@ from simulation.stepped import ManualClock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreError
 from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.sql import Sql92Filter
+from sluicemq.filter.subscriptions import Sql92Filter
 from sluicemq.record.codec import decode_records, encode_properties
 from sluicemq.store import columns_blocks, columns_file, columns_scan
 from sluicemq.store.columns_blocks import ColumnBlocks

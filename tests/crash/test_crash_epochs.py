@@ -22,8 +22,7 @@ from sluicemq.client.core.epochs import EpochCommitter, StagedRanges
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ClientError, ConnectionLostError, RequestError, RequestTimeoutError
 from sluicemq.model.topic import TopicConfig
-from sluicemq.record.batch import encode_batch
-from sluicemq.record.codec import decode_records
+from sluicemq.record.codec import decode_records, encode_batch
 from sluicemq.testing.files import CrashableFiles, PowerLost
 from sluicemq.wire.bodies import STAGING_QUEUES, STAGING_TOPIC, Owner, Stage, StagedRange
 from sluicemq.wire.frames import Command

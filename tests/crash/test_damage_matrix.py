@@ -19,7 +19,7 @@ import pytest
 from simulation.stepped import SMALL as USUAL
 from simulation.stepped import START_MS, ManualClock, SteppedBroker, SteppedClient, send_fields
 from sluicemq.errors import SluiceError
-from sluicemq.filter.tags import TagFilter, subscribe
+from sluicemq.filter.subscriptions import TagFilter, subscribe
 from sluicemq.record.codec import decode_records
 from sluicemq.testing.files import CrashableFiles
 

@@ -13,18 +13,19 @@ from typing import Any
 
 import pytest
 
-from sluicemq.store.offline.dump import (
+from sluicemq.store.tools.dump import (
     BODY_BASE64,
     BODY_NONE,
     Selection,
+    describe,
     dump_checkpoint,
     dump_documents,
     dump_index,
     dump_log,
     dump_queues,
+    list_queues,
 )
-from sluicemq.store.offline.info import describe, list_queues
-from sluicemq.store.offline.layout import StoreLayout
+from sluicemq.store.tools.layout import StoreLayout
 
 STORES = Path(__file__).parent / "store"
 ROOTS = {"golden1": "golden1/store", "golden2": "golden2/store", "golden3_trans": "golden3/store"}

@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "sluicemq.nameserver.server": set(),
     "sluicemq.store.store": set(),
     "sluicemq.broker.server": set(),
-    "sluicemq.filter.tags": set(),
+    "sluicemq.filter.subscriptions": set(),
 }
 
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.message import COMPRESSED, COMPRESSION_LZ4, COMPRESSION_ZLIB, COMPRESSION_ZSTD
-from sluicemq.record import walk
+from sluicemq.record import table as walk
 from sluicemq.record.arrow import RecordDecoder
 from sluicemq.record.codec import compress, decode_records, encode_record
 from sluicemq.record.layout import MAGIC_V1
-from sluicemq.record.walk import record_starts
+from sluicemq.record.table import record_starts
 
 HOSTS = st.sampled_from(
     [

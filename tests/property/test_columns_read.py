@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from simulation.stepped import ManualClock
 from sluicemq.config import StoreConfig
 from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.sql import Sql92Filter
+from sluicemq.filter.subscriptions import Sql92Filter
 from sluicemq.model.ids import tag_code
 from sluicemq.record.codec import encode_properties
 from sluicemq.store import columns_blocks, columns_file, columns_scan

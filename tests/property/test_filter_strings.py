@@ -7,7 +7,7 @@ from sluicemq.errors import FilterEvaluationError, FilterSyntaxError
 from sluicemq.filter.check import check, check_tags
 from sluicemq.filter.findings import caret_lines
 from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.tags import TagFilter, parse_tags, subscribe, tag_matches
+from sluicemq.filter.subscriptions import TagFilter, parse_tags, subscribe, tag_matches
 from sluicemq.model.ids import tag_code
 
 PIECES = [

@@ -31,9 +31,9 @@ from sluicemq.filter.nodes import (
     Order,
     Property,
     Truth,
+    render,
 )
 from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.render import render
 
 NAMES = ["a", "b", "c"]
 TEXTS = [

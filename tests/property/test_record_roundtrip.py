@@ -6,11 +6,12 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from sluicemq.errors import ProtocolError
-from sluicemq.record.batch import decode_batch, encode_batch
 from sluicemq.record.codec import (
+    decode_batch,
     decode_properties,
     decode_record,
     decode_records,
+    encode_batch,
     encode_properties,
     encode_record,
     parse_head,

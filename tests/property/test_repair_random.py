@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError
 from sluicemq.record.codec import decode_records
-from sluicemq.store.offline.repair import repair
 from sluicemq.store.store import Store
+from sluicemq.store.tools.repair import repair
 from sluicemq.testing.files import CrashableFiles
 
 HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)

@@ -19,16 +19,16 @@ from hypothesis import strategies as st
 
 from sluicemq.descriptors import DescriptorPool
 from sluicemq.errors import StoreError
-from sluicemq.store.offline.dump import (
+from sluicemq.store.tools.dump import (
     Selection,
+    describe,
     dump_documents,
     dump_index,
     dump_log,
     dump_queues,
 )
-from sluicemq.store.offline.info import describe
-from sluicemq.store.offline.layout import StoreLayout
-from sluicemq.store.offline.verify import verify
+from sluicemq.store.tools.layout import StoreLayout
+from sluicemq.store.tools.verify import verify
 
 STORES = Path(__file__).parents[1] / "golden" / "store"
 ROOTS = {"golden1": "golden1/store", "golden2": "golden2/store", "golden3_trans": "golden3/store"}

@@ -18,14 +18,13 @@ from hypothesis import strategies as st
 
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter import blocks
+from sluicemq.filter.lab import block_of
 from sluicemq.filter.nodes import And, Node, Or
-from sluicemq.filter.outcomes import NEEDS_RECORD, TRUE, and_table, or_table, verdict_of
 from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.rows import block_of
-from sluicemq.filter.selector import Selector
-from sluicemq.filter.vectorised import compile_vectorised
-from sluicemq.record import column_stats
-from sluicemq.record.column_stats import block_stats
+from sluicemq.filter.plan import NEEDS_RECORD, TRUE, and_table, or_table, verdict_of
+from sluicemq.filter.selector import Selector, compile_vectorised
+from sluicemq.record import columns as column_stats
+from sluicemq.record.columns import block_stats
 
 EXAMPLES = int(os.environ.get("SLUICEMQ_EXAMPLES", "300"))
 NAMES = ["a", "b", "c", "TAGS", "KEYS"]

@@ -13,12 +13,11 @@ import pytest
 
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter import blocks
-from sluicemq.filter.outcomes import NEEDS_RECORD, TRUE, verdict_of
+from sluicemq.filter.lab import block_of
 from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.rows import block_of
-from sluicemq.filter.selector import Selector
-from sluicemq.filter.vectorised import compile_vectorised
-from sluicemq.record.column_stats import block_stats
+from sluicemq.filter.plan import NEEDS_RECORD, TRUE, verdict_of
+from sluicemq.filter.selector import Selector, compile_vectorised
+from sluicemq.record.columns import block_stats
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RESULTS = ["false", "true", "null", "eval_error"]

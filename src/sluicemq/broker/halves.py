@@ -27,8 +27,7 @@ from sluicemq.broker.redelivery import Record, read_record
 from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import CHECK_IMMUNITY, PRODUCER_GROUP, REAL_TOPIC, UNIQ_KEY
-from sluicemq.record.checksum import CHECKSUM_NAME
-from sluicemq.record.codec import parse_head
+from sluicemq.record.codec import CHECKSUM_NAME, parse_head
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 

@@ -16,15 +16,14 @@ from sluicemq.broker.topics import Topic
 from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import HOST_BYTES_IPV4
 from sluicemq.model.message import TIMER_PROPERTIES, TRAN_MSG
-from sluicemq.record.batch import decode_batch
-from sluicemq.record.codec import Buffer
+from sluicemq.record.codec import Buffer, decode_batch
 from sluicemq.store.store import Store
 from sluicemq.store.writer import Part
 from sluicemq.wire.bodies.epochs import STAGING_TOPIC
 from sluicemq.wire.codes import ResponseCode
 
 if TYPE_CHECKING:
-    from sluicemq.record.spans import Spans
+    from sluicemq.record.batch_columns import Spans
 
 # As long as can be: the longer what is searched for, the faster. Names of TIMER_DEL… are four.
 _NOT_IN_BATCH: Final = (b"DELAY\x01", b"TIMER_DEL", b"TRAN_MSG\x01")

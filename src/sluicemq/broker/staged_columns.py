@@ -11,12 +11,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sluicemq.record.batch_columns import HEAD, HEAD_BYTES, Columns
+from sluicemq.record.batch_columns import HEAD, HEAD_BYTES, Columns, PropertyTable, Spans, table_of
 from sluicemq.record.layout import MAGIC_V1
-from sluicemq.record.places import Positions, view_of
-from sluicemq.record.property_table import PropertyTable, table_of
-from sluicemq.record.spans import Spans
-from sluicemq.record.units import UNIT_COLUMNS
+from sluicemq.record.table import UNIT_COLUMNS, Positions, view_of
 from sluicemq.wire.bodies.epochs import STAGED_ID, STAGING_TOPIC
 
 _TOPIC_BYTES: Final = 1 + len(STAGING_TOPIC) + 2

@@ -23,7 +23,7 @@ from sluicemq.store.writer import Part
 from sluicemq.wire.bodies.epochs import STAGE_PROPERTY, Owner, Stage, StagedRange, parse_stage
 
 if TYPE_CHECKING:
-    from sluicemq.record.spans import Spans
+    from sluicemq.record.batch_columns import Spans
 
 RUNS_MAX: Final = 10_000
 """Ranges that are remembered: those of the last tasks."""

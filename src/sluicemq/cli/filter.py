@@ -22,9 +22,9 @@ import orjson
 from sluicemq.errors import FilterEvaluationError, FilterSyntaxError
 
 if TYPE_CHECKING:
+    from sluicemq.filter.check import TypeNote
     from sluicemq.filter.findings import Finding
     from sluicemq.filter.selector import Selector
-    from sluicemq.filter.uses import TypeNote
 
 EXIT_FINDINGS = 1
 EXIT_USAGE = 2

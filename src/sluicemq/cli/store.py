@@ -22,9 +22,9 @@ from sluicemq.errors import ConfigurationError, SluiceError, StoreError
 from sluicemq.files import lock_holder
 
 if TYPE_CHECKING:
-    from sluicemq.store.offline.dump import Selection
-    from sluicemq.store.offline.layout import StoreLayout
-    from sluicemq.store.offline.verify import Verified
+    from sluicemq.store.tools.dump import Selection
+    from sluicemq.store.tools.layout import StoreLayout
+    from sluicemq.store.tools.verify import Verified
 
 F = TypeVar("F", bound=Callable[..., Any])
 PARTS: Final = ("log", "queue", "index", "checkpoint", "config")
@@ -83,7 +83,7 @@ def store_options(function: F) -> F:
 @contextmanager
 def opened(directory: str, log_path: str, queue_path: str) -> Iterator["StoreLayout"]:
     """The store in a directory. What the system refuses becomes a sentence: StoreError."""
-    from sluicemq.store.offline.layout import StoreLayout  # noqa: PLC0415 - NumPy: 80 ms
+    from sluicemq.store.tools.layout import StoreLayout  # noqa: PLC0415 - NumPy: 80 ms
 
     try:
         layout = StoreLayout.find(
@@ -110,7 +110,7 @@ def opened(directory: str, log_path: str, queue_path: str) -> Iterator["StoreLay
 @json_option
 def info(directory: str, log_path: str, queue_path: str, as_json: bool) -> None:
     """What the store in DIR holds, where it begins and ends, and whether a broker runs on it."""
-    from sluicemq.store.offline.info import describe  # noqa: PLC0415
+    from sluicemq.store.tools.dump import describe  # noqa: PLC0415
 
     with opened(directory, log_path, queue_path) as layout:
         found = describe(layout) | {"locked_by": lock_holder(f"{layout.root}/lock")}
@@ -181,7 +181,7 @@ def ls(
     directory: str, log_path: str, queue_path: str, topic: str | None, summary: bool, as_json: bool
 ) -> None:
     """Topics and queues with their offsets, sizes and times."""
-    from sluicemq.store.offline.info import list_queues  # noqa: PLC0415
+    from sluicemq.store.tools.dump import list_queues  # noqa: PLC0415
 
     with opened(directory, log_path, queue_path) as layout:
         records = [queue._asdict() for queue in list_queues(layout, topic)]
@@ -255,7 +255,7 @@ def dump(
 def _dumped(
     layout: "StoreLayout", parts: Sequence[str], selection: "Selection", body: str
 ) -> Iterator[dict[str, Any]]:
-    from sluicemq.store.offline import dump as dumps  # noqa: PLC0415
+    from sluicemq.store.tools import dump as dumps  # noqa: PLC0415
 
     sources: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
         "log": lambda: dumps.dump_log(layout, selection, body),
@@ -280,7 +280,7 @@ def select(
     until: str | None = None,
 ) -> "Selection":
     """The options as a selection. Raises ConfigurationError or FilterSyntaxError."""
-    from sluicemq.store.offline.dump import Selection  # noqa: PLC0415
+    from sluicemq.store.tools.dump import Selection  # noqa: PLC0415
 
     low, high = parse_range(offsets)
     matches, codes = _filter(tags, where)
@@ -310,7 +310,7 @@ def _filter(tags: str | None, where: str | None) -> tuple[Any, frozenset[int] | 
         return compile_whole(where).matches, None
     if tags is None:
         return None, None
-    from sluicemq.filter.tags import parse_tags  # noqa: PLC0415
+    from sluicemq.filter.subscriptions import parse_tags  # noqa: PLC0415
 
     expression, names, codes = parse_tags(tags)
     if expression == "*":
@@ -367,7 +367,7 @@ def verify_command(
     read.
     """
     from sluicemq.cli.progress import byte_progress  # noqa: PLC0415
-    from sluicemq.store.offline.verify import verify  # noqa: PLC0415
+    from sluicemq.store.tools.verify import verify  # noqa: PLC0415
 
     kept = 1 << 60 if show_all else 100
     try:

@@ -16,7 +16,7 @@ from sluicemq.config.delays import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import StoreError
 
 if TYPE_CHECKING:
-    from sluicemq.store.offline.repair import RepairReport
+    from sluicemq.store.tools.repair import RepairReport
 
 EXIT_DAMAGED = 1
 SHOWN_MAX = 20
@@ -65,7 +65,7 @@ def command(
     Exit code 0 when the store is in order or was repaired, 1 when it is damaged and --write is
     not given.
     """
-    from sluicemq.store.offline.repair import repair  # noqa: PLC0415 - NumPy: 80 ms
+    from sluicemq.store.tools.repair import repair  # noqa: PLC0415 - NumPy: 80 ms
 
     try:
         with byte_progress("reading the log", shown=not as_json) as progress:

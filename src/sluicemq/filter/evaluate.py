@@ -18,8 +18,10 @@ from sluicemq.filter.java import (
     compare_doubles,
     compare_whole_numbers,
     double_of,
+    has_surrogate,
     integer_of,
     long_of,
+    utf16_units,
 )
 from sluicemq.filter.nodes import (
     And,
@@ -39,7 +41,6 @@ from sluicemq.filter.nodes import (
     Truth,
     java_class,
 )
-from sluicemq.filter.text import has_surrogate, utf16_units
 
 Properties: TypeAlias = Mapping[str, str]
 Verdict: TypeAlias = Callable[[Properties], bool | None]

@@ -12,8 +12,7 @@ from enum import Enum
 
 from sluicemq.errors import FilterEvaluationError
 from sluicemq.filter.evaluate import compile_value, compile_verdict
-from sluicemq.filter.nodes import And, Node, Not, Or, children, java_class
-from sluicemq.filter.render import render
+from sluicemq.filter.nodes import And, Node, Not, Or, children, java_class, render
 from sluicemq.filter.selector import Selector
 
 Properties = Mapping[str, str]

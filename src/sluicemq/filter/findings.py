@@ -2,6 +2,12 @@
 
 A finding points at characters of the expression, says what they mean to RocketMQ and what to write
 instead. An error does not compile; a warning compiles, and does something else than it seems to.
+
+Why a text does not parse, said so that the user can mend it: from a place to a finding.
+
+Two ways to fail: a character that begins no token, and a token that cannot stand where it stands.
+The first is mostly a habit of another language (`!=`, `&&`, `"x"`) or a character copied from an
+article: ‘ ’ “ ” and the full-width （ ） ， ＝ of Chinese typesetting. Only called after a failure.
 """
 
 import re
@@ -128,3 +134,207 @@ def _why_it_ends(text: str, rest: int) -> tuple[str, str]:
             "Numbers are written 10, 1.5 or 1e3: no 0x, no leading zero, no 1_000, no 5f.",
         )
     return f"{everything}: a condition was complete before it.", "Join conditions with AND or OR."
+
+
+# Typographic look-alikes, one character each, so that a repaired text keeps its positions.
+_QUOTES = "‘’‚‛′‵“”„‟″«»「」『』＇＂´`"
+_BLANKS = "".join(map(chr, (0xA0, 0x1680, *range(0x2000, 0x200C), 0x202F, 0x205F, 0x3000, 0xFEFF)))
+_FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+LOOK_ALIKES: dict[int, str] = {
+    **{code: chr(ascii_code) for code, ascii_code in _FULL_WIDTH.items()},
+    **dict.fromkeys(map(ord, _QUOTES), "'"),
+    **dict.fromkeys(map(ord, _BLANKS), " "),
+    ord("、"): ",",
+    ord("–"): "-",
+    ord("—"): "-",
+    ord("−"): "-",
+}
+LOOK_ALIKE_CODE = "look-alike"
+
+_QUOTED = re.compile(rf"[{_QUOTES}]([^{_QUOTES}']*)[{_QUOTES}]")
+
+# What stands there -> (code, what it means to RocketMQ, what to write instead); longest first.
+_HABITS: dict[str, tuple[str, str, str]] = {
+    "!=": ("operator", "!= is not an operator of SQL92.", "Write <>."),
+    "≠": ("operator", "≠ is not an operator of SQL92.", "Write <>."),
+    "≥": ("operator", "≥ is not an operator of SQL92.", "Write >=."),
+    "≤": ("operator", "≤ is not an operator of SQL92.", "Write <=."),
+    "&&": ("operator", "&& is not an operator of SQL92.", "Write AND."),
+    "||": ("operator", "|| is not an operator of SQL92 (it belongs to tags).", "Write OR."),
+    "!": ("operator", "! is not an operator of SQL92.", "Write NOT (...), or <> for not equal."),
+    "&": ("operator", "& is not an operator of SQL92.", "Write AND."),
+    "|": ("operator", "| is not an operator of SQL92.", "Write OR."),
+    "/*": ("comment", "The comment is not closed.", "Close it with */."),
+    "*": ("arithmetic", "There is no arithmetic.", "Let the producer send the computed value."),
+    "/": ("arithmetic", "There is no arithmetic.", "Let the producer send the computed value."),
+    "%": ("arithmetic", "There is no arithmetic.", "Let the producer send the computed value."),
+    ".": ("name", "A property name has no dots: only letters, digits, _ and $.",
+          "Rename the property, for example order_id."),
+    ";": ("character", "An expression is not ended with a semicolon.", "Leave ; away."),
+    "'": ("quote", "The string that begins here is not closed.",
+          "Close it with '; a quote inside a string is written twice: 'it''s'."),
+    '"': ("quote", "Strings stand in single quotes.", "Write 'x'; property names have no quotes."),
+    "`": ("quote", "Property names have no quotes.", "Write the name bare, or a string as 'x'."),
+    "\\": ("character", "There are no backslash escapes.",
+           "A quote inside a string is written twice: 'it''s'."),
+}  # fmt: skip
+
+_WORDS = {"NOT", "AND", "OR", "BETWEEN", "IN", "IS", "NULL", "TRUE", "FALSE", "MATCH"}
+_TOKEN_NAMES = {
+    "NAME": "a property", "DECIMAL": "a number", "STRING": "a string in single quotes",
+    "OPEN": "(", "CLOSE": ")", "COMMA": ",", "EQUAL": "=", "UNEQUAL": "<>", "ORDER": "> >= < <=",
+    "MATCH": "CONTAINS, STARTSWITH or ENDSWITH", END: "the end",
+}  # fmt: skip
+_NO_LIKE = "Write a CONTAINS 'x', a STARTSWITH 'x' or a ENDSWITH 'x'; there are no wildcards."
+
+
+def lexical_finding(text: str, position: int) -> Finding:
+    """No token begins at `position`."""
+    character = text[position]
+    if ord(character) in LOOK_ALIKES and character != "`":
+        return _look_alike(text, position)
+    for sign in sorted(_HABITS, key=len, reverse=True):
+        if text.startswith(sign, position):
+            code, what, instead = _HABITS[sign]
+            if sign == '"':
+                return _double_quoted(text, position)
+            length = len(text) - position if code in ("quote", "comment") else len(sign)
+            return Finding(position, length, code, what, instead)
+    if character.isalnum():
+        return Finding(
+            position, 1, "name",
+            f"{character!r} cannot be in a property name: only A-Z, a-z, 0-9, _ and $.",
+            "Rename the property; strings in quotes may hold any character.",
+        )  # fmt: skip
+    return Finding(position, 1, "character", f"{_visible(character)} means nothing in SQL92.", "")
+
+
+def parse_finding(text: str, token: Token, expected: frozenset[str]) -> Finding:
+    """`token` cannot stand where it stands; `expected` are the token types that can."""
+    if token.kind == END:
+        return _ends_early(text, expected)
+    position, shown = token.position, token.text
+    for explain in (_wrong_operator, _wrong_list, _wrong_word):
+        if found := explain(text, position, token, expected):
+            code, what, instead = found
+            return Finding(position, len(shown), code, what, instead)
+    what = f"{shown} cannot stand here."
+    return Finding(position, len(shown), "unexpected", what, _wanted(expected))
+
+
+def name_begins_with_digit(text: str, finding: Finding) -> Finding:
+    """`1a = 5` is the number 1 and then a name: say what the user meant, not what was parsed."""
+    end = finding.position + finding.length
+    name = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*").match(text, end)
+    if finding.code != "not-a-condition" or name is None or not text[finding.position].isdigit():
+        return finding
+    return Finding(
+        finding.position, name.end() - finding.position, "name",
+        f"A property name cannot begin with a digit: {text[finding.position:name.end()]}.",
+        "Rename the property.",
+    )  # fmt: skip
+
+
+def _look_alike(text: str, position: int) -> Finding:
+    if quoted := _QUOTED.match(text, position):
+        what = f"{quoted[0]} stands in typographic quotes; strings need the plain quote ' (U+0027)."
+        cure = f"Write '{quoted[1]}'."
+        return Finding(position, len(quoted[0]), LOOK_ALIKE_CODE, what, cure)
+    character = text[position]
+    plain = LOOK_ALIKES[ord(character)]
+    name = "space" if plain == " " else plain
+    what = f"{_visible(character)} is not the plain {name}, it only looks like it."
+    return Finding(position, 1, LOOK_ALIKE_CODE, what, f"Type a plain {name} instead.")
+
+
+def _double_quoted(text: str, position: int) -> Finding:
+    code, what, instead = _HABITS['"']
+    end = text.find('"', position + 1)
+    if end > 0:
+        instead = f"Write '{text[position + 1 : end]}'; property names have no quotes."
+    return Finding(position, max(1, end + 1 - position), code, what, instead)
+
+
+def _ends_early(text: str, expected: frozenset[str]) -> Finding:
+    if not text.strip():
+        return Finding(0, 1, "empty", "The expression is empty.", "Write TRUE for all messages.")
+    if "CLOSE" in expected and (opened := _open_parenthesis(text)) is not None:
+        return Finding(opened, 1, "parenthesis", "This parenthesis is not closed.", "Add ).")
+    return Finding(len(text), 1, "ends-early", "The expression ends too early.", _wanted(expected))
+
+
+_Found = tuple[str, str, str] | None
+
+
+def _wrong_operator(text: str, position: int, token: Token, expected: frozenset[str]) -> _Found:
+    if token.kind not in ("EQUAL", "ORDER", "UNEQUAL"):
+        return None
+    before = text[max(0, position - 1) : position]
+    cures = {"==": "=", "=>": ">=", "=<": "<=", "><": "<>"}
+    if cure := cures.get(before + token.text[:1]):
+        return "operator", f"{before}{token.text} is not an operator of SQL92.", f"Write {cure}."
+    return None
+
+
+def _wrong_list(text: str, position: int, token: Token, expected: frozenset[str]) -> _Found:
+    if expected == {"OPEN"}:
+        return "in-list", "IN needs parentheses.", "Write IN ('x', 'y')."
+    if token.kind == "COMMA" and "AND" in expected:
+        return (
+            "between",
+            "A comma cannot stand here.",
+            "The bounds are joined by AND: BETWEEN 1 AND 9.",
+        )
+    if expected != {"STRING"}:
+        return None
+    before = text[:position].rstrip(" \t\r\n\f")
+    if before[-1:] not in ("(", ","):
+        operator = before[-10:].split()[-1].upper()
+        cure = f"Write {operator} 'x'."
+        return "match-operand", f"{operator} needs a string in quotes after it.", cure
+    if token.kind == "CLOSE":
+        return "in-list", "IN needs strings, and here one is missing.", "Write IN ('x', 'y')."
+    return (
+        "in-list",
+        f"IN takes strings only, and {token.text} is none.",
+        f"Write '{token.text}' in quotes.",
+    )
+
+
+def _wrong_word(text: str, position: int, token: Token, expected: frozenset[str]) -> _Found:
+    if token.kind == "NAME" and token.text.upper() == "LIKE":
+        return "like", "There is no LIKE.", _NO_LIKE
+    if "NULL" in expected and "NAME" not in expected:
+        return "is", "IS is followed by NULL or NOT NULL.", "For values write = and <>."
+    if token.kind in _WORDS and "NAME" in expected:
+        what = f"{token.text} is a word of the language and cannot stand here, nor name a property."
+        return "word", what, "Rename the property if it is one. " + _wanted(expected)
+    if "CLOSE" in expected and (opened := _open_parenthesis(text[:position])) is not None:
+        what = (
+            f"{token.text} cannot follow here: the parenthesis at character {opened + 1} is open."
+        )
+        return "parenthesis", what, "Write ) or an operator before it."
+    return None
+
+
+def _open_parenthesis(text: str) -> int | None:
+    """The last parenthesis without its partner; strings do not count."""
+    opened = []
+    for found in re.finditer(r"'[^']*'|[()]", text):
+        if found[0] == "(":
+            opened.append(found.start())
+        elif found[0] == ")" and opened:
+            opened.pop()
+    return opened[-1] if opened else None
+
+
+def _wanted(expected: frozenset[str]) -> str:
+    if "NAME" in expected:
+        return "A property, a number, a string in single quotes or ( must follow."
+    names = sorted({_TOKEN_NAMES.get(kind, kind) for kind in expected})
+    return f"Expected: {', '.join(names)}." if names else ""
+
+
+def _visible(character: str) -> str:
+    shown = f"{character} " if character.isprintable() and not character.isspace() else ""
+    return f"{shown}(U+{ord(character):04X})"

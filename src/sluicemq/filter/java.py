@@ -1,4 +1,6 @@
-"""Strings to numbers and numbers to each other, exactly as Java does it.
+"""Strings as Java sees them: UTF-16 units, and what its trim() takes away.
+
+Strings to numbers and numbers to each other, exactly as Java does it.
 
 A property is a string; RocketMQ turns it into the class of what it is compared with by
 Integer.valueOf, Long.valueOf, Double.valueOf or Boolean.valueOf (spec/filter.md §7), and the
@@ -14,7 +16,21 @@ from math import copysign, inf, nan
 
 from sluicemq.errors import FilterEvaluationError
 from sluicemq.filter.nodes import INTEGER_MAX, LONG_MAX
-from sluicemq.filter.text import BLANKS
+
+# What String.trim() of Java removes: everything up to the space.
+BLANKS = "".join(map(chr, range(0x21)))
+
+
+def has_surrogate(text: str) -> bool:
+    """Does it hold half a character (possible in Java strings and in JSON, not in UTF-8)?"""
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def utf16_units(text: str) -> str:
+    """One character a UTF-16 unit: what lies above U+FFFF becomes its two surrogates."""
+    data = text.encode("utf-16-be", "surrogatepass")
+    return "".join(chr(data[at] << 8 | data[at + 1]) for at in range(0, len(data), 2))
+
 
 _FLOAT = re.compile(
     r"""(?P<sign>[+-]?)(?:

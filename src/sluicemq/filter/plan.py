@@ -1,4 +1,13 @@
-"""How an expression is evaluated on columns: the tree cut where it reads one property only.
+"""What can come of a condition, and what AND, OR, NOT and `=` make of it: sets of verdicts.
+
+A verdict is FALSE, TRUE, NULL or ERROR. Where a property is not known (it is no column, or only the
+range of its values is), the outcome is the *set* of verdicts that are possible: four bits, 1 to 15.
+A join of conditions is then one look-up: `table[left << 4 | right]`, or `table[operand]`.
+
+The tables are not written down: they are asked of the scalar engine, with a comparison that comes
+out as wanted in the place of each operand. So short circuit and errors are what they are there.
+
+How an expression is evaluated on columns: the tree cut where it reads one property only.
 
     Constant   reads nothing
     Column     reads one property: evaluated for each distinct value, once, then gathered
@@ -9,20 +18,29 @@ Within a Column the tree is cut further, to its atoms (`Atom`), for columns of t
 an atom that compares with a number does it for all of them at once, and the same joins hold.
 AND and OR are read from left to right, two at a time; they are associative, errors included
 (a test holds it), so neighbours that read the same property are one Column.
+
+Can a block match at all? Answered from figures of its columns, without reading them.
+
+The plan is evaluated once for the whole block: each leaf gives the set of what can come of it for
+the values there are, as if the properties had nothing to do with each other, so the answer may be
+yes for nothing but never no for a block with a match.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import groupby
+from functools import cache
+from itertools import groupby, product
 from typing import Any, TypeAlias
 
-from sluicemq.filter.evaluate import Verdict, compile_verdict
+from sluicemq.errors import FilterEvaluationError
+from sluicemq.filter.evaluate import Verdict, compile_verdict, constant_of
 from sluicemq.filter.nodes import (
     And,
     Between,
     Equal,
     In,
     IsNull,
+    JavaClass,
     Literal,
     Match,
     Node,
@@ -33,22 +51,96 @@ from sluicemq.filter.nodes import (
     Truth,
     children,
     is_boolean,
+    java_class,
     property_names,
 )
-from sluicemq.filter.outcomes import (
-    ALL,
-    ERROR,
-    FALSE,
-    NULL,
-    TRUE,
-    and_table,
-    lookup_table,
-    not_table,
-    or_table,
-    settled,
-    stub,
-    verdict_of,
-)
+from sluicemq.record.columns import BlockStats, ColumnStats
+
+FALSE, TRUE, NULL, ERROR, NEEDS_RECORD = range(5)
+ALL = 0b1111
+IS_TRUE = 1 << TRUE
+
+# A verdict where the set has one member, NEEDS_RECORD where it has more.
+VERDICT_OF = bytes([NEEDS_RECORD, *(
+    members.bit_length() - 1 if members.bit_count() == 1 else NEEDS_RECORD
+    for members in range(1, 16)
+)])  # fmt: skip
+
+# `stub = 1` comes out as each verdict with these values of the stub.
+_STUB_VALUES: dict[int, str] = {FALSE: "0", TRUE: "1", ERROR: "x"}
+
+
+def verdict_of(verdict: Verdict, properties: Mapping[str, str]) -> int:
+    """The scalar engine's verdict on one message as a number. Never raises."""
+    try:
+        result = verdict(properties)
+    except FilterEvaluationError:
+        return ERROR
+    return NULL if result is None else int(result)
+
+
+def stub(number: int) -> Node:
+    """An operand that can come out as each of the four verdicts."""
+    return Equal(Property(f"stub{number}"), Literal(1))
+
+
+def lookup_table(node: Node, operands: int) -> bytes:
+    """The outcomes of a node whose conditions are `stub(0)` (and `stub(1)`), for all their sets."""
+    verdict = compile_verdict(node)
+    single = {
+        chosen: 1 << verdict_of(verdict, _stub_properties(chosen))
+        for chosen in product(range(4), repeat=operands)
+    }
+    return bytes(_united(single, sets) for sets in product(range(16), repeat=operands))
+
+
+def _stub_properties(chosen: tuple[int, ...]) -> dict[str, str]:
+    return {
+        f"stub{number}": _STUB_VALUES[verdict]
+        for number, verdict in enumerate(chosen)
+        if verdict != NULL
+    }
+
+
+def _united(single: dict[tuple[int, ...], int], sets: tuple[int, ...]) -> int:
+    united = 0
+    for chosen, outcome in single.items():
+        if all(members >> verdict & 1 for members, verdict in zip(sets, chosen, strict=True)):
+            united |= outcome
+    return united
+
+
+@cache
+def and_table() -> bytes:
+    return lookup_table(And((stub(0), stub(1))), 2)
+
+
+@cache
+def or_table() -> bytes:
+    return lookup_table(Or((stub(0), stub(1))), 2)
+
+
+@cache
+def not_table() -> bytes:
+    return lookup_table(Not(stub(0)), 1)
+
+
+@cache
+def settled(table: bytes) -> frozenset[int]:
+    """The left sets of a join that no right side changes: short circuit, and errors."""
+    return frozenset(
+        left for left in range(1, 16) if set(table[left << 4 | 1 : left + 1 << 4]) == {left}
+    )
+
+
+def union(outcomes: Callable[[str], int], values: tuple[str, ...]) -> int:
+    """The set of what comes of some values. Stops when nothing more can be added."""
+    united = 0
+    for value in values:
+        united |= outcomes(value)
+        if united == ALL:
+            break
+    return united
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +163,7 @@ class Atom:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Column:
+class Single:
     """All that reads one property; `inner` is the same, down to its atoms."""
 
     name: str
@@ -102,8 +194,8 @@ class Join:
 # A comparison whose sides are exchanged.
 MIRRORED = {">": "<", ">=": "<=", "<": ">", "<=": ">=", "=": "=", "<>": "<>"}
 
-Plan: TypeAlias = Constant | Atom | Column | Several | Join
-Leaf: TypeAlias = Atom | Column | Several
+Plan: TypeAlias = Constant | Atom | Single | Several | Join
+Leaf: TypeAlias = Atom | Single | Several
 
 
 def symbol_of(node: Order | Equal) -> str:
@@ -122,7 +214,7 @@ def make_plan(node: Node) -> Plan:
     absent = outcome_of(inner, lambda leaf: leaf.absent if isinstance(leaf, Atom) else ALL)
     unknown = outcome_of(inner, lambda leaf: leaf.unknown)
     (name,) = names
-    return Column(name, compile_verdict(node), inner, absent, unknown)
+    return Single(name, compile_verdict(node), inner, absent, unknown)
 
 
 def outcome_of(plan: Plan, leaf_outcomes: Callable[[Leaf], int]) -> int:
@@ -222,3 +314,77 @@ def _possible(node: Node) -> int:
             return 1 << FALSE | 1 << TRUE | 1 << NULL | 1 << ERROR
         case _:
             return ALL
+
+
+_EITHER = 1 << FALSE | 1 << TRUE
+
+
+def can_match(plan: Plan, stats: BlockStats) -> bool:
+    """False only when no row of a block with these figures is TRUE."""
+    if stats.has_odd:
+        return True
+    return bool(outcome_of(plan, lambda leaf: _possible_in(leaf, stats)) & IS_TRUE)
+
+
+def _possible_in(leaf: Leaf, stats: BlockStats) -> int:
+    if isinstance(leaf, Several):
+        return leaf.unknown
+    if leaf.name in stats.excluded:
+        return leaf.unknown
+    column = stats.columns.get(leaf.name)
+    if column is None:
+        return leaf.absent
+    return _of_values(leaf, column) | (leaf.absent if column.has_null else 0)
+
+
+def _of_values(leaf: Single | Atom, column: ColumnStats) -> int:
+    if column.values is not None:
+        name, verdict = leaf.name, leaf.verdict
+        return union(lambda value: 1 << verdict_of(verdict, {name: value}), column.values)
+    if isinstance(leaf, Single):
+        return outcome_of(leaf.inner, lambda atom: _of_values(_atom(atom), column))
+    return _of_range(leaf, column)
+
+
+def _atom(leaf: Leaf) -> Atom:
+    assert isinstance(leaf, Atom)  # an inner plan has no others
+    return leaf
+
+
+def _of_range(atom: Atom, column: ColumnStats) -> int:
+    """A comparison with a number, when the least and the greatest value are known."""
+    node, low, high = atom.node, column.low, column.high
+    if isinstance(node, IsNull | Truth) and isinstance(node.operand, Property):
+        return 1 << verdict_of(atom.verdict, {atom.name: "any"})  # the same for every value
+    if low is None or high is None or not isinstance(node, Order | Equal):
+        return atom.unknown
+    number, symbol = node.right, symbol_of(node)
+    if isinstance(node.right, Property):
+        number, symbol = node.left, MIRRORED[symbol]
+    elif not isinstance(node.left, Property):
+        return atom.unknown
+    bound = constant_of(number)
+    if bound is None:
+        return atom.unknown
+    if java_class(number) is JavaClass.DOUBLE:
+        low, high = float(low), float(high)
+    # Decimal values are errors for a whole number, and so are wide ones for an Integer; the range
+    # holds for those that are none.
+    return _within(symbol, low, high, bound) | 1 << ERROR
+
+
+def _within(symbol: str, low: float, high: float, bound: float) -> int:
+    """What comes of `x symbol bound` for x from low to high."""
+    inside, single = low <= bound <= high, low == high
+    tests = {
+        "=": (inside and single, inside),
+        "<>": (not inside, not (inside and single)),
+        ">": (low > bound, high > bound),
+        ">=": (low >= bound, high >= bound),
+        "<": (high < bound, low < bound),
+        "<=": (high <= bound, low <= bound),
+    }
+    always, sometimes = tests[symbol]
+    if always:
+        return 1 << TRUE
+    return _EITHER if sometimes else 1 << FALSE

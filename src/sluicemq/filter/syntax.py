@@ -1,4 +1,15 @@
-"""The parse: tokens through lark's LALR tables, up to the first that cannot continue.
+"""From the parser's reductions to nodes, with RocketMQ's compile-time rejections.
+
+What compiles in RocketMQ compiles here and what it rejects is rejected (spec/filter.md §6
+"Compile-time rejections"), but with the place and the cure.
+
+lark's work: from grammar.lark to the two tables that `syntax` drives.
+
+A lexer of one regular expression, the terminals in the order of their priority, and the LALR
+actions of every state. Importing lark and making the tables costs 50 ms, once a process, so this
+module is loaded at the first SQL92 expression.
+
+The parse: tokens through lark's LALR tables, up to the first that cannot continue.
 
 RocketMQ's start rule does not ask for the end of the input: it stops at the first token that
 cannot continue the expression and ignores the rest, of which only that one token has to lex
@@ -7,14 +18,330 @@ either, the token is the fault. A token that can continue a rule is taken and co
 `a = 5 AND` does not compile.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, NamedTuple
+from sys import float_info, intern
+from typing import Any, NamedTuple, TypeAlias, cast
 
-from sluicemq.filter.diagnose import lexical_finding, name_begins_with_digit, parse_finding
-from sluicemq.filter.findings import END, Finding, Rejected, Token
-from sluicemq.filter.nodes import Node, levels
-from sluicemq.filter.tables import Tables, make_tables
+from lark import Lark
+from lark.parsers.lalr_analysis import Reduce
+
+from sluicemq.filter.findings import (
+    END,
+    Finding,
+    Rejected,
+    Token,
+    lexical_finding,
+    name_begins_with_digit,
+    parse_finding,
+)
+from sluicemq.filter.nodes import (
+    LONG_MAX,
+    And,
+    Between,
+    Equal,
+    In,
+    IsNull,
+    Literal,
+    Match,
+    MatchOperator,
+    Negate,
+    Node,
+    Not,
+    Or,
+    Order,
+    OrderOperator,
+    Property,
+    Truth,
+    is_boolean,
+    levels,
+)
+
+FLOAT_MIN = 5e-324  # Java's Double.MIN_VALUE, spelled 4.9E-324 there
+FLOAT_MAX = float_info.max
+_CONSTANTS = {"TRUE": True, "FALSE": False, "NULL": None}
+
+
+class Builder:
+    """One method for each arrow of grammar.lark; the parser calls it with the parts of the rule."""
+
+    def whole(self, node: Node) -> Node:
+        return as_boolean(node)
+
+    def either(self, left: Node, token: Token, right: Node) -> Node:
+        # One flat node for a chain: the same three-valued result, and no deep recursion.
+        first = left.parts if isinstance(left, Or) else (as_boolean(left),)
+        return Or((*first, as_boolean(right)), token.position)
+
+    def both(self, left: Node, token: Token, right: Node) -> Node:
+        first = left.parts if isinstance(left, And) else (as_boolean(left),)
+        return And((*first, as_boolean(right)), token.position)
+
+    def equal(self, left: Node, token: Token, right: Node) -> Node:
+        _check_equal(left, right)
+        return Equal(left, right, token.kind == "UNEQUAL", token.position)
+
+    def is_null(self, operand: Node, token: Token, _null: Token) -> Node:
+        return IsNull(operand, negated=False, position=token.position)
+
+    def is_not_null(self, operand: Node, token: Token, _not: Token, _null: Token) -> Node:
+        return IsNull(operand, negated=True, position=token.position)
+
+    def order(self, left: Node, token: Token, right: Node) -> Node:
+        _check_number(left, token.text)
+        _check_number(right, token.text)
+        return Order(cast("OrderOperator", token.text), left, right, token.position)
+
+    def match(self, operand: Node, token: Token, search: Token) -> Node:
+        return _match(operand, token, search, negated=False)
+
+    def not_match(self, operand: Node, _not: Token, token: Token, search: Token) -> Node:
+        return _match(operand, token, search, negated=True)
+
+    def between(self, value: Node, token: Token, low: Node, _and: Token, high: Node) -> Node:
+        for node in (value, low, high):
+            _check_number(node, "BETWEEN")
+        _check_range(low, high)
+        return Between(value, low, high, negated=False, position=token.position)
+
+    def not_between(
+        self, value: Node, token: Token, _between: Token, low: Node, _and: Token, high: Node
+    ) -> Node:
+        for node in (value, low, high):
+            _check_number(node, "NOT BETWEEN")
+        return Between(value, low, high, negated=True, position=token.position)
+
+    def contained(
+        self, operand: Node, token: Token, _open: Token, values: list[str], _close: Token
+    ) -> Node:
+        return _contained(operand, token, values, negated=False)
+
+    def not_contained(
+        self, operand: Node, token: Token, _in: Token, _open: Token, values: list[str],
+        _close: Token,
+    ) -> Node:  # fmt: skip
+        return _contained(operand, token, values, negated=True)
+
+    def first_string(self, token: Token) -> list[str]:
+        return [_unquoted(token)]
+
+    def more_strings(self, values: list[str], _comma: Token, token: Token) -> list[str]:
+        values.append(_unquoted(token))
+        return values
+
+    def plus(self, _token: Token, operand: Node) -> Node:
+        return operand
+
+    def minus(self, token: Token, operand: Node) -> Node:
+        return Negate(operand, token.position)
+
+    def negation(self, token: Token, operand: Node) -> Node:
+        return Not(as_boolean(operand), token.position)
+
+    def parentheses(self, _open: Token, node: Node, _close: Token) -> Node:
+        return node
+
+    def name(self, token: Token) -> Node:
+        return Property(token.text, token.position)
+
+    def string(self, token: Token) -> Node:
+        return Literal(_unquoted(token), token.position, token.text)
+
+    def constant(self, token: Token) -> Node:
+        return Literal(_CONSTANTS[token.kind], token.position, token.text)
+
+    def whole_number(self, token: Token) -> Node:
+        digits = token.text.rstrip("lL")
+        if len(digits) <= len(str(LONG_MAX)) and int(digits) <= LONG_MAX:
+            return Literal(int(digits), token.position, token.text)
+        what = f"{token.text} does not fit in 64 bits: the largest number is {LONG_MAX}."
+        cure = f"Write it as a float, {digits}.0, or compare it as a string."
+        raise _rejected(Literal(0, token.position, token.text), "number-too-large", what, cure)
+
+    def float_number(self, token: Token) -> Node:
+        literal = Literal(float(token.text), token.position, token.text)
+        if FLOAT_MIN <= float(token.text) <= FLOAT_MAX:
+            return literal
+        if float(token.text) > FLOAT_MAX:
+            what, cure = f"The float {token.text} is too large.", f"The largest is {FLOAT_MAX}."
+            raise _rejected(literal, "float-too-large", what, cure)
+        what = f"RocketMQ refuses the float {token.text}: it must be at least 4.9e-324."
+        cure = (
+            "For whole numbers write 0. For floats write > 0.0 as >= 4.9e-324, "
+            ">= 0.0 as > -4.9e-324, < 0.0 as <= -4.9e-324, <= 0.0 as < 4.9e-324."
+        )
+        raise _rejected(literal, "float-zero", what, cure)
+
+
+def as_boolean(node: Node) -> Node:
+    """A condition as it is, a property as `Truth`; any other value is rejected."""
+    if is_boolean(node):
+        return node
+    if isinstance(node, Property):
+        return Truth(node, node.position)
+    what = f"{_shown(node)} is a value, not a condition."
+    cure = "Compare it with a property, for example a = 5."
+    raise _rejected(node, "not-a-condition", what, cure)
+
+
+def _match(operand: Node, token: Token, search: Token, *, negated: bool) -> Node:
+    operator = cast("MatchOperator", token.text.upper())
+    return Match(operator, operand, _unquoted(search), negated, token.position)
+
+
+def _contained(operand: Node, token: Token, values: list[str], *, negated: bool) -> Node:
+    if isinstance(operand, Property):
+        return In(operand, tuple(values), negated, token.position)
+    what, cure = "IN needs a property on its left.", "Write a IN ('x', 'y')."
+    if isinstance(operand, Not):
+        what = "NOT belongs to the one word after it, and IN needs a property on its left."
+        cure = "Write a NOT IN ('x', 'y') or NOT (a IN ('x', 'y'))."
+    raise _rejected(operand, "in-operand", what, cure)
+
+
+def _unquoted(token: Token) -> str:
+    return token.text[1:-1].replace("''", "'")
+
+
+def _check_equal(left: Node, right: Node) -> None:
+    for side in (left, right):
+        if isinstance(side, Literal) and side.value is None:
+            what = "NULL cannot be compared with = or <>."
+            raise _rejected(side, "equal-null", what, "Write a IS NULL or a IS NOT NULL.")
+    if not isinstance(left, Literal) or not isinstance(right, Literal):
+        return
+    if isinstance(left.value, bool) and not isinstance(right.value, bool):
+        what = f"{left.text} cannot be compared with the constant {right.text}."
+        cure = "TRUE and FALSE are words of the language: no property can have such a name."
+        raise _rejected(left, "boolean-against-constant", what, cure)
+
+
+def _check_number(node: Node, operator: str) -> None:
+    """May the node stand beside an order operator? Numbers, properties and minus may."""
+    if isinstance(node, Literal) and isinstance(node.value, str):
+        what = f"{operator} compares numbers only, and {node.text} is a string."
+        raise _rejected(node, "order-string", what, _number_cure(node.value))
+    if isinstance(node, Literal) and is_boolean(node):
+        what = f"{operator} compares numbers only, and {node.text} is none."
+        cure = "Write a number, or use = TRUE, = FALSE, IS NULL."
+        raise _rejected(node, "order-constant", what, cure)
+    if isinstance(node, Not):
+        what = f"NOT belongs to the one word after it, not to the comparison with {operator}."
+        cure = "Put the comparison in parentheses: NOT (a > 5)."
+        raise _rejected(node, "not-binds-tight", what, cure)
+    if is_boolean(node):
+        what = f"{operator} compares numbers only, and one side is a condition (TRUE or FALSE)."
+        raise _rejected(node, "order-condition", what, "Join conditions: a > 1 AND b > 0.")
+
+
+def _number_cure(value: str) -> str:
+    try:
+        float(value)
+    except ValueError:
+        return "Strings can be compared with =, <>, IN, STARTSWITH, ENDSWITH and CONTAINS."
+    return f"Write the number without quotes: {value}."
+
+
+def _check_range(low: Node, high: Node) -> None:
+    # Only constants are compared: a negated number is none (spec/filter.md §6).
+    if not isinstance(low, Literal) or not isinstance(high, Literal):
+        return
+    first, last = cast("float", low.value), cast("float", high.value)
+    if float in (type(first), type(last)):  # Java widens a Long to Double, which rounds it
+        first, last = float(first), float(last)
+    if last < first:
+        what = f"BETWEEN {low.text} AND {high.text}: the second bound is below the first."
+        cure = f"Write BETWEEN {high.text} AND {low.text}."
+        raise _rejected(high, "between-order", what, cure)
+
+
+def _shown(node: Node) -> str:
+    match node:
+        case Property(name=name):
+            return name
+        case Literal(text=text):
+            return text
+        case Negate():
+            return "-"
+        case Not():
+            return "NOT"
+        case _:
+            return ""
+
+
+def _rejected(node: Node, code: str, what: str, instead: str) -> Rejected:
+    return Rejected(Finding(node.position, max(1, len(_shown(node))), code, what, instead))
+
+
+LINE_COMMENT = "LINE_COMMENT"
+
+
+class Reduction(NamedTuple):
+    """`size` parts become one of the rule `origin`; `make` is None when it is the part itself."""
+
+    size: int
+    origin: str
+    make: Callable[..., Any] | None
+
+
+Action: TypeAlias = int | Reduction  # the state to go to, or what to reduce first
+
+
+class Tables(NamedTuple):
+    """`token` matches one token, its group's name is the terminal; those in `ignored` are skipped.
+
+    `actions[state][terminal]` says what to do, `gotos[state][rule]` where to go after a reduction.
+    `token_last` is for what lies behind the last end of a line, where no comment can end: there
+    each -- would be searched to the end of the text, and 64,000 of them took a minute.
+    """
+
+    token: re.Pattern[str]
+    ignored: frozenset[str]
+    actions: dict[int, dict[str, Action]]
+    gotos: dict[int, dict[str, int]]
+    start: int
+    end: int
+    token_last: re.Pattern[str]
+
+
+def make_tables() -> Tables:
+    lark = Lark.open_from_package(__package__, "grammar.lark", parser="lalr", lexer="basic")
+    # The configuration of an idle parser is lark's public way to its tables.
+    table = lark.parse_interactive("").parser_state.parse_conf
+    builder = Builder()
+    actions: dict[int, dict[str, Action]] = {}
+    gotos: dict[int, dict[str, int]] = {}
+    for state, entries in table.states.items():
+        # lark's symbols are a subclass of str with a slow __eq__: plain strings look up faster.
+        found = {intern(str(symbol)): _action(builder, *entry) for symbol, entry in entries.items()}
+        actions[state] = {name: action for name, action in found.items() if name.isupper()}
+        gotos[state] = {name: to for name, to in found.items() if isinstance(to, int)}
+    return Tables(
+        token=_token_pattern(lark),
+        ignored=frozenset(map(str, lark.ignore_tokens)),
+        actions=actions,
+        gotos=gotos,
+        start=table.start_state,
+        end=table.end_state,
+        token_last=_token_pattern(lark, without=LINE_COMMENT),
+    )
+
+
+def _token_pattern(lark: Any, without: str = "") -> re.Pattern[str]:
+    terminals = sorted(lark.terminals, key=lambda terminal: -terminal.priority)
+    terminals = [terminal for terminal in terminals if terminal.name != without]
+    return re.compile(
+        "|".join(f"(?P<{each.name}>{each.pattern.to_regexp()})" for each in terminals)
+    )
+
+
+def _action(builder: Builder, kind: Any, argument: Any) -> Action:
+    if kind is not Reduce:
+        return int(argument)
+    make = getattr(builder, argument.alias) if argument.alias else None
+    return Reduction(len(argument.expansion), intern(str(argument.origin.name)), make)
+
 
 NESTING_MAX = 200  # keeps the recursion of every engine far below Python's 1,000 frames
 LENGTH_MAX = 32_768  # characters; a parse takes some µs a token on the broker's only thread

@@ -1,4 +1,9 @@
-"""Concatenated stored records -> Arrow record batches, in columns, no Python object a message.
+"""Hosts of records as texts: `10.0.0.7:10911`, `[::1]:10911`.
+
+A block has few different hosts, and each is decoded once: the bytes of all rows are sorted out as
+numbers of 32 bits, five of them for an IPv6 host.
+
+Concatenated stored records -> Arrow record batches, in columns, no Python object a message.
 
 What a pull answers (spec/store.md §2.1, spec/remoting.md §9) becomes a `pyarrow.RecordBatch`:
 
@@ -30,6 +35,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from sluicemq.errors import ProtocolError
+from sluicemq.model.ids import decode_host
 from sluicemq.model.message import (
     COMPRESSED,
     KEYS,
@@ -37,15 +43,26 @@ from sluicemq.model.message import (
     TAGS,
     UNIQ_KEY,
 )
-from sluicemq.record.block import Block
-from sluicemq.record.buffers import Repeated, even_offsets, hexadecimal, variable
 from sluicemq.record.codec import decompress
-from sluicemq.record.hosts import host_column
 from sluicemq.record.layout import RECORD_HEAD
-from sluicemq.record.places import Bytes, Positions, gather, keep_freed_memory
-from sluicemq.record.shapes import Properties, Shape, read_properties, shape_arrays, text_column
-from sluicemq.record.values import texts
-from sluicemq.record.walk import record_starts
+from sluicemq.record.properties import Properties, Shape, read_properties, shape_arrays, text_column
+from sluicemq.record.table import Block, Bytes, Positions, gather, keep_freed_memory, record_starts
+from sluicemq.record.texts import Repeated, even_offsets, hexadecimal, texts, variable
+
+
+def host_column(block: Block, name: str) -> Any:
+    """The column `born_host` or `store_host` of a block."""
+    places = np.empty(len(block), np.int64)
+    texts: list[str] = []
+    for rows, hosts in block.hosts(name):
+        if not len(rows):
+            continue
+        words = np.ascontiguousarray(hosts).view(np.uint32).reshape(len(rows), -1)
+        different, turns = np.unique(words, axis=0, return_inverse=True)
+        places[rows] = len(texts) + turns.reshape(-1)
+        texts += [str(decode_host(row.tobytes())) for row in different]
+    return pa.array(texts, pa.string()).take(pa.array(places))
+
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 PROPERTIES: Final = pa.map_(pa.string(), pa.string())

@@ -2,12 +2,27 @@
 
 The layout is declared in `layout`. A pull's answer is a concatenation of such records. The store's
 hot path packs the same layout by itself; the tests hold both equal.
+
+The checksum property: a CRC over a whole record, kept as its last property.
+
+The CRC in a record's head covers the body alone. With `enabledAppendPropCRC` the properties end
+with one more of 20 bytes (spec/store.md §2.4):
+
+    | __CRC32# 8 | 0x01 | ten digits, the least significant first | 0x02 |
+
+Its value is the CRC32 (31 bits of it) of all the bytes of the record before it, offsets and store
+time included. The writer leaves its place while it lays the record out, then seals it.
+
+The body of a client batch (spec/store.md §2.5): messages in one request, one topic and queue.
+
+Each message is `layout.BATCH_HEAD`, body, properties length, properties. The broker takes it apart
+and stores ordinary records with consecutive queue offsets.
 """
 
 import importlib
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from sluicemq.errors import ProtocolError
@@ -22,6 +37,7 @@ from sluicemq.model.message import (
     StoredMessage,
 )
 from sluicemq.record.layout import (
+    BATCH_HEAD,
     CRC_MASK,
     MAGIC_V1,
     MAGIC_V2,
@@ -368,3 +384,93 @@ def _package(name: str) -> Any:
 
 
 _decompress = decompress  # `decode_record` has a parameter of the same name
+
+
+CHECKSUM_NAME: Final = "__CRC32#"
+CHECKSUM_BYTES: Final = 20
+_START: Final = f"{CHECKSUM_NAME}\x01".encode()
+_END: Final = bytes((VALUE_END,))
+_DIGITS: Final = 10
+_PLACE: Final = _START + b"0" * _DIGITS + _END
+
+
+def with_place(properties: bytes) -> bytes:
+    """The properties with a place for the checksum behind them; one that a client sent is gone."""
+    if _START in properties:
+        pieces = properties.split(_END)
+        properties = _END.join(piece for piece in pieces if not piece.startswith(_START))
+    if properties and not properties.endswith(_END):
+        properties += _END
+    return properties + _PLACE
+
+
+def seal(record: bytes) -> bytes:
+    """The record with its checksum filled in; its properties have come from `with_place`."""
+    content = record[:-CHECKSUM_BYTES]
+    return content + _START + _digits(zlib.crc32(content)) + _END
+
+
+def is_sealed(record: Buffer) -> bool:
+    """Whether the record (all of it, nothing else) ends with a checksum that agrees."""
+    content = memoryview(record)[:-CHECKSUM_BYTES]
+    return bytes(record[len(content) :]) == _START + _digits(zlib.crc32(content)) + _END
+
+
+def _digits(crc: int) -> bytes:
+    return f"{crc & CRC_MASK:0{_DIGITS}d}"[::-1].encode()
+
+
+_PROPERTIES_LENGTH = struct.Struct(">h")
+BATCH_FIXED_BYTES = BATCH_HEAD.size + _PROPERTIES_LENGTH.size
+COPIED_BYTES_MAX = 256 * 1024
+_BATCH_HEAD_BYTES = BATCH_HEAD.size
+_pack_head, _unpack_head = BATCH_HEAD.struct.pack, BATCH_HEAD.struct.unpack_from
+
+
+def encode_batch(messages: Iterable[tuple[int, bytes | memoryview, bytes]]) -> bytes:
+    """(flag, body, encoded properties) of each -> the request's body."""
+    parts: list[bytes | memoryview] = []
+    for flag, body, properties in messages:
+        if len(properties) > PROPERTIES_BYTES_MAX:
+            raise ProtocolError(
+                f"The properties of a message in the batch have {len(properties)} bytes,"
+                f" the limit is {PROPERTIES_BYTES_MAX}."
+            )
+        size = BATCH_FIXED_BYTES + len(body) + len(properties)
+        parts += (_pack_head(size, 0, 0, flag, len(body)), body)
+        parts += (_PROPERTIES_LENGTH.pack(len(properties)), properties)
+    return b"".join(parts)
+
+
+def decode_batch(body: Buffer) -> list[tuple[int, bytes | memoryview, bytes]]:
+    """The request's body -> (flag, body, encoded properties) of each. HOT.
+
+    Bodies of a large request are views of it; those of a small one are copies, which cost less
+    than views do. Raises ProtocolError when the lengths do not agree with each other or with the
+    whole.
+    """
+    source = bytes(body) if len(body) <= COPIED_BYTES_MAX else memoryview(body)
+    unpack_head, unpack_length = _unpack_head, _PROPERTIES_LENGTH.unpack_from
+    end = len(body)
+    messages: list[tuple[int, bytes | memoryview, bytes]] = []
+    at = 0
+    while at < end:
+        try:
+            size, _, _, flag, body_length = unpack_head(source, at)
+            start = at + _BATCH_HEAD_BYTES
+            body_end = start + body_length
+            if body_length < 0:
+                raise _bad(at)
+            (properties_length,) = unpack_length(source, body_end)
+        except struct.error:
+            raise _bad(at) from None
+        next_at = body_end + 2 + properties_length
+        if properties_length < 0 or next_at - at != size or next_at > end:
+            raise _bad(at)
+        messages.append((flag, source[start:body_end], bytes(source[body_end + 2 : next_at])))
+        at = next_at
+    return messages
+
+
+def _bad(at: int) -> ProtocolError:
+    return ProtocolError(f"The message at byte {at} of the batch is cut off or its lengths differ.")

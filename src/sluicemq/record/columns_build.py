@@ -19,12 +19,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sluicemq.model.message import BORN_HOST_IPV6, KEYS, STORE_HOST_IPV6, UNIQ_KEY
-from sluicemq.record.buffers import variable
-from sluicemq.record.checksum import CHECKSUM_NAME
+from sluicemq.record.codec import CHECKSUM_NAME
 from sluicemq.record.columns import Column, ColumnBlock, Values
 from sluicemq.record.layout import MAGIC_V1, MAGIC_V2, RECORD_BEGIN, RECORD_BYTES_MIN, RECORD_HEAD
-from sluicemq.record.places import Bytes, Positions, gather
-from sluicemq.record.shapes import Properties, read_properties, text_column
+from sluicemq.record.properties import Properties, read_properties, text_column
+from sluicemq.record.table import Bytes, Positions, gather
+from sluicemq.record.texts import variable
 
 NEVER_COLUMNS: Final = frozenset((UNIQ_KEY, KEYS, CHECKSUM_NAME))
 """Properties with another value in every message: a column of them would be the log once more."""

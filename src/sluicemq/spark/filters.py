@@ -33,10 +33,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from sluicemq.errors import FilterSyntaxError
-from sluicemq.filter.nodes import And
+from sluicemq.filter.nodes import And, render
 from sluicemq.filter.parser import compile_sql92, compile_whole
-from sluicemq.filter.render import render
-from sluicemq.filter.tags import SEPARATOR, parse_tags
+from sluicemq.filter.subscriptions import SEPARATOR, parse_tags
 from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
 from sluicemq.spark.schema import Column
 

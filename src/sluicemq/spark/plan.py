@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from sluicemq.client.core.names import Credentials
 from sluicemq.client.sync.bulk import READ_GROUP
-from sluicemq.filter.tags import subscribe
+from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.tls import Tls

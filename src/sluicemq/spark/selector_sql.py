@@ -29,6 +29,7 @@ from typing import Final
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.filter.evaluate import compile_verdict, constant_of
+from sluicemq.filter.java import has_surrogate
 from sluicemq.filter.nodes import (
     And,
     Between,
@@ -49,8 +50,7 @@ from sluicemq.filter.nodes import (
     levels,
     property_names,
 )
-from sluicemq.filter.outcomes import ERROR, FALSE, NULL, TRUE, stub, verdict_of
-from sluicemq.filter.text import has_surrogate
+from sluicemq.filter.plan import ERROR, FALSE, NULL, TRUE, stub, verdict_of
 
 DEPTH_MAX: Final = 24
 """Levels of a tree; Spark parses and optimizes nested expressions by recursion."""

@@ -28,8 +28,8 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions
 
 from sluicemq.filter.nodes import JavaClass
-from sluicemq.filter.outcomes import TRUE, verdict_of
 from sluicemq.filter.parser import compile_sql92, compile_whole
+from sluicemq.filter.plan import TRUE, verdict_of
 from sluicemq.filter.selector import Selector
 from sluicemq.spark.schema import Column, parse_columns
 from sluicemq.spark.selector_sql import (

@@ -31,7 +31,7 @@ from sluicemq.client.identity import MessageIds
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import UNIQ_KEY
-from sluicemq.record.batch import FIXED_BYTES
+from sluicemq.record.codec import BATCH_FIXED_BYTES
 from sluicemq.record.layout import BATCH_HEAD
 from sluicemq.spark.schema import SET_FOR_ALL
 
@@ -136,7 +136,7 @@ def encoded(bodies: Any, *properties: Any) -> Encoded:
     """
     body_sizes, sizes = checked_sizes(bodies, *properties)
     heads = np.zeros(len(body_sizes), BATCH_HEAD.dtype)
-    heads["size"] = FIXED_BYTES + body_sizes + sizes
+    heads["size"] = BATCH_FIXED_BYTES + body_sizes + sizes
     heads["body_length"] = body_sizes
     return Encoded(
         pc.binary_join_element_wise(

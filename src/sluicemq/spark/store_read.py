@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from sluicemq.errors import OffsetOutOfRangeError, ProtocolError, StoreDamagedError
-from sluicemq.filter.sql import make_filter
+from sluicemq.filter.subscriptions import make_filter
 from sluicemq.model.subscription import TAG, MessageFilter
 from sluicemq.spark.plan import ReadPlan
 from sluicemq.spark.reader import Tally, decoder_of, finished, report_tally

@@ -36,7 +36,7 @@ from sluicemq.errors import (
     RouteNotFoundError,
     SluiceError,
 )
-from sluicemq.filter.trees import tree_of
+from sluicemq.filter.subscriptions import tree_of
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import MessageQueue
 from sluicemq.spark.cluster import (

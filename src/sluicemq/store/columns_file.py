@@ -28,8 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluicemq.files import Files
-from sluicemq.record.column_stats import BlockStats, ColumnStats, block_stats
-from sluicemq.record.columns import ColumnBlock
+from sluicemq.record.columns import BlockStats, ColumnBlock, ColumnStats, block_stats
 from sluicemq.record.columns_build import ArrowColumns
 
 VERSION: Final = 2

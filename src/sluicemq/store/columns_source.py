@@ -12,7 +12,7 @@ import numpy as np
 from sluicemq.record.columns import ColumnBlock
 from sluicemq.record.columns_build import LogPiece, build_block
 from sluicemq.record.layout import RECORD_BYTES_MIN
-from sluicemq.record.units import UNIT_COLUMNS
+from sluicemq.record.table import UNIT_COLUMNS
 from sluicemq.store.columns_file import proof
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT, UNIT_BYTES, Queue

@@ -35,7 +35,7 @@ from sluicemq.store.index_keys import key_hash, keys_of
 from sluicemq.store.index_known import KnownKeys
 
 if TYPE_CHECKING:
-    from sluicemq.record.places import Positions
+    from sluicemq.record.table import Positions
     from sluicemq.store.index_columns import Columns
 
 logger = logging.getLogger(__name__)

@@ -28,8 +28,7 @@ from numpy.typing import NDArray
 from sluicemq.model.ids import java_hash
 from sluicemq.record.batch_columns import Columns as Batch
 from sluicemq.record.layout import BLANK, MAGIC_BLANK, MAGICS, RECORD_BYTES_MIN
-from sluicemq.record.places import Bytes, Positions, gather
-from sluicemq.record.walk import leading_starts
+from sluicemq.record.table import Bytes, Positions, gather, leading_starts
 from sluicemq.store.commitlog import BLANK_BYTES
 from sluicemq.store.index_keys import HASH_MIN, ROLLBACK, keyed_hashes
 

@@ -21,7 +21,7 @@ from sluicemq.record.layout import INDEX_ENTRY, INDEX_HEADER
 from sluicemq.store.segments import Segment
 
 if TYPE_CHECKING:
-    from sluicemq.record.places import Positions
+    from sluicemq.record.table import Positions
     from sluicemq.store.index_columns import Columns
     from sluicemq.store.index_slots import Slots
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from sluicemq.record.batch_columns import Columns as Batch
     from sluicemq.record.batch_columns import Laid
-    from sluicemq.record.places import Positions
+    from sluicemq.record.table import Positions
     from sluicemq.store.index_columns import Columns
 
 BATCHES_MAX: Final = 256

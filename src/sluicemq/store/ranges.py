@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from sluicemq.errors import OffsetOutOfRangeError, StoreDamagedError
 from sluicemq.model.subscription import ColumnFilter, MessageFilter
-from sluicemq.record.units import UNIT_COLUMNS
+from sluicemq.record.table import UNIT_COLUMNS
 from sluicemq.store.columns_scan import ColumnScan
 from sluicemq.store.commitlog import CommitLog
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT_BYTES, Queue

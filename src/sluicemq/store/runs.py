@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sluicemq.record.units import UNIT_COLUMNS
+from sluicemq.record.table import UNIT_COLUMNS
 from sluicemq.store.consumequeue import BLANK_SIZE
 
 

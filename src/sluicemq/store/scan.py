@@ -27,8 +27,7 @@ from sluicemq.model.message import (
     TAGS,
     UNQUEUED,
 )
-from sluicemq.record.checksum import is_sealed
-from sluicemq.record.codec import body_crc_agrees, decode_properties, parse_head
+from sluicemq.record.codec import body_crc_agrees, decode_properties, is_sealed, parse_head
 from sluicemq.record.layout import (
     BLANK,
     CRC_MASK,

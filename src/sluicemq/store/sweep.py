@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.model.message import BORN_HOST_IPV6, STORE_HOST_IPV6, UNQUEUED
-from sluicemq.record.checksum import is_sealed
+from sluicemq.record.codec import is_sealed
 from sluicemq.record.layout import (
     CRC_MASK,
     MAGIC_V1,
@@ -34,9 +34,7 @@ from sluicemq.record.layout import (
     RECORD_HEAD,
     VALUE_END,
 )
-from sluicemq.record.places import Bytes, Positions, gather
-from sluicemq.record.units import UNIT_COLUMNS
-from sluicemq.record.walk import leading_starts
+from sluicemq.record.table import UNIT_COLUMNS, Bytes, Positions, gather, leading_starts
 from sluicemq.store.scan import DELAYS_MS, LOST_CODE, LOST_MARK, read_scanned
 
 PIECE_BYTES: Final = 4 << 20

@@ -27,8 +27,7 @@ from sluicemq.config import StoreConfig
 from sluicemq.errors import MessageIllegalError, ProtocolError, StoreError
 from sluicemq.model.ids import HOST_BYTES_IPV4
 from sluicemq.model.message import BORN_HOST_IPV6, INNER_BATCH, PREPARED, STORE_HOST_IPV6
-from sluicemq.record.checksum import seal, with_place
-from sluicemq.record.codec import encode_record
+from sluicemq.record.codec import encode_record, seal, with_place
 from sluicemq.record.layout import (
     CRC_MASK,
     MAGIC_BLANK,
@@ -43,7 +42,7 @@ from sluicemq.store.scan import ZEROS_NEVER_STORED
 
 if TYPE_CHECKING:
     from sluicemq.record.batch_columns import Columns
-    from sluicemq.record.places import Positions
+    from sluicemq.record.table import Positions
 
 logger = logging.getLogger(__name__)
 

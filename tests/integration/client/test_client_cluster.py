@@ -19,7 +19,7 @@ from sluicemq import (
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.client.sync.producer import Producer
-from sluicemq.filter.tags import subscribe
+from sluicemq.filter.subscriptions import subscribe
 from sluicemq.record.codec import decode_records
 
 

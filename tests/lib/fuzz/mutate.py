@@ -14,7 +14,7 @@ import orjson
 from fuzz.corpus import Template
 from fuzz.sql import expression
 from sluicemq.errors import ProtocolError
-from sluicemq.record.batch import encode_batch
+from sluicemq.record.codec import encode_batch
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import BINARY, FLAG_ONEWAY, FLAG_RESPONSE, Command, encode, frame
 from sluicemq.wire.signature import sign_command

@@ -217,7 +217,7 @@ def test_sends_are_refused_while_the_disk_is_too_full_and_taken_again_at_once(
 
 
 def test_refused_batches_name_the_disk_too(old: SteppedBroker, reader: SteppedClient) -> None:
-    from sluicemq.record.batch import encode_batch
+    from sluicemq.record.codec import encode_batch
 
     old.change_store(clean_forcibly=False)
     fill(old, 91)

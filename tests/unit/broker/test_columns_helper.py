@@ -11,7 +11,7 @@ import pytest
 from sluicemq.broker.consume.columns_helper import SealingProcess
 from sluicemq.config import StoreConfig
 from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.vectorised import compile_vectorised
+from sluicemq.filter.selector import compile_vectorised
 from sluicemq.store import columns_blocks
 from sluicemq.store.store import Store
 

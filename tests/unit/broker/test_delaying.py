@@ -9,8 +9,7 @@ from sluicemq.broker.delaying import SCHEDULE_TOPIC, TIMER_TOPIC, Delaying, slot
 from sluicemq.broker.intake import Draft
 from sluicemq.model.recall import parse_recall_handle
 from sluicemq.model.topic import GroupConfig
-from sluicemq.record.batch import encode_batch
-from sluicemq.record.codec import decode_records
+from sluicemq.record.codec import decode_records, encode_batch
 
 DAY_MS = 86_400_000
 

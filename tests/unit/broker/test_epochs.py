@@ -9,8 +9,7 @@ from simulation.stepped import SMALL, SteppedBroker, SteppedClient, send_fields
 from sluicemq.broker.epoch_table import EPOCH_TOPIC, KEPT_MS
 from sluicemq.broker.epochs import CHUNK_MESSAGES
 from sluicemq.model.topic import TopicConfig
-from sluicemq.record.batch import encode_batch
-from sluicemq.record.codec import decode_records
+from sluicemq.record.codec import decode_records, encode_batch
 from sluicemq.wire.bodies import (
     STAGING_QUEUES,
     STAGING_TOPIC,

@@ -6,8 +6,8 @@ import pytest
 
 from simulation.stepped import SMALL, START_MS, ManualClock, SteppedBroker, send_fields
 from sluicemq.errors import StoreError
-from sluicemq.store.offline.layout import StoreLayout
-from sluicemq.store.offline.verify import verify
+from sluicemq.store.tools.layout import StoreLayout
+from sluicemq.store.tools.verify import verify
 from sluicemq.testing.files import BLOCK_BYTES, CrashableFiles
 
 CONFIG = dataclasses.replace(

@@ -13,7 +13,7 @@ from simulation.stepped import SMALL, SteppedBroker, send_fields
 from sluicemq.broker.lanes.filters import rule_filter
 from sluicemq.broker.lanes.rules import NOTHING, Rule, claims, rule_matches
 from sluicemq.broker.lanes.rules import subscription_key as key_of
-from sluicemq.filter.tags import subscribe
+from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import CONTRACT, GroupConfig, TopicConfig
 from sluicemq.record.codec import decode_records

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulation.stepped import START_MS, SteppedBroker, SteppedClient, send_fields
 from sluicemq.record import batch_columns
-from sluicemq.record.batch import encode_batch
+from sluicemq.record.codec import encode_batch
 from sluicemq.store import index_columns
 from sluicemq.wire.bodies.epochs import STAGING_TOPIC, Owner, Stage, StagedRange
 from sluicemq.wire.bodies.epochs import encode_staged_ranges as ranges_of

@@ -17,8 +17,7 @@ from sluicemq.client.core.names import (
 from sluicemq.errors import ConfigurationError, SendError
 from sluicemq.model.message import RESERVED_PROPERTIES, Message
 from sluicemq.model.topic import MessageQueue
-from sluicemq.record.batch import decode_batch
-from sluicemq.record.codec import decode_properties
+from sluicemq.record.codec import decode_batch, decode_properties
 from sluicemq.wire import headers
 
 

@@ -22,7 +22,7 @@ from sluicemq.errors import (
     SendError,
     SendUnknownError,
 )
-from sluicemq.filter.tags import subscribe
+from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import Message
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_records

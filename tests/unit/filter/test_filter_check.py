@@ -4,7 +4,7 @@ import pytest
 
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter.check import FINDINGS_MAX, check, check_subscription, check_tags
-from sluicemq.filter.tags import subscribe
+from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.subscription import SQL92, Subscription
 
 # expression, what the warning points at, its code, words of the cure

@@ -6,12 +6,9 @@ import orjson
 import pytest
 
 from sluicemq.errors import FilterEvaluationError, FilterSyntaxError
-from sluicemq.filter.cost import CostClass, tags_of
-from sluicemq.filter.lab import Report, Sample, Trial
+from sluicemq.filter.lab import CostClass, Report, Sample, Trial, block_of, tags_of
 from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.rows import block_of
-from sluicemq.filter.tags import subscribe
-from sluicemq.filter.trees import tree_of
+from sluicemq.filter.subscriptions import subscribe, tree_of
 from sluicemq.model.subscription import Subscription
 
 Rows = list[dict[str, str]]

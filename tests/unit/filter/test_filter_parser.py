@@ -62,8 +62,8 @@ def test_what_rocketmq_ignores_is_refused_where_an_expression_is_written_for_us(
 
 def test_users_of_tags_do_not_load_the_parser() -> None:
     code = (
-        "import sys; from sluicemq.filter.sql import make_filter; "
-        "from sluicemq.filter.tags import subscribe; make_filter(subscribe('T', 'a||b')); "
+        "import sys; from sluicemq.filter.subscriptions import make_filter; "
+        "from sluicemq.filter.subscriptions import subscribe; make_filter(subscribe('T', 'a||b')); "
         "print([name for name in sys.modules if name.partition('.')[0] == 'lark'])"
     )
     output = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)

@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
+from sluicemq.filter.lab import block_of
 from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.rows import block_of
-from sluicemq.filter.sql import make_filter
-from sluicemq.filter.vectorised import Vectorised, compile_vectorised
+from sluicemq.filter.selector import Vectorised, compile_vectorised
+from sluicemq.filter.subscriptions import make_filter
 from sluicemq.model.subscription import SQL92, ColumnFilter, Subscription
-from sluicemq.record.column_stats import VALUES_MAX, BlockStats, ColumnStats, block_stats
+from sluicemq.record.columns import VALUES_MAX, BlockStats, ColumnStats, block_stats
 
 MANY = [{"n": str(number), "f": f"{number / 10}", "r": "hz"} for number in range(100, 300)]
 STATS = block_stats(block_of(MANY))
@@ -78,9 +78,9 @@ def test_the_filter_of_a_subscription_has_its_columns_engine_when_asked() -> Non
 
 def test_numpy_is_loaded_by_the_first_block() -> None:
     script = (
-        "import sys; from sluicemq.filter.sql import make_filter\n"
+        "import sys; from sluicemq.filter.subscriptions import make_filter\n"
         "from sluicemq.model.subscription import Subscription\n"
-        "from sluicemq.record.column_stats import BlockStats\n"
+        "from sluicemq.record.columns import BlockStats\n"
         "made = make_filter(Subscription('T', 'a > 5', 'SQL92')).vectorised\n"
         "assert not made.can_match(BlockStats({}))\n"
         "assert 'numpy' not in sys.modules"

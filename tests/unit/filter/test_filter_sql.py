@@ -1,8 +1,13 @@
 import pytest
 
 from sluicemq.errors import FilterSyntaxError
-from sluicemq.filter.sql import SQL92_IS_OFF, Sql92Filter, make_filter
-from sluicemq.filter.tags import TagFilter, subscribe
+from sluicemq.filter.subscriptions import (
+    SQL92_IS_OFF,
+    Sql92Filter,
+    TagFilter,
+    make_filter,
+    subscribe,
+)
 from sluicemq.model.subscription import SQL92, MessageFilter, Subscription
 
 

@@ -1,5 +1,4 @@
-from sluicemq.filter.build import Builder
-from sluicemq.filter.tables import Reduction, make_tables
+from sluicemq.filter.syntax import Builder, Reduction, make_tables
 
 TABLES = make_tables()
 

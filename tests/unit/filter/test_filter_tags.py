@@ -3,7 +3,7 @@
 import pytest
 
 from sluicemq.errors import FilterSyntaxError
-from sluicemq.filter.tags import TagFilter, parse_tags, subscribe, tag_matches
+from sluicemq.filter.subscriptions import TagFilter, parse_tags, subscribe, tag_matches
 from sluicemq.model.subscription import SQL92, Subscription
 
 

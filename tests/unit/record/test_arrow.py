@@ -12,7 +12,9 @@ import pytest
 from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.message import COMPRESSED
-from sluicemq.record import arrow, layout, shapes, walk
+from sluicemq.record import arrow, layout
+from sluicemq.record import properties as shapes
+from sluicemq.record import table as walk
 from sluicemq.record.arrow import COLUMNS, RecordDecoder
 from sluicemq.record.codec import compress, decode_records, encode_properties, encode_record
 

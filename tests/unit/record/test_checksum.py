@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluicemq.record.checksum import CHECKSUM_BYTES, is_sealed, seal, with_place
+from sluicemq.record.codec import CHECKSUM_BYTES, is_sealed, seal, with_place
 
 PLACE = b"__CRC32#\x010000000000\x02"
 

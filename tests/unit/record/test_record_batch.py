@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from sluicemq.errors import ProtocolError
-from sluicemq.record.batch import COPIED_BYTES_MAX, decode_batch, encode_batch
+from sluicemq.record.codec import COPIED_BYTES_MAX, decode_batch, encode_batch
 
 MESSAGES = [(0, b"one", b"a\x01b\x02"), (-7, b"", b""), (5, b"x" * 300, b"TAGS\x01t\x02")]
 

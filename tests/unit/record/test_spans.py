@@ -4,8 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluicemq.record.property_table import PropertyTable, table_of
-from sluicemq.record.spans import Spans
+from sluicemq.record.batch_columns import PropertyTable, Spans, table_of
 
 PIECES = st.lists(st.binary(max_size=12), min_size=1, max_size=20)
 NAMES = st.lists(st.sampled_from([b"TAGS", b"a", b"eight___", b"a long name"]), max_size=4)

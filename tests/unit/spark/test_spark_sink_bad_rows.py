@@ -12,7 +12,7 @@ from sluicemq.client.core.answers import SendResult, SendStatus
 from sluicemq.client.core.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import MessageQueue
-from sluicemq.record.batch import decode_batch
+from sluicemq.record.codec import decode_batch
 from sluicemq.spark import sink_bad_rows
 from sluicemq.spark.options import WRITE, parse_options
 from sluicemq.spark.sink_bad_rows import RowSorter

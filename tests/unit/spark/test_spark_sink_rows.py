@@ -9,7 +9,7 @@ import pytest
 from sluicemq.client.core.messages import prepare
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import Message
-from sluicemq.record.batch import decode_batch
+from sluicemq.record.codec import decode_batch
 from sluicemq.spark.sink_rows import (
     UniqueIdColumns,
     body_column,

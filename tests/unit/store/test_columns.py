@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.sql import Sql92Filter
+from sluicemq.filter.subscriptions import Sql92Filter
 from sluicemq.record.codec import decode_records
 from sluicemq.record.columns import ColumnBlock
 from sluicemq.record.columns_build import build_block

@@ -9,8 +9,8 @@ import pytest
 from sluicemq.config import StoreConfig
 from sluicemq.files import SystemFiles
 from sluicemq.files_overlay import OverlayFiles
-from sluicemq.store.offline.layout import StoreLayout
 from sluicemq.store.store import Store
+from sluicemq.store.tools.layout import StoreLayout
 
 QUEUES = 100
 HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])

@@ -13,14 +13,13 @@ from sluicemq.files import SYSTEM_FILES
 from sluicemq.model.ids import tag_code
 from sluicemq.record.codec import encode_properties
 from sluicemq.store.checkpoint import read_checkpoint, write_checkpoint
-from sluicemq.store.offline.check_index import expected_entries
-from sluicemq.store.offline.columns import Columns
-from sluicemq.store.offline.dump import Selection, dump_queues
-from sluicemq.store.offline.info import list_queues
-from sluicemq.store.offline.layout import StoreLayout
-from sluicemq.store.offline.verify import Verified, verify
-from sluicemq.store.offline.walk import LogWalk
 from sluicemq.store.store import Store
+from sluicemq.store.tools.check_index import expected_entries
+from sluicemq.store.tools.columns import Columns
+from sluicemq.store.tools.dump import Selection, dump_queues, list_queues
+from sluicemq.store.tools.layout import StoreLayout
+from sluicemq.store.tools.verify import Verified, verify
+from sluicemq.store.tools.walk import LogWalk
 
 HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
 HOST_IPV6 = bytes(15) + b"\x01" + struct.pack(">i", 10911)

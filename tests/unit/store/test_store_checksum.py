@@ -8,7 +8,7 @@ import pytest
 from sluicemq.config import StoreConfig
 from sluicemq.errors import ConfigurationError, MessageIllegalError
 from sluicemq.model.message import PREPARED
-from sluicemq.record.checksum import CHECKSUM_NAME, is_sealed
+from sluicemq.record.codec import CHECKSUM_NAME, is_sealed
 from sluicemq.record.layout import PROPERTIES_BYTES_MAX
 
 LOG = "/store/commitlog/" + "0" * 20

@@ -10,8 +10,8 @@ import pytest
 from sluicemq.errors import StoreDamagedError, StoreError, StoreLockedError
 from sluicemq.store.checkpoint import read_checkpoint
 from sluicemq.store.commitlog import CommitLog
-from sluicemq.store.offline.repair import LostRange, RepairReport, repair
 from sluicemq.store.scan import LOST_CODE, LOST_NAME, scan_records
+from sluicemq.store.tools.repair import LostRange, RepairReport, repair
 
 LOG = "/store/commitlog/"
 QUEUES = (("A", 0), ("A", 1), ("B", 0))

@@ -20,8 +20,7 @@ from sluicemq.broker.lanes.rules import normal_atom, parse_key, subscription_key
 from sluicemq.broker.lanes.table import Lanes
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError
-from sluicemq.filter.sql import Sql92Filter, make_filter
-from sluicemq.filter.tags import is_tag_kind, subscribe
+from sluicemq.filter.subscriptions import Sql92Filter, is_tag_kind, make_filter, subscribe
 from sluicemq.model.subscription import MessageFilter, Subscription
 from sluicemq.net.peer import Peer
 from sluicemq.wire.bodies import BROADCASTING, FROM_FIRST_OFFSET, ConsumerData

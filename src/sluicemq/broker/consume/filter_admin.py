@@ -25,8 +25,7 @@ from sluicemq.broker.lanes.rules import atoms_of
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.topics import Topics
 from sluicemq.errors import FilterError, RequestError
-from sluicemq.filter.sql import preparation
-from sluicemq.filter.tags import subscribe
+from sluicemq.filter.subscriptions import preparation, subscribe
 from sluicemq.model.subscription import TAG, Subscription
 from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer

@@ -32,8 +32,8 @@ from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError, FilterEvaluationError
-from sluicemq.filter.outcomes import ERROR
-from sluicemq.filter.sql import preparation
+from sluicemq.filter.plan import ERROR
+from sluicemq.filter.subscriptions import preparation
 from sluicemq.model.subscription import SQL92, MessageFilter, Subscription
 from sluicemq.store.store import Store
 

@@ -24,8 +24,7 @@ from sluicemq.clock import Clock
 from sluicemq.errors import FilterError
 from sluicemq.files import Files
 from sluicemq.filter.bloom import bloom_shape
-from sluicemq.filter.sql import make_filter
-from sluicemq.filter.tags import is_tag_kind
+from sluicemq.filter.subscriptions import is_tag_kind, make_filter
 from sluicemq.model.subscription import Subscription
 from sluicemq.wire.bodies.filters import (
     ConsumerFilter,

@@ -22,8 +22,7 @@ from sluicemq.broker.turns import Announced, Postponed
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError
 from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.sql import SQL92_IS_OFF, make_filter, preparation
-from sluicemq.filter.tags import is_tag_kind
+from sluicemq.filter.subscriptions import SQL92_IS_OFF, is_tag_kind, make_filter, preparation
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import RETRY_PREFIX
 from sluicemq.net.dispatch import Handler

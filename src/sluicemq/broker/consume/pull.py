@@ -27,8 +27,13 @@ from sluicemq.broker.topics import Topics
 from sluicemq.broker.turns import Parked, Postponed
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError
-from sluicemq.filter.sql import SQL92_IS_OFF, make_filter, preparation
-from sluicemq.filter.tags import is_tag_kind, subscribe
+from sluicemq.filter.subscriptions import (
+    SQL92_IS_OFF,
+    is_tag_kind,
+    make_filter,
+    preparation,
+    subscribe,
+)
 from sluicemq.model.subscription import ALL, TAG, MessageFilter
 from sluicemq.model.topic import PERM_READ
 from sluicemq.net.dispatch import Handler

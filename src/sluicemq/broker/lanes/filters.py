@@ -34,15 +34,13 @@ from sluicemq.broker.lanes.rules import (
     tags_of,
 )
 from sluicemq.errors import FilterError
-from sluicemq.filter.outcomes import FALSE, NEEDS_RECORD, TRUE
 from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.sql import Sql92Filter
-from sluicemq.filter.tags import TagFilter
-from sluicemq.filter.vectorised import Vectorised
+from sluicemq.filter.plan import FALSE, NEEDS_RECORD, TRUE
+from sluicemq.filter.selector import Vectorised
+from sluicemq.filter.subscriptions import Sql92Filter, TagFilter
 from sluicemq.model.message import RETRY_TOPIC, TAGS
 from sluicemq.model.subscription import SQL92, TAG, MessageFilter, Subscription
-from sluicemq.record.column_stats import BlockStats
-from sluicemq.record.columns import ColumnBlock
+from sluicemq.record.columns import BlockStats, ColumnBlock
 
 if TYPE_CHECKING:
     import numpy as np

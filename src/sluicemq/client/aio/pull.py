@@ -32,7 +32,7 @@ from sluicemq.client.core.consuming import ConsumeOptions, make_subscription
 from sluicemq.client.core.directory import read_queues
 from sluicemq.client.core.names import check_group
 from sluicemq.errors import ConfigurationError, SluiceError
-from sluicemq.filter.tags import tag_matches
+from sluicemq.filter.subscriptions import tag_matches
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue

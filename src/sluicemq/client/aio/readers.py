@@ -54,7 +54,7 @@ from sluicemq.client.core.consuming import (
 from sluicemq.client.core.inflight import Counts, InFlight
 from sluicemq.client.core.tracing import Delivery
 from sluicemq.errors import GroupNotFoundError, ProtocolError, RequestError, SluiceError
-from sluicemq.filter.tags import tag_matches
+from sluicemq.filter.subscriptions import tag_matches
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue

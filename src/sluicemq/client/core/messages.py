@@ -49,7 +49,7 @@ from sluicemq.model.message import (
 )
 from sluicemq.model.recall import RecallHandle, parse_recall_handle
 from sluicemq.model.topic import RETRY_PREFIX
-from sluicemq.record.batch import encode_batch
+from sluicemq.record.codec import encode_batch
 
 DELAY_LEVEL_MAX: Final = 18
 """Those of messageDelayLevel by default: 1s 5s 10s 30s 1m … 10m 20m 30m 1h 2h."""

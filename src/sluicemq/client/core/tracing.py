@@ -49,8 +49,7 @@ from sluicemq.model.message import (
     Message,
     StoredMessage,
 )
-from sluicemq.record.batch import decode_batch
-from sluicemq.record.codec import decode_properties
+from sluicemq.record.codec import decode_batch, decode_properties
 from sluicemq.wire.frames import Command
 
 FIELD: Final = "\x01"

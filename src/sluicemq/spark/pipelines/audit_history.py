@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.tags import is_tag_kind
+from sluicemq.filter.subscriptions import is_tag_kind
 from sluicemq.model.ids import tag_code
 from sluicemq.model.subscription import Subscription
 

@@ -27,7 +27,7 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RouteNotFoundError
 from sluicemq.filter.check import check_subscription
-from sluicemq.filter.tags import subscribe
+from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import ORIGIN_MESSAGE_ID, RETRY_TOPIC
 from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX

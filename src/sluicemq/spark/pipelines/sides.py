@@ -13,7 +13,7 @@ import orjson
 from sluicemq.errors import ConfigurationError, FilterSyntaxError
 from sluicemq.filter.check import check
 from sluicemq.filter.findings import IGNORED_TEXT
-from sluicemq.filter.tags import parse_tags
+from sluicemq.filter.subscriptions import parse_tags
 from sluicemq.spark.options import (
     AT_LEAST_ONCE,
     EXACTLY_ONCE,

@@ -18,7 +18,7 @@ from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import RequestError, RouteNotFoundError
-from sluicemq.filter.tags import is_tag_kind
+from sluicemq.filter.subscriptions import is_tag_kind
 from sluicemq.spark.cluster import open_admin
 from sluicemq.spark.options import parse_options
 from sluicemq.spark.pipelines.printing import table_lines

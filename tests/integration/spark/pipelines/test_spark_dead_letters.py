@@ -14,7 +14,7 @@ from sluicemq.client.core.answers import expect_success
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.errors import ConfigurationError, RouteNotFoundError
-from sluicemq.filter.tags import subscribe
+from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import Message
 from sluicemq.model.topic import GroupConfig, MessageQueue
 from sluicemq.spark.pipelines.deadletters import dead_letters, read_report

@@ -34,7 +34,7 @@ from sluicemq.broker.consume.contract import STRICT
 from sluicemq.broker.lanes.rules import subscription_key
 from sluicemq.client.aio import members as groups
 from sluicemq.errors import SluiceError
-from sluicemq.filter.tags import subscribe
+from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import CONTRACT, CONTRACTS, GroupConfig
 

@@ -25,8 +25,7 @@ from simulation.stepped import (
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import StoreDamagedError, StoreError
 from sluicemq.model.message import StoredMessage
-from sluicemq.record.batch import encode_batch
-from sluicemq.record.codec import decode_record, decode_records
+from sluicemq.record.codec import decode_record, decode_records, encode_batch
 from sluicemq.testing.files import CrashableFiles, PowerLost
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import Command

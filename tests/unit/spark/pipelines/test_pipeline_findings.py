@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from sluicemq.client.core.tracing import Finished, MessageKind, Outcome, Published, encode
 from sluicemq.client.engines import blocking_engine
 from sluicemq.errors import ConfigurationError
-from sluicemq.filter.tags import subscribe
+from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.spark.pipelines.audit import AUDIT, Audit
 from sluicemq.spark.pipelines.audit_history import (

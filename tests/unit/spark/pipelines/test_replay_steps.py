@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simulation.stepped import ManualClock
-from sluicemq.filter.tags import subscribe
+from sluicemq.filter.subscriptions import subscribe
 from sluicemq.spark.pipelines import steps
 from sluicemq.spark.pipelines.dead_rows import Judge
 from sluicemq.spark.pipelines.steps import WINDOWS_MAX, Pace, Window, step_rows, steps_of

@@ -47,7 +47,7 @@ from sluicemq.errors import (
     RequestTimeoutError,
     RouteNotFoundError,
 )
-from sluicemq.filter.tags import subscribe
+from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import REAL_TOPIC, StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import (

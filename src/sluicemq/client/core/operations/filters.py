@@ -37,7 +37,7 @@ from sluicemq.client.core.operations.topics import (
 )
 from sluicemq.errors import ConfigurationError, FilterSyntaxError, install_extra
 from sluicemq.filter.check import check_subscription
-from sluicemq.filter.tags import subscribe
+from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MASTER_ID, MessageQueue, TopicRoute

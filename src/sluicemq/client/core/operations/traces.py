@@ -49,7 +49,7 @@ from sluicemq.errors import (
     RouteNotFoundError,
     TopicNotFoundError,
 )
-from sluicemq.filter.tags import subscribe
+from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_records

@@ -20,20 +20,22 @@ import numpy as np
 from sluicemq.record.layout import CRC_MASK
 from sluicemq.store.checkpoint import read_checkpoint
 from sluicemq.store.damage import SEARCH_BYTES_MAX, is_lost_write
-from sluicemq.store.offline.check_files import (
+from sluicemq.store.scan import is_torn
+from sluicemq.store.tools.check_files import (
+    ERROR,
+    KEPT_PER_KIND,
+    WARNING,
+    Findings,
     check_checkpoint,
     check_documents,
     check_series,
     known_topics,
 )
-from sluicemq.store.offline.check_index import IndexCheck
-from sluicemq.store.offline.check_queues import QueueCheck
-from sluicemq.store.offline.columns import Columns, Mask, gather
-from sluicemq.store.offline.findings import ERROR, KEPT_PER_KIND, WARNING, Findings
-from sluicemq.store.offline.layout import StoreLayout
-from sluicemq.store.offline.units import BATCH_UNIT, UnitFile, is_used
-from sluicemq.store.offline.walk import Damage, LogWalk
-from sluicemq.store.scan import is_torn
+from sluicemq.store.tools.check_index import IndexCheck
+from sluicemq.store.tools.check_queues import QueueCheck
+from sluicemq.store.tools.columns import Columns, Mask, gather
+from sluicemq.store.tools.layout import BATCH_UNIT, StoreLayout, UnitFile, is_used
+from sluicemq.store.tools.walk import Damage, LogWalk
 
 CRC_PROPERTY: Final = b"__CRC32#\x01"
 CRC_PROPERTY_BYTES: Final = 20

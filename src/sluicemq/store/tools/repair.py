@@ -1,4 +1,6 @@
-"""`sluice store repair`: what is whole in a damaged store is kept, at its place, and read on.
+"""What a repair found and did, as `sluice store repair` tells it.
+
+`sluice store repair`: what is whole in a damaged store is kept, at its place, and read on.
 
     1. walk      the whole log, behind damage too (`salvage`): good records, and holes between
     2. census    which messages were in the holes (`lost`), from offsets that are missing and from
@@ -18,9 +20,9 @@ safely on disk; else they are the torn tail of a crash, which the next start cut
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -29,17 +31,77 @@ from sluicemq.errors import StoreError
 from sluicemq.files import SYSTEM_FILES, Files, read_text
 from sluicemq.store.checkpoint import Checkpoint, Mark, read_checkpoint, write_checkpoint
 from sluicemq.store.consumequeue import ConsumeQueues
-from sluicemq.store.offline.bridge import Bridge, build_bridge
-from sluicemq.store.offline.edits import Edits
-from sluicemq.store.offline.layout import Series, StoreLayout
-from sluicemq.store.offline.lost import Census, Lost
-from sluicemq.store.offline.repair_report import DamagedRange, LostRange, RepairReport
-from sluicemq.store.offline.requeue import Requeue
-from sluicemq.store.offline.salvage import Hole, Salvage
 from sluicemq.store.scan import DELAYS_MS, Scanned
 from sluicemq.store.sweep import Sweep
+from sluicemq.store.tools.edits import Edits
+from sluicemq.store.tools.layout import Series, StoreLayout
+from sluicemq.store.tools.lost import Bridge, Census, Lost, build_bridge
+from sluicemq.store.tools.requeue import Requeue
+from sluicemq.store.tools.salvage import Hole, Salvage
 
-__all__ = ["LostRange", "RepairReport", "repair"]
+
+class LostRange(NamedTuple):
+    """Messages of a queue that cannot be brought back: offsets `first` to `last`."""
+
+    topic: str
+    queue_id: int
+    first: int
+    last: int
+
+    @property
+    def messages(self) -> int:
+        return self.last - self.first + 1
+
+
+class DamagedRange(NamedTuple):
+    """Bytes [start, end) of the log that hold no whole record."""
+
+    file: str
+    start: int
+    end: int
+    reason: str
+    messages_lost: int
+
+
+@dataclass(slots=True)
+class RepairReport:
+    """What was found, and what was done when `is_written`."""
+
+    root: str
+    records: int = 0
+    log_end: int = 0
+    damaged: list[DamagedRange] = field(default_factory=list)
+    lost: list[LostRange] = field(default_factory=list)
+    not_placed: list[LostRange] = field(default_factory=list)
+    """Lost ones that found no room for a place holder: brokers that build queues anew will move
+    the offsets behind them."""
+    tail_bytes: int = 0
+    """What lies behind the end and was never safe: the next start cuts it off."""
+    bad_files: list[str] = field(default_factory=list)
+    """Files that are missing or have another size."""
+    mended: int = 0
+    """Records that were whole but for their queue offset, which a queue's unit knows."""
+    wrong_units: int = 0
+    missing_queues: int = 0
+    is_written: bool = False
+    backup: str = ""
+    bytes_changed: int = 0
+
+    @property
+    def is_sound(self) -> bool:
+        found = (self.damaged, self.bad_files, self.mended, self.wrong_units, self.missing_queues)
+        return not any(found)
+
+    @property
+    def messages_lost(self) -> int:
+        return sum(lost.messages for lost in self.lost)
+
+    def to_json(self) -> dict[str, Any]:
+        facts = asdict(self)
+        for name in ("damaged", "lost", "not_placed"):
+            facts[name] = [item._asdict() for item in getattr(self, name)]
+        return facts | {"is_sound": self.is_sound, "messages_lost": self.messages_lost}
+
 
 Progress = Callable[[int, int], None]
 """Told (bytes done, bytes in all)."""

@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 
 from sluicemq.record.layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
 from sluicemq.store.damage import explain
-from sluicemq.store.offline.layout import Series
 from sluicemq.store.scan import DELAYS_MS, Scanned, read_scanned
 from sluicemq.store.sweep import Sweep, sweep_piece
+from sluicemq.store.tools.layout import Series
 
 WINDOW_BYTES: Final = 8 << 20
 BLANK_BYTES: Final = 8

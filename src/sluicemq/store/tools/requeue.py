@@ -14,13 +14,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sluicemq.record.units import UNIT_COLUMNS
+from sluicemq.record.table import UNIT_COLUMNS
 from sluicemq.store.consumequeue import BLANK_UNIT, UNIT, UNIT_BYTES
-from sluicemq.store.offline.edits import Edits
-from sluicemq.store.offline.layout import Series
 from sluicemq.store.queue_keys import is_possible
 from sluicemq.store.scan import DELAYS_MS, LOST_CODE, Scanned
 from sluicemq.store.sweep import Sweep
+from sluicemq.store.tools.edits import Edits
+from sluicemq.store.tools.layout import Series
 
 QueueKey = tuple[str, int]
 GAP_MAX: Final = 1 << 22

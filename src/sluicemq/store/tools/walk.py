@@ -21,8 +21,8 @@ import numpy as np
 from sluicemq.errors import ProtocolError
 from sluicemq.record.codec import parse_head
 from sluicemq.record.layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
-from sluicemq.store.offline.columns import Columns
-from sluicemq.store.offline.layout import Series, SeriesFile
+from sluicemq.store.tools.columns import Columns
+from sluicemq.store.tools.layout import Series, SeriesFile
 
 PIECE_BYTES: Final = 8 << 20
 _RECORD_BYTES_MAX: Final = 1 << 27

@@ -18,10 +18,12 @@ import numpy as np
 from sluicemq.errors import ProtocolError
 from sluicemq.model.message import DELAY, PREPARED, TAGS
 from sluicemq.record.codec import decode_properties, parse_head
-from sluicemq.store.offline.columns import Columns, Mask, Positions, java_hashes
-from sluicemq.store.offline.findings import ERROR, NOTE, WARNING, Findings
-from sluicemq.store.offline.layout import QueueKey, StoreLayout
-from sluicemq.store.offline.units import (
+from sluicemq.store.scan import LIGHT_PREFIX, MULTI_DISPATCH, SCHEDULE_TOPIC, Scanned
+from sluicemq.store.tools.check_files import ERROR, NOTE, WARNING, Findings
+from sluicemq.store.tools.columns import Columns, Mask, Positions, java_hashes
+from sluicemq.store.tools.layout import (
+    QueueKey,
+    StoreLayout,
     UnitArray,
     UnitFile,
     is_address,
@@ -29,8 +31,7 @@ from sluicemq.store.offline.units import (
     is_used,
     read_extension,
 )
-from sluicemq.store.offline.walk import Damage
-from sluicemq.store.scan import LIGHT_PREFIX, MULTI_DISPATCH, SCHEDULE_TOPIC, Scanned
+from sluicemq.store.tools.walk import Damage
 
 INNER_BATCH: Final = 0x80
 STRAYS_MAX: Final = 100_000

@@ -1,0 +1,191 @@
+"""Tag expressions: `TagA || TagB`, `*`; the subscription they make; the filter on tag codes.
+
+A broker knows a tag only by Java's 32-bit hash of it, which stands in the consume queue: the first
+stage compares hashes and the second has nothing to add (spec/filter.md §1). Two tags may share a
+hash, so a client compares the tags themselves again (`tag_matches`).
+
+A message without a tag has code 0. `*` alone means everything; among other tags it is a tag of
+that name. One `|` is part of a tag.
+
+The filter a broker applies for a subscription.
+
+A tag filter is decided in the consume queue; SQL92 needs the properties from the commit log. An
+expression that is null or cannot be evaluated on a message does not match it
+(spec/filter.md §5).
+
+Every kind of filter as a tree: what is compared with what in the filter lab and in lag.
+
+A tag subscription is `TAGS IN (...)`: the client's exact check, not the broker's by hash code.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+from sluicemq.errors import FilterError, FilterSyntaxError
+from sluicemq.filter.java import BLANKS
+from sluicemq.filter.nodes import In, Literal, Node, Property
+from sluicemq.filter.parser import QUICK_CHARACTERS, compile_sql92, compile_whole, is_quick
+from sluicemq.model.ids import java_hash
+from sluicemq.model.subscription import ALL, SQL92, TAG, MessageFilter, Subscription
+
+if TYPE_CHECKING:
+    from sluicemq.filter.selector import Selector, Vectorised
+
+SEPARATOR = "||"
+
+
+def parse_tags(expression: str | None) -> tuple[str, frozenset[str], frozenset[int]]:
+    """Expression -> (expression to send, tags, their hash codes); both empty for everything.
+
+    A text of blanks and separators has no tags and is not `*`: it matches nothing, as in RocketMQ.
+    Raises FilterSyntaxError when there is nothing but separators.
+    """
+    if not expression or expression == ALL:
+        return ALL, frozenset(), frozenset()
+    parts = expression.split(SEPARATOR)
+    if not any(parts):
+        raise FilterSyntaxError(
+            f"The tag expression {expression!r} has separators but no tag.",
+            cure="Write TagA || TagB, or * for all messages.",
+        )
+    tags = frozenset(tag for part in parts if (tag := part.strip(BLANKS)))
+    return expression, tags, frozenset(map(java_hash, tags))
+
+
+def is_tag_kind(kind: str | None) -> bool:
+    """Without a kind an expression is of tags."""
+    return not kind or kind == TAG
+
+
+def subscribe(
+    topic: str, expression: str | None = ALL, kind: str | None = TAG, version: int = 0
+) -> Subscription:
+    """A topic and an expression as a subscription; `version` is the time of subscribing in ms.
+
+    Raises FilterSyntaxError when the expression does not parse or the kind is unknown.
+    """
+    if is_tag_kind(kind):
+        text, tags, codes = parse_tags(expression)
+        return Subscription(topic, text, TAG, tags, codes, version)
+    if kind != SQL92:
+        raise unknown_kind(kind)
+    compile_sql92(expression or "")
+    return Subscription(topic, expression or "", SQL92, version=version)
+
+
+def unknown_kind(kind: str | None) -> FilterSyntaxError:
+    return FilterSyntaxError(f"{kind!r} is not a kind of filter.", cure="Use TAG or SQL92.")
+
+
+def tag_matches(subscription: Subscription, tag: str | None) -> bool:
+    """What a client asks again of a delivered message: is its tag one of those subscribed to?
+
+    True for everything and for SQL92, which the broker has decided exactly.
+    """
+    return not subscription.tags or tag in subscription.tags
+
+
+class TagFilter:
+    """The first stage decides by the hash code alone: the commit log is not read."""
+
+    __slots__ = ("tag_codes",)
+
+    reads_properties = False
+
+    def __init__(self, subscription: Subscription) -> None:
+        self.tag_codes: frozenset[int] | None = (
+            None if subscription.is_everything else subscription.codes
+        )
+
+    def by_consume_queue(self, tag_code: int) -> bool:
+        return self.tag_codes is None or tag_code in self.tag_codes
+
+    def by_commit_log(self, properties: Mapping[str, str]) -> bool:
+        return True
+
+
+# The first sentence is RocketMQ's own answer, which clients search for; the second is the cure.
+SQL92_IS_OFF = (
+    "The broker does not support consumer to filter message by SQL92. "
+    "Set enablePropertyFilter=true in broker.conf and restart the broker, or subscribe by tags."
+)
+
+
+class Sql92Filter:
+    """The second stage decides; the first lets everything through."""
+
+    __slots__ = ("by_commit_log", "selector", "weight")
+
+    tag_codes: frozenset[int] | None = None
+    reads_properties = True
+
+    def __init__(self, selector: "Selector") -> None:
+        self.selector = selector
+        self.weight = len(selector.text)
+        self.by_commit_log: Callable[[Mapping[str, str]], bool] = selector.matches
+
+    @property
+    def vectorised(self) -> "Vectorised":
+        """The same verdicts on a block of columns."""
+        return self.selector.vectorised
+
+    def by_consume_queue(self, tag_code: int) -> bool:
+        return True
+
+
+def preparation(expression: str, kind: str = SQL92) -> Iterator[Callable[[], None]]:
+    """What takes long of an expression, as a job for any thread; none when nothing does."""
+    if kind == SQL92 and not is_quick(expression):
+        yield partial(_prepare, expression)
+
+
+def _prepare(expression: str) -> None:
+    with suppress(FilterError):
+        selector = compile_sql92(expression)
+        if len(expression) > QUICK_CHARACTERS:
+            _ = selector.vectorised
+
+
+def make_filter(subscription: Subscription) -> MessageFilter | None:
+    """The filter of a subscription; None when every message matches.
+
+    Raises FilterSyntaxError when its SQL92 does not compile or its kind is unknown.
+    """
+    if is_tag_kind(subscription.kind):
+        return None if subscription.expression == ALL else TagFilter(subscription)
+    if subscription.kind != SQL92:
+        raise unknown_kind(subscription.kind)
+    return Sql92Filter(compile_sql92(subscription.expression))
+
+
+Expression: TypeAlias = "Node | Selector | Subscription | str"
+
+TAGS = "TAGS"
+
+
+def tree_of(expression: Expression) -> Node:
+    """The tree; a string is SQL92.
+
+    Raises FilterSyntaxError when it does not compile, its kind is unknown, or a string goes on with
+    text that would be ignored.
+    """
+    if isinstance(expression, str):
+        return compile_whole(expression).tree
+    if isinstance(expression, Subscription):
+        return _tree_of_subscription(expression)
+    tree: Node = getattr(expression, "tree", expression)  # type: ignore[arg-type]
+    return tree
+
+
+def _tree_of_subscription(subscription: Subscription) -> Node:
+    if not is_tag_kind(subscription.kind):
+        if subscription.kind != SQL92:
+            raise unknown_kind(subscription.kind)
+        return compile_sql92(subscription.expression).tree
+    if subscription.is_everything:
+        return Literal(True)
+    if not subscription.tags:
+        return Literal(False)
+    return In(Property(TAGS), tuple(sorted(subscription.tags)))
