@@ -17,14 +17,9 @@ import pytest
 
 from sluicemq.wire import bodies, fastjson
 from sluicemq.wire.codes import RequestCode as Code
+from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import BINARY, JSON, Command, FrameReader, decode, encode
-from sluicemq.wire.headers import (
-    REQUEST_HEADERS,
-    RESPONSE_HEADERS,
-    PullMessageResponse,
-    decode_header,
-    encode_header,
-)
+from sluicemq.wire.headers import REQUEST_HEADERS, RESPONSE_HEADERS, PullMessageResponse
 
 TRAFFIC = Path(__file__).parent / "traffic"
 SCENARIOS = sorted(path.name for path in TRAFFIC.glob("*.jsonl.gz"))

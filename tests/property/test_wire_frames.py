@@ -18,6 +18,7 @@ from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.peer import Peer
 from sluicemq.wire import bodies, fastjson
+from sluicemq.wire.declare import HeaderError, decode_header, wire_names
 from sluicemq.wire.frames import (
     BINARY,
     JSON,
@@ -28,7 +29,7 @@ from sluicemq.wire.frames import (
     decode,
     encode,
 )
-from sluicemq.wire.headers import REQUEST_HEADERS, HeaderError, decode_header, wire_names
+from sluicemq.wire.headers import REQUEST_HEADERS
 
 TRAFFIC = Path(__file__).parents[1] / "golden" / "traffic"
 SCENARIOS = ("java53-binary", "go-push-tag", "java53-send-illegal-topic-raw", "java53-pull-errors")

@@ -25,9 +25,9 @@ from sluicemq.net.peer import Peer
 from sluicemq.wire import fastjson
 from sluicemq.wire.bodies.topics import data_version_object
 from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command, encode_answer
-from sluicemq.wire.headers import decode_header, encode_header
-from sluicemq.wire.headers.access import (
+from sluicemq.wire.headers import (
     AccessVersionResponse,
     DeleteAccountRequest,
     UpdateAccountRequest,

@@ -23,16 +23,14 @@ from sluicemq.net.tls import server_tls
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import (
+    ConsumerGroupRequest,
     GetBrokerConfigResponse,
-    GetConsumerConnectionsRequest,
     GetConsumeStatsRequest,
     GetProducerConnectionsRequest,
-    GetTopicStatsRequest,
-    QueryGroupsByTopicRequest,
-    decode_header,
-    encode_header,
+    TopicRequest,
 )
 
 log = logging.getLogger(__name__)
@@ -140,7 +138,7 @@ class Admin:
 
     def topic_stats(self, command: Command, peer: Peer) -> Command:
         """202."""
-        topic = self._known_topic(decode_header(GetTopicStatsRequest, command.fields).topic)
+        topic = self._known_topic(decode_header(TopicRequest, command.fields).topic)
         queues = {}
         for queue_id in range(topic.queues):
             low, high = self._store.queue_offsets(topic.name, queue_id)
@@ -191,7 +189,7 @@ class Admin:
 
     def groups_of_topic(self, command: Command, peer: Peer) -> Command:
         """300: groups that subscribe to the topic now or have offsets of it."""
-        name = decode_header(QueryGroupsByTopicRequest, command.fields).topic
+        name = decode_header(TopicRequest, command.fields).topic
         groups = self._consumers.groups_of(name) | self._offsets.groups_of(name)
         return Command(ResponseCode.SUCCESS, body=bodies.encode_group_list(sorted(groups)))
 
@@ -199,7 +197,7 @@ class Admin:
 
     def consumer_connections(self, command: Command, peer: Peer) -> Command:
         """203."""
-        name = decode_header(GetConsumerConnectionsRequest, command.fields).group
+        name = decode_header(ConsumerGroupRequest, command.fields).group
         group = self._consumers.groups.get(name)
         if group is None:
             return Command(

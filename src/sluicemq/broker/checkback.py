@@ -20,8 +20,9 @@ from sluicemq.model.message import PRODUCER_GROUP, REAL_TOPIC, TRANSACTION_MASK,
 from sluicemq.net.peer import Peer
 from sluicemq.record.codec import encode_record
 from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
-from sluicemq.wire.headers import CheckTransactionStateRequest, encode_header
+from sluicemq.wire.headers import CheckTransactionStateRequest
 
 log = logging.getLogger(__name__)
 

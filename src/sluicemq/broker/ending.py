@@ -32,14 +32,13 @@ from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command, encode_answer
 from sluicemq.wire.headers import (
     EndTransactionRequest,
     ListTransactionsRequest,
     ListTransactionsResponse,
     ResolveTransactionRequest,
-    decode_header,
-    encode_header,
 )
 
 log = logging.getLogger(__name__)

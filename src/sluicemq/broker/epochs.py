@@ -44,9 +44,10 @@ from sluicemq.net.peer import Peer
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header
+from sluicemq.wire.declare import encode_header as encoded
 from sluicemq.wire.frames import SERVER_LANGUAGE, Command
-from sluicemq.wire.headers import CommitEpochRequest, CommitEpochResponse, decode_header
-from sluicemq.wire.headers import encode_header as encoded
+from sluicemq.wire.headers import CommitEpochRequest, CommitEpochResponse
 
 log = logging.getLogger(__name__)
 

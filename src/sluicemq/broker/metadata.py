@@ -31,19 +31,18 @@ from sluicemq.wire.bodies.groups import group_from
 from sluicemq.wire.bodies.reading import as_object, load_object, take_list
 from sluicemq.wire.bodies.topics import topic_from
 from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import (
     CreateTopicRequest,
     DeleteGroupRequest,
-    DeleteTopicRequest,
     GetAllGroupsRequest,
     GetAllGroupsResponse,
     GetAllTopicsRequest,
     GetAllTopicsResponse,
     GetGroupConfigRequest,
     GetTopicConfigRequest,
-    decode_header,
-    encode_header,
+    TopicRequest,
 )
 
 QUEUES_MAX = 65_536
@@ -140,7 +139,7 @@ class Metadata:
 
     def delete_topic(self, command: Command, peer: Peer) -> Announced:
         """215: its queues and offsets go too; the records stay in the log until it is cleaned."""
-        name = decode_header(DeleteTopicRequest, command.fields).topic
+        name = decode_header(TopicRequest, command.fields).topic
         if not name.strip():
             raise RequestError(ResponseCode.INVALID_PARAMETER, "The specified topic is blank.")
         if self._settings.broker.validate_system_topic and self._topics.is_system(name):

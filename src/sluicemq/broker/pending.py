@@ -32,15 +32,14 @@ from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command, encode_answer
 from sluicemq.wire.headers import (
     CancelDelayedRequest,
     ListDelayedRequest,
     ListDelayedResponse,
     RecallMessageRequest,
-    RecallMessageResponse,
-    decode_header,
-    encode_header,
+    SendMessageResponse,
 )
 
 PAGE_MAX: Final = 1000
@@ -137,7 +136,7 @@ class Pending:
         except RefusalError as refusal:
             raise RequestError(refusal.code, refusal.remark) from refusal
         region = self._settings.broker.region
-        fields = encode_header(RecallMessageResponse(message_id=handle.unique_id, region=region))
+        fields = encode_header(SendMessageResponse(message_id=handle.unique_id, region=region))
         return Durable(encode_answer(command, ResponseCode.SUCCESS, fields))
 
     def cancel(self, command: Command, peer: Peer) -> Command | Durable:
@@ -158,7 +157,7 @@ class Pending:
         if own.decode("utf-8", "replace") != unique_id:
             raise _illegal("the handle is of another broker or store.")
         self._schedule.cancel(queue_id, offset)
-        fields = encode_header(RecallMessageResponse(message_id=unique_id))
+        fields = encode_header(SendMessageResponse(message_id=unique_id))
         return Command(ResponseCode.SUCCESS, fields)
 
     # --- what waits

@@ -20,21 +20,19 @@ from sluicemq.record.codec import parse_head
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import (
-    GetEarliestStoreTimeRequest,
     GetEarliestStoreTimeResponse,
     GetMaxOffsetRequest,
-    GetMinOffsetRequest,
     OffsetResponse,
     QueryConsumerOffsetRequest,
     QueryMessageRequest,
     QueryMessageResponse,
+    QueueRequest,
     SearchOffsetRequest,
     UpdateConsumerOffsetRequest,
     ViewMessageRequest,
-    decode_header,
-    encode_header,
 )
 
 INDEX_UNIQUE: Final = "U"
@@ -152,7 +150,7 @@ class Queries:
 
     def min_offset(self, command: Command, peer: Peer) -> Command:
         """31."""
-        header = decode_header(GetMinOffsetRequest, command.fields)
+        header = decode_header(QueueRequest, command.fields)
         answer = _offset(self._store.queue_offsets(header.topic, header.queue_id)[0])
         answer.remark = ""
         return answer
@@ -168,7 +166,7 @@ class Queries:
 
     def earliest_time(self, command: Command, peer: Peer) -> Command:
         """32."""
-        header = decode_header(GetEarliestStoreTimeRequest, command.fields)
+        header = decode_header(QueueRequest, command.fields)
         time_ms = self._store.earliest_time_ms(header.topic, header.queue_id)
         return Command(
             ResponseCode.SUCCESS, encode_header(GetEarliestStoreTimeResponse(time_ms=time_ms))

@@ -28,13 +28,9 @@ from sluicemq.model.topic import (
 )
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
-from sluicemq.wire.headers import (
-    RegisterBrokerRequest,
-    RegisterTopicRequest,
-    UnregisterBrokerRequest,
-    encode_header,
-)
+from sluicemq.wire.headers import BrokerRequest, RegisterBrokerRequest, TopicRequest
 from sluicemq.wire.signature import sign_command
 
 log = logging.getLogger(__name__)
@@ -122,7 +118,7 @@ class Registration:
     def farewell(self) -> Command:
         """104."""
         config = self._settings.broker
-        header = UnregisterBrokerRequest(
+        header = BrokerRequest(
             broker=config.broker_name,
             address=self.address,
             cluster=config.cluster_name,
@@ -178,7 +174,7 @@ class Registration:
             self._settings.broker.broker_name, known.read_queues, known.write_queues, known.perm,
             known.sys_flag,
         )  # fmt: skip
-        fields = encode_header(RegisterTopicRequest(topic=config.name))
+        fields = encode_header(TopicRequest(topic=config.name))
         body = bodies.encode_topic_route(TopicRoute((), (queues,)))
         return self._signed(Command(RequestCode.REGISTER_TOPIC_IN_NAMESRV, fields, body))
 

@@ -23,14 +23,9 @@ from sluicemq.model.ids import Host, encode_host, offset_message_id
 from sluicemq.net.dispatch import Handler, finish_answer
 from sluicemq.net.peer import Peer
 from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
-from sluicemq.wire.headers import (
-    ReplyMessageRequest,
-    SendMessageRequest,
-    SendMessageRequestV2,
-    decode_header,
-    encode_header,
-)
+from sluicemq.wire.headers import ReplyMessageRequest, SendMessageRequest, SendMessageRequestV2
 
 log = logging.getLogger(__name__)
 

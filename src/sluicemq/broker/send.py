@@ -33,9 +33,9 @@ from sluicemq.net.dispatch import Handler, Quick
 from sluicemq.net.peer import Peer
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import FLAG_ONEWAY, SERVER_LANGUAGE, VERSION, Command
-from sluicemq.wire.headers import SendMessageRequest, SendMessageRequestV2, decode_header
-from sluicemq.wire.headers.produce import BRIEF_FIELD
+from sluicemq.wire.headers import BRIEF_FIELD, SendMessageRequest, SendMessageRequestV2
 
 _pack_prefix: Final = struct.Struct(">II").pack
 _MONTH_MS: Final = 31 * 24 * 3600 * 1000

@@ -40,8 +40,9 @@ from sluicemq.net.peer import Peer
 from sluicemq.record.codec import RecordHead, parse_head
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import Command
-from sluicemq.wire.headers import SendBackRequest, decode_header
+from sluicemq.wire.headers import SendBackRequest
 
 LEVEL_FIRST: Final = 3
 

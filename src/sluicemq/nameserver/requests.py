@@ -49,29 +49,26 @@ from sluicemq.wire.bodies import (
     encode_topic_route,
 )
 from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import (
     BrokerHeartbeatRequest,
-    DeleteKvRequest,
+    BrokerRequest,
     DeleteTopicInNameServerRequest,
     GetBrokerMemberGroupRequest,
     GetKvListRequest,
-    GetKvRequest,
     GetKvResponse,
     GetRouteRequest,
     GetTopicsByClusterRequest,
+    KvRequest,
     PutKvRequest,
-    QueryDataVersionRequest,
     QueryDataVersionResponse,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
-    RegisterTopicRequest,
-    UnregisterBrokerRequest,
+    TopicRequest,
     WritePermissionAddedResponse,
     WritePermissionRequest,
     WritePermissionWipedResponse,
-    decode_header,
-    encode_header,
 )
 
 ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
@@ -235,7 +232,7 @@ def _origin(fields: Mapping[str, str], peer: Caller) -> Origin:
 
 def unregister_broker(command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> Command:
     """104."""
-    request = decode_header(UnregisterBrokerRequest, command.fields)
+    request = decode_header(BrokerRequest, command.fields)
     parts.table.unregister(request.cluster, request.broker, request.address)
     log.info("broker %s at %s unregisters", request.broker, request.address)
     return success()
@@ -243,7 +240,7 @@ def unregister_broker(command: Command, _peer: Caller, parts: Parts, _now_ms: in
 
 def query_data_version(command: Command, _peer: Caller, parts: Parts, now_ms: int) -> Command:
     """322: may the broker skip its registration?"""
-    request = decode_header(QueryDataVersionRequest, command.fields)
+    request = decode_header(BrokerRequest, command.fields)
     held = parts.table.version_of(request.cluster, request.address)
     parts.table.refresh(request.cluster, request.address, now_ms)
     changed = held is None or held != decode_data_version(command.body or b"{}")
@@ -319,7 +316,7 @@ def get_route(command: Command, peer: Caller, parts: Parts, now_ms: int) -> Comm
 
 def register_topic(command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> Command:
     """217: always success."""
-    topic = decode_header(RegisterTopicRequest, command.fields).topic
+    topic = decode_header(TopicRequest, command.fields).topic
     if command.body:
         parts.table.register_topic(topic, decode_topic_route(command.body).queues)
     return success()
@@ -400,7 +397,7 @@ def put_kv(command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> Comma
 
 def get_kv(command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> Command:
     """101."""
-    request = decode_header(GetKvRequest, command.fields)
+    request = decode_header(KvRequest, command.fields)
     value = parts.key_values.get(request.namespace, request.key)
     fields = encode_header(GetKvResponse(value=value))
     if value is None:
@@ -411,7 +408,7 @@ def get_kv(command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> Comma
 
 def delete_kv(command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> Command:
     """102."""
-    request = decode_header(DeleteKvRequest, command.fields)
+    request = decode_header(KvRequest, command.fields)
     parts.key_values.delete(request.namespace, request.key)
     return success()
 

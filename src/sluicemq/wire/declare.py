@@ -1,18 +1,20 @@
 """How a header is declared, and the one codec for all of them.
 
-    @header
-    class GetMinOffsetRequest:
+    @request(Code.GET_MIN_OFFSET)
+    class QueueRequest:
         topic: str = text("topic")
         queue_id: int = int32("queueId")
         broker: str | None = text("bname", default=None)
 
-A field without a default is required. On the wire every value is text: integers decimal, booleans
-`true`/`false`; None is not written. An empty text where a number is wanted counts as absent, as
-Java's decoder leaves such a field null.
+It is frozen, takes keyword arguments and can be compared. One that extends another has the other's
+fields first. A field without a default is required. On the wire every value is text: integers
+decimal, booleans `true`/`false`; None is not written. An empty text where a number is wanted counts
+as absent, as Java's decoder leaves such a field null.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, TypeVar, dataclass_transform
+from collections.abc import Callable, Collection, Mapping
+from enum import IntEnum
+from typing import Any, Final, NamedTuple, TypeVar
 
 from sluicemq.errors import ProtocolError
 
@@ -125,29 +127,35 @@ def _declared(wire: str, parse: Callable[[str, str], Any], default: Any) -> Any:
     return _Declared(wire, parse, default)
 
 
-@dataclass_transform(
-    kw_only_default=True, frozen_default=True, field_specifiers=(text, int32, int64, boolean)
-)
-def header(cls: type[T]) -> type[T]:
-    """Make `cls` a header: frozen, with keyword arguments, comparable, known to the codec.
+def header_of(
+    table: dict[int, type], codes: Collection[IntEnum], letters: str = ""
+) -> Callable[[type[T]], type[T]]:
+    """A decorator that makes a class the header of these codes in `table`. `letters`: one for each
+    field, in the place of their names on the wire."""
 
-    One that extends another has the other's fields first, on the wire under the names given here.
-    """
-    (base,) = cls.__bases__
-    inherited = {field.name: field for field in _TABLES.get(base, ())}
-    own = {name: value for name, value in vars(cls).items() if isinstance(value, _Declared)}
-    rest = {name: value for name, value in vars(cls).items() if name not in own}
-    rest.pop("__dict__", None)
-    rest.pop("__weakref__", None)
-    slots = tuple(name for name in own if name not in inherited)
-    bases = (_Header,) if base is object else (base,)
-    made: Any = type(cls.__name__, bases, {**rest, "__slots__": slots})
-    fields = inherited | {
-        name: _Field(name, *declared, put=getattr(made, name).__set__)
-        for name, declared in own.items()
-    }
-    _TABLES[made] = tuple(fields.values())
-    return made  # type: ignore[no-any-return]
+    def make(cls: type[T]) -> type[T]:
+        (base,) = cls.__bases__
+        inherited = {field.name: field for field in _TABLES.get(base, ())}
+        own = {name: value for name, value in vars(cls).items() if isinstance(value, _Declared)}
+        rest = {name: value for name, value in vars(cls).items() if name not in own}
+        rest.pop("__dict__", None)
+        rest.pop("__weakref__", None)
+        named = ", ".join(f"{code} {code.name}" for code in codes)
+        rest["__doc__"] = f"{named}: {cls.__doc__}" if cls.__doc__ else named
+        bases = (_Header,) if base is object else (base,)
+        made: Any = type(cls.__name__, bases, {**rest, "__slots__": tuple(own)})
+        own_fields = {
+            name: _Field(name, *declared, put=getattr(made, name).__set__)
+            for name, declared in own.items()
+        }
+        fields = tuple((inherited | own_fields).values())
+        if letters:
+            fields = tuple(it._replace(wire=a) for it, a in zip(fields, letters, strict=True))
+        _TABLES[made] = fields
+        table.update(dict.fromkeys(map(int, codes), made))
+        return made  # type: ignore[no-any-return]
+
+    return make
 
 
 def decode_header(cls: type[T], fields: Mapping[str, str] | None) -> T:

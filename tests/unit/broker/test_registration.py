@@ -11,8 +11,9 @@ from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConnectionLostError
 from sluicemq.model.topic import TopicConfig
 from sluicemq.wire import bodies
+from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import Command
-from sluicemq.wire.headers import RegisterBrokerRequest, decode_header
+from sluicemq.wire.headers import RegisterBrokerRequest
 
 LOST = ConnectionLostError("Cannot connect to ns:9876: refused.")
 

@@ -18,8 +18,9 @@ from sluicemq.model.ids import tag_code
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import GroupConfig, MessageQueue, TopicConfig
 from sluicemq.record.codec import decode_record, decode_records, encode_batch
+from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
-from sluicemq.wire.headers import SendMessageRequest, decode_header, encode_header
+from sluicemq.wire.headers import SendMessageRequest
 from sluicemq.wire.headers import SendMessageRequestV2 as Letters
 
 JAVA = (

@@ -19,6 +19,7 @@ from sluicemq.model.message import RESERVED_PROPERTIES, Message
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_batch, decode_properties
 from sluicemq.wire import headers
+from sluicemq.wire.declare import encode_header
 
 
 def test_the_hot_send_header_is_the_declared_one():
@@ -32,7 +33,7 @@ def test_the_hot_send_header_is_the_declared_one():
             sys_flag=769, born_time_ms=12, flag=5, properties="a\x01b\x02", reconsume_times=0,
             unit_mode=False, batch=batch, broker="broker-a",
         )  # fmt: skip
-        assert command.fields == headers.encode_header(declared)
+        assert command.fields == encode_header(declared)
         assert command.code == (320 if batch else 310)
 
 

@@ -14,8 +14,8 @@ from sluicemq.model.ids import Host
 from sluicemq.model.topic import DataVersion, TopicConfig
 from sluicemq.nameserver.requests import HANDLERS, Parts
 from sluicemq.wire.bodies import RegisterBody, TopicTable, encode_register_body
+from sluicemq.wire.declare import HeaderError
 from sluicemq.wire.frames import Command
-from sluicemq.wire.headers import HeaderError
 
 Ask = Callable[..., Command]
 EDITION = DataVersion(1, 100)

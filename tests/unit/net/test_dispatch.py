@@ -10,8 +10,9 @@ from sluicemq.errors import ProtocolError, RequestError, StoreFullError
 from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.peer import Peer
+from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import BINARY, FRAME_BYTES_MAX, Command, FrameReader, decode, encode
-from sluicemq.wire.headers import GetMinOffsetRequest, decode_header
+from sluicemq.wire.headers import QueueRequest
 
 
 class Carrier:
@@ -109,7 +110,7 @@ def test_errors_become_codes_and_remarks_and_the_rest_goes_on(
         raise ZeroDivisionError("oops")
 
     def header(command: Command, _: Peer) -> None:
-        decode_header(GetMinOffsetRequest, command.fields)
+        decode_header(QueueRequest, command.fields)
 
     dispatcher = Dispatcher({1: refuse, 2: full, 3: bug, 4: header, 5: lambda c, _: object()})
     caplog.set_level(logging.WARNING)

@@ -3,21 +3,18 @@
 import pytest
 
 from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.declare import HeaderError, decode_header, encode_header, wire_names
 from sluicemq.wire.headers import (
     REQUEST_HEADERS,
     RESPONSE_HEADERS,
     CreateTopicRequest,
     GetMaxOffsetRequest,
-    HeaderError,
     OffsetResponse,
     PullMessageRequest,
     SendMessageRequest,
     SendMessageRequestV2,
     SendMessageResponse,
     UpdateConsumerOffsetRequest,
-    decode_header,
-    encode_header,
-    wire_names,
 )
 
 SEND = {

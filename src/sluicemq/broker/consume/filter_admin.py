@@ -33,13 +33,9 @@ from sluicemq.store.judging import WEIGHT_INLINE
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import Command
-from sluicemq.wire.headers import (
-    FilteredLagRequest,
-    GetConsumerListRequest,
-    TryFilterRequest,
-    decode_header,
-)
+from sluicemq.wire.headers import ConsumerGroupRequest, FilteredLagRequest, TryFilterRequest
 
 if TYPE_CHECKING:
     from sluicemq.filter.lab import Report, Sample, Trial
@@ -283,7 +279,7 @@ class ContractAdmin:
 
     def lanes(self, command: Command, peer: Peer) -> Command:
         """900133. Raises RequestError for a group that does not exist."""
-        name = decode_header(GetConsumerListRequest, command.fields).group
+        name = decode_header(ConsumerGroupRequest, command.fields).group
         if name not in self._groups:
             raise RequestError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,

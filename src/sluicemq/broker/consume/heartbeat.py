@@ -29,15 +29,9 @@ from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
-from sluicemq.wire.headers import (
-    GetConsumerListRequest,
-    HeartbeatResponse,
-    NotifyConsumerIdsChangedRequest,
-    UnregisterClientRequest,
-    decode_header,
-    encode_header,
-)
+from sluicemq.wire.headers import ConsumerGroupRequest, HeartbeatResponse, UnregisterClientRequest
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +153,7 @@ class Heartbeats:
         config = self._groups.table.get(group.name)
         if config is not None and not config.notify_changes_enable:
             return
-        fields = encode_header(NotifyConsumerIdsChangedRequest(group=group.name))
+        fields = encode_header(ConsumerGroupRequest(group=group.name))
         for peer, member in tuple(group.members.items()):
             if keys is None or member.key in keys:
                 peer.notify(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, dict(fields)))
@@ -175,7 +169,7 @@ class Heartbeats:
 
     def list_members(self, command: Command, peer: Peer) -> Command:
         """38. In a group with lanes: those of the asker's lane, so that they balance all queues."""
-        name = decode_header(GetConsumerListRequest, command.fields).group
+        name = decode_header(ConsumerGroupRequest, command.fields).group
         group = self._consumers.groups.get(name)
         if group is None or not group.members:
             return Command(

@@ -34,15 +34,14 @@ from sluicemq.store.consumequeue import UNIT
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import (
     CloneGroupOffsetRequest,
     QueryConsumeQueueRequest,
-    QueryConsumeTimeSpanRequest,
     QueryCorrectionOffsetRequest,
     ResetOffsetRequest,
-    decode_header,
-    encode_header,
+    TopicGroupRequest,
 )
 
 log = logging.getLogger(__name__)
@@ -211,7 +210,7 @@ class OffsetAdmin:
 
     def time_spans(self, command: Command, peer: Peer) -> Command:
         """303."""
-        header = decode_header(QueryConsumeTimeSpanRequest, command.fields)
+        header = decode_header(TopicGroupRequest, command.fields)
         topic = self._known_topic(header.topic)
         spans = [
             self._time_span(header.group, topic.name, queue_id)

@@ -41,8 +41,9 @@ from sluicemq.net.peer import Peer
 from sluicemq.store.judging import Judgement, PostponedError
 from sluicemq.store.store import ReadResult, ReadStatus, Store
 from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import SERVER_LANGUAGE, VERSION, Command
-from sluicemq.wire.headers import PullMessageRequest, decode_header
+from sluicemq.wire.headers import PullMessageRequest
 
 _PREFIX: Final = struct.Struct(">II")
 COMMIT_OFFSET: Final = 0x1

@@ -11,7 +11,8 @@ from sluicemq.model.subscription import MessageFilter
 from sluicemq.model.topic import PERM_READ, GroupConfig
 from sluicemq.net.peer import Peer
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.headers import PullMessageRequest, decode_header
+from sluicemq.wire.declare import decode_header
+from sluicemq.wire.headers import PullMessageRequest
 
 FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 

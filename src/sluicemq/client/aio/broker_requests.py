@@ -29,13 +29,13 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_record
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import (
     ConsumeMessageDirectlyRequest,
     GetConsumerRunningInfoRequest,
     GetConsumerStatusRequest,
     ResetOffsetRequest,
-    decode_header,
 )
 
 _log = logging.getLogger("sluicemq.client")

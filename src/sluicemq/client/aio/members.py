@@ -65,8 +65,9 @@ from sluicemq.wire.bodies import (
     decode_consumer_list,
 )
 from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import Command
-from sluicemq.wire.headers import HeartbeatResponse, decode_header
+from sluicemq.wire.headers import HeartbeatResponse
 
 _log = logging.getLogger("sluicemq.client")
 UNBALANCED_PERIOD_S = 1.0

@@ -23,6 +23,7 @@ from sluicemq.record.codec import Buffer
 from sluicemq.wire import bodies, headers
 from sluicemq.wire.bodies import StagedRange
 from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
 
 Call = Callable[[str, Command], Command]
@@ -50,7 +51,7 @@ def commit_epoch(
     """900201. Without ranges it asks whether the broker has epochs at all."""
     listed = ",".join(sorted(topics))
     header = headers.CommitEpochRequest(query=query, epoch=epoch, step=step, topics=listed)
-    fields = headers.encode_header(header)
+    fields = encode_header(header)
     body = bodies.encode_staged_ranges(ranges)
     return Command(int(RequestCode.SLUICE_COMMIT_EPOCH), fields, body)
 

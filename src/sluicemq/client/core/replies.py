@@ -17,13 +17,9 @@ from sluicemq.model.message import CLUSTER, UNIQ_KEY, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
 from sluicemq.record.codec import decode_properties, decompress
 from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
-from sluicemq.wire.headers import (
-    ReplyMessageRequest,
-    SendMessageRequestV2,
-    decode_header,
-    encode_header,
-)
+from sluicemq.wire.headers import ReplyMessageRequest, SendMessageRequestV2
 
 CORRELATION_ID: Final = "CORRELATION_ID"
 REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"

@@ -22,14 +22,15 @@ from sluicemq.model.topic import (
 )
 from sluicemq.wire import bodies, headers
 from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
-from sluicemq.wire.headers.consume import (
+from sluicemq.wire.headers import (
+    BRIEF_FIELD,
     PULL_COMMIT_OFFSET,
     PULL_LITE,
     PULL_SUBSCRIPTION,
     PULL_SUSPEND,
 )
-from sluicemq.wire.headers.produce import BRIEF_FIELD
 
 _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 _SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
@@ -37,7 +38,7 @@ _QUEUES: Final = str(NEW_TOPIC_QUEUES)
 
 
 def _command(code: RequestCode, header: Any = None, *, oneway: bool = False) -> Command:
-    fields = None if header is None else headers.encode_header(header)
+    fields = None if header is None else encode_header(header)
     return Command(int(code), fields, flag=FLAG_ONEWAY if oneway else 0)
 
 
@@ -205,7 +206,7 @@ def commit_offset(group: str, queue: MessageQueue, offset: int, *, oneway: bool 
 
 def offset_min(queue: MessageQueue) -> Command:
     """The first offset that is still stored."""
-    return _command(RequestCode.GET_MIN_OFFSET, headers.GetMinOffsetRequest(**_place(queue)))
+    return _command(RequestCode.GET_MIN_OFFSET, headers.QueueRequest(**_place(queue)))
 
 
 def offset_max(queue: MessageQueue) -> Command:
@@ -223,14 +224,14 @@ def offset_by_time(queue: MessageQueue, time_ms: int, *, upper: bool = False) ->
 
 def earliest_time(queue: MessageQueue) -> Command:
     """When the first stored message of a queue was stored; -1 when there is none."""
-    header = headers.GetEarliestStoreTimeRequest(**_place(queue))
+    header = headers.QueueRequest(**_place(queue))
     return _command(RequestCode.GET_EARLIEST_MSG_STORETIME, header)
 
 
 def consumer_list(group: str) -> Command:
     """The ids of the members of a group; code 1 when nobody is there."""
     return _command(
-        RequestCode.GET_CONSUMER_LIST_BY_GROUP, headers.GetConsumerListRequest(group=group)
+        RequestCode.GET_CONSUMER_LIST_BY_GROUP, headers.ConsumerGroupRequest(group=group)
     )
 
 
@@ -281,7 +282,7 @@ def put_order(topic: str, value: str) -> Command:
 
 def delete_order(topic: str) -> Command:
     """Takes that back."""
-    header = headers.DeleteKvRequest(namespace=ORDER_TOPICS, key=topic)
+    header = headers.KvRequest(namespace=ORDER_TOPICS, key=topic)
     return _command(RequestCode.DELETE_KV_CONFIG, header)
 
 
@@ -310,7 +311,7 @@ def update_group(config: GroupConfig) -> Command:
 
 def delete_topic_on_broker(name: str) -> Command:
     """Drops a topic on one broker."""
-    return _command(RequestCode.DELETE_TOPIC_IN_BROKER, headers.DeleteTopicRequest(topic=name))
+    return _command(RequestCode.DELETE_TOPIC_IN_BROKER, headers.TopicRequest(topic=name))
 
 
 def delete_topic_on_name_server(name: str, cluster: str) -> Command:
@@ -321,14 +322,12 @@ def delete_topic_on_name_server(name: str, cluster: str) -> Command:
 
 def topic_stats(name: str) -> Command:
     """First and last offset of each queue of a topic on one broker."""
-    return _command(RequestCode.GET_TOPIC_STATS_INFO, headers.GetTopicStatsRequest(topic=name))
+    return _command(RequestCode.GET_TOPIC_STATS_INFO, headers.TopicRequest(topic=name))
 
 
 def groups_of_topic(name: str) -> Command:
     """The groups that read a topic on one broker."""
-    return _command(
-        RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, headers.QueryGroupsByTopicRequest(topic=name)
-    )
+    return _command(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, headers.TopicRequest(topic=name))
 
 
 def consume_stats(group: str, topic: str | None = None) -> Command:
@@ -345,7 +344,7 @@ def all_groups() -> Command:
 
 def group_lanes(group: str) -> Command:
     """A group's contract and its lanes on one SluiceMQ broker."""
-    return _command(RequestCode.SLUICE_GROUP_LANES, headers.GetConsumerListRequest(group=group))
+    return _command(RequestCode.SLUICE_GROUP_LANES, headers.ConsumerGroupRequest(group=group))
 
 
 def runtime_info() -> Command:
@@ -411,7 +410,7 @@ def clone_offsets(source: str, target: str, topic: str | None) -> Command:
 
 def consumer_connections(group: str) -> Command:
     """Who of a group is connected to one broker; 206 when nobody is."""
-    header = headers.GetConsumerConnectionsRequest(group=group)
+    header = headers.ConsumerGroupRequest(group=group)
     return _command(RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
 
 

@@ -32,8 +32,9 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_record
 from sluicemq.wire import headers
 from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
-from sluicemq.wire.headers import CheckTransactionStateRequest, decode_header
+from sluicemq.wire.headers import CheckTransactionStateRequest
 
 _log = logging.getLogger("sluicemq.client")
 REMEMBERED: Final = 10_000
@@ -162,7 +163,7 @@ def end_transaction(
     is_oneway = is_check or state is TransactionState.UNKNOWN
     return Command(
         int(RequestCode.END_TRANSACTION),
-        headers.encode_header(header),
+        encode_header(header),
         flag=FLAG_ONEWAY if is_oneway else 0,
         remark=remark,
     )
