@@ -2,6 +2,6 @@
 module holds one source, and this is the second one. Nothing else is here.
 """
 
-from sluicemq.spark.store_source import StoreSource as DefaultSource
+from sluicemq.spark.source import StoreSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -21,8 +21,8 @@ from sluicemq.model.topic import GroupConfig, MessageQueue
 from sluicemq.spark.pipelines.audit import audit
 from sluicemq.spark.pipelines.deadletters import dead_letters, read_report
 from sluicemq.spark.pipelines.dedup import write_table
-from sluicemq.spark.pipelines.once import Written
 from sluicemq.spark.pipelines.trace import trace
+from sluicemq.spark.sinks.databases import Written
 from sluicemq.wire.bodies.clients import ConsumerData, Heartbeat
 from waiting import wait_for
 

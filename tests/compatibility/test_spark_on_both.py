@@ -12,7 +12,7 @@ from sluicemq.client.sync.producer import Producer
 from sluicemq.errors import OffsetOutOfRangeError
 from sluicemq.model.message import Message
 from sluicemq.spark.schema import parse_columns, struct_type
-from sluicemq.spark.stream import stream_reader
+from sluicemq.spark.sources.stream import stream_reader
 from waiting import wait_for
 
 # py4j leaves sockets to the garbage collector: no fault of the test that it runs in.

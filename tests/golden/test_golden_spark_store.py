@@ -12,7 +12,7 @@ import pytest
 
 from sluicemq.model.message import TAGS, StoredMessage
 from sluicemq.record.codec import decode_record
-from sluicemq.spark.store_source import StoreSource
+from sluicemq.spark.source import StoreSource
 from sluicemq.store.reader import StoreReader
 
 STORES = Path(__file__).parent / "store"

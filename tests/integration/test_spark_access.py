@@ -24,7 +24,7 @@ from sluicemq.model.message import Message
 from sluicemq.spark import errors
 from sluicemq.spark.pipelines.file import parse_pipeline
 from sluicemq.spark.pipelines.run import run
-from sluicemq.spark.stream import stream_reader
+from sluicemq.spark.sources.stream import stream_reader
 
 ROOT = Path(__file__).parents[2]
 ACCOUNTS = """\

@@ -28,12 +28,14 @@ from pyspark.sql.types import BinaryType, StructType
 
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ClientError, ConnectionLostError, RequestError, RouteNotFoundError
-from sluicemq.spark import outage, sink, sink_send
+from sluicemq.spark import errors as outage
+from sluicemq.spark.errors import ride_out
 from sluicemq.spark.options import WRITE, parse_options
-from sluicemq.spark.outage import ride_out
 from sluicemq.spark.schema import declared_columns, struct_type
-from sluicemq.spark.sink_bad_rows import RowSorter
-from sluicemq.spark.stream import stream_reader
+from sluicemq.spark.sinks import senders as sink_send
+from sluicemq.spark.sinks import writer as sink
+from sluicemq.spark.sinks.senders import RowSorter
+from sluicemq.spark.sources.stream import stream_reader
 from waiting import slowness
 
 ROOT = Path(__file__).parents[2]

@@ -28,7 +28,7 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.model.message import Message
 from sluicemq.spark.schema import declared_columns, struct_type
-from sluicemq.spark.stream import stream_reader
+from sluicemq.spark.sources.stream import stream_reader
 
 ROOT = Path(__file__).parents[2]
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "20"))

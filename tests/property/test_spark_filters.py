@@ -25,9 +25,9 @@ from pyspark.sql.datasource import (
 
 from sluicemq.filter.parser import compile_sql92
 from sluicemq.model.subscription import SQL92
-from sluicemq.spark.filters import Pushdown, subscription_of
+from sluicemq.spark.filters import FilterPushdown, subscription_of
 from sluicemq.spark.schema import Column
-from sluicemq.spark.typed import typed_column
+from sluicemq.spark.sources.reader import typed_column
 
 KINDS = ("string", "int", "bigint", "double", "boolean")
 COLUMNS = [Column(f"c_{kind}", f"p_{kind}", kind) for kind in KINDS]
@@ -120,7 +120,7 @@ def typed_row(properties: dict[str, str]) -> dict[str, Any]:
 def test_kept_predicates_mean_the_same_at_the_broker(
     asked: list[Filter], messages: list[dict[str, str | None]]
 ) -> None:
-    pushdown = Pushdown(COLUMNS)
+    pushdown = FilterPushdown(COLUMNS)
     rest = pushdown.take_all(asked)
     kept = [one for one in asked if not any(one is other for other in rest)]
     found = subscription_of("t", None, None, pushdown.pushed)

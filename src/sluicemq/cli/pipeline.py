@@ -30,7 +30,7 @@ def run_command(
 
     Ctrl-C and SIGTERM let a stream finish its micro-batch; a second one stops at once.
     """
-    from sluicemq.spark.pipelines.program import run_file  # noqa: PLC0415 - pyspark
+    from sluicemq.spark.pipelines.__main__ import run_file  # noqa: PLC0415 - pyspark
 
     wrong = [one for one in settings if "=" not in one]
     if wrong:

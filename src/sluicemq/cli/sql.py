@@ -171,7 +171,7 @@ def moment_ms(text: str | None, option: str) -> int | None:
     number, unit = text[:-1], text[-1:]
     if unit in _UNITS_S and number.isdecimal():
         return SYSTEM_CLOCK.now_ms() - int(number) * _UNITS_S[unit] * 1000
-    from sluicemq.spark.values import moment  # noqa: PLC0415 - rarely asked for
+    from sluicemq.spark.options import moment  # noqa: PLC0415 - rarely asked for
 
     try:
         return moment(text)

@@ -23,16 +23,41 @@ Why a comparison in SQL92 is exact: a promoted column is null where Java's conve
 there the selector raises, which is "no match" (spec/filter.md §5, §7); an absent property is null
 in both. The literal's class decides the conversion: a whole number of 32 bits makes it
 Integer.valueOf, a larger one Long.valueOf, one with a point Double.valueOf.
+
+Predicates as Spark's Python sources know them, as the text of an option, and in the log.
+
+Found in the plan of a query by `references`, they are the option `predicates` of one load, as JSON:
+
+    [{"is": "EqualTo", "column": "tags", "value": "UA"}, {"is": "IsNull", "column": "delay",
+      "not": true}]
+
+`source` makes `pyspark.sql.datasource` objects of them again and lets `filters.Pushdown` take what
+the broker decides exactly. A value is a text, a number, true or false, a list of these, or a time,
+written {"us": microseconds since 1970}.
+
+What `filter.sql` loses without a word, said while Spark plans.
+
+A consumer is told of its expression when it subscribes (`filter.check`); a DataFrame is told here.
+An expression alone does not show the trap that loses most: beside a whole number '40.7' is an error
+and its message no match (docs/filtering.md), so the newest messages are looked at too. A SluiceMQ
+broker does that in its property columns; of a RocketMQ broker, and of a store, so many are read.
 """
 
 import datetime
+import json
+import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from sluicemq.errors import FilterSyntaxError
+from pyspark.sql import datasource
+
+from sluicemq.client.sync.admin import Admin
+from sluicemq.errors import ConfigurationError, FilterSyntaxError, SluiceError
+from sluicemq.filter.check import check
 from sluicemq.filter.nodes import And, render
 from sluicemq.filter.parser import compile_sql92, compile_whole
 from sluicemq.filter.subscriptions import SEPARATOR, parse_tags
@@ -95,7 +120,7 @@ class Pushed:
 
 
 @dataclass(slots=True)
-class Pushdown:
+class FilterPushdown:
     """Takes predicates one by one: `take` returns whether the predicate is kept.
 
     `columns` are those of the reader; `selectors_allowed` is False when the brokers do not evaluate
@@ -379,7 +404,9 @@ def to_selector(filters: Sequence[Any], columns: Sequence[Column]) -> tuple[str 
     `filters` are what Spark hands to a data source (`pyspark.sql.datasource.EqualTo` …). None: no
     condition at all; `FALSE` when nothing can match. The other direction is `selectors.column`.
     """
-    pushdown = Pushdown([one for one in columns if one.property_name or one.name in _SELECTABLE])
+    pushdown = FilterPushdown(
+        [one for one in columns if one.property_name or one.name in _SELECTABLE]
+    )
     rest = pushdown.take_all(filters)
     found = subscription_of("", None, None, pushdown.pushed)
     if found is None:
@@ -392,3 +419,125 @@ def to_selector(filters: Sequence[Any], columns: Sequence[Column]) -> tuple[str 
 
 
 _SELECTABLE: Final = frozenset({"tags", "keys"})
+
+
+COMPARED: Final = (
+    "EqualTo", "GreaterThan", "GreaterThanOrEqual", "LessThan", "LessThanOrEqual", "In",
+)  # fmt: skip
+PRESENT: Final = ("IsNull", "IsNotNull")
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+logger = logging.getLogger(__name__)
+_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def predicates_of(text: str | None) -> list[Any]:
+    """The option's predicates as Spark's objects. Raises ConfigurationError."""
+    try:
+        return [_predicate(one) for one in json.loads(text or "[]")]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigurationError(
+            f"the option 'predicates' cannot be read: {error!r}.",
+            cure="load_where, sluice sql and pipelines write it; leave it out.",
+        ) from None
+
+
+def _predicate(given: Mapping[str, Any]) -> Any:
+    kind, path = given["is"], (given["column"],)
+    if kind in PRESENT:
+        found = getattr(datasource, kind)(path)
+    elif kind in COMPARED:
+        found = getattr(datasource, kind)(path, _value(given["value"]))
+    else:
+        raise ValueError(kind)
+    return datasource.Not(found) if given.get("not") else found
+
+
+def _value(given: Any) -> Any:
+    if isinstance(given, list):
+        return [_value(one) for one in given]
+    if isinstance(given, dict):
+        return _EPOCH + datetime.timedelta(microseconds=given["us"])
+    return given
+
+
+def report_pushdown(
+    label: str, pushed: Pushed, offered: Sequence[Any], left: Sequence[Any], decider: str
+) -> None:
+    """Logs one line for one read; nothing without predicates. `decider` looks at what was pushed.
+
+    The planner is a process of its own without any logging set up, so the line goes to stderr,
+    where Spark's driver shows it (the option `reportPushdown` switches it off):
+
+        rocketmq 'flights': the broker decides tags in ['UA']; SQL92 delay > 60; left to Spark of
+        what it offered: GreaterThan(origin, 'J')
+    """
+    if not offered:
+        return
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter(_FORMAT))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    logger.info(
+        "rocketmq %r: %s decides %s; left to Spark of what it offered: %s",
+        label, decider, pushed.told(), ", ".join(map(told, left)) or "nothing",
+    )  # fmt: skip
+
+
+def told(predicate: Any) -> str:
+    """`EqualTo(tags, 'UA')`."""
+    if type(predicate).__name__ == "Not":
+        return f"Not({told(predicate.child)})"
+    values = [getattr(predicate, "value", None)] if hasattr(predicate, "value") else []
+    inner = ", ".join([".".join(predicate.attribute), *map(repr, values)])
+    return f"{type(predicate).__name__}({inner})"
+
+
+MESSAGES_MAX: Final = 256
+TOPICS_MAX: Final = 16
+"""So many of a pattern's topics are looked at."""
+_ALWAYS: Final = frozenset({"whole-against-fraction", "text-against-number"})
+"""The other findings (a name or a spelling that no message has) count where nothing matches."""
+Reports = Iterable[Mapping[str, Any]]
+"""`filter.lab.Report` as mappings."""
+
+
+def tried_at_brokers(admin: Admin, topics: Sequence[str], expression: str) -> Reports:
+    """The expression on the newest messages of each topic. Raises the client's errors."""
+    for topic in topics[:TOPICS_MAX]:
+        for trial in admin.try_filter(topic, expression, count_max=MESSAGES_MAX):
+            yield trial.report
+
+
+def tried_here(rows: Sequence[Mapping[str, str]], expression: str) -> Reports:
+    """The same on these messages' properties."""
+    from sluicemq.filter.lab import Trial  # noqa: PLC0415 - NumPy
+
+    trial = Trial(expression)
+    trial.add_rows(rows)
+    return [asdict(trial.report())]
+
+
+def filter_findings(expression: str, try_it: Callable[[str], Reports]) -> list[str]:
+    """What surprises in an expression, and what of the newest messages it loses by mistake; each
+    once. Nobody is refused a read because this look failed."""
+    told = [f"{found.what} {found.instead}" for found in check(expression) if not found.is_error]
+    try:
+        told += [one for report in try_it(expression) for one in _of_report(report)]
+    except SluiceError as error:
+        logger.debug("filter.sql %r is not tried: %s", expression, error)
+    return list(dict.fromkeys(told))
+
+
+def _of_report(report: Mapping[str, Any]) -> Iterator[str]:
+    newest = f"Of the newest {report['rows']} messages {report['matched']} match."
+    for item in report["properties"]:
+        for found in item["findings"]:
+            if found["code"] in _ALWAYS or not report["matched"]:
+                yield f"{newest} {found['what']} {found['instead']}"
+
+
+def warn_of_filter(expression: str | None, try_it: Callable[[str], Reports]) -> None:
+    """Logs `filter_findings` of the option `filter.sql`, when there is one."""
+    for one in filter_findings(expression, try_it) if expression is not None else ():
+        logger.warning("filter.sql %r: %s", expression, one)

@@ -1,31 +1,173 @@
-"""The options of the `rocketmq` source and sink, declared once: name, kind, default, one line.
+"""Texts of options -> values. Each function raises ValueError saying what the text must be.
+
+The options of the `rocketmq` source and sink, declared once: name, kind, default, one line.
 
 Spark hands options over as texts, in lower case. `parse_options` turns them into values and refuses
 what is not declared, naming the nearest option: a misspelt `filter.tag` that silently reads a whole
 topic costs more than an error. The documentation's table is made from `OPTIONS`.
+
+The options of the source `rocketmq_store`: where the store is, and what `rocketmq` has as well.
+
+What both have is declared once, in `options`, and means the same; only `path` is the directory here
+and no second name of `topic`.
 """
 
+import contextlib
+import datetime
 import difflib
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
-from sluicemq.client.core.names import Credentials
+from sluicemq.client.core.names import Credentials, check_topic_to_send
 from sluicemq.errors import ConfigurationError
 from sluicemq.net.tls import VERIFY_WORDS, Tls
-from sluicemq.spark.values import (
-    addresses,
-    bad_rows,
-    boolean,
-    choice,
-    count,
-    expression,
-    moment,
-    names,
-    offsets,
-    pattern,
-    text,
-)
+
+
+def text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("it is empty")
+    return value.strip()
+
+
+def expression(value: str) -> str:
+    return value
+
+
+def boolean(value: str) -> bool:
+    if value.strip().lower() not in ("true", "false"):
+        raise ValueError("it must be true or false")
+    return value.strip().lower() == "true"
+
+
+def count(least: int, most: int) -> Callable[[str], int]:
+    def parse(value: str) -> int:
+        number = int(value) if value.strip().lstrip("-").isdecimal() else None
+        if number is None or not least <= number <= most:
+            raise ValueError(f"it must be a whole number from {least:,} to {most:,}")
+        return number
+
+    return parse
+
+
+def choice(*words: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        if value.strip().lower() not in words:
+            raise ValueError(f"it must be {' or '.join(words)}")
+        return value.strip().lower()
+
+    return parse
+
+
+def bad_rows(value: str) -> str:
+    """`fail`, `skip` or `topic:NAME`."""
+    word, _, topic = value.strip().partition(":")
+    if word.lower() in ("fail", "skip") and not topic:
+        return word.lower()
+    if word.lower() != "topic":
+        raise ValueError("it must be fail, skip or topic:NAME")
+    try:
+        return f"topic:{check_topic_to_send(topic.strip())}"
+    except ConfigurationError as error:
+        raise ValueError(f"{error.fact}") from None
+
+
+def addresses(value: str) -> str:
+    return ";".join(part.strip() for part in text(value).replace(",", ";").split(";") if part)
+
+
+def names(value: str) -> tuple[str, ...]:
+    names = tuple(part.strip() for part in value.replace(";", ",").split(",") if part.strip())
+    if not names:
+        raise ValueError("it is empty")
+    return tuple(dict.fromkeys(names))
+
+
+def pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"it is no regular expression: {error}") from None
+    return text(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A time where an offset is asked for: the first message stored then or later."""
+
+    time_ms: int
+
+
+OffsetChoice = int | str | Moment
+OffsetTable = dict[str, dict[int, OffsetChoice]]
+"""By broker and queue."""
+
+
+def offsets(value: str) -> str | OffsetTable | dict[str, OffsetTable]:
+    """`earliest`, `latest`, or JSON {"broker": {"queue id": offset, word or time}}, for several
+    topics {"topic": {"broker": …}}."""
+    word = value.strip().lower()
+    if word in ("earliest", "latest"):
+        return word
+    try:
+        found = json.loads(value)
+        if any(isinstance(inner, dict) for one in found.values() for inner in one.values()):
+            return {topic: _offset_table(table) for topic, table in found.items()}
+        return _offset_table(found)
+    except (json.JSONDecodeError, TypeError, AttributeError):
+        raise ValueError(
+            'it must be earliest, latest or JSON such as {"broker-a": {"0": 120, "1": "earliest"}}'
+        ) from None
+
+
+def _offset_table(found: Any) -> OffsetTable:
+    return {
+        broker: {_queue_id(queue): _offset(offset, queue, broker) for queue, offset in one.items()}
+        for broker, one in found.items()
+    }
+
+
+def _queue_id(queue: str) -> int:
+    if not queue.isdecimal():
+        raise ValueError(f"{queue!r} is no queue; write a queue id, a whole number")
+    return int(queue)
+
+
+def _offset(offset: Any, queue: str, broker: str) -> OffsetChoice:
+    if offset in ("earliest", "latest"):
+        return str(offset)
+    if isinstance(offset, int) and not isinstance(offset, bool) and offset >= 0:
+        return offset
+    if isinstance(offset, str) and not offset.strip().lstrip("-").isdecimal():
+        with contextlib.suppress(ValueError):
+            return Moment(moment(offset))
+    raise ValueError(
+        f"queue {queue!r} of {broker!r} has the offset {offset!r}; write a whole number,"
+        " earliest, latest or a time like 2026-11-21T12:00:00Z"
+    )
+
+
+def moment(value: str) -> int:
+    """Milliseconds since 1970, or ISO 8601 (without a zone: UTC)."""
+    if value.strip().lstrip("-").isdecimal():
+        return int(value)
+    try:
+        found = datetime.datetime.fromisoformat(value.strip())
+    except ValueError:
+        raise ValueError(
+            "it must be milliseconds since 1970 or a time like 2026-11-21T12:00:00Z"
+        ) from None
+    if found.tzinfo is None:
+        found = found.replace(tzinfo=datetime.UTC)
+    return (found - _EPOCH) // datetime.timedelta(milliseconds=1)
+
+
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
 
 READ, STREAM, WRITE = "batch read", "stream read", "write"
 AT_LEAST_ONCE, EXACTLY_ONCE = "at-least-once", "exactly-once"
@@ -448,3 +590,72 @@ def options_table(options: Sequence[Option] = OPTIONS) -> str:
         text = option.text.replace("|", "\\|")
         lines.append(f"| {names} | {', '.join(sorted(option.use))} | {default} | {text} |")
     return "\n".join(lines) + "\n"
+
+
+_SHARED: Final = (
+    "topic", "topics", "topicsPattern", "filter.tags", "filter.sql", "columns", "inferMessages",
+    "bodyFormat", "bodySchema", "badBody", "properties", "badProperties", "startingOffsets",
+    "endingOffsets", "startingTimestamp", "endingTimestamp", "minPartitions",
+    "maxRecordsPerPartition", "failOnDataLoss", "predicates", "pushFilters", "reportPushdown",
+)  # fmt: skip
+
+
+def directory(value: str) -> str:
+    """A path of this machine, also as `file:/…`. Raises ValueError."""
+    given = text(value)
+    parts = urlsplit(given)
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost"):
+            raise ValueError("it names a machine; write file:///path")
+        given = unquote(parts.path)
+    elif "://" in given:
+        raise ValueError(
+            "files are mapped, so the store has to lie in a directory that driver and executors"
+            " see (local, NFS …); mount it, or copy the store"
+        )
+    return str(PurePosixPath(given))
+
+
+def log_directory(value: str) -> str:
+    """As `directory`; RocketMQ can spread its log over several. Raises ValueError."""
+    if "," in value:
+        raise ValueError("logs in several directories are not read; bring the files into one")
+    return directory(value)
+
+
+_READ_ONLY: Final = frozenset({READ})
+STORE_ONLY: Final[tuple[Option, ...]] = (
+    Option(
+        "path", directory, None, _READ_ONLY,
+        "The directory of the store (storePathRootDir): a broker's own or a copy, seen by driver "
+        "and executors under this name.",
+    ),
+    Option(
+        "commitLogPath", log_directory, None, _READ_ONLY,
+        "Where the log lies when it is not in `path` (storePathCommitLog).",
+    ),
+    Option(
+        "consumeQueuePath", directory, None, _READ_ONLY,
+        "Where the queues lie when they are not in `path` (storePathConsumeQueue).",
+    ),
+    Option(
+        "brokerName", text, None, _READ_ONLY,
+        "What the column `broker` says, and the offsets of `startingOffsets` and `endingOffsets` "
+        "go by. Without it the name of the directory.",
+    ),
+    Option(
+        "checkBodies", boolean, False, _READ_ONLY,
+        "Compare every body with its checksum, about 2 µs a message. What leads to a message is "
+        "compared in any case.",
+    ),
+)  # fmt: skip
+"""The options that only this source has."""
+STORE_OPTIONS: Final[tuple[Option, ...]] = (
+    *STORE_ONLY,
+    *(
+        replace(option, aliases=tuple(name for name in option.aliases if name != "path"))
+        for option in OPTIONS
+        if option.name in _SHARED
+    ),
+)
+DECLARED: Final = by_name(STORE_OPTIONS)

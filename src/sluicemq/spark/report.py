@@ -12,10 +12,9 @@ from typing import Any, Final, NamedTuple
 
 from pyspark.sql.types import StructType
 
-from sluicemq.spark.predicates import told
+from sluicemq.spark.filters import told
 from sluicemq.spark.references import kind_of, nodes, translator
-from sluicemq.spark.source import RocketSource
-from sluicemq.spark.store_source import StoreSource
+from sluicemq.spark.source import RocketSource, StoreSource
 
 _SCAN: Final = "DataSourceV2ScanRelation"
 _SOURCES: Final = {one.name(): one for one in (RocketSource, StoreSource)}

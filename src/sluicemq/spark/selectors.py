@@ -1,4 +1,25 @@
-"""SQL92 selectors as Spark columns: the broker's filter, on any DataFrame of messages.
+"""A SQL92 selector as the text of a Spark SQL expression that says exactly the same.
+
+RocketMQ knows four outcomes of a condition, Spark three: an evaluation can fail, and then the
+message does not match whatever the other conditions say, if only the failing one is reached
+(spec/filter.md §7). So a condition is translated in up to three ways, and whoever joins it takes
+the plainest that is exact:
+
+    plain   a Spark boolean with Spark's own null, for what cannot fail: strings, IN, IS NULL …;
+            AND, OR and NOT on these are Spark's
+    match   a boolean that is never null: is the outcome TRUE? An AND is TRUE when all its parts
+            are, failing or not, so its parts stay apart, where Spark can push them down
+    code    an int: FALSE 0, TRUE 1, null 2, error 3. Joins are look-ups in a table of two bits an
+            entry, inside one number: each operand stands there once, and short circuit needs no
+            CASE. The tables are asked of the scalar engine (as in `filter.outcomes`)
+
+Texts become numbers as Java reads them: a regular expression keeps what Integer.valueOf,
+Long.valueOf or Double.valueOf accept, the cast is Java's own parser, null is the error. All is
+built as text, since one call to the JVM then makes the column, whatever its size.
+
+What this module cannot say it refuses with `Inexpressible`; see `selectors` for what happens then.
+
+SQL92 selectors as Spark columns: the broker's filter, on any DataFrame of messages.
 
     df.where(column("dep_delay > 60 AND origin = 'JFK'"))       rows that the broker would deliver
     df.select(verdict("dep_delay > 60"))                        TRUE, FALSE, NULL or ERROR, and why
@@ -19,26 +40,467 @@ The other direction, Spark's predicates as SQL92, is `filters.to_selector`.
 """
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
 from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions
 
-from sluicemq.filter.nodes import JavaClass
+from sluicemq.errors import ConfigurationError
+from sluicemq.filter.evaluate import compile_verdict, constant_of
+from sluicemq.filter.java import has_surrogate
+from sluicemq.filter.nodes import (
+    And,
+    Between,
+    Equal,
+    In,
+    IsNull,
+    JavaClass,
+    Literal,
+    Match,
+    Negate,
+    Node,
+    Not,
+    Or,
+    Order,
+    Property,
+    Truth,
+    java_class,
+    levels,
+    property_names,
+)
 from sluicemq.filter.parser import compile_sql92, compile_whole
-from sluicemq.filter.plan import TRUE, verdict_of
+from sluicemq.filter.plan import ERROR, FALSE, NULL, TRUE, stub, verdict_of
 from sluicemq.filter.selector import Selector
 from sluicemq.spark.schema import Column, parse_columns
-from sluicemq.spark.selector_sql import (
-    Condition,
-    Fields,
-    Inexpressible,
-    column_name,
-    translated,
+
+DEPTH_MAX: Final = 24
+"""Levels of a tree; Spark parses and optimizes nested expressions by recursion."""
+CONDITIONS_MAX: Final = 400
+"""More make one expression that Spark compiles for seconds."""
+
+
+class Inexpressible(Exception):  # noqa: N818 - no error: Python evaluates it instead
+    """Spark SQL cannot say it exactly, for the reason in the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """Where properties are found: `texts` are string columns by property name, all others are in
+    the map `properties` (an SQL expression; None: there is no map); `typed` are columns of a number
+    by name and class, null where the text is no such number."""
+
+    properties: str | None = "properties"
+    texts: Mapping[str, str] = field(default_factory=dict)
+    typed: Mapping[tuple[str, JavaClass], str] = field(default_factory=dict)
+
+    def text(self, name: str) -> str:
+        """The property as a Spark string, null when absent. Raises ConfigurationError."""
+        if name in self.texts:
+            return self.texts[name]
+        if self.properties is None:
+            raise ConfigurationError(
+                f"the selector reads the property {name!r}, and no column has its text.",
+                cure=f"Read properties, or prop:{name}, as well.",
+            )
+        return f"{self.properties}[{string_literal(name)}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """The same condition in three ways; see the module's text."""
+
+    code: str
+    match: str
+    plain: str | None = None
+
+
+def translated(tree: Node, fields: Fields) -> Condition:
+    """Raises Inexpressible, and ConfigurationError for a property that is nowhere."""
+    depth = levels(tree)
+    if not property_names(tree):
+        return _constant(verdict_of(compile_verdict(tree), {}))
+    if len(depth) > DEPTH_MAX:
+        raise Inexpressible(f"it is nested {len(depth)} levels deep (limit {DEPTH_MAX})")
+    nodes = [node for level in depth for node in level]
+    if sum(not isinstance(node, Property | Literal) for node in nodes) > CONDITIONS_MAX:
+        raise Inexpressible(f"it has more than {CONDITIONS_MAX} conditions")
+    if any(map(_has_half_character, nodes)):
+        raise Inexpressible("a string in it has half a character (UTF-16), which Spark has not")
+    return _Translator(fields).condition(tree)
+
+
+def _has_half_character(node: Node) -> bool:
+    match node:
+        case Literal(value=str(text)) | Match(search=text):
+            return has_surrogate(text)
+        case In(values=values):
+            return any(map(has_surrogate, values))
+        case _:
+            return False
+
+
+def string_literal(text: str) -> str:
+    """A Spark string, the same under every setting of its parser (quotes, escapes, `${…}`)."""
+    if text.isprintable() and not set(text) & set("'\\$"):
+        return f"'{text}'"
+    return f"CAST(X'{text.encode().hex()}' AS STRING)"
+
+
+def quoted(column: str) -> str:
+    """A column's name as an identifier."""
+    return "`" + column.replace("`", "``") + "`"
+
+
+def number_literal(value: float, java: JavaClass) -> str:
+    """A Spark number of the Java class."""
+    suffix = {JavaClass.INTEGER: "", JavaClass.LONG: "L", JavaClass.DOUBLE: "D"}[java]
+    text = f"{value!r}{suffix}"
+    return f"({text})" if value < 0 else text
+
+
+# ---- texts to numbers (filter/java.py has the same rules)
+
+_DIGITS: Final = [
+    character
+    for character in map(chr, range(0x80, 0x10000))
+    if character.isdecimal()  # what Java's Character.digit takes in one UTF-16 unit
+]
+_WHOLE: Final = string_literal("(?s)^[+-]?[0-9]+(?!.)")  # `$` would allow a line end behind it
+_FLOAT: Final = string_literal(
+    "(?s)^[\x00-\x20]*([+-]?(?:NaN|Infinity|(?:"
+    "0[xX](?:[0-9a-fA-F]+[.]?|[0-9a-fA-F]*[.][0-9a-fA-F]+)[pP][+-]?[0-9]+"
+    "|(?:[0-9]+[.]?[0-9]*|[.][0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?))[\x00-\x20]*(?!.)"
 )
+
+
+@cache
+def _ascii_digits(text: str) -> str:
+    ascii_twins = "".join(str(int(digit)) for digit in _DIGITS)
+    return f"translate({text}, '{''.join(_DIGITS)}', '{ascii_twins}')"
+
+
+def as_number(text: str, java: JavaClass) -> str:
+    """The number that Java reads, null where it throws (and where the text is null)."""
+    if java is JavaClass.DOUBLE:
+        return f"try_cast(regexp_extract({text}, {_FLOAT}, 1) AS DOUBLE)"
+    kind = "INT" if java is JavaClass.INTEGER else "BIGINT"
+    plain, other = (
+        f"try_cast(regexp_extract({one}, {_WHOLE}, 0) AS {kind})"
+        for one in (text, _ascii_digits(text))
+    )
+    return f"coalesce({plain}, {other})"
+
+
+def _in_order(one: str, symbol: str, other: str) -> str:
+    """Double.compareTo: as Spark orders them, but -0.0, which Spark takes for 0.0, is below it."""
+    if symbol in ("<", "<="):
+        return _in_order(other, {"<": ">", "<=": ">="}[symbol], one)
+    first, second = (f"CAST({number} AS STRING) = '-0.0'" for number in (one, other))
+    tie = f"{second} AND NOT {first}" if symbol == ">" else f"NOT ({first} AND NOT {second})"
+    return f"({one} > {other} OR ({one} = {other} AND {tie}))"
+
+
+# ---- conditions
+
+_MIRRORED: Final = {">": "<", ">=": "<=", "<": ">", "<=": ">=", "=": "="}
+
+
+class _Translator:
+    """Translates the nodes of one tree."""
+
+    def __init__(self, fields: Fields) -> None:
+        self._fields = fields
+
+    def condition(self, node: Node) -> Condition:
+        """Raises ConfigurationError for a property that is nowhere."""
+        if not property_names(node):
+            return _constant(verdict_of(compile_verdict(node), {}))
+        match node:
+            case And(parts=parts):
+                return _all(list(map(self.condition, parts)))
+            case Or(parts=parts):
+                return _any(list(map(self.condition, parts)))
+            case Not(operand=operand):
+                return _negated(self.condition(operand))
+            case Equal():
+                return self._equal(node)
+            case Order():
+                return self._order(node)
+            case Between():
+                return self._between(node)
+            case _:
+                return self._on_text(node)
+
+    def _on_text(self, node: Node) -> Condition:
+        match node:
+            case In(operand=operand, values=values, negated=negated):
+                listed = ", ".join(map(string_literal, values))
+                symbol = "NOT IN" if negated else "IN"
+                text = self._text(operand)
+                return _plain(f"{text} {symbol} ({listed})", text)
+            case Match(operand=Property()):
+                return self._match(node)
+            case IsNull(operand=Property() as operand, negated=negated):
+                return _certain(f"{self._text(operand)} IS {'NOT ' if negated else ''}NULL")
+            case Truth(operand=Property() as operand):
+                return _plain(f"CASE WHEN {self._text(operand)} IS NOT NULL THEN FALSE END")
+            case _:
+                return self._by_table(node)
+
+    def _text(self, node: Node) -> str:
+        """A property or a string literal."""
+        if isinstance(node, Property):
+            return self._fields.text(node.name)
+        assert isinstance(node, Literal)
+        assert isinstance(node.value, str)
+        return string_literal(node.value)
+
+    def _equal(self, node: Equal) -> Condition:
+        classes = {java_class(node.left), java_class(node.right)}
+        if classes == {JavaClass.STRING}:
+            found = self._same_text(node.left, node.right)
+        elif classes & {JavaClass.BOOLEAN, JavaClass.NULL}:
+            return self._by_table(node)
+        elif isinstance(node.left, Property):
+            return self._number_test(node.left, "<>" if node.negated else "=", node.right)
+        else:
+            assert isinstance(node.right, Property)
+            found = self._number_test(node.right, "=", node.left, absent=FALSE)
+        return _negated(found) if node.negated else found
+
+    def _same_text(self, left: Node, right: Node) -> Condition:
+        """Null on the left is null, unless it is on the right as well; on the right it is FALSE."""
+        one, other = self._text(left), self._text(right)
+        if isinstance(right, Literal):
+            return _plain(f"{one} = {other}", one)
+        if isinstance(left, Literal):
+            return _certain(f"coalesce({one} = {other}, FALSE)")
+        return _plain(
+            f"CASE WHEN {one} IS NOT NULL THEN coalesce({one} = {other}, FALSE)"
+            f" WHEN {other} IS NULL THEN TRUE END"
+        )
+
+    def _order(self, node: Order) -> Condition:
+        left, right = node.left, node.right
+        if isinstance(left, Property) and constant_of(right) is not None:
+            return self._number_test(left, node.operator, right)
+        if isinstance(right, Property) and constant_of(left) is not None:
+            return self._number_test(right, _MIRRORED[node.operator], left)
+        if java_class(left) is java_class(right) is JavaClass.STRING:
+            one, other = self._text(left), self._text(right)
+            numbers = [as_number(text, JavaClass.DOUBLE) for text in (one, other)]
+            test = _in_order(numbers[0], node.operator, numbers[1])
+            return _fallible(test, f"{one} IS NULL OR {other} IS NULL", NULL)
+        return self._by_table(node)
+
+    def _between(self, node: Between) -> Condition:
+        wanted = java_class(node.low)
+        low, high = constant_of(node.low), constant_of(node.high)
+        same = wanted is java_class(node.high) and isinstance(node.value, Property)
+        if not same or low is None or high is None:
+            if node.negated:
+                parts = Order("<", node.value, node.low), Order(">", node.value, node.high)
+                return self.condition(Or(parts))
+            parts = Order(">=", node.value, node.low), Order("<=", node.value, node.high)
+            return self.condition(And(parts))
+        symbol = "NOT BETWEEN" if node.negated else "BETWEEN"
+        bounds = f"{number_literal(low, wanted)} AND {number_literal(high, wanted)}"
+        assert isinstance(node.value, Property)
+        return self._number_tested(node.value.name, wanted, f"{symbol} {bounds}", NULL)
+
+    def _number_test(
+        self, subject: Property, symbol: str, bound: Node, absent: int = NULL
+    ) -> Condition:
+        constant, wanted = constant_of(bound), java_class(bound)
+        assert constant is not None
+        test = f"{symbol} {number_literal(constant, wanted)}"
+        return self._number_tested(subject.name, wanted, test, absent)
+
+    def _number_tested(self, name: str, wanted: JavaClass, test: str, absent: int) -> Condition:
+        """A test of a property as a number of a class. A typed column cannot tell an error from an
+        absent property, so it serves for the match alone."""
+        column = self._fields.typed.get((name, wanted))
+        match = None if column is None else f"({column} IS NOT NULL AND {column} {test})"
+        try:
+            text = self._fields.text(name)
+        except ConfigurationError:
+            if match is None:
+                raise
+            return Condition(_only_match(name), match)
+        found = _fallible(f"{as_number(text, wanted)} {test}", f"{text} IS NULL", absent)
+        return found if match is None else Condition(found.code, match)
+
+    def _match(self, node: Match) -> Condition:
+        if not node.search:
+            return _constant(FALSE)
+        function = {
+            "CONTAINS": "contains", "STARTSWITH": "startswith", "ENDSWITH": "endswith",
+        }[node.operator]  # fmt: skip
+        call = f"{function}({self._text(node.operand)}, {string_literal(node.search)})"
+        return _certain(f"coalesce({'NOT ' if node.negated else ''}{call}, FALSE)")
+
+    def _by_table(self, node: Node) -> Condition:
+        """Conditions, and properties beside conditions: few values each, so all are tried."""
+        forms: list[_Form] = []
+        return _looked_up(self._with_stubs(node, forms), forms)
+
+    def _with_stubs(self, node: Node, forms: list["_Form"]) -> Node:
+        """The node with stubs for operands; what stands for them is added to `forms`."""
+        match node:
+            case Equal(left=left, right=right, negated=negated):
+                return Equal(self._stub(left, forms), self._stub(right, forms), negated)
+            case Order(operator=operator, left=left, right=right):
+                return Order(operator, self._stub(left, forms), self._stub(right, forms))
+            case Match(operator=operator, operand=operand, search=search, negated=negated):
+                return Match(operator, self._stub(operand, forms), search, negated)
+            case IsNull(operand=operand, negated=negated):
+                return IsNull(self._stub(operand, forms), negated)
+            case Truth(operand=operand):
+                return Truth(self._stub(operand, forms))
+            case _:
+                raise Inexpressible(f"{type(node).__name__} stands in an unusual place")
+
+    def _stub(self, node: Node, forms: list["_Form"]) -> Node:
+        if not property_names(node):
+            return node
+        if isinstance(node, Negate):
+            return Negate(self._stub(node.operand, forms))
+        name = f"stub{len(forms)}"
+        if isinstance(node, Property):
+            text = self._text(node)
+            code = f"CASE WHEN {text} IS NULL THEN 2 WHEN lower({text}) = 'true' THEN 1 ELSE 0 END"
+            forms.append(_Form(code, {FALSE: "x", TRUE: "true"}))
+            return Property(name)
+        forms.append(_Form(self.condition(node).code, {FALSE: "0", TRUE: "1", ERROR: "x"}))
+        return stub(len(forms) - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """An operand as a code, and the value that its stub has for each code (none for null)."""
+
+    code: str
+    values: Mapping[int, str]
+
+
+def _only_match(name: str) -> str:
+    """Stands for a code that nobody may use: the text of the property is not there."""
+    return f"raise_error('the text of {name} is no column')"
+
+
+# ---- joins
+
+
+def _constant(verdict: int) -> Condition:
+    plain = {FALSE: "FALSE", TRUE: "TRUE", NULL: "CAST(NULL AS BOOLEAN)", ERROR: None}[verdict]
+    return Condition(str(verdict), "TRUE" if verdict == TRUE else "FALSE", plain)
+
+
+def _plain(text: str, subject: str | None = None) -> Condition:
+    """A boolean that cannot fail. `subject`: it is null exactly where this text is; a column says
+    so in a form that Spark hands to sources and files."""
+    match = f"coalesce({text}, FALSE)"
+    if subject is not None and "[" not in subject:
+        match = f"({subject} IS NOT NULL AND {text})"
+    return Condition(f"coalesce(CAST(({text}) AS INT), 2)", match, f"({text})")
+
+
+def _certain(text: str) -> Condition:
+    """A boolean that is never null."""
+    return Condition(f"CAST(({text}) AS INT)", f"({text})", f"({text})")
+
+
+def _fallible(test: str, is_absent: str, absent: int) -> Condition:
+    """A boolean that is null where a property is absent, and where it is no number."""
+    code = f"coalesce(CAST(({test}) AS INT), CASE WHEN {is_absent} THEN {absent} ELSE {ERROR} END)"
+    return Condition(code, f"coalesce({test}, FALSE)")
+
+
+def _negated(inner: Condition) -> Condition:
+    if inner.plain is not None:
+        return _plain(f"NOT {inner.plain}")
+    code = _looked_up(Not(stub(0)), [_Form(inner.code, _STUB_VALUES)]).code
+    return Condition(code, f"({code} = {TRUE})")
+
+
+_STUB_VALUES: Final = {FALSE: "0", TRUE: "1", ERROR: "x"}
+
+
+def _all(parts: Sequence[Condition]) -> Condition:
+    match = "(" + " AND ".join(part.match for part in parts) + ")"
+    plain = _joined(parts, "AND")
+    code = _plain(plain).code if plain else _folded(parts, And((stub(0), stub(1))))
+    return Condition(code, match, plain)
+
+
+def _any(parts: Sequence[Condition]) -> Condition:
+    """TRUE when one is and none before it failed: only the last may fail, for the plain form."""
+    plain = _joined(parts, "OR")
+    code = _plain(plain).code if plain else _folded(parts, Or((stub(0), stub(1))))
+    match = f"({code} = {TRUE})"
+    if all(part.plain for part in parts[:-1]):
+        match = "(" + " OR ".join(part.match for part in parts) + ")"
+    return Condition(code, match, plain)
+
+
+def _joined(parts: Sequence[Condition], word: str) -> str | None:
+    texts = [part.plain for part in parts if part.plain is not None]
+    return f"({f' {word} '.join(texts)})" if len(texts) == len(parts) else None
+
+
+def _folded(parts: Sequence[Condition], join: Node) -> str:
+    """Halves of halves: joins may be grouped in any way, and a chain is no deep nesting then."""
+    if len(parts) == 1:
+        return parts[0].code
+    middle = len(parts) // 2
+    halves = (_folded(parts[:middle], join), _folded(parts[middle:], join))
+    return _looked_up(join, [_Form(half, _STUB_VALUES) for half in halves]).code
+
+
+def _looked_up(node: Node, forms: Sequence[_Form]) -> Condition:
+    """The scalar engine's verdict on every combination of operands, as one number."""
+    table = _table(node, tuple(tuple(form.values.items()) for form in forms))
+    if len(set(_entries(table, len(forms)))) == 1:
+        return _constant(table & 3)
+    index = " + ".join(f"{2 * 4**at} * {form.code}" for at, form in enumerate(forms))
+    code = f"(shiftright({table}L, {index}) & 3L)"
+    code = f"CAST({code} AS INT)"
+    return Condition(code, f"({code} = {TRUE})")
+
+
+def _entries(table: int, operands: int) -> list[int]:
+    return [table >> 2 * at & 3 for at in range(4**operands)]
+
+
+@cache
+def _table(node: Node, values: tuple[tuple[tuple[int, str], ...], ...]) -> int:
+    verdict: Callable[[Mapping[str, str]], bool | None] = compile_verdict(node)
+    by_operand = [dict(one) for one in values]
+    table = 0
+    for chosen in product(range(4), repeat=len(values)):
+        properties = {
+            f"stub{at}": known[code]
+            for at, (code, known) in enumerate(zip(chosen, by_operand, strict=True))
+            if code in known
+        }
+        place = sum(code * 4**at for at, code in enumerate(chosen))
+        table |= verdict_of(verdict, properties) << 2 * place
+    return table
+
+
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+def column_name(name: str) -> str:
+    """A column's name, in backquotes where it needs them."""
+    return name if _IDENTIFIER.fullmatch(name) else quoted(name)
+
 
 VERDICTS: Final = ("FALSE", "TRUE", "NULL", "ERROR")
 """What `verdict` says, by the number that the engines use."""

@@ -13,6 +13,20 @@ A batch read, step by step, with the process it happens in:
 There is no `pushFilters` on purpose. Spark keeps what it makes of one use of a DataFrame for the
 next one, with the predicates of the first (docs/design/0010-predicate-push-down.md). Predicates
 come as an option of the load that they are for: `references`.
+
+The data source `rocketmq_store`: messages out of a store directory, without a broker.
+
+The directory is a broker's own, running or not, or a copy; ours or a Java broker's. It is only ever
+read: no lock, no recovery, not one byte written (`sluicemq.store.reader`). Driver and executors
+have to see it under the same name. Everything but the place is as in `rocketmq` and shared with it:
+options, columns, bodies, types of properties, predicates.
+
+    planner   StoreBatchReader.partitions()   snapshot: which queues, from where to where
+    executor  StoreBatchReader.read()         `store_read.read_part`: its share of one queue
+
+The snapshot is taken once, while Spark plans: each queue ends behind its last message that is
+wholly in the log. What a running broker writes later is not read; what its retention removes before
+a task comes to it is an error of that task, unless `failOnDataLoss=false`.
 """
 
 from collections.abc import Iterator
@@ -22,26 +36,50 @@ from typing import Any, ClassVar
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from sluicemq.errors import ConfigurationError
 from sluicemq.model.subscription import SQL92
-from sluicemq.spark.cluster import (
+from sluicemq.spark.errors import plain_errors
+from sluicemq.spark.filters import (
+    MESSAGES_MAX,
+    FilterPushdown,
+    attribute_of,
+    predicates_of,
+    report_pushdown,
+    subscription_of,
+    tried_at_brokers,
+    tried_here,
+    warn_of_filter,
+)
+from sluicemq.spark.options import DECLARED, READ, WRITE, Options, parse_options
+from sluicemq.spark.schema import AUTO, declared_columns, struct_type
+from sluicemq.spark.sources.offset_reader import (
     broker_addresses,
     check_selector,
     ending_offsets,
     evaluates_selectors,
     narrowed,
+    narrowed_by_keys,
     open_admin,
     queue_bounds,
     starting_offsets,
 )
-from sluicemq.spark.errors import plain_errors
-from sluicemq.spark.filter_findings import tried_at_brokers, warn_of_filter
-from sluicemq.spark.filters import Pushdown, attribute_of, subscription_of
-from sluicemq.spark.keyindex import narrowed_by_keys
-from sluicemq.spark.options import READ, WRITE, Options, parse_options
-from sluicemq.spark.plan import RangePartition, ReadPlan, nothing, partitions_of, read_plan
-from sluicemq.spark.predicates import predicates_of, report_pushdown
-from sluicemq.spark.schema import AUTO, declared_columns, struct_type
-from sluicemq.spark.topics import topics_of
+from sluicemq.spark.sources.offsets import (
+    RangePartition,
+    ReadPlan,
+    decoding_plan,
+    nothing,
+    partitions_of,
+    read_plan,
+    topics_of,
+)
+from sluicemq.spark.sources.store_reader import (
+    NAME,
+    StorePartition,
+    StorePlace,
+    newest_properties,
+    newest_values,
+    snapshot,
+)
 
 
 class RocketSource(DataSource):  # type: ignore[misc]
@@ -56,7 +94,7 @@ class RocketSource(DataSource):  # type: ignore[misc]
             options = parse_options(self.options)
             columns = declared_columns(options)
             if any(column.kind == AUTO for column in columns):
-                from sluicemq.spark.infer import settled  # noqa: PLC0415 - reads messages
+                from sluicemq.spark.sources.offset_reader import settled  # noqa: PLC0415 - reads messages
 
                 columns = settled(columns, options)
             return struct_type(columns)
@@ -66,18 +104,18 @@ class RocketSource(DataSource):  # type: ignore[misc]
             return BatchReader(parse_options(self.options, READ), schema)
 
     def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
-        from sluicemq.spark.stream import stream_reader  # noqa: PLC0415 - streams only
+        from sluicemq.spark.sources.stream import stream_reader  # noqa: PLC0415 - streams only
 
         return stream_reader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> Any:
-        from sluicemq.spark.sink import BatchSink  # noqa: PLC0415 - sinks only
+        from sluicemq.spark.sinks.writer import BatchSink  # noqa: PLC0415 - sinks only
 
         with plain_errors():
             return BatchSink(parse_options(self.options, WRITE), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
-        from sluicemq.spark.sink import StreamSink  # noqa: PLC0415 - sinks only
+        from sluicemq.spark.sinks.writer import StreamSink  # noqa: PLC0415 - sinks only
 
         with plain_errors():
             return StreamSink(parse_options(self.options, WRITE), schema, overwrite=overwrite)
@@ -96,7 +134,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
         self.topics = topics_of(options)
         self.plan = self.make_plan(schema)
         self.offered = predicates_of(options["predicates"]) if options["pushFilters"] else []
-        pushdown = Pushdown(
+        pushdown = FilterPushdown(
             self.plan.columns, selectors_allowed=self.selectors_allowed(self.offered)
         )
         self.left = pushdown.take_all(self.offered)
@@ -146,7 +184,93 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
                 return partitions_of(self.options, ranges, addresses)
 
     def read(self, partition: RangePartition) -> Iterator[Any]:
-        from sluicemq.spark.reader import read_range  # noqa: PLC0415 - heavy, executors only
+        from sluicemq.spark.sources.reader import read_range  # noqa: PLC0415 - heavy, executors only
 
         with plain_errors():
             yield from read_range(self.plan, partition)
+
+
+class StoreSource(DataSource):  # type: ignore[misc]
+    """`spark.read.format("rocketmq_store")`; only batch reads."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> StructType:
+        with plain_errors():
+            options = parse_options(self.options, READ, DECLARED)
+            columns = declared_columns(options)
+            if any(column.kind == AUTO for column in columns):
+                from sluicemq.spark.sources.offset_reader import settled  # noqa: PLC0415 - reads messages
+
+                columns = settled(columns, options, newest_values)
+            return struct_type(columns)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        with plain_errors():
+            return StoreBatchReader(parse_options(self.options, READ, DECLARED), schema)
+
+    def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
+        from sluicemq.spark.sources.stream import FailedStream  # noqa: PLC0415 - streams only
+
+        return FailedStream(
+            ConfigurationError(
+                f"{NAME} reads a directory as it stands; it is no stream.",
+                cure='Use spark.read, or readStream.format("rocketmq") at the broker.',
+            )
+        )
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        with plain_errors():
+            raise ConfigurationError(
+                f"{NAME} only reads: a store has one writer, its broker.",
+                cure='Use write.format("rocketmq"), which sends to the broker.',
+            )
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
+        return self.writer(schema, overwrite)
+
+
+class StoreBatchReader(BatchReader):
+    """Reads ranges of queues out of a directory."""
+
+    decider = "the reader of the store"
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self.place = StorePlace.of(options)
+        super().__init__(options, schema)
+
+    def make_plan(self, schema: StructType) -> ReadPlan:
+        return decoding_plan(self.options, schema)
+
+    def selectors_allowed(self, _filters: list[Any]) -> bool:
+        return True
+
+    def partitions(self) -> list[InputPartition]:
+        with plain_errors():
+            if self.nothing_matches:
+                return nothing()
+            return self._planned()
+
+    def _planned(self) -> list[InputPartition]:
+        reader, seen = snapshot(self.place, self.options)
+        try:
+            start = starting_offsets(seen, self.options, seen.bounds, "earliest")
+            end = ending_offsets(seen, self.options, seen.bounds)
+            ranges = narrowed(seen, start, end, self.pushed)
+            addresses = {self.place.broker: self.place.root}
+            newest = newest_properties(reader, seen.bounds, MESSAGES_MAX)
+            warn_of_filter(self.options["filter.sql"], lambda sql: tried_here(list(newest), sql))
+            parts = partitions_of(self.options, ranges, addresses)
+            return [part if part.queue is None else seen.with_tail(part) for part in parts]
+        finally:
+            reader.close()
+
+    def read(self, partition: RangePartition) -> Iterator[Any]:
+        from sluicemq.spark.sources.store_reader import read_part  # noqa: PLC0415 - heavy, executors only
+
+        with plain_errors():
+            if isinstance(partition, StorePartition):
+                check_bodies = self.options["checkBodies"]
+                yield from read_part(self.place, self.plan, partition, check_bodies=check_bodies)

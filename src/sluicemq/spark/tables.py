@@ -28,20 +28,21 @@ from typing import TYPE_CHECKING, Final
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
-from sluicemq.spark.cluster import ending_offsets, open_admin, queue_bounds
-from sluicemq.spark.offsets import to_table
 from sluicemq.spark.options import READ, parse_options
 from sluicemq.spark.references import (
     StandIn,
+    Used,
     name_parts,
     named_apart,
     parses,
     predicates_in,
     quoted,
+    used_columns,
 )
 from sluicemq.spark.schema import BASE, SET_FOR_ALL, parse_columns, struct_type
-from sluicemq.spark.selector_sql import string_literal
-from sluicemq.spark.used_columns import Used, used_columns
+from sluicemq.spark.selectors import string_literal
+from sluicemq.spark.sources.offset_reader import ending_offsets, open_admin, queue_bounds
+from sluicemq.spark.sources.offsets import to_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

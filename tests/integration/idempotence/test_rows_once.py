@@ -9,8 +9,7 @@ import sqlalchemy as sa
 pytest.importorskip("pyspark")
 
 from sluicemq.client.engines import blocking_engine
-from sluicemq.spark.pipelines.once import insert_new, prepare
-from sluicemq.spark.pipelines.upsert import Target
+from sluicemq.spark.sinks.databases import Target, insert_new, prepare
 
 COUNT = 500
 

@@ -16,12 +16,10 @@ from pyarrow import dataset
 
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
+from sluicemq.spark.pipelines.document import Event, Pipeline
 from sluicemq.spark.pipelines.file import load_pipeline
-from sluicemq.spark.pipelines.narrate import Event
-from sluicemq.spark.pipelines.pipeline import Pipeline
 from sluicemq.spark.pipelines.plan import plan
-from sluicemq.spark.pipelines.run import run
-from sluicemq.spark.pipelines.stop import Stop, stop_on_signals
+from sluicemq.spark.pipelines.run import Stop, run, stop_on_signals
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -12,7 +12,7 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
 from sluicemq.model.message import Message
 from sluicemq.spark.progress import stream_progress
-from sluicemq.spark.stream import SupportsTriggerAvailableNow
+from sluicemq.spark.sources.stream import SupportsTriggerAvailableNow
 
 pytestmark = pytest.mark.timeout(300)
 

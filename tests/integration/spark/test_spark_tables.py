@@ -13,9 +13,9 @@ from sluicemq.client.core.names import Credentials
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import Message
 from sluicemq.spark.options import parse_options
+from sluicemq.spark.references import Used
 from sluicemq.spark.report import pushdown
 from sluicemq.spark.tables import Tables, narrowed
-from sluicemq.spark.used_columns import Used
 
 pytestmark = pytest.mark.timeout(300)
 

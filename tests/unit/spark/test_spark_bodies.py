@@ -18,10 +18,18 @@ from pyspark.sql.types import (
 )
 
 from sluicemq.errors import ConfigurationError
-from sluicemq.spark.bodies import JSON, TEXT, BodyFormat, body_format, parse_schema
-from sluicemq.spark.decoding import decoded_bodies
 from sluicemq.spark.options import parse_options
-from sluicemq.spark.schema import columns_of, declared_columns, struct_type
+from sluicemq.spark.schema import (
+    JSON,
+    TEXT,
+    BodyFormat,
+    body_format,
+    columns_of,
+    declared_columns,
+    parse_schema,
+    struct_type,
+)
+from sluicemq.spark.sources.reader import decoded_bodies
 
 
 def decoded(schema: str | None, *bodies: bytes | str) -> tuple[list[Any], list[str | None]]:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import RequestError
-from sluicemq.spark.filter_findings import (
+from sluicemq.spark.filters import (
     MESSAGES_MAX,
     TOPICS_MAX,
     filter_findings,

@@ -21,7 +21,7 @@ from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter.nodes import And
 from sluicemq.filter.parser import compile_sql92
 from sluicemq.model.subscription import ALL, SQL92, TAG
-from sluicemq.spark.filters import Pushdown, Pushed, subscription_of
+from sluicemq.spark.filters import FilterPushdown, Pushed, subscription_of
 from sluicemq.spark.schema import ALL_COLUMNS, Column
 
 COLUMNS = [*ALL_COLUMNS, Column("delay", "dep_delay", "int"), Column("origin", "origin", "string"),
@@ -30,7 +30,7 @@ COLUMNS = [*ALL_COLUMNS, Column("delay", "dep_delay", "int"), Column("origin", "
 
 def push(*asked: Any, selectors: bool = True) -> tuple[list[Any], Pushed]:
     """(left to Spark, pushed)."""
-    pushdown = Pushdown(COLUMNS, selectors_allowed=selectors)
+    pushdown = FilterPushdown(COLUMNS, selectors_allowed=selectors)
     return pushdown.take_all(list(asked)), pushdown.pushed
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
 from sluicemq.model.topic import MessageQueue
-from sluicemq.spark.offsets import (
+from sluicemq.spark.sources.offsets import (
     QueueRange,
     admit,
     chosen_offsets,

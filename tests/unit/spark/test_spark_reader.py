@@ -11,9 +11,9 @@ from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
 from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import encode_properties, encode_record
-from sluicemq.spark import reader
-from sluicemq.spark.plan import RangePartition, ReadPlan
 from sluicemq.spark.schema import BASE, parse_columns
+from sluicemq.spark.sources import reader
+from sluicemq.spark.sources.offsets import RangePartition, ReadPlan
 
 HOST = encode_host(Host("127.0.0.1", 10911))
 

@@ -13,11 +13,18 @@ from sluicemq.client.core.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_batch
-from sluicemq.spark import sink_bad_rows
 from sluicemq.spark.options import WRITE, parse_options
-from sluicemq.spark.sink_bad_rows import RowSorter
-from sluicemq.spark.sink_rows import RowError, encoded
-from sluicemq.spark.sink_send import DirectSender, Lane, Rows, StagingSender, Task, send_all
+from sluicemq.spark.sinks import senders as sink_bad_rows
+from sluicemq.spark.sinks.rows import RowError, encoded
+from sluicemq.spark.sinks.senders import (
+    DirectSender,
+    Lane,
+    Rows,
+    RowSorter,
+    StagingSender,
+    Task,
+    send_all,
+)
 
 SCHEMA = pa.schema({
     "value": pa.binary(), "tag": pa.string(), "keys": pa.string(), "to": pa.string(),

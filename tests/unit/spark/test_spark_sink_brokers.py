@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import ConfigurationError, RequestError
-from sluicemq.spark.sink import _checked_query, brokers_with_epochs
+from sluicemq.spark.sinks.writer import _checked_query, brokers_with_epochs
 from sluicemq.wire.frames import Command
 
 

@@ -20,9 +20,10 @@ from pyspark_rocketmq import DefaultSource
 from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
-from sluicemq.spark import cluster, errors, session, source
-from sluicemq.spark.predicates import predicates_of
+from sluicemq.spark import errors, session, source
+from sluicemq.spark.filters import predicates_of
 from sluicemq.spark.schema import parse_columns, struct_type
+from sluicemq.spark.sources import offset_reader as cluster
 
 Q0, Q1 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)
 OPTIONS = {"topic": "t", "nameServers": "127.0.0.1:9876"}

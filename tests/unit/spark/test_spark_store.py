@@ -24,11 +24,10 @@ from sluicemq.filter.parser import compile_sql92
 from sluicemq.model.ids import Host, encode_host, tag_code
 from sluicemq.record.codec import encode_properties
 from sluicemq.spark import source
-from sluicemq.spark.options import OPTIONS, options_table
+from sluicemq.spark.options import OPTIONS, STORE_ONLY, STORE_OPTIONS, options_table
 from sluicemq.spark.schema import BASE
-from sluicemq.spark.store_options import STORE_ONLY, STORE_OPTIONS
-from sluicemq.spark.store_plan import StorePartition
-from sluicemq.spark.store_source import StoreSource
+from sluicemq.spark.source import StoreSource
+from sluicemq.spark.sources.store_reader import StorePartition
 from sluicemq.store.store import Store
 
 HOST = encode_host(Host("127.0.0.1", 10911))

@@ -16,9 +16,12 @@ from sluicemq.errors import (
     SluiceError,
 )
 from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
-from sluicemq.spark import errors, sizes, stream, topic_identity
-from sluicemq.spark.plan import RangePartition
+from sluicemq.spark import errors
 from sluicemq.spark.schema import ALL_COLUMNS, struct_type
+from sluicemq.spark.sources import offset_reader as sizes
+from sluicemq.spark.sources import stream
+from sluicemq.spark.sources import stream as topic_identity
+from sluicemq.spark.sources.offsets import RangePartition
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
 

@@ -7,10 +7,14 @@ import pytest
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import MessageQueue
-from sluicemq.spark.offsets import chosen_offsets, from_checkpoint, to_checkpoint
-from sluicemq.spark.options import READ, parse_options
-from sluicemq.spark.topics import Topics, topics_of
-from sluicemq.spark.values import Moment
+from sluicemq.spark.options import READ, Moment, parse_options
+from sluicemq.spark.sources.offsets import (
+    Topics,
+    chosen_offsets,
+    from_checkpoint,
+    to_checkpoint,
+    topics_of,
+)
 
 X0, Y0 = MessageQueue("x", "a", 0), MessageQueue("y", "a", 0)
 NAMES = [

@@ -1,14 +1,150 @@
-"""A pipeline file for spark-submit: `spark-submit … sluicemq/spark/pipelines/__main__.py FILE`.
+"""Runs a pipeline file as a program: `sluice pipeline run`, and `python -m` for spark-submit.
+
+Finds or makes the Spark session, sends events where they belong (text to stderr, JSON lines to
+stdout), and takes SIGINT and SIGTERM for a wish to stop. Exit code 0: done, or stopped in order
+with nothing left out; 1: something was left out, or a ready pipeline was asked to fail on findings.
+
+A pipeline file for spark-submit: `spark-submit … sluicemq/spark/pipelines/__main__.py FILE`.
 
 The same as `sluice pipeline run FILE`, without the command line's packages: also
 `python -m sluicemq.spark.pipelines FILE [--master M] [--conf K=V] [--dry-run] [--json]`.
 """
 
 import argparse
+import os
 import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from sluicemq.errors import SluiceError
-from sluicemq.spark.pipelines.program import run_file
+import orjson
+
+import sluicemq
+from sluicemq.errors import ConfigurationError, SluiceError, install_extra
+from sluicemq.spark.pipelines.document import Event, Pipeline
+from sluicemq.spark.pipelines.file import load_pipeline
+from sluicemq.spark.pipelines.frames import sentence_of
+from sluicemq.spark.pipelines.run import Stop, stop_on_signals
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+EXIT_FAILURE: Final = 1
+DEFAULT_MASTER: Final = "local[*]"
+
+
+def run_file(
+    path: str,
+    *,
+    master: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    dry_run: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Runs a file, or plans it, and returns the exit code. `master`: None takes the session that
+    spark-submit has set up, else all cores of this machine. Raises SluiceError."""
+    pipeline = load_pipeline(path)
+    for warning in pipeline.warnings:
+        _to_stderr(warning.told(path))
+    spark = session_for(pipeline, master, settings or {})
+    try:
+        if dry_run:
+            return _plan(pipeline, spark, as_json=as_json)
+        return _run(pipeline, spark, as_json=as_json)
+    except SluiceError as error:
+        raise _hidden(pipeline, error) from None
+    finally:
+        with suppress(Exception):
+            spark.stop()
+
+
+def _hidden(pipeline: Pipeline, error: SluiceError) -> SluiceError:
+    """The error as text alone, without secrets."""
+    return ConfigurationError(pipeline.secrets.hidden(str(error)))
+
+
+def session_for(
+    pipeline: Pipeline, master: str | None, settings: Mapping[str, str]
+) -> "SparkSession":
+    """A session with the file's settings under `spark:` and the given ones, which win.
+
+    Raises ConfigurationError when Spark does not start, or is not installed.
+    """
+    try:
+        from sluicemq.spark.session import spark_session  # noqa: PLC0415
+    except ImportError:
+        raise ConfigurationError("pyspark is not installed.", cure=install_extra("spark")) from None
+    chosen = dict(pipeline.settings) | dict(settings)
+    where = master or chosen.pop("spark.master", None) or _submitted_master() or DEFAULT_MASTER
+    if not where.startswith("local"):
+        chosen = _package_path() | chosen
+    chosen = _defaults() | chosen
+    try:
+        return spark_session(pipeline.name, master=where, settings=chosen, log_level="warn")
+    except SluiceError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"Spark does not start: {sentence_of(error)}") from error
+
+
+def _defaults() -> dict[str, str]:
+    """Quiet, and no `spark-warehouse` where the user happens to be."""
+    warehouse = Path(tempfile.gettempdir()) / "sluicemq-spark-warehouse"
+    return {"spark.sql.warehouse.dir": str(warehouse)}
+
+
+def _submitted_master() -> str | None:
+    """What `spark-submit --master` said: it has made the JVM already, with its settings."""
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - takes a second
+
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return None
+    SparkContext._ensure_initialized()
+    found: str | None = SparkConf().get("spark.master", None)
+    return found
+
+
+def _package_path() -> dict[str, str]:
+    """So that executors on this machine find a checkout that is not installed."""
+    root = Path(sluicemq.__file__).parents[1]
+    return {} if root.name == "site-packages" else {"spark.executorEnv.PYTHONPATH": str(root)}
+
+
+def _plan(pipeline: Pipeline, spark: "SparkSession", *, as_json: bool) -> int:
+    from sluicemq.spark.pipelines.plan import plan  # noqa: PLC0415 - pyspark
+
+    found = plan(pipeline, spark)
+    _to_stdout(found.figures if as_json else found.told())
+    return 0
+
+
+def _run(pipeline: Pipeline, spark: "SparkSession", *, as_json: bool) -> int:
+    from sluicemq.spark.pipelines.run import run  # noqa: PLC0415 - pyspark
+
+    def hear(event: Event) -> None:
+        if as_json:
+            _to_stdout(event.as_json())
+        else:
+            _to_stderr(event.text)
+
+    stop = Stop(lambda text: hear(Event("stopping", f"{pipeline.name}: {text}")))
+    with stop_on_signals(stop):
+        outcome = run(pipeline, spark, listener=hear, stopping=stop)
+    return EXIT_FAILURE if outcome.left or outcome.is_failure else 0
+
+
+def _to_stdout(value: Any) -> None:
+    text = value.encode() + b"\n" if isinstance(value, str) else orjson.dumps(
+        value, default=str, option=orjson.OPT_APPEND_NEWLINE)  # fmt: skip
+    sys.stdout.buffer.write(text)
+    sys.stdout.buffer.flush()
+
+
+def _to_stderr(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
 
 
 def main() -> int:

@@ -1,4 +1,23 @@
-"""The ready pipeline `archive`: topics -> Parquet by topic and day, whole messages, verified.
+"""What an archive knows of itself: a small JSON file a run, written when its rows are all there.
+
+    PATH/topic=T/day=D/part-….parquet     committed rows
+    PATH/_sluice/runs/00000007.json       run 7 is committed: its ranges, its files, where 8 begins
+    PATH/_sluice/staging/00000007-…/      rows of a run that is not committed, or just has been
+
+A run writes its Parquet files into a staging directory, where no reader looks, and verifies them.
+The run file is the commit: before it the rows do not count and the next run removes them; after it
+they do, and are moved to their places, by the next run too if this one dies in between. So a
+crash at any point neither loses nor doubles a row. Two runs at once: the one that is second to
+commit fails, and its rows do not count.
+
+Two sets of messages compared: counts and checksums by queue and offset range, then row by row.
+
+Both sides are summed up where they are read: for each range of 10,000 offsets of a queue the number
+of rows, and two sums of a 64-bit hash over every column (an exclusive or, and a sum of its upper
+half). Only these sums are shuffled, and only ranges that differ are looked at by row, so equal
+archives cost two reads. A hash covers which columns are null, since Spark's own passes nulls over.
+
+The ready pipeline `archive`: topics -> Parquet by topic and day, whole messages, verified.
 
     brokers -> staging Parquet -> compared with the brokers -> run file (the commit) -> in place
 
@@ -13,22 +32,20 @@ before they count (`verify`): a run whose rows differ from the brokers' fails an
 
 import json
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.types import DateType, StructField, StructType
 
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
-from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
+from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError, StoreDamagedError
 from sluicemq.model.topic import MessageQueue
-from sluicemq.spark.cluster import Bounds, open_admin, queue_bounds
-from sluicemq.spark.offsets import Offsets, QueueRange, place, to_table
 from sluicemq.spark.options import parse_options
-from sluicemq.spark.pipelines.calling import task_of
-from sluicemq.spark.pipelines.folders import Folder
 from sluicemq.spark.pipelines.ready import (
     DURATION,
     INTEGER,
@@ -38,11 +55,236 @@ from sluicemq.spark.pipelines.ready import (
     Ready,
     Report,
     Task,
+    task_of,
 )
-from sluicemq.spark.pipelines.runs import Run, Runs
-from sluicemq.spark.pipelines.verify import verify_rows
+from sluicemq.spark.pipelines.steps import Folder
 from sluicemq.spark.schema import BASE, EXTRA
-from sluicemq.spark.topics import topics_of
+from sluicemq.spark.sources.offset_reader import Bounds, open_admin, queue_bounds
+from sluicemq.spark.sources.offsets import Offsets, QueueRange, place, to_table, topics_of
+
+VERSION: Final = 1
+RUNS: Final = "_sluice/runs"
+STAGING: Final = "_sluice/staging"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One committed run. `following` says of every queue ever archived where the next begins,
+    `first` where its archive begins; `files` are relative to the archive."""
+
+    number: int
+    time: str
+    ranges: tuple[QueueRange, ...]
+    first: Offsets
+    following: Offsets
+    rows: int
+    verified: bool
+    files: tuple[str, ...]
+    staging: str
+    gaps: tuple[QueueRange, ...] = ()
+
+
+@dataclass(slots=True)
+class Runs:
+    """The runs of an archive, the last one in memory."""
+
+    folder: Folder
+    last: Run | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        names = [name for name in self.folder.names(RUNS) if name.endswith(".json")]
+        self.last = None
+        if names and not names[-1].startswith("."):
+            found = self.folder.load(f"{RUNS}/{names[-1]}")
+            self.last = _parsed_run(found or {}, self.folder.path)
+
+    @property
+    def following(self) -> Offsets:
+        """Where the next run begins, by queue; empty before the first."""
+        return {} if self.last is None else self.last.following
+
+    def settle(self) -> None:
+        """Completes what a run that died has committed, and removes what can never be.
+
+        What a run of the next number has staged stays: it may be at work. When that number is
+        committed, by itself or by another, the rest of it goes.
+        """
+        self.settle_last()
+        number = 0 if self.last is None else self.last.number
+        for name in self.folder.names(STAGING):
+            if name.partition("-")[0].isdigit() and int(name.partition("-")[0]) <= number:
+                self.folder.remove(f"{STAGING}/{name}")
+
+    def settle_last(self) -> None:
+        """Completes what the last run has committed; readers may do so at any time."""
+        if self.last is not None:
+            self._move(self.last)
+
+    def begin(self) -> tuple[int, str]:
+        """Number and staging directory of a new run."""
+        number = 1 if self.last is None else self.last.number + 1
+        return number, f"{STAGING}/{number:08d}-{uuid.uuid4().hex[:8]}"
+
+    def commit(self, run: Run) -> None:
+        """From now on its rows are in the archive. Raises ConfigurationError when another run
+        has committed since this one began."""
+        if not self.folder.publish(f"{RUNS}/{run.number:08d}.json", _document(run)):
+            self.folder.remove(run.staging)
+            raise ConfigurationError(
+                f"another run has archived into {self.folder.path} meanwhile; nothing of this one"
+                " is kept, and nothing is lost.",
+                cure="Let one run at a time write an archive.",
+            )
+        self.last = run
+        self.settle()
+
+    def _move(self, run: Run) -> None:
+        if not self.folder.exists(run.staging):
+            return
+        for name in run.files:
+            self.folder.move(f"{run.staging}/{name}", name)
+
+
+def _document(run: Run) -> dict[str, Any]:
+    return {
+        "version": VERSION, "run": run.number, "time": run.time, "rows": run.rows,
+        "verified": run.verified, "first": to_table(run.first, several=True),
+        "next": to_table(run.following, several=True),
+        "ranges": _range_list(run.ranges), "gaps": _range_list(run.gaps),
+        "staging": run.staging, "files": list(run.files),
+    }  # fmt: skip
+
+
+def _parsed_run(found: Mapping[str, Any], path: str) -> Run:
+    try:
+        if found["version"] != VERSION:
+            raise ConfigurationError(
+                f"the archive {path} is of version {found['version']!r}, not {VERSION}.",
+                cure="Use the SluiceMQ that wrote it, or a newer one.",
+            )
+        return Run(
+            found["run"], found["time"], _as_ranges(found["ranges"]), offsets_of(found["first"]),
+            offsets_of(found["next"]), found["rows"], found["verified"], tuple(found["files"]),
+            found["staging"], _as_ranges(found["gaps"]),
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"the last run of the archive {path} cannot be read: {error!r}.",
+            cure="Restore the file, or use another path.",
+        ) from None
+
+
+def offsets_of(table: Mapping[str, Any]) -> Offsets:
+    """The inverse of `to_table(…, several=True)`."""
+    return {
+        MessageQueue(topic, broker, int(queue_id)): int(offset)
+        for topic, brokers in table.items()
+        for broker, queues in brokers.items()
+        for queue_id, offset in queues.items()
+    }
+
+
+def _range_list(ranges: tuple[QueueRange, ...]) -> list[list[Any]]:
+    return [[*one.queue, one.start, one.end] for one in ranges]
+
+
+def _as_ranges(listed: list[list[Any]]) -> tuple[QueueRange, ...]:
+    return tuple(
+        QueueRange(MessageQueue(topic, broker, queue_id), start, end)
+        for topic, broker, queue_id, start, end in listed
+    )
+
+
+RANGE_OFFSETS: Final = 10_000
+RANGES_SHOWN_MAX: Final = 100
+ROWS_SHOWN_MAX: Final = 10
+KEYS: Final = ("topic", "broker", "queue_id")
+_VALUES: Final = tuple(name for name in (*BASE, *EXTRA) if name not in (*KEYS, "queue_offset"))
+_SHOWN: Final = {name: name for name in _VALUES} | {"properties": "map_entries(properties)"}
+_MISSING: Final = "not in the archive"
+_EXTRA: Final = "only in the archive"
+_TWICE: Final = "more than once in the archive"
+
+
+def verify_rows(brokers: Any, archived: Any) -> int:
+    """How many rows were compared. Raises StoreDamagedError naming rows that differ."""
+    compared = _compared(brokers, archived).persist()
+    try:
+        different = "broker_rows <> archive_rows or parity <> 0 or balance <> 0"
+        totals = compared.selectExpr(
+            "sum(archive_rows) as archived", "sum(broker_rows) as stored",
+            f"count_if({different}) as different",
+        ).first()  # fmt: skip
+        if not totals["different"]:
+            return int(totals["archived"] or 0)
+        ranges = compared.where(different).select(*KEYS, "part").limit(RANGES_SHOWN_MAX)
+        found = _differences(brokers, archived, ranges)
+    finally:
+        compared.unpersist()
+    listed = "; ".join(found) or "rows that have changed since"
+    raise StoreDamagedError(
+        f"{totals['different']} ranges of {RANGE_OFFSETS:,} offsets differ: {totals['stored']:,}"
+        f" rows at the brokers, {totals['archived']:,} in the archive. {listed}.",
+        cure="Rows of this run are not kept; for older ones restore the named files.",
+    )
+
+
+def _compared(brokers: Any, archived: Any) -> Any:
+    """A row for each range of offsets: the rows of both sides, and 0 where hashes agree."""
+    sums = _sums(brokers).selectExpr("*", "rows as broker_rows", "0L as archive_rows")
+    other = _sums(archived).selectExpr("*", "0L as broker_rows", "rows as archive_rows")
+    other = other.withColumn("balance", -F.col("balance"))
+    return (
+        sums.unionByName(other)
+        .groupBy(*KEYS, "part")
+        .agg(
+            F.expr("sum(broker_rows)").alias("broker_rows"),
+            F.expr("sum(archive_rows)").alias("archive_rows"),
+            F.expr("bit_xor(parity)").alias("parity"),
+            F.expr("sum(balance)").alias("balance"),
+        )
+    )
+
+
+def _sums(frame: Any) -> Any:
+    nulls = ", ".join(f"int({name} is null)" for name in _VALUES)
+    hashed = f"xxhash64(queue_offset, concat({nulls}), {', '.join(_SHOWN.values())})"
+    parted = frame.selectExpr(*KEYS, f"queue_offset div {RANGE_OFFSETS} as part", f"{hashed} as h")
+    return parted.groupBy(*KEYS, "part").agg(
+        F.expr("count(1)").alias("rows"),
+        F.expr("bit_xor(h)").alias("parity"),
+        F.expr("sum(shiftright(h, 32))").alias("balance"),
+    )
+
+
+def _differences(brokers: Any, archived: Any, ranges: Any) -> list[str]:
+    """Some rows of the ranges that differ, each with what is wrong."""
+    one, other = _chosen(brokers, ranges), _chosen(archived, ranges)
+    keys = [*KEYS, "queue_offset"]
+    other = other.groupBy(*keys).agg(F.expr("first(row)").alias("kept"), F.expr("count(1) as n"))
+    columns = ", ".join(f"if(row.{name} <=> kept.{name}, null, '{name}')" for name in _VALUES)
+    reason = (
+        f"case when n is null then '{_MISSING}' when row is null then '{_EXTRA}' "
+        f"when n > 1 then '{_TWICE}' else concat_ws(', ', array_compact(array({columns}))) end"
+    )
+    rows = one.join(other, keys, "full_outer").selectExpr(*keys, f"{reason} as reason")
+    shown = rows.where("reason <> ''").orderBy(*keys).limit(ROWS_SHOWN_MAX).collect()
+    return [_told(row) for row in shown]
+
+
+def _chosen(frame: Any, ranges: Any) -> Any:
+    values = ", ".join(f"{how} as {name}" for name, how in _SHOWN.items())
+    keyed = frame.withColumn("part", F.expr(f"queue_offset div {RANGE_OFFSETS}"))
+    chosen = keyed.join(ranges.hint("broadcast"), [*KEYS, "part"], "left_semi")
+    return chosen.selectExpr(*KEYS, "queue_offset", f"struct({values}) as row")
+
+
+def _told(row: Any) -> str:
+    reason = row["reason"]
+    is_difference = reason not in (_MISSING, _EXTRA, _TWICE)
+    where = f"{row['broker']}:{row['queue_id']} of {row['topic']!r} offset {row['queue_offset']}"
+    return f"{where}: {reason}{' differs' if is_difference else ''}"
+
 
 NEW, ALL, NONE = "new", "all", "none"
 COLUMNS: Final = (*BASE, *EXTRA)
@@ -274,10 +516,10 @@ def _planned(task: Task, runs: Runs) -> Planned:
         )
     options = parse_options({**task.connection, **given})
     with open_admin(options) as admin:
-        return _ranges(admin, topics_of(options).found(admin), runs.following)
+        return _new_ranges(admin, topics_of(options).found(admin), runs.following)
 
 
-def _ranges(admin: Admin, topics: Sequence[str], following: Offsets) -> Planned:
+def _new_ranges(admin: Admin, topics: Sequence[str], following: Offsets) -> Planned:
     bounds = queue_bounds(admin, topics)
     ranges, gaps = [], []
     for queue, (low, high) in sorted(bounds.items()):

@@ -14,8 +14,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import SluiceError
-from sluicemq.spark.offsets import to_table
-from sluicemq.spark.pipelines.printing import table_lines
+from sluicemq.spark.pipelines.ready import table_lines
+from sluicemq.spark.sources.offsets import to_table
 
 SAMPLE_MESSAGES: Final = 2_000
 TOPICS_SAMPLED_MAX: Final = 5

@@ -23,8 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.errors import ConfigurationError
-from sluicemq.spark.pipelines.fields import duration_s
-from sluicemq.spark.pipelines.once import Written, prepare, write_once
 from sluicemq.spark.pipelines.ready import (
     FLAG,
     INTEGER,
@@ -34,9 +32,10 @@ from sluicemq.spark.pipelines.ready import (
     Ready,
     Report,
     Task,
+    duration_s,
 )
-from sluicemq.spark.pipelines.stop import finish
-from sluicemq.spark.pipelines.upsert import Target, shown_url
+from sluicemq.spark.pipelines.run import finish
+from sluicemq.spark.sinks.databases import Target, Written, prepare, shown_url, write_once
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -7,15 +7,29 @@ and reading goes on, so that a user sees all of it at once.
 `${NAME}` in a text is taken from the environment (`$${` is a plain `${`). What came from a variable
 whose name sounds like a secret, and what stands where secrets stand, is remembered in `Secrets`,
 which takes it out of whatever is printed.
+
+What a pipeline file means: the value that `file` makes and everything else reads.
+
+Each part keeps the line it came from, so that what only Spark can find out (a transform that does
+not parse, a column that is not there) is reported like what the file's reader finds.
+
+What a run says, to people and to programs: events, each a line of text and its numbers.
+
+    late-flights topic-report: batch 7: 30 rows, 60 rows/s, 75 filtered at the broker, lag 0
+    {"event": "batch", "pipeline": "late-flights", "sink": "topic-report", "batch": 7, …}
+
+Whoever runs a pipeline takes `Event`s; what to do with them (stderr, JSON lines) is the caller's.
 """
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import yaml  # type: ignore[import-untyped]
+
+from sluicemq.errors import ConfigurationError
 
 _VARIABLE: Final = re.compile(r"\$\$(?=\{)|\$\{([^}]*)\}")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -204,3 +218,116 @@ def nearest(name: str, names: Iterable[str]) -> str:
     lower = {one.lower(): one for one in reversed(listed)}
     near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
     return f"Did you mean {lower[near[0]]!r}?" if near else f"There are: {', '.join(listed)}."
+
+
+BATCH, STREAMING = "batch", "streaming"
+ROCKETMQ, STORE, PARQUET = "rocketmq", "store", "parquet"
+TOPIC, TABLE = "topic", "table"
+AVAILABLE_NOW: Final = "available-now"
+VIEW: Final = "source"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What comes in. `options` are those of Spark's source, those of the cluster included; `lines`
+    has the line of each."""
+
+    kind: str
+    options: Mapping[str, str]
+    line: int
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """Where it goes. `fields`: the declared ones by name; `options`: of Spark's sink (topics)."""
+
+    name: str
+    kind: str
+    fields: Mapping[str, Any]
+    options: Mapping[str, str]
+    key: str
+    line: int
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+    def error(self, what: str, cure: str = "", *, at: str = "") -> "PlaceError":
+        """An error at the sink, or at one of its keys."""
+        key = f"{self.key}.{at}" if at else self.key
+        return PlaceError(Problem(self.lines.get(at, self.line), key, what, cure))
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """A whole file. With `use` a ready one of that name, whose fields are `given`; else `source`
+    and `sinks` are there. `trigger`: seconds between micro-batches, None for all that is there
+    now. `transform_line`: the line of the file where the SQL begins."""
+
+    path: str
+    name: str
+    cluster: Mapping[str, str]
+    source: Source | None = None
+    transform: str | None = None
+    transform_line: int = 0
+    sinks: tuple[Sink, ...] = ()
+    mode: str = BATCH
+    trigger: float | None = None
+    checkpoint: str | None = None
+    use: str | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, str] = field(default_factory=dict)
+    secrets: Secrets = field(default_factory=Secrets)
+    warnings: tuple[Problem, ...] = ()
+
+    @property
+    def is_streaming(self) -> bool:
+        return self.mode == STREAMING
+
+    def checkpoint_of(self, sink: Sink) -> str:
+        """The checkpoint directory of a sink's query: one below the pipeline's for each."""
+        return f"{(self.checkpoint or '').rstrip('/')}/{sink.name}"
+
+    def failed(self, error: "PlaceError") -> ConfigurationError:
+        """The error as the user sees it: file, line, key."""
+        return ConfigurationError(self.secrets.hidden(error.problem.told(self.path)))
+
+
+class PlaceError(Exception):
+    """Carries a problem of a place of the file to where the file's name is known."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.what)
+        self.problem = problem
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """`kind`: started, stage, batch, written, line, stopping, done. Without secrets."""
+
+    kind: str
+    text: str
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {"event": self.kind, "text": self.text, **self.figures}
+
+
+Listener = Callable[[Event], None]
+
+
+def silent(_event: Event) -> None:
+    """A listener that does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Narrator:
+    """Speaks for one pipeline."""
+
+    pipeline: str
+    listener: Listener = silent
+    secrets: Secrets = field(default_factory=Secrets)
+
+    def tell(self, kind: str, text: str, **figures: Any) -> None:
+        sink = figures.get("sink")
+        head = f"{self.pipeline} {sink}: " if sink else f"{self.pipeline}: "
+        shown = self.secrets.hidden(head + text)
+        self.listener(Event(kind, shown, {"pipeline": self.pipeline, **figures}))

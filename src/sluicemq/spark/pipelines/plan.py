@@ -8,8 +8,8 @@ unless a property's type is `auto` or there is a `filter.sql` (which look at the
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sluicemq.spark.pipelines.pipeline import Pipeline, PlaceError, Source
-from sluicemq.spark.pipelines.reach import Reach, lost_by_filter, pinned_options, reach_of
+from sluicemq.spark.pipelines.document import Pipeline, PlaceError, Source
+from sluicemq.spark.pipelines.frames import Reach, lost_by_filter, pinned_options, reach_of
 from sluicemq.spark.pipelines.ready import ready
 from sluicemq.spark.pipelines.run import checked_frame, pinned_to, task_of
 from sluicemq.spark.report import pushdown
@@ -17,7 +17,7 @@ from sluicemq.spark.report import pushdown
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from sluicemq.spark.pipelines.sinks import Writer
+    from sluicemq.spark.pipelines.frames import Writer
 
 
 @dataclass(slots=True)

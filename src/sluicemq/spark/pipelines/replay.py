@@ -20,11 +20,8 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import RESERVED_PROPERTIES, SHARDING_KEY
-from sluicemq.spark.offsets import to_table
-from sluicemq.spark.options import AT_LEAST_ONCE, EXACTLY_ONCE
-from sluicemq.spark.pipelines.archive import read_archive
-from sluicemq.spark.pipelines.calling import task_of
-from sluicemq.spark.pipelines.folders import Folder
+from sluicemq.spark.options import AT_LEAST_ONCE, EXACTLY_ONCE, moment
+from sluicemq.spark.pipelines.archive import Runs, offsets_of, read_archive
 from sluicemq.spark.pipelines.ready import (
     INTEGER,
     LIST,
@@ -34,9 +31,10 @@ from sluicemq.spark.pipelines.ready import (
     Ready,
     Report,
     Task,
+    task_of,
 )
-from sluicemq.spark.pipelines.runs import Runs, offsets_of
 from sluicemq.spark.pipelines.steps import (
+    Folder,
     Job,
     Ledger,
     guarantee,
@@ -44,7 +42,7 @@ from sluicemq.spark.pipelines.steps import (
     step_rows,
     write_step,
 )
-from sluicemq.spark.values import moment
+from sluicemq.spark.sources.offsets import to_table
 
 REPLAYS: Final = "_sluice/replays"
 _RESERVED: Final = ", ".join(f"'{name}'" for name in sorted(RESERVED_PROPERTIES))

@@ -1,4 +1,33 @@
-"""The ready pipeline `trace`: what clients traced, as latency, failures, slow and lost deliveries.
+"""Trace messages to rows: one row for each event, whoever wrote it.
+
+A trace message holds up to a hundred records (`client.core.trace`), which are decoded here a block
+of messages at a time, in the Python workers of the executors. Java writes one `Pub` for a whole
+batch, with all its ids in one field: it becomes a row for each id. Records that nobody understands
+are rows of the kind `Unread`: they are counted, not hidden.
+
+What traces say, as Spark queries over the events: the tables of the pipeline `trace`.
+
+    events      one row a record                                       (`trace_rows`)
+    sends       one a message: when it was sent first, or committed
+    deliveries  one a delivery: SubBefore and SubAfter with the same request and message
+    journeys    one for each message and group: when it came first, how often, was it consumed
+
+    latency     journeys by topic, group and hour: from the send to the first delivery
+    failures    sends and deliveries by topic, group and cause
+    consuming   what handlers cost, by topic and group, the slow ones first
+    unconsumed  messages that were sent and never delivered to a group, by topic and group
+
+Clients may tell an event twice (a trace message that was sent again), and Java tells each attempt
+of a send: so everything is grouped by its ids before it is counted. A consumer does not tell the
+topic: it is the one of the message's `Pub`, null when its producer does not trace. Latency leaves
+out delayed messages, which are meant to be late; of a transaction it counts from the commit. Clocks
+of two machines may differ: a delivery before its send is counted as `before_sent`.
+
+Delivery latency as a picture: the percentiles by hour, a panel for each topic and group.
+
+matplotlib is imported when a chart is asked for, and draws into the file alone (Agg): no display.
+
+The ready pipeline `trace`: what clients traced, as latency, failures, slow and lost deliveries.
 
     trace topic -> events (a row a record) -> OUTPUT/events -> tables -> OUTPUT/…, lines, a chart
 
@@ -10,18 +39,31 @@ What the tables mean: `trace_tables`.
     tables.latency.show()
 """
 
+import importlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final, NamedTuple
 
-from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from sluicemq.client.core.tracing import (
+    DEFAULT_TRACE_TOPIC,
+    Ended,
+    Finished,
+    Published,
+    Recalled,
+    Taken,
+    decode,
+)
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
-from sluicemq.errors import RequestError, RouteNotFoundError
+from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError, install_extra
 from sluicemq.filter.subscriptions import is_tag_kind
-from sluicemq.spark.cluster import open_admin
 from sluicemq.spark.options import parse_options
-from sluicemq.spark.pipelines.printing import table_lines
+from sluicemq.spark.pipelines.audit import SYSTEM_PREFIXES, subscriptions_of
 from sluicemq.spark.pipelines.ready import (
     DURATION,
     FLAG,
@@ -33,14 +75,311 @@ from sluicemq.spark.pipelines.ready import (
     Ready,
     Report,
     Task,
+    table_lines,
 )
-from sluicemq.spark.pipelines.subscribed import SYSTEM_PREFIXES, subscriptions_of
-from sluicemq.spark.pipelines.trace_chart import PANELS_MAX, Hour, draw_latency
+from sluicemq.spark.sources.offset_reader import open_admin
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+UNREAD: Final = "Unread"
+_NAMES: Final = {
+    "string": pa.string(), "boolean": pa.bool_(), "int": pa.int32(), "bigint": pa.int64()
+}  # fmt: skip
+_FIELDS: Final = {
+    "kind": "string", "time_ms": "bigint", "topic": "string", "group": "string",
+    "message_id": "string", "request_id": "string", "tags": "string", "keys": "string",
+    "message_kind": "string", "success": "boolean", "outcome": "string", "cost_ms": "int",
+    "retry_times": "int", "body_length": "int", "state": "string", "region": "string",
+    "store_host": "string", "client_host": "string", "offset_message_id": "string",
+}  # fmt: skip
+"""`time_ms` is the client's clock; what a kind of event does not say is null."""
+SCHEMA: Final = (
+    "array<struct<" + ", ".join(f"`{name}`: {kind}" for name, kind in _FIELDS.items()) + ">>"
+)
+"""What `decoded` gives for each trace message."""
+_EVENT: Final = pa.struct([(name, _NAMES[kind]) for name, kind in _FIELDS.items()])
 
-    from sluicemq.spark.pipelines.trace_tables import Pair, TraceTables
+_WORDS: Final = {Published: "Pub", Taken: "SubBefore", Finished: "SubAfter",
+                 Ended: "EndTransaction", Recalled: "Recall"}  # fmt: skip
+_COMMON: Final = tuple(name for name in _FIELDS if name not in ("kind", "message_kind", "outcome"))
+Event = Published | Taken | Finished | Ended | Recalled
+
+
+def decoded(bodies: pa.Array) -> pa.Array:
+    """An Arrow function for Spark: bodies of trace messages -> lists of their events."""
+    columns: dict[str, list[Any]] = {name: [] for name in _FIELDS}
+    ends = [0]
+    for body in bodies.to_pylist():
+        _add_all(columns, body or b"")
+        ends.append(len(columns["kind"]))
+    arrays = [pa.array(columns[field.name], field.type) for field in _EVENT]
+    events = pa.StructArray.from_arrays(arrays, fields=list(_EVENT))
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), events)
+
+
+def _add_all(columns: dict[str, list[Any]], body: bytes) -> None:
+    records, unread = decode(body)
+    for record in records:
+        for event in each_message(record):
+            values = _values(event)
+            for name, column in columns.items():
+                column.append(values.get(name))
+    for _ in range(unread):
+        for name, column in columns.items():
+            column.append(UNREAD if name == "kind" else None)
+
+
+def each_message(record: Event) -> Iterator[Event]:
+    """The record; of a Java batch one for each of its messages."""
+    if not isinstance(record, Published) or "," not in (record.message_id or ""):
+        yield record
+        return
+    places = (record.offset_message_id or "").split(",")
+    for index, message_id in enumerate((record.message_id or "").split(",")):
+        place = places[index] if index < len(places) else None
+        yield replace(record, message_id=message_id, offset_message_id=place)
+
+
+def _values(event: Event) -> dict[str, Any]:
+    values = {name: getattr(event, name, None) for name in _COMMON}
+    values["kind"] = _WORDS[type(event)]
+    if isinstance(event, Published | Ended):
+        values["message_kind"] = event.kind.name.lower()
+    if isinstance(event, Finished):
+        values["outcome"] = event.outcome.name.lower().replace("_", " ")
+    return values
+
+
+_ACCURACY: Final = 10_000
+"""Of percentiles: the rank is right to one part in so many, with memory that does not grow."""
+
+_SENDS: Final = """
+select message_id, max(topic) as topic,
+       max(if(kind = 'Pub', `group`, null)) as producer, max(tags) as tags, max(keys) as keys,
+       max(if(kind = 'Pub', message_kind, null)) as message_kind,
+       min(if(kind = 'Pub', time, null)) as sent,
+       max(if(state = 'COMMIT_MESSAGE', time, null)) as committed,
+       coalesce(bool_or(if(kind = 'Pub', success, null)), false) as stored,
+       coalesce(bool_or(kind = 'Recall' and success), false) as recalled,
+       count_if(kind = 'Pub' and not success) as failed_tries
+from {events}
+where kind in ('Pub', 'EndTransaction', 'Recall') and message_id is not null
+group by message_id having sent is not null
+"""
+_DELIVERIES: Final = """
+select d.*, s.topic, s.tags, s.message_kind,
+       if(s.message_kind = 'half', s.committed, s.sent) as sent
+from (
+  select request_id, message_id, max(`group`) as `group`,
+         min(if(kind = 'SubBefore', time, null)) as taken,
+         max(if(kind = 'SubAfter', time, null)) as finished,
+         count_if(kind = 'SubAfter') > 0 as is_finished,
+         max(retry_times) as retry_times, max(cost_ms) as cost_ms,
+         bool_or(success) as success, max(outcome) as outcome
+  from {events}
+  where kind in ('SubBefore', 'SubAfter') and request_id is not null and message_id is not null
+  group by request_id, message_id
+) d left join {sends} s using (message_id)
+"""
+_JOURNEYS: Final = """
+select message_id, `group`, max(topic) as topic, max(tags) as tags,
+       max(message_kind) as message_kind, max(sent) as sent, min(taken) as received,
+       count(*) as deliveries, min(retry_times) as first_round,
+       coalesce(bool_or(success), false) as consumed
+from {deliveries} group by message_id, `group`
+"""
+_LATENCY: Final = """
+select topic, `group`, hour, count(*) as messages,
+       {percentiles}, max(latency_ms) as max_ms, count_if(latency_ms < 0) as before_sent
+from (
+  select topic, `group`, date_trunc('hour', sent) as hour,
+         unix_millis(received) - unix_millis(sent) as latency_ms
+  from {journeys}
+  where sent is not null and received is not null and first_round = 0
+    and message_kind <> 'delayed'
+) group by topic, `group`, hour order by topic, `group`, hour
+"""
+_FAILURES: Final = """
+select topic, `group`, cause, count(*) as failures, approx_count_distinct(message_id) as messages,
+       max(time) as last, max_by(message_id, time) as example
+from (
+  select topic, `group`, message_id, coalesce(finished, taken) as time,
+         if(is_finished, coalesce(outcome, 'failed'), 'no result') as cause
+  from {deliveries}
+  where if(is_finished, not success, unix_millis(taken) <= {until_ms})
+  union all
+  select topic, producer, message_id, sent, if(stored, 'send repeated', 'send failed')
+  from {sends} where failed_tries > 0
+) group by topic, `group`, cause order by failures desc, topic, `group`, cause
+"""
+_CONSUMING: Final = """
+select topic, `group`, count(*) as deliveries, {percentiles}, max(cost_ms) as max_ms,
+       count_if(cost_ms >= {slow_ms}) as slow
+from {deliveries} where is_finished and cost_ms is not null
+group by topic, `group` order by p95_ms desc, topic, `group`
+"""
+_WANTED: Final = """
+select s.message_id, s.topic, p.`group`, s.tags, s.keys, s.sent, p.expression
+from {sends} s join {pairs} p on s.topic = p.topic
+where s.stored and not s.recalled and s.message_kind <> 'delayed'
+  and if(s.message_kind = 'half', s.committed, s.sent) <= timestamp_millis({until_ms})
+  and (size(p.tags) = 0 or array_contains(p.tags, s.tags))
+"""
+_MISSING: Final = """
+select w.* from {wanted} w left anti join {journeys} j
+on w.message_id = j.message_id and w.`group` = j.`group`
+"""
+_UNCONSUMED: Final = """
+select w.topic, w.`group`, max(w.expression) as filter, count(*) as sent,
+       count(j.message_id) as delivered, count_if(j.consumed) as consumed,
+       count(*) - count(j.message_id) as never,
+       min(if(j.message_id is null, w.message_id, null)) as example
+from {wanted} w left join {journeys} j
+on w.message_id = j.message_id and w.`group` = j.`group`
+group by w.topic, w.`group` order by never desc, w.topic, w.`group`
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A group that reads a topic; `tags` what it wants, empty when it wants all or it is not known
+    from the tags; `expression` its filter as text."""
+
+    topic: str
+    group: str
+    tags: tuple[str, ...] = ()
+    expression: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TraceTables:
+    """DataFrames; nothing is computed before it is asked for. `missing` has a row for each message
+    and group that `unconsumed` counts under `never`."""
+
+    events: DataFrame
+    sends: DataFrame
+    deliveries: DataFrame
+    journeys: DataFrame
+    latency: DataFrame
+    failures: DataFrame
+    consuming: DataFrame
+    unconsumed: DataFrame
+    missing: DataFrame
+
+
+def sends_of(events: DataFrame) -> DataFrame:
+    """One row a message that was sent."""
+    return events.sparkSession.sql(_SENDS, events=events)
+
+
+def deliveries_of(events: DataFrame, sends: DataFrame) -> DataFrame:
+    """One row a delivery, with the topic and the time of its message's send."""
+    return events.sparkSession.sql(_DELIVERIES, events=events, sends=sends)
+
+
+def trace_tables(
+    events: DataFrame,
+    sends: DataFrame,
+    deliveries: DataFrame,
+    pairs: Sequence[Pair],
+    *,
+    until_ms: int,
+    slow_ms: int,
+) -> TraceTables:
+    """The tables. What was sent or taken after `until_ms` may still be on its way: it is no loss
+    yet. `pairs`: which groups are asked about; a handler is slow from `slow_ms` on."""
+    spark = events.sparkSession
+    journeys = spark.sql(_JOURNEYS, deliveries=deliveries)
+    wanted = spark.sql(_WANTED, sends=sends, pairs=_frame(spark, pairs), until_ms=until_ms)
+    return TraceTables(
+        events, sends, deliveries, journeys,
+        latency=_with_percentiles(spark, _LATENCY, "latency_ms", journeys=journeys),
+        failures=spark.sql(_FAILURES, deliveries=deliveries, sends=sends, until_ms=until_ms),
+        consuming=_with_percentiles(
+            spark, _CONSUMING, "cost_ms", deliveries=deliveries, slow_ms=slow_ms
+        ),
+        unconsumed=spark.sql(_UNCONSUMED, wanted=wanted, journeys=journeys),
+        missing=spark.sql(_MISSING, wanted=wanted, journeys=journeys),
+    )  # fmt: skip
+
+
+def traced_pairs(deliveries: DataFrame, count_max: int) -> list[tuple[str, str]]:
+    """(topic, group) of what was delivered, at most so many."""
+    found = deliveries.where("topic is not null and `group` is not null")
+    rows = found.select("topic", "group").distinct().orderBy("topic", "group").limit(count_max)
+    return [(row[0], row[1]) for row in rows.collect()]
+
+
+def _with_percentiles(spark: SparkSession, query: str, column: str, **values: Any) -> DataFrame:
+    texts = ", ".join(
+        f"percentile_approx({column}, {share}, {_ACCURACY}) as {name}"
+        for name, share in (("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99))
+    )
+    return spark.sql(query.replace("{percentiles}", texts), **values)
+
+
+def _frame(spark: SparkSession, pairs: Sequence[Pair]) -> DataFrame:
+    rows = [(pair.topic, pair.group, list(pair.tags), pair.expression) for pair in pairs]
+    schema = "topic string, `group` string, tags array<string>, expression string"
+    return spark.createDataFrame(rows, schema)
+
+
+PANELS_MAX: Final = 6
+_COLORS: Final = (("p50_ms", "#4477aa"), ("p95_ms", "#ccbb44"), ("p99_ms", "#ee6677"))
+
+
+class Hour(NamedTuple):
+    """One point of a panel, milliseconds."""
+
+    hour: datetime
+    p50_ms: int
+    p95_ms: int
+    p99_ms: int
+    messages: int
+
+
+def draw_latency(path: str, panels: Sequence[tuple[str, Sequence[Hour]]]) -> None:
+    """Writes the PNG: a title and its hours for each panel. Raises ConfigurationError without
+    matplotlib."""
+    figures, dates = _matplotlib()
+    count = max(1, len(panels))
+    figure = figures.Figure(figsize=(9, 1.2 + 2.2 * count), layout="constrained")
+    axes = figure.subplots(count, 1, squeeze=False)[:, 0]
+    for axis, (title, hours) in zip(axes, panels, strict=False):
+        _draw_panel(axis, title, hours, dates)
+    if not panels:
+        axes[0].text(0.5, 0.5, "no deliveries were traced", ha="center", va="center")
+        axes[0].set_axis_off()
+    figure.suptitle("Delivery latency by hour (from the send to the first delivery)")
+    figure.savefig(path, dpi=110)
+
+
+def _draw_panel(axis: Any, title: str, hours: Sequence[Hour], dates: Any) -> None:
+    times = [point.hour for point in hours]
+    for name, color in _COLORS:
+        values = [max(getattr(point, name), 0.5) for point in hours]
+        axis.plot(times, values, color=color, marker="o", markersize=3, label=name[:3])
+    axis.set_yscale("log")
+    axis.set_ylabel("ms")
+    axis.grid(visible=True, alpha=0.3)
+    axis.set_title(f"{title}  ({sum(point.messages for point in hours):,} messages)", fontsize=10)
+    axis.legend(loc="upper right", fontsize=8, ncols=3)
+    locator = dates.AutoDateLocator(minticks=1, maxticks=10)
+    axis.xaxis.set_major_locator(locator)
+    axis.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
+
+
+def _matplotlib() -> tuple[Any, Any]:
+    try:
+        importlib.import_module("matplotlib").use("Agg")
+        return (
+            importlib.import_module("matplotlib.figure"),
+            importlib.import_module("matplotlib.dates"),
+        )
+    except ImportError:
+        raise ConfigurationError(
+            "a chart is asked for and matplotlib is not installed.",
+            cure=f"Set chart: false. {install_extra('spark')}",
+        ) from None
+
 
 PAIRS_MAX: Final = 1_000
 HOURS_SHOWN_MAX: Final = 24 * 31
@@ -73,13 +412,11 @@ def read_events(
     """
     from pyspark.sql import functions  # noqa: PLC0415 - not for a list of pipelines
 
-    from sluicemq.spark.pipelines import trace_rows  # noqa: PLC0415 - pyarrow
-
     options = {"topic": topic, "columns": "body,store_time"} | dict(connection)
     options |= {"startingTimestamp": begin} if begin else {}
     options |= {"endingTimestamp": end} if end else {}
     messages = spark.read.format("rocketmq").options(**options).load()
-    decode = functions.arrow_udf(trace_rows.decoded, trace_rows.SCHEMA)  # without pandas
+    decode = functions.arrow_udf(decoded, SCHEMA)  # without pandas
     events = messages.select(functions.explode(decode("body")).alias("event"), "store_time")
     return events.selectExpr(
         "timestamp_millis(event.time_ms) as time", "event.*", "store_time as told"
@@ -103,7 +440,6 @@ def trace(
     `groups`: only these are asked about unconsumed messages; without, all that traced a delivery.
     What was sent in the last `settle_s` before the newest event is not counted as unconsumed.
     """
-    from sluicemq.spark.pipelines import trace_tables  # noqa: PLC0415 - pyspark
 
     def kept(frame: "DataFrame", name: str) -> "DataFrame":
         path = f"{output.rstrip('/')}/{name}"
@@ -112,12 +448,12 @@ def trace(
 
     found = read_events(spark, connection, topic=topic, begin=begin, end=end)
     events = kept(found, "events")
-    sends = kept(trace_tables.sends_of(events), "sends")
-    deliveries = kept(trace_tables.deliveries_of(events, sends), "deliveries")
+    sends = kept(sends_of(events), "sends")
+    deliveries = kept(deliveries_of(events, sends), "deliveries")
     newest = events.selectExpr("max(unix_millis(time))").collect()[0][0]
-    told = trace_tables.traced_pairs(deliveries, PAIRS_MAX)
+    told = traced_pairs(deliveries, PAIRS_MAX)
     wanted = [(topic, group) for topic, group in told if not groups or group in groups]
-    return trace_tables.trace_tables(
+    return trace_tables(
         events, sends, deliveries, _with_filters(connection, wanted),
         until_ms=(newest or 0) - int(settle_s * 1000), slow_ms=int(slow_s * 1000),
     )  # fmt: skip
@@ -125,7 +461,6 @@ def trace(
 
 def _with_filters(connection: Mapping[str, str], pairs: Sequence[tuple[str, str]]) -> "list[Pair]":
     """With the filters that the groups have now, as far as brokers know them."""
-    from sluicemq.spark.pipelines.trace_tables import Pair  # noqa: PLC0415 - pyspark
 
     with open_admin(parse_options(connection)) as admin:
         known = {

@@ -12,9 +12,8 @@ import signal
 import sys
 from typing import Any
 
-from sluicemq.spark.pipelines.archive import archive
+from sluicemq.spark.pipelines.archive import Runs, archive
 from sluicemq.spark.pipelines.replay import replay
-from sluicemq.spark.pipelines.runs import Runs
 from sluicemq.spark.pipelines.steps import Ledger
 from sluicemq.spark.session import spark_session
 

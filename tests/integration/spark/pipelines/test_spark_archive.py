@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError, StoreDamagedError
-from sluicemq.spark.pipelines.archive import ARCHIVE, COLUMNS, archive, read_archive
-from sluicemq.spark.pipelines.calling import task_of
-from sluicemq.spark.pipelines.folders import Folder
+from sluicemq.spark.pipelines.archive import ARCHIVE, COLUMNS, Run, Runs, archive, read_archive
+from sluicemq.spark.pipelines.ready import task_of
 from sluicemq.spark.pipelines.replay import replay
-from sluicemq.spark.pipelines.runs import Run, Runs
+from sluicemq.spark.pipelines.steps import Folder
 
 pytestmark = pytest.mark.timeout(300)
 

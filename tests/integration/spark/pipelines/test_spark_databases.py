@@ -9,11 +9,11 @@ import sqlalchemy as sa
 
 from sluicemq.client.sync.admin import Admin
 from sluicemq.spark.pipelines.dedup import write_table
+from sluicemq.spark.pipelines.document import Pipeline
 from sluicemq.spark.pipelines.file import parse_pipeline
-from sluicemq.spark.pipelines.once import Written
-from sluicemq.spark.pipelines.pipeline import Pipeline
 from sluicemq.spark.pipelines.plan import plan
 from sluicemq.spark.pipelines.run import run
+from sluicemq.spark.sinks.databases import Written
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import ConfigurationError
+from sluicemq.spark.pipelines.document import Pipeline
 from sluicemq.spark.pipelines.file import check_pipeline, load_pipeline, parse_pipeline
-from sluicemq.spark.pipelines.pipeline import Pipeline
 
 RIGHT = """\
 name: late

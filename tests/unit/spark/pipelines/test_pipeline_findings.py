@@ -20,8 +20,10 @@ from sluicemq.client.engines import blocking_engine
 from sluicemq.errors import ConfigurationError
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.subscription import SQL92, Subscription
-from sluicemq.spark.pipelines.audit import AUDIT, Audit
-from sluicemq.spark.pipelines.audit_history import (
+from sluicemq.spark.pipelines.audit import (
+    AUDIT,
+    Audit,
+    GroupSubscriptions,
     History,
     Seen,
     collisions,
@@ -31,13 +33,9 @@ from sluicemq.spark.pipelines.audit_history import (
 )
 from sluicemq.spark.pipelines.dedup import DEDUP, source_options
 from sluicemq.spark.pipelines.file import check_pipeline
-from sluicemq.spark.pipelines.once import insert_new
-from sluicemq.spark.pipelines.printing import table_lines
-from sluicemq.spark.pipelines.ready import ready
-from sluicemq.spark.pipelines.subscribed import GroupSubscriptions
-from sluicemq.spark.pipelines.trace import TRACE
-from sluicemq.spark.pipelines.trace_rows import decoded
-from sluicemq.spark.pipelines.upsert import Target, make_table
+from sluicemq.spark.pipelines.ready import ready, table_lines
+from sluicemq.spark.pipelines.trace import TRACE, decoded
+from sluicemq.spark.sinks.databases import Target, insert_new, make_table
 
 TESTS = Path(__file__).parents[3]
 TAG_A, TAG_B = subscribe("orders", "A"), subscribe("orders", "B||C")

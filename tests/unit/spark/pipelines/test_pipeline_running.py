@@ -10,16 +10,16 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from sluicemq.spark.pipelines import program
+from sluicemq.spark.pipelines import __main__ as program
 from sluicemq.spark.pipelines import run as running
+from sluicemq.spark.pipelines.document import Pipeline
 from sluicemq.spark.pipelines.file import parse_pipeline
-from sluicemq.spark.pipelines.pipeline import Pipeline
 from sluicemq.spark.pipelines.ready import Ready, Report, Task
-from sluicemq.spark.pipelines.stop import Stop
+from sluicemq.spark.pipelines.run import Stop
 
 WAITING = """
 import time
-from sluicemq.spark.pipelines.stop import Stop, stop_on_signals
+from sluicemq.spark.pipelines.run import Stop, stop_on_signals
 
 stop = Stop(lambda text: print(text, flush=True))
 with stop_on_signals(stop):

@@ -9,7 +9,7 @@ import pytest
 from simulation.stepped import ManualClock
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.spark.pipelines import steps
-from sluicemq.spark.pipelines.dead_rows import Judge
+from sluicemq.spark.pipelines.deadletters import Judge
 from sluicemq.spark.pipelines.steps import WINDOWS_MAX, Pace, Window, step_rows, steps_of
 
 

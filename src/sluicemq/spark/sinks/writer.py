@@ -55,12 +55,10 @@ from sluicemq.errors import (
     RouteNotFoundError,
     SluiceError,
 )
-from sluicemq.spark.cluster import open_admin
-from sluicemq.spark.errors import plain_errors
+from sluicemq.spark.errors import keep_imports, plain_errors, ride_out
 from sluicemq.spark.options import EXACTLY_ONCE, Options
-from sluicemq.spark.outage import ride_out
 from sluicemq.spark.schema import BASE, EXTRA
-from sluicemq.spark.worker import keep_imports
+from sluicemq.spark.sources.offset_reader import open_admin
 from sluicemq.wire.bodies import StagedRange, check_query
 from sluicemq.wire.frames import Command
 
@@ -179,8 +177,8 @@ class _Sink:
 
     def write(self, iterator: Iterator[Any]) -> Sent:
         """Sends the rows of one task; every batch is acknowledged when it returns."""
-        from sluicemq.spark import sink_send  # noqa: PLC0415 - executors only
-        from sluicemq.spark.sink_bad_rows import RowSorter  # noqa: PLC0415
+        from sluicemq.spark.sinks import senders as sink_send  # noqa: PLC0415 - executors only
+        from sluicemq.spark.sinks.senders import RowSorter  # noqa: PLC0415
 
         options, size = self.options, self.options["batchMessages"]
         keep_imports()

@@ -18,17 +18,39 @@ there needs the columns and a primary key or unique constraint of just the key's
 | boolean, date, binary | Boolean, Date, LargeBinary |
 | timestamp; timestamp_ntz | DateTime with time zone (UTC where the database has none); without |
 | array, map, struct | JSON |
+
+Rows into a relational table exactly once: each has a key, and a key that is there is left alone.
+
+A partition of rows is one transaction: `INSERT … ON CONFLICT (key) DO NOTHING`, the key being a
+column of the row. So whatever Spark runs again (a task, a micro-batch, the whole job after its
+driver was killed) finds its keys and changes nothing, and a task that dies has written nothing. Two
+attempts of one task at the same time: the database lets the second wait for the first.
+
+Unlike the table sink (`upsert`), a row that is there is never changed: what an application did to
+it since stays.
+
+The Spark sink `sluice_table`: each task puts its rows into a table, by `upsert`.
+
+A data source of its own, as it takes Arrow batches without pandas (`mapInArrow` asks for it) and
+Spark counts what it writes. Used through `TableWriter`, which registers it: the option `target`
+holds an `upsert.Target` as JSON. A task that Spark runs again writes its rows again, by key.
 """
 
 import datetime
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+
 from sluicemq.errors import ConfigurationError, install_extra
+from sluicemq.spark.errors import plain_errors
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+    from pyspark.sql import DataFrame, SparkSession
 
 Row = dict[str, Any]
 NATIVE: Final = ("sqlite", "postgresql")
@@ -295,3 +317,173 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, datetime.date):
         return value.isoformat()
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Rows that were handed over, and those of them that were new."""
+
+    rows: int = 0
+    new: int = 0
+
+
+def prepare(target: Target, *, create: bool) -> None:
+    """Makes or checks the table, on the driver. Raises ConfigurationError."""
+    engine = open_engine(target.url)
+    try:
+        if engine.dialect.name not in NATIVE:
+            raise ConfigurationError(
+                f"{engine.dialect.name} has no INSERT … ON CONFLICT.",
+                cure=f"Use {' or '.join(NATIVE)}, or the table sink of a pipeline file.",
+            )
+        if not missing_table(engine, target):
+            check_table(engine, target)
+        elif create:
+            make_table(engine, target)
+        else:
+            raise ConfigurationError(
+                f"there is no table {target.table!r}.", cure="Make it, or set create: true."
+            )
+    finally:
+        engine.dispose()
+
+
+def write_once(frame: "DataFrame", target: Target) -> Written:
+    """Inserts the rows whose keys are not there yet; only counts come to the driver. Tasks that
+    share keys take them in the same order, so they wait for each other and do not deadlock."""
+    ordered = frame.sortWithinPartitions(*target.key)
+    counts = ordered.rdd.mapPartitions(partial(insert_partition, target)).collect()
+    return Written(sum(rows for rows, _ in counts), sum(new for _, new in counts))
+
+
+def insert_partition(target: Target, rows: Iterable[Any]) -> Iterator[tuple[int, int]]:
+    """One task: all its rows or none of them; (rows, new rows)."""
+    chunks = _row_chunks(rows, target)
+    first = next(chunks, None)
+    if first is None:
+        return
+    engine = open_engine(target.url)
+    try:
+        total, new = insert_new(engine, target, _chain(first, chunks))
+    finally:
+        engine.dispose()
+    yield total, new
+
+
+def insert_new(engine: Any, target: Target, chunks: Iterable[Sequence[Row]]) -> tuple[int, int]:
+    """Inserts chunks of rows in one transaction; (rows, new rows). Raises ConfigurationError for a
+    row without key."""
+    table = table_of(target, engine.dialect.name)
+    if engine.dialect.name == "sqlite":
+        from sqlalchemy.dialects import sqlite as native  # noqa: PLC0415
+    else:
+        from sqlalchemy.dialects import postgresql as native  # type: ignore[no-redef]  # noqa: PLC0415
+    statement = native.insert(table).on_conflict_do_nothing(index_elements=list(target.key))
+    told = statement.returning(table.c[target.key[0]])  # a driver's row count is no fact
+    total = new = 0
+    with engine.begin() as connection:
+        for chunk in chunks:
+            _expect_keys(chunk, target)
+            total += len(chunk)
+            new += len(connection.execute(told, list(chunk)).all())
+    return total, new
+
+
+def _expect_keys(rows: Sequence[Row], target: Target) -> None:
+    for name in target.key:
+        if any(row[name] is None for row in rows):
+            raise ConfigurationError(
+                f"a row has no value in the key column {name!r}.",
+                cure="Choose another key, or leave such messages out with filter.sql.",
+            )
+
+
+def _chain(first: list[Row], rest: Iterator[list[Row]]) -> Iterator[list[Row]]:
+    yield first
+    yield from rest
+
+
+def _row_chunks(rows: Iterable[Any], target: Target) -> Iterator[list[Row]]:
+    kinds = dict(target.columns)
+    chunk: list[Row] = []
+    for row in rows:
+        chunk.append({
+            name: _value(value, kinds[name])
+            for name, value in as_row(row.asDict(recursive=True), kinds).items()
+        })  # fmt: skip
+        if len(chunk) == target.chunk_rows:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def _value(value: Any, kind: str) -> Any:
+    """Spark's rows hold bytes as bytearrays, and moments in the worker's own time zone."""
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if isinstance(value, datetime.datetime) and kind == "timestamp":
+        return value.astimezone(datetime.UTC)
+    return value
+
+
+FORMAT: Final = "sluice_table"
+
+
+@dataclass(frozen=True)
+class Put(WriterCommitMessage):  # type: ignore[misc]
+    """Rows of one task."""
+
+    rows: int
+
+
+class TableSource(DataSource):  # type: ignore[misc]
+    """`df.write.format("sluice_table").option("target", target_text(…)).mode("append").save()`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def writer(self, schema: Any, overwrite: bool) -> "TableSink":
+        return TableSink(parse_target(self.options["target"]))
+
+
+class TableSink(DataSourceArrowWriter):  # type: ignore[misc]
+    """Writes in tasks; the driver has nothing to do."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def write(self, iterator: Iterator[Any]) -> Put:
+        kinds = dict(self.target.columns)
+        with plain_errors():
+            engine = open_engine(self.target.url)
+            try:
+                rows = (as_row(row, kinds) for batch in iterator for row in batch.to_pylist())
+                return Put(put_rows(engine, self.target, rows))
+            finally:
+                engine.dispose()
+
+    def commit(self, messages: list[Put | None]) -> None:
+        """Every task has committed its transactions."""
+
+    def abort(self, messages: list[Put | None]) -> None:
+        """What is written stays, and is replaced when it is written again."""
+
+
+def target_text(target: Target) -> str:
+    """The option `target`."""
+    return json.dumps(asdict(target))
+
+
+def parse_target(text: str) -> Target:
+    """The inverse."""
+    found = json.loads(text)
+    found["key"] = tuple(found["key"])
+    found["columns"] = tuple((name, kind) for name, kind in found["columns"])
+    return Target(**found)
+
+
+def register(spark: "SparkSession") -> None:
+    """Makes the format known to a session and those cloned from it."""
+    spark.dataSource.register(TableSource)

@@ -1,4 +1,11 @@
-"""Ranges of queue offsets: split into partitions, shared out over triggers, kept in checkpoints.
+"""Which topics are read: one by name, a list, or all whose name matches a pattern.
+
+A pattern is matched against the whole name. It finds what users made: retry and dead-letter topics
+only when it says so by its first character (`%DLQ%.*`), system topics never. A stream asks again at
+each trigger, so a topic that is made while it runs is read, from its first message; topics of a
+list that the checkpoint does not know yet likewise.
+
+Ranges of queue offsets: split into partitions, shared out over triggers, kept in checkpoints.
 
 Pure. What a stream's checkpoint holds, as JSON (Spark stores it, version 1):
 
@@ -16,17 +23,105 @@ stream of several topics writes version 2: `queues` by topic, and `topic` is the
 new ones. Spark does not store where a stream started; after a crash in its first micro-batch it
 would ask again, and `latest` is another place then. And for queues of a topic that was made anew.
 Checkpoints of older versions have no `seen`.
+
+What travels from driver to executor: how to read (`ReadPlan`) and what (`RangePartition`).
+
+Both are pickled by Spark. Light to import: a planning process needs neither NumPy nor the decoder.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from sluicemq.client.core.names import Credentials
+from sluicemq.client.sync.admin import Admin
+from sluicemq.client.sync.bulk import READ_GROUP
 from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError
-from sluicemq.model.topic import MessageQueue
-from sluicemq.spark.values import Moment, OffsetChoice
+from sluicemq.filter.subscriptions import subscribe
+from sluicemq.model.subscription import Subscription
+from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, MessageQueue
+from sluicemq.net.tls import Tls
+from sluicemq.spark.options import Moment, OffsetChoice, Options
+from sluicemq.spark.schema import (
+    SET_FOR_ALL,
+    BodyFormat,
+    Column,
+    body_format,
+    columns_of,
+    declared_columns,
+)
+
+_WAYS: Final = ("topic", "topics", "topicsPattern")
+_SYSTEM: Final = frozenset({
+    "TBW102", "SCHEDULE_TOPIC_XXXX", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "BenchmarkTest",
+    "CHECKPOINT_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC",
+})  # fmt: skip
+_SYSTEM_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_")
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """Names, or (with `pattern`) the names that match. `label` is how messages call them."""
+
+    names: tuple[str, ...] = ()
+    pattern: str | None = None
+
+    @property
+    def label(self) -> str:
+        return ",".join(self.names) if self.pattern is None else f"pattern {self.pattern}"
+
+    def has(self, topic: str) -> bool:
+        """Whether a topic of this name is read."""
+        if self.pattern is None:
+            return topic in self.names
+        return re.fullmatch(self.pattern, topic) is not None
+
+    def found(self, admin: Admin) -> Sequence[str]:
+        """The topics there are now; names are taken as they stand. Raises ConfigurationError when
+        nothing matches the pattern."""
+        if self.pattern is None:
+            return self.names
+        info = admin.cluster_info()
+        return self.matching(admin.topics(), {*info.brokers, *info.clusters})
+
+    def matching(self, topics: Iterable[str], own: Set[str] = frozenset()) -> Sequence[str]:
+        """Those of `topics` that the pattern finds; `own` are names that a cluster made. Raises
+        ConfigurationError when there is none."""
+        names = [one for one in topics if one not in _SYSTEM | own and self._may_match(one)]
+        matching = [name for name in names if self.has(name)]
+        if not matching:
+            raise ConfigurationError(
+                f"no topic matches the pattern {self.pattern!r}.",
+                cure=f"There are: {', '.join(names[:20]) or 'none'}.",
+            )
+        return matching
+
+    def _may_match(self, name: str) -> bool:
+        if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+            return (self.pattern or "").startswith("%")
+        return not name.startswith(_SYSTEM_PREFIXES) and not name.endswith("_REPLY_TOPIC")
+
+
+def topics_of(options: Options) -> Topics:
+    """What the options name. Raises ConfigurationError unless exactly one of the three is given."""
+    given = [name for name in _WAYS if options[name] is not None]
+    if not given:
+        options.required("topic")
+    if len(given) > 1:
+        raise ConfigurationError(
+            f"the options {' and '.join(given)} are given together.", cure="Give one of them."
+        )
+    if options["topicsPattern"] is not None:
+        return Topics(pattern=options["topicsPattern"])
+    names = options["topics"] if options["topics"] is not None else (options["topic"],)
+    return Topics(names=tuple(names))
+
 
 CHECKPOINT_VERSION: Final = 1
 CHECKPOINT_VERSION_TOPICS: Final = 2
@@ -265,3 +360,75 @@ def _check_names(
 def place(queue: MessageQueue) -> str:
     """`broker-a:3`, as messages name a queue."""
     return f"{queue.broker}:{queue.queue_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """How to read, the same for every range. `tags` are compared again by the reader; the topic
+    of `subscription` is replaced by each range's own."""
+
+    columns: tuple[Column, ...]
+    subscription: Subscription | None
+    tags: frozenset[str] | None = None
+    group: str = READ_GROUP
+    body: BodyFormat | None = None
+    credentials: Credentials | None = None
+    tls: Tls | None = None
+    batch_bytes: int = 4 * 1024 * 1024
+    timeout_s: float = 30.0
+    fail_on_data_loss: bool = True
+    fail_on_bad_property: bool = False
+    hidden: frozenset[str] = SET_FOR_ALL
+
+
+class RangePartition(InputPartition):  # type: ignore[misc]
+    """Offsets start <= offset < end of one queue, and its broker's address. None: read nothing."""
+
+    def __init__(self, queue: MessageQueue | None, start: int, end: int, address: str) -> None:
+        super().__init__(queue)
+        self.queue = queue
+        self.start = start
+        self.end = end
+        self.address = address
+
+
+def read_plan(options: Options, schema: StructType) -> ReadPlan:
+    """How executors read; without a subscription yet. Raises ConfigurationError."""
+    return replace(
+        decoding_plan(options, schema),
+        group=options["group"] or READ_GROUP,
+        credentials=options.credentials,
+        tls=options.tls,
+        batch_bytes=options["batchBytes"],
+        timeout_s=options["timeoutMs"] / 1000,
+    )
+
+
+def decoding_plan(options: Options, schema: StructType) -> ReadPlan:
+    """The part of a plan that does not depend on where records come from; no subscription yet.
+    Raises ConfigurationError, FilterSyntaxError for tags."""
+    if options["filter.tags"] is not None:
+        subscribe(topics_of(options).label, options["filter.tags"])
+    return ReadPlan(
+        columns=columns_of(schema, declared_columns(options)),
+        body=body_format(options),
+        subscription=None,
+        fail_on_data_loss=options["failOnDataLoss"],
+        fail_on_bad_property=options["badProperties"] == "fail",
+        hidden=SET_FOR_ALL if options["properties"] == "own" else frozenset(),
+    )
+
+
+def partitions_of(
+    options: Options, ranges: list[QueueRange], addresses: Mapping[str, str]
+) -> list[InputPartition]:
+    """Spark's partitions of queue ranges: large ones split, at least one."""
+    pieces = split_ranges(ranges, options["maxRecordsPerPartition"], options["minPartitions"])
+    return [
+        RangePartition(one.queue, one.start, one.end, addresses[one.queue.broker]) for one in pieces
+    ] or nothing()
+
+
+def nothing() -> list[InputPartition]:
+    """One partition without rows: Spark would make one of its own out of none."""
+    return [RangePartition(None, 0, 0, "")]

@@ -1,0 +1,1 @@
+"""Writing: the sink `rocketmq`, and rows into tables of databases."""

@@ -1,0 +1,1 @@
+"""Reading: what the driver plans and what executors do, of brokers and of store directories."""
