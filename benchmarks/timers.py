@@ -15,10 +15,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src")]
 
-from sluicemq.broker.delayed import Delayed  # noqa: E402
-from sluicemq.broker.intake import Draft, Intake  # noqa: E402
+from sluicemq.broker.produce.intake import Draft, Intake  # noqa: E402
 from sluicemq.broker.settings import Settings  # noqa: E402
 from sluicemq.broker.turns import Turns  # noqa: E402
+from sluicemq.broker.waiting.delivery import Delayed  # noqa: E402
 from sluicemq.config import BrokerConfig, StoreConfig  # noqa: E402
 from sluicemq.files import SYSTEM_FILES  # noqa: E402
 from sluicemq.store.store import Store  # noqa: E402

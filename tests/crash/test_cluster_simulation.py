@@ -20,10 +20,10 @@ from simulation.cluster.ledger import Ledger
 from simulation.cluster.runs import LENGTH, error_of, explain, run_seed
 from simulation.silence import silence
 from sluicemq.broker.consume.locks import QueueLocks
-from sluicemq.broker.delaying import Delaying
-from sluicemq.broker.ending import Ending
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.state import BrokerCore
+from sluicemq.broker.transactions.requests import Ending
+from sluicemq.broker.waiting.rewrite import Delaying
 from sluicemq.client.aio import readers as reader
 from sluicemq.client.aio.ordered import Lane, OrderedFeed
 from sluicemq.client.aio.readers import SendBack

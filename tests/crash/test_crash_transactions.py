@@ -14,10 +14,10 @@ from collections import Counter
 import pytest
 
 from simulation.stepped import SMALL, SteppedBroker, SteppedClient, pull_fields, send_fields
-from sluicemq.broker.halves import HALF_TOPIC, LIMIT_TOPIC, OP_TOPIC
 from sluicemq.broker.progress import Progress
-from sluicemq.broker.transactions import Transactions
-from sluicemq.broker.undecided import Undecided, UndecidedTable
+from sluicemq.broker.topics import HALF_TOPIC, LIMIT_TOPIC, OP_TOPIC
+from sluicemq.broker.transactions.open import Undecided, UndecidedTable
+from sluicemq.broker.transactions.transactions import Transactions
 from sluicemq.config import BrokerConfig
 from sluicemq.record.codec import decode_records
 from sluicemq.store.consumequeue import UNIT

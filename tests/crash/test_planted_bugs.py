@@ -114,7 +114,7 @@ def answering_before_the_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
         original(turns, peer, answer, False, *rest)
 
     monkeypatch.setattr(Turns, "hold", hold)
-    monkeypatch.setattr("sluicemq.broker.send.Send.quick", lambda _send: {})
+    monkeypatch.setattr("sluicemq.broker.produce.send.Send.quick", lambda _send: {})
 
 
 def waking_readers_before_the_fsync(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from simulation.stepped import ManualClock, SteppedBroker, SteppedClient, pull_fields
-from sluicemq.broker.halves import GROUP, HALF_TOPIC, OP_PROPERTIES, OP_TOPIC, read_op
+from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC
+from sluicemq.broker.transactions.prepared import GROUP, OP_PROPERTIES, read_op
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.record.codec import decode_record, decode_records
 from sluicemq.testing.files import CrashableFiles

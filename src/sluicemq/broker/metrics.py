@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.acl.guard import Guard
+from sluicemq.broker.admin.retention import GroupWatch
 from sluicemq.broker.consume.clients import Consumers, Producers
 from sluicemq.broker.consume.filter_watch import FilterWatch
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.consume.pull import Pull
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.retention import GroupWatch
-from sluicemq.broker.retries import Retries
-from sluicemq.broker.send import Send
+from sluicemq.broker.produce.retries import Retries
+from sluicemq.broker.produce.send import Send
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
-from sluicemq.broker.transaction_checks import TransactionChecks
-from sluicemq.broker.transactions import Transactions
+from sluicemq.broker.transactions.checks import TransactionChecks
+from sluicemq.broker.transactions.transactions import Transactions
 from sluicemq.broker.turns import LATENCY_BOUNDS_S, Turns
 from sluicemq.clock import Clock
 from sluicemq.errors import install_extra

@@ -5,19 +5,44 @@ and every registerNameServerPeriod, and at once of those that change (217). Rock
 103 that holds nothing else; a name server with deleteTopicWithBrokerRegistration then forgets all
 others. One that is not there is tried again with growing pauses: said once in the log, and again
 when it is back (spec/namesrv.md §2, §3).
+
+Announcements: a change of topics or groups is on disk, then the name servers are told, then its
+answer leaves.
+
+All changes of a moment share one round. `registration.py` says whom to tell what; here are the
+calls. Before the broker has an address (`open`) there is nobody to tell.
+
+What this machine knows of its own addresses (model/addresses.py decides what to do with it).
 """
 
+import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
+import socket
 import zlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
+from sluicemq.broker.background import calm
+from sluicemq.broker.groups import Groups
+from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
-from sluicemq.errors import ConfigurationError
+from sluicemq.broker.turns import failed
+from sluicemq.clock import Clock
+from sluicemq.config import BrokerConfig
+from sluicemq.errors import (
+    ConfigurationError,
+    RequestError,
+    RequestTimeoutError,
+    SluiceError,
+    StoreError,
+)
+from sluicemq.model.addresses import AdvertisedAddress, choose_address, is_wildcard
+from sluicemq.model.ids import Host, encode_host, parse_host
 from sluicemq.model.topic import (
     PERM_READ,
     PERM_WRITE,
@@ -26,6 +51,9 @@ from sluicemq.model.topic import (
     TopicConfig,
     TopicRoute,
 )
+from sluicemq.net.channel import Channel, ChannelPool
+from sluicemq.net.network import Network
+from sluicemq.net.peer import Peer
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import encode_header
@@ -216,3 +244,221 @@ class Registration:
         """How long nothing is due."""
         times = [server.next_try_s for server in self.name_servers]
         return max(min(times, default=now_s + 3600.0) - now_s, 0.0)
+
+
+# Together less than the 5 s after which RocketMQ's tools give up a change of a topic.
+DIAL_WAIT_S: Final = 1.5
+REGISTER_WAIT_S: Final = 3.0
+TOPIC_WAIT_S: Final = 0.5
+FAREWELL_WAIT_S: Final = 1.0
+
+
+class Announcements:
+    """What waits to be announced, and the connections to the name servers."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        network: Network,
+        in_executor: Callable[[Callable[[], Any]], Awaitable[Any]],
+        save_offsets: Callable[[], Awaitable[None]],
+    ) -> None:
+        self.registration: Registration
+        self.told = asyncio.Event()
+        """Set when the first round is over."""
+        self._topics: Topics
+        self._groups: Groups
+        self._offsets: Offsets
+        self._clock = clock
+        self._in_executor = in_executor
+        self._save_offsets = save_offsets
+        self._waiting: list[tuple[Peer, bytes]] = []
+        self._news = asyncio.Event()
+        self._pool = ChannelPool(
+            timeout_s=DIAL_WAIT_S, on_close=self._lost, clock=clock, connect=network.dial
+        )
+
+    def open(
+        self,
+        settings: Settings,
+        topics: Topics,
+        groups: Groups,
+        offsets: Offsets,
+        registration: Registration,
+    ) -> None:
+        """From now on `run` may be awaited."""
+        self._topics, self._groups, self._offsets = topics, groups, offsets
+        self.registration = registration
+        topics.on_change = self._topic_changed
+        groups.on_change = lambda _name: self._news.set()
+        settings.on_change(self._settings_changed)
+
+    def hold(self, peer: Peer, answer: bytes) -> None:
+        """The answer leaves when every change so far is announced."""
+        self._waiting.append((peer, answer))
+        self._news.set()
+
+    def release(self) -> None:
+        """What is held leaves now."""
+        waiting, self._waiting = self._waiting, []
+        for peer, answer in waiting:
+            peer.write(answer)
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    async def run(self) -> None:
+        """Round after round, until it is cancelled."""
+        while True:
+            try:
+                await self._round()
+            except Exception:
+                log.exception("telling the name servers failed")
+                await asyncio.sleep(1.0)
+            self.told.set()
+            wait_s = self.registration.wait_s(self._clock.monotonic_s())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._news.wait()
+            self._news.clear()
+
+    async def farewell(self) -> None:
+        """Tell the name servers that know the broker that it goes."""
+
+        async def tell(server: NameServer) -> None:
+            with contextlib.suppress(SluiceError, OSError):
+                channel = await self._pool.get(server.address)
+                await channel.call(self.registration.farewell(), FAREWELL_WAIT_S)
+
+        known = [server for server in self.registration.name_servers if server.is_known]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_WAIT_S):
+                await asyncio.gather(*map(tell, known))
+
+    # ---------------------------------------------------------------------------- what happens
+
+    def _topic_changed(self, name: str) -> None:
+        self.registration.topic_changed(name)
+        self._news.set()
+
+    def _settings_changed(self) -> None:
+        """Permissions stand in routes."""
+        self.registration.all_due()
+        self._news.set()
+
+    def _lost(self, channel: Channel) -> None:
+        """A name server forgets us with the connection: tell it as soon as it is back."""
+        for server in self.registration.name_servers:
+            if server.address == channel.address:
+                server.takes_topics = True  # another one may come back
+                server.next_try_s = 0.0
+                self._news.set()
+
+    # --------------------------------------------------------------------------------- a round
+
+    async def _round(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        syncs = filter(None, [table.document.sync() for table in (self._topics, self._groups)])
+        if self._offsets.is_urgent:
+            self._offsets.is_urgent = False
+            await self._save_offsets()
+        for sync in syncs:
+            try:
+                await self._in_executor(sync)
+            except StoreError as error:
+                log.error("%s", error)
+                waiting = [(peer, a and failed(a, error, str(error))) for peer, a in waiting]
+        due = self.registration.due(self._clock.monotonic_s())
+        changed = [server for server in self.registration.changed if server not in due]
+        await asyncio.gather(*map(self._tell_all, due), *map(self._tell_changes, changed))
+        for peer, answer in waiting:
+            peer.write(answer)
+
+    async def _tell_all(self, server: NameServer) -> None:
+        try:
+            make_request = self.registration.begin(server)
+            channel = await self._pool.get(server.address)
+            with calm():
+                request = await self._in_executor(make_request)
+            answer = await channel.call(request, REGISTER_WAIT_S)
+            if answer.code != 0:
+                raise RequestError(answer.code, answer.remark or "", address=server.address)
+            self.registration.answered(server, answer, self._clock.monotonic_s())
+        except (SluiceError, OSError) as error:
+            self.registration.failed(server, error, self._clock.monotonic_s())
+
+    async def _tell_changes(self, server: NameServer) -> None:
+        """Of the topics that changed; of all when the name server does not take that: one of 4.9
+        does not even answer."""
+        if not server.takes_topics:
+            await self._tell_all(server)
+            return
+        try:
+            channel = await self._pool.get(server.address)
+            for request in self.registration.take_changes(server):
+                answer = await channel.call(request, TOPIC_WAIT_S)
+                if answer.code != 0:
+                    server.takes_topics = False
+                    await self._tell_all(server)
+                    return
+        except RequestTimeoutError:
+            server.takes_topics = False
+            await self._tell_all(server)
+        except (SluiceError, OSError) as error:
+            self.registration.failed(server, error, self._clock.monotonic_s())
+
+
+_SOMEWHERE = Host("192.0.2.1", 9)  # of a network for documentation: nothing is sent there
+
+
+def advertised_address(config: BrokerConfig) -> AdvertisedAddress:
+    """The address that name servers and clients are told, and why."""
+    towards = None
+    for address in config.name_server_addresses:
+        towards = towards or address_towards(parse_host(address))
+    return choose_address(config.broker_ip1, config.bind_address, interfaces(), towards)
+
+
+def address_towards(host: Host) -> str | None:
+    """The local address of the way to a host; nothing is sent."""
+    family = socket.AF_INET6 if ":" in host.address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host.address, host.port))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def interfaces() -> list[str]:
+    """Addresses of this machine, as far as the system tells without asking for more."""
+    found = dict.fromkeys(filter(None, [address_towards(_SOMEWHERE)]))
+    with contextlib.suppress(OSError):
+        for entry in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM):
+            found.setdefault(str(entry[4][0]))
+    return list(found)
+
+
+def listening_addresses(bind_address: str) -> list[str]:
+    """Where a broker that binds to this address can be reached."""
+    if not is_wildcard(bind_address):
+        return [bind_address]
+    return list(dict.fromkeys([*interfaces(), "127.0.0.1"]))
+
+
+def stored_host(address: str, port: int) -> Host:
+    """The host that stands in records and message ids: an address, also when brokerIP1 is a name.
+
+    Raises ConfigurationError when the name is not known.
+    """
+    try:
+        encode_host(Host(address, port))
+    except ValueError:
+        try:
+            address = socket.gethostbyname(address)
+        except OSError as error:
+            raise ConfigurationError(
+                f"brokerIP1 = {address} is not an address and its name is not known ({error}).",
+                cure="Write an IP address of this machine.",
+            ) from error
+    return Host(address, port)

@@ -17,7 +17,7 @@ from typing import Final
 
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.consume.pull import Pull
-from sluicemq.broker.send import Send
+from sluicemq.broker.produce.send import Send
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.broker.turns import LATENCY_BOUNDS_S, Turns

@@ -17,16 +17,20 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Final, TypeVar
 
-from sluicemq.broker import readonly
-from sluicemq.broker.addresses import advertised_address, listening_addresses, stored_host
-from sluicemq.broker.announcing import Announcements
+from sluicemq.broker.admin import readonly
+from sluicemq.broker.background import calm, calmly, in_executor
 from sluicemq.broker.consume.columns_helper import SealingProcess
 from sluicemq.broker.documents import Document
 from sluicemq.broker.metrics import serve
-from sluicemq.broker.registration import Registration
+from sluicemq.broker.registration import (
+    Announcements,
+    Registration,
+    advertised_address,
+    listening_addresses,
+    stored_host,
+)
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.state import BrokerCore
-from sluicemq.broker.switching import calm, calmly, in_executor
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import ConfigurationError, SluiceError
@@ -165,7 +169,9 @@ class Broker:
             INTERFACES_FIELD: ",".join(listening_addresses(config.bind_address)),
         }
         self.registration = Registration(self.settings, core.topics, self.address, fields)
-        self._announcements.open(core, self.registration)
+        self._announcements.open(
+            core.settings, core.topics, core.groups, core.offsets, self.registration
+        )
         await self._open_vip_port(server.dispatcher)
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
         self._life = loop.create_task(self._live())

@@ -8,12 +8,14 @@ for the end of a turn and `run_sync` for an fsync elsewhere.
 from collections.abc import Callable
 
 from sluicemq.acl.guard import Guard
-from sluicemq.broker import readonly
 from sluicemq.broker.access import Access
-from sluicemq.broker.access_admin import AccessAdmin, Elsewhere, in_place
-from sluicemq.broker.admin import Admin
-from sluicemq.broker.background import Background
-from sluicemq.broker.checkback import CheckBack
+from sluicemq.broker.admin import readonly
+from sluicemq.broker.admin.access import AccessAdmin
+from sluicemq.broker.admin.metadata import Metadata
+from sluicemq.broker.admin.queries import Queries
+from sluicemq.broker.admin.retention import Cleaning, GroupWatch
+from sluicemq.broker.admin.status import Admin
+from sluicemq.broker.background import Background, Elsewhere, in_place
 from sluicemq.broker.consume.clients import Consumers, Producers
 from sluicemq.broker.consume.contract import Contracts
 from sluicemq.broker.consume.filter_admin import ContractAdmin, FilterAdmin
@@ -24,31 +26,27 @@ from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.consume.offset_admin import OffsetAdmin
 from sluicemq.broker.consume.pull import Pull
-from sluicemq.broker.delayed import WAITING_TOPICS, Delayed
 from sluicemq.broker.documents import Document
-from sluicemq.broker.ending import Ending
-from sluicemq.broker.epochs import Epochs
+from sluicemq.broker.epochs.epochs import Epochs
 from sluicemq.broker.groups import Groups
-from sluicemq.broker.halves import HALF_TOPIC, OP_TOPIC
-from sluicemq.broker.intake import Intake
 from sluicemq.broker.lanes.table import Lanes
-from sluicemq.broker.metadata import Metadata
 from sluicemq.broker.metrics import BrokerCollector, Parts
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.pending import Pending
-from sluicemq.broker.queries import Queries
-from sluicemq.broker.relays import Questions, Relays
-from sluicemq.broker.replies import Replies
-from sluicemq.broker.retention import Cleaning, GroupWatch
-from sluicemq.broker.retries import Retries
+from sluicemq.broker.produce.intake import Intake
+from sluicemq.broker.produce.relays import Questions, Relays, Replies
+from sluicemq.broker.produce.retries import Retries
+from sluicemq.broker.produce.send import Send
+from sluicemq.broker.produce.sendback import SendBack
 from sluicemq.broker.runtime import Days, Rates, RuntimeInfo
-from sluicemq.broker.send import Send
-from sluicemq.broker.sendback import SendBack
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Topics
-from sluicemq.broker.transaction_checks import TransactionChecks
-from sluicemq.broker.transactions import Transactions
+from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC, Topics
+from sluicemq.broker.transactions.checkback import CheckBack
+from sluicemq.broker.transactions.checks import TransactionChecks
+from sluicemq.broker.transactions.requests import Ending
+from sluicemq.broker.transactions.transactions import Transactions
 from sluicemq.broker.turns import Announced, Durable, Parked, Postponed, RunSync, Turns
+from sluicemq.broker.waiting.delivery import WAITING_TOPICS, Delayed
+from sluicemq.broker.waiting.requests import Pending
 from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds

@@ -42,10 +42,14 @@ log = logging.getLogger(__name__)
 READ_WRITE: Final = PERM_READ | PERM_WRITE
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+LIMIT_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 # What a client may not send to: the broker's own book-keeping lies there (spec/remoting.md §16).
 NOT_FOR_SENDS: Final = frozenset({
-    "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-    "TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT",
+    SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, LIMIT_TOPIC, "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT",
 })  # fmt: skip
 _SYSTEM_NAMES: Final = NOT_FOR_SENDS | {DEFAULT_TOPIC, "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"}
 SYSTEM_PREFIX: Final = "rmq_sys_"
@@ -121,15 +125,15 @@ def system_topics(config: BrokerConfig) -> Iterator[TopicConfig]:
     yield topic(cluster, 16, inherited if config.cluster_topic_enable else PERM_INHERIT)
     yield topic(broker, 1, inherited if config.broker_topic_enable else PERM_INHERIT)
     yield topic("OFFSET_MOVED_EVENT")
-    yield topic("SCHEDULE_TOPIC_XXXX", 18)
+    yield topic(SCHEDULE_TOPIC, 18)
     if config.trace_topic_enable:
         yield topic(config.trace_topic_name)
     yield topic(f"{cluster}_REPLY_TOPIC")
     yield topic(f"rmq_sys_REVIVE_LOG_{cluster}", 8)
     yield topic(f"rmq_sys_SYNC_BROKER_MEMBER_{broker}", 1, PERM_INHERIT)
-    yield topic("RMQ_SYS_TRANS_HALF_TOPIC")
-    yield topic("RMQ_SYS_TRANS_OP_HALF_TOPIC")
-    yield topic("rmq_sys_wheel_timer")
+    yield topic(HALF_TOPIC)
+    yield topic(OP_TOPIC)
+    yield topic(TIMER_TOPIC)
 
 
 class Topics:

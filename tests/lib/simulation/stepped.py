@@ -14,7 +14,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from sluicemq.broker.readonly import overlay, prepare
+from sluicemq.broker.admin.readonly import overlay, prepare
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.state import BrokerCore
 from sluicemq.broker.turns import failed

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sluicemq.broker.addresses import (
+from sluicemq.broker.registration import (
     address_towards,
     advertised_address,
     listening_addresses,

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 
 from simulation.stepped import START_MS, SteppedBroker, SteppedClient, send_fields
-from sluicemq.broker.delaying import SCHEDULE_TOPIC, TIMER_TOPIC, Delaying, slot_of
-from sluicemq.broker.intake import Draft
+from sluicemq.broker.produce.intake import Draft
+from sluicemq.broker.topics import SCHEDULE_TOPIC, TIMER_TOPIC
+from sluicemq.broker.waiting.rewrite import Delaying, slot_of
 from sluicemq.model.recall import parse_recall_handle
 from sluicemq.model.topic import GroupConfig
 from sluicemq.record.codec import decode_records, encode_batch

@@ -63,7 +63,7 @@ def test_a_new_group_decides_itself_where_the_backlog_is_larger_than_memory(
     broker: SteppedBroker, client: SteppedClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send(client, 20)
-    monkeypatch.setattr("sluicemq.broker.queries.memory_bytes", lambda: 1000)
+    monkeypatch.setattr("sluicemq.broker.admin.queries.memory_bytes", lambda: 1000)
     assert client.call(COMMITTED, GROUP).code == 22
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from simulation.stepped import SteppedBroker, pull_fields, send_fields
-from sluicemq.broker.readonly import REFUSED, refusals
+from sluicemq.broker.admin.readonly import REFUSED, refusals
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import StoreError
 from sluicemq.model.topic import TopicConfig

@@ -12,7 +12,7 @@ from simulation.stepped import (
     SteppedClient,
     send_fields,
 )
-from sluicemq.broker.delaying import SCHEDULE_TOPIC
+from sluicemq.broker.topics import SCHEDULE_TOPIC
 from sluicemq.config import StoreConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.record.codec import decode_records

@@ -6,12 +6,12 @@ import dataclasses
 import pytest
 
 from simulation.stepped import SMALL, SteppedBroker, pull_fields, send_fields
-from sluicemq.broker.properties import as_text
 from sluicemq.errors import StoreFullError
 from sluicemq.model.ids import offset_message_id
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import GroupConfig, MessageQueue, TopicConfig
 from sluicemq.record.codec import decode_records
+from sluicemq.record.property_text import as_text
 from sluicemq.wire.frames import Command
 
 LADDER_S = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)

@@ -3,8 +3,8 @@
 import zlib
 from dataclasses import replace
 
-from sluicemq.broker import staged_seen
-from sluicemq.broker.staged_seen import StagedSeen
+from sluicemq.broker.epochs import seen as staged_seen
+from sluicemq.broker.epochs.seen import StagedSeen
 from sluicemq.store.writer import Part
 from sluicemq.wire.bodies.epochs import Owner, Stage, StagedRange
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from simulation.stepped import START_MS, ManualClock, SteppedBroker, SteppedClient, send_fields
-from sluicemq.broker.delaying import TIMER_TOPIC
+from sluicemq.broker.topics import TIMER_TOPIC
 from sluicemq.model.recall import RecallHandle
 from sluicemq.record.codec import decode_records
 from sluicemq.store.timer_log import NONE

@@ -13,8 +13,9 @@ from simulation.stepped import (
     pull_fields,
     send_fields,
 )
-from sluicemq.broker.halves import GROUP, HALF_TOPIC, LIMIT_TOPIC, OP_TOPIC
-from sluicemq.broker.transaction_checks import GivenUp
+from sluicemq.broker.topics import HALF_TOPIC, LIMIT_TOPIC, OP_TOPIC
+from sluicemq.broker.transactions.checks import GivenUp
+from sluicemq.broker.transactions.prepared import GROUP
 from sluicemq.config import BrokerConfig
 from sluicemq.model.message import StoredMessage
 from sluicemq.record.codec import decode_record, decode_records
@@ -654,7 +655,7 @@ def test_offsets_are_kept_only_as_far_as_the_disk_has_the_log(broker: SteppedBro
 def test_an_old_transaction_is_carried_forward(
     broker: SteppedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluicemq.broker.transaction_checks.WINDOW_HALVES", 20)
+    monkeypatch.setattr("sluicemq.broker.transactions.checks.WINDOW_HALVES", 20)
     broker.change(transaction_timeout_ms=10_000_000)
     client = producer(broker)
     old = begin(client, 1)

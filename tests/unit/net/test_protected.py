@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from sluicemq.broker.addresses import interfaces
+from sluicemq.broker.registration import interfaces
 from sluicemq.config import BrokerConfig, NameServerConfig, load_broker_config
 from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Dispatcher

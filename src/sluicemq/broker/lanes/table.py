@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import orjson
 
-from sluicemq.broker.access_admin import Elsewhere, in_place
+from sluicemq.broker.background import Elsewhere, in_place
 from sluicemq.broker.documents import Document
 from sluicemq.broker.lanes import file as lane_file
 from sluicemq.broker.lanes.filters import rule_filter

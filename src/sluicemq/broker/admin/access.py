@@ -1,0 +1,269 @@
+"""Access rules by request: 50 to 54 of mqadmin, and 900121 (ours), how they stand.
+
+A change is written to the file that holds the account (a new one to the main file) and is in force
+before its answer leaves. It is checked as a whole first: what would not load is not written.
+Reading and writing happen elsewhere, one change after the other.
+
+Secrets go in and never come out: 54 shows `******`.
+"""
+
+import collections
+from collections.abc import Callable
+from typing import Any, Final
+
+from sluicemq.acl import loading as edit
+from sluicemq.acl.guard import Guard
+from sluicemq.acl.loading import Source, Texts, decoded
+from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF, Account
+from sluicemq.broker.background import Elsewhere
+from sluicemq.broker.settings import Settings
+from sluicemq.clock import Clock
+from sluicemq.errors import RequestError
+from sluicemq.files import Files, overwrite_text
+from sluicemq.model.topic import DataVersion
+from sluicemq.net.dispatch import Handler, finish_answer
+from sluicemq.net.peer import Peer
+from sluicemq.wire import fastjson
+from sluicemq.wire.bodies.topics import data_version_object
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header, encode_header
+from sluicemq.wire.frames import Command, encode_answer
+from sluicemq.wire.headers import (
+    AccessVersionResponse,
+    DeleteAccountRequest,
+    UpdateAccountRequest,
+    UpdateWhiteAddressesRequest,
+)
+
+Change = Callable[[str, str], str | None]
+"""Path and text of a file -> its new text, None to leave it."""
+MASK: Final = "******"
+UPDATE_FAILED, DELETE_FAILED, WHITE_FAILED = 209, 210, 211
+"""Numbers that RocketMQ has given to answers of POP as well."""
+
+
+class AccessAdmin:
+    """The request family about access rules."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        guard: Guard | None,
+        files: Files,
+        clock: Clock,
+        elsewhere: Elsewhere,
+    ) -> None:
+        self._settings = settings
+        self._guard = guard
+        self._files = files
+        self._clock = clock
+        self._elsewhere = elsewhere
+        self._waiting: collections.deque[Callable[[], None]] = collections.deque()
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.UPDATE_AND_CREATE_ACL_CONFIG: self.update_account,
+            RequestCode.DELETE_ACL_CONFIG: self.delete_account,
+            RequestCode.GET_BROKER_CLUSTER_ACL_INFO: self.versions,
+            RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: self.update_white_addresses,
+            RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG: self.listed,
+            RequestCode.SLUICE_ACCESS_STATUS: self.status,
+        }
+
+    # --- changes
+
+    def update_account(self, command: Command, peer: Peer) -> None:
+        """50."""
+        header = decode_header(UpdateAccountRequest, command.fields)
+        guard = self._in_force()
+        account = guard.rules.accounts.get(header.access_key)
+        place = guard.path if account is None else account.origin.rpartition(":")[0]
+
+        def change(path: str, text: str) -> str | None:
+            if path != place:
+                return None
+            return edit.with_account(text, header.access_key, _changes(header), self._now_ms())
+
+        self._change(command, peer, change, UPDATE_FAILED)
+
+    def delete_account(self, command: Command, peer: Peer) -> None:
+        """51: out of every file, lest another's entry comes to light."""
+        access_key = decode_header(DeleteAccountRequest, command.fields).access_key
+        if access_key not in self._in_force().rules.accounts:
+            raise RequestError(DELETE_FAILED, f"there is no account {access_key}.")
+
+        def change(path: str, text: str) -> str | None:
+            return edit.without_account(text, access_key, self._now_ms())
+
+        self._change(command, peer, change, DELETE_FAILED)
+
+    def update_white_addresses(self, command: Command, peer: Peer) -> None:
+        """53."""
+        header = decode_header(UpdateWhiteAddressesRequest, command.fields)
+        failed = WHITE_FAILED
+        guard = self._in_force()
+        place, known = header.file or guard.path, guard.paths
+        if place not in known:
+            raise RequestError(failed, f"{place} is none of the files: {', '.join(known)}.")
+        addresses = [one.strip() for one in header.addresses.split(",") if one.strip()]
+
+        def change(path: str, text: str) -> str | None:
+            if path != place:
+                return None
+            return edit.with_white_addresses(text, addresses, self._now_ms())
+
+        self._change(command, peer, change, failed)
+
+    def _change(self, command: Command, peer: Peer, change: Change, failed: int) -> None:
+        guard = self._in_force()
+
+        def work() -> Any:
+            write_changed(self._files, guard.source, change)
+            return guard.look()
+
+        def done(found: Any) -> None:
+            if isinstance(found, Exception):
+                _answer(peer, command, failed, str(found))
+            else:
+                guard.settle(found)
+                _answer(peer, command)
+
+        self._in_order(work, done)
+
+    def _in_order(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        """One after the other: each begins with what the one before has written."""
+
+        def ended(found: Any) -> None:
+            self._waiting.popleft()
+            done(found)
+            if self._waiting:
+                self._waiting[0]()
+
+        self._waiting.append(lambda: self._elsewhere(work, ended))
+        if len(self._waiting) == 1:
+            self._waiting[0]()
+
+    # --- questions
+
+    def versions(self, command: Command, peer: Peer) -> None:
+        """52: editions of the files."""
+        guard = self._in_force()
+        texts = guard.texts.items if guard.texts is not None else ()
+
+        def work() -> dict[str, DataVersion]:
+            return {path: _version(decoded(path, data), guard.since_ms) for path, data in texts}
+
+        def done(found: Any) -> None:
+            if isinstance(found, Exception):
+                _answer(peer, command, ResponseCode.SYSTEM_ERROR, str(found))
+                return
+            objects = {path: data_version_object(one) for path, one in found.items()}
+            config = self._settings.broker
+            header = AccessVersionResponse(
+                version=_json(objects.get(guard.path)),
+                all_versions=_json(objects),
+                broker=config.broker_name,
+                address=str(peer.local),
+                cluster=config.cluster_name,
+            )
+            answer = Command(ResponseCode.SUCCESS, encode_header(header))
+            peer.write(b"" if command.is_oneway else finish_answer(answer, command))
+
+        self._in_order(work, done)
+
+    def listed(self, command: Command, peer: Peer) -> Command:
+        """54: accounts and addresses, without secrets."""
+        rules = self._in_force().rules
+        body = {
+            "globalWhiteAddrs": [pattern.text for pattern in rules.white],
+            "plainAccessConfigs": [_shown(account) for account in rules.accounts.values()],
+        }
+        return Command(ResponseCode.SUCCESS, body=fastjson.dumps_strict(body))
+
+    def status(self, command: Command, peer: Peer) -> Command:
+        """900121: ours."""
+        guard = self._guard
+        body = {"enabled": False} if guard is None else {"enabled": True, **guard.status()}
+        return Command(ResponseCode.SUCCESS, body=fastjson.dumps_strict(body))
+
+    def _in_force(self) -> Guard:
+        if self._guard is None:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, "this broker has no access control: aclEnable is false."
+            )
+        return self._guard
+
+    def _now_ms(self) -> int:
+        return self._clock.now_ms()
+
+
+def write_changed(files: Files, source: Source, change: Change) -> None:
+    """Blocking. Changes the files of the rules when what comes out loads.
+
+    Raises ConfigurationError with file, line and cure, OSError.
+    """
+    texts = source.texts()
+    changed = {}
+    for name, data in texts.items:
+        text = change(name, decoded(name, data))
+        if text is not None:
+            changed[name] = text
+    new = (
+        (name, changed[name].encode() if name in changed else data) for name, data in texts.items
+    )
+    source.read(Texts(tuple(new)))
+    for name, text in changed.items():
+        overwrite_text(files, name, text)
+
+
+def _changes(header: UpdateAccountRequest) -> dict[str, Any]:
+    """What the request says of the account; what it leaves out stays as it was."""
+    lists = {"topicPerms": header.topic_permissions, "groupPerms": header.group_permissions}
+    values: dict[str, Any] = {
+        "secretKey": header.secret_key,
+        "whiteRemoteAddress": header.white_address,
+        "admin": header.admin,
+        "defaultTopicPerm": header.topic_default or None,
+        "defaultGroupPerm": header.group_default or None,
+        **{name: text.split(",") for name, text in lists.items() if text},
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _shown(account: Account) -> dict[str, Any]:
+    """As RocketMQ lists an account."""
+    topics: list[str] = []
+    groups: list[str] = []
+    for name, permission in account.permissions.items():
+        is_group = name.startswith(GROUP_PREFIX)
+        entry = f"{name.removeprefix(GROUP_PREFIX)}={WORD_OF[permission]}"
+        (groups if is_group else topics).append(entry)
+    return {
+        "accessKey": account.access_key,
+        "secretKey": MASK,
+        "whiteRemoteAddress": "" if account.white is None else account.white.text,
+        "admin": account.is_admin,
+        "defaultTopicPerm": WORD_OF[account.topic_default],
+        "defaultGroupPerm": WORD_OF[account.group_default],
+        "topicPerms": topics,
+        "groupPerms": groups,
+    }
+
+
+def _version(text: str, since_ms: int) -> DataVersion:
+    counter, time_ms = edit.version_of(text)
+    return DataVersion(counter, time_ms or since_ms)
+
+
+def _json(value: Any) -> str:
+    return fastjson.dumps_strict(value).decode()
+
+
+def _answer(
+    peer: Peer,
+    command: Command,
+    code: int = ResponseCode.SUCCESS,
+    remark: str | None = None,
+) -> None:
+    if not command.is_oneway:
+        peer.write(encode_answer(command, code, remark=remark))

@@ -1,0 +1,374 @@
+"""Attributes of topics and groups: which there are, and how a tool changes them (17, 18, 200, 225).
+
+What is not known is refused with RocketMQ's words, and so is what a broker cannot keep: an
+attribute that is taken is a promise. Those of a table that another broker wrote stay as they are.
+
+Topics, groups and the broker's tables, as the tools change and read them: 17 18 21 43 200 201
+207 215 225 305 351 352.
+
+Changes are answered when they are on disk and the name servers know them (`Announced`): who creates
+a topic and sends to it finds it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, NamedTuple
+
+from sluicemq.broker.groups import Groups
+from sluicemq.broker.groups import name_fault as group_fault
+from sluicemq.broker.offsets import Offsets
+from sluicemq.broker.settings import Settings
+from sluicemq.broker.topics import Topics
+from sluicemq.broker.topics import name_fault as topic_fault
+from sluicemq.broker.turns import Announced
+from sluicemq.errors import RequestError
+from sluicemq.model.topic import (
+    CLEANUP_POLICY,
+    COMPACTION,
+    CONTRACT,
+    CONTRACTS,
+    MESSAGE_TYPE,
+    QUEUE_TYPE,
+    TOPIC_LENGTH_MAX,
+    GroupConfig,
+    TopicConfig,
+)
+from sluicemq.net.dispatch import Handler
+from sluicemq.net.peer import Peer
+from sluicemq.store.store import Store
+from sluicemq.wire import bodies
+from sluicemq.wire.bodies.groups import group_from
+from sluicemq.wire.bodies.reading import as_object, load_object, take_list
+from sluicemq.wire.bodies.topics import topic_from
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header, encode_header
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import (
+    CreateTopicRequest,
+    DeleteGroupRequest,
+    GetAllGroupsRequest,
+    GetAllGroupsResponse,
+    GetAllTopicsRequest,
+    GetAllTopicsResponse,
+    GetGroupConfigRequest,
+    GetTopicConfigRequest,
+    TopicRequest,
+)
+
+_INT64_MAX: Final = 2**63 - 1
+_UNSUPPORTED: Final = {
+    (MESSAGE_TYPE, "MIXED"): "MIXED message type is not supported.",
+    (CLEANUP_POLICY, COMPACTION): (
+        f"Compaction topics ({CLEANUP_POLICY}={COMPACTION}) are not supported: SluiceMQ does not "
+        f"write the folder compaction. Leave the attribute out, or write {CLEANUP_POLICY}=DELETE; "
+        "to keep the latest message of a key, keep it in a table."
+    ),
+    (QUEUE_TYPE, "BatchCQ"): (
+        f"Queues of batches ({QUEUE_TYPE}=BatchCQ) are not supported: leave the attribute out, or "
+        f"write {QUEUE_TYPE}=SimpleCQ."
+    ),
+}
+"""RocketMQ's values that cannot be had here."""
+
+
+class Attribute(NamedTuple):
+    """`fault_of` says what is wrong with a value, "" if nothing is."""
+
+    fault_of: Callable[[str], str]
+    is_changeable: bool = True
+
+
+def _one_of(*values: str) -> Callable[[str], str]:
+    text = f"value is not in set: [{', '.join(values)}]"
+    return lambda value: "" if value in values else text
+
+
+def _from_minus_one(value: str) -> str:
+    try:
+        number = int(value)
+    except ValueError:
+        return f'For input string: "{value}"'
+    return "" if -1 <= number <= _INT64_MAX else f"value is not in range(-1, {_INT64_MAX})"
+
+
+OF_TOPICS: Final = {
+    MESSAGE_TYPE: Attribute(
+        _one_of("UNSPECIFIED", "TRANSACTION", "FIFO", "MIXED", "DELAY", "NORMAL")
+    ),
+    QUEUE_TYPE: Attribute(_one_of("SimpleCQ", "BatchCQ"), is_changeable=False),
+    CLEANUP_POLICY: Attribute(_one_of("DELETE", COMPACTION), is_changeable=False),
+    "reserve.time": Attribute(_from_minus_one),
+}
+OF_GROUPS: Final = {CONTRACT: Attribute(_one_of(*CONTRACTS))}
+
+
+def parsed_changes(text: str) -> Iterable[tuple[str, str | None]]:
+    """`+key=value,-key` -> ("+key", "value"), ("-key", None). Raises RequestError."""
+    for change in filter(None, (part.strip() for part in text.split(","))):
+        key, separator, value = change.partition("=")
+        if separator and not key.startswith("+"):
+            raise _refusal(f"add/alter attribute format is wrong: {key}: write +key=value.")
+        if not separator and not key.startswith("-"):
+            raise _refusal(f"delete attribute format is wrong: {key}: write -key, or +key=value.")
+        yield key, value if separator else None
+
+
+def changed_attributes(
+    old: Mapping[str, str] | None,
+    changes: Iterable[tuple[str, str | None]],
+    known: Mapping[str, Attribute],
+) -> dict[str, str]:
+    """Attributes after the changes of a tool, +key and value or -key; `old` None: of what is new.
+
+    Raises RequestError with RocketMQ's words and, where it differs, code.
+    """
+    attributes = dict(old or {})
+    seen: set[str] = set()
+    for change, value in changes:
+        sign, key = change[:1], change[1:]
+        if not key or "+" in key or "-" in key:
+            raise _refusal(f"kv string format wrong: {change!r} is neither +key=value nor -key.")
+        if key in seen:
+            raise _refusal(f"key duplication: {change}")
+        seen.add(key)
+        if sign not in "+-":
+            raise _refusal(f"wrong format key: {change}: write +key=value or -key.")
+        if sign == "-" and old is None:
+            raise _refusal(f"only add attribute is supported while creating topic. key: {key}")
+        if sign == "-" and key not in attributes:
+            raise _refusal(f"attempt to delete a nonexistent key: {key}")
+        attribute = known.get(key)
+        if attribute is None:
+            names = ", ".join(sorted(known))
+            raise _refusal(f"unsupported key: {key}. The attributes are {names}.")
+        if old is not None and not attribute.is_changeable:
+            raise _refusal(f"attempt to update an unchangeable attribute. key: {key}")
+        if sign == "-":
+            del attributes[key]
+        else:
+            attributes[key] = _checked(attribute, key, value or "")
+    return attributes
+
+
+def _checked(attribute: Attribute, key: str, value: str) -> str:
+    fault = attribute.fault_of(value)
+    if fault:
+        raise _refusal(f"{fault} ({key}={value})")
+    if (key, value) in _UNSUPPORTED:
+        raise RequestError(ResponseCode.INVALID_PARAMETER, _UNSUPPORTED[key, value])
+    return value
+
+
+def _refusal(remark: str) -> RequestError:
+    return RequestError(ResponseCode.SYSTEM_ERROR, remark)
+
+
+QUEUES_MAX = 65_536
+
+
+class Metadata:
+    """The request family about topics and groups."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Topics,
+        groups: Groups,
+        offsets: Offsets,
+        store: Store,
+        end_turn: Callable[[], None],
+    ) -> None:
+        self._end_turn = end_turn
+        self._settings = settings
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._store = store
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.UPDATE_AND_CREATE_TOPIC: self.create_topic,
+            RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: self.create_topics,
+            RequestCode.DELETE_TOPIC_IN_BROKER: self.delete_topic,
+            RequestCode.GET_ALL_TOPIC_CONFIG: self.all_topics,
+            RequestCode.GET_TOPIC_CONFIG: self.topic,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system_topics,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.create_group,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.create_groups,
+            RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete_group,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.group,
+            RequestCode.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
+        }
+
+    # -------------------------------------------------------------------------------- topics
+
+    def create_topic(self, command: Command, peer: Peer) -> Announced:
+        """17: creates or changes. The remark is what the real broker answers."""
+        header = decode_header(CreateTopicRequest, command.fields)
+        old = self._topics.get(header.topic)
+        made = changed_attributes(
+            None if old is None else old.config.attributes,
+            parsed_changes(header.attributes or ""),
+            OF_TOPICS,
+        )
+        config = TopicConfig(
+            header.topic, header.read_queues, header.write_queues, header.perm,
+            header.filter_type or "SINGLE_TAG", header.sys_flag or 0, header.order,
+            made,
+        )  # fmt: skip
+        self._check_topic(config)
+        self._topics.put(config)
+        return Announced(Command(ResponseCode.SUCCESS, remark="not set any response code"))
+
+    def create_topics(self, command: Command, peer: Peer) -> Announced:
+        """18: all or none."""
+        values = load_object(command.body, "topic list")
+        configs = [
+            topic_from(as_object(item, "A topic")) for item in take_list(values, "topicConfigList")
+        ]
+        checked = []
+        for config in configs:
+            self._check_topic(config)
+            old = self._topics.get(config.name)
+            made = changed_attributes(
+                None if old is None else old.config.attributes, config.attributes.items(), OF_TOPICS
+            )
+            checked.append(dataclasses.replace(config, attributes=made))
+        self._topics.put(*checked)
+        return Announced(Command(ResponseCode.SUCCESS))
+
+    def _check_topic(self, config: TopicConfig) -> None:
+        """Raises RequestError for what a topic cannot be."""
+        fault = topic_fault(config.name, TOPIC_LENGTH_MAX)
+        if fault is not None:
+            raise RequestError(ResponseCode.INVALID_PARAMETER, fault)
+        if self._settings.broker.validate_system_topic and self._topics.is_system(config.name):
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"The topic[{config.name}] is conflict with system topic.",
+            )
+        for count in (config.read_queues, config.write_queues):
+            if not 0 <= count <= QUEUES_MAX:
+                raise RequestError(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"A topic cannot have {count} queues: the limit is {QUEUES_MAX}.",
+                )
+
+    def delete_topic(self, command: Command, peer: Peer) -> Announced:
+        """215: its queues and offsets go too; the records stay in the log until it is cleaned."""
+        name = decode_header(TopicRequest, command.fields).topic
+        if not name.strip():
+            raise RequestError(ResponseCode.INVALID_PARAMETER, "The specified topic is blank.")
+        if self._settings.broker.validate_system_topic and self._topics.is_system(name):
+            raise RequestError(
+                ResponseCode.INVALID_PARAMETER,
+                f"The topic[{name}] is conflict with system topic.",
+            )
+        is_known = name in self._topics or any(name == topic for topic, _ in self._store.queues())
+        if not is_known:  # a name that no topic can have is no path either
+            fault = topic_fault(name, TOPIC_LENGTH_MAX)
+            if fault is not None:
+                raise RequestError(ResponseCode.INVALID_PARAMETER, fault)
+            self._offsets.forget_topic(name)
+            return Announced(Command(ResponseCode.SUCCESS))
+        self._topics.remove(name)
+        # The store commits before it deletes: answers that wait for a commit have to be settled by
+        # their own one, which may fail.
+        self._end_turn()
+        self._store.delete_topic(name)
+        self._offsets.forget_topic(name)
+        return Announced(Command(ResponseCode.SUCCESS))
+
+    def all_topics(self, command: Command, peer: Peer) -> Command:
+        """21: everything at once; tools that page are told so by the total (spec/admin.md §1)."""
+        header = decode_header(GetAllTopicsRequest, command.fields)
+        fields = None
+        if header.topic_sequence is not None:
+            fields = encode_header(GetAllTopicsResponse(topic_count=len(self._topics)))
+        return Command(
+            ResponseCode.SUCCESS, fields, bodies.encode_topic_table(self._topics.snapshot())
+        )
+
+    def topic(self, command: Command, peer: Peer) -> Command:
+        """351."""
+        name = decode_header(GetTopicConfigRequest, command.fields).topic
+        topic = self._topics.get(name)
+        if topic is None:
+            return Command(
+                ResponseCode.TOPIC_NOT_EXIST, remark=f"No topic in this broker. topic: {name}"
+            )
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_topic_config(topic.config))
+
+    def system_topics(self, command: Command, peer: Peer) -> Command:
+        """305."""
+        names = sorted(name for name in self._topics.table if self._topics.is_system(name))
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_topic_list(names))
+
+    # -------------------------------------------------------------------------------- groups
+
+    def create_group(self, command: Command, peer: Peer) -> Announced:
+        """200: creates or changes."""
+        self._put_groups([bodies.decode_group_config(command.body)])
+        return Announced(Command(ResponseCode.SUCCESS))
+
+    def create_groups(self, command: Command, peer: Peer) -> Announced:
+        """225: all or none."""
+        values = load_object(command.body, "group list")
+        items = take_list(values, "groupConfigList")
+        self._put_groups([group_from(as_object(item, "A group")) for item in items])
+        return Announced(Command(ResponseCode.SUCCESS))
+
+    def _put_groups(self, configs: list[GroupConfig]) -> None:
+        for config in configs:
+            fault = group_fault(config.name)
+            if fault is not None:
+                raise RequestError(ResponseCode.INVALID_PARAMETER, fault)
+            if not 0 <= config.retry_queues <= QUEUES_MAX:
+                raise RequestError(
+                    ResponseCode.INVALID_PARAMETER,
+                    f"A group cannot have {config.retry_queues} retry queues: the limit is "
+                    f"{QUEUES_MAX}.",
+                )
+        checked = []
+        for config in configs:
+            old = self._groups.table.get(config.name)
+            made = changed_attributes(
+                None if old is None else old.attributes, config.attributes.items(), OF_GROUPS
+            )
+            checked.append(dataclasses.replace(config, attributes=made))
+        self._groups.put(*checked)
+
+    def delete_group(self, command: Command, peer: Peer) -> Announced:
+        """207. Its offsets stay unless the tool says otherwise."""
+        header = decode_header(DeleteGroupRequest, command.fields)
+        self._groups.remove(header.group)
+        if header.clean_offset:
+            self._offsets.forget_group(header.group)
+        return Announced(Command(ResponseCode.SUCCESS))
+
+    def all_groups(self, command: Command, peer: Peer) -> Command:
+        """201, as 21."""
+        header = decode_header(GetAllGroupsRequest, command.fields)
+        fields = None
+        if header.group_sequence is not None:
+            fields = encode_header(GetAllGroupsResponse(group_count=len(self._groups)))
+        return Command(
+            ResponseCode.SUCCESS, fields, bodies.encode_group_table(self._groups.snapshot())
+        )
+
+    def group(self, command: Command, peer: Peer) -> Command:
+        """352: makes the group where groups are made on their own."""
+        name = decode_header(GetGroupConfigRequest, command.fields).group
+        config = self._groups.find(name)
+        if config is None:
+            return Command(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                remark=f"No group in this broker. group: {name}",
+            )
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_group_config(config))
+
+    def all_offsets(self, command: Command, peer: Peer) -> Command:
+        """43."""
+        body = bodies.encode_consumer_offsets(self._offsets.snapshot())
+        return Command(ResponseCode.SUCCESS, body=body)

@@ -1,0 +1,1 @@
+"""Exactly-once sinks: epochs, and the messages staged for them."""

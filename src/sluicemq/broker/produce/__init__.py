@@ -1,0 +1,1 @@
+"""How messages enter the store: sends, batches, messages sent back, replies."""

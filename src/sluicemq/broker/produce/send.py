@@ -1,0 +1,426 @@
+"""Sends: 310 (letters), 10 (long names), 320 (batch).
+
+`Send.send_quick` is the hot path: it takes the letters from the header as it came, looks the topic
+up, appends and formats the answer in one go. Everything that is not the plain case (unknown topic,
+retry topic, batch, a property that needs care, a bad field) goes through `_send_any`, which does
+the same work by the book. tests/unit/broker/test_send.py holds the two equal.
+
+What a message cannot be (a half or a delayed one in a batch) is refused, so that it is never stored
+as an ordinary message.
+"""
+
+import struct
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import orjson
+
+from sluicemq.broker.produce.batch import BatchIntake, OnStaged, Origin, refuse_in_batch
+from sluicemq.broker.produce.intake import ILLEGAL, Draft, Intake, RefusalError
+from sluicemq.broker.produce.retries import Retries
+from sluicemq.broker.settings import Settings
+from sluicemq.broker.topics import HALF_TOPIC, Topic, Topics, name_fault
+from sluicemq.broker.turns import Durable, Turns
+from sluicemq.clock import Clock
+from sluicemq.errors import MessageIllegalError, StoreError, StoreFullError
+from sluicemq.model.ids import Host, UniqueIds, encode_host
+from sluicemq.model.message import PREPARED, TRAN_MSG, TRANSACTION_MASK
+from sluicemq.model.topic import PERM_WRITE, RETRY_PREFIX
+from sluicemq.net.dispatch import Handler, Quick
+from sluicemq.net.peer import Peer
+from sluicemq.record import property_text as text
+from sluicemq.store.store import Store
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header
+from sluicemq.wire.frames import FLAG_ONEWAY, SERVER_LANGUAGE, VERSION, Command
+from sluicemq.wire.headers import BRIEF_FIELD, SendMessageRequest, SendMessageRequestV2
+
+_pack_prefix: Final = struct.Struct(">II").pack
+_MONTH_MS: Final = 31 * 24 * 3600 * 1000
+FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+_REQUEST: Final = (0, FLAG_ONEWAY)
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
+Work = Callable[[SendMessageRequest, Command, Peer], Durable]
+
+
+class Send:
+    """The request family of producers."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Topics,
+        retries: Retries,
+        store: Store,
+        intake: Intake,
+        turns: Turns,
+        clock: Clock,
+        store_host: Host,
+        unique_ids: UniqueIds,
+    ) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._by_name = topics.table
+        self._retries = retries
+        self._append = store.append
+        self._intake = intake
+        self._hold = turns.hold
+        self._clock = clock
+        self._unique_ids = unique_ids
+        self._next_queue = 0
+        self.failures = 0
+        self.sizes = [0] * 64
+        """Messages by the number of bits of (body size - 1)."""
+        self._batches = BatchIntake(settings, store, intake, self.sizes)
+        self.fifo: dict[str, int] = {}
+        """Messages with a sharding key, by topic."""
+        settings.on_change(self._prepare)
+        self.move(store_host)
+
+    @property
+    def on_staged(self) -> OnStaged:
+        """Told of each batch for the staging topic: see `BatchIntake`."""
+        return self._batches.on_staged
+
+    @on_staged.setter
+    def on_staged(self, told: OnStaged) -> None:
+        self._batches.on_staged = told
+
+    def move(self, store_host: Host) -> None:
+        """The host that stands in records and message ids is this one."""
+        self.store_host = encode_host(store_host)
+        self._id_prefix = self.store_host.hex().upper()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """What settings give to every message and answer."""
+        config = self._settings.broker
+        self._region = config.region
+        self._properties_max = config.properties_length_max
+        trace = self._trace = "true" if config.trace_on else "false"
+        self._added = {
+            "MSG_REGION": config.region,
+            "TRACE_ON": trace,
+            "CLUSTER": config.cluster_name,
+        }
+        self._suffix = text.as_text(self._added)
+        self._batches.suffix = self._suffix.encode()
+        escaped = orjson.dumps(config.region).decode().replace("%", "%%")
+        begin = '{"code":0,"extFields":{"queueId":"%d",'
+        end = (
+            f'"TRACE_ON":"{trace}","MSG_REGION":{escaped},"queueOffset":"%d"}},'
+            f'"flag":1,"language":"{SERVER_LANGUAGE}","opaque":%d,'
+            f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+        )
+        # Bytes, not text: formatting them takes 60 % of the time.
+        with_id = f'{begin}"transactionId":"%b","msgId":"{self._id_prefix}%016X",{end}'
+        self._answer_with_id = with_id.encode()
+        self._answer_any = f'{begin}%b"msgId":"%b",{end}'.encode()
+
+    def quick(self) -> dict[int, Quick]:
+        return {RequestCode.SEND_MESSAGE_V2: self.send_quick}
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.SEND_MESSAGE_V2: self._send_letters,
+            RequestCode.SEND_MESSAGE: self.send_long,
+            RequestCode.SEND_BATCH_MESSAGE: self.send_batch,
+        }
+
+    # ---------------------------------------------------------------------------- the hot path
+
+    def send_quick(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool:
+        """310. HOT: one plain message; False for all else, which goes to `_send_any`.
+
+        Nothing has changed when it is False, whatever the reason.
+        """
+        try:
+            fields = header["extFields"]
+            topic = self._by_name[fields["b"]]
+            properties = fields["i"]
+            queue_id = int(fields["e"])
+            if (
+                topic.is_special
+                or not 0 <= queue_id < topic.queues
+                or "DELAY" in properties
+                or "TRAN_MSG" in properties
+                or "TIMER_" in properties
+                or "MSG_REGION" in properties
+                or "TRACE_ON" in properties
+                or "CLUSTER" in properties
+                or "POP_CK" in properties
+                or "__SHARDINGKEY" in properties
+                or ("WAIT\x01true" not in properties and "WAIT\x01" in properties)
+                or fields.get("m") == "true"
+                or fields.get("j", "0") != "0"
+            ):
+                return False
+            if properties[-1:] != "\x02":
+                properties += "\x02"
+            stored = (properties + self._suffix).encode("utf-8", "replace")
+            start = stored.rfind(b"UNIQ_KEY\x01") + 9
+            unique_id = stored[start : stored.find(2, start)]
+            # Ids are letters and digits; anything else, or another name that ends so, is not plain.
+            if (
+                start < 9
+                or (start > 9 and stored[start - 10] != 2)
+                or not unique_id.isalnum()
+                or len(stored) > self._properties_max
+            ):
+                return False
+            tag = text.tag_code_in(properties) if "TAGS\x01" in properties else 0
+            sys_flag = fields["f"]
+            sys_flag = 0 if sys_flag == "0" else int(sys_flag)
+            flag = fields["h"]
+            opaque = header["opaque"]
+            kind = header["flag"]
+            if kind not in _REQUEST or sys_flag & TRANSACTION_MASK or opaque < 0:
+                return False
+            physical_offset, queue_offset = self._append(
+                topic.name, queue_id, body, stored, tag, 0 if flag == "0" else int(flag),
+                sys_flag, int(fields["g"]), peer.remote_bytes, self.store_host,
+            )  # fmt: skip
+        except (KeyError, TypeError, ValueError, AttributeError, StoreError, OSError):
+            return False
+        size = len(body)
+        topic.messages_in += 1
+        topic.bytes_in += size + len(stored) + topic.record_bytes
+        self.sizes[(size - 1).bit_length()] += 1
+        if kind == FLAG_ONEWAY:
+            self._hold(peer, b"")
+            return True
+        answer = self._answer_with_id % (
+            queue_id, unique_id, physical_offset, queue_offset, opaque
+        )  # fmt: skip
+        length = len(answer)
+        self._hold(peer, _pack_prefix(length + 4, length) + answer)
+        return True
+
+    # ------------------------------------------------------------------------------ by the book
+
+    def send_long(self, command: Command, peer: Peer) -> Durable | Command:
+        """10: the names of the Go client."""
+        return self._send_any(decode_header(SendMessageRequest, command.fields), command, peer)
+
+    def _send_letters(self, command: Command, peer: Peer) -> Durable | Command:
+        return self._send_any(decode_header(SendMessageRequestV2, command.fields), command, peer)
+
+    def send_batch(self, command: Command, peer: Peer) -> Durable | Command:
+        """320: always letters, whatever the flag `m` says."""
+        header = decode_header(SendMessageRequestV2, command.fields)
+        return self._answered(self._batch, header, command, peer)
+
+    def _send_any(
+        self, header: SendMessageRequest, command: Command, peer: Peer
+    ) -> Durable | Command:
+        work = self._batch if header.batch else self._single
+        return self._answered(work, header, command, peer)
+
+    def _answered(
+        self, work: Work, header: SendMessageRequest, command: Command, peer: Peer
+    ) -> Durable | Command:
+        try:
+            return work(header, command, peer)
+        except RefusalError as refusal:
+            self.failures += 1
+            return self._refused(refusal.code, refusal.remark)
+        except (StoreError, OSError) as error:
+            return self._store_refuses(error)
+
+    def _single(self, header: SendMessageRequest, command: Command, peer: Peer) -> Durable:
+        topics_before = len(self._topics)
+        topic = self._topic(header, peer)
+        queue_id = self._queue_id(topic, header.queue_id, peer)
+        properties = text.as_dict(header.properties or "")
+        _check_kind(properties, header.sys_flag)
+        if header.topic.startswith(RETRY_PREFIX):
+            topic, queue_id = self._retry_topic(header, command, topic, queue_id, properties)
+        properties.pop("POP_CK", None)
+        for name, value in self._added.items():
+            properties.setdefault(name, value)
+        if "UNIQ_KEY" not in properties:
+            properties["UNIQ_KEY"] = self._unique_id()
+        draft = Draft(
+            topic.name, queue_id, command.body, properties, header.born_time_ms,
+            peer.remote_bytes, self.store_host, header.flag, header.sys_flag,
+            header.reconsume_times or 0,
+        )  # fmt: skip
+        stored = self._intake.accept(draft)
+        if header.topic.startswith(RETRY_PREFIX):
+            group = header.topic.removeprefix(RETRY_PREFIX)
+            self._retries.stored(group, topic, properties["UNIQ_KEY"], draft.reconsume_times)
+        # A half message enters its own topic when it is committed.
+        self._count(
+            self._by_name.get(HALF_TOPIC, topic) if draft.topic == HALF_TOPIC else topic,
+            len(command.body), stored.properties_bytes, "__SHARDINGKEY" in properties,
+        )  # fmt: skip
+        return self._success(
+            command, queue_id, stored.queue_offset, self._offset_id(stored.physical_offset),
+            properties["UNIQ_KEY"], _waits(properties), topic,
+            len(self._topics) == topics_before, draft.answer_fields,
+        )  # fmt: skip
+
+    def _batch(self, header: SendMessageRequest, command: Command, peer: Peer) -> Durable:
+        """Each message becomes a record of its own. The batch's own properties (WAIT, an id) are
+        not mixed into them: the 5.3.3 broker appends them, and every message of the batch then
+        shows the batch's id."""
+        if header.topic.startswith(RETRY_PREFIX):
+            raise RefusalError(
+                ResponseCode.MESSAGE_ILLEGAL, "batch request does not support retry group"
+            )
+        known = header.topic in self._topics
+        topic = self._topic(header, peer)
+        queue_id = self._queue_id(topic, header.queue_id, peer)
+        own = text.as_dict(header.properties or "")
+        refuse_in_batch(own)
+        _check_kind(own, header.sys_flag)
+        origin = Origin(header.sys_flag, header.born_time_ms, peer.remote_bytes, self.store_host)
+        ids, queue_offset = self._batches.append(
+            topic, queue_id, command.body, origin, self._id_prefix,
+            is_brief=BRIEF_FIELD in (command.fields or {}),
+        )  # fmt: skip
+        return self._success(
+            command, queue_id, queue_offset, ids, own.get("UNIQ_KEY", ""),
+            _waits(own), topic, known,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------- where to
+
+    def _topic(self, header: SendMessageRequest, peer: Peer) -> Topic:
+        """The topic of a send, created where that is allowed. Raises RefusalError."""
+        name = header.topic
+        topic = self._topics.get(name)
+        if topic is None:
+            fault = name_fault(name, self._settings.broker.topic_length_max)
+            if fault is not None:
+                raise RefusalError(ResponseCode.INVALID_PARAMETER, fault)
+        elif topic.is_forbidden:
+            raise RefusalError(
+                ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden."
+            )
+        if topic is None:
+            topic = self._topics.create_by_send(
+                name, header.default_topic, header.default_topic_queues
+            )
+        if topic is None:
+            raise RefusalError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic[{name}] not exist, apply first please!\n{FAQ}",
+            )
+        # The routes already keep producers away; only strict order has to be refused here
+        # (spec/remoting.md §16).
+        if topic.config.order and not self._settings.broker.broker_permission & PERM_WRITE:
+            raise RefusalError(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{self._settings.broker.broker_name}] sending message is forbidden",
+            )
+        return topic
+
+    def _queue_id(self, topic: Topic, queue_id: int, peer: Peer) -> int:
+        """A negative id leaves the choice to the broker. Raises RefusalError."""
+        if queue_id < 0 and topic.config.write_queues > 0:
+            self._next_queue += 1
+            return self._next_queue % topic.config.write_queues
+        if not 0 <= queue_id < topic.queues:
+            raise RefusalError(
+                ResponseCode.INVALID_PARAMETER,
+                f"request queueId[{queue_id}] is illegal, {topic} Producer: {peer.remote}",
+            )
+        return queue_id
+
+    def _retry_topic(
+        self,
+        header: SendMessageRequest,
+        command: Command,
+        topic: Topic,
+        queue_id: int,
+        properties: dict[str, str],
+    ) -> tuple[Topic, int]:
+        """Where a message for retry goes, which a consumer sends by itself when 36 fails: too many
+        attempts, or a group that consumes in order, lead to the dead letters, at once
+        (spec/remoting.md §17). Raises RefusalError."""
+        group = header.topic.removeprefix(RETRY_PREFIX)
+        config = self._retries.config(group)
+        times = header.reconsume_times or 0
+        times_max = self._retries.times_max(config, header.reconsume_times_max, command.version)
+        if times <= times_max and not self._retries.is_ordered(group):
+            return topic, queue_id
+        return self._retries.bury(group, properties), 0
+
+    # -------------------------------------------------------------------------------- answers
+
+    def _success(
+        self,
+        command: Command,
+        queue_id: int,
+        queue_offset: int,
+        message_id: str,
+        unique_id: str,
+        waits: bool,
+        topic: Topic,
+        known: bool,
+        added: Mapping[str, str] = _NOTHING,
+    ) -> Durable:
+        if command.is_oneway:
+            return Durable(b"", waits)
+        identity = b""
+        if unique_id:
+            identity = b'"transactionId":%b,' % orjson.dumps(_clean(unique_id))
+        if added:
+            identity += orjson.dumps(added)[1:-1] + b","
+        header = self._answer_any % (
+            queue_id, identity, message_id.encode(), queue_offset, command.opaque
+        )  # fmt: skip
+        answer = _pack_prefix(len(header) + 4, len(header)) + header
+        return Durable(answer, waits, announces=not known and topic.name in self._topics)
+
+    def _refused(self, code: int, remark: str) -> Command:
+        """Failed sends carry region and trace switch too (spec/traffic item 11)."""
+        fields = {"TRACE_ON": self._trace, "MSG_REGION": self._region}
+        return Command(code, fields, remark=remark)
+
+    def _store_refuses(self, error: Exception) -> Command:
+        self.failures += 1
+        if isinstance(error, MessageIllegalError):
+            limit = self._settings.store.message_bytes_max
+            return self._refused(ResponseCode.MESSAGE_ILLEGAL, f"{ILLEGAL.format(limit)} {error}")
+        if isinstance(error, StoreFullError):
+            return self._refused(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
+        return self._refused(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+    def _count(self, topic: Topic, body_bytes: int, stored_bytes: int, is_fifo: bool) -> None:
+        topic.messages_in += 1
+        topic.bytes_in += body_bytes + stored_bytes + topic.record_bytes
+        self.sizes[(body_bytes - 1).bit_length()] += 1
+        if is_fifo:
+            self.fifo[topic.name] = self.fifo.get(topic.name, 0) + 1
+
+    def _offset_id(self, physical_offset: int) -> str:
+        return f"{self._id_prefix}{physical_offset:016X}"
+
+    def _unique_id(self) -> str:
+        return self._unique_ids.next(self._clock.now_ms() % _MONTH_MS)
+
+
+def _waits(properties: dict[str, str]) -> bool:
+    """Does the producer want to wait for the fsync? As Java reads it: not unless it says true."""
+    return properties.get("WAIT", "true").lower() == "true"
+
+
+def _clean(value: str) -> str:
+    return value.encode("utf-8", "replace").decode()
+
+
+def _check_kind(properties: dict[str, str], sys_flag: int) -> None:
+    """Raises RefusalError when flags and properties disagree whether it is a half message: it would
+    be hidden for ever, or shown at once."""
+    kind = sys_flag & TRANSACTION_MASK
+    is_half = properties.get(TRAN_MSG, "").lower() == "true"
+    if kind not in (0, PREPARED) or (kind and not is_half):
+        raise RefusalError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the sysFlag {sys_flag:#x} says another kind of message than the property TRAN_MSG="
+            f"{properties.get(TRAN_MSG)}. The message was not stored.",
+        )

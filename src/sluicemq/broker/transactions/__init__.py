@@ -1,0 +1,1 @@
+"""Transactions: prepared messages, their ends, and the checks of those that stay open."""

@@ -1,0 +1,273 @@
+"""Messages that wait: taken back by handle (370), listed and cancelled by tools of ours, and what
+slaves ask for (45 60 61).
+
+A timed message is taken back by a mark: a message of its own that stands in the same slot of the
+wheel and says whom it means (spec/delivery.md §2); RocketMQ's clients do so by the handle that the
+send's answer gave them. A delayed one is taken back by remembering its offset.
+
+Lists come in pages, each a few ms of work: a cursor says where the next one begins. `L:2:17` is
+offset 17 of the queue of level 3, `T:…:52` the unit at 52 of a second.
+"""
+
+import base64
+import binascii
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from sluicemq.broker.produce.intake import Draft, Intake, RefusalError
+from sluicemq.broker.settings import Settings
+from sluicemq.broker.slices import Slice
+from sluicemq.broker.topics import Topics
+from sluicemq.broker.turns import Durable
+from sluicemq.broker.waiting.delivery import Delayed
+from sluicemq.broker.waiting.timers import FROM_END, TimedMessage
+from sluicemq.clock import Clock
+from sluicemq.errors import RequestError
+from sluicemq.model.ids import Host, encode_host
+from sluicemq.model.message import KEYS, REAL_TOPIC, TAGS, UNIQ_KEY
+from sluicemq.model.recall import RecallHandle, parse_recall_handle
+from sluicemq.model.topic import PERM_WRITE
+from sluicemq.net.dispatch import Handler
+from sluicemq.net.peer import Peer
+from sluicemq.record import property_text as text
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import decode_header, encode_header
+from sluicemq.wire.frames import Command, encode_answer
+from sluicemq.wire.headers import (
+    CancelDelayedRequest,
+    ListDelayedRequest,
+    ListDelayedResponse,
+    RecallMessageRequest,
+    SendMessageResponse,
+)
+
+PAGE_MAX: Final = 1000
+_PAGE_S: Final = 0.005
+_RECALL_TAG: Final = "_RECALL_TAG_"
+_OWN_VERSION: Final = "d1"
+
+
+class _Item(NamedTuple):
+    """A waiting message and the cursor of what comes after it."""
+
+    message: bodies.WaitingMessage | None
+    next_cursor: str
+
+
+class Pending:
+    """The request family of messages that wait."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Topics,
+        delayed: Delayed,
+        intake: Intake,
+        clock: Clock,
+        store_host: Host,
+    ) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._schedule = delayed.schedule
+        self._timers = delayed.timers
+        self._intake = intake
+        self._clock = clock
+        self._store_host = encode_host(store_host)
+
+    def handlers(self) -> dict[int, Handler]:
+        return {
+            RequestCode.RECALL_MESSAGE: self.recall,
+            RequestCode.SLUICE_LIST_DELAYED: self.listed,
+            RequestCode.SLUICE_CANCEL_DELAYED: self.cancel,
+            RequestCode.GET_ALL_DELAY_OFFSET: self.delay_offsets,
+            RequestCode.GET_TIMER_CHECK_POINT: self.timer_checkpoint,
+            RequestCode.GET_TIMER_METRICS: self.timer_metrics,
+        }
+
+    # --- taking back
+
+    def recall(self, command: Command, peer: Peer) -> Durable:
+        """370. Succeeds whether the message exists or not, as RocketMQ's."""
+        header = decode_header(RecallMessageRequest, command.fields)
+        config = self._settings.broker
+        if not config.recall_enable:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                "taking messages back is switched off: set recallMessageEnable = true on the "
+                "broker, or use `sluice delay cancel`.",
+            )
+        if not config.broker_permission & PERM_WRITE and not config.recall_when_read_only:
+            raise RequestError(
+                ResponseCode.SERVICE_NOT_AVAILABLE, "the broker takes no messages at the moment."
+            )
+        if header.topic not in self._topics:
+            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"the topic[{header.topic}] not exist")
+        handle = parse_recall_handle(header.recall_handle)
+        if handle is None:
+            raise _illegal("recall handle is invalid")
+        if handle.topic != header.topic:
+            raise _illegal(f"the handle is one of topic {handle.topic}, not of {header.topic}.")
+        return self._take_back(handle, command, peer)
+
+    def _take_back(self, handle: RecallHandle, command: Command, peer: Peer) -> Durable:
+        broker = self._settings.broker.broker_name
+        if handle.broker != broker:
+            raise _illegal(f"the handle is one of broker {handle.broker}; this is {broker}.")
+        left_ms = handle.time_ms - self._clock.now_ms()
+        if not 0 < left_ms < self._settings.store.timer_delay_max_s * 1000:
+            raise _illegal(
+                "it is too late: the message is delivered, or about to be."
+                if left_ms <= 0
+                else "the handle's time is later than any message may be due (timerMaxDelaySec)."
+            )
+        marks = {
+            TAGS: _RECALL_TAG,
+            "TIMER_DEL_UNIQKEY": f"{handle.topic}+{handle.unique_id}",
+            UNIQ_KEY: handle.unique_id,
+            "TIMER_DELIVER_MS": str(handle.time_ms),
+        }
+        draft = Draft(
+            handle.topic, 0, b"0", marks, self._clock.now_ms(), peer.remote_bytes,
+            self._store_host,
+        )  # fmt: skip
+        try:
+            self._intake.accept(draft)
+        except RefusalError as refusal:
+            raise RequestError(refusal.code, refusal.remark) from refusal
+        region = self._settings.broker.region
+        fields = encode_header(SendMessageResponse(message_id=handle.unique_id, region=region))
+        return Durable(encode_answer(command, ResponseCode.SUCCESS, fields))
+
+    def cancel(self, command: Command, peer: Peer) -> Command | Durable:
+        """900102: ours; a delayed or a timed message by the handle of the list."""
+        given = decode_header(CancelDelayedRequest, command.fields).handle
+        timed = parse_recall_handle(given)
+        if timed is not None:
+            return self._take_back(timed, command, peer)
+        place = _parse_place(given)
+        if place is None:
+            raise _illegal(f"{given!r} is no handle: take it from `sluice delay list`.")
+        queue_id, offset, unique_id = place
+        waiting = self._schedule.find(queue_id, offset)
+        if waiting is None or waiting.due_ms <= self._clock.now_ms():
+            raise _illegal("it is too late: the message is delivered, cancelled, or about to be.")
+        properties = waiting.record.properties if waiting.record is not None else b""
+        own = text.value_of(properties, UNIQ_KEY.encode()) or b""
+        if own.decode("utf-8", "replace") != unique_id:
+            raise _illegal("the handle is of another broker or store.")
+        self._schedule.cancel(queue_id, offset)
+        fields = encode_header(SendMessageResponse(message_id=unique_id))
+        return Command(ResponseCode.SUCCESS, fields)
+
+    # --- what waits
+
+    def listed(self, command: Command, peer: Peer) -> Command:
+        """900101: ours; a page of what waits, of a topic, with a key, or all."""
+        header = decode_header(ListDelayedRequest, command.fields)
+        count_max = min(max(header.count_max or PAGE_MAX, 1), PAGE_MAX)
+        work = Slice(self._clock, _PAGE_S, 10 * PAGE_MAX)
+        found: list[bodies.WaitingMessage] = []
+        cursor: str | None = None
+        for item in self._from(header.cursor or "L:0:0"):
+            work.done()
+            if item.message is not None and _is_meant(item.message, header):
+                found.append(item.message)
+            if work.is_over or len(found) == count_max:
+                cursor = item.next_cursor
+                break
+        fields = encode_header(ListDelayedResponse(cursor=cursor))
+        return Command(ResponseCode.SUCCESS, fields, bodies.encode_waiting(found))
+
+    def _from(self, cursor: str) -> Iterator[_Item]:
+        kind, first, second = _parse_cursor(cursor)
+        if kind == "L":  # those of levels come first
+            for queue_id in self._schedule.queue_ids:
+                if queue_id >= first:
+                    yield from self._of_level(queue_id, second if queue_id == first else 0)
+            first, second = 0, FROM_END
+        for timed in self._timers.pending(first, second):
+            message = None if timed.record is None else self._timed(timed)
+            yield _Item(message, f"T:{timed.slot_ms}:{timed.next_unit}")
+
+    def _of_level(self, queue_id: int, offset: int) -> Iterator[_Item]:
+        for waiting in self._schedule.pending(queue_id, offset):
+            message = None
+            if waiting.record is not None and waiting.due_ms > self._clock.now_ms():
+                own = text.as_dict(waiting.record.properties.decode("utf-8", "replace"))
+                handle = _place(queue_id, waiting.queue_offset, own.get(UNIQ_KEY, ""))
+                message = _listed(
+                    own, queue_id + 1, waiting.due_ms, waiting.record.store_time_ms,
+                    len(waiting.record.body), handle,
+                )  # fmt: skip
+            yield _Item(message, f"L:{queue_id}:{waiting.queue_offset + 1}")
+
+    def _timed(self, timed: TimedMessage) -> bodies.WaitingMessage | None:
+        record = timed.record
+        if record is None or timed.due_ms <= self._clock.now_ms():
+            return None
+        own = text.as_dict(record.properties.decode("utf-8", "replace"))
+        handle = RecallHandle(
+            own.get(REAL_TOPIC, ""), self._settings.broker.broker_name,
+            int(own.get("TIMER_OUT_MS", "0")) + 1, own.get(UNIQ_KEY, ""),
+        ).encode()  # fmt: skip
+        return _listed(own, 0, timed.due_ms, record.store_time_ms, len(record.body), handle)
+
+    # --- what slaves ask for
+
+    def delay_offsets(self, command: Command, peer: Peer) -> Command:
+        """45: the text of delayOffset.json."""
+        return Command(ResponseCode.SUCCESS, body=self._schedule.table().encode())
+
+    def timer_checkpoint(self, command: Command, peer: Peer) -> Command:
+        """60: the 56 bytes of timercheck."""
+        return Command(ResponseCode.SUCCESS, body=self._timers.files.checkpoint.encode())
+
+    def timer_metrics(self, command: Command, peer: Peer) -> Command:
+        """61: the text of timermetrics."""
+        return Command(ResponseCode.SUCCESS, body=self._timers.metrics.text().encode())
+
+
+def _is_meant(message: bodies.WaitingMessage, header: ListDelayedRequest) -> bool:
+    if header.topic and message.topic != header.topic:
+        return False
+    return not header.key or header.key == message.unique_id or header.key in message.keys.split()
+
+
+def _listed(
+    own: dict[str, str], level: int, due_ms: int, stored_ms: int, body_bytes: int, handle: str
+) -> bodies.WaitingMessage:
+    queue_id = own.get("REAL_QID", "0")
+    return bodies.WaitingMessage(
+        own.get(REAL_TOPIC, ""), int(queue_id) if queue_id.isdigit() else 0,
+        own.get(UNIQ_KEY, ""), own.get(KEYS, ""), own.get(TAGS, ""), level, due_ms, stored_ms,
+        body_bytes, handle,
+    )  # fmt: skip
+
+
+def _parse_cursor(cursor: str) -> tuple[str, int, int]:
+    kind, _, rest = cursor.partition(":")
+    first, _, second = rest.partition(":")
+    if kind not in ("L", "T") or not first.isdigit() or not second.lstrip("-").isdigit():
+        raise RequestError(ResponseCode.INVALID_PARAMETER, f"{cursor!r} is no cursor of a list.")
+    return kind, int(first), int(second)
+
+
+def _place(queue_id: int, offset: int, unique_id: str) -> str:
+    plain = f"{_OWN_VERSION} {queue_id} {offset} {unique_id}"
+    return base64.urlsafe_b64encode(plain.encode()).decode()
+
+
+def _parse_place(handle: str) -> tuple[int, int, str] | None:
+    try:
+        plain = base64.b64decode(handle.encode("ascii"), altchars=b"-_", validate=True).decode()
+    except (binascii.Error, UnicodeError, ValueError):
+        return None
+    parts = plain.split(" ", 3)
+    if len(parts) != 4 or parts[0] != _OWN_VERSION or not (parts[1] + parts[2]).isdigit():
+        return None
+    return int(parts[1]), int(parts[2]), parts[3]
+
+
+def _illegal(remark: str) -> RequestError:
+    return RequestError(ResponseCode.ILLEGAL_OPERATION, remark)

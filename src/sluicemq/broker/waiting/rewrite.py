@@ -1,0 +1,191 @@
+"""Which messages wait before they are delivered, and where they lie meanwhile.
+
+    DELAY=n                  a level of messageDelayLevel: SCHEDULE_TOPIC_XXXX, queue n - 1
+    TIMER_DELAY_SEC,         a time: rmq_sys_wheel_timer, queue 0; TIMER_OUT_MS says in which slot
+    TIMER_DELAY_MS,          of the wheel
+    TIMER_DELIVER_MS
+
+A level wins over a time; of the times the first of the three counts. A time that has come is no
+delay at all. REAL_TOPIC and REAL_QID say where the message belongs (spec/delivery.md §1, §2). Half
+messages wait for their commit first.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from sluicemq.broker.produce.intake import Draft, RefusalError
+from sluicemq.broker.settings import Settings
+from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from sluicemq.clock import Clock
+from sluicemq.model.message import (
+    COMMITTED,
+    DELAY,
+    REAL_TOPIC,
+    TIMER_PROPERTIES,
+    TRAN_MSG,
+    TRANSACTION_MASK,
+    UNIQ_KEY,
+)
+from sluicemq.model.recall import RecallHandle
+from sluicemq.model.topic import RETRY_PREFIX
+from sluicemq.record import property_text as text
+from sluicemq.wire.codes import ResponseCode
+
+REAL_QUEUE: Final = "REAL_QID"
+TIMER_OUT: Final = "TIMER_OUT_MS"
+TIMER_DELETES: Final = "TIMER_DEL_UNIQKEY"
+_SECONDS, _MILLISECONDS, _DELIVER = TIMER_PROPERTIES
+_NEVER: Final = frozenset({
+    SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC,
+})  # fmt: skip
+_INTEGER_DIGITS_MAX: Final = 18
+_TIMES: Final = (
+    (_SECONDS.encode(), 1000, True),
+    (_MILLISECONDS.encode(), 1, True),
+    (_DELIVER.encode(), 1, False),
+)
+"""Property, its unit in ms, whether it counts from when the message was stored."""
+
+
+class Delaying:
+    """A rewrite of the intake. `slot_count` tells how many messages a slot (ms) holds."""
+
+    def __init__(self, settings: Settings, clock: Clock, slot_count: Callable[[int], int]) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._slot_count = slot_count
+        # These two hold until the next start, whatever request 25 says.
+        self._delays_ms = settings.store.delay_levels_ms
+        self._precision_ms = settings.store.timer_precision_ms
+
+    def rewrite(self, draft: Draft) -> None:
+        """Send a draft that has to wait to where it waits. Raises RefusalError."""
+        properties = draft.properties
+        kind = draft.sys_flag & TRANSACTION_MASK
+        is_half = kind != COMMITTED and properties.get(TRAN_MSG, "").lower() == "true"
+        if draft.topic in _NEVER or kind not in (0, COMMITTED) or is_half:
+            return
+        level = _integer(properties, DELAY)
+        if level > 0:
+            self._to_level(draft, level)
+        elif TIMER_OUT not in properties and any(name in properties for name in TIMER_PROPERTIES):
+            self._to_wheel(draft)
+        elif TIMER_DELETES in properties and TIMER_OUT not in properties:
+            raise RefusalError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                "a message that takes back another (TIMER_DEL_UNIQKEY) has no TIMER_DELIVER_MS.",
+            )
+
+    def _to_level(self, draft: Draft, level: int) -> None:
+        delays_ms = self._delays_ms
+        level = min(level, len(delays_ms))
+        _change(
+            draft,
+            {DELAY: str(level), REAL_TOPIC: draft.topic, REAL_QUEUE: str(draft.queue_id)},
+            without=TIMER_PROPERTIES,
+        )
+        draft.topic, draft.queue_id = SCHEDULE_TOPIC, level - 1
+        draft.delay_ms = delays_ms[level - 1]
+
+    def _to_wheel(self, draft: Draft) -> None:
+        config = self._settings.store
+        if not config.timer_enable:
+            raise RefusalError(
+                ResponseCode.SYSTEM_ERROR,
+                "timed messages are switched off here: timerWheelEnable is false. The message was "
+                "not stored; a delay level works without them.",
+            )
+        now_ms = self._clock.now_ms()
+        due_ms = _due_ms(draft.properties, now_ms)
+        if due_ms <= now_ms:
+            if TIMER_DELETES in draft.properties:
+                raise RefusalError(
+                    ResponseCode.MESSAGE_ILLEGAL,
+                    "the message to be taken back was due already: it is delivered.",
+                )
+            return
+        if due_ms - now_ms > config.timer_delay_max_s * 1000:
+            raise RefusalError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the message is due in {(due_ms - now_ms) / 1000:,.0f} s, the delay must not be "
+                f"more than {config.timer_delay_max_s:,} s (timerMaxDelaySec). It was not stored.",
+            )
+        slot_ms = slot_of(due_ms, self._precision_ms)
+        if self._slot_count(slot_ms) >= config.timer_slot_messages_max:
+            raise RefusalError(
+                ResponseCode.SYSTEM_ERROR,
+                f"{config.timer_slot_messages_max:,} messages are due in the same second already "
+                "(timerCongestNumEachSlot). The message was not stored.",
+            )
+        self._into_slot(draft, slot_ms)
+
+    def _into_slot(self, draft: Draft, slot_ms: int) -> None:
+        topic = draft.topic
+        _change(
+            draft,
+            {TIMER_OUT: str(slot_ms), REAL_TOPIC: topic, REAL_QUEUE: str(draft.queue_id)},
+        )
+        unique_id = draft.properties.get(UNIQ_KEY)
+        if unique_id and not topic.startswith(RETRY_PREFIX):
+            # One ms later: what takes it back falls into the same slot (spec/delivery.md §2).
+            broker = self._settings.broker.broker_name
+            handle = RecallHandle(topic, broker, slot_ms + 1, unique_id)
+            draft.answer_fields["recallHandle"] = handle.encode()
+        draft.topic, draft.queue_id = TIMER_TOPIC, 0
+
+
+def slot_of(due_ms: int, precision_ms: int) -> int:
+    """The slot of a time: cut down to the precision, one less when it is a multiple of it."""
+    return (due_ms - 1) // precision_ms * precision_ms
+
+
+def exact_due_ms(properties: bytes, slot_ms: int, store_time_ms: int, precision_ms: int) -> int:
+    """When a stored message is due, to the ms: always within the slot that it stands in. HOT.
+
+    A relative delay counts from the store time; of a message that was stored again on its way
+    TIMER_DELIVER_MS says it.
+    """
+    has_rolled = b"TIMER_ROLL_TIMES\x01" in properties
+    due_ms = 0
+    for name, unit_ms, is_relative in _TIMES:
+        value = text.value_of(properties, name)
+        if value is not None and value.isdigit() and not (has_rolled and is_relative):
+            due_ms = int(value) * unit_ms + (store_time_ms if is_relative else 0)
+            break
+    else:
+        return slot_ms + precision_ms
+    return min(max(due_ms, slot_ms + 1), slot_ms + precision_ms)
+
+
+def _due_ms(properties: Mapping[str, str], now_ms: int) -> int:
+    if _SECONDS in properties:
+        return now_ms + 1000 * _integer(properties, _SECONDS)
+    if _MILLISECONDS in properties:
+        return now_ms + _integer(properties, _MILLISECONDS)
+    return _integer(properties, _DELIVER)
+
+
+def _integer(properties: Mapping[str, str], name: str) -> int:
+    """A number as Java reads it, 0 when it is not there. Raises RefusalError."""
+    value = properties.get(name)
+    if value is None:
+        return 0
+    digits = value[1:] if value[:1] in ("-", "+") else value
+    if not (digits.isascii() and digits.isdigit()) or len(digits) > _INTEGER_DIGITS_MAX:
+        raise RefusalError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the property {name} is {value!r}, not a number. The message was not stored.",
+        )
+    return int(value)
+
+
+def _change(draft: Draft, changes: Mapping[str, str], without: tuple[str, ...] = ()) -> None:
+    """Change the properties, and the stored text where it is another."""
+    for name in without:
+        draft.properties.pop(name, None)
+    draft.properties.update(changes)
+    if draft.stored_text is not None:
+        kept = text.as_dict(draft.stored_text)
+        for name in without:
+            kept.pop(name, None)
+        draft.stored_text = text.as_text({**kept, **changes})
