@@ -17,8 +17,8 @@ from sluicemq.cli.output import (
     show_time,
 )
 from sluicemq.client.core.explanations.facts import Code, Finding
-from sluicemq.client.core.operations.filters import TopicMatching
-from sluicemq.client.core.operations.topics import GroupReport, QueueLag
+from sluicemq.client.core.operations.filters import QueueLag, TopicMatching
+from sluicemq.client.core.operations.groups import GroupReport
 from sluicemq.client.sync.admin import Admin
 from sluicemq.model.topic import RETRY_PREFIX, GroupConfig
 from sluicemq.wire.bodies import GroupMatching

@@ -10,7 +10,7 @@ from sluicemq.cli.output import (
     print_table,
     show_time,
 )
-from sluicemq.client.core.operations.contracts import GroupContract
+from sluicemq.client.core.operations.groups import GroupContract
 from sluicemq.client.sync.admin import Admin
 from sluicemq.model.topic import CONTRACTS
 

@@ -14,7 +14,7 @@ from sluicemq.cli.output import (
     print_json,
     print_table,
 )
-from sluicemq.client.core.operations.groups import EARLIEST_MS, LATEST_MS, OffsetChange
+from sluicemq.client.core.operations.offsets import EARLIEST_MS, LATEST_MS, OffsetChange
 from sluicemq.client.sync.admin import Admin
 
 dry_run_option = click.option(

@@ -5,7 +5,7 @@ from dataclasses import asdict
 import click
 
 from sluicemq.cli.output import client_options, credentials, json_option, print_json, show_time
-from sluicemq.client.core.operations.traces import GroupFate, Step, Timeline
+from sluicemq.client.core.operations.traces import GroupTrace, Step, Timeline
 from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
 from sluicemq.client.sync.admin import Admin
 
@@ -73,7 +73,7 @@ def _told(step: Step) -> str:
     return " ".join(word for word in words if word)
 
 
-def _fate(fate: GroupFate) -> str:
+def _fate(fate: GroupTrace) -> str:
     if not fate.deliveries:
         how = "is past it and has not traced how" if fate.is_past else "has not received it"
         return f"Group {fate.group} {how}."

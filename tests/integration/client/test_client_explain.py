@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from sluicemq.client.core import requests
+from sluicemq.client.core.directory import NAME_SERVERS
 from sluicemq.client.core.explanations.facts import Code, Fate, GroupExplained, MessageExplained
-from sluicemq.client.core.operations.topics import NAME_SERVER, Ask
 from sluicemq.errors import MessageNotFoundError
 from sluicemq.model.topic import GroupConfig, MessageQueue
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
@@ -42,7 +42,7 @@ def codes(found: MessageExplained | GroupExplained) -> list[Code]:
 async def forget(mq: EmbeddedSluice, topic: str) -> None:
     """The name server forgets a topic that its broker has."""
     command = requests.delete_topic_on_name_server(topic, "DefaultCluster")
-    await mq.admin._answer(Ask(NAME_SERVER, command))
+    await mq.cluster.ask(NAME_SERVERS, command)
     mq.cluster.routes.drop(topic)
 
 

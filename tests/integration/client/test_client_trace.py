@@ -19,7 +19,7 @@ from sluicemq import (
     TransactionState,
 )
 from sluicemq.cli import main
-from sluicemq.client.core.operations.traces import GroupFate, Timeline
+from sluicemq.client.core.operations.traces import GroupTrace, Timeline
 from sluicemq.client.core.transactions import TransactionListener
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
@@ -85,7 +85,7 @@ async def test_a_message_is_followed_from_its_send_to_the_last_retry():
         assert all(step.cost_ms is not None for step in found.steps if step.kind == "deliver")
         times = [step.time_ms for step in found.steps]
         assert all(later >= earlier - 2 for earlier, later in pairwise(times))  # two clocks' ms
-        assert found.groups[0] == GroupFate("billing", 3, True, ["exception", "failed", "success"])
+        assert found.groups[0] == GroupTrace("billing", 3, True, ["exception", "failed", "success"])
 
 
 async def test_batches_streams_lite_pull_and_groups_that_tell_nothing():
@@ -113,7 +113,7 @@ async def test_batches_streams_lite_pull_and_groups_that_tell_nothing():
             assert ("stream", "success") in deliveries
             assert "lite" in {group for group, _ in deliveries}
             silent = [fate for fate in found.groups if not fate.deliveries]
-            assert silent == [GroupFate("mute", is_past=True)]
+            assert silent == [GroupTrace("mute", is_past=True)]
 
 
 async def test_a_message_of_which_nothing_is_known_and_a_topic_that_is_not_there():

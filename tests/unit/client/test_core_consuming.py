@@ -30,7 +30,8 @@ from sluicemq.client.core.directory import (
 )
 from sluicemq.client.core.inflight import InFlight
 from sluicemq.client.core.names import Credentials, signed
-from sluicemq.client.core.operations.topics import QueueProgress, group_report, masters_of
+from sluicemq.client.core.operations.groups import QueueProgress, group_report
+from sluicemq.client.core.operations.topics import masters_of
 from sluicemq.errors import (
     ConfigurationError,
     FilterSyntaxError,

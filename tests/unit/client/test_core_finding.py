@@ -1,13 +1,14 @@
 """Finding messages as conversations: what is asked of whom, and what is believed."""
 
-from typing import Any
-
 import pytest
 
+from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.operations import messages as finding
-from sluicemq.client.core.operations.topics import Ask, RouteOf
+from sluicemq.client.core.talks import BlockingShell, Call
+from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, MessageNotFoundError, RequestError
 from sluicemq.model.ids import Host, encode_host, offset_message_id
+from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import BrokerData, TopicRoute
 from sluicemq.record.codec import encode_properties, encode_record
 from sluicemq.wire import bodies
@@ -27,53 +28,57 @@ def record(
     )  # fmt: skip
 
 
-class Answers:
-    """Two brokers, as a shell would ask them: `stored` are (address, code) -> answers."""
+class Answers(BlockingShell):
+    """Two brokers and a name server: `stored` are (address, code) -> answers."""
 
     def __init__(self, stored: dict[tuple[str, int], Command]) -> None:
+        self.directory = Directory("ns:9876", SYSTEM_CLOCK)
         self.stored = stored
         self.asked: list[tuple[str, int]] = []
 
-    def drive(self, talk: Any) -> Any:
-        answer = None
-        while True:
-            try:
-                wanted = talk.send(answer)
-            except StopIteration as done:
-                return done.value
-            answer = self.answer(wanted)
-
-    def answer(self, wanted: Ask | RouteOf) -> Any:
-        if isinstance(wanted, RouteOf):
+    def exchange(self, call: Call) -> Command:
+        code = call.command.code
+        if code == 105:
             brokers = [BrokerData("a", "C", {0: str(A)}), BrokerData("b", "C", {0: str(B), 1: "s"})]
-            return TopicRoute(brokers=tuple(brokers), queues=())
-        self.asked.append((str(wanted.where), wanted.command.code))
-        if wanted.command.code == 106:
+            route = TopicRoute(brokers=tuple(brokers), queues=())
+            return Command(0, body=bodies.encode_topic_route(route))
+        self.asked.append((call.address, code))
+        if code == 106:
             info = bodies.ClusterInfo(
                 {n: BrokerData(n, "C", {0: str(h)}) for n, h in (("a", A), ("b", B))},
                 {"C": ["a", "b"]},
             )
             return Command(0, body=bodies.encode_cluster_info(info))
-        if wanted.command.code == 206:
+        if code == 206:
             return Command(0, body=bodies.encode_topic_list(["T", "U"]))
-        missing = Command(22 if wanted.command.code == 12 else 1, {}, remark="nothing")
-        return self.stored.get((str(wanted.where), wanted.command.code), missing)
+        missing = Command(22 if code == 12 else 1, {}, remark="nothing")
+        return self.stored.get((call.address, code), missing)
+
+    def by_key(self, key: str, begin_ms: int, end_ms: int, count_max: int) -> list[StoredMessage]:
+        return self.run(
+            finding.messages_by_key(
+                self.directory, "T", key, begin_ms=begin_ms, end_ms=end_ms, count_max=count_max
+            )
+        )
+
+    def by_id(self, message_id: str, topic: str | None) -> StoredMessage:
+        return self.run(finding.message_by_id(self.directory, message_id, topic=topic))
 
 
 def test_all_brokers_of_the_topic_are_asked_and_collisions_are_dropped() -> None:
     on_a = record(A, 0, 5, "1", "k other") + record(A, 500, 9, "2", "BBBB")
     on_b = record(B, 0, 7, "3", "k") + record(B, 500, 8, "4", "k", topic="U")
     answers = Answers({(str(A), 12): Command(0, body=on_a), (str(B), 12): Command(0, body=on_b)})
-    found = answers.drive(finding.messages_by_key("T", "k", 0, 10, 64))
+    found = answers.by_key("k", 0, 10, 64)
     assert [(m.broker, m.message_id) for m in found] == [("b", "3"), ("a", "1")]
     assert answers.asked == [(str(A), 12), (str(B), 12)]
-    assert len(answers.drive(finding.messages_by_key("T", "k", 0, 10, 1))) == 1
+    assert len(answers.by_key("k", 0, 10, 1)) == 1
 
 
 def test_a_broker_that_refuses_is_an_error() -> None:
     answers = Answers({(str(B), 12): Command(2, {}, remark="the key index is being built")})
     with pytest.raises(RequestError, match="the key index is being built"):
-        answers.drive(finding.messages_by_key("T", "k", 0, 10, 64))
+        answers.by_key("k", 0, 10, 64)
 
 
 def test_an_id_of_a_broker_is_asked_there_first_and_believed_when_the_message_says_so() -> None:
@@ -82,19 +87,19 @@ def test_an_id_of_a_broker_is_asked_there_first_and_believed_when_the_message_sa
         {(str(B), 33): Command(0, body=there), (str(A), 33): Command(0, body=elsewhere)}
     )
     identity = offset_message_id(encode_host(B), 500)
-    assert answers.drive(finding.message_by_id(identity, None)).message_id == "4"
+    assert answers.by_id(identity, None).message_id == "4"
     assert answers.asked[-1] == (str(B), 33)
     assert (str(A), 33) not in answers.asked
     answers = Answers({(str(A), 33): Command(0, body=elsewhere)})
     with pytest.raises(MessageNotFoundError, match=f"no message has the id {identity}"):
-        answers.drive(finding.message_by_id(identity, None))
+        answers.by_id(identity, None)
 
 
 @pytest.mark.parametrize("topic", [None, "U"])
 def test_an_id_of_a_producer_is_looked_for_in_every_topic_or_in_the_one(topic: str | None) -> None:
     there = record(B, 500, 8, "C0A8", "k", topic="U")
     answers = Answers({(str(B), 12): Command(0, body=there)})
-    assert answers.drive(finding.message_by_id(" C0A8 ", topic)).topic == "U"
+    assert answers.by_id(" C0A8 ", topic).topic == "U"
     assert answers.asked.count((str(A), 12)) == (1 if topic else 2)
 
 
@@ -111,4 +116,4 @@ def test_what_cannot_be_asked_is_said(
     key: str, begin: int, end: int, count: int, text: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=text):
-        Answers({}).drive(finding.messages_by_key("T", key, begin, end, count))
+        Answers({}).by_key(key, begin, end, count)

@@ -17,8 +17,8 @@ from sluicemq.client.core.explanations.facts import (
     QueueFacts,
 )
 from sluicemq.client.core.explanations.rules import explain_group, explain_message
-from sluicemq.client.core.operations.traces import GroupFate
-from sluicemq.filter.subscriptions import subscribe
+from sluicemq.client.core.operations.traces import GroupTrace
+from sluicemq.filter.tags import subscribe
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
@@ -79,7 +79,7 @@ def test_what_members_do_not_tell_is_not_guessed() -> None:
         ({"copies": [Copy(2, False)]}, (Fate.RETRY, [Code.RETRY_PENDING])),
         ({"copies": [Copy(1, True), Copy(2, False)]}, (Fate.RETRY, [Code.RETRY_PENDING])),
         ({"copies": [Copy(1, True)]}, (Fate.CONSUMED, [])),
-        ({"traced": GroupFate("G", 1, True)}, (Fate.CONSUMED, [])),
+        ({"traced": GroupTrace("G", 1, True)}, (Fate.CONSUMED, [])),
         ({"committed": 6}, (Fate.CONSUMED, [Code.OFFSET_PAST])),
         ({"members": ()}, (Fate.OFFLINE, [Code.NO_MEMBER])),
         ({"fetched": 6}, (Fate.WAITING, [Code.NOT_ACKNOWLEDGING])),

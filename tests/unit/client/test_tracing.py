@@ -8,7 +8,7 @@ from sluicemq import ConfigurationError, Message
 from sluicemq.cli.trace import drawn
 from sluicemq.client.core.answers import SendResult, SendStatus
 from sluicemq.client.core.messages import join, prepare
-from sluicemq.client.core.operations.traces import GroupFate, _about, timeline
+from sluicemq.client.core.operations.traces import GroupTrace, record_about, timeline
 from sluicemq.client.core.tracing import (
     BYTES_MAX,
     RECORDS_MAX,
@@ -237,7 +237,7 @@ def test_deliveries_are_paired_by_request_and_rounds_are_told():
         (1300, "deliver", "g", 1, "success", 9),
     ]
     assert found.groups == [
-        GroupFate("g", 2, True, ["exception", "success"]), GroupFate("h", 1, False, ["unknown"])
+        GroupTrace("g", 2, True, ["exception", "success"]), GroupTrace("h", 1, False, ["unknown"])
     ]  # fmt: skip
     lines = drawn(found)
     assert "to g (retry 1) -> success in 9 ms" in lines[5]
@@ -262,7 +262,7 @@ def test_a_message_that_nobody_received_and_groups_that_are_silent_are_said():
         "No consumer group has traced a delivery of it.",
         "2 trace records could not be understood.",
     ]
-    found.groups.extend([GroupFate("late", is_past=False), GroupFate("mute", is_past=True)])
+    found.groups.extend([GroupTrace("late", is_past=False), GroupTrace("mute", is_past=True)])
     assert drawn(found)[-3:-1] == [
         "Group late has not received it.",
         "Group mute is past it and has not traced how.",
@@ -304,10 +304,10 @@ def test_a_message_of_javas_batch_is_known_by_its_id_or_its_place():
     batch = Published(
         1, "r", "p", "t", "a,b,c", None, None, "h:1", 9, 2, MessageKind.NORMAL, "x,y,z", True
     )
-    own = _about(batch, "b", None)
+    own = record_about(batch, "b", None)
     assert (own.message_id, own.offset_message_id) == ("b", "y")
-    own = _about(batch, "id of the batch", "z")
+    own = record_about(batch, "id of the batch", "z")
     assert (own.message_id, own.offset_message_id) == ("id of the batch", "z")
-    assert _about(batch, "a,b,c", None) == batch
-    assert _about(batch, "d", "w") is None
-    assert _about(batch, "d", None) is None
+    assert record_about(batch, "a,b,c", None) == batch
+    assert record_about(batch, "d", "w") is None
+    assert record_about(batch, "d", None) is None

@@ -133,7 +133,7 @@ class Sluice:
             files,
             in_thread=heartbeat_thread,
         )
-        self.cluster.on_route = self._on_route
+        self.cluster.directory.on_route = self._on_route
         self.cluster.on_moved = on_moved
         self.admin = Admin(self.cluster)
         self.producer_defaults: dict[str, Any] = {

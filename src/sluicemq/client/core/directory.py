@@ -1,49 +1,58 @@
-"""Which broker and queue: what follows from a route.
+"""Where things are: the name servers of a client, the routes they told it, what follows from them.
 
-`Routes` remembers the last route of each topic and when it was learnt; the shells ask the name
-servers and hand the answers in. A route that the name server no longer knows is kept
-(spec/namesrv.md §8), because a broker that restarts is away for a moment only.
+`Routes` remembers the last route of each topic and when it was learnt. A route that the name
+servers no longer know is kept (spec/namesrv.md §8), because a broker that restarts is away for a
+moment only. `Directory` asks: its methods that end in a Talk need a shell.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
-from sluicemq.errors import RouteNotFoundError
+from sluicemq.client.core import requests
+from sluicemq.client.core.answers import SUCCESS, TOPIC_NOT_EXIST, expect_success, request_error
+from sluicemq.client.core.names import parse_name_servers
+from sluicemq.client.core.requests import NEW_TOPIC_QUEUES
+from sluicemq.client.core.talks import Alone, Call, Talk
+from sluicemq.clock import Clock
+from sluicemq.errors import (
+    ConnectionLostError,
+    NameServerUnreachableError,
+    RequestTimeoutError,
+    RouteNotFoundError,
+    SluiceError,
+)
 from sluicemq.model.topic import (
+    DEFAULT_TOPIC,
     MASTER_ID,
     PERM_READ,
     PERM_WRITE,
     MessageQueue,
     TopicRoute,
 )
+from sluicemq.protocol.bodies import decode_cluster_info, decode_topic_route
+from sluicemq.protocol.command import Command
 
 ROUTE_PERIOD_S: Final = 30.0
-NEW_TOPIC_QUEUES: Final = 4
-"""Queues of a topic that the broker creates on our first send (defaultTopicQueueNums)."""
+NAME_SERVERS: Final = ""
+"""As an address: whichever name server answers first."""
 
 
 def write_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
     """The queues a producer may choose from: writable, and their broker's master is known."""
+    if route.order_topic_config:  # strict order keeps the count while a broker is away
+        pairs = [part.partition(":") for part in route.order_topic_config.split(";") if part]
+        return [
+            MessageQueue(topic, broker, queue_id)
+            for broker, _, count in pairs
+            for queue_id in range(int(count))
+        ]
     masters = {data.broker for data in route.brokers if MASTER_ID in data.addresses}
-    if route.order_topic_config:
-        return _ordered_queues(topic, route.order_topic_config, masters)
     return [
         MessageQueue(topic, data.broker, queue_id)
         for data in sorted(route.queues, key=lambda data: data.broker)
         if data.perm & PERM_WRITE and data.broker in masters
         for queue_id in range(data.write_queues)
-    ]
-
-
-def _ordered_queues(topic: str, config: str, masters: Iterable[str]) -> list[MessageQueue]:
-    """Strict order keeps the count even when a broker is down, so `masters` does not matter."""
-    del masters
-    pairs = [part.partition(":") for part in config.split(";") if part]
-    return [
-        MessageQueue(topic, broker, queue_id)
-        for broker, _, count in pairs
-        for queue_id in range(int(count))
     ]
 
 
@@ -141,6 +150,130 @@ class Routes:
             for data in route.brokers
             for address in data.addresses.values()
         }
+
+
+class Directory:
+    """The name servers and routes of one client. `on_route` hears of topics whose route changed."""
+
+    def __init__(self, name_servers: str | list[str] | tuple[str, ...], clock: Clock) -> None:
+        self.name_servers = parse_name_servers(name_servers)
+        self.clock = clock
+        self.routes = Routes()
+        self.on_route: Callable[[str], None] = lambda topic: None
+        self._first = 0
+
+    def ask_name_server(self, command: Command) -> Talk[Command]:
+        """The first name server that answers, starting with the one that answered last.
+
+        Raises NameServerUnreachableError naming all of them.
+        """
+        failures: list[tuple[str, SluiceError]] = []
+        count = len(self.name_servers)
+        for step in range(count):
+            index = (self._first + step) % count
+            address = self.name_servers[index]
+            try:
+                answer = yield Call(address, command)
+            except (ConnectionLostError, RequestTimeoutError) as error:
+                failures.append((address, error))
+            else:
+                self._first = index
+                return answer
+        story = "; ".join(f"{address}: {error.fact}" for address, error in failures)
+        cures = [error.cure for _, error in failures]
+        about_tls = (one for one in cures if "tls" in one.lower() or "certificate" in one.lower())
+        usual = "Check host and port, and that the name server runs (sluice nameserver)."
+        raise NameServerUnreachableError(
+            f"no name server answers [{story}].", cure=next(about_tls, usual)
+        )
+
+    def find_route(self, topic: str) -> Talk[TopicRoute | None]:
+        """The route as the name servers know it now; None when they know no such topic."""
+        answer = yield from self.ask_name_server(requests.route(topic))
+        if answer.code == TOPIC_NOT_EXIST:
+            return None
+        if answer.code != SUCCESS:
+            raise request_error(answer)
+        return decode_topic_route(answer.body)
+
+    def route(self, topic: str, *, create: bool = False) -> Talk[TopicRoute]:
+        """The route of a topic, at most 30 s old; concurrent callers share one question.
+
+        With `create` an unknown topic takes the route of TBW102, from which brokers create topics
+        on the first send. A name server that cannot be reached does not matter while an older
+        route is known. Raises RouteNotFoundError, NameServerUnreachableError.
+        """
+        known = self.routes.get(topic)
+        if known is None or not self.routes.is_fresh(topic, self.clock.monotonic_s()):
+            yield Alone(topic, self._refresh(topic, create=create))
+            known = self.routes.get(topic)
+        if known is None:
+            self.routes.forget(topic)
+            brokers = None
+            try:
+                answer = yield from self.ask_name_server(requests.cluster_info())
+                if answer.code == SUCCESS:
+                    brokers = sorted(decode_cluster_info(answer.body).brokers)
+            except SluiceError:
+                pass  # the error's text leaves them out
+            raise no_route(topic, self.name_servers, brokers, auto_create_tried=create)
+        return known
+
+    def _refresh(self, topic: str, *, create: bool) -> Talk[None]:
+        known = self.routes.get(topic)
+        if self.routes.is_fresh(topic, self.clock.monotonic_s()):
+            return
+        try:
+            found = yield from self.find_route(topic)
+            if found is None and create and known is None:
+                default = yield from self.find_route(DEFAULT_TOPIC)
+                found = as_created(default) if default else None
+        except NameServerUnreachableError:
+            if known is None:
+                raise
+            found = None
+        if self.routes.put(topic, found, self.clock.monotonic_s()):
+            self.on_route(topic)
+
+    def write_queues(self, topic: str) -> Talk[list[MessageQueue]]:
+        """The queues that a message of the topic may go to. Raises RouteNotFoundError."""
+        yield from self.route(topic, create=True)
+        queues = self.routes.writers(topic)
+        if not queues:
+            self.routes.forget(topic)
+            raise no_writable_queue(topic)
+        return queues
+
+    def master(self, queue: MessageQueue) -> str:
+        """The address that takes messages for a queue, by the route that is known. Raises
+        ConnectionLostError when it is away."""
+        route = self.routes.get(queue.topic)
+        address = master_address(route, queue.broker) if route else None
+        if address is None:
+            raise ConnectionLostError(
+                f"the master of {queue.broker!r} is not in the route of {queue.topic!r}.",
+                cure="See sluice cluster list.",
+            )
+        return address
+
+    def address(self, queue: MessageQueue, broker_id: int = MASTER_ID) -> Talk[str]:
+        """Where to read a queue: that broker id, or another one of the broker. Raises
+        RouteNotFoundError."""
+        address = broker_address((yield from self.route(queue.topic)), queue.broker, broker_id)
+        if address is None:
+            self.routes.forget(queue.topic)
+            raise RouteNotFoundError(
+                f"the broker {queue.broker!r} is not in the route of {queue.topic!r}.",
+                cure="See sluice cluster list.",
+            )
+        return address
+
+    def ask(self, where: MessageQueue | str, command: Command) -> Talk[Command]:
+        """A request that must succeed: to a queue's broker, an address, or NAME_SERVERS."""
+        if where == NAME_SERVERS:
+            return expect_success((yield from self.ask_name_server(command)))
+        address = where if isinstance(where, str) else (yield from self.address(where))
+        return expect_success((yield Call(address, command)), address)
 
 
 def no_route(

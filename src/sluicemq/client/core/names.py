@@ -10,11 +10,11 @@ The secret is never part of a text that could be shown. Facts: spec/remoting.md 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from sluicemq.errors import ConfigurationError, NameServerUnreachableError, SluiceError
+from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import RESERVED_PROPERTIES
 from sluicemq.model.topic import (
     DLQ_PREFIX,
@@ -158,17 +158,6 @@ def _address(text: str) -> str:
             f"{text!r} is not an address.", cure="Write host:port, for example 127.0.0.1:9876."
         )
     return f"{host}:{port or NAME_SERVER_PORT}"
-
-
-def unreachable(failures: Sequence[tuple[str, SluiceError]]) -> NameServerUnreachableError:
-    """No name server answered: each with its reason. What has to do with TLS is cured there."""
-    story = "; ".join(f"{address}: {error.fact}" for address, error in failures)
-    cures = [error.cure for _, error in failures]
-    about_tls = [cure for cure in cures if "tls" in cure.lower() or "certificate" in cure.lower()]
-    usual = "Check host and port, and that the name server runs (sluice nameserver)."
-    return NameServerUnreachableError(
-        f"no name server answers [{story}].", cure=about_tls[0] if about_tls else usual
-    )
 
 
 @dataclass(frozen=True, slots=True)

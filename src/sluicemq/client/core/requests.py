@@ -9,7 +9,6 @@ command made here has no opaque yet: the connection gives it one.
 from collections.abc import Iterable
 from typing import Any, Final
 
-from sluicemq.client.core.directory import NEW_TOPIC_QUEUES
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.recall import RecallHandle
 from sluicemq.model.subscription import TAG, Subscription
@@ -32,6 +31,8 @@ from sluicemq.wire.headers import (
     PULL_SUSPEND,
 )
 
+NEW_TOPIC_QUEUES: Final = 4
+"""Queues of a topic that the broker creates on our first send (defaultTopicQueueNums)."""
 _SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
 _SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 _QUEUES: Final = str(NEW_TOPIC_QUEUES)

@@ -11,23 +11,14 @@ from collections import defaultdict, deque
 from types import TracebackType
 from typing import Self
 
-from sluicemq.client.core import requests
-from sluicemq.client.core.answers import SUCCESS, TOPIC_NOT_EXIST, expect_success, request_error
-from sluicemq.client.core.directory import Routes, as_created, broker_address, no_route
-from sluicemq.client.core.names import Credentials, parse_name_servers, signed, unreachable
+from sluicemq.client.core.directory import Directory
+from sluicemq.client.core.names import Credentials, signed
+from sluicemq.client.core.talks import BlockingShell, Call, operation
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.errors import (
-    ClosedError,
-    ConnectionLostError,
-    RequestTimeoutError,
-    RouteNotFoundError,
-    SluiceError,
-)
-from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue, TopicRoute
+from sluicemq.errors import ClosedError
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.net.tls import Tls
-from sluicemq.wire.bodies import decode_cluster_info, decode_topic_route
-from sluicemq.wire.frames import Command
+from sluicemq.protocol.command import Command
 
 CALL_TIMEOUT_S = 5.0
 IDLE_CHANNELS_MAX = 8
@@ -36,8 +27,10 @@ IDLE_S_MAX = 100.0
 reused."""
 
 
-class Cluster:
+class Cluster(BlockingShell):
     """Name servers, routes and connections, for blocking programs. Safe to share among threads."""
+
+    directory: Directory
 
     def __init__(
         self,
@@ -50,30 +43,46 @@ class Cluster:
     ) -> None:
         """`tls`: True, or a `Tls` with its files; None: as the variable SLUICE_TLS says."""
         self.tls = Tls.of(tls)
-        self.name_servers = parse_name_servers(name_servers)
+        self.directory = Directory(name_servers, clock)
+        self.name_servers = self.directory.name_servers
+        self.routes = self.directory.routes
         self.credentials = Credentials.of(credentials)
         self.timeout_s = timeout_s
         self.clock = clock
-        self.routes = Routes()
         self._idle: dict[str, deque[tuple[BlockingChannel, float]]] = defaultdict(deque)
         self._lock = threading.Lock()
-        self._first = 0
         self._closed = False
+
+    ask_name_server = operation(Directory.ask_name_server)
+    find_route = operation(Directory.find_route)
+    route = operation(Directory.route)
+    write_queues = operation(Directory.write_queues)
+    address = operation(Directory.address)
+    ask = operation(Directory.ask)
 
     def call(self, address: str, command: Command, timeout_s: float | None = None) -> Command:
         """One request, one answer, whatever its code.
 
         Raises ConnectionLostError or RequestTimeoutError; the connection is then given up.
         """
-        limit = self.timeout_s if timeout_s is None else timeout_s
-        channel = self.take(address, limit)
+        return self.exchange(Call(address, command, timeout_s))
+
+    def exchange(self, call: Call) -> Command:
+        """What `call` does, for a Talk."""
+        limit = self.timeout_s if call.timeout_s is None else call.timeout_s
+        channel = self.take(call.address, limit)
+        answer = command = signed(call.command, self.credentials)
+        call.is_written = True
         try:
-            answer = channel.call(signed(command, self.credentials))
-            answer.body = bytes(answer.body)  # the channel's buffer is the next caller's
+            if command.is_oneway:
+                channel.send(command)
+            else:
+                answer = channel.call(command)
+                answer.body = bytes(answer.body)  # the channel's buffer is the next caller's
         except BaseException:
             channel.close()
             raise
-        self.give(address, channel)
+        self.give(call.address, channel)
         return answer
 
     def take(self, address: str, timeout_s: float) -> BlockingChannel:
@@ -98,80 +107,6 @@ class Cluster:
                 idle.append((channel, self.clock.monotonic_s()))
                 return
         channel.close()
-
-    def ask_name_server(self, command: Command) -> Command:
-        """The first name server that answers, starting with the one that answered last.
-
-        Raises NameServerUnreachableError naming all of them.
-        """
-        failures: list[tuple[str, SluiceError]] = []
-        count = len(self.name_servers)
-        for step in range(count):
-            index = (self._first + step) % count
-            address = self.name_servers[index]
-            try:
-                answer = self.call(address, command)
-            except (ConnectionLostError, RequestTimeoutError) as error:
-                failures.append((address, error))
-            else:
-                self._first = index
-                return answer
-        raise unreachable(failures)
-
-    def find_route(self, topic: str) -> TopicRoute | None:
-        """The route as the name servers know it now; None when they know no such topic."""
-        answer = self.ask_name_server(requests.route(topic))
-        if answer.code == TOPIC_NOT_EXIST:
-            return None
-        if answer.code != SUCCESS:
-            raise request_error(answer)
-        return decode_topic_route(answer.body)
-
-    def _broker_names(self) -> list[str] | None:
-        """For an error's text: the brokers that are registered, None when that is not told."""
-        try:
-            answer = self.ask_name_server(requests.cluster_info())
-            return (
-                list(decode_cluster_info(answer.body).brokers) if answer.code == SUCCESS else None
-            )
-        except SluiceError:
-            return None
-
-    def route(self, topic: str, *, create: bool = False) -> TopicRoute:
-        """The route of a topic, at most 30 s old.
-
-        With `create` an unknown topic takes the route of TBW102, from which brokers create topics
-        on the first send. Raises RouteNotFoundError, NameServerUnreachableError.
-        """
-        now_s = self.clock.monotonic_s()
-        if not self.routes.is_fresh(topic, now_s):
-            found = self.find_route(topic)
-            if found is None and create and self.routes.get(topic) is None:
-                default = self.find_route(DEFAULT_TOPIC)
-                found = as_created(default) if default else None
-            self.routes.put(topic, found, now_s)
-        known = self.routes.get(topic)
-        if known is None:
-            self.routes.forget(topic)
-            brokers = self._broker_names()
-            raise no_route(topic, self.name_servers, brokers, auto_create_tried=create)
-        return known
-
-    def address(self, queue: MessageQueue) -> str:
-        """Where to reach a queue's broker. Raises RouteNotFoundError."""
-        address = broker_address(self.route(queue.topic), queue.broker)
-        if address is None:
-            self.routes.forget(queue.topic)
-            raise RouteNotFoundError(
-                f"the broker {queue.broker!r} is not in the route of {queue.topic!r}.",
-                cure="See sluice cluster list.",
-            )
-        return address
-
-    def ask(self, queue: MessageQueue, command: Command) -> Command:
-        """A request to a queue's broker that must succeed."""
-        address = self.address(queue)
-        return expect_success(self.call(address, command), address)
 
     def close(self) -> None:
         """Closes every idle connection; further calls raise ClosedError."""

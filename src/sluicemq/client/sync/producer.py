@@ -20,7 +20,7 @@ from sluicemq.client.core.answers import (
     fields_of,
     send_results,
 )
-from sluicemq.client.core.directory import master_address, no_writable_queue
+from sluicemq.client.core.directory import master_address
 from sluicemq.client.core.messages import (
     DELAY_LEVEL_MAX,
     Outgoing,
@@ -259,15 +259,6 @@ class Producer(Cluster):
         if self._trace_writer is not None:
             self._trace_writer.close()
         super().close()
-
-    def write_queues(self, topic: str) -> list[MessageQueue]:
-        """The queues that a message of the topic may go to. Raises RouteNotFoundError."""
-        self.route(topic, create=True)
-        queues = self.routes.writers(topic)
-        if not queues:
-            self.routes.forget(topic)
-            raise no_writable_queue(topic)
-        return queues
 
     def _choose(self, outgoing: Outgoing, now_s: float, last_broker: str | None) -> MessageQueue:
         queues = self.write_queues(outgoing.topic)

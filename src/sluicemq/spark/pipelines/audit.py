@@ -36,10 +36,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sluicemq.client.core import requests
-from sluicemq.client.core.answers import SUCCESS
-from sluicemq.client.core.operations.filters import TopicMatching
-from sluicemq.client.core.operations.topics import QueueLag
+from sluicemq.client.core.operations.filters import QueueLag
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import (

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from sluicemq.client.core.operations.contracts import GroupContract
-from sluicemq.client.core.operations.traces import GroupFate
+from sluicemq.client.core.operations.groups import GroupContract
+from sluicemq.client.core.operations.traces import GroupTrace
 from sluicemq.filter.explain import Explanation
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
@@ -127,7 +127,7 @@ class GroupFacts:
     fetched: int | None = None
     copies: Sequence[Copy] = ()
     dead: Sequence[StoredMessage] = ()
-    traced: GroupFate | None = None
+    traced: GroupTrace | None = None
     now_ms: int = 0
     lanes: Sequence[LaneFacts] = ()
 

@@ -1,4 +1,4 @@
-"""Asking for the facts that `explaining` judges: conversations as in `operations`.
+"""Asking for the facts that the rules judge.
 
 All but two requests are RocketMQ's own, so this works against a Java broker too. Ours besides tell
 until when a retry waits (900101) and how many messages match (900131); without them that is not
@@ -6,12 +6,12 @@ known. What a broker refuses or a member does not answer is a fact that is missi
 """
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Final
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import SUCCESS
+from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.explanations.facts import (
     Copy,
     GroupExplained,
@@ -23,22 +23,20 @@ from sluicemq.client.core.explanations.facts import (
     MessageFacts,
     QueueFacts,
 )
-from sluicemq.client.core.explanations.rules import explain_group, explain_message
-from sluicemq.client.core.operations import contracts
+from sluicemq.client.core.explanations.rules import explain_group as judge_group
+from sluicemq.client.core.explanations.rules import explain_message as judge_message
 from sluicemq.client.core.operations.filters import matching
+from sluicemq.client.core.operations.groups import GroupContract, contract, groups
 from sluicemq.client.core.operations.messages import COUNT_MAX, TIME_MAX_MS, message_by_id
 from sluicemq.client.core.operations.topics import (
-    Ask,
-    RouteOf,
-    Talk,
     committed_offset,
-    groups,
     groups_of_topic,
     masters,
-    offset_max,
-    offset_min,
+    offsets,
 )
-from sluicemq.client.core.operations.traces import GroupFate, find_trace
+from sluicemq.client.core.operations.traces import GroupTrace, trace
+from sluicemq.client.core.talks import Call, Talk
+from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
 from sluicemq.errors import (
     ConnectionLostError,
     MessageNotFoundError,
@@ -57,75 +55,81 @@ from sluicemq.model.topic import (
     RETRY_PREFIX,
     GroupConfig,
     MessageQueue,
-    TopicRoute,
 )
 from sluicemq.record.codec import decode_records
 from sluicemq.wire import bodies
 
 DELAYED_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
 MEMBERS_ASKED_MAX: Final = 16
-_NO_ANSWER: Final = (RequestError, RequestTimeoutError, ConnectionLostError, ProtocolError)
-Known = Sequence[tuple[str, str]]
-"""Masters: name and address."""
+Brokers = Mapping[str, str]
+"""Name and address of each master."""
 
 
-def inquire_message(
-    message_id: str, group: str | None, topic: str | None, trace_topic: str, now_ms: int
+def explain_message(
+    directory: Directory,
+    message_id: str,
+    *,
+    group: str | None = None,
+    topic: str | None = None,
+    trace_topic: str = DEFAULT_TRACE_TOPIC,
 ) -> Talk[tuple[MessageFacts, list[MessageExplained]]]:
-    """What became of a message in one group, or in each that reads its topic. Raises
-    MessageNotFoundError."""
-    message = yield from message_by_id(message_id, topic)
-    known = list((yield from masters()).items())
-    about = yield from _about(message)
-    traced = yield from _traced(message, trace_topic)
-    configs = yield from groups()
-    names = [group] if group is not None else (yield from _readers(message.topic))
+    """Where a message is stored, and what became of it in a group (None: in each that reads its
+    topic), with the causes. Raises MessageNotFoundError."""
+    now_ms = directory.clock.now_ms()
+    message = yield from message_by_id(directory, message_id, topic=topic)
+    brokers = yield from masters(directory)
+    routed = yield from _routed(directory, message.topic)
+    queue = MessageQueue(message.topic, message.broker, message.queue_id)
+    low, high = message.queue_offset, message.queue_offset + 1
+    if routed is not None and message.broker in routed:
+        low, high = yield from offsets(directory, queue)
+    about = MessageFacts(message, low, high, routed)
+    traced: list[GroupTrace] = []
+    with contextlib.suppress(MessageNotFoundError, RouteNotFoundError, RequestError):
+        timeline = yield from trace(directory, message.message_id, trace_topic=trace_topic)
+        traced = timeline.groups
+    configs = yield from groups(directory)
+    names = [] if group is None else [group]
+    if group is None:
+        with contextlib.suppress(RouteNotFoundError, RequestError):
+            names = yield from groups_of_topic(directory, message.topic)
     found = []
     for name in names:
-        facts = yield from _group_facts(name, configs.get(name), about, known, now_ms)
-        fate = next((one for one in traced if one.group == name), None)
-        found.append(explain_message(about, replace(facts, traced=fate)))
+        own_trace = next((one for one in traced if one.group == name), None)
+        config = configs.get(name)
+        facts = GroupFacts(name, None)
+        if config is not None:
+            facts = yield from _group_facts(directory, config, about, brokers, own_trace, now_ms)
+        found.append(judge_message(about, facts))
     return about, found
 
 
-def inquire_group(name: str, now_ms: int) -> Talk[GroupExplained]:
-    """Why a group is idle or behind."""
-    config = (yield from groups()).get(name)
+def explain_group(directory: Directory, name: str) -> Talk[GroupExplained]:
+    """Why a group is idle or behind; no findings when it is neither."""
+    now_ms = directory.clock.now_ms()
+    config = (yield from groups(directory)).get(name)
     if config is None:
-        return explain_group(GroupState(GroupFacts(name, None)))
-    known = list((yield from masters()).items())
-    members, subscriptions = yield from _members(name, known)
+        return judge_group(GroupState(GroupFacts(name, None)))
+    brokers = yield from masters(directory)
+    members, subscriptions = yield from _members(name, brokers)
     queues: list[QueueFacts] = []
-    for _, address in known:
+    for address in brokers.values():
         queues += yield from _queues(name, address)
     routed = {}
     for topic in sorted({item.queue.topic for item in queues} | set(subscriptions)):
         if not topic.startswith(RETRY_PREFIX):
-            routed[topic] = yield from _routed(topic)
-    told = yield from matching(name)
-    counted = [(item.broker, topic) for item in told for topic in item.topics]
+            routed[topic] = yield from _routed(directory, topic)
+    counts = yield from matching(directory, name)
+    counted = [(item.broker, topic) for item in counts for topic in item.topics]
     facts = GroupFacts(name, config, members, subscriptions, now_ms=now_ms)
-    said = yield from _contracts(name)
-    return explain_group(GroupState(facts, queues, routed, counted, said))
+    contracts = yield from _contracts(directory, name)
+    return judge_group(GroupState(facts, queues, routed, counted, contracts))
 
 
-# ----------------------------------------------------------------------------------- messages
-
-
-def _about(message: StoredMessage) -> Talk[MessageFacts]:
-    queue = MessageQueue(message.topic, message.broker, message.queue_id)
-    routed = yield from _routed(message.topic)
-    low, high = message.queue_offset, message.queue_offset + 1
-    if routed is not None and message.broker in routed:
-        low = yield from offset_min(queue)
-        high = yield from offset_max(queue)
-    return MessageFacts(message, low, high, routed)
-
-
-def _routed(topic: str) -> Talk[frozenset[str] | None]:
+def _routed(directory: Directory, topic: str) -> Talk[frozenset[str] | None]:
     """The brokers from which clients read a topic; None without a route."""
     try:
-        route: TopicRoute = yield RouteOf(topic)
+        route = yield from directory.route(topic)
     except RouteNotFoundError:
         return None
     readable = {data.broker for data in route.queues if data.perm & PERM_READ and data.read_queues}
@@ -133,160 +137,128 @@ def _routed(topic: str) -> Talk[frozenset[str] | None]:
     return frozenset(readable & online)
 
 
-def _readers(topic: str) -> Talk[list[str]]:
-    try:
-        return (yield from groups_of_topic(topic))
-    except (RouteNotFoundError, RequestError):
-        return []
-
-
-def _traced(message: StoredMessage, trace_topic: str) -> Talk[list[GroupFate]]:
-    """What clients have traced of it; nothing when none does."""
-    try:
-        found = yield from find_trace(message.message_id, trace_topic)
-    except (MessageNotFoundError, RouteNotFoundError, RequestError):
-        return []
-    return found.groups
-
-
-# ------------------------------------------------------------------------------------- groups
-
-
 def _group_facts(
-    name: str, config: GroupConfig | None, about: MessageFacts, known: Known, now_ms: int
+    directory: Directory,
+    config: GroupConfig,
+    about: MessageFacts,
+    brokers: Brokers,
+    traced: GroupTrace | None,
+    now_ms: int,
 ) -> Talk[GroupFacts]:
-    if config is None:
-        return GroupFacts(name, None)
-    message = about.message
-    members, subscriptions = yield from _members(name, known, message.broker)
+    name, message = config.name, about.message
+    members, subscriptions = yield from _members(name, brokers, message.broker)
     if message.topic not in subscriptions:
-        kept = yield from _kept_subscription(name, message.topic, message.broker)
-        subscriptions |= kept
+        # Of a group that is away: a broker of ours keeps SQL92 expressions for a day.
+        for item in (yield from matching(directory, name, message.topic)):
+            for kept in item.topics if item.broker == message.broker else ():
+                if kept.expression is not None and message.topic not in subscriptions:
+                    expression = Subscription(message.topic, kept.expression, kept.kind)
+                    subscriptions[message.topic] = expression
     committed = fetched = None
-    address = dict(known).get(message.broker)
+    address = brokers.get(message.broker)
     if address is not None:
-        answer = yield Ask(address, requests.offset_of_group(name, about.queue), must_succeed=False)
+        answer = yield Call(address, requests.offset_of_group(name, about.queue))
         committed = int((answer.fields or {})["offset"]) if answer.code == SUCCESS else None
-        for item in (yield from _queues(name, address, message.topic)):
-            if item.queue == about.queue:
-                fetched = item.fetched
-    lanes = yield from _lanes(name, about)
-    copies = yield from _copies(name, message, known)
-    dead = yield from _stored_as(DLQ_PREFIX + name, message, known)
+        for own in (yield from _queues(name, address, message.topic)):
+            if own.queue == about.queue:
+                fetched = own.fetched
+    lanes = yield from _lanes(directory, name, about)
+    copies = yield from _copies(directory, name, message, brokers)
+    dead = yield from _stored_as(DLQ_PREFIX + name, message, brokers)
     return GroupFacts(
-        name, config, members, subscriptions, committed, fetched, copies, dead, None, now_ms, lanes
-    )
+        name, config, members, subscriptions, committed, fetched, copies, dead, traced, now_ms,
+        lanes,
+    )  # fmt: skip
 
 
-def _contracts(name: str) -> Talk[list[contracts.GroupContract]]:
+def _contracts(directory: Directory, name: str) -> Talk[list[GroupContract]]:
     """None where a broker does not tell."""
     try:
-        return (yield from contracts.show(name))
+        return (yield from contract(directory, name))
     except RequestError:
         return []
 
 
-def _lanes(name: str, about: MessageFacts) -> Talk[list[LaneFacts]]:
+def _lanes(directory: Directory, name: str, about: MessageFacts) -> Talk[list[LaneFacts]]:
     """The lanes of a group at the message's broker, from the oldest on; none of RocketMQ's."""
-    told = yield from _contracts(name)
     topic, found = about.message.topic, []
-    for lane in (
-        lane for item in told if item.broker == about.message.broker for lane in item.lanes
-    ):
-        said = lane["subscriptions"].get(topic)
-        places = {(item["topic"], item["queueId"]): item["offset"] for item in lane["queues"]}
-        found.append(
-            LaneFacts(
-                lane["lane"],
-                None if said is None else subscribe(topic, said[1], said[0]),
-                lane["clientIds"],
-                places.get((topic, about.message.queue_id)),
+    for item in (yield from _contracts(directory, name)):
+        for lane in item.lanes if item.broker == about.message.broker else ():
+            wanted = lane["subscriptions"].get(topic)
+            places = {(own["topic"], own["queueId"]): own["offset"] for own in lane["queues"]}
+            found.append(
+                LaneFacts(
+                    lane["lane"],
+                    None if wanted is None else subscribe(topic, wanted[1], wanted[0]),
+                    lane["clientIds"],
+                    places.get((topic, about.message.queue_id)),
+                )
             )
-        )
     return found
 
 
 def _members(
-    name: str, known: Known, broker: str | None = None
+    name: str, brokers: Brokers, broker: str | None = None
 ) -> Talk[tuple[list[MemberFacts], dict[str, Subscription]]]:
     """Who is online, and what the group subscribes to, as a broker says (or all do)."""
     clients: dict[str, str] = {}
     subscriptions: dict[str, Subscription] = {}
-    for own, address in known:
-        answer = yield Ask(address, requests.consumer_connections(name), must_succeed=False)
+    for own, address in brokers.items():
+        answer = yield Call(address, requests.consumer_connections(name))
         if answer.code != SUCCESS:
             continue
-        told = bodies.decode_consumer_connections(answer.body)
-        clients |= {one.client_id: address for one in told.connections}
+        connected = bodies.decode_consumer_connections(answer.body)
+        clients |= {one.client_id: address for one in connected.connections}
         if broker in (None, own):
-            subscriptions |= told.subscriptions
+            subscriptions |= connected.subscriptions
     found: list[MemberFacts] = []
     for client_id, address in sorted(clients.items()):
-        info = None
+        member = MemberFacts(client_id)
         if len(found) < MEMBERS_ASKED_MAX:
-            info = yield from _running(name, client_id, address)
-        if info is None:
-            found.append(MemberFacts(client_id))
-        else:
-            own_topics = {item.topic: item for item in info.subscriptions}
-            found.append(MemberFacts(client_id, own_topics, info.queues))
+            no_answer = (RequestError, RequestTimeoutError, ConnectionLostError, ProtocolError)
+            with contextlib.suppress(*no_answer):
+                answer = yield Call(address, requests.running_info(name, client_id, stack=False))
+                if answer.code == SUCCESS:
+                    info = bodies.decode_running_info(answer.body)
+                    own_topics = {item.topic: item for item in info.subscriptions}
+                    member = MemberFacts(client_id, own_topics, info.queues)
+        found.append(member)
     return found, subscriptions
 
 
-def _running(name: str, client_id: str, address: str) -> Talk[bodies.RunningInfo | None]:
-    try:
-        command = requests.running_info(name, client_id, stack=False)
-        answer = yield Ask(address, command, must_succeed=False)
-        return bodies.decode_running_info(answer.body) if answer.code == SUCCESS else None
-    except _NO_ANSWER:
-        return None
-
-
-def _kept_subscription(name: str, topic: str, broker: str) -> Talk[dict[str, Subscription]]:
-    """Of a group that is away: a broker of ours keeps SQL92 expressions for a day."""
-    for item in (yield from matching(name, topic)):
-        for told in item.topics if item.broker == broker else ():
-            if told.expression is not None:
-                return {topic: Subscription(topic, told.expression, told.kind)}
-    return {}
-
-
 def _queues(name: str, address: str, topic: str | None = None) -> Talk[list[QueueFacts]]:
-    answer = yield Ask(address, requests.consume_stats(name, topic), must_succeed=False)
+    answer = yield Call(address, requests.consume_stats(name, topic))
     if answer.code != SUCCESS:
         return []
-    told = bodies.decode_consume_stats(answer.body).queues
     return [
         QueueFacts(queue, item.consumer_offset, item.broker_offset, item.pull_offset or None)
-        for queue, item in sorted(told.items())
+        for queue, item in sorted(bodies.decode_consume_stats(answer.body).queues.items())
     ]
 
 
-# ------------------------------------------------------------------------------------ retries
-
-
-def _copies(name: str, message: StoredMessage, known: Known) -> Talk[list[Copy]]:
+def _copies(
+    directory: Directory, name: str, message: StoredMessage, brokers: Brokers
+) -> Talk[list[Copy]]:
     """Copies that wait, and those in the retry topic."""
     topic = RETRY_PREFIX + name
     due: dict[str, int] = {}
-    for broker, address in known:
+    for broker, address in brokers.items():
         command = requests.list_delayed(topic, message.message_id, None, COUNT_MAX)
-        answer = yield Ask(address, command, must_succeed=False)
+        answer = yield Call(address, command)
         if answer.code == SUCCESS:
             times = [item.due_ms for item in bodies.decode_waiting(answer.body)]
             due |= {broker: max(times)} if times else {}
-    arrived = yield from _stored_as(topic, message, known)
+    arrived = yield from _stored_as(topic, message, brokers)
     found = []
     for copy in arrived:
-        queue = MessageQueue(topic, copy.broker, copy.queue_id)
         offset = None
         with contextlib.suppress(RequestError, RouteNotFoundError):
-            offset = yield from committed_offset(name, queue)
+            queue = MessageQueue(topic, copy.broker, copy.queue_id)
+            offset = yield from committed_offset(directory, name, queue)
         is_past = offset is not None and offset > copy.queue_offset
         found.append(Copy(copy.reconsume_times, is_past))
     times_arrived = {copy.reconsume_times for copy in arrived}
-    waiting = yield from _stored_as(DELAYED_TOPIC, message, known)
-    for copy in waiting:
+    for copy in (yield from _stored_as(DELAYED_TOPIC, message, brokers)):
         is_ours = copy.properties.get(REAL_TOPIC) == topic
         if is_ours and copy.reconsume_times not in times_arrived:
             found.append(Copy(copy.reconsume_times, False, due.pop(copy.broker, None)))
@@ -295,14 +267,14 @@ def _copies(name: str, message: StoredMessage, known: Known) -> Talk[list[Copy]]
     return found
 
 
-def _stored_as(topic: str, message: StoredMessage, known: Known) -> Talk[list[StoredMessage]]:
+def _stored_as(topic: str, message: StoredMessage, brokers: Brokers) -> Talk[list[StoredMessage]]:
     """Copies of a message in a topic: they bear the id of its producer."""
     command = requests.messages_by_key(
         topic, message.message_id, 0, TIME_MAX_MS, COUNT_MAX, is_unique=True
     )
     found: list[StoredMessage] = []
-    for broker, address in known:
-        answer = yield Ask(address, command, must_succeed=False)
+    for broker, address in brokers.items():
+        answer = yield Call(address, command)
         if answer.code == SUCCESS:
             page = decode_records(answer.body, broker=broker)
             found += [m for m in page if m.topic == topic and m.message_id == message.message_id]

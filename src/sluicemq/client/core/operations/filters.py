@@ -1,8 +1,8 @@
 """What filters do to a group, and would do: exact lag, counters, an expression on trial.
 
-Conversations as in `operations`. A SluiceMQ broker counts by itself (900131, 900132). A RocketMQ
-broker cannot know how many messages match (its lag counts those that the filter will drop): that is
-said, as None. A trial on one reads the messages here, the newest of each queue.
+A SluiceMQ broker counts by itself (900131, 900132). A RocketMQ broker cannot know how many messages
+match (its lag counts those that the filter will drop): that is said, as None. A trial on one reads
+the messages here, the newest of each queue.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,25 +22,26 @@ from sluicemq.client.core.answers import (
     expect_success,
     pull_answer,
 )
-from sluicemq.client.core.operations import topics as operations
+from sluicemq.client.core.directory import Directory
+from sluicemq.client.core.operations.groups import NOTHING_THERE, groups, progress, unknown_group
 from sluicemq.client.core.operations.topics import (
-    Ask,
-    LaneLag,
-    QueueLag,
-    RouteOf,
-    Talk,
+    ask_each,
     masters,
+    masters_of_topic,
     offset_by_time,
-    offset_max,
-    offset_min,
+    offsets,
     queues,
 )
+from sluicemq.client.core.talks import Call, Talk
 from sluicemq.errors import ConfigurationError, FilterSyntaxError, install_extra
 from sluicemq.filter.check import check_subscription
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import StoredMessage
-from sluicemq.model.subscription import Subscription
-from sluicemq.model.topic import MASTER_ID, MessageQueue, TopicRoute
+from sluicemq.model.subscription import SQL92, Subscription
+from sluicemq.model.topic import MessageQueue
+from sluicemq.protocol import bodies
+from sluicemq.protocol.codes import ResponseCode
+from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_records
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
@@ -50,7 +51,8 @@ UNSUPPORTED: Final = int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 ROWS_MAX: Final = 1_000_000
 PULLED_MAX: Final = 100_000
 """So many messages are read from a RocketMQ broker for a trial, unless more are asked for."""
-_READ_GROUP: Final = "TOOLS_CONSUMER"
+READ_GROUP: Final = "TOOLS_CONSUMER"
+"""A group that every broker knows, also with automatic creation off (spec/admin.md §2)."""
 _PAGE: Final = 1024
 Progress = Callable[[int, int], None]
 """Told how many messages were read, of how many."""
@@ -75,37 +77,108 @@ class TopicMatching:
 
 
 def matching(
-    group: str, topic: str | None = None, subscription: Subscription | None = None
+    directory: Directory, group: str, topic: str | None = None
 ) -> Talk[list[TopicMatching]]:
-    """What each broker says; with a subscription, as if the group had that one."""
+    """What the filters of a group have let through, kept back and failed on, and how many
+    messages before it match, exactly, by broker. A RocketMQ broker does not know."""
     found = []
-    for broker, address in (yield from masters()).items():
-        command = requests.filtered_lag(group, topic, subscription)
-        answer = yield Ask(address, command, must_succeed=False)
+    for broker, address in (yield from masters(directory)).items():
+        answer = yield Call(address, requests.filtered_lag(group, topic))
         if answer.code == SUCCESS:
-            told = tuple(bodies.decode_group_matching(answer.body))
-            found.append(TopicMatching(broker, True, told))
-        elif answer.code in (GROUP_NOT_EXIST, TOPIC_NOT_EXIST):
-            found.append(TopicMatching(broker, True))
-        elif answer.code == UNSUPPORTED:
-            found.append(TopicMatching(broker, False))
+            topics = tuple(bodies.decode_group_matching(answer.body))
+            found.append(TopicMatching(broker, True, topics))
+        elif answer.code in (GROUP_NOT_EXIST, TOPIC_NOT_EXIST, UNSUPPORTED):
+            found.append(TopicMatching(broker, answer.code != UNSUPPORTED))
         else:
             expect_success(answer, address)
     return found
 
 
-def lag(name: str | None = None) -> Talk[list[QueueLag]]:
-    """Of one group, or of all, with what of it the groups' filters let through. Raises
-    ConfigurationError for a group that no broker knows."""
-    found = []
-    told: dict[str, list[TopicMatching]] = {}
-    for item in (yield from operations.lag(name)):
-        if item.group not in told:
-            told[item.group] = yield from matching(item.group)
-        for broker in told[item.group]:
-            if known := broker.of(item.queue):
-                item = _with_matching(item, *known)  # noqa: PLW2901
-        found.append(item)
+@dataclass(frozen=True, slots=True)
+class LaneLag:
+    """What one lane of a group has before it in one queue: `matching` messages from its own
+    `committed` on are its."""
+
+    lane: str
+    expression: str
+    committed: int
+    offset_max: int
+    matching: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLag:
+    """What a group has before it in one queue: the queue holds `offset_min` up to, not including,
+    `offset_max`.
+
+    `messages_at_risk` of the unread ones are deleted next, from `loss_time_ms` on (ms since 1970;
+    both 0 when none is in danger, or when the broker is not ours and does not tell).
+    `matching` of them get through the group's filter, exactly; None when it is not known: on a
+    RocketMQ broker, or of a group that is away and subscribed by tags. `eta_ms`: in how long none
+    will be left at the present pace; None when not known, or never.
+    """
+
+    group: str
+    queue: MessageQueue
+    committed: int
+    offset_min: int
+    offset_max: int
+    messages_at_risk: int = 0
+    loss_time_ms: int = 0
+    matching: int | None = None
+    eta_ms: int | None = None
+    lanes: tuple[LaneLag, ...] = ()
+    """Of a group whose members want different things: then `committed` is the least of them, and
+    `matching` the sum."""
+
+    @property
+    def lag(self) -> int:
+        """Messages that are there and not committed; a filter's misses count until passed."""
+        return max(0, self.offset_max - max(self.committed, self.offset_min))
+
+    @property
+    def lost(self) -> int:
+        """Messages that were deleted before the group committed them; a group that has committed
+        nothing begins where it wants, and has lost none."""
+        return max(0, self.offset_min - self.committed) if self.committed > 0 else 0
+
+
+def lag(directory: Directory, group: str | None = None) -> Talk[list[QueueLag]]:
+    """How many messages a group (None: every group) has before it in each queue, and how many
+    of them are about to be deleted; how many of them the group's filter lets through."""
+    names = list((yield from groups(directory))) if group is None else [group]
+    brokers = yield from masters(directory)
+    first: dict[str, dict[MessageQueue, int]] = {}
+    found: list[QueueLag] = []
+    for name in names:
+        reached = yield from progress(directory, name)
+        counts = (yield from matching(directory, name)) if reached else []
+        for item in reached:
+            topic = item.queue.topic
+            if topic not in first:
+                first[topic] = yield from _first_offsets(brokers, topic)
+            lag_of_queue = QueueLag(
+                name, item.queue, item.committed, first[topic].get(item.queue, 0),
+                item.offset_max, item.messages_at_risk, item.loss_time_ms,
+            )  # fmt: skip
+            for count in counts:
+                if known := count.of(item.queue):
+                    lag_of_queue = _with_matching(lag_of_queue, *known)
+            found.append(lag_of_queue)
+    if group is not None and not found:
+        known_groups = yield from groups(directory)
+        if group not in known_groups:
+            raise unknown_group(group, known_groups)
+    return found
+
+
+def _first_offsets(brokers: Mapping[str, str], topic: str) -> Talk[dict[MessageQueue, int]]:
+    """The first stored offset of each queue of a topic that the brokers have."""
+    found: dict[MessageQueue, int] = {}
+    command = requests.topic_stats(topic)
+    for _, _, answer in (yield from ask_each(brokers, command, absent=NOTHING_THERE)):
+        stats = bodies.decode_topic_stats(answer.body)
+        found |= {queue: item.offset_min for queue, item in stats.queues.items()}
     return found
 
 
@@ -150,9 +223,10 @@ class BrokerTrial:
 
 
 def try_filter(
+    directory: Directory,
     topic: str,
     expression: str,
-    kind: str | None = None,
+    kind: str | None = SQL92,
     *,
     begin_ms: int | None = None,
     end_ms: int | None = None,
@@ -160,31 +234,31 @@ def try_filter(
     count_max: int | None = None,
     progress: Progress | None = None,
 ) -> Talk[list[BrokerTrial]]:
-    """What an expression would do, on each broker of a topic. Raises FilterSyntaxError,
-    ConfigurationError when it is not known what the group wants, RouteNotFoundError."""
+    """What an expression would do to messages stored from `begin_ms` to `end_ms`, by broker:
+    nothing is consumed. With `group` beside what that one wants now.
+
+    At most `count_max` messages are looked at, the newest of each queue; a RocketMQ broker's
+    are read here, and `progress(read, of)` is told. Raises FilterSyntaxError,
+    ConfigurationError, RouteNotFoundError.
+    """
     wanted = subscribe(topic, expression, kind)
     check_subscription(wanted)
-    route: TopicRoute = yield RouteOf(topic)
     found = []
-    for data in route.brokers:
-        address = data.addresses.get(MASTER_ID)
-        if address is None:
-            continue
+    for broker, address in masters_of_topic((yield from directory.route(topic))).items():
         command = requests.try_filter(wanted, group, begin_ms, end_ms, count_max or ROWS_MAX)
-        answer = yield Ask(address, command, must_succeed=False)
+        answer = yield Call(address, command)
         if answer.code == UNSUPPORTED:
-            limits = (begin_ms or 0, end_ms, count_max or PULLED_MAX)
-            against = yield from _subscription_of(group, topic, address) if group else _nothing()
-            read = yield from _try_here(wanted, against, data.broker, limits, progress)
-            found.append(read)
+            against = None
+            if group is not None:
+                against = yield from _subscription_of(group, topic, address)
+            ranges = yield from _ranges(directory, topic, broker, begin_ms or 0, end_ms)
+            limit = count_max or PULLED_MAX
+            found.append(
+                (yield from _try_here(directory, wanted, against, broker, ranges, limit, progress))
+            )
         else:
-            found.append(_trial_of(data.broker, answer, address))
+            found.append(_trial_of(broker, answer, address))
     return found
-
-
-def _nothing() -> Talk[None]:
-    return
-    yield
 
 
 def _trial_of(broker: str, answer: Command, address: str) -> BrokerTrial:
@@ -196,36 +270,54 @@ def _trial_of(broker: str, answer: Command, address: str) -> BrokerTrial:
     messages = {
         (item["queueId"], item["queueOffset"]): item["properties"] for item in values["messages"]
     }
-    return BrokerTrial(broker, values["stored"], _completed(values["report"]), messages)
+    return BrokerTrial(broker, values["stored"], _with_shares(values["report"]), messages)
 
 
-def _completed(report: dict[str, Any]) -> dict[str, Any]:
-    """With the shares, which follow from the counts."""
+def _with_shares(report: dict[str, Any]) -> dict[str, Any]:
+    """The shares follow from the counts."""
     report["match_rate"] = report["matched"] / report["rows"] if report["rows"] else 0.0
     for atom in report["atoms"]:
-        told = sum(atom[name] for name in ("true", "false", "null", "error"))
-        atom["selectivity"] = atom["true"] / told if told else 0.0
+        count = sum(atom[name] for name in ("true", "false", "null", "error"))
+        atom["selectivity"] = atom["true"] / count if count else 0.0
     return report
 
 
 def _subscription_of(group: str, topic: str, address: str) -> Talk[Subscription]:
     """What a group that is online wants, as its broker says."""
-    answer = yield Ask(address, requests.consumer_connections(group), must_succeed=False)
+    answer = yield Call(address, requests.consumer_connections(group))
     if answer.code == SUCCESS:
-        told = bodies.decode_consumer_connections(answer.body).subscriptions.get(topic)
-        if told is not None:
-            return told
+        known = bodies.decode_consumer_connections(answer.body).subscriptions.get(topic)
+        if known is not None:
+            return known
     raise ConfigurationError(
         f"what the group {group} wants of {topic} is not known: no member is online there.",
         cure="Leave --group away, or start a member.",
     )
 
 
+def _ranges(
+    directory: Directory, topic: str, broker: str, begin_ms: int, end_ms: int | None
+) -> Talk[list[tuple[MessageQueue, int, int]]]:
+    """The offsets [low, high) of a time in each queue of a broker."""
+    found = []
+    for queue in (yield from queues(directory, topic)):
+        if queue.broker == broker:
+            low, high = yield from offsets(directory, queue)
+            if begin_ms:
+                low = yield from offset_by_time(directory, queue, begin_ms)
+            if end_ms is not None:
+                high = yield from offset_by_time(directory, queue, end_ms + 1)
+            found.append((queue, low, max(low, high)))
+    return found
+
+
 def _try_here(
+    directory: Directory,
     wanted: Subscription,
     against: Subscription | None,
     broker: str,
-    limits: tuple[int, int | None, int],
+    ranges: list[tuple[MessageQueue, int, int]],
+    count_max: int,
     progress: Progress | None,
 ) -> Talk[BrokerTrial]:
     """Reads the messages from a broker that does not try filters."""
@@ -236,71 +328,60 @@ def _try_here(
             "a trial on a RocketMQ broker is counted here, and NumPy is missing.",
             cure=install_extra("server"),
         ) from None
-    begin_ms, end_ms, count_max = limits
-    ranges = yield from _ranges(wanted.topic, broker, begin_ms, end_ms)
     stored = sum(high - low for _, low, high in ranges)
     trial = Trial(wanted, against)
     messages: dict[tuple[int, int], Mapping[str, str]] = {}
     done = 0
 
-    def take(page: list[StoredMessage]) -> None:
+    def take(page: list[StoredMessage]) -> bool:
         nonlocal done, messages
         rows, first = [message.properties for message in page], page[0]
         trial.add_rows(rows, first_offset=first.queue_offset, source=first.queue_id)
         messages |= {(m.queue_id, m.queue_offset): m.properties for m in page}
-        messages = _kept(messages, trial.report())
+        messages = _shown(messages, trial.report())
         done += len(page)
         if progress is not None:
             progress(done, min(stored, count_max))
+        return True
 
     for queue, start, high in ranges:
         low = start if stored <= count_max else high - max((high - start) * count_max // stored, 1)
-        yield from _read(queue, low, high, take)
+        yield from read_range(directory, queue, low, high, take)
     report = orjson.loads(orjson.dumps(trial.report(), default=str))
-    return BrokerTrial(broker, stored, _completed(report), messages, is_read_here=True)
+    return BrokerTrial(broker, stored, _with_shares(report), messages, is_read_here=True)
 
 
-def _ranges(
-    topic: str, broker: str, begin_ms: int, end_ms: int | None
-) -> Talk[list[tuple[MessageQueue, int, int]]]:
-    found = []
-    for queue in (yield from queues(topic)):
-        if queue.broker != broker:
-            continue
-        low = yield from offset_min(queue)
-        high = yield from offset_max(queue)
-        if begin_ms:
-            low = yield from offset_by_time(queue, begin_ms, upper=False)
-        if end_ms is not None:
-            high = yield from offset_by_time(queue, end_ms + 1, upper=False)
-        found.append((queue, low, max(low, high)))
-    return found
-
-
-def _read(
-    queue: MessageQueue, low: int, high: int, take: Callable[[list[StoredMessage]], None]
-) -> Talk[None]:
-    """Hands the messages with offsets [low, high) on, a page at a time."""
-    everything = subscribe(queue.topic, None)
-    while low < high:
-        count = min(_PAGE, high - low)
-        command = requests.pull(
-            _READ_GROUP, queue, low, count_max=count, subscription=everything, bulk=True
-        )
-        answer = pull_answer((yield Ask(queue, command, must_succeed=False)), queue.broker)
-        if answer.status is PullStatus.FOUND:
-            page = decode_records(answer.data, broker=queue.broker)
-            if wanted := [message for message in page if message.queue_offset < high]:
-                take(wanted)
-        elif answer.next_offset <= low:
-            return
-        low = answer.next_offset
-
-
-def _kept(messages: dict[tuple[int, int], Mapping[str, str]], report: Any) -> Any:
+def _shown(messages: dict[tuple[int, int], Mapping[str, str]], report: Any) -> Any:
     """Only those that the report shows."""
     samples = [*report.samples, *(cause.sample for cause in report.causes)]
     if report.difference is not None:
         samples += [*report.difference.samples_here, *report.difference.samples_there]
     places = {(int(str(sample.source)), sample.offset) for sample in samples}
     return {place: messages[place] for place in places if place in messages}
+
+
+def read_range(
+    directory: Directory,
+    queue: MessageQueue,
+    low: int,
+    high: int,
+    take: Callable[[list[StoredMessage]], bool],
+) -> Talk[None]:
+    """Hands the messages with offsets [low, high) to `take`, a page at a time, while it returns
+    True."""
+    everything = subscribe(queue.topic, None)
+    while low < high:
+        count = min(_PAGE, high - low)
+        command = requests.pull(
+            READ_GROUP, queue, low, count_max=count, subscription=everything, bulk=True
+        )
+        address = yield from directory.address(queue)
+        answer = pull_answer((yield Call(address, command)), queue.broker)
+        if answer.status is PullStatus.FOUND:
+            page = decode_records(answer.data, broker=queue.broker)
+            wanted = [message for message in page if message.queue_offset < high]
+            if wanted and not take(wanted):
+                return
+        elif answer.next_offset <= low:
+            return
+        low = answer.next_offset

@@ -1,77 +1,253 @@
-"""Conversations about where a group stands and what its members do: reset, skip, clone, look in.
+"""Consumer groups: settings, contract, members and their shares, how far they are, what they do."""
 
-A reset is asked of each broker with 222, which our broker (and RocketMQ 5 by default) does by
-itself: whoever consumes goes on at the new place. A RocketMQ broker that leaves it to the consumers
-answers 206 when none is online; then the offsets are committed for the group (15), as mqadmin does.
-What was planned before is shown beside what the brokers say.
-"""
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+import orjson
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import (
     GROUP_NOT_EXIST,
     SUCCESS,
     SYSTEM_ERROR,
-    expect_success,
+    TOPIC_NOT_EXIST,
     request_error,
 )
+from sluicemq.client.core.balance import allocate_average
+from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.names import check_group
 from sluicemq.client.core.operations.messages import message_by_id
-from sluicemq.client.core.operations.topics import (
-    Ask,
-    RouteOf,
-    Talk,
-    committed_offset,
-    create_group,
-    groups,
-    masters,
-    offset_by_time,
-    offset_max,
-    offset_min,
-    progress,
-    queues,
-)
+from sluicemq.client.core.operations.topics import ask_each, ask_masters, masters, queues
+from sluicemq.client.core.talks import Call, Talk
 from sluicemq.errors import ConfigurationError, GroupNotFoundError
 from sluicemq.model.message import StoredMessage
-from sluicemq.model.topic import (
-    MASTER_ID,
-    RETRY_PREFIX,
-    GroupConfig,
-    MessageQueue,
-    TopicRoute,
-)
-from sluicemq.wire import bodies
-from sluicemq.wire.codes import ResponseCode
+from sluicemq.model.topic import CONTRACT, CONTRACTS, RETRY_PREFIX, GroupConfig, MessageQueue
+from sluicemq.protocol import bodies
+from sluicemq.protocol.codes import ResponseCode
 
-EARLIEST_MS: Final = 0
-LATEST_MS: Final = -1
-"""As a time: behind the last message."""
+NOTHING_THERE: Final = frozenset({SYSTEM_ERROR, GROUP_NOT_EXIST, TOPIC_NOT_EXIST})
+"""What a broker answers that does not know the group, or has nothing of it."""
+
+
+# -------------------------------------------------------------------------------- settings
+
+
+def groups(directory: Directory) -> Talk[dict[str, GroupConfig]]:
+    """Every consumer group known to any master."""
+    found: dict[str, GroupConfig] = {}
+    for _, _, answer in (yield from ask_masters(directory, requests.all_groups())):
+        found |= bodies.decode_group_table(answer.body).groups
+    return dict(sorted(found.items()))
+
+
+def create_group(
+    directory: Directory, config: GroupConfig, *, cluster: str | None = None
+) -> Talk[list[str]]:
+    """Creates or changes a consumer group on every master; returns the broker names."""
+    check_group(config.name)
+    found = yield from masters(directory, cluster)
+    yield from ask_each(found, requests.update_group(config))
+    return sorted(found)
+
+
+def expect_group(directory: Directory, name: str) -> Talk[GroupConfig]:
+    """Its settings. Raises GroupNotFoundError."""
+    known = yield from groups(directory)
+    if name not in known:
+        raise GroupNotFoundError(
+            GROUP_NOT_EXIST,
+            f"no broker knows the group {name!r}.",
+            cure=f"They know: {', '.join(known) or 'none'}. `sluice group create` makes one.",
+        )
+    return known[name]
+
+
+def unknown_group(name: str, known: Iterable[str]) -> ConfigurationError:
+    """The error for a report on a group that no broker knows."""
+    return ConfigurationError(
+        f"no broker knows the group {name!r}.",
+        cure=f"They know: {', '.join(known) or 'none'}.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class OffsetChange:
-    """One queue of a group that goes to another place. `old` is None when it had no offset; the
-    queue holds `offset_min` up to, not including, `offset_max`."""
+class GroupContract:
+    """A group's contract at one broker. `lanes` from the oldest on, as 900133 says them;
+    `unmatched` messages that no lane wants; `refused` client id -> why; `forgotten` subscriptions
+    that left and had to be given up, as 900133 says them."""
+
+    broker: str
+    contract: str
+    lanes: tuple[dict[str, Any], ...] = ()
+    refused: dict[str, str] = field(default_factory=dict)
+    unmatched: int = 0
+    forgotten: tuple[dict[str, Any], ...] = ()
+
+
+def contract(directory: Directory, group: str) -> Talk[list[GroupContract]]:
+    """A group's contract, its lanes and whom it refused, by broker; none from RocketMQ."""
+    absent = {GROUP_NOT_EXIST, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
+    answers = yield from ask_masters(directory, requests.group_lanes(group), absent=absent)
+    found = []
+    for broker, _, answer in answers:
+        known = orjson.loads(bytes(answer.body))
+        found.append(
+            GroupContract(
+                broker,
+                known["contract"],
+                tuple(known["lanes"]),
+                known["refused"],
+                known["unmatched"],
+                tuple(known.get("forgotten", ())),
+            )
+        )
+    return found
+
+
+def change_contract(directory: Directory, group: str, contract: str) -> Talk[list[str]]:
+    """Sets it: compatible, strict or lanes; returns the brokers that know the group. Raises
+    ConfigurationError, RequestError."""
+    if contract not in CONTRACTS:
+        raise ConfigurationError(
+            f"{contract!r} is not a contract.", cure=f"Use one of {', '.join(CONTRACTS)}."
+        )
+    found = []
+    for broker, address, answer in (yield from ask_masters(directory, requests.all_groups())):
+        config = bodies.decode_group_table(answer.body).groups.get(group)
+        if config is not None:
+            changed = dataclasses.replace(config, attributes={f"+{CONTRACT}": contract})
+            yield from directory.ask(address, requests.update_group(changed))
+            found.append(broker)
+    if not found:
+        raise ConfigurationError(
+            f"no broker knows the group {group!r}.", cure=f"sluice group create {group}"
+        )
+    return sorted(found)
+
+
+# -------------------------------------------------------------------- members and progress
+
+
+def members(directory: Directory, group: str) -> Talk[list[str]]:
+    """Client ids of the members of a group that are online, over all masters."""
+    command = requests.consumer_list(group)
+    found: set[str] = set()
+    for _, _, answer in (yield from ask_masters(directory, command, absent={SYSTEM_ERROR})):
+        found.update(bodies.decode_consumer_list(answer.body))
+    return sorted(found)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueProgress:
+    """One queue of a group: committed offset, next offset of the queue, time of the last consumed
+    message (ms, 0 when unknown)."""
 
     queue: MessageQueue
-    old: int | None
-    new: int
-    offset_min: int
+    committed: int
     offset_max: int
+    last_time_ms: int = 0
+    messages_at_risk: int = 0
+    loss_time_ms: int = 0
 
     @property
-    def again(self) -> int:
-        """Messages that come again."""
-        return max(0, (self.old or 0) - max(self.new, self.offset_min)) if self.old else 0
+    def lag(self) -> int:
+        """Messages not yet committed; a filter's misses count until they are passed."""
+        return max(0, self.offset_max - self.committed)
+
+
+def progress(
+    directory: Directory, group: str, topic: str | None = None
+) -> Talk[list[QueueProgress]]:
+    """How far a group is in each queue it has offsets for."""
+    command = requests.consume_stats(group, topic)
+    found: dict[MessageQueue, QueueProgress] = {}
+    for _, _, answer in (yield from ask_masters(directory, command, absent=NOTHING_THERE)):
+        for queue, item in bodies.decode_consume_stats(answer.body).queues.items():
+            found[queue] = QueueProgress(
+                queue, item.consumer_offset, item.broker_offset, item.last_time_ms,
+                item.messages_at_risk, item.loss_time_ms,
+            )  # fmt: skip
+    return [found[queue] for queue in sorted(found)]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberShare:
+    """What one member of a group gets, by the average allocation that clients agree on."""
+
+    client_id: str
+    queues: tuple[MessageQueue, ...]
+    idle_because: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """A group at one moment."""
+
+    name: str
+    members: tuple[MemberShare, ...]
+    progress: tuple[QueueProgress, ...]
+    notes: tuple[str, ...] = field(default=())
 
     @property
-    def skipped(self) -> int:
-        """Messages that the group will not see."""
-        begin = self.offset_min if self.old is None else max(self.old, self.offset_min)
-        return max(0, self.new - begin)
+    def lag(self) -> int:
+        return sum(item.lag for item in self.progress)
+
+
+def group(directory: Directory, name: str) -> Talk[GroupReport]:
+    """Members, their shares, who is idle and why, lag per queue."""
+    reached = yield from progress(directory, name)
+    online = yield from members(directory, name)
+    if not reached and not online and name not in (known := (yield from groups(directory))):
+        raise unknown_group(name, known)
+    own: dict[str, list[MessageQueue]] = {}
+    for topic in sorted({item.queue.topic for item in reached}):
+        if not topic.startswith(RETRY_PREFIX):
+            own[topic] = yield from queues(directory, topic)
+    return group_report(name, online, reached, own)
+
+
+def group_report(
+    name: str,
+    members: Sequence[str],
+    progress: Sequence[QueueProgress],
+    queues: Mapping[str, Sequence[MessageQueue]],
+) -> GroupReport:
+    """Shares by average allocation of `queues` (topic -> its queues), idle members with the
+    reason."""
+    notes = []
+    if not members:
+        notes.append(
+            "No member is online: nobody consumes. Either no consumer runs, or it was refused "
+            "(its log says why), or it is connected to other brokers."
+        )
+    missing = [topic for topic, own in queues.items() if not own]
+    notes.extend(f"The topic {topic} has no readable queue." for topic in missing)
+    duplicates = {member for member in members if list(members).count(member) > 1}
+    notes.extend(
+        f"The client id {member} is used by two members, which then share one part."
+        for member in sorted(duplicates)
+    )
+    count = max((len(topic_queues) for topic_queues in queues.values()), default=0)
+    if not queues:
+        why = "the group has no offsets yet, so its topics are not known to the brokers"
+    elif count < len(members):
+        why = (
+            f"{len(members)} members share {count} queues, a queue has one reader: "
+            f"give the topic {len(members)} queues or stop {len(members) - count} members"
+        )
+    else:
+        why = "no queue of its topics is readable"
+    shares = []
+    for member in sorted(members):
+        shared = (allocate_average(member, own, members) for own in queues.values())
+        own_queues = tuple(queue for some in shared for queue in some)
+        shares.append(MemberShare(member, own_queues, "" if own_queues else why))
+    return GroupReport(name, tuple(shares), tuple(progress), tuple(notes))
+
+
+# ------------------------------------------------------------------------------- consumers
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,138 +263,13 @@ class ConsumerClient:
     message_model: str
 
 
-# ------------------------------------------------------------------------------ reset and skip
-
-
-def plan_reset(group: str, topic: str, time_ms: int) -> Talk[list[OffsetChange]]:
-    """What a reset would change: EARLIEST_MS, LATEST_MS, or ms since 1970. Raises
-    RouteNotFoundError, GroupNotFoundError."""
-    check_group(group)
-    yield from _expect_group(group)
-    found = []
-    for queue in (yield from queues(topic)):
-        old = yield from committed_offset(group, queue)
-        first = yield from offset_min(queue)
-        end = yield from offset_max(queue)
-        if time_ms == LATEST_MS:
-            new = end
-        elif time_ms == EARLIEST_MS:
-            new = first
-        else:
-            new = yield from offset_by_time(queue, time_ms, upper=False)
-        found.append(OffsetChange(queue, old, new, first, end))
-    return found
-
-
-def reset(group: str, topic: str, time_ms: int) -> Talk[list[OffsetChange]]:
-    """Does it; the changes as the brokers have made them. Raises as `plan_reset`, RequestError."""
-    planned = {change.queue: change for change in (yield from plan_reset(group, topic, time_ms))}
-    for address in (yield from _masters_of_topic(topic)).values():
-        command = requests.reset_offsets(group, topic, time_ms)
-        answer = yield Ask(address, command, must_succeed=False)
-        if answer.code == GROUP_NOT_EXIST:  # it has never consumed there
-            config = (yield from groups())[group]
-            yield Ask(address, requests.update_group(config))
-            answer = yield Ask(address, command, must_succeed=False)
-        if answer.code == ResponseCode.CONSUMER_NOT_ONLINE:
-            continue
-        made = bodies.decode_queue_offsets(expect_success(answer, address).body)
-        for queue, offset in made.items():
-            if queue in planned:
-                planned[queue] = _at(planned[queue], offset)
-    yield from _commit_where_needed(group, planned)
-    return [planned[queue] for queue in sorted(planned)]
-
-
-def _at(change: OffsetChange, offset: int) -> OffsetChange:
-    return OffsetChange(change.queue, change.old, offset, change.offset_min, change.offset_max)
-
-
-def _commit_where_needed(group: str, changes: Mapping[MessageQueue, OffsetChange]) -> Talk[None]:
-    """Where the brokers' own table does not say it yet, and nobody is there to do it."""
-    for queue, change in changes.items():
-        if (yield from committed_offset(group, queue)) == change.new:
-            continue
-        route: TopicRoute = yield RouteOf(queue.topic)
-        address = next(
-            b.addresses.get(MASTER_ID, "") for b in route.brokers if b.broker == queue.broker
-        )
-        answer = yield Ask(address, requests.consumer_list(group), must_succeed=False)
-        if answer.code != SUCCESS:
-            yield Ask(queue, requests.commit_offset(group, queue, change.new))
-
-
-def _masters_of_topic(topic: str) -> Talk[dict[str, str]]:
-    route: TopicRoute = yield RouteOf(topic)
-    return {
-        data.broker: data.addresses[MASTER_ID]
-        for data in route.brokers
-        if MASTER_ID in data.addresses
-    }
-
-
-def _expect_group(group: str) -> Talk[None]:
-    known = yield from groups()
-    if group not in known:
-        raise GroupNotFoundError(
-            GROUP_NOT_EXIST,
-            f"no broker knows the group {group!r}.",
-            cure=f"They know: {', '.join(known) or 'none'}. `sluice group create` makes one.",
-        )
-
-
-# --------------------------------------------------------------------------------------- clone
-
-
-def plan_clone(source: str, target: str, topic: str | None) -> Talk[list[OffsetChange]]:
-    """What a clone would change in the target. Raises GroupNotFoundError, ConfigurationError."""
-    check_group(target)
-    if source == target:
-        raise ConfigurationError(
-            f"the group {source!r} is to be cloned to itself.", cure="Name two groups."
-        )
-    yield from _expect_group(source)
-    found = []
-    for item in (yield from progress(source, topic)):
-        if item.queue.topic.startswith(RETRY_PREFIX):
-            continue
-        standing = yield from committed_offset(source, item.queue)
-        if standing is None:
-            continue
-        old = yield from committed_offset(target, item.queue)
-        first = yield from offset_min(item.queue)
-        found.append(OffsetChange(item.queue, old, standing, first, item.offset_max))
-    if not found:
-        raise ConfigurationError(
-            f"the group {source!r} has no offsets{f' of topic {topic!r}' if topic else ''}.",
-            cure="See sluice group show.",
-        )
-    return found
-
-
-def clone(source: str, target: str, topic: str | None) -> Talk[list[OffsetChange]]:
-    """Does it. Raises as `plan_clone`, RequestError."""
-    planned = yield from plan_clone(source, target, topic)
-    for broker, address in (yield from masters()).items():
-        if any(change.queue.broker == broker for change in planned):
-            yield Ask(address, requests.clone_offsets(source, target, topic))
-    if target not in (yield from groups()):
-        yield from create_group(GroupConfig(target), None)
-    yield from _commit_where_needed(target, {change.queue: change for change in planned})
-    return planned
-
-
-# ----------------------------------------------------------------------------- into consumers
-
-
-def consumers(group: str) -> Talk[list[ConsumerClient]]:
-    """The members that are online, each with one broker that knows it."""
+def consumers(directory: Directory, group: str) -> Talk[list[ConsumerClient]]:
+    """The members of a group that are online, each with one broker that knows it."""
+    command = requests.consumer_connections(group)
+    absent = {ResponseCode.CONSUMER_NOT_ONLINE}
     found: dict[str, ConsumerClient] = {}
-    for address in (yield from masters()).values():
-        answer = yield Ask(address, requests.consumer_connections(group), must_succeed=False)
-        if answer.code == ResponseCode.CONSUMER_NOT_ONLINE:
-            continue
-        value = bodies.decode_consumer_connections(expect_success(answer, address).body)
+    for _, address, answer in (yield from ask_masters(directory, command, absent=absent)):
+        value = bodies.decode_consumer_connections(answer.body)
         for one in value.connections:
             client = ConsumerClient(
                 one.client_id, one.address, one.language, one.version, address,
@@ -226,24 +277,20 @@ def consumers(group: str) -> Talk[list[ConsumerClient]]:
             )  # fmt: skip
             found.setdefault(one.client_id, client)
     if not found:
-        yield from _expect_group(group)
+        yield from expect_group(directory, group)
     return [found[client_id] for client_id in sorted(found)]
 
 
-def running_info(group: str, client_id: str, *, stack: bool) -> Talk[bodies.RunningInfo]:
-    """What a consumer is and does. Raises ConfigurationError when it is not online, RequestError
-    when it does not answer."""
-    client = yield from _client(group, client_id)
-    command = requests.running_info(group, client_id, stack=stack)
-    answer = yield Ask(client.broker_address, command)
-    return bodies.decode_running_info(answer.body)
-
-
-def _client(group: str, client_id: str) -> Talk[ConsumerClient]:
-    online = yield from consumers(group)
+def _consumer(directory: Directory, group: str, client_id: str | None) -> Talk[ConsumerClient]:
+    """One that is online; None: any."""
+    online = yield from consumers(directory, group)
     for client in online:
-        if client.client_id == client_id:
+        if client_id in (None, client.client_id):
             return client
+    if client_id is None:
+        raise ConfigurationError(
+            f"no consumer of the group {group!r} is online.", cure="Start one."
+        )
     names = ", ".join(client.client_id for client in online)
     raise ConfigurationError(
         f"no consumer {client_id!r} of the group {group!r} is online.",
@@ -251,38 +298,41 @@ def _client(group: str, client_id: str) -> Talk[ConsumerClient]:
     )
 
 
+def running_info(
+    directory: Directory, group: str, client_id: str, *, stack: bool = False
+) -> Talk[bodies.RunningInfo]:
+    """What a consumer is and does; with `stack` the stacks of its threads and tasks. Raises
+    ConfigurationError when it is not online, RequestError when it does not answer."""
+    client = yield from _consumer(directory, group, client_id)
+    command = requests.running_info(group, client_id, stack=stack)
+    answer = yield from directory.ask(client.broker_address, command)
+    return bodies.decode_running_info(answer.body)
+
+
 def consume_directly(
-    message_id: str, group: str, client_id: str | None, topic: str | None
+    directory: Directory,
+    message_id: str,
+    group: str,
+    client_id: str | None = None,
+    *,
+    topic: str | None = None,
 ) -> Talk[tuple[StoredMessage, bodies.DirectResult]]:
-    """Lets a consumer handle a stored message now, and tells how that went. None: any member.
+    """Lets a consumer (None: any) handle a stored message now; offsets stay as they are.
     Raises MessageNotFoundError, ConfigurationError, RequestError."""
-    message = yield from message_by_id(message_id, topic)
-    if client_id is None:
-        online = yield from consumers(group)
-        if not online:
-            raise ConfigurationError(
-                f"no consumer of the group {group!r} is online.", cure="Start one."
-            )
-        client_id = online[0].client_id
-    yield from _client(group, client_id)
-    address = yield from _master_by_store(message)
-    command = requests.consume_directly(group, client_id, message.offset_message_id, message.topic)
-    answer = yield Ask(address, command, must_succeed=False)
+    message = yield from message_by_id(directory, message_id, topic=topic)
+    client = yield from _consumer(directory, group, client_id)
+    known = yield from masters(directory)
+    address = known.get(message.broker, str(message.store_host))
+    command = requests.consume_directly(
+        group, client.client_id, message.offset_message_id, message.topic
+    )
+    answer = yield Call(address, command)
     if answer.code == SYSTEM_ERROR and "not online" in (answer.remark or ""):
         raise ConfigurationError(
             f"the broker at {address}, which has the message, does not know the consumer "
-            f"{client_id!r}.",
+            f"{client.client_id!r}.",
             cure="It reads from another broker: choose another client.",
         )
     if answer.code != SUCCESS:
         raise request_error(answer, address)
     return message, bodies.decode_direct_result(answer.body)
-
-
-def _master_by_store(message: StoredMessage) -> Talk[str]:
-    """The broker that has it: by its name, or by the address that stored it."""
-    known = yield from masters()
-    if message.broker in known:
-        return known[message.broker]
-    host = str(message.store_host)
-    return next((address for address in known.values() if address == host), host)

@@ -1,9 +1,8 @@
-"""The way of one message as steps in order of time, and what became of it in each group. Pure.
+"""The way of one message: what clients have traced of it, and what became of it in each group.
 
 A delivery is two records with one request id. The moment of storing is not in any trace; it is
-known while the message itself is still stored.
-
-Finding what was traced of a message: a conversation as those in `operations`.
+known while the message itself is still stored. While it is, the groups that have traced nothing are
+looked at too: their committed offsets say whether they are past it.
 
 Trace messages bear the id as a key. A broker gives 64 messages a request, the newest: further ones
 are asked for with an earlier end until nothing new comes.
@@ -13,9 +12,6 @@ result names it: that text can be asked for). Who knows one id cannot ask for th
 is missing and the message is there, the trace topic is read from the time of its storing on, for a
 minute of traces at most. The message is known by its place then too: a broker of RocketMQ 5.3 gives
 all messages of a batch of its own client the id of the batch, which no record has.
-
-While the message is there, the groups that have told nothing are looked at too: their committed
-offsets say whether they are past it.
 """
 
 from collections import Counter
@@ -23,18 +19,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from sluicemq.client.core import requests
-from sluicemq.client.core.answers import PullStatus, pull_answer
-from sluicemq.client.core.operations import messages as finding
+from sluicemq.client.core.directory import Directory
+from sluicemq.client.core.operations.filters import read_range
+from sluicemq.client.core.operations.messages import (
+    COUNT_MAX,
+    TIME_MAX_MS,
+    message_by_id,
+    messages_by_key,
+)
 from sluicemq.client.core.operations.topics import (
-    Ask,
-    Talk,
     committed_offset,
     groups_of_topic,
     offset_by_time,
     queues,
 )
+from sluicemq.client.core.talks import Talk
 from sluicemq.client.core.tracing import (
+    DEFAULT_TRACE_TOPIC,
     Ended,
     Finished,
     Published,
@@ -49,12 +50,14 @@ from sluicemq.errors import (
     RouteNotFoundError,
     TopicNotFoundError,
 )
-from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue
-from sluicemq.record.codec import decode_records
 
 _ORDER: Final = {"send": 0, "store": 1, "transaction": 2, "recall": 3, "deliver": 4}
+_PAGES_MAX: Final = 50
+_SCANS_MAX: Final = 100
+_SKEW_MS: Final = 2_000
+_LATE_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class GroupFate:
+class GroupTrace:
     """What became of the message in one consumer group. `deliveries`: those that were traced;
     `is_past`, where there are none: whether the group's committed offset is beyond the message."""
 
@@ -96,7 +99,7 @@ class Timeline:
     tags: str | None
     keys: str | None
     steps: list[Step]
-    groups: list[GroupFate]
+    groups: list[GroupTrace]
     unread: int
 
 
@@ -106,150 +109,137 @@ def timeline(
     """Puts records in order. Pure."""
     records = list(records)
     ends = {r.request_id: r for r in records if isinstance(r, Finished)}
-    steps = [_step(record, ends) for record in records if not isinstance(record, Finished)]
     begun = {r.request_id for r in records if isinstance(r, Taken)}
-    steps += [_lone_end(end) for request, end in ends.items() if request not in begun]
+    steps = []
+    for record in records:
+        if not isinstance(record, Finished):
+            steps.append(_step(record, ends))
+        elif record.request_id not in begun and ends[record.request_id] is record:
+            began_ms = max((record.time_ms or 0) - record.cost_ms, 0)
+            result = record.outcome.name.lower()
+            steps.append(Step(began_ms, "deliver", record.group, result, record.cost_ms))
+    begin_ms = min((step.time_ms for step in steps if step.kind == "send"), default=0)
     if stored is not None:
-        steps.append(_store_step(stored))
-    begin_ms = min((s.time_ms for s in steps if s.kind == "send"), default=0)
-    steps.sort(key=lambda step: _place_in_time(step, begin_ms))
+        place = f"{stored.broker} queue {stored.queue_id} offset {stored.queue_offset}"
+        detail = f"in {stored.topic}"
+        steps.append(Step(stored.store_time_ms, "store", place=place, detail=detail))
+
+    def order(step: Step) -> tuple[int, int]:
+        """A message is stored after it was sent, whatever the clocks of two machines say."""
+        is_store = step.kind == "store"
+        return max(step.time_ms, begin_ms) if is_store else step.time_ms, _ORDER[step.kind]
+
+    steps.sort(key=order)
     named = [r for r in records if isinstance(r, Published | Ended)]
     topic = next((r.topic for r in named if r.topic), stored.topic if stored else None)
     tags = next((r.tags for r in named if r.tags), stored.tag if stored else None)
     keys = next((r.keys for r in records if not isinstance(r, Recalled) and r.keys), None)
-    return Timeline(message_id, topic, tags, keys, steps, _fates(steps), unread)
+    groups: dict[str, GroupTrace] = {}
+    for step in steps:
+        if step.kind == "deliver":
+            group = groups.setdefault(step.group or "?", GroupTrace(step.group or "?"))
+            group.deliveries += 1
+            group.results.append(step.result or "unknown")
+            group.consumed = group.consumed or step.result == "success"
+    return Timeline(message_id, topic, tags, keys, steps, list(groups.values()), unread)
 
 
 def _step(record: Published | Taken | Ended | Recalled, ends: dict[str | None, Finished]) -> Step:
     match record:
         case Published() as r:
             detail = f"{r.kind.name.lower()}, {r.body_length} bytes"
-            return Step(
-                r.time_ms, "send", r.group, _success(r.success), r.cost_ms, None, r.store_host,
-                detail,
-            )  # fmt: skip
+            result = "success" if r.success else "failed"
+            return Step(r.time_ms, "send", r.group, result, r.cost_ms, None, r.store_host, detail)
         case Taken() as r:
             end = ends.get(r.request_id)
-            result = end.outcome.name.lower() if end is not None else None
+            outcome = end.outcome.name.lower() if end is not None else None
             cost_ms = end.cost_ms if end is not None else None
-            return Step(r.time_ms, "deliver", r.group, result, cost_ms, r.retry_times)
+            return Step(r.time_ms, "deliver", r.group, outcome, cost_ms, r.retry_times)
         case Ended() as r:
             why = "after a check" if r.from_check else None
-            return Step(
-                r.time_ms, "transaction", r.group, (r.state or "").lower(), None, None,
-                r.store_host, why,
-            )  # fmt: skip
+            state = (r.state or "").lower()
+            return Step(r.time_ms, "transaction", r.group, state, place=r.store_host, detail=why)
         case Recalled() as r:
-            return Step(r.time_ms, "recall", r.group, _success(r.success))
+            return Step(r.time_ms, "recall", r.group, "success" if r.success else "failed")
 
 
-def _place_in_time(step: Step, begin_ms: int) -> tuple[int, int]:
-    """A message is stored after it was sent, whatever the clocks of two machines say."""
-    time_ms = max(step.time_ms, begin_ms) if step.kind == "store" else step.time_ms
-    return time_ms, _ORDER[step.kind]
+# ----------------------------------------------------------------------- what was traced
 
 
-def _lone_end(end: Finished) -> Step:
-    """The beginning of this delivery is not there (yet)."""
-    began_ms = (end.time_ms or 0) - end.cost_ms
-    return Step(max(began_ms, 0), "deliver", end.group, end.outcome.name.lower(), end.cost_ms)
+def trace(
+    directory: Directory, message_id: str, *, trace_topic: str = DEFAULT_TRACE_TOPIC
+) -> Talk[Timeline]:
+    """What happened to a message, as far as clients have traced it; by the id of its producer or of
+    its broker.
 
-
-def _store_step(stored: StoredMessage) -> Step:
-    place = f"{stored.broker} queue {stored.queue_id} offset {stored.queue_offset}"
-    return Step(stored.store_time_ms, "store", None, None, None, None, place, f"in {stored.topic}")
-
-
-def _success(success: bool) -> str:
-    return "success" if success else "failed"
-
-
-def _fates(steps: Iterable[Step]) -> list[GroupFate]:
-    fates: dict[str, GroupFate] = {}
-    for step in steps:
-        if step.kind == "deliver":
-            name = step.group or "?"
-            fate = fates.setdefault(name, GroupFate(name))
-            fate.deliveries += 1
-            fate.results.append(step.result or "unknown")
-            fate.consumed = fate.consumed or step.result == "success"
-    return list(fates.values())
-
-
-_PAGES_MAX: Final = 50
-_SCANS_MAX: Final = 100
-_READ_GROUP: Final = "TOOLS_CONSUMER"
-_SKEW_MS: Final = 2_000
-_LATE_MS: Final = 60_000
-
-
-def find_trace(message_id: str, trace_topic: str) -> Talk[Timeline]:
-    """The timeline of a message, by the id of its producer or of its broker.
-
-    Raises MessageNotFoundError when no trace of it is there, RouteNotFoundError without the topic.
+    Raises MessageNotFoundError without a trace, RouteNotFoundError without the topic.
     """
     wanted = message_id.strip()
-    traces = yield from _traces(wanted, trace_topic)
+    traces = yield from _traces(directory, wanted, trace_topic)
     stored = None
     if not traces:
-        stored = yield from _stored(wanted, None)
+        stored = yield from _stored(directory, wanted, None)
         if stored is not None and stored.message_id != wanted:
             wanted = stored.message_id
-            traces = yield from _traces(wanted, trace_topic)
+            traces = yield from _traces(directory, wanted, trace_topic)
     records, unread = _records(traces, wanted, None)
     if not any(isinstance(record, Published) for record in records):
-        stored = stored or (yield from _stored(wanted, None))
+        stored = stored or (yield from _stored(directory, wanted, None))
         if stored is not None:
-            late = yield from _batch_traces(stored, trace_topic)
+            late = yield from _batch_traces(directory, stored, trace_topic)
             records += _records(late, wanted, stored.offset_message_id)[0]
     if not records:
-        raise _nothing(message_id, trace_topic, stored)
+        where = f", though the message is in {stored.topic!r}" if stored is not None else ""
+        raise MessageNotFoundError(
+            f"the topic {trace_topic!r} has no trace of {message_id}{where}.",
+            cure="Clients write traces when they are told to: Sluice(…, trace=True), in Java "
+            "enableMsgTrace; a few seconds later they can be found. Traces in a topic of your own: "
+            "--topic.",
+        )
     if stored is None:
         topic = next((r.topic for r in records if isinstance(r, Published | Ended)), None)
-        stored = yield from _stored(wanted, topic)
+        stored = yield from _stored(directory, wanted, topic)
     found = timeline(wanted, records, stored, unread)
     if stored is not None:
-        found.groups.extend((yield from _silent(stored, {fate.group for fate in found.groups})))
+        known = {group.group for group in found.groups}
+        found.groups.extend((yield from _untraced_groups(directory, stored, known)))
     return found
 
 
-def _silent(stored: StoredMessage, told: set[str]) -> Talk[list[GroupFate]]:
+def _untraced_groups(
+    directory: Directory, stored: StoredMessage, traced: set[str]
+) -> Talk[list[GroupTrace]]:
     """The groups of the message's topic that have traced no delivery of it."""
     queue = MessageQueue(stored.topic, stored.broker, stored.queue_id)
-    fates = []
+    found: list[GroupTrace] = []
     try:
-        for group in sorted(set((yield from groups_of_topic(stored.topic))) - told):
-            offset = yield from committed_offset(group, queue)
+        for group in sorted(set((yield from groups_of_topic(directory, stored.topic))) - traced):
+            offset = yield from committed_offset(directory, group, queue)
             is_past = offset is not None and offset > stored.queue_offset
-            fates.append(GroupFate(group, is_past=is_past))
+            found.append(GroupTrace(group, is_past=is_past))
     except (RequestError, RouteNotFoundError):
-        return fates  # an older broker, or access rules: what the traces tell is still told
-    return fates
+        pass  # an older broker, or access rules: what the traces tell is still told
+    return found
 
 
-def _nothing(wanted: str, trace_topic: str, stored: StoredMessage | None) -> MessageNotFoundError:
-    what = f", though the message is in {stored.topic!r}" if stored is not None else ""
-    return MessageNotFoundError(
-        f"the topic {trace_topic!r} has no trace of {wanted}{what}.",
-        cure="Clients write traces when they are told to: Sluice(…, trace=True), in Java "
-        "enableMsgTrace; a few seconds later they can be found. Traces in a topic of your own: "
-        "--topic.",
-    )
-
-
-def _traces(message_id: str, trace_topic: str) -> Talk[list[StoredMessage]]:
+def _traces(directory: Directory, message_id: str, trace_topic: str) -> Talk[list[StoredMessage]]:
     """All trace messages that bear the id, oldest first. Raises RouteNotFoundError."""
     found: dict[tuple[str, int, int], StoredMessage] = {}
-    end_ms = finding.TIME_MAX_MS
+    end_ms = TIME_MAX_MS
     try:
         for _ in range(_PAGES_MAX):
-            page = yield from finding.messages_by_key(trace_topic, message_id, 0, end_ms, 1_000_000)
+            page = yield from messages_by_key(
+                directory, trace_topic, message_id, end_ms=end_ms, count_max=1_000_000
+            )
             known = len(found)
             found |= {(m.broker, m.queue_id, m.queue_offset): m for m in page}
-            page_end_ms = _page_end_ms(page)
-            if len(found) == known or page_end_ms is None:
+            # The next page ends where no broker has held anything back; newest come first.
+            counts = Counter(message.broker for message in page)
+            full = {broker for broker, count in counts.items() if count >= COUNT_MAX}
+            oldest_ms = {m.broker: m.store_time_ms for m in page if m.broker in full}
+            if len(found) == known or not oldest_ms:
                 break
-            end_ms = page_end_ms
+            end_ms = max(oldest_ms.values())
     except (RouteNotFoundError, TopicNotFoundError):
         raise RouteNotFoundError(
             f"no broker has the trace topic {trace_topic!r}.",
@@ -259,40 +249,32 @@ def _traces(message_id: str, trace_topic: str) -> Talk[list[StoredMessage]]:
     return sorted(found.values(), key=lambda message: message.store_time_ms)
 
 
-def _batch_traces(stored: StoredMessage, trace_topic: str) -> Talk[list[StoredMessage]]:
+def _batch_traces(
+    directory: Directory, stored: StoredMessage, trace_topic: str
+) -> Talk[list[StoredMessage]]:
     """The trace messages of the time after a message was stored that tell of it, found by
     reading."""
     begin_ms, end_ms = stored.store_time_ms - _SKEW_MS, stored.store_time_ms + _LATE_MS
     names = stored.message_id.encode(), stored.offset_message_id.encode()
-    everything = subscribe(trace_topic, None)
     found: list[StoredMessage] = []
-    for queue in (yield from queues(trace_topic)):
-        offset = yield from offset_by_time(queue, begin_ms, upper=False)
-        for _ in range(_SCANS_MAX):
-            command = requests.pull(_READ_GROUP, queue, offset, subscription=everything)
-            answer = pull_answer((yield Ask(queue, command, must_succeed=False)), queue.broker)
-            if answer.status is not PullStatus.FOUND:
-                break
-            page = decode_records(answer.data, broker=queue.broker)
-            found += [m for m in page if any(name in m.body for name in names)]
-            if page[-1].store_time_ms > end_ms:
-                break
-            offset = answer.next_offset
+    scans = 0
+
+    def take(page: list[StoredMessage]) -> bool:
+        nonlocal scans
+        scans += 1
+        found.extend(m for m in page if any(name in m.body for name in names))
+        return page[-1].store_time_ms <= end_ms and scans < _SCANS_MAX
+
+    for queue in (yield from queues(directory, trace_topic)):
+        scans, low = 0, (yield from offset_by_time(directory, queue, begin_ms))
+        yield from read_range(directory, queue, low, TIME_MAX_MS, take)
     return found
 
 
-def _page_end_ms(page: list[StoredMessage]) -> int | None:
-    """Where the next page ends: up to there no broker has held anything back; None: none has."""
-    counts = Counter(message.broker for message in page)
-    full = {broker for broker, count in counts.items() if count >= finding.COUNT_MAX}
-    oldest_ms = {m.broker: m.store_time_ms for m in page if m.broker in full}  # newest come first
-    return max(oldest_ms.values(), default=None)
-
-
-def _stored(message_id: str, topic: str | None) -> Talk[StoredMessage | None]:
+def _stored(directory: Directory, message_id: str, topic: str | None) -> Talk[StoredMessage | None]:
     """The message itself, if it is still there."""
     try:
-        return (yield from finding.message_by_id(message_id, topic))
+        return (yield from message_by_id(directory, message_id, topic=topic))
     except MessageNotFoundError:
         return None
 
@@ -305,13 +287,13 @@ def _records(
     records: list[TraceRecord] = []
     unread = 0
     for message in traces:
-        told, odd = decode(message.body)
+        decoded, odd = decode(message.body)
         unread += odd
-        records += [own for one in told if (own := _about(one, wanted, place)) is not None]
+        records += [own for one in decoded if (own := record_about(one, wanted, place)) is not None]
     return list(dict.fromkeys(records)), unread
 
 
-def _about(record: TraceRecord, wanted: str, place: str | None) -> TraceRecord | None:
+def record_about(record: TraceRecord, wanted: str, place: str | None) -> TraceRecord | None:
     """The record, when it is about the message; Java's record of a batch tells of several."""
     if record.message_id == wanted:
         return record

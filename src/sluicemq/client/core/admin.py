@@ -1,0 +1,71 @@
+"""What `Admin` can do: one line an operation, bound by `core.talks.operation` for both shells.
+
+Parameters, defaults and documentation stand at the Talk of each. Offsets are positions in one
+queue, times are milliseconds since 1970.
+"""
+
+from sluicemq.client.core.directory import Directory
+from sluicemq.client.core.explanations import inquiry
+from sluicemq.client.core.operations import filters, messages, traces
+from sluicemq.client.core.operations import groups as group_talks
+from sluicemq.client.core.operations import offsets as offset_talks
+from sluicemq.client.core.operations import topics as topic_talks
+from sluicemq.client.core.talks import operation
+
+
+class AdminOperations:
+    """Routes, offsets, topics, groups, clusters. Raises the errors of `sluicemq.errors`."""
+
+    route = operation(Directory.route)
+
+    cluster_info = operation(topic_talks.cluster_info)
+    masters = operation(topic_talks.masters)
+    runtime = operation(topic_talks.runtime)
+    access_status = operation(topic_talks.access_status)
+
+    topics = operation(topic_talks.topics)
+    queues = operation(topic_talks.queues)
+    create_topic = operation(topic_talks.create_topic)
+    delete_topic = operation(topic_talks.delete_topic)
+    topic_offsets = operation(topic_talks.topic_offsets)
+    groups_of_topic = operation(topic_talks.groups_of_topic)
+
+    offsets = operation(topic_talks.offsets)
+    offset_min = operation(topic_talks.offset_min)
+    offset_max = operation(topic_talks.offset_max)
+    offset_by_time = operation(topic_talks.offset_by_time)
+    earliest_time_ms = operation(topic_talks.earliest_time_ms)
+    latest_time_ms = operation(topic_talks.latest_time_ms)
+    committed_offset = operation(topic_talks.committed_offset)
+    commit_offset = operation(topic_talks.commit_offset)
+
+    groups = operation(group_talks.groups)
+    create_group = operation(group_talks.create_group)
+    contract = operation(group_talks.contract)
+    change_contract = operation(group_talks.change_contract)
+    members = operation(group_talks.members)
+    progress = operation(group_talks.progress)
+    group = operation(group_talks.group)
+    consumers = operation(group_talks.consumers)
+    running_info = operation(group_talks.running_info)
+    consume_directly = operation(group_talks.consume_directly)
+
+    plan_reset = operation(offset_talks.plan_reset)
+    reset_offsets = operation(offset_talks.reset_offsets)
+    plan_clone = operation(offset_talks.plan_clone)
+    clone_offsets = operation(offset_talks.clone_offsets)
+
+    lag = operation(filters.lag)
+    matching = operation(filters.matching)
+    try_filter = operation(filters.try_filter)
+
+    message_by_id = operation(messages.message_by_id)
+    messages_by_key = operation(messages.messages_by_key)
+    delayed = operation(messages.delayed)
+    cancel_delayed = operation(messages.cancel_delayed)
+    transactions = operation(messages.transactions)
+    resolve_transaction = operation(messages.resolve_transaction)
+
+    trace = operation(traces.trace)
+    explain_message = operation(inquiry.explain_message)
+    explain_group = operation(inquiry.explain_group)

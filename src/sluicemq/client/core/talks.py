@@ -1,0 +1,135 @@
+"""Conversations without waiting: what a client asks its servers, once for asyncio and for threads.
+
+A `Talk` is a generator. It yields a `Call`, is sent the answer (or thrown the error), and returns
+its result. A shell can do one thing: exchange a request for its answer. `operation` makes a Talk a
+method of both shells:
+
+    def offset_max(directory: Directory, queue: MessageQueue) -> Talk[int]: ...
+
+    class AdminOperations:
+        offset_max = operation(offset_max)
+
+    await admin.offset_max(queue)      # of the asyncio Admin
+    admin.offset_max(queue)            # of the blocking one
+"""
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+
+from sluicemq.protocol.command import Command
+
+P = ParamSpec("P")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(slots=True)
+class Call:
+    """A request to one server. `timeout_s` None: as long as the shell allows.
+
+    The answer is what came, whatever its code; of a one-way command it is the command itself. The
+    shell sets `is_written` before it hands the request to the network: from then on the server may
+    have it, whatever the error says.
+    """
+
+    address: str
+    command: Command = field(repr=False)
+    timeout_s: float | None = None
+    is_written: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A part of a Talk that no two tasks of a shell are in at once for one key. Answered when it is
+    over; its result is dropped."""
+
+    key: str
+    talk: "Talk[Any]"
+
+
+Talk = Generator[Call | Alone, Command, T]
+
+
+class BlockingShell(ABC):
+    """Makes the calls of a Talk on the caller's thread."""
+
+    directory: Any
+    """What its operations are given first: a `core.directory.Directory`."""
+
+    @abstractmethod
+    def exchange(self, call: Call) -> Command:
+        """The answer to a call. Raises SluiceError."""
+
+    def run(self, talk: Talk[T]) -> T:
+        """The result of a Talk."""
+        try:
+            step = next(talk)
+            while True:
+                try:
+                    answer = self.exchange(step) if isinstance(step, Call) else self.run(step.talk)
+                except BaseException as error:  # noqa: BLE001 - the Talk decides
+                    step = talk.throw(error)
+                else:
+                    step = talk.send(answer)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+
+class AsyncioShell(ABC):
+    """Makes the calls of a Talk in a task."""
+
+    directory: Any
+    """What its operations are given first: a `core.directory.Directory`."""
+
+    @abstractmethod
+    async def exchange(self, call: Call) -> Command:
+        """The answer to a call. Raises SluiceError."""
+
+    @abstractmethod
+    def alone(self, key: str) -> AbstractAsyncContextManager[object]:
+        """Held by one task at a time for each key."""
+
+    async def run(self, talk: Talk[T]) -> T:
+        """The result of a Talk."""
+        try:
+            step = next(talk)
+            while True:
+                try:
+                    if isinstance(step, Call):
+                        answer = await self.exchange(step)
+                    else:
+                        async with self.alone(step.key):
+                            answer = await self.run(step.talk)
+                except BaseException as error:  # noqa: BLE001 - the Talk decides
+                    step = talk.throw(error)
+                else:
+                    step = talk.send(answer)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+
+class Operation(Protocol[P, T_co]):
+    """A Talk as a method of a shell, with the parameters that follow its first one."""
+
+    @overload
+    def __get__(self, shell: BlockingShell, owner: Any = None) -> Callable[P, T_co]: ...
+    @overload
+    def __get__(
+        self, shell: AsyncioShell, owner: Any = None
+    ) -> Callable[P, Coroutine[Any, Any, T_co]]: ...
+
+
+def operation(talk: Callable[Concatenate[Any, P], Talk[T]]) -> Operation[P, T]:
+    """Binds a function that makes a Talk; its first parameter becomes the shell's directory."""
+
+    @functools.wraps(talk)
+    def run(shell: BlockingShell, *arguments: P.args, **named: P.kwargs) -> T:
+        return shell.run(talk(shell.directory, *arguments, **named))
+
+    return cast("Operation[P, T]", run)
