@@ -18,7 +18,7 @@ from sluicemq.client.core.explanations.facts import (
 )
 from sluicemq.client.core.explanations.rules import explain_group, explain_message
 from sluicemq.client.core.operations.traces import GroupTrace
-from sluicemq.filter.tags import subscribe
+from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription

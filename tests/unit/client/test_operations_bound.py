@@ -13,7 +13,7 @@ from sluicemq.client.core.talks import AsyncioShell, BlockingShell, Call, Talk, 
 from sluicemq.client.sync.admin import Admin as BlockingAdmin
 from sluicemq.client.sync.cluster import Cluster as BlockingCluster
 from sluicemq.errors import ConnectionLostError
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command
 
 OPERATIONS = sorted(name for name in vars(AdminOperations) if not name.startswith("_"))
 

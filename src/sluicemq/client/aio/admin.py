@@ -6,7 +6,7 @@ from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.core.admin import AdminOperations
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.talks import AsyncioShell, Call
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command
 
 
 class Admin(AdminOperations, AsyncioShell):

@@ -17,9 +17,9 @@ from sluicemq.client.core.talks import AsyncioShell, Call, operation
 from sluicemq.client.core.tracing import Tracing
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.model.topic import MessageQueue
-from sluicemq.net.dialer import Channel, ChannelPool, Dial
-from sluicemq.protocol.codes import RequestCode
-from sluicemq.protocol.command import Command
+from sluicemq.net.channel import Channel, ChannelPool, Dial
+from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.frames import Command
 
 CLIENT_FIELD: Final = "sluiceClientId"
 OF_MEMBERS: Final = frozenset(

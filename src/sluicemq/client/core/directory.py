@@ -30,8 +30,8 @@ from sluicemq.model.topic import (
     MessageQueue,
     TopicRoute,
 )
-from sluicemq.protocol.bodies import decode_cluster_info, decode_topic_route
-from sluicemq.protocol.command import Command
+from sluicemq.wire.bodies import decode_cluster_info, decode_topic_route
+from sluicemq.wire.frames import Command
 
 ROUTE_PERIOD_S: Final = 30.0
 NAME_SERVERS: Final = ""

@@ -20,7 +20,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command
 
 P = ParamSpec("P")
 T = TypeVar("T")

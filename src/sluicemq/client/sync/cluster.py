@@ -18,7 +18,7 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ClosedError
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.net.tls import Tls
-from sluicemq.protocol.command import Command
+from sluicemq.wire.frames import Command
 
 CALL_TIMEOUT_S = 5.0
 IDLE_CHANNELS_MAX = 8

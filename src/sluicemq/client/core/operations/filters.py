@@ -39,9 +39,6 @@ from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import MessageQueue
-from sluicemq.protocol import bodies
-from sluicemq.protocol.codes import ResponseCode
-from sluicemq.protocol.command import Command
 from sluicemq.record.codec import decode_records
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode

@@ -24,8 +24,8 @@ from sluicemq.client.core.talks import Call, Talk
 from sluicemq.errors import ConfigurationError, GroupNotFoundError
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import CONTRACT, CONTRACTS, RETRY_PREFIX, GroupConfig, MessageQueue
-from sluicemq.protocol import bodies
-from sluicemq.protocol.codes import ResponseCode
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import ResponseCode
 
 NOTHING_THERE: Final = frozenset({SYSTEM_ERROR, GROUP_NOT_EXIST, TOPIC_NOT_EXIST})
 """What a broker answers that does not know the group, or has nothing of it."""

@@ -20,9 +20,8 @@ from sluicemq.client.core.transactions import TransactionState
 from sluicemq.errors import ConfigurationError, MessageNotFoundError, ProtocolError
 from sluicemq.model.ids import parse_offset_message_id
 from sluicemq.model.message import StoredMessage
-from sluicemq.protocol import bodies
 from sluicemq.record.codec import decode_records
-from sluicemq.wire.frames import Command
+from sluicemq.wire import bodies
 
 TIME_MAX_MS: Final = (1 << 63) - 1
 COUNT_MAX: Final = 64

@@ -27,8 +27,8 @@ from sluicemq.client.core.operations.topics import (
 from sluicemq.client.core.talks import Call, Talk
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import RETRY_PREFIX, GroupConfig, MessageQueue
-from sluicemq.protocol import bodies
-from sluicemq.protocol.codes import ResponseCode
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import ResponseCode
 
 EARLIEST_MS: Final = 0
 LATEST_MS: Final = -1

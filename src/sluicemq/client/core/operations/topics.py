@@ -28,8 +28,8 @@ from sluicemq.model.topic import (
     TopicConfig,
     TopicRoute,
 )
-from sluicemq.protocol import bodies, fastjson
-from sluicemq.protocol.command import Command
+from sluicemq.wire import bodies, fastjson
+from sluicemq.wire.frames import Command
 
 # -------------------------------------------------------------------- clusters and brokers
 
