@@ -36,7 +36,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from sluicemq.client.core.operations.filters import QueueLag
+from sluicemq.client.core import requests
+from sluicemq.client.core.answers import SUCCESS
+from sluicemq.client.core.operations.filters import QueueLag, TopicMatching
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import (
