@@ -1,18 +1,12 @@
-"""Hosts of records as texts: `10.0.0.7:10911`, `[::1]:10911`.
-
-A block has few different hosts, and each is decoded once: the bytes of all rows are sorted out as
-numbers of 32 bits, five of them for an IPv6 host.
-
-Concatenated stored records -> Arrow record batches, in columns, no Python object a message.
+"""Concatenated stored records -> Arrow record batches, in columns, no Python object a message.
 
 What a pull answers (spec/store.md §2.1, spec/remoting.md §9) becomes a `pyarrow.RecordBatch`:
 
-    walk.record_starts   where the records begin
-    block.Block          the 88 to 112 bytes before the body of every record, by one gather
-    buffers.variable     bodies: places in the bytes -> Arrow arrays
-    shapes               properties: rows of equal names handled together,
-      template             found by following what the first rows look like,
-      values               and written as texts in words of 8 bytes
+    table.record_starts  where the records begin
+    table.Records        the 88 to 112 bytes before the body of every record, by one gather
+    texts.variable       bodies: places in the bytes -> Arrow arrays
+    properties           rows of equal names handled together, found by following what the first
+                         rows look like, and written as texts in words of 8 bytes
 
 Only the columns asked for are built: without body, properties and keys the properties are not even
 looked at. Rows that need care alone take the scalar way and nothing else does: compressed bodies
@@ -46,11 +40,18 @@ from sluicemq.model.message import (
 from sluicemq.record.codec import decompress
 from sluicemq.record.layout import RECORD_HEAD
 from sluicemq.record.properties import Properties, Shape, read_properties, shape_arrays, text_column
-from sluicemq.record.table import Block, Bytes, Positions, gather, keep_freed_memory, record_starts
+from sluicemq.record.table import (
+    Bytes,
+    Positions,
+    Records,
+    gather,
+    keep_freed_memory,
+    record_starts,
+)
 from sluicemq.record.texts import Repeated, even_offsets, hexadecimal, texts, variable
 
 
-def host_column(block: Block, name: str) -> Any:
+def host_column(block: Records, name: str) -> Any:
     """The column `born_host` or `store_host` of a block."""
     places = np.empty(len(block), np.int64)
     texts: list[str] = []
@@ -104,12 +105,16 @@ _POSITION_AT: Final = RECORD_HEAD.at("physical_offset")
 _MILLISECONDS_MAX: Final = (1 << 63) // 1000 - 1
 
 
-class _Rows(Block):
-    """A block with its properties, found when first asked for."""
+class _Rows(Records):
+    """Good records, with their properties, found when first asked for."""
+
+    def __init__(self, raw: Bytes, starts: Positions, base: int = 0) -> None:
+        super().__init__(raw, starts, base)
+        self.require_good()
 
     @cached_property
     def properties(self) -> Properties:
-        return read_properties(self.raw, *self.property_places)
+        return read_properties(self.raw, self.property_starts, self.property_lengths)
 
 
 class RecordDecoder:
@@ -185,7 +190,6 @@ class RecordDecoder:
                 yield from self._batches(block.part(slice(0, half)))
                 yield from self._batches(block.part(slice(half, None)))
                 return
-        block.property_places  # noqa: B018 - every record's lengths are checked, whatever is asked
         arrays = [self._column(name, block, small) for name in self.columns]
         arrays += [text_column(block.properties, name) for name in self.promoted.values()]
         yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
@@ -204,7 +208,7 @@ class RecordDecoder:
     def _topic(self, block: _Rows) -> Any:
         if block.topic is not None:
             return self._topics.array(_utf8(block.topic), len(block))
-        starts, lengths = block.topic_places
+        starts, lengths = block.topic_starts, block.topic_lengths
         texts = [
             _utf8(block.raw[start : start + size].tobytes()).decode()
             for start, size in zip(starts.tolist(), lengths.tolist(), strict=True)
@@ -253,7 +257,6 @@ def _decompressed(block: _Rows) -> dict[int, bytes]:
     """Row -> body of the compressed ones. Raises ProtocolError naming the queue offset."""
     found: dict[int, bytes] = {}
     starts, lengths = block.body_starts, block.body_lengths
-    block.property_places  # noqa: B018 - checks the lengths before they are used
     for row in np.flatnonzero(block.sys_flag & COMPRESSED).tolist():
         body = block.raw[starts[row] : starts[row] + lengths[row]]
         try:

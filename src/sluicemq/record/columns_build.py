@@ -18,12 +18,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from sluicemq.model.message import BORN_HOST_IPV6, KEYS, STORE_HOST_IPV6, UNIQ_KEY
+from sluicemq.model.message import KEYS, UNIQ_KEY
 from sluicemq.record.codec import CHECKSUM_NAME
 from sluicemq.record.columns import Column, ColumnBlock, Values
-from sluicemq.record.layout import MAGIC_V1, MAGIC_V2, RECORD_BEGIN, RECORD_BYTES_MIN, RECORD_HEAD
+from sluicemq.record.layout import RECORD_BYTES_MIN
 from sluicemq.record.properties import Properties, read_properties, text_column
-from sluicemq.record.table import Bytes, Positions, gather
+from sluicemq.record.table import Bytes, Mask, Positions, Records
 from sluicemq.record.texts import variable
 
 NEVER_COLUMNS: Final = frozenset((UNIQ_KEY, KEYS, CHECKSUM_NAME))
@@ -115,42 +115,15 @@ def build_block(
 
 def _places(
     raw: Bytes, positions: Positions, base: int, sizes: Positions
-) -> tuple[Positions, Positions, NDArray[np.bool_]]:
-    """Where the properties of the records lie in `raw`: starts, lengths, and which rows are good.
-
-    The layout is spec/store.md §2.1; what `block.Block` raises an error for is False here.
-    """
+) -> tuple[Positions, Positions, Mask]:
+    """Where the properties of the records lie in `raw`: starts, lengths; which rows are good."""
     at = positions - base
     good = (at >= 0) & (sizes >= RECORD_BYTES_MIN) & (at + sizes <= len(raw))
-    if not good.all():
-        at, sizes = np.where(good, at, 0), np.where(good, sizes, 0)
     if len(raw) < RECORD_BYTES_MIN:
         return at, sizes, good
-    heads = gather(raw, at, f"V{RECORD_BEGIN.size}").view(RECORD_BEGIN.dtype)
-    magics = heads["magic"]
-    good &= (heads["size"] == sizes) & (heads["physical_offset"] == positions)
-    good &= (magics == MAGIC_V1) | (magics == MAGIC_V2)
-    ends = at + np.maximum(sizes, RECORD_BYTES_MIN)
-    flags = heads["sys_flag"].astype(np.int64)
-    at = at + RECORD_HEAD.at("body_length")
-    at += ((flags & BORN_HOST_IPV6) != 0) * 12
-    at += ((flags & STORE_HOST_IPV6) != 0) * 12
-    good &= at + 7 <= ends
-    at = np.where(good, at, 0)
-    bodies = gather(raw, at, ">i4").astype(np.int64)
-    at += 4 + bodies
-    good &= (bodies >= 0) & (at + 3 <= ends)
-    at = np.where(good, at, 0)
-    topics = gather(raw, at, "u1").astype(np.int64)
-    second = good & (magics == MAGIC_V2)
-    if second.any():
-        topics[second] = gather(raw, at[second], ">i2")
-    at += 1 + second + topics
-    good &= (topics >= 0) & (at + 2 <= ends)
-    at = np.where(good, at, 0)
-    lengths = gather(raw, at, ">i2").astype(np.int64)
-    good &= (lengths >= 0) & (at + 2 + lengths == ends)
-    return at + 2, lengths, good
+    found = Records(raw, at if good.all() else np.where(good, at, 0), base)
+    good &= found.good & (found.sizes == sizes) & (found.number("physical_offset") == positions)
+    return found.property_starts, found.property_lengths, good
 
 
 def _joined(

@@ -1,37 +1,30 @@
-"""Bytes from many places of one buffer at once (NumPy), whatever their alignment.
+"""Many stored records at once, as columns of numbers and places (NumPy).
 
-All that reads stored records in columns begins here: one step takes a number, or so many bytes, at
-each of a thousand places. Bytes side by side are a *matrix*, a row a place. What follows the last
-record may be out of reach, so a row that goes on behind the end of the buffer is filled up with
-zeros. No pyarrow is loaded for any of it: the broker does without.
+*Places.* One step takes a number, or so many bytes, at each of a thousand places of a buffer,
+whatever their alignment. Bytes side by side are a *matrix*, a row a place; a row that goes on
+behind the end of the buffer is filled up with zeros.
 
-The units of consume queues as columns: position, size and code of a tag.
+*Starts.* A record says its own size first, so finding where records begin is a walk in which each
+step needs the one before. Three ways, from fast to slow, all giving what the plain walk gives:
 
-Where the records begin in a run of concatenated stored records, found in columns.
-
-A record says its own size first (spec/store.md §2.1), so finding the starts is a walk: each step
-needs the one before. Three ways, from fast to slow, all giving exactly what the plain walk gives:
-
-1. *Equal sizes.* When the first record's size repeats, the starts are an arithmetic row; a look at
+1. Equal sizes: when the first record's size repeats, the starts are an arithmetic row; a look at
    the size and magic of each place proves it.
-2. *Lanes.* The run is cut at evenly spaced places where a magic number was found, and all pieces
-   are walked side by side, one NumPy step for all of them. A magic number inside a body may be a
-   false start; but the lane before it then does not end exactly on it, and since the first lane
-   starts at a true record, "every lane ends where the next begins" proves all of them.
-3. *One by one*, for short runs and for runs that are damaged; it raises the exact error.
+2. Lanes: the run is cut at evenly spaced places where a magic number was found, and all pieces are
+   walked side by side, one NumPy step for all of them. A magic number inside a body may be a false
+   start; but the lane before it then does not end exactly on it, and since the first lane starts
+   at a true record, "every lane ends where the next begins" proves all of them.
+3. One by one, for short runs and for runs that are damaged; it raises the exact error.
 
-Some stored records as columns of numbers and places: what the column decoder works on.
+*Records.* One step takes the heads of all records with the same hosts as a NumPy struct (field by
+field it would take five times as long), another one what lies between body and properties, as long
+as all have one topic.
 
-A record's fixed part (spec/store.md §2.1) is 88 bytes with two IPv4 hosts and 12 more for each
-IPv6 host. One gather takes the fixed parts of all records with the same hosts as a NumPy struct;
-field by field it would take five times as long (spec/spark.md). Another one takes what lies
-between body and properties, as long as all have one topic. Everything is found when first asked
-for.
+No pyarrow is loaded for any of it: the broker does without.
 """
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +44,26 @@ from sluicemq.record.layout import (
 
 Bytes = NDArray[np.uint8]
 Positions = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+UNIT_COLUMNS: Final = UNIT.dtype
+
+LANES = 1024
+LANE_RECORDS_MIN = 24
+"""Fewer and longer lanes take more steps, more and shorter ones longer to be found."""
+_WINDOW_BYTES_MIN = 512
+_WINDOW_RECORDS = 1.5
+"""So much of each lane is searched for its begin; without one it belongs to the lane before."""
+_MAGIC_FIRST = MAGIC_V1 >> 24 & 0xFF
+_EQUAL_RUN_MIN = 64
+_TOPICS_MAX: Final = 8
+"""So many different topics are looked for in columns."""
+_HASHED_BYTES_MAX: Final = 1024
+_SHORT_BYTES: Final = 40
+_ASCII_END: Final = 0x80
+
+
+# --- places
 
 
 def view_of(raw: Bytes, kind: Any) -> NDArray[Any]:
@@ -89,7 +102,7 @@ def column_of(block: Bytes, at: int, kind: str) -> NDArray[Any]:
     return np.ndarray((len(block),), kind, block.data, at, (block.shape[1],))
 
 
-def equal_rows(block: Bytes, text: bytes) -> NDArray[np.bool_]:
+def equal_rows(block: Bytes, text: bytes) -> Mask:
     """Which rows of a matrix begin with these bytes. They are compared as words of 8, 4, 2 or 1
     bytes, the last one overlapping: byte by byte takes several times as long."""
     width = next(size for size in (8, 4, 2, 1) if size <= len(text))
@@ -107,17 +120,53 @@ def keep_freed_memory(size_bytes: int) -> None:
     np.empty(size_bytes, np.uint8)
 
 
-UNIT_COLUMNS: Final = UNIT.dtype
+class Hashed(NamedTuple):
+    """`hashes` as unsigned numbers; what is in `odd` (beyond ASCII, very long) has none."""
+
+    hashes: NDArray[np.uint32]
+    odd: Mask
 
 
-LANES = 1024
-LANE_RECORDS_MIN = 24
-"""Fewer and longer lanes take more steps, more and shorter ones longer to be found."""
-_WINDOW_BYTES_MIN = 512
-_WINDOW_RECORDS = 1.5
-"""So much of each lane is searched for its begin; without one it belongs to the lane before."""
-_MAGIC_FIRST = MAGIC_V1 >> 24 & 0xFF
-_EQUAL_RUN_MIN = 64
+def _powers(base: int) -> NDArray[np.uint32]:
+    powers = np.ones(_HASHED_BYTES_MAX + 8, np.uint32)
+    factors = np.full(len(powers) - 1, base, np.uint32)
+    np.cumprod(factors, dtype=np.uint32, out=powers[1:])
+    return powers
+
+
+POWERS: Final = _powers(31)
+"""Of 31, modulo 2^32: hash(a + b) = hash(a) * POWERS[len(b)] + hash(b)."""
+_INVERSES: Final = _powers(pow(31, -1, 1 << 32))
+
+
+def java_hashes(raw: Bytes, starts: Positions, sizes: Positions) -> Hashed:
+    """Java's String.hashCode of the texts at these places.
+
+    It is a polynomial in 31 modulo 2^32 over UTF-16 units, which are the bytes as long as all are
+    ASCII: a product of a matrix of bytes with powers of 31. Rows are aligned left, and the surplus
+    factor of a shorter one is divided out (31 is odd, so it has an inverse).
+    """
+    width = int(sizes.max(initial=0))
+    odd = sizes > _HASHED_BYTES_MAX
+    if width > _SHORT_BYTES and (short := sizes <= _SHORT_BYTES).any() and not short.all():
+        hashes = np.empty(len(starts), np.uint32)
+        for part in (short, ~short):  # a few long ones must not widen all
+            hashes[part], odd[part] = java_hashes(raw, starts[part], sizes[part])
+        return Hashed(hashes, odd)
+    width = min(width, _HASHED_BYTES_MAX)
+    if not width:
+        return Hashed(np.zeros(len(starts), np.uint32), odd)
+    text = rows_at(raw, starts, width)
+    if (sizes != width).any():
+        text = text * (np.arange(width) < sizes[:, np.newaxis])
+    if text.max() >= _ASCII_END:
+        odd |= (text >= _ASCII_END).any(axis=1)
+    weights = np.ascontiguousarray(POWERS[width - 1 :: -1] if width > 1 else POWERS[:1])
+    hashes = text.astype(np.uint32) @ weights
+    return Hashed(np.asarray(hashes * _INVERSES[np.maximum(width - sizes, 0)]), odd)
+
+
+# --- where records begin
 
 
 def sizes_at(raw: Bytes, starts: Positions) -> Positions:
@@ -130,17 +179,47 @@ def record_starts(raw: Bytes) -> Positions:
 
     Raises ProtocolError where the bytes are not a record.
     """
-    if len(raw) == 0:
-        return np.empty(0, np.int64)
+    found, end = [np.empty(0, np.int64)], 0
+    while end < len(raw):
+        starts = leading_starts(raw[end:])
+        starts += end
+        if len(starts) < _EQUAL_RUN_MIN:
+            starts = plain_starts(raw, end)
+        found.append(starts)
+        end = int(starts[-1] + sizes_at(raw, starts[-1:])[0])
+    return found[1] if len(found) == 2 else np.concatenate(found)
+
+
+def plain_starts(raw: Bytes, start: int) -> Positions:
+    """The plain walk from `start`, which names the place of what is wrong."""
+    data, unpack = raw.data, BLANK.struct.unpack_from
+    starts: list[int] = []
+    end = len(raw)
+    while start < end:
+        if end - start < BLANK.size:
+            raise ProtocolError(f"{end - start} bytes after the last record at {start}.")
+        size, magic = unpack(data, start)
+        if magic not in MAGICS:
+            shown = f"{magic & 0xFFFFFFFF:#010x}"
+            raise ProtocolError(f"no stored record at byte {start}: magic {shown}.")
+        if size < RECORD_BYTES_MIN or size > end - start:
+            raise ProtocolError(f"a stored record at byte {start} of {end} claims {size} bytes.")
+        starts.append(start)
+        start += size
+    return np.array(starts, np.int64)
+
+
+def leading_starts(raw: Bytes) -> Positions:
+    """Starts of records that follow one another from the first byte on: as many as one look proves.
+
+    `raw` begins with a record and may end anywhere, also inside one, in zeros or in nonsense. All
+    returned records lie wholly in `raw`, as far as sizes and magic numbers say. Where nothing can
+    be proved the answer is empty: the caller looks at single records and asks again behind them.
+    """
     if len(raw) < RECORD_BYTES_MIN:
-        return _walk(raw, 0)
+        return np.empty(0, np.int64)
     starts = _equal_run(raw)
-    end = int(starts[-1] + sizes_at(raw, starts[-1:])[0]) if len(starts) else 0
-    if end == len(raw):
-        return starts
-    rest = _lanes(raw[end:], LANES)
-    rest = _walk(raw, end) if rest is None else rest + end
-    return np.concatenate((starts, rest)) if len(starts) else rest
+    return starts if len(starts) else _by_lanes(raw, LANES)
 
 
 def _equal_run(raw: Bytes) -> Positions:
@@ -156,33 +235,29 @@ def _equal_run(raw: Bytes) -> Positions:
     return places[: bad[0]] if len(bad) else places
 
 
-def _are_records(raw: Bytes, places: Positions, size: int) -> NDArray[np.bool_]:
+def _are_records(raw: Bytes, places: Positions, size: int) -> Mask:
     fields = gather(raw, places, BLANK.dtype)
-    magics: NDArray[np.bool_] = (fields["magic"] == MAGIC_V1) | (fields["magic"] == MAGIC_V2)
+    magics: Mask = (fields["magic"] == MAGIC_V1) | (fields["magic"] == MAGIC_V2)
     return np.asarray(magics & (fields["size"] == size))
 
 
-def _lanes(raw: Bytes, lanes: int) -> Positions | None:
-    """The starts by lanes, or None when the run is short or the lanes do not prove each other."""
-    if len(raw) < RECORD_BYTES_MIN:  # what a damaged run ends with: the walk says what is wrong
-        return None
+def _by_lanes(raw: Bytes, lanes: int) -> Positions:
+    """The starts by lanes, up to the last place where one begins: what follows proves nothing."""
     first = max(int(sizes_at(raw, np.zeros(1, np.int64))[0]), RECORD_BYTES_MIN)
     lanes = min(lanes, len(raw) // (first * LANE_RECORDS_MIN))
     if lanes < 2:
-        return None
+        return np.empty(0, np.int64)
     begins = _lane_begins(raw, lanes)
-    ends = np.append(begins[1:], len(raw))
-    places = _step_lanes(raw, begins, ends)
-    if places is None:
-        return None
-    arrived = places >= ends
-    steps = arrived.argmax(axis=0)
-    if (places[steps, np.arange(len(ends))] != ends).any():
-        return None
-    inside = np.arange(len(places))[:, np.newaxis] < steps
-    starts = places.T[inside.T]
-    sizes = np.diff(starts, append=len(raw))
-    return starts if (sizes >= RECORD_BYTES_MIN).all() else None
+    far = np.flatnonzero(np.diff(begins) > 4 * (len(raw) // lanes))
+    if len(far):  # a lane this long takes too many steps
+        begins = begins[: far[0] + 1]
+    while len(begins) > 1:
+        ends = begins[1:]
+        places = _step_lanes(raw, begins[:-1], ends)
+        if places is not None:
+            return _proved(raw, places, ends)
+        begins = begins[: (len(begins) + 1) // 2]  # something stops a lane: nearer ones may do
+    return np.empty(0, np.int64)
 
 
 def _lane_begins(raw: Bytes, lanes: int) -> Positions:
@@ -218,58 +293,6 @@ def _step_lanes(raw: Bytes, begins: Positions, ends: Positions) -> Positions | N
     return None
 
 
-def _walk(raw: Bytes, start: int) -> Positions:
-    """The plain walk from `start`, which names the place of what is wrong."""
-    data = raw.data
-    starts: list[int] = []
-    end = len(raw)
-    while start < end:
-        if end - start < 8:
-            raise ProtocolError(f"{end - start} bytes after the last record at {start}.")
-        size, magic = BLANK.struct.unpack_from(data, start)
-        if magic not in MAGICS:
-            raise ProtocolError(
-                f"no stored record at byte {start}: magic {magic & 0xFFFFFFFF:#010x}."
-            )
-        if size < RECORD_BYTES_MIN or size > end - start:
-            raise ProtocolError(f"a stored record at byte {start} of {end} claims {size} bytes.")
-        starts.append(start)
-        start += size
-    return np.array(starts, np.int64)
-
-
-def leading_starts(raw: Bytes) -> Positions:
-    """Starts of records that follow one another from the first byte on: as many as one look proves.
-
-    `raw` begins with a record and may end anywhere, also inside one, in zeros or in nonsense. All
-    returned records lie wholly in `raw`, as far as sizes and magic numbers say. Where nothing can
-    be proved the answer is empty: the caller looks at single records and asks again behind them.
-    """
-    if len(raw) < RECORD_BYTES_MIN:
-        return np.empty(0, np.int64)
-    starts = _equal_run(raw)
-    return starts if len(starts) else _leading_lanes(raw)
-
-
-def _leading_lanes(raw: Bytes) -> Positions:
-    """As `_lanes`, up to the last place where a lane began: what follows proves nothing."""
-    first = max(int(sizes_at(raw, np.zeros(1, np.int64))[0]), RECORD_BYTES_MIN)
-    lanes = min(LANES, len(raw) // (first * LANE_RECORDS_MIN))
-    if lanes < 2:
-        return np.empty(0, np.int64)
-    begins = _lane_begins(raw, lanes)
-    far = np.flatnonzero(np.diff(begins) > 4 * (len(raw) // lanes))
-    if len(far):  # a lane this long takes too many steps
-        begins = begins[: far[0] + 1]
-    while len(begins) > 1:
-        ends = begins[1:]
-        places = _step_lanes(raw, begins[:-1], ends)
-        if places is not None:
-            return _proved(raw, places, ends)
-        begins = begins[: (len(begins) + 1) // 2]  # something stops a lane: nearer ones may do
-    return np.empty(0, np.int64)
-
-
 def _proved(raw: Bytes, places: Positions, ends: Positions) -> Positions:
     """The starts in the leading lanes that end exactly where the next one begins."""
     steps = (places >= ends).argmax(axis=0)
@@ -281,21 +304,27 @@ def _proved(raw: Bytes, places: Positions, ends: Positions) -> Positions:
     return starts[: small[0]] if len(small) else starts
 
 
-Rows = slice | Positions
+# --- records
 
 
-class Block:
-    """Some records of one run of bytes, with what is known about them, found when first asked."""
+class Records:
+    """The records that begin at `starts` of `raw`, which lies at `base` in the log.
 
-    def __init__(self, raw: Bytes, starts: Positions) -> None:
+    At least `RECORD_BYTES_MIN` bytes follow each start. Rows whose parts do not agree with their
+    size are not `good`: their places are nonsense, but inside of `raw`.
+    """
+
+    def __init__(self, raw: Bytes, starts: Positions, base: int = 0) -> None:
         self.raw = raw
         self.starts = starts
-        heads = _gather_heads(raw, starts, RECORD_HEAD.dtype)
+        self.base = base
+        heads = rows_at(raw, starts, RECORD_HEAD.size).reshape(-1).view(RECORD_HEAD.dtype)
         self.sys_flag = heads["sys_flag"].astype(np.int32)
         kinds = self.sys_flag & HOST_BITS
-        self._parts: list[tuple[Rows, NDArray[Any]]] = [(slice(None), heads)]
+        self._parts: list[tuple[slice | Positions, NDArray[Any]]] = [(slice(None), heads)]
         if kinds.any():
             self._parts = _heads_by_kind(raw, starts, kinds)
+        self._measure()
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -315,104 +344,116 @@ class Block:
             found = np.ascontiguousarray(heads[name])
             yield np.arange(len(self))[rows], found.view(np.uint8).reshape(len(found), -1)
 
-    @cached_property
-    def body_starts(self) -> Positions:
-        if len(self._parts) == 1:
-            return self.starts + self._parts[0][1].dtype.itemsize
-        starts = self.starts.copy()
-        for rows, heads in self._parts:
-            starts[rows] += heads.dtype.itemsize
-        return starts
+    def _measure(self) -> None:
+        """Where bodies, topics and properties lie."""
+        self.sizes = self.number("size")
+        self.ends: Positions = self.starts + self.sizes
+        self.body_starts: Positions = self.starts + self._parts[0][1].dtype.itemsize
+        for rows, heads in self._parts[1:]:
+            self.body_starts[rows] = self.starts[rows] + heads.dtype.itemsize
+        self.body_lengths = self.number("body_length")
+        self.body_ends: Positions = self.body_starts + self.body_lengths
+        magics = self.number("magic", np.int32)
+        self._is_second = magics == MAGIC_V2
+        self.good: Mask = self._is_second | (magics == MAGIC_V1)
+        self.good &= (self.body_lengths >= 0) & (self.body_ends + 3 <= self.ends)
+        self.body_ends = self._inside(self.body_ends)
+        self.topic = self._common_topic()
+        if self.topic is None:
+            self._measure_topics()
+        lengths = self.property_lengths
+        self.good &= (lengths >= 0) & (self.property_starts + lengths == self.ends)
 
-    @cached_property
-    def body_lengths(self) -> Positions:
-        return self.number("body_length")
+    def _inside(self, places: Positions) -> Positions:
+        return places if self.good.all() else np.where(self.good, places, self.starts)
 
-    @cached_property
-    def _ends(self) -> Positions:
-        ends: Positions = self.starts + self.number("size")
-        return ends
-
-    @cached_property
-    def _body_ends(self) -> Positions:
-        lengths = self.body_lengths
-        ends: Positions = self.body_starts + lengths
-        self._check((lengths < 0) | (ends + 3 > self._ends))
-        return ends
-
-    @cached_property
-    def _is_second(self) -> NDArray[np.bool_]:
-        second: NDArray[np.bool_] = self.number("magic", np.int32) == MAGIC_V2
-        return second
-
-    @cached_property
-    def _same_topic(self) -> tuple[bytes, Positions] | None:
-        """The topic of all records, and the lengths that follow it; None when topics differ."""
-        if not len(self) or self._is_second.any():
+    def _common_topic(self) -> bytes | None:
+        """The topic, when it is the same in all records: one look takes it and what follows it."""
+        if not len(self) or self._is_second.any() or not self.good.all():
             return None
-        at = self._body_ends
+        at = self.body_ends
         length = int(self.raw[at[0]])
         tails = rows_at(self.raw, at, length + 3)
         text = tails[0, : length + 1].tobytes()
         if not equal_rows(tails, text).all():
             return None
-        return text[1:], column_of(tails, length + 1, ">i2").astype(np.int64)
-
-    @property
-    def topic(self) -> bytes | None:
-        """The topic, when it is the same in all records."""
-        return None if self._same_topic is None else self._same_topic[0]
+        self.property_starts: Positions = at + (length + 3)
+        self.property_lengths = column_of(tails, length + 1, ">i2").astype(np.int64)
+        return text[1:]
 
     @cached_property
-    def topic_places(self) -> tuple[Positions, Positions]:
-        """Starts and lengths of the topics; the length takes 1 byte in V1, 2 in V2."""
-        at, second = self._body_ends, self._is_second
-        lengths = self.raw[at].astype(np.int64)
-        lengths[second] = gather(self.raw, at[second], ">i2")
-        return at + 1 + second, lengths
+    def topic_starts(self) -> Positions:
+        return np.asarray(self.body_ends + 1 + self._is_second)
 
     @cached_property
-    def property_places(self) -> tuple[Positions, Positions]:
-        """Starts and lengths of the properties. Raises ProtocolError when a record's lengths differ
-        from its size."""
-        if self._same_topic is not None:
-            topic, lengths = self._same_topic
-            starts = self._body_ends + len(topic) + 3
-        else:
-            topic_starts, topic_lengths = self.topic_places
-            starts = topic_starts + topic_lengths + 2
-            self._check((topic_lengths < 0) | (starts > self._ends))
-            lengths = gather(self.raw, starts - 2, ">i2").astype(np.int64)
-        self._check((lengths < 0) | (starts + lengths != self._ends))
-        return starts, lengths
+    def topic_lengths(self) -> Positions:
+        """They take 1 byte in V1, 2 in V2."""
+        lengths: Positions = self.raw[self.body_ends].astype(np.int64)
+        if (second := self._is_second).any():
+            lengths[second] = gather(self.raw, self.body_ends[second], ">i2")
+        return lengths
 
-    def _check(self, bad: NDArray[np.bool_]) -> None:
-        if bad.any():
-            raise _damaged(self, bad)
+    def _measure_topics(self) -> None:
+        at = self.topic_starts + self.topic_lengths
+        self.good &= (self.topic_lengths >= 0) & (at + 2 <= self.ends)
+        at = self._inside(at)
+        self.property_starts = at + 2
+        self.property_lengths = gather(self.raw, at, ">i2").astype(np.int64)
 
-    def part(self, rows: slice | NDArray[np.bool_]) -> Self:
-        """Some of the rows as a block of their own."""
-        return type(self)(self.raw, self.starts[rows])
+    @cached_property
+    def topics(self) -> tuple[list[bytes], Positions]:
+        """The different topics, and which one each row has."""
+        if self.topic is not None:
+            return [self.topic], np.zeros(len(self), np.int64)
+        starts, lengths = self.topic_starts, np.where(self.good, self.topic_lengths, 0)
+        numbers = np.full(len(self), -1, np.int64)
+        known: dict[bytes, int] = {}
+        left = np.arange(len(self))
+        while len(left) and len(known) < _TOPICS_MAX:
+            start, length = int(starts[left[0]]), int(lengths[left[0]])
+            text = self.raw[start : start + length].tobytes()
+            same = lengths[left] == length
+            if length:
+                same[same] = equal_rows(rows_at(self.raw, starts[left[same]], length), text)
+            numbers[left[same]] = known[text] = len(known)
+            left = left[~same]
+        for row in left.tolist():
+            text = self.raw[starts[row] : starts[row] + lengths[row]].tobytes()
+            numbers[row] = known.setdefault(text, len(known))
+        return list(known), numbers
+
+    def record(self, row: int) -> memoryview:
+        """All bytes of one."""
+        return self.raw.data[int(self.starts[row]) : int(self.ends[row])]
+
+    def properties_of(self, row: int) -> bytes:
+        """Of one, encoded."""
+        start = int(self.property_starts[row])
+        return self.raw[start : start + int(self.property_lengths[row])].tobytes()
+
+    def require_good(self) -> None:
+        """Raises ProtocolError when a record's lengths differ from its size."""
+        if not self.good.all():
+            row = int(self.good.argmin())
+            offset = int(self.number("queue_offset")[row])
+            raise ProtocolError(
+                f"the record at byte {self.starts[row]} (queue offset {offset}) is damaged:"
+                " its lengths do not agree with its size."
+            )
+
+    def part(self, rows: slice | Mask) -> Self:
+        """Some of the rows."""
+        return type(self)(self.raw, self.starts[rows], self.base)
 
 
 def _heads_by_kind(
     raw: Bytes, starts: Positions, kinds: NDArray[np.int32]
-) -> list[tuple[Rows, NDArray[Any]]]:
+) -> list[tuple[slice | Positions, NDArray[Any]]]:
     """The heads of records whose hosts have one length, together: which rows, and their heads."""
-    found = [(np.flatnonzero(kinds == kind), head.dtype) for kind, head in RECORD_HEADS.items()]
-    return [(rows, _gather_heads(raw, starts[rows], head)) for rows, head in found if len(rows)]
-
-
-def _gather_heads(raw: Bytes, starts: Positions, kind: np.dtype[Any]) -> NDArray[Any]:
-    if len(starts) and int(starts[-1]) + kind.itemsize > len(raw):
-        raise ProtocolError(f"the record at byte {starts[-1]} is cut off.")
-    return gather(raw, starts, f"V{kind.itemsize}").view(kind)
-
-
-def _damaged(block: Block, bad: NDArray[np.bool_]) -> ProtocolError:
-    row = int(np.flatnonzero(bad)[0])
-    offset = int(block.number("queue_offset")[row])
-    return ProtocolError(
-        f"the record at byte {block.starts[row]} (queue offset {offset}) is damaged:"
-        " its lengths do not agree with its size."
-    )
+    found: list[tuple[slice | Positions, NDArray[Any]]] = []
+    for kind, head in RECORD_HEADS.items():
+        rows = np.flatnonzero(kinds == kind)
+        if len(rows):
+            heads = rows_at(raw, starts[rows], head.size).reshape(-1).view(head.dtype)
+            found.append((rows, heads))
+    return found
