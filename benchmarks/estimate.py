@@ -18,7 +18,7 @@ from sluicemq.client.core import requests
 from sluicemq.client.sync.admin import Admin
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.topic import MessageQueue
-from sluicemq.wire.bodies.clients import CONSUME_PASSIVELY, ConsumerData, Heartbeat
+from sluicemq.wire.bodies import CONSUME_PASSIVELY, ConsumerData, Heartbeat
 
 GAUGE = "rocketmq_consumer_lag_messages"
 TRIES = 20

@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks import frames, load, measure
 from benchmarks.stores import Running, ours
 from sluicemq.model.topic import DataVersion, TopicConfig
-from sluicemq.wire import bodies
+from sluicemq.wire import tables
 
 WINDOW = 64
 
@@ -63,11 +63,11 @@ def main() -> int:
 def write_topics(root: Path, topics: int, queues: int) -> None:
     """The table as an earlier broker has left it."""
     names = [f"T{number:05d}" for number in range(topics)]
-    table = bodies.TopicTable(
+    table = tables.TopicTable(
         {name: TopicConfig(name, queues, queues, 6) for name in names}, DataVersion(1, 1, 0)
     )
     (root / "config").mkdir(parents=True)
-    (root / "config/topics.json").write_text(bodies.encode_topic_table_file(table))
+    (root / "config/topics.json").write_text(tables.encode_topic_table_file(table))
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from sluicemq.spark.pipelines.deadletters import dead_letters, read_report
 from sluicemq.spark.pipelines.dedup import write_table
 from sluicemq.spark.pipelines.trace import trace
 from sluicemq.spark.sinks.databases import Written
-from sluicemq.wire.bodies.clients import ConsumerData, Heartbeat
+from sluicemq.wire.bodies import ConsumerData, Heartbeat
 from waiting import wait_for
 
 # py4j leaves sockets to the garbage collector: no fault of the test that it runs in.

@@ -24,8 +24,8 @@ from sluicemq.errors import ClientError, ConnectionLostError, RequestError, Requ
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records, encode_batch
 from sluicemq.testing.files import CrashableFiles, PowerLost
-from sluicemq.wire.bodies import STAGING_QUEUES, STAGING_TOPIC, Owner, Stage, StagedRange
 from sluicemq.wire.frames import Command
+from sluicemq.wire.staging import STAGING_QUEUES, STAGING_TOPIC, Owner, Stage, StagedRange
 
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "20"))
 EPOCHS, TASKS, ROWS, BATCH = 3, 2, 7, 3

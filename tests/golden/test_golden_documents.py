@@ -15,8 +15,8 @@ from simulation.stepped import ManualClock, SteppedBroker
 from sluicemq.config import BrokerConfig
 from sluicemq.model.topic import TopicConfig
 from sluicemq.testing.files import CrashableFiles
-from sluicemq.wire import bodies, fastjson
-from sluicemq.wire.bodies.filters import decode_consumer_filters_file, encode_consumer_filters_file
+from sluicemq.wire import fastjson, tables
+from sluicemq.wire.tables import decode_consumer_filters_file, encode_consumer_filters_file
 
 STORES = Path(__file__).parent / "store"
 ARCHIVES = {"golden1": "golden1", "golden2": "golden2", "golden3": "golden3_trans"}
@@ -28,10 +28,10 @@ KEPT = (
     "timermetrics", "transactionMetrics", "lmqConsumerOffset.json",
 )  # fmt: skip
 CODECS = {
-    "topics.json": (bodies.decode_topic_table_file, bodies.encode_topic_table_file),
-    "subscriptionGroup.json": (bodies.decode_group_table_file, bodies.encode_group_table_file),
+    "topics.json": (tables.decode_topic_table_file, tables.encode_topic_table_file),
+    "subscriptionGroup.json": (tables.decode_group_table_file, tables.encode_group_table_file),
     "consumerOffset.json": (
-        bodies.decode_consumer_offsets_file, bodies.encode_consumer_offsets_file,
+        tables.decode_consumer_offsets_file, tables.encode_consumer_offsets_file,
     ),
     "consumerFilter.json": (decode_consumer_filters_file, encode_consumer_filters_file),
 }  # fmt: skip
@@ -262,7 +262,7 @@ def test_strict_json_is_read_as_fastjson_is(name: str) -> None:
 
 @pytest.mark.parametrize("broken", ["", " \n", "{", '{"topicConfigTable":[]}', "\xff\xfe{}"])
 def test_a_broken_table_is_read_from_its_bak(golden: dict[str, bytes], broken: str) -> None:
-    wanted = bodies.decode_topic_table_file(golden["topics.json"].decode()).topics
+    wanted = tables.decode_topic_table_file(golden["topics.json"].decode()).topics
     files = files_with(
         {"topics.json": broken.encode("latin-1"), "topics.json.bak": golden["topics.json"]}
     )

@@ -27,9 +27,10 @@ from sluicemq.config import BrokerConfig
 from sluicemq.model.ids import Host
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records, encode_properties
-from sluicemq.wire.bodies import decode_topic_config, decode_topic_route
+from sluicemq.wire.bodies import decode_topic_route
 from sluicemq.wire.fastjson import loads
 from sluicemq.wire.frames import Command, decode
+from sluicemq.wire.tables import decode_topic_config
 
 TRAFFIC = Path(__file__).parent / "traffic"
 SENDS = {10, 310, 320}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sluicemq.wire import bodies, fastjson
+from sluicemq.wire import bodies, fastjson, registration, tables
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import BINARY, JSON, Command, FrameReader, decode, encode
@@ -236,16 +236,16 @@ def test_cluster_info_is_written_byte_for_byte() -> None:
 def test_registrations_are_read_and_written_as_java_does() -> None:
     sizes = set()
     for frame, body in frames_with_body(Code.REGISTER_BROKER, answers=False):
-        register = bodies.decode_register_body(body, version=frame.command.version)
+        register = registration.decode_register_body(body, version=frame.command.version)
         sizes.add(len(register.table.topics))
         theirs = fastjson.loads(body)
-        ours = fastjson.loads(bodies.encode_register_body(register))
+        ours = fastjson.loads(registration.encode_register_body(register))
         theirs["topicConfigSerializeWrapper"].pop("mappingDataVersion")
         ours["topicConfigSerializeWrapper"].pop("mappingDataVersion")
         assert ours == theirs
         assert (
-            bodies.decode_register_body(
-                bodies.encode_register_body(register, compressed=True), compressed=True
+            registration.decode_register_body(
+                registration.encode_register_body(register, compressed=True), compressed=True
             ).table.topics.keys()
             == register.table.topics.keys()
         )
@@ -285,18 +285,18 @@ def test_the_other_bodies_of_clients_are_read_and_written() -> None:
 @pytest.mark.parametrize(
     ("code", "answers", "decode_body", "encode_body"),
     [
-        (Code.GET_TOPIC_CONFIG, True, bodies.decode_topic_config, bodies.encode_topic_config),
+        (Code.GET_TOPIC_CONFIG, True, tables.decode_topic_config, tables.encode_topic_config),
         (
             Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
             False,
-            bodies.decode_group_config,
-            bodies.encode_group_config,
+            tables.decode_group_config,
+            tables.encode_group_config,
         ),
         (
             Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
             True,
-            bodies.decode_group_table,
-            bodies.encode_group_table,
+            tables.decode_group_table,
+            tables.encode_group_table,
         ),
         (Code.GET_TOPIC_STATS_INFO, True, bodies.decode_topic_stats, bodies.encode_topic_stats),
         (Code.GET_CONSUME_STATS, True, bodies.decode_consume_stats, bodies.encode_consume_stats),

@@ -18,7 +18,7 @@ import pytest
 from sluicemq.errors import SluiceError
 from sluicemq.model.topic import GroupConfig
 from sluicemq.net.blocking import BlockingChannel
-from sluicemq.wire import bodies
+from sluicemq.wire import tables
 from sluicemq.wire.frames import Command
 
 KILLS = int(os.environ.get("SLUICEMQ_SEEDS", "4"))
@@ -65,7 +65,7 @@ def change(rng: random.Random) -> tuple[str, int, Command]:
         return name, number, Command(17, fields)
     if kind < 0.8:
         name = f"Group{rng.randrange(NAMES)}"
-        body = bodies.encode_group_config(GroupConfig(name, retry_times_max=number))
+        body = tables.encode_group_config(GroupConfig(name, retry_times_max=number))
         return name, number, Command(200, {}, body)
     return SETTING, number, Command(25, {}, f"{SETTING}={number}".encode())
 
@@ -86,8 +86,8 @@ def changed(address: str, rng: random.Random, acknowledged: Changes) -> tuple[st
 def found(address: str, directory: Path) -> Changes:
     """What the broker says, which its JSON says as well."""
     with BlockingChannel(address, 20.0) as channel:
-        topics = bodies.decode_topic_table(channel.call(Command(21, {})).body)
-        groups = bodies.decode_group_table(channel.call(Command(201, {})).body)
+        topics = tables.decode_topic_table(channel.call(Command(21, {})).body)
+        groups = tables.decode_group_table(channel.call(Command(201, {})).body)
         settings = bytes(channel.call(Command(26, {})).body).decode()
     table = json.loads((directory / "store/config/topics.json").read_text())["topicConfigTable"]
     assert table.keys() == topics.topics.keys()

@@ -17,7 +17,7 @@ from sluicemq.errors import ProtocolError
 from sluicemq.model.ids import Host
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.peer import Peer
-from sluicemq.wire import bodies, fastjson
+from sluicemq.wire import bodies, fastjson, registration, tables
 from sluicemq.wire.declare import HeaderError, decode_header, wire_names
 from sluicemq.wire.frames import (
     BINARY,
@@ -242,10 +242,10 @@ def test_any_text_is_read_or_refused(data: str | bytes) -> None:
 
 DECODERS = [
     bodies.decode_topic_route, bodies.decode_cluster_info, bodies.decode_heartbeat,
-    bodies.decode_topic_table, bodies.decode_group_table, bodies.decode_consumer_offsets,
+    tables.decode_topic_table, tables.decode_group_table, tables.decode_consumer_offsets,
     bodies.decode_lock_batch, bodies.decode_queue_offsets, bodies.decode_topic_stats,
     bodies.decode_consume_stats, bodies.decode_kv_table, bodies.decode_topic_list,
-    bodies.decode_check_client_config, bodies.decode_register_body,
+    bodies.decode_check_client_config, registration.decode_register_body,
     bodies.decode_consumer_connections, bodies.decode_broker_member_group,
 ]  # fmt: skip
 BODY_KEYS = st.sampled_from([

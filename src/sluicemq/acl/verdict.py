@@ -33,9 +33,9 @@ from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF, Account, Permission, Rules
 from sluicemq.errors import ProtocolError
 from sluicemq.model.topic import DEFAULT_TOPIC
 from sluicemq.wire import fastjson
-from sluicemq.wire.bodies.epochs import STAGING_TOPIC
 from sluicemq.wire.codes import RequestCode as R
 from sluicemq.wire.signature import ACCESS_KEY, SIGNATURE, sign
+from sluicemq.wire.staging import STAGING_TOPIC
 
 PUB, SUB, ANY = Permission.PUB, Permission.SUB, Permission.ANY
 Fields = Mapping[str, str]

@@ -36,8 +36,8 @@ from sluicemq.errors import ProtocolError, StoreError, StoreFullError
 from sluicemq.files import File, Files, cure_of, load_text, replace_text
 from sluicemq.model.topic import DataVersion
 from sluicemq.wire import fastjson
-from sluicemq.wire.bodies.reading import load_object, take_object, take_text
-from sluicemq.wire.bodies.topics import data_version_from, data_version_object
+from sluicemq.wire.forms import load_object, take_object, take_text
+from sluicemq.wire.tables import data_version_from, data_version_object
 
 log = logging.getLogger(__name__)
 

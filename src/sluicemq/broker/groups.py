@@ -15,9 +15,8 @@ from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.topic import GROUP_LENGTH_MAX, PERM_READ, DataVersion, GroupConfig
-from sluicemq.wire import bodies
-from sluicemq.wire.bodies.groups import group_from, group_object
-from sluicemq.wire.bodies.unknown import Texts, Unknown
+from sluicemq.wire import tables
+from sluicemq.wire.tables import Texts, Unknown, group_from, group_object
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +57,7 @@ class Groups:
 
     def load(self) -> None:
         """Reads the file and adds RocketMQ's own groups. Raises StoreDamagedError."""
-        found = self.document.load(bodies.decode_group_table_file)
+        found = self.document.load(tables.decode_group_table_file)
         if found is not None:
             self.version, self._unknown = found.data_version, found.unknown
             self.table.update(found.groups)
@@ -78,11 +77,11 @@ class Groups:
             self.document.changed = True
 
     def _render(self) -> Callable[[], str]:
-        return partial(bodies.encode_group_table_file, self.snapshot(), self._texts)
+        return partial(tables.encode_group_table_file, self.snapshot(), self._texts)
 
-    def snapshot(self) -> bodies.GroupTable:
+    def snapshot(self) -> tables.GroupTable:
         """The table as 201 and the file carry it."""
-        return bodies.GroupTable(dict(self.table), self.version, self.forbidden, self._unknown)
+        return tables.GroupTable(dict(self.table), self.version, self.forbidden, self._unknown)
 
     def may_read(self, group: str, topic: str) -> bool:
         """Is the group not kept from the topic? (Set with RocketMQ's tools, spec/admin.md 353.)"""

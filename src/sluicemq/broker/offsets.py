@@ -35,8 +35,8 @@ from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.topic import DataVersion
-from sluicemq.wire import bodies
-from sluicemq.wire.bodies.unknown import Unknown
+from sluicemq.wire import tables
+from sluicemq.wire.tables import Unknown
 
 TELLS_MAX: Final = 3
 
@@ -171,9 +171,9 @@ class Offsets:
     def load(self) -> None:
         """A broker with light queues (enableLmq) had it all in another file: that one is read when
         ours is missing. Raises StoreDamagedError."""
-        found = self.document.load(bodies.decode_consumer_offsets_file)
+        found = self.document.load(tables.decode_consumer_offsets_file)
         if found is None:
-            found = self._light_document.load(bodies.decode_consumer_offsets_file)
+            found = self._light_document.load(tables.decode_consumer_offsets_file)
             self.document.changed = found is not None
         if found is not None:
             self.version, self._unknown = found.data_version, found.unknown
@@ -190,11 +190,11 @@ class Offsets:
         return orjson.dumps({"resets": self.resets.objects()}).decode()
 
     def _render(self) -> str:
-        return bodies.encode_consumer_offsets_file(self.snapshot())
+        return tables.encode_consumer_offsets_file(self.snapshot())
 
-    def snapshot(self) -> bodies.ConsumerOffsets:
+    def snapshot(self) -> tables.ConsumerOffsets:
         """The table as 43 and the file carry it."""
-        return bodies.ConsumerOffsets(self.table, self.version, self._unknown)
+        return tables.ConsumerOffsets(self.table, self.version, self._unknown)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """A consumer's commit: dropped while it does not know of a reset (`resets.py`)."""

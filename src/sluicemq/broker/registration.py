@@ -54,7 +54,7 @@ from sluicemq.model.topic import (
 from sluicemq.net.channel import Channel, ChannelPool
 from sluicemq.net.network import Network
 from sluicemq.net.peer import Peer
-from sluicemq.wire import bodies
+from sluicemq.wire import bodies, registration, tables
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
@@ -129,7 +129,9 @@ class Registration:
     def _request(self, configs: dict[str, TopicConfig], version: DataVersion) -> Command:
         config = self._settings.broker
         topics = {name: self._registered(topic) for name, topic in configs.items()}
-        body = bodies.encode_register_body(bodies.RegisterBody(bodies.TopicTable(topics, version)))
+        body = registration.encode_register_body(
+            registration.RegisterBody(tables.TopicTable(topics, version))
+        )
         header = RegisterBrokerRequest(
             broker=config.broker_name,
             address=self.address,

@@ -33,9 +33,8 @@ from sluicemq.model.topic import (
     DataVersion,
     TopicConfig,
 )
-from sluicemq.wire import bodies
-from sluicemq.wire.bodies.topics import topic_from, topic_object
-from sluicemq.wire.bodies.unknown import Texts, Unknown
+from sluicemq.wire import tables
+from sluicemq.wire.tables import Texts, Unknown, topic_from, topic_object
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +156,7 @@ class Topics:
 
     def load(self) -> None:
         """Reads the file and adds the system topics. Raises StoreDamagedError."""
-        found = self.document.load(bodies.decode_topic_table_file)
+        found = self.document.load(tables.decode_topic_table_file)
         if found is not None:
             self.version, self._unknown = found.data_version, found.unknown
             for config in found.topics.values():
@@ -200,11 +199,11 @@ class Topics:
             self._bump()
 
     def _render(self) -> Callable[[], str]:
-        return partial(bodies.encode_topic_table_file, self.snapshot(), self._texts)
+        return partial(tables.encode_topic_table_file, self.snapshot(), self._texts)
 
-    def snapshot(self) -> bodies.TopicTable:
+    def snapshot(self) -> tables.TopicTable:
         """The table as 21, 103 and the file carry it."""
-        return bodies.TopicTable(self.configs(), self.version, self._unknown)
+        return tables.TopicTable(self.configs(), self.version, self._unknown)
 
     def configs(self) -> dict[str, TopicConfig]:
         return {name: topic.config for name, topic in self.table.items()}

@@ -36,14 +36,9 @@ from sluicemq.net.tls import server_tls
 from sluicemq.wire.bodies import (
     STANDARD_JSON_VERSION_MIN,
     ClusterInfo,
-    decode_data_version,
-    decode_kv_config_file,
-    decode_register_body,
     decode_topic_route,
     encode_broker_member_group,
     encode_cluster_info,
-    encode_data_version,
-    encode_kv_config_file,
     encode_kv_table,
     encode_topic_list,
     encode_topic_route,
@@ -69,6 +64,13 @@ from sluicemq.wire.headers import (
     WritePermissionAddedResponse,
     WritePermissionRequest,
     WritePermissionWipedResponse,
+)
+from sluicemq.wire.registration import decode_register_body
+from sluicemq.wire.tables import (
+    decode_data_version,
+    decode_kv_config_file,
+    encode_data_version,
+    encode_kv_config_file,
 )
 
 ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"

@@ -20,7 +20,7 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.testing.embedded import EmbeddedSluice, embedded
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.testing.virtual import VirtualClock
-from sluicemq.wire.bodies import decode_consumer_offsets_file
+from sluicemq.wire.tables import decode_consumer_offsets_file
 
 QUEUE = MessageQueue("T", "broker-a", 0)
 COUNT = 40

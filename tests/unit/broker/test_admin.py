@@ -8,7 +8,7 @@ import pytest
 from simulation.stepped import START_MS, SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
-from sluicemq.wire import bodies
+from sluicemq.wire import bodies, tables
 
 CHANGE, CONFIG, RUNTIME, TOPIC_STATS, CONSUME_STATS = 25, 26, 28, 202, 208
 CONSUMERS, PRODUCERS, GROUPS_OF_TOPIC = 203, 204, 300
@@ -152,7 +152,7 @@ def test_groups_of_a_topic_are_those_online_and_those_with_offsets(client: Stepp
 def config(client: SteppedClient) -> dict[str, str]:
     answer = client.call(CONFIG)
     assert answer.fields is not None
-    bodies.decode_data_version(answer.fields["version"])
+    tables.decode_data_version(answer.fields["version"])
     lines = bytes(answer.body).decode().splitlines()
     return dict(line.split("=", 1) for line in lines)
 

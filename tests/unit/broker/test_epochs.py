@@ -10,7 +10,8 @@ from sluicemq.broker.epochs.epochs import CHUNK_MESSAGES
 from sluicemq.broker.epochs.table import EPOCH_TOPIC, KEPT_MS
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records, encode_batch
-from sluicemq.wire.bodies import (
+from sluicemq.wire.frames import Command
+from sluicemq.wire.staging import (
     STAGING_QUEUES,
     STAGING_TOPIC,
     Owner,
@@ -19,7 +20,6 @@ from sluicemq.wire.bodies import (
     decode_staged_ranges,
     encode_staged_ranges,
 )
-from sluicemq.wire.frames import Command
 
 COMMIT_EPOCH = 900201
 

@@ -8,7 +8,7 @@ from simulation.stepped import START_MS, SteppedBroker, SteppedClient
 from sluicemq.config import BrokerConfig
 from sluicemq.filter.bloom import bloom_shape, murmur3_64
 from sluicemq.testing.files import CrashableFiles
-from sluicemq.wire.bodies.filters import ConsumerFilter
+from sluicemq.wire.tables import ConsumerFilter
 
 PATH = "/store/config/consumerFilter.json"
 DAY_S = 24 * 3600

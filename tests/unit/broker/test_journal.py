@@ -10,14 +10,14 @@ import pytest
 from simulation.stepped import SteppedBroker, SteppedClient, send_fields
 from sluicemq.model.topic import DataVersion, GroupConfig, TopicConfig
 from sluicemq.testing.files import CrashableFiles, PowerLost
-from sluicemq.wire import bodies
+from sluicemq.wire import tables
 
 JSON = "/store/config/topics.json"
 CREATE = {
     "topic": "New", "defaultTopic": "TBW102", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6,
     "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false",
 }  # fmt: skip
-GROUP = bodies.encode_group_config(GroupConfig("Readers", retry_times_max=3))
+GROUP = tables.encode_group_config(GroupConfig("Readers", retry_times_max=3))
 SEEDS = 200
 
 
@@ -174,12 +174,12 @@ def test_a_file_that_a_java_broker_wrote_since_is_not_overruled(
 ) -> None:
     client.call(17, CREATE)
     client.call(17, CREATE | {"topic": "T", "writeQueueNums": 9})
-    table = bodies.decode_topic_table_file(broker.files.content(JSON).decode())
+    table = tables.decode_topic_table_file(broker.files.content(JSON).decode())
     files = broker.files.kill()
-    theirs = bodies.TopicTable(
+    theirs = tables.TopicTable(
         {**table.topics, "T": TopicConfig("T", 2, 2)}, DataVersion(77, 5, 0)
     )  # fmt: skip
-    files.put(JSON, bodies.encode_topic_table_file(theirs).encode())
+    files.put(JSON, tables.encode_topic_table_file(theirs).encode())
     after = SteppedBroker(files=files)
     assert "New" in after.core.topics
     assert after.core.topics.table["T"].config.write_queues == 2
@@ -220,7 +220,7 @@ class Changing:
         else:
             name = f"Group{number}"
             group = GroupConfig(name, retry_times_max=queues)
-            command = self.client.request(200, body=bodies.encode_group_config(group))
+            command = self.client.request(200, body=tables.encode_group_config(group))
         self.open[command.opaque] = name, queues
         self.client.feed(command)
         self.broker.step()

@@ -9,7 +9,7 @@ from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_f
 from sluicemq.errors import StoreDamagedError
 from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.testing.files import CrashableFiles
-from sluicemq.wire import bodies
+from sluicemq.wire import bodies, tables
 from sluicemq.wire.fastjson import loads
 
 CREATE, CREATE_LIST, DELETE, ALL_TOPICS, TOPIC, SYSTEM_TOPICS = 17, 18, 215, 21, 351, 305
@@ -25,10 +25,10 @@ NEW = {
 def test_a_topic_is_created_changed_and_read(broker: SteppedBroker, client: SteppedClient) -> None:
     made = client.call(CREATE, NEW | {"attributes": "+message.type=FIFO"})
     assert (made.code, made.remark) == (0, "not set any response code")
-    config = bodies.decode_topic_config(client.call(TOPIC, {"topic": "New", "lo": "true"}).body)
+    config = tables.decode_topic_config(client.call(TOPIC, {"topic": "New", "lo": "true"}).body)
     assert config == TopicConfig("New", 3, 2, 6, attributes={"message.type": "FIFO"})
     client.call(CREATE, NEW | {"perm": 4, "attributes": "-message.type,+reserve.time=7"})
-    config = bodies.decode_topic_config(client.call(TOPIC, {"topic": "New"}).body)
+    config = tables.decode_topic_config(client.call(TOPIC, {"topic": "New"}).body)
     assert (config.perm, config.attributes) == (4, {"reserve.time": "7"})
     assert client.call(TOPIC, {"topic": "nosuch"}).code == 17
 
@@ -86,7 +86,7 @@ def test_a_compaction_topic_that_java_made_can_be_changed(
     attributes = {"cleanup.policy": "COMPACTION"}
     broker.core.topics.put(TopicConfig("New", attributes=attributes))
     client.call(CREATE, NEW | {"perm": 4})
-    config = bodies.decode_topic_config(client.call(TOPIC, {"topic": "New"}).body)
+    config = tables.decode_topic_config(client.call(TOPIC, {"topic": "New"}).body)
     assert (config.perm, config.attributes) == (4, attributes)
 
 
@@ -94,7 +94,7 @@ def test_a_list_of_topics_with_one_of_compaction_is_refused(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     topics = [TopicConfig("One"), TopicConfig("Two", attributes={"+cleanup.policy": "COMPACTION"})]
-    entries = [json.loads(bodies.encode_topic_config(topic)) for topic in topics]
+    entries = [json.loads(tables.encode_topic_config(topic)) for topic in topics]
     answer = client.call(CREATE_LIST, None, json.dumps({"topicConfigList": entries}).encode())
     assert (answer.code, "cleanup.policy" in (answer.remark or "")) == (29, True)
     assert "One" not in broker.core.topics
@@ -104,7 +104,7 @@ def test_a_list_of_topics_is_created_as_a_whole(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     def body(*names: str) -> bytes:
-        topics = [json.loads(bodies.encode_topic_config(TopicConfig(name))) for name in names]
+        topics = [json.loads(tables.encode_topic_config(TopicConfig(name))) for name in names]
         return json.dumps({"topicConfigList": topics}).encode()
 
     assert client.call(CREATE_LIST, None, body("One", "bad name")).code == 29
@@ -150,7 +150,7 @@ def test_all_topics_come_at_once_and_tools_that_page_are_told_the_total(
 ) -> None:
     answer = client.call(ALL_TOPICS)
     assert answer.fields is None
-    table = bodies.decode_topic_table(answer.body)
+    table = tables.decode_topic_table(answer.body)
     assert table.topics == broker.core.topics.configs()
     assert table.data_version == broker.core.topics.version
     paged = client.call(ALL_TOPICS, {"topicSeq": 0, "maxTopicNum": 10, "dataVersion": ""})
@@ -175,9 +175,9 @@ def test_the_system_topics_that_tools_expect_are_there(client: SteppedClient) ->
 
 def test_a_group_is_created_read_and_deleted(broker: SteppedBroker, client: SteppedClient) -> None:
     config = GroupConfig("G", retry_times_max=3, consume_message_orderly=True)
-    assert client.call(CREATE_GROUP, None, bodies.encode_group_config(config)).code == 0
-    assert bodies.decode_group_config(client.call(GROUP, {"group": "G"}).body) == config
-    assert bodies.decode_group_table(client.call(ALL_GROUPS).body).groups["G"] == config
+    assert client.call(CREATE_GROUP, None, tables.encode_group_config(config)).code == 0
+    assert tables.decode_group_config(client.call(GROUP, {"group": "G"}).body) == config
+    assert tables.decode_group_table(client.call(ALL_GROUPS).body).groups["G"] == config
     client.call(15, {"topic": "T", "queueId": 0, "consumerGroup": "G", "commitOffset": 4})
     client.call(DELETE_GROUP, {"groupName": "G", "cleanOffset": "false"})
     assert broker.core.offsets.committed("G", "T", 0) == 4
@@ -314,5 +314,5 @@ def test_attributes_that_another_broker_wrote_stay_as_they_are(
 
 def test_a_group_has_no_attributes_but_ours(client: SteppedClient) -> None:
     for attributes, code in (({"+foo": "1"}, 1), ({"+sluice.contract": "strict"}, 0)):
-        body = bodies.encode_group_config(GroupConfig("Readers", attributes=attributes))
+        body = tables.encode_group_config(GroupConfig("Readers", attributes=attributes))
         assert client.call(200, body=body).code == code

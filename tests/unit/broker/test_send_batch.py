@@ -12,9 +12,9 @@ from simulation.stepped import START_MS, SteppedBroker, SteppedClient, send_fiel
 from sluicemq.record import batch_columns
 from sluicemq.record.codec import encode_batch
 from sluicemq.store import index_columns
-from sluicemq.wire.bodies.epochs import STAGING_TOPIC, Owner, Stage, StagedRange
-from sluicemq.wire.bodies.epochs import encode_staged_ranges as ranges_of
 from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.staging import STAGING_TOPIC, Owner, Stage, StagedRange
+from sluicemq.wire.staging import encode_staged_ranges as ranges_of
 
 Entry = tuple[int, bytes, bytes]
 MANY = batch_columns.COUNT_MIN

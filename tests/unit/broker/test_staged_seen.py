@@ -6,7 +6,7 @@ from dataclasses import replace
 from sluicemq.broker.epochs import seen as staged_seen
 from sluicemq.broker.epochs.seen import StagedSeen
 from sluicemq.store.writer import Part
-from sluicemq.wire.bodies.epochs import Owner, Stage, StagedRange
+from sluicemq.wire.staging import Owner, Stage, StagedRange
 
 OWNER = Owner("q", 7, 3, 0)
 PLAIN = Stage(OWNER, "T")

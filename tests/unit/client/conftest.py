@@ -20,7 +20,7 @@ from sluicemq.net.dispatch import Dispatcher, finish_answer
 from sluicemq.net.peer import Peer
 from sluicemq.net.server import RemotingServer
 from sluicemq.record.codec import decode_batch, decode_properties, encode_record
-from sluicemq.wire import bodies
+from sluicemq.wire import bodies, tables
 from sluicemq.wire.frames import Command
 
 Handler = Callable[[Command, Peer], Any]
@@ -327,7 +327,7 @@ class FakeBroker:
 
     def all_groups(self, command: Command, peer: Peer) -> Command:
         groups = {group: GroupConfig(group) for group in self.members}
-        return Command(0, {}, bodies.encode_group_table(bodies.GroupTable(groups)))
+        return Command(0, {}, tables.encode_group_table(tables.GroupTable(groups)))
 
 
 class FakeCluster:

@@ -13,9 +13,9 @@ from sluicemq.client.core.epochs import (
     is_unknown_request,
 )
 from sluicemq.errors import RequestError, RequestTimeoutError
-from sluicemq.wire import bodies
-from sluicemq.wire.bodies import StagedRange
+from sluicemq.wire import staging
 from sluicemq.wire.frames import Command
+from sluicemq.wire.staging import StagedRange
 
 
 class Broker:
@@ -29,7 +29,7 @@ class Broker:
     def answer(self, command: Command) -> Command:
         assert command.fields is not None
         step = command.fields["step"]
-        ranges = bodies.decode_staged_ranges(command.body)
+        ranges = staging.decode_staged_ranges(command.body)
         self.log.append((step, ranges))
         if self.left:
             self.left -= 1
@@ -44,7 +44,7 @@ class Broker:
 
 def state(name: str, ranges: tuple[StagedRange, ...] = ()) -> Command:
     fields = {"state": name, "published": "0", "stagingTopic": "S", "stagingQueues": "8"}
-    return Command(0, fields, bodies.encode_staged_ranges(ranges) if ranges else b"")
+    return Command(0, fields, staging.encode_staged_ranges(ranges) if ranges else b"")
 
 
 def staged(broker: str, offset: int) -> StagedRange:
@@ -108,7 +108,7 @@ def test_a_request_names_query_epoch_step_and_topics() -> None:
     command = commit_epoch("q", 4, (staged("a", 0),), {"U", "T"}, step="commit")
     assert command.code == 900201
     assert command.fields == {"query": "q", "epoch": "4", "step": "commit", "topics": "T,U"}
-    assert bodies.decode_staged_ranges(command.body) == (staged("a", 0),)
+    assert staging.decode_staged_ranges(command.body) == (staged("a", 0),)
 
 
 def test_batches_that_follow_each_other_are_one_range() -> None:
@@ -128,16 +128,16 @@ def test_batches_that_follow_each_other_are_one_range() -> None:
 @pytest.mark.parametrize(
     "stage",
     [
-        bodies.Stage(bodies.Owner("q-1", 5, 2, 0), "T"),
-        bodies.Stage(bodies.Owner("q", 0, 0, 9), "a-b_%", 7, "L3"),
-        bodies.Stage(bodies.Owner("q", 0, 0, 0), "T", None, "T1700000000000"),
+        staging.Stage(staging.Owner("q-1", 5, 2, 0), "T"),
+        staging.Stage(staging.Owner("q", 0, 0, 9), "a-b_%", 7, "L3"),
+        staging.Stage(staging.Owner("q", 0, 0, 0), "T", None, "T1700000000000"),
     ],
 )
-def test_a_stage_property_says_all_and_is_read_back(stage: bodies.Stage) -> None:
-    assert bodies.parse_stage(stage.encode().encode()) == stage
+def test_a_stage_property_says_all_and_is_read_back(stage: staging.Stage) -> None:
+    assert staging.parse_stage(stage.encode().encode()) == stage
 
 
 @pytest.mark.parametrize("text", [b"", b"q/1/2/3/-/-", b"q/x/2/3/-/-/T", b"q/1/2/3/-/Z9/T"])
 def test_another_text_is_no_stage(text: bytes) -> None:
     with pytest.raises(Exception, match=r"does not say|has the delay"):
-        bodies.parse_stage(text)
+        staging.parse_stage(text)

@@ -13,9 +13,10 @@ from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD
 from sluicemq.model.ids import Host
 from sluicemq.model.topic import DataVersion, TopicConfig
 from sluicemq.nameserver.requests import HANDLERS, Parts
-from sluicemq.wire.bodies import RegisterBody, TopicTable, encode_register_body
 from sluicemq.wire.declare import HeaderError
 from sluicemq.wire.frames import Command
+from sluicemq.wire.registration import RegisterBody, encode_register_body
+from sluicemq.wire.tables import TopicTable
 
 Ask = Callable[..., Command]
 EDITION = DataVersion(1, 100)

@@ -17,7 +17,7 @@ from sluicemq.model.topic import (
     TopicConfig,
     TopicRoute,
 )
-from sluicemq.wire import bodies
+from sluicemq.wire import bodies, registration, tables
 
 VERSION = DataVersion(counter=3, timestamp_ms=1795226971780, state_version=1)
 TOPIC = TopicConfig("T", 4, 4, 6)
@@ -38,19 +38,19 @@ def test_a_route_has_quoted_ids_for_new_clients_and_bare_ones_for_old() -> None:
 
 
 def test_a_registration_survives_both_forms() -> None:
-    table = bodies.TopicTable(
+    table = tables.TopicTable(
         {"T": TOPIC, "U": TopicConfig("U", 1, 2, 7, attributes={"message.type": "FIFO"})}, VERSION
     )
-    body = bodies.RegisterBody(table, ("10.0.0.1:1",))
-    assert bodies.decode_register_body(bodies.encode_register_body(body)) == body
-    packed = bodies.encode_register_body(body, compressed=True)
-    assert bodies.decode_register_body(packed, compressed=True) == body
-    assert bodies.decode_register_body(packed, compressed=False) == body
+    body = registration.RegisterBody(table, ("10.0.0.1:1",))
+    assert registration.decode_register_body(registration.encode_register_body(body)) == body
+    packed = registration.encode_register_body(body, compressed=True)
+    assert registration.decode_register_body(packed, compressed=True) == body
+    assert registration.decode_register_body(packed, compressed=False) == body
 
 
 def test_the_compressed_registration_is_laid_out_as_java_reads_it() -> None:
-    body = bodies.RegisterBody(bodies.TopicTable({"T": TOPIC}, VERSION))
-    data = zlib.decompress(bodies.encode_register_body(body, compressed=True))
+    body = registration.RegisterBody(tables.TopicTable({"T": TOPIC}, VERSION))
+    data = zlib.decompress(registration.encode_register_body(body, compressed=True))
     size = struct.unpack_from(">i", data)[0]
     assert json.loads(data[4 : 4 + size]) == {
         "counter": 3, "stateVersion": 1, "timestamp": 1795226971780,
@@ -67,10 +67,10 @@ def test_the_compressed_registration_is_laid_out_as_java_reads_it() -> None:
 
 
 def test_an_old_registration_is_the_topic_table_alone() -> None:
-    table = bodies.TopicTable({"T": TOPIC}, VERSION)
-    data = bodies.encode_topic_table(table)
-    assert bodies.decode_register_body(data, version=36).table == table
-    assert bodies.decode_register_body(b"").table == bodies.TopicTable()
+    table = tables.TopicTable({"T": TOPIC}, VERSION)
+    data = tables.encode_topic_table(table)
+    assert registration.decode_register_body(data, version=36).table == table
+    assert registration.decode_register_body(b"").table == tables.TopicTable()
 
 
 @pytest.mark.parametrize(
@@ -88,43 +88,43 @@ def test_an_old_registration_is_the_topic_table_alone() -> None:
 )
 def test_a_broken_compressed_registration_is_refused(data: bytes) -> None:
     with pytest.raises(ProtocolError):
-        bodies.decode_register_body(data, compressed=True)
+        registration.decode_register_body(data, compressed=True)
 
 
 def test_a_registration_that_inflates_without_end_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sluicemq.wire.bodies.register.INFLATED_BYTES_MAX", 1000)
+    monkeypatch.setattr("sluicemq.wire.registration.INFLATED_BYTES_MAX", 1000)
     with pytest.raises(ProtocolError, match="1000"):
-        bodies.decode_register_body(zlib.compress(bytes(100_000)), compressed=True)
+        registration.decode_register_body(zlib.compress(bytes(100_000)), compressed=True)
 
 
 def test_topics_of_a_file_are_read_with_java_defaults() -> None:
     old = b'{"dataVersion":{"counter":1,"timestatmp":5},"topicConfigTable":{"T":{"perm":6}}}'
-    table = bodies.decode_topic_table(old)
+    table = tables.decode_topic_table(old)
     assert table.topics["T"] == TopicConfig("T", 16, 16, 6)
     assert table.data_version == DataVersion(counter=1)
 
 
 def test_files_read_back() -> None:
-    topics = bodies.TopicTable({"T": TOPIC}, VERSION)
-    assert bodies.decode_topic_table_file(bodies.encode_topic_table_file(topics)) == topics
+    topics = tables.TopicTable({"T": TOPIC}, VERSION)
+    assert tables.decode_topic_table_file(tables.encode_topic_table_file(topics)) == topics
     policy = {"type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": 5000}}
     group = GroupConfig("G", retry_times_max=3, retry_policy=policy)
-    groups = bodies.GroupTable({"G": group}, VERSION, {"G": {"T": 2}})
-    assert bodies.decode_group_table_file(bodies.encode_group_table_file(groups)) == groups
-    offsets = bodies.ConsumerOffsets({"T@G": {0: 5, 11: 6}}, VERSION)
-    text = bodies.encode_consumer_offsets_file(offsets)
+    groups = tables.GroupTable({"G": group}, VERSION, {"G": {"T": 2}})
+    assert tables.decode_group_table_file(tables.encode_group_table_file(groups)) == groups
+    offsets = tables.ConsumerOffsets({"T@G": {0: 5, 11: 6}}, VERSION)
+    text = tables.encode_consumer_offsets_file(offsets)
     assert '"T@G":{0:5,11:6\n' in text
-    assert bodies.decode_consumer_offsets_file(text) == offsets
+    assert tables.decode_consumer_offsets_file(text) == offsets
     config = {"ORDER_TOPIC_CONFIG": {"T": "b:4"}}
-    assert bodies.decode_kv_config_file(bodies.encode_kv_config_file(config)) == config
+    assert tables.decode_kv_config_file(tables.encode_kv_config_file(config)) == config
 
 
 def test_offsets_of_a_java_broker_are_read_with_bare_queue_ids() -> None:
     text = '{\n\t"groupTopicMap":{"G":["T"]},\n\t"offsetTable":{"T@G":{0:1,1:2\n\t\t}\n\t}\n}'
-    assert bodies.decode_consumer_offsets(text).offsets == {"T@G": {0: 1, 1: 2}}
-    assert bodies.encode_consumer_offsets(bodies.ConsumerOffsets({"T@G": {1: 6, 0: 5}})) == (
+    assert tables.decode_consumer_offsets(text).offsets == {"T@G": {0: 1, 1: 2}}
+    assert tables.encode_consumer_offsets(tables.ConsumerOffsets({"T@G": {1: 6, 0: 5}})) == (
         b'{"dataVersion":{"counter":0,"stateVersion":0,"timestamp":0},"offsetTable":{"T@G":{0:5,1:6}}}'
     )
 
@@ -173,7 +173,7 @@ def test_statistics_survive() -> None:
 
 
 def test_small_bodies_survive() -> None:
-    assert bodies.decode_data_version(bodies.encode_data_version(VERSION)) == VERSION
+    assert tables.decode_data_version(tables.encode_data_version(VERSION)) == VERSION
     batch = bodies.LockBatch("G", "c", (QUEUE,), True)
     assert bodies.decode_lock_batch(bodies.encode_lock_batch(batch)) == batch
     check = bodies.CheckClientConfig("c", "G", Subscription("T", "a > 1", SQL92, version=1))

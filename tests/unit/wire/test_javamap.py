@@ -1,6 +1,6 @@
 """The order of Java's hash maps."""
 
-from sluicemq.wire.javamap import hash_map, hash_map_of_integers, hash_ordered
+from sluicemq.wire.tables import hash_map, hash_map_of_integers, hash_ordered
 
 
 def test_keys_come_by_bucket_and_within_one_as_they_were_put() -> None:

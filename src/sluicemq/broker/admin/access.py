@@ -24,7 +24,6 @@ from sluicemq.model.topic import DataVersion
 from sluicemq.net.dispatch import Handler, finish_answer
 from sluicemq.net.peer import Peer
 from sluicemq.wire import fastjson
-from sluicemq.wire.bodies.topics import data_version_object
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command, encode_answer
@@ -34,6 +33,7 @@ from sluicemq.wire.headers import (
     UpdateAccountRequest,
     UpdateWhiteAddressesRequest,
 )
+from sluicemq.wire.tables import data_version_object
 
 Change = Callable[[str, str], str | None]
 """Path and text of a file -> its new text, None to leave it."""

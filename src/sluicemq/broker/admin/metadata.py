@@ -36,12 +36,10 @@ from sluicemq.model.topic import (
 from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
 from sluicemq.store.store import Store
-from sluicemq.wire import bodies
-from sluicemq.wire.bodies.groups import group_from
-from sluicemq.wire.bodies.reading import as_object, load_object, take_list
-from sluicemq.wire.bodies.topics import topic_from
+from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
+from sluicemq.wire.forms import as_object, load_object, take_list
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import (
     CreateTopicRequest,
@@ -54,6 +52,7 @@ from sluicemq.wire.headers import (
     GetTopicConfigRequest,
     TopicRequest,
 )
+from sluicemq.wire.tables import group_from, topic_from
 
 _INT64_MAX: Final = 2**63 - 1
 _UNSUPPORTED: Final = {
@@ -287,7 +286,7 @@ class Metadata:
         if header.topic_sequence is not None:
             fields = encode_header(GetAllTopicsResponse(topic_count=len(self._topics)))
         return Command(
-            ResponseCode.SUCCESS, fields, bodies.encode_topic_table(self._topics.snapshot())
+            ResponseCode.SUCCESS, fields, tables.encode_topic_table(self._topics.snapshot())
         )
 
     def topic(self, command: Command, peer: Peer) -> Command:
@@ -298,7 +297,7 @@ class Metadata:
             return Command(
                 ResponseCode.TOPIC_NOT_EXIST, remark=f"No topic in this broker. topic: {name}"
             )
-        return Command(ResponseCode.SUCCESS, body=bodies.encode_topic_config(topic.config))
+        return Command(ResponseCode.SUCCESS, body=tables.encode_topic_config(topic.config))
 
     def system_topics(self, command: Command, peer: Peer) -> Command:
         """305."""
@@ -309,7 +308,7 @@ class Metadata:
 
     def create_group(self, command: Command, peer: Peer) -> Announced:
         """200: creates or changes."""
-        self._put_groups([bodies.decode_group_config(command.body)])
+        self._put_groups([tables.decode_group_config(command.body)])
         return Announced(Command(ResponseCode.SUCCESS))
 
     def create_groups(self, command: Command, peer: Peer) -> Announced:
@@ -354,7 +353,7 @@ class Metadata:
         if header.group_sequence is not None:
             fields = encode_header(GetAllGroupsResponse(group_count=len(self._groups)))
         return Command(
-            ResponseCode.SUCCESS, fields, bodies.encode_group_table(self._groups.snapshot())
+            ResponseCode.SUCCESS, fields, tables.encode_group_table(self._groups.snapshot())
         )
 
     def group(self, command: Command, peer: Peer) -> Command:
@@ -366,9 +365,9 @@ class Metadata:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 remark=f"No group in this broker. group: {name}",
             )
-        return Command(ResponseCode.SUCCESS, body=bodies.encode_group_config(config))
+        return Command(ResponseCode.SUCCESS, body=tables.encode_group_config(config))
 
     def all_offsets(self, command: Command, peer: Peer) -> Command:
         """43."""
-        body = bodies.encode_consumer_offsets(self._offsets.snapshot())
+        body = tables.encode_consumer_offsets(self._offsets.snapshot())
         return Command(ResponseCode.SUCCESS, body=body)

@@ -28,7 +28,7 @@ from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
 from sluicemq.store.sizes import fit_sizes
 from sluicemq.store.store import Store
-from sluicemq.wire import bodies
+from sluicemq.wire import tables
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import Command
 
@@ -110,7 +110,7 @@ def _stand_alone(config: BrokerConfig, files: Files, root: str) -> BrokerConfig:
         log.info("read-only: brokerIP1 and brokerIP2 of the configuration are not used")
     broker, cluster = config.broker_name, config.cluster_name
     document = Document(files, f"{root}/config/topics.json", str)
-    table = document.load(bodies.decode_topic_table_file)
+    table = document.load(tables.decode_topic_table_file)
     for name in table.topics if table is not None else ():
         if name.startswith(_OF_BROKER) and broker == host_name():
             broker = name.removeprefix(_OF_BROKER)

@@ -21,7 +21,7 @@ from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
 from sluicemq.net.tls import server_tls
 from sluicemq.store.store import Store
-from sluicemq.wire import bodies
+from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
@@ -126,7 +126,7 @@ class Admin:
     def config(self, command: Command, peer: Peer) -> Command:
         """26."""
         text = settings_text(self._settings.in_force, self._settings.at_next_start)
-        version = bodies.encode_data_version(self._version).decode()
+        version = tables.encode_data_version(self._version).decode()
         fields = encode_header(GetBrokerConfigResponse(version=version))
         return Command(ResponseCode.SUCCESS, fields, text.encode())
 

@@ -26,7 +26,7 @@ from sluicemq.files import Files
 from sluicemq.filter.bloom import bloom_shape
 from sluicemq.filter.subscriptions import is_tag_kind, make_filter
 from sluicemq.model.subscription import Subscription
-from sluicemq.wire.bodies.filters import (
+from sluicemq.wire.tables import (
     ConsumerFilter,
     decode_consumer_filters_file,
     encode_consumer_filters_file,

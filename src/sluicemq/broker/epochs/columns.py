@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sluicemq.record.batch_columns import HEAD, HEAD_BYTES, Columns, PropertyTable, Spans, table_of
 from sluicemq.record.layout import MAGIC_V1
 from sluicemq.record.table import UNIT_COLUMNS, Positions, view_of
-from sluicemq.wire.bodies.epochs import STAGED_ID, STAGING_TOPIC
+from sluicemq.wire.staging import STAGED_ID, STAGING_TOPIC
 
 _TOPIC_BYTES: Final = 1 + len(STAGING_TOPIC) + 2
 

@@ -42,7 +42,7 @@ from sluicemq.model.ids import Host, encode_host
 from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
 from sluicemq.store.store import Store
-from sluicemq.wire import bodies
+from sluicemq.wire import staging
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.declare import encode_header as encoded
@@ -59,7 +59,7 @@ CHUNK_MESSAGES: Final = 2000
 CHUNK_BYTES: Final = 1024 * 1024
 RETRY_S: Final = 0.1
 CHECKS_MAX: Final = 1000
-Ranges = tuple[bodies.StagedRange, ...]
+Ranges = tuple[staging.StagedRange, ...]
 
 
 class Check:
@@ -150,8 +150,8 @@ class Epochs:
     def _ensure_topics(self) -> None:
         """Both of ours; one that was found in the store alone may have fewer queues."""
         self._topics.ensure(EPOCH_TOPIC, 1)
-        count = bodies.STAGING_QUEUES
-        topic = self._topics.ensure(bodies.STAGING_TOPIC, count)
+        count = staging.STAGING_QUEUES
+        topic = self._topics.ensure(staging.STAGING_TOPIC, count)
         if topic.queues < count:
             self._topics.put(replace(topic.config, read_queues=count, write_queues=count))
 
@@ -162,8 +162,8 @@ class Epochs:
         if header.step not in (PREPARE, COMMIT):
             raise RequestError(ResponseCode.INVALID_PARAMETER, f"{header.step!r} is no step.")
         try:
-            bodies.check_query(header.query)
-            check = self._begin(header, bodies.decode_staged_ranges(command.body))
+            staging.check_query(header.query)
+            check = self._begin(header, staging.decode_staged_ranges(command.body))
         except ProtocolError as error:
             raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from None
         except RefusalError as refusal:
@@ -190,7 +190,7 @@ class Epochs:
         if known.is_done and not is_published:
             self._sync()
         answer = self._state(PUBLISHED if is_published else PUBLISHING, known)
-        answer.body = bodies.encode_staged_ranges(table.decision(known))
+        answer.body = staging.encode_staged_ranges(table.decision(known))
         if is_published:
             table.settle(known)
         return answer
@@ -201,8 +201,8 @@ class Epochs:
             broker=self._settings.broker.broker_name,
             messages=known.total if known is not None else 0,
             published=known.published if known is not None else 0,
-            staging_topic=bodies.STAGING_TOPIC,
-            staging_queues=bodies.STAGING_QUEUES,
+            staging_topic=staging.STAGING_TOPIC,
+            staging_queues=staging.STAGING_QUEUES,
         )
         return Command(ResponseCode.SUCCESS, encoded(fields), language=SERVER_LANGUAGE)
 

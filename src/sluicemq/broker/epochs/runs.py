@@ -20,7 +20,7 @@ from sluicemq.record.layout import HOST_BITS, MAGIC_V1, RECORD_HEAD
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.store.writer import Part
-from sluicemq.wire.bodies.epochs import (
+from sluicemq.wire.staging import (
     STAGE_PROPERTY,
     STAGED_ID,
     STAGING_TOPIC,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from sluicemq.errors import ProtocolError
 from sluicemq.record.codec import Buffer
 from sluicemq.store.writer import Part
-from sluicemq.wire.bodies.epochs import STAGE_PROPERTY, Owner, Stage, StagedRange, parse_stage
+from sluicemq.wire.staging import STAGE_PROPERTY, Owner, Stage, StagedRange, parse_stage
 
 if TYPE_CHECKING:
     from sluicemq.record.batch_columns import Spans

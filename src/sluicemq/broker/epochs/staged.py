@@ -27,7 +27,8 @@ from sluicemq.record.layout import MAGIC_BLANK, RECORD_HEAD
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.store.writer import Part
-from sluicemq.wire.bodies.epochs import (
+from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.staging import (
     STAGE_PROPERTY,
     STAGED_ID,
     STAGING_TOPIC,
@@ -36,7 +37,6 @@ from sluicemq.wire.bodies.epochs import (
     StagedRange,
     parse_stage,
 )
-from sluicemq.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 

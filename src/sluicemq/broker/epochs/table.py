@@ -30,8 +30,7 @@ from sluicemq.files import Files
 from sluicemq.store.consumequeue import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.wire import fastjson
-from sluicemq.wire.bodies.epochs import StagedRange, staged_ranges_of, staged_ranges_to
-from sluicemq.wire.bodies.reading import (
+from sluicemq.wire.forms import (
     as_object,
     load_object,
     take_integer,
@@ -39,6 +38,7 @@ from sluicemq.wire.bodies.reading import (
     take_object,
     take_text,
 )
+from sluicemq.wire.staging import StagedRange, staged_ranges_of, staged_ranges_to
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from sluicemq.record import property_text as text
 from sluicemq.record.codec import Buffer, decode_batch
 from sluicemq.store.store import Store
 from sluicemq.store.writer import Part
-from sluicemq.wire.bodies.epochs import STAGING_TOPIC
 from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.staging import STAGING_TOPIC
 
 if TYPE_CHECKING:
     from sluicemq.record.batch_columns import Spans

@@ -20,11 +20,11 @@ from typing import Final, NamedTuple
 from sluicemq.client.core.answers import expect_success, fields_of, number
 from sluicemq.errors import RequestError, RequestTimeoutError
 from sluicemq.record.codec import Buffer
-from sluicemq.wire import bodies, headers
-from sluicemq.wire.bodies import StagedRange
+from sluicemq.wire import headers, staging
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
+from sluicemq.wire.staging import StagedRange
 
 Call = Callable[[str, Command], Command]
 """Asks a broker by name. Raises ConnectionLostError, RequestTimeoutError."""
@@ -52,7 +52,7 @@ def commit_epoch(
     listed = ",".join(sorted(topics))
     header = headers.CommitEpochRequest(query=query, epoch=epoch, step=step, topics=listed)
     fields = encode_header(header)
-    body = bodies.encode_staged_ranges(ranges)
+    body = staging.encode_staged_ranges(ranges)
     return Command(int(RequestCode.SLUICE_COMMIT_EPOCH), fields, body)
 
 
@@ -61,7 +61,7 @@ def epoch_state(answer: Command, address: str = "") -> EpochState:
     fields = fields_of(expect_success(answer, address))
     return EpochState(
         fields.get("state", ""),
-        bodies.decode_staged_ranges(answer.body),
+        staging.decode_staged_ranges(answer.body),
         number(answer, "published"),
         fields.get("stagingTopic", ""),
         number(answer, "stagingQueues"),

@@ -19,7 +19,7 @@ from sluicemq.model.topic import (
     MessageQueue,
     TopicConfig,
 )
-from sluicemq.wire import bodies, headers
+from sluicemq.wire import bodies, headers, tables
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
@@ -306,7 +306,7 @@ def update_topic(config: TopicConfig) -> Command:
 def update_group(config: GroupConfig) -> Command:
     """Creates or changes a consumer group on one broker."""
     command = _command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
-    command.body = bodies.encode_group_config(config)
+    command.body = tables.encode_group_config(config)
     return command
 
 

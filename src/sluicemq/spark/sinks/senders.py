@@ -53,8 +53,7 @@ from sluicemq.spark.sinks.rows import (
     of_column,
     property_column,
 )
-from sluicemq.wire.bodies import STAGE_PROPERTY, STAGING_QUEUES, STAGING_TOPIC, Owner
-from sluicemq.wire.bodies.epochs import STAGED_ID
+from sluicemq.wire.staging import STAGE_PROPERTY, STAGED_ID, STAGING_QUEUES, STAGING_TOPIC, Owner
 
 T = TypeVar("T")
 

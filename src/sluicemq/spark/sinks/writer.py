@@ -59,8 +59,8 @@ from sluicemq.spark.errors import keep_imports, plain_errors, ride_out
 from sluicemq.spark.options import EXACTLY_ONCE, Options
 from sluicemq.spark.schema import BASE, EXTRA
 from sluicemq.spark.sources.offset_reader import open_admin
-from sluicemq.wire.bodies import StagedRange, check_query
 from sluicemq.wire.frames import Command
+from sluicemq.wire.staging import StagedRange, check_query
 
 logger = logging.getLogger(__name__)
 

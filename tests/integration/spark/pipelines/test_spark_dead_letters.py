@@ -18,7 +18,7 @@ from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import Message
 from sluicemq.model.topic import GroupConfig, MessageQueue
 from sluicemq.spark.pipelines.deadletters import dead_letters, read_report
-from sluicemq.wire.bodies.clients import ConsumerData, Heartbeat
+from sluicemq.wire.bodies import ConsumerData, Heartbeat
 
 pytestmark = pytest.mark.timeout(300)
 

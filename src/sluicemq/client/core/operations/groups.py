@@ -24,7 +24,7 @@ from sluicemq.client.core.talks import Call, Talk
 from sluicemq.errors import ConfigurationError, GroupNotFoundError
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import CONTRACT, CONTRACTS, RETRY_PREFIX, GroupConfig, MessageQueue
-from sluicemq.wire import bodies
+from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import ResponseCode
 
 NOTHING_THERE: Final = frozenset({SYSTEM_ERROR, GROUP_NOT_EXIST, TOPIC_NOT_EXIST})
@@ -38,7 +38,7 @@ def groups(directory: Directory) -> Talk[dict[str, GroupConfig]]:
     """Every consumer group known to any master."""
     found: dict[str, GroupConfig] = {}
     for _, _, answer in (yield from ask_masters(directory, requests.all_groups())):
-        found |= bodies.decode_group_table(answer.body).groups
+        found |= tables.decode_group_table(answer.body).groups
     return dict(sorted(found.items()))
 
 
@@ -115,7 +115,7 @@ def change_contract(directory: Directory, group: str, contract: str) -> Talk[lis
         )
     found = []
     for broker, address, answer in (yield from ask_masters(directory, requests.all_groups())):
-        config = bodies.decode_group_table(answer.body).groups.get(group)
+        config = tables.decode_group_table(answer.body).groups.get(group)
         if config is not None:
             changed = dataclasses.replace(config, attributes={f"+{CONTRACT}": contract})
             yield from directory.ask(address, requests.update_group(changed))

@@ -12,20 +12,12 @@ that belong to it, each with the CRC-32 of its bodies, one after the other.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from sluicemq.errors import ProtocolError
 from sluicemq.wire import fastjson
-from sluicemq.wire.bodies.reading import (
-    Data,
-    as_object,
-    load_object,
-    take_integer,
-    take_list,
-    take_text,
-)
+from sluicemq.wire.forms import FORMS, Data, body, json, load_object, take_list
 
 STAGING_TOPIC: Final = "rmq_sys_sluice_staging"
 STAGING_QUEUES: Final = 8
@@ -103,52 +95,33 @@ def parse_stage(value: bytes) -> Stage:
     return Stage(owner, topic, queue_id, delay)
 
 
-@dataclass(frozen=True, slots=True)
+@body
 class StagedRange:
     """`count` messages from `offset` on of a staging queue, staged by one attempt of one task.
 
     `checksum` is the CRC-32 of their bodies, one after the other.
     """
 
-    broker: str
-    queue_id: int
-    offset: int
-    count: int
-    checksum: int
-    partition: int
-    attempt: int
+    broker: str = json("brokerName")
+    queue_id: int = json("queueId", absent=-1)
+    offset: int = json("offset", absent=-1)
+    count: int = json("count")
+    checksum: int = json("checksum")
+    partition: int = json("partition")
+    attempt: int = json("attempt")
 
 
 def staged_ranges_to(ranges: Iterable[StagedRange]) -> list[dict[str, Any]]:
     """As JSON values."""
-    return [
-        {
-            "brokerName": item.broker, "queueId": item.queue_id, "offset": item.offset,
-            "count": item.count, "checksum": item.checksum, "partition": item.partition,
-            "attempt": item.attempt,
-        }
-        for item in ranges
-    ]  # fmt: skip
+    return [FORMS[StagedRange].write(one) for one in ranges]
 
 
 def staged_ranges_of(values: Iterable[Any]) -> tuple[StagedRange, ...]:
     """The inverse. Raises ProtocolError."""
-    return tuple(_range_from(value) for value in values)
-
-
-def _range_from(value: Any) -> StagedRange:
-    item = as_object(value, "A staged range")
-    found = StagedRange(
-        take_text(item, "brokerName"),
-        take_integer(item, "queueId", -1),
-        take_integer(item, "offset", -1),
-        take_integer(item, "count"),
-        take_integer(item, "checksum"),
-        take_integer(item, "partition"),
-        take_integer(item, "attempt"),
-    )
-    if not found.broker or found.queue_id < 0 or found.offset < 0 or found.count <= 0:
-        raise ProtocolError(f"{found} is no staged range.")
+    found = tuple(FORMS[StagedRange].read(value, "A staged range") for value in values)
+    for one in found:
+        if not one.broker or one.queue_id < 0 or one.offset < 0 or one.count <= 0:
+            raise ProtocolError(f"{one} is no staged range.")
     return found
 
 

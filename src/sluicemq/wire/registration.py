@@ -11,28 +11,19 @@ The mappings are there only from version 413 (V5_0_0) on. A topic text is
 
 import struct
 import zlib
-from dataclasses import dataclass
 from typing import Final
 
 from sluicemq.errors import ProtocolError
 from sluicemq.model.topic import DataVersion, TopicConfig
 from sluicemq.wire import fastjson
-from sluicemq.wire.bodies.reading import (
-    Data,
-    as_object,
-    as_texts,
-    load_object,
-    take_object,
-    take_texts,
-)
-from sluicemq.wire.bodies.topics import (
+from sluicemq.wire.forms import FORMS, body, json, kind_of, load_object
+from sluicemq.wire.frames import VERSION
+from sluicemq.wire.tables import (
     TopicTable,
     decode_data_version,
     encode_data_version,
-    topic_table_from,
     topic_table_object,
 )
-from sluicemq.wire.frames import VERSION
 
 BARE_VERSION_MAX: Final = 36
 """Up to here (before V3_0_11) the body is the topic table alone."""
@@ -42,24 +33,31 @@ INFLATED_BYTES_MAX: Final = 64 * 1024 * 1024
 _INTEGER: Final = struct.Struct(">i")
 
 
-@dataclass(frozen=True, slots=True)
+@body
 class RegisterBody:
     """The topics that a broker brings, and its filter servers (always none of ours)."""
 
-    table: TopicTable
-    filter_servers: tuple[str, ...] = ()
+    table: TopicTable = json("topicConfigSerializeWrapper", write=topic_table_object)
+    filter_servers: tuple[str, ...] = json("filterServerList", default=())
 
 
 def encode_register_body(body: RegisterBody, *, compressed: bool = False) -> bytes:
     """103's body for a header of version 479."""
-    if compressed:
-        return _encode_compressed(body)
-    return fastjson.dumps(
-        {
-            "filterServerList": list(body.filter_servers),
-            "topicConfigSerializeWrapper": topic_table_object(body.table),
-        }
-    )
+    if not compressed:
+        return fastjson.dumps(FORMS[RegisterBody].write(body))
+    parts = [_sized(encode_data_version(body.table.data_version))]
+    parts.append(_INTEGER.pack(len(body.table.topics)))
+    for topic in body.table.topics.values():
+        numbers = f"{topic.read_queues} {topic.write_queues} {topic.perm}"
+        text = f"{topic.name} {numbers} {topic.filter_type} ".encode()
+        parts.append(_sized(text + fastjson.dumps(dict(topic.attributes))))
+    parts.append(_sized(fastjson.dumps(list(body.filter_servers))))
+    parts.append(_INTEGER.pack(0))  # mappings of static topics
+    return zlib.compress(b"".join(parts), 9)
+
+
+def _sized(data: bytes) -> bytes:
+    return _INTEGER.pack(len(data)) + data
 
 
 def decode_register_body(
@@ -76,52 +74,12 @@ def decode_register_body(
         return _decode_compressed(data)
     values = load_object(data, "registration")
     if version <= BARE_VERSION_MAX:
-        return RegisterBody(topic_table_from(values))
-    return RegisterBody(
-        topic_table_from(take_object(values, "topicConfigSerializeWrapper")),
-        take_texts(values, "filterServerList"),
-    )
-
-
-# ---------------------------------------------------------------------------------- compressed
-
-
-def _sized(data: bytes) -> bytes:
-    return _INTEGER.pack(len(data)) + data
-
-
-def _encode_compressed(body: RegisterBody) -> bytes:
-    parts = [_sized(encode_data_version(body.table.data_version))]
-    parts.append(_INTEGER.pack(len(body.table.topics)))
-    parts += [_sized(_topic_text(topic)) for topic in body.table.topics.values()]
-    parts.append(_sized(fastjson.dumps(list(body.filter_servers))))
-    parts.append(_INTEGER.pack(0))  # mappings of static topics
-    return zlib.compress(b"".join(parts), 9)
-
-
-def _topic_text(topic: TopicConfig) -> bytes:
-    attributes = fastjson.dumps(dict(topic.attributes))
-    numbers = f"{topic.read_queues} {topic.write_queues} {topic.perm}"
-    return f"{topic.name} {numbers} {topic.filter_type} ".encode() + attributes
+        return RegisterBody(FORMS[TopicTable].read(values))
+    read: RegisterBody = FORMS[RegisterBody].read(values)
+    return read
 
 
 def _decode_compressed(data: bytes | memoryview) -> RegisterBody:
-    inflated = _inflate(data)
-    version, position = _take(inflated, 0)
-    count, position = _count(inflated, position)
-    topics: dict[str, TopicConfig] = {}
-    for _ in range(count):
-        text, position = _take(inflated, position)
-        topic = _topic_from_text(text)
-        topics[topic.name] = topic
-    servers, _ = _take(inflated, position)
-    return RegisterBody(
-        TopicTable(topics, decode_data_version(version) if version else DataVersion()),
-        take_texts({"servers": fastjson.loads(servers or b"[]")}, "servers"),
-    )
-
-
-def _inflate(data: bytes | memoryview) -> bytes:
     inflater = zlib.decompressobj()
     try:
         inflated = inflater.decompress(data, INFLATED_BYTES_MAX)
@@ -131,7 +89,18 @@ def _inflate(data: bytes | memoryview) -> bytes:
         raise ProtocolError(
             f"The compressed registration is cut short, or longer than {INFLATED_BYTES_MAX} bytes."
         )
-    return inflated
+    version, position = _take(inflated, 0)
+    count, position = _count(inflated, position)
+    topics: dict[str, TopicConfig] = {}
+    for _ in range(count):
+        text, position = _take(inflated, position)
+        topic = _topic_from(text.decode("utf-8", "replace"))
+        topics[topic.name] = topic
+    servers, _ = _take(inflated, position)
+    return RegisterBody(
+        TopicTable(topics, decode_data_version(version) if version else DataVersion()),
+        kind_of(tuple[str, ...]).read(fastjson.loads(servers or b"[]"), "servers"),
+    )
 
 
 def _count(data: bytes, position: int) -> tuple[int, int]:
@@ -147,8 +116,7 @@ def _take(data: bytes, position: int) -> tuple[bytes, int]:
     return data[start : start + size], start + size
 
 
-def _topic_from_text(data: Data) -> TopicConfig:
-    text = bytes(data).decode("utf-8", "replace") if not isinstance(data, str) else data
+def _topic_from(text: str) -> TopicConfig:
     parts = text.split(" ", 5)
     try:
         name, read, write, perm, filter_type = parts[:5]
@@ -159,7 +127,7 @@ def _topic_from_text(data: Data) -> TopicConfig:
             int(write),
             int(perm),
             filter_type,
-            attributes=as_texts(as_object(attributes, "attributes")),
+            attributes=kind_of(dict[str, str]).read(attributes, "attributes"),
         )
     except ValueError as error:
         raise ProtocolError(f"The topic text {text[:80]!r} is not `name r w perm type`.") from error
