@@ -3,9 +3,9 @@
     python tools/compare.py OLD [NEW] [--runs 7]
 
 OLD and NEW (default: this one) are checkouts with a `.venv` of their own. `python -m benchmarks
---quick --no-java` runs in OLD, NEW, OLD, NEW …; printed are the medians of each row (processor time of the
-server per message where the row has it, else what it says), their ratio, and the spread of OLD
-against itself: the median distance of a run from the median. A row is slower when its ratio is
+--quick --no-java` runs in OLD, NEW, OLD, NEW …; printed are the medians of each row (processor time
+of the server per message where the row has it, else what it says), their ratio, and the spread of
+OLD against itself: the median distance of a run from the median. A row is slower when its ratio is
 above 1.05 and above what the spread explains; then the exit code is 1.
 """
 

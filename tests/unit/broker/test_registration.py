@@ -18,7 +18,7 @@ from sluicemq.wire.headers import RegisterBrokerRequest
 LOST = ConnectionLostError("Cannot connect to ns:9876: refused.")
 
 
-def registration(**changes: object) -> tuple[SteppedBroker, Registration]:
+def registering(**changes: object) -> tuple[SteppedBroker, Registration]:
     config = BrokerConfig(
         broker_name="broker-a",
         name_server_addresses=("one:9876", "two:9876"),
@@ -31,7 +31,7 @@ def registration(**changes: object) -> tuple[SteppedBroker, Registration]:
 
 
 def test_the_request_holds_every_topic_its_checksum_and_our_own_fields() -> None:
-    broker, told = registration()
+    broker, told = registering()
     request = told.begin(told.name_servers[0])()
     header = decode_header(RegisterBrokerRequest, request.fields)
     assert (header.broker, header.address, header.cluster) == (
@@ -47,7 +47,7 @@ def test_the_request_holds_every_topic_its_checksum_and_our_own_fields() -> None
 
 
 def test_a_broker_without_write_permission_says_so_in_its_topics() -> None:
-    broker, told = registration()
+    broker, told = registering()
     broker.core.topics.put(TopicConfig("T", 4, 4))
     broker.change(broker_permission=4)
     topics = registration.decode_register_body(told.begin(told.name_servers[0])().body).table.topics
@@ -56,7 +56,7 @@ def test_a_broker_without_write_permission_says_so_in_its_topics() -> None:
 
 
 def test_every_name_server_is_told_at_once_and_then_each_period() -> None:
-    _, told = registration()
+    _, told = registering()
     assert [server.address for server in told.due(0.0)] == ["one:9876", "two:9876"]
     for server in told.name_servers:
         told.answered(server, Command(0), 0.0)
@@ -66,7 +66,7 @@ def test_every_name_server_is_told_at_once_and_then_each_period() -> None:
 
 
 def test_one_that_is_not_there_is_tried_again_with_growing_pauses() -> None:
-    _, told = registration()
+    _, told = registering()
     one, two = told.name_servers
     told.answered(two, Command(0), 1000.0)
     now, pauses = 0.0, []
@@ -80,7 +80,7 @@ def test_one_that_is_not_there_is_tried_again_with_growing_pauses() -> None:
 
 def test_failure_and_return_are_said_once_each(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    _, told = registration()
+    _, told = registering()
     one = told.name_servers[0]
     for now in range(5):
         told.failed(one, LOST, now)
@@ -94,7 +94,7 @@ def test_failure_and_return_are_said_once_each(caplog: pytest.LogCaptureFixture)
 
 
 def test_ordered_topics_come_from_the_name_server() -> None:
-    broker, told = registration()
+    broker, told = registering()
     broker.core.topics.put(TopicConfig("T", 4, 4))
     body = bodies.encode_kv_table({"T": "broker-a:4"})
     told.answered(told.name_servers[0], Command(0, body=body), 0.0)
@@ -104,7 +104,7 @@ def test_ordered_topics_come_from_the_name_server() -> None:
 
 
 def test_the_farewell_names_the_broker() -> None:
-    _, told = registration()
+    _, told = registering()
     assert told.farewell().fields == {
         "brokerName": "broker-a", "brokerAddr": "10.0.0.1:10911", "clusterName": "DefaultCluster",
         "brokerId": "0",
