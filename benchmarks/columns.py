@@ -120,7 +120,7 @@ def measure_flights(directory: str) -> dict[str, float]:
     store = Store.open(config)
     for number, row in enumerate(flights()):
         body, tag, properties = sent(row, number)
-        store.append(TOPIC, 0, body, properties, tag_code(tag), 0, 0, 1, HOST, HOST)
+        store.writer.append(TOPIC, 0, body, properties, tag_code(tag), 0, 0, 1, HOST, HOST)
         if number % TURN == 0:
             store.commit()
     store.commit()
@@ -183,10 +183,10 @@ def drain(
 ) -> tuple[float, int, int, int]:
     """CPU seconds, matches, CRC32 of them, their bytes."""
     offset = matches = crc = size = 0
-    read: Callable[..., object] = store.read
+    read: Callable[..., object] = store.reader.read
     started = time.process_time()
     while offset < end:
-        result = store.read(TOPIC, 0, offset, 32, None, message_filter, end - offset)
+        result = store.reader.read(TOPIC, 0, offset, 32, None, message_filter, end - offset)
         for data in result.data:
             crc = zlib.crc32(data, crc)
         matches += result.count
@@ -218,7 +218,7 @@ def fill(store: Store, messages: int) -> float:
             batch.append((properties.encode(), tags[tag]))
         started = time.process_time()
         for encoded, code in batch:
-            store.append(TOPIC, 0, body, encoded, code, 0, 0, 1, HOST, HOST)
+            store.writer.append(TOPIC, 0, body, encoded, code, 0, 0, 1, HOST, HOST)
         store.commit()
         spent_s += time.process_time() - started
     return spent_s / messages * 1e6

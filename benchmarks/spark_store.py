@@ -74,7 +74,7 @@ def write_store(directory: Path, messages: int) -> None:
         count = min(BATCH, messages - first)
         for index, (body, tag, properties) in enumerate(rows(first, count), first):
             named = {UNIQ_KEY: f"7F0000010000000000000000{index:08X}", "WAIT": "true", TAGS: tag}
-            store.append(
+            store.writer.append(
                 TOPIC, turn % QUEUES, body, encode_properties(named | properties), tag_code(tag),
                 0, 0, 1_795_000_000_000 + index, HOST, HOST,
             )  # fmt: skip

@@ -29,7 +29,7 @@ from sluicemq.client.aio.ordered import Lane, OrderedFeed
 from sluicemq.client.aio.readers import SendBack
 from sluicemq.client.core.inflight import InFlight
 from sluicemq.model.message import COMMITTED, ROLLED_BACK
-from sluicemq.store.commitlog import CommitLog
+from sluicemq.store.log import CommitLog
 from sluicemq.store.writer import Writer
 
 ROOT = Path(__file__).parents[2]

@@ -19,8 +19,10 @@ from sluicemq.errors import StoreError
 from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.subscriptions import Sql92Filter
 from sluicemq.record.codec import decode_records, encode_properties
-from sluicemq.store import columns_blocks, columns_file, columns_scan
-from sluicemq.store.columns_blocks import ColumnBlocks
+from sluicemq.store.columns import blocks as columns_blocks
+from sluicemq.store.columns import file as columns_file
+from sluicemq.store.columns import scan as columns_scan
+from sluicemq.store.columns.blocks import ColumnBlocks
 from sluicemq.store.store import Store
 from sluicemq.testing.files import CrashableFiles, PowerLost
 
@@ -59,7 +61,7 @@ class Machine:
             for _ in range(self.rng.randint(1, 20)):
                 digit = str(self.rng.randrange(10))
                 properties = encode_properties({"n": digit, "m": digit})
-                self.store.append("T", 0, b"body", properties, 0, 0, 0, 1, HOST, HOST)
+                self.store.writer.append("T", 0, b"body", properties, 0, 0, 0, 1, HOST, HOST)
             self.store.commit()
             self.clock.advance(self.rng.choice([0.0, 2.0]))
             if self.rng.random() < 0.6:
@@ -90,7 +92,7 @@ class Machine:
     def read(self, offset: int, end: int, message_filter: Any) -> list[tuple[int, str]]:
         found: list[tuple[int, str]] = []
         while offset < end:
-            result = self.store.read("T", 0, offset, 100, 1 << 20, message_filter)
+            result = self.store.reader.read("T", 0, offset, 100, 1 << 20, message_filter)
             messages = decode_records(b"".join(result.data))
             found += [(message.queue_offset, message.properties["n"]) for message in messages]
             offset = result.next_offset

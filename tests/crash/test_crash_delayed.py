@@ -88,7 +88,7 @@ class Run:
         """Start once more, wait long enough, and count what was delivered."""
         broker = self._start(self.files)
         broker.run(40.0, step_s=0.25)
-        result = broker.store.read("T", 0, 0, 1_000_000, 1 << 30)
+        result = broker.store.reader.read("T", 0, 0, 1_000_000, 1 << 30)
         found = decode_records(b"".join(result.data))
         early = [m.body for m in found if m.store_time_ms < self.due.get(m.body, START_MS)]
         assert not early, f"delivered before their time: {early}"

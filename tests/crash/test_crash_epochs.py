@@ -72,7 +72,7 @@ class Node:
         for queue_id in range(4):
             offset = 0
             while offset < store.queue_offsets("T", queue_id)[1]:
-                read = store.read("T", queue_id, offset, 1000, 1 << 20)
+                read = store.reader.read("T", queue_id, offset, 1000, 1 << 20)
                 for record in decode_records(b"".join(read.data)):
                     assert "SLUICE_STAGE" not in record.properties
                     found.append((record.body.decode(), record.properties["TAGS"]))

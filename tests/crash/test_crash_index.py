@@ -16,8 +16,8 @@ from simulation.stepped import ManualClock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreError
 from sluicemq.record.codec import encode_properties
-from sluicemq.store import index_file
-from sluicemq.store.index import KeyIndex
+from sluicemq.store.index import file as index_file
+from sluicemq.store.index.index import KeyIndex
 from sluicemq.store.store import Store
 from sluicemq.testing.files import CrashableFiles
 
@@ -52,7 +52,7 @@ class Machine:
             if self.rng.random() < 0.1:
                 properties = {}
             topic = self.rng.choice("TU")
-            place, _ = self.store.append(
+            place, _ = self.store.writer.append(
                 topic, 0, b"body", encode_properties(properties), 0, 0, 0, 1, HOST, HOST
             )
             self.sent.append((place, topic, self.clock.now_ms(), properties))

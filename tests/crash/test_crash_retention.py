@@ -18,7 +18,7 @@ import pytest
 from sluicemq.config import StoreConfig
 from sluicemq.errors import SluiceError, StoreError
 from sluicemq.record.codec import decode_records
-from sluicemq.store import retention
+from sluicemq.store import retain as retention
 from sluicemq.store.store import Store
 from sluicemq.testing.files import CrashableFiles
 
@@ -84,7 +84,7 @@ class Life:
             self.serial += 1
             key = self.rng.choices(KEYS, [9, 4, 1])[0]
             body = struct.pack(">i", self.serial) + b"x" * self.rng.randint(0, 700)
-            place, offset = self.store.append(*key, body, b"", 0, 0, 0, 1, HOST, HOST)
+            place, offset = self.store.writer.append(*key, body, b"", 0, 0, 0, 1, HOST, HOST)
             self.turn.append((key, offset, place, body))
         end = self.store.commit()
         self.written += [(*entry, end) for entry in self.turn]
@@ -167,7 +167,7 @@ class Life:
         low, high = self.store.queue_offsets(*key)
         found: list[Any] = []
         while low + len(found) < high:
-            result = self.store.read(*key, low + len(found), 1000, 1 << 20)
+            result = self.store.reader.read(*key, low + len(found), 1000, 1 << 20)
             assert result.count, (key, result)
             found += decode_records(b"".join(result.data))
         assert [(m.queue_offset, m.physical_offset, m.body) for m in found] == there

@@ -25,9 +25,9 @@ from hypothesis.stateful import (
 from sluicemq.config import StoreConfig
 from sluicemq.errors import SluiceError, StoreError
 from sluicemq.record.codec import decode_records
-from sluicemq.store import recovery, segments
-from sluicemq.store.commitlog import CommitLog
-from sluicemq.store.scan import scan_records
+from sluicemq.store import recover as recovery
+from sluicemq.store import segments
+from sluicemq.store.log import CommitLog, scan_records
 from sluicemq.store.store import Store
 from sluicemq.testing.files import CrashableFiles
 
@@ -70,7 +70,7 @@ def read_queue(store: Store, key: Key) -> list[tuple[int, bytes]]:
     low, high = store.queue_offsets(*key)
     messages = []
     while low + len(messages) < high:
-        result = store.read(*key, low + len(messages), 1000, 1 << 20)
+        result = store.reader.read(*key, low + len(messages), 1000, 1 << 20)
         assert result.count > 0, (key, result)
         messages += decode_records(b"".join(result.data))
     assert [m.queue_offset for m in messages] == list(range(low, high))
@@ -105,7 +105,7 @@ class StoreMachine(RuleBasedStateMachine):
     def append(self, key: Key, size: int) -> None:
         self.serial += 1
         body = struct.pack(">i", self.serial) + bytes([self.serial % 256]) * size
-        self.store.append(*key, body, b"", 0, 0, 0, 1, HOST, HOST)
+        self.store.writer.append(*key, body, b"", 0, 0, 0, 1, HOST, HOST)
         self.turn.append((key, body))
 
     @rule(key=st.sampled_from(QUEUES), count=st.integers(1, 4))
@@ -114,7 +114,7 @@ class StoreMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.serial += 1
             bodies.append(struct.pack(">i", self.serial) * 5)
-        self.store.append_batch(*key, [(0, b, b"", 0) for b in bodies], 0, 1, HOST, HOST)
+        self.store.writer.append_batch(*key, [(0, b, b"", 0) for b in bodies], 0, 1, HOST, HOST)
         self.turn += [(key, body) for body in bodies]
 
     @rule()

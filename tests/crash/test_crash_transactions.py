@@ -20,7 +20,7 @@ from sluicemq.broker.transactions.open import Undecided, UndecidedTable
 from sluicemq.broker.transactions.transactions import Transactions
 from sluicemq.config import BrokerConfig
 from sluicemq.record.codec import decode_records
-from sluicemq.store.consumequeue import UNIT
+from sluicemq.store.queues import UNIT
 from sluicemq.wire.bodies import Heartbeat, encode_heartbeat
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
 
@@ -234,7 +234,7 @@ def test_a_crash_between_a_message_and_its_op_does_not_make_two(
         world.end()
     topic = LIMIT_TOPIC if given_up else "T"
     assert world.broker.store.queue_offsets(topic, 0)[1] == 1
-    op_position = UNIT.unpack_from(world.broker.store.units(OP_TOPIC, 0, 0, 1))[0]
+    op_position = UNIT.unpack_from(world.broker.store.reader.units(OP_TOPIC, 0, 0, 1))[0]
     files = world.broker.files.kill()
     path = "/store/commitlog/00000000000000000000"
     content = files.content(path)

@@ -93,7 +93,7 @@ def view(files: CrashableFiles) -> View:
             for message_filter in filters:
                 offset, end = store.queue_offsets(*key)
                 while offset < end:
-                    result = store.read(*key, offset, 32, bytes_max, message_filter)
+                    result = store.reader.read(*key, offset, 32, bytes_max, message_filter)
                     for message in decode_records(b"".join(result.data)):
                         assert (message.topic, message.queue_id) == key
                         found[*key, message.queue_offset] = message.body

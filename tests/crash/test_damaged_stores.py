@@ -57,7 +57,7 @@ async def serve_once(root: Path) -> list[int]:
 def read(store: Store, queue: int) -> Iterator[int]:
     offset, end = store.queue_offsets("T", queue)
     while offset < end:
-        result = store.read("T", queue, offset, 32)
+        result = store.reader.read("T", queue, offset, 32)
         for message in decode_records(b"".join(result.data)):
             yield struct.unpack_from(">i", message.body)[0]
         assert result.next_offset > offset
@@ -74,7 +74,7 @@ def template() -> Iterator[Path]:
     for number in range(30):
         body = struct.pack(">i", number) * 1500
         properties = f"UNIQ_KEY\x01U{number}\x02".encode()
-        store.append("T", number % 2, body, properties, 0, 0, 0, 1, HOST, HOST)
+        store.writer.append("T", number % 2, body, properties, 0, 0, 0, 1, HOST, HOST)
         store.commit()
     store.close()
     asyncio.run(serve_once(root))

@@ -30,7 +30,8 @@ store = Store.open(config)
 number = sum(store.queue_offsets("T", queue)[1] for queue in range(3))
 while True:
     for _ in range(7):
-        store.append("T", number % 3, struct.pack(">i", number) * 50, b"", 0, 0, 0, 1, host, host)
+        body = struct.pack(">i", number) * 50
+        store.writer.append("T", number % 3, body, b"", 0, 0, 0, 1, host, host)
         number += 1
     store.commit()
     print(number, flush=True)
@@ -74,7 +75,7 @@ def read(store: Store, queue: int) -> list[int]:
     low, high = store.queue_offsets("T", queue)
     messages = []
     while low + len(messages) < high:
-        result = store.read("T", queue, low + len(messages), 1 << 20, 1 << 20)
+        result = store.reader.read("T", queue, low + len(messages), 1 << 20, 1 << 20)
         assert result.count
         messages += decode_records(b"".join(result.data))
     numbers = [struct.unpack_from(">i", message.body)[0] for message in messages]

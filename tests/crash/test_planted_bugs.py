@@ -19,11 +19,12 @@ from sluicemq.broker import documents
 from sluicemq.broker.turns import Turns
 from sluicemq.files import Files
 from sluicemq.net.peer import Peer
-from sluicemq.store import recovery, scan, segments
-from sluicemq.store.commitlog import CommitLog
-from sluicemq.store.consumequeue import ConsumeQueues, Queue
-from sluicemq.store.deleted import DeletedTopics
-from sluicemq.store.scan import Scanned
+from sluicemq.store import log as scan
+from sluicemq.store import recover as recovery
+from sluicemq.store import segments
+from sluicemq.store.directory import DeletedTopics
+from sluicemq.store.log import CommitLog, Scanned
+from sluicemq.store.queues import ConsumeQueues, Queue
 from sluicemq.store.segments import Segment, SegmentFiles
 from sluicemq.store.store import Store
 from sluicemq.testing.files import CrashableFile

@@ -23,7 +23,7 @@ from simulation.crashes.broker_world import BROKER
 from simulation.crashes.plan import Kind, World
 from simulation.crashes.runs import KINDS, explain, run_seed
 from simulation.crashes.store_world import STORE
-from sluicemq.store.commitlog import CommitLog
+from sluicemq.store.log import CommitLog
 
 ROOT = Path(__file__).parents[2]
 SEEDS = int(os.environ.get("SLUICEMQ_EXAMPLES", "80"))

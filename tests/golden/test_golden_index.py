@@ -88,7 +88,7 @@ def test_every_key_of_the_log_is_found(golden: Path) -> None:
         for topic, queue_id in store.queues():
             low, high = store.queue_offsets(topic, queue_id)
             for offset in range(low, high):
-                record = bytes(store.read(topic, queue_id, offset, 1).data[0])
+                record = bytes(store.reader.read(topic, queue_id, offset, 1).data[0])
                 message = decode_record(record)
                 if message.topic != topic:
                     continue  # a light queue: the message lies under its own topic
@@ -117,7 +117,7 @@ def test_ours_goes_on_in_the_file_that_java_began(golden: Path) -> None:
     clock = FixedClock(theirs.name)
     clock.ms += 3_600_000
     store = open_store(golden, clock)
-    place, _ = store.append("TopicA", 0, b"new", b"KEYS\x01k1\x02", 0, 0, 0, 1, HOST, HOST)
+    place, _ = store.writer.append("TopicA", 0, b"new", b"KEYS\x01k1\x02", 0, 0, 0, 1, HOST, HOST)
     store.commit()
     answer = store.keys.find("TopicA", "k1", 64, 0, FOREVER)
     assert answer is not None

@@ -13,7 +13,7 @@ import pytest
 from sluicemq.model.message import TAGS, StoredMessage
 from sluicemq.record.codec import decode_record
 from sluicemq.spark.source import StoreSource
-from sluicemq.store.reader import StoreReader
+from sluicemq.store.readonly import StoreReader
 
 STORES = Path(__file__).parent / "store"
 ARCHIVES = {

@@ -17,7 +17,7 @@ from sluicemq.config import StoreConfig
 from sluicemq.model.ids import tag_code
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.record.codec import decode_records, encode_properties
-from sluicemq.store.reader import StoreReader
+from sluicemq.store.readonly import StoreReader
 from sluicemq.store.store import Store
 
 STORES = Path(__file__).parent / "store"
@@ -157,7 +157,7 @@ def read_all(store: Store) -> dict[tuple[str, int, int], Any]:
     found = {}
     for topic, queue in store.queues():
         low, high = store.queue_offsets(topic, queue)
-        result = store.read(topic, queue, low, 1000, 1 << 20)
+        result = store.reader.read(topic, queue, low, 1000, 1 << 20)
         messages = decode_records(b"".join(result.data), decompress=False)
         assert result.count == high - low
         found |= {(topic, queue, low + i): m for i, m in enumerate(messages)}
@@ -189,9 +189,9 @@ def test_every_message_of_a_java_store_is_read(golden: Path) -> None:
         assert (message.body, message.store_time_ms) == (record.body, record.time)
         assert message.properties == record.properties
         assert message.physical_offset == record.place
-        assert store.record_at(record.place) is not None
-        lower = store.offset_by_time(*key[:2], record.time, "lower")
-        upper = store.offset_by_time(*key[:2], record.time, "upper")
+        assert store.reader.record_at(record.place) is not None
+        lower = store.reader.offset_by_time(*key[:2], record.time, "lower")
+        upper = store.reader.offset_by_time(*key[:2], record.time, "upper")
         assert lower <= key[2] <= upper
     store.close()
 
@@ -237,7 +237,9 @@ def test_java_store_can_be_written_on(golden: Path) -> None:
     before = read_all(store)
     for number in range(40):
         properties = encode_properties({"TAGS": "new", "n": str(number)})
-        store.append("TopicA", 1, b"x" * 900, properties, tag_code("new"), 0, 0, 1, HOST, HOST)
+        store.writer.append(
+            "TopicA", 1, b"x" * 900, properties, tag_code("new"), 0, 0, 1, HOST, HOST
+        )
         store.commit()
     store.close()
     records = parse_log(golden)
@@ -274,7 +276,7 @@ def test_tags_are_found_also_where_units_hold_extension_addresses(
         and r.properties.get("TAGS") == "TagA"
     ]  # fmt: skip
     store = open_store(root)
-    result = store.read("TopicA", 0, 0, 32, None, TagA())
+    result = store.reader.read("TopicA", 0, 0, 32, None, TagA())
     messages = decode_records(b"".join(result.data))
     assert [m.physical_offset for m in messages] == expected
     assert expected
@@ -296,7 +298,7 @@ def test_our_store_keeps_every_rule_of_the_layout(tmp_path: Path) -> None:
         flag = 4 if number % 50 == 49 else 0
         body = bytes([number]) * (number * 13 % 700)
         encoded = encode_properties(properties)
-        store.append(
+        store.writer.append(
             topic, number % 2, body, encoded, tag_code(tag), number, flag, 5, host, HOST
         )  # fmt: skip
         sent.append((topic, number % 2, body, properties))
@@ -356,7 +358,7 @@ def replay(golden: Path, root: Path, *, adds_checksum: bool) -> None:
         reconsumed, prepared = struct.unpack_from(">iq", raw, stored_end)
         properties = raw[properties_start(raw, stored_end + 12) :]
         unit = units.get((record.topic, record.queue, record.offset))
-        store.append(
+        store.writer.append(
             record.topic,
             record.queue,
             record.body,

@@ -14,7 +14,7 @@ from simulation.stepped import ManualClock, SteppedBroker
 from sluicemq.config import StoreConfig
 from sluicemq.files import SYSTEM_FILES
 from sluicemq.record.codec import decode_records
-from sluicemq.store.timer_checkpoint import read_timer_checkpoint
+from sluicemq.store.timers import read_timer_checkpoint
 from sluicemq.testing.files import CrashableFiles
 
 ARCHIVE = Path(__file__).parent / "store" / "golden1.tar.gz"
@@ -57,7 +57,7 @@ def opened(golden: Path) -> SteppedBroker:
 
 
 def delivered(broker: SteppedBroker, queue_id: int) -> list[object]:
-    result = broker.store.read("TopicA", queue_id, 0, 100, 1 << 20)
+    result = broker.store.reader.read("TopicA", queue_id, 0, 100, 1 << 20)
     return [message.body for message in decode_records(b"".join(result.data))]
 
 

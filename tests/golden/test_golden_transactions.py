@@ -104,7 +104,7 @@ def test_without_offsets_everything_is_read_and_copies_are_one_transaction() -> 
 def test_ops_of_every_release_are_read(op: bytes) -> None:
     broker = opened(golden_files())
     host = bytes(4) + bytes(4)
-    broker.store.append(OP_TOPIC, 0, op, OP_PROPERTIES, 100, 0, 0, 0, host, host)
+    broker.store.writer.append(OP_TOPIC, 0, op, OP_PROPERTIES, 100, 0, 0, 0, host, host)
     broker.store.commit()
     again = opened(broker.files.kill())
     assert len(again.core.transactions.table) == 0

@@ -155,7 +155,7 @@ class Scenario:
             if request.code in PULLS and self._is_sent_meanwhile(topic):
                 continue
             for _ in range(count):
-                self.broker.store.append(
+                self.broker.store.writer.append(
                     topic, queue_id, b"earlier", b"TAGS\x01A\x02", 65, 0, 0, 0,
                     bytes(8), bytes(8),
                 )  # fmt: skip
@@ -169,7 +169,7 @@ class Scenario:
             for message in decode_records(answer.body):
                 if self._is_sent_meanwhile(message.topic):
                     continue
-                self.broker.store.append(
+                self.broker.store.writer.append(
                     message.topic, message.queue_id, message.body,
                     encode_properties(message.properties), 65, 0, 0, 0, bytes(8), bytes(8),
                 )  # fmt: skip

@@ -12,7 +12,8 @@ from sluicemq.broker.server import Broker
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.net.channel import Channel, dial
 from sluicemq.record.codec import decode_records
-from sluicemq.store import columns_blocks, columns_file
+from sluicemq.store.columns import blocks as columns_blocks
+from sluicemq.store.columns import file as columns_file
 from sluicemq.wire.frames import Command
 from waiting import until
 

@@ -16,7 +16,9 @@ from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.subscriptions import Sql92Filter
 from sluicemq.model.ids import tag_code
 from sluicemq.record.codec import encode_properties
-from sluicemq.store import columns_blocks, columns_file, columns_scan
+from sluicemq.store.columns import blocks as columns_blocks
+from sluicemq.store.columns import file as columns_file
+from sluicemq.store.columns import scan as columns_scan
 from sluicemq.store.gather import Reach
 from sluicemq.store.store import Store
 from sluicemq.testing.files import CrashableFiles
@@ -108,7 +110,9 @@ class World:
                 data = rng.choice([b"", data[:-1], data + data, b"a\xff\x015\x02", b"\x02a\x015"])
             topic, queue_id = rng.choice([("T", 0), ("T", 0), ("T", 1), ("U", 0)])
             body = bytes(rng.randrange(60))
-            self.store.append(topic, queue_id, body, data, tag_code(tag), 0, 0, 1, HOST, HOST)
+            self.store.writer.append(
+                topic, queue_id, body, data, tag_code(tag), 0, 0, 1, HOST, HOST
+            )
         self.store.commit()
 
     def seal(self) -> None:
@@ -139,8 +143,8 @@ def test_a_read_by_columns_is_the_read_by_records(
                 if consumed is not None:
                     patient = world.rng.random() < 0.5
                     reach = Reach(consumed, world.rng.choice([3, 2000]), is_patient=patient)
-                ours = world.store.read("T", queue_id, *limits, fast, None, reach)
-                theirs = world.store.read("T", queue_id, *limits, slow, None, reach)
+                ours = world.store.reader.read("T", queue_id, *limits, fast, None, reach)
+                theirs = world.store.reader.read("T", queue_id, *limits, slow, None, reach)
                 ours.data = [memoryview(b"".join(ours.data))]
                 theirs.data = [memoryview(b"".join(theirs.data))]
                 assert ours == theirs, (offset, queue_id)
@@ -159,7 +163,9 @@ def test_calls_that_end_early_lose_and_double_nothing(
         for message_filter in (Sql92Filter(compile_sql92(expression)), Records(expression)):
             offset, data = 0, b""
             while offset < world.store.queue_offsets("T", 0)[1]:
-                result = world.store.read("T", 0, offset, 4, 1 << 20, message_filter, scan_max)
+                result = world.store.reader.read(
+                    "T", 0, offset, 4, 1 << 20, message_filter, scan_max
+                )
                 assert result.next_offset > offset
                 data += b"".join(result.data)
                 offset = result.next_offset

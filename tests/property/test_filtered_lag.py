@@ -17,7 +17,8 @@ from sluicemq.filter.subscriptions import subscribe, tag_matches
 from sluicemq.model.ids import java_hash
 from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.record.codec import decode_records
-from sluicemq.store import columns_blocks, columns_file
+from sluicemq.store.columns import blocks as columns_blocks
+from sluicemq.store.columns import file as columns_file
 from sluicemq.wire import bodies
 
 FILTERS = [
@@ -117,7 +118,7 @@ class World:
         said = subscribe("T", expression, kind)
         count = 0
         for offset in range(start, end):
-            data = b"".join(self.broker.store.read("T", queue_id, offset, 1).data)
+            data = b"".join(self.broker.store.reader.read("T", queue_id, offset, 1).data)
             message = decode_records(data)[0]
             if kind == "TAG":
                 is_wanted = said.is_everything or java_hash(message.tag or "") in said.codes

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluicemq.record.codec import encode_record
-from sluicemq.store.index_columns import key_columns, plain_columns, walk
+from sluicemq.store.index.columns import key_columns, plain_columns, walk
 
 TOPICS = ["T", "Topic", "%RETRY%" + "g" * 190, "日本", "TopicLonger_" + "x" * 50]
 NAMES = ["UNIQ_KEY", "KEYS", "KEYS", "TAGS", "a", "UNIQ_KEYS", "XKEYS", "é", "KEY"]

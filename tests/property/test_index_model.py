@@ -58,7 +58,7 @@ class Bench:
             properties = {"UNIQ_KEY": message["unique"]} if message["unique"] else {}
             if any(message["words"]):
                 properties["KEYS"] = " ".join(message["words"])
-            place, _ = self.store.append(
+            place, _ = self.store.writer.append(
                 message["topic"], 0, b"body", encode_properties(properties), 0, 0,
                 message["flag"], 1, HOST, HOST,
             )  # fmt: skip

@@ -53,7 +53,9 @@ def fill(bodies: list[tuple[int, int]]) -> tuple[CrashableFiles, list[Sent], int
     sent = []
     for number, (queue, size) in enumerate(bodies):
         body = struct.pack(">i", number) * (size // 4)
-        position, offset = store.append(*KEYS[queue], body, b"K\x01v\x02", 0, 0, 0, 1, HOST, HOST)
+        position, offset = store.writer.append(
+            *KEYS[queue], body, b"K\x01v\x02", 0, 0, 0, 1, HOST, HOST
+        )
         sent.append(Sent(KEYS[queue], offset, position, 0, body))
     store.commit()
     end = store.written_offset
@@ -90,7 +92,7 @@ def read_all(store: Store, key: tuple[str, int]) -> dict[int, bytes]:
     low, high = store.queue_offsets(*key)
     found, offset = {}, low
     while offset < high:
-        result = store.read(*key, offset, 32)
+        result = store.reader.read(*key, offset, 32)
         assert result.next_offset > offset, "a stuck reader"
         for message in decode_records(b"".join(result.data), decompress=False):
             assert (message.topic, message.queue_id) == key

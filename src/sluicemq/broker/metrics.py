@@ -416,7 +416,7 @@ class BrokerCollector:
         yield watermark
 
     def _reserve_ms(self) -> int:
-        earliest = self._parts.store.earliest_time_ms()
+        earliest = self._parts.store.reader.earliest_time_ms()
         return self._parts.clock.now_ms() - earliest if earliest > 0 else 0
 
 

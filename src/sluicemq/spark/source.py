@@ -17,7 +17,7 @@ come as an option of the load that they are for: `references`.
 The data source `rocketmq_store`: messages out of a store directory, without a broker.
 
 The directory is a broker's own, running or not, or a copy; ours or a Java broker's. It is only ever
-read: no lock, no recovery, not one byte written (`sluicemq.store.reader`). Driver and executors
+read: no lock, no recovery, not one byte written (`sluicemq.store.readonly`). Driver and executors
 have to see it under the same name. Everything but the place is as in `rocketmq` and shared with it:
 options, columns, bodies, types of properties, predicates.
 

@@ -1,16 +1,265 @@
-"""Is this a directory that we can work in? Diagnoses before anything is read or changed.
+"""The small files beside the log: `checkpoint`, `abort`.
+
+`checkpoint` has 4096 bytes. RocketMQ uses the first 40 (spec/store.md §5): store times up to which
+log, queues and index are on disk, and two positions. We write these for it, and keep a `Mark` of
+our own further back, where RocketMQ neither looks nor writes: a position in the log before which
+log *and* queues are synced, with a digest of the queues. After a crash the scan begins there
+instead of at the start of some file; at any start the digest tells whether queue files are missing.
+
+The mark has two slots that are written in turn, each with its CRC: a torn write spoils one, the
+other still holds. Layout of a slot (offset 1024 and 2048), big-endian:
+
+    | "SLC" 3 | version 1 | crc of the rest 4 | sequence 8 | log position 8 | queues 8 |
+    | sum of ends 8 | store time 8 | index position 8 | index entries 8 | index file 8 |
+    | index files 8 | log start 8 |
+
+Version 4 is this. Older ones are still read: version 3 does not say where the log begins (-1),
+version 2 not how many index files there are either (-1); version "M" (the first) ends behind the
+store time, and its index position is 0, so that the index is looked at from the beginning.
+
+`abort` exists while a store is open: who finds it starts after a crash.
+
+Topics that were deleted, and up to where in the log their records do not count any more.
+
+The records of a deleted topic stay in the log until its files go. A recovery that builds queues
+from the log would bring the topic back, so it asks here first. The entry is durable before the
+first queue file is removed: a deletion that a crash interrupts is finished at the next start. A
+topic that is made again begins behind its entry; so the log is on disk up to there before the entry
+is, and where a damaged log ends before it, the entry is cut back.
+
+The file is ours alone (RocketMQ does not look at it, and after a crash brings such topics back):
+`config/deletedTopics.json`, an object of topic -> position in the log.
+
+Is this a directory that we can work in? Diagnoses before anything is read or changed.
 
 A store is what spec/store.md §1 shows: files and directories by fixed names. What has another kind
 than it must have, and stores whose log or queues lie in formats that are not read here (DLedger,
 RocksDB), are refused with what to do about it. Everything else in the directory is left alone.
+
+What size the files of a store have: for who opens a store that he knows nothing of.
+
+All files of a kind have one size (spec/store.md §1), which the broker that wrote them was told by
+mappedFileSizeCommitLog, mappedFileSizeConsumeQueue and mappedFileSizeTimerLog. A copy of the store
+alone does not say.
 """
 
-from typing import Final
+import json
+import logging
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError, StoreError
-from sluicemq.files import Files, cure_of
+from sluicemq.files import Files, cure_of, load_text, process_id, replace_text
 from sluicemq.store.segments import is_segment_name
+
+CHECKPOINT_BYTES: Final = 4096
+SLOTS: Final = (1024, 2048)
+_JAVA: Final = struct.Struct(">5q")
+_SLOT: Final = struct.Struct(">4sI")
+_MAGIC: Final = b"SLC\x04"
+_LAYOUTS: Final = {
+    b"SLCM": struct.Struct(">5q"),
+    b"SLC\x02": struct.Struct(">8q"),
+    b"SLC\x03": struct.Struct(">9q"),
+    _MAGIC: struct.Struct(">10q"),
+}
+_MARGIN_MS: Final = 3000
+"""What RocketMQ takes off the smallest time to be on the safe side."""
+
+
+class Mark(NamedTuple):
+    """Everything before `log_offset` is durable: in the log and in the queues.
+
+    `queues` is how many queues have units and `units` the sum of their ends, both as of
+    `log_offset`; `store_time_ms` is that of the last record before it (0: none). The key index
+    is durable up to `index_offset` in the log: with all its older files, and of the one named
+    `index_file` (0: there is none) the entries before number `index_count`. There were
+    `index_files` of them (-1: not known); retention may have removed some of the first since.
+    The log begins at `log_start` or before (-1: not known): retention says so here before it
+    removes a file.
+    """
+
+    sequence: int
+    log_offset: int
+    queues: int
+    units: int
+    store_time_ms: int
+    index_offset: int = 0
+    index_count: int = 0
+    index_file: int = 0
+    index_files: int = -1
+    log_start: int = -1
+
+    def without_queues(self) -> "Mark":
+        """The next mark, which holds for the log alone: no queues agree with it."""
+        return self._replace(sequence=self.sequence + 1, queues=-1, units=-1)
+
+
+class Checkpoint(NamedTuple):
+    """What the file says. `java_time_ms` is the time up to which RocketMQ trusts its files.
+
+    `index_time_ms` is RocketMQ's own field for the index (spec/store.md §5).
+    """
+
+    java_time_ms: int
+    mark: Mark | None
+    index_time_ms: int = 0
+
+    @property
+    def is_mark_newest(self) -> bool:
+        """Whether RocketMQ has stored nothing since the mark: it leaves the mark as it was."""
+        mark = self.mark
+        return mark is not None and self.java_time_ms <= max(0, mark.store_time_ms - _MARGIN_MS)
+
+
+def read_checkpoint(files: Files, path: str) -> Checkpoint:
+    """Time 0 and no mark when the file is missing or short."""
+    if not files.exists(path):
+        return Checkpoint(0, None)
+    file = files.open(path)
+    try:
+        data = file.pread(CHECKPOINT_BYTES, 0)
+    finally:
+        file.close()
+    data += bytes(CHECKPOINT_BYTES - len(data))
+    log_time, queue_time, index_time, _, _ = _JAVA.unpack_from(data)
+    marks = [mark for at in SLOTS if (mark := _read_slot(data, at)) is not None]
+    java_time = max(0, min(log_time, queue_time) - _MARGIN_MS)
+    return Checkpoint(java_time, max(marks, default=None), index_time)
+
+
+def slots_of(data: bytes) -> list[Mark | None]:
+    """The mark in each slot of a whole file; None where there is none or a torn one."""
+    return [_read_slot(data, at) for at in SLOTS]
+
+
+def _read_slot(data: bytes, at: int) -> Mark | None:
+    magic, crc = _SLOT.unpack_from(data, at)
+    layout = _LAYOUTS.get(magic)
+    if layout is None:
+        return None
+    content = data[at + _SLOT.size : at + _SLOT.size + layout.size]
+    return Mark(*layout.unpack(content)) if crc == zlib.crc32(content) else None
+
+
+def write_checkpoint(files: Files, path: str, mark: Mark, *, index_time_ms: int = 0) -> None:
+    """Write and sync; everything the mark claims has to be synced before."""
+    content = _LAYOUTS[_MAGIC].pack(*mark)
+    is_new = not files.exists(path)
+    file = files.open(path, create=True)
+    try:
+        if file.size() != CHECKPOINT_BYTES:
+            file.truncate(CHECKPOINT_BYTES)
+        # RocketMQ reads the log again from here: what its index lacks has to be behind.
+        time = min(mark.store_time_ms, index_time_ms or mark.store_time_ms)
+        file.pwrite(_JAVA.pack(time, time, index_time_ms, 0, 0), 0)
+        slot = _SLOT.pack(_MAGIC, zlib.crc32(content)) + content
+        file.pwrite(slot, SLOTS[mark.sequence % len(SLOTS)])
+        file.sync()
+    finally:
+        file.close()
+    if is_new:
+        files.sync_directory(path.rpartition("/")[0])
+
+
+class DurableMark:
+    """The newest mark on disk (None until this process writes one), and the next one's number. The
+    log's start never goes back: retention may have said more than what was due before it."""
+
+    def __init__(self, files: Files, path: str, sequence: int) -> None:
+        self._files = files
+        self._path = path
+        self._sequence = sequence
+        self.mark: Mark | None = None
+
+    def write(self, mark: Mark, index_time_ms: int) -> None:
+        """As `write_checkpoint`. A write that fails spoils the same slot again the next time."""
+        start = mark.log_start if self.mark is None else self.mark.log_start
+        new = mark._replace(sequence=self._sequence + 1, log_start=max(mark.log_start, start))
+        write_checkpoint(self._files, self._path, new, index_time_ms=index_time_ms)
+        self._sequence, self.mark = new.sequence, new
+
+
+def write_index_time(files: Files, path: str, time_ms: int) -> None:
+    """RocketMQ's field for the index alone, not synced, and only beside a mark of ours. RocketMQ
+    throws away index files that are newer than this when it starts after a crash: say it before
+    such a file is written."""
+    if not files.exists(path):
+        return
+    file = files.open(path)
+    try:
+        if any(slots_of(file.pread(CHECKPOINT_BYTES, 0).ljust(CHECKPOINT_BYTES, b"\0"))):
+            file.pwrite(struct.pack(">q", time_ms), 16)
+    finally:
+        file.close()
+
+
+def write_abort(files: Files, path: str) -> None:
+    """Say, durably, that a store is open here."""
+    file = files.open(path, create=True)
+    try:
+        content = str(process_id()).encode()
+        file.truncate(len(content))
+        file.pwrite(content, 0)
+        file.sync()
+    finally:
+        file.close()
+    files.sync_directory(path.rpartition("/")[0])
+
+
+def remove_abort(files: Files, path: str) -> None:
+    """Say that everything is on disk: only then."""
+    files.remove(path)
+    files.sync_directory(path.rpartition("/")[0])
+
+
+logger = logging.getLogger(__name__)
+
+
+class DeletedTopics:
+    """topic -> records before this position of the log do not count."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        self._files = files
+        self._path = path
+        self.ends: dict[str, int] = {}
+
+    def load(self) -> None:
+        """A file that cannot be read is no reason not to start: a topic may come back."""
+        try:
+            self.ends = load_text(self._files, self._path, _parse) or {}
+        except StoreDamagedError as error:
+            logger.warning("%s Deleted topics may come back.", error.fact)
+
+    def add(self, topic: str, end: int, log_start: int) -> None:
+        """Durable on return. Entries that the log has left behind go. Raises OSError."""
+        kept = {name: position for name, position in self.ends.items() if position > log_start}
+        self.ends = kept | {topic: end}
+        replace_text(self._files, self._path, json.dumps(self.ends, indent=1))
+
+    def cut(self, end: int) -> None:
+        """The log ends here: what is written from now on counts. Raises OSError."""
+        if any(position > end for position in self.ends.values()):
+            self.ends = {name: min(position, end) for name, position in self.ends.items()}
+            replace_text(self._files, self._path, json.dumps(self.ends, indent=1))
+
+    def counts(self, topic: str, position: int) -> bool:
+        """Whether a record of the topic at this position of the log still counts."""
+        return position >= self.ends.get(topic, 0)
+
+
+def _parse(text: str) -> dict[str, int]:
+    values = json.loads(text)
+    if not isinstance(values, dict):
+        raise TypeError("no object of topics")
+    return {str(topic): int(end) for topic, end in values.items()}
+
 
 LOG: Final = "commitlog"
 DLEDGER_PREFIX: Final = "dledger-"
@@ -90,3 +339,65 @@ def cannot_open(root: str, error: OSError) -> StoreError:
         f"{f' ({error.filename})' if error.filename else ''}.",
         cure=cure_of(error),
     )
+
+
+QUEUE_FILES_MAX = 64
+"""So many files of queues are asked: a large store has tens of thousands."""
+
+
+def fit_sizes(config: StoreConfig, files: Files) -> StoreConfig:
+    """`config` with the sizes of the files that are there.
+
+    Where files differ the most frequent size counts: opening the store then names the odd one.
+    Raises StoreError when `config.root` holds no store.
+    """
+    log = config.commit_log_path
+    if not any(is_segment_name(name) for name in files.names(log)):
+        raise _no_store(config.root, log, files)
+    queue_files = _queue_files(files, config.consume_queue_path)
+    return replace(
+        config,
+        commit_log_file_bytes=_size(files, _segments(files, log), config.commit_log_file_bytes),
+        consume_queue_file_bytes=_size(files, queue_files, config.consume_queue_file_bytes),
+        timer_log_file_bytes=_size(
+            files, _segments(files, f"{config.root}/timerlog"), config.timer_log_file_bytes
+        ),
+    )
+
+
+def _segments(files: Files, directory: str) -> Iterator[str]:
+    return (f"{directory}/{name}" for name in files.names(directory) if is_segment_name(name))
+
+
+def _queue_files(files: Files, directory: str) -> Iterator[str]:
+    left = QUEUE_FILES_MAX
+    for topic in files.names(directory):
+        for queue in files.names(f"{directory}/{topic}"):
+            for path in _segments(files, f"{directory}/{topic}/{queue}"):
+                yield path
+                left -= 1
+                if not left:
+                    return
+
+
+def _size(files: Files, paths: Iterable[str], configured: int) -> int:
+    sizes: Counter[int] = Counter()
+    for path in paths:
+        with closing(files.open(path)) as file:
+            sizes[file.size()] += 1
+    del sizes[0]  # the trace of a crash at the file's creation
+    if not sizes or configured in sizes:
+        return configured
+    return sizes.most_common(1)[0][0]
+
+
+def _no_store(root: str, log: str, files: Files) -> StoreError:
+    names = files.names(root)
+    inner = [name for name in names if files.names(f"{root}/{name}/commitlog")]
+    if inner:
+        cure = f"The store is in {root}/{inner[0]}: name that directory."
+    elif files.exists(root):
+        cure = "Name the directory that holds commitlog, consumequeue and config."
+    else:
+        cure = "That directory does not exist: check the path."
+    return StoreError(f"{root} is not a message store: there is no log file in {log}.", cure=cure)

@@ -1,6 +1,6 @@
 """A store's figures as RocketMQ's tools print them (spec/admin.md §3)."""
 
-from sluicemq.store.commitlog import CommitLog
+from sluicemq.store.log import CommitLog
 
 
 def runtime_figures(

@@ -26,14 +26,13 @@ from numpy.typing import NDArray
 from sluicemq.errors import OffsetOutOfRangeError, StoreDamagedError
 from sluicemq.model.subscription import ColumnFilter, MessageFilter
 from sluicemq.record.table import UNIT_COLUMNS
-from sluicemq.store.columns_scan import ColumnScan
-from sluicemq.store.commitlog import CommitLog
-from sluicemq.store.consumequeue import BLANK_SIZE, UNIT_BYTES, Queue
-from sluicemq.store.damage import explain
-from sluicemq.store.reading import LogReader
-from sluicemq.store.scan import LOST_CODE, read_scanned
+from sluicemq.store.bulk import unproved_rows
+from sluicemq.store.columns.scan import ColumnScan
+from sluicemq.store.log import LOST_CODE, CommitLog, read_scanned
+from sluicemq.store.queues import BLANK_SIZE, UNIT_BYTES, Queue
+from sluicemq.store.read import LogReader
 from sluicemq.store.segments import Segment
-from sluicemq.store.sweep import unproved_rows
+from sluicemq.store.walk import explain
 
 ROWS_MAX: Final = 16_384
 """Units at once: their records (some MB) stay in the processor's cache while they are decoded."""

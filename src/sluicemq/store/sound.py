@@ -28,8 +28,8 @@ from typing import Final
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.record.layout import MAGICS, RECORD_BYTES_MIN, RECORD_HEAD
-from sluicemq.store.commitlog import CommitLog
-from sluicemq.store.consumequeue import (
+from sluicemq.store.log import LOST_CODE, CommitLog, Scanned, read_counting
+from sluicemq.store.queues import (
     BLANK_SIZE,
     BLANK_UNIT,
     GAP_MAX,
@@ -39,8 +39,7 @@ from sluicemq.store.consumequeue import (
     Queue,
     Unit,
 )
-from sluicemq.store.damage import explain, records_from
-from sluicemq.store.scan import LOST_CODE, Scanned, read_counting
+from sluicemq.store.walk import explain, records_from
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +107,7 @@ class Soundness:
         segment = self._log.segments.at(UNIT.unpack_from(units)[0])
         if is_whole or segment is None or len(units) < COLUMNS_MIN * UNIT_BYTES:
             return range(len(units) // UNIT_BYTES)
-        from sluicemq.store.sweep import unproved_heads  # noqa: PLC0415 - NumPy for bulk reads only
+        from sluicemq.store.bulk import unproved_heads  # noqa: PLC0415 - NumPy for bulk reads only
 
         return unproved_heads(segment.view(), segment.base, units, queue.queue_id, offsets)
 

@@ -25,25 +25,26 @@ from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import SluiceError, StoreError, StoreTransientError
 from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, SYSTEM_FILES, Files, cure_of
-from sluicemq.store.checkpoint import (
+from sluicemq.store.columns.columns import PropertyColumns
+from sluicemq.store.directory import (
+    DeletedTopics,
     DurableMark,
     Mark,
+    cannot_open,
+    check_directory,
     read_checkpoint,
     remove_abort,
     write_abort,
     write_checkpoint,
 )
-from sluicemq.store.columns import PropertyColumns
-from sluicemq.store.commitlog import CommitLog
-from sluicemq.store.consumequeue import ConsumeQueues, Queue
-from sluicemq.store.deleted import DeletedTopics
-from sluicemq.store.directory import cannot_open, check_directory
 from sluicemq.store.figures import runtime_figures
-from sluicemq.store.index_file import is_index_name
-from sluicemq.store.keys import Keys
-from sluicemq.store.reading import LogReader, ReadResult, ReadStatus
-from sluicemq.store.recovery import Recovered, Recovery
-from sluicemq.store.retention import Retention
+from sluicemq.store.index.file import is_index_name
+from sluicemq.store.index.keys import Keys
+from sluicemq.store.log import CommitLog
+from sluicemq.store.queues import ConsumeQueues, Queue
+from sluicemq.store.read import LogReader, ReadResult, ReadStatus
+from sluicemq.store.recover import Recovered, Recovery
+from sluicemq.store.retain import Retention
 from sluicemq.store.segments import is_segment_name
 from sluicemq.store.writer import Writer, warn_clock
 
@@ -72,7 +73,11 @@ class _CheckpointDue(NamedTuple):
 
 
 class Store:
-    """A message store in a directory. Make one with `Store.open`."""
+    """A message store in a directory. Make one with `Store.open`.
+
+    `writer` appends, `reader` reads what is visible, `keys` finds messages by their keys, `columns`
+    holds message properties for filters, `retention` deletes.
+    """
 
     def __init__(
         self,
@@ -106,26 +111,9 @@ class Store:
         self.consumers: list[Callable[[int, int], None]] = []
         """Told (start, end) of every range of the log that was written."""
         known = keys.known
-        self._writer = writer = Writer(log, queues, config, clock, recovered.store_time_ms, known)
-        # Hot: the bound methods themselves, without a layer between.
-        self.append = writer.append
-        self.append_batch = writer.append_batch
-        self.append_columns = writer.append_columns
-        self.takes_columns = writer.takes_columns
-
-        self._reader = reader = LogReader(log, queues, config, clock)
+        self.writer = Writer(log, queues, config, clock, recovered.store_time_ms, known)
+        self.reader = reader = LogReader(log, queues, config, clock)
         reader.visible_end = log.written_offset
-        self.read = reader.read
-        self.offset_by_time = reader.offset_by_time
-        self.store_time_ms = reader.store_time_ms
-        self.earliest_time_ms = reader.earliest_time_ms
-        self.latest_time_ms = reader.latest_time_ms
-        self.record_at = reader.record_at
-        self.units = reader.units
-        self.sound_units = reader.sound_units
-        self.view_at = reader.view_at
-        self.delay_last = writer.delay_last
-
         self.columns = reader.columns = PropertyColumns(config, files, clock, log, queues)
         """Of messages' properties; the broker lets them be built."""
         self.retention = Retention(
@@ -218,7 +206,7 @@ class Store:
         self._request_checkpoint()
         self._make_checkpoint()
 
-    # --- writing (append and append_batch are the writer's)
+    # --- turns
 
     def commit(self) -> int:
         """End the turn: everything appended is written; returns the end of the log.
@@ -226,7 +214,7 @@ class Store:
         Under ASYNC_FLUSH it becomes visible. Raises StoreFullError or StoreError: then the turn
         never was, queue offsets included, and the next one may succeed.
         """
-        writer = self._writer
+        writer = self.writer
         if writer.is_idle:
             return self._log.written_offset
         start = self._log.written_offset
@@ -274,7 +262,7 @@ class Store:
             self._show(end, list(shown.items()))
 
     def _show(self, end: int, queues: list[tuple[Queue, int]]) -> None:
-        self._reader.visible_end = end
+        self.reader.visible_end = end
         for queue, offset in queues:
             queue.visible_offset = offset
         if self.on_visible is not None and queues:
@@ -289,7 +277,7 @@ class Store:
         """
         now = self._clock.monotonic_s()
         config = self._config
-        self.keys.tick(self._writer.last_time_ms)
+        self.keys.tick(self.writer.last_time_ms)
         if (now - self._queues_flush_s) * 1000 >= config.consume_queue_flush_interval_ms:
             self._queues_flush_s = now
             self._flush_queues()
@@ -336,7 +324,7 @@ class Store:
             return
         totals, index_mark = self._queues.totals(), self.keys.mark()
         state = (
-            self._log.written_offset, *totals, self._writer.last_time_ms, *index_mark,
+            self._log.written_offset, *totals, self.writer.last_time_ms, *index_mark,
             self._log.start,
         )  # fmt: skip
         if state == self._marked and not self._queues.unsynced and self.keys.is_synced:
@@ -435,7 +423,7 @@ class Store:
     def _removable_end(self) -> int:
         """Files that end before it may be deleted: readers see beyond them, the mark is behind."""
         mark = self._durable.mark
-        return 0 if mark is None else min(self._reader.visible_end, mark.log_offset)
+        return 0 if mark is None else min(self.reader.visible_end, mark.log_offset)
 
     def delete_topic(self, topic: str) -> None:
         """Drop the queues of a topic with their files; its records stay in the log.
@@ -464,7 +452,7 @@ class Store:
     def runtime(self) -> dict[str, str]:
         """The store's part of the broker's runtime information (spec/admin.md §3)."""
         usage = self._files.usage(self._config.root)
-        times = (self._start_ms, self._clock.now_ms(), self.earliest_time_ms())
+        times = (self._start_ms, self._clock.now_ms(), self.reader.earliest_time_ms())
         return runtime_figures(self._log, self._config.commit_log_path, usage, *times)
 
     # --- the end
@@ -480,7 +468,7 @@ class Store:
         try:
             if self._log.failure is None:
                 self.commit()
-                self.keys.finish(self._writer.last_time_ms)
+                self.keys.finish(self.writer.last_time_ms)
                 self._flush_queues()
                 self._log.sync()
                 self._make_checkpoint()

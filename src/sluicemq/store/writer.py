@@ -35,10 +35,9 @@ from sluicemq.record.layout import (
     PROPERTIES_BYTES_MAX,
     RECORD_HEAD,
 )
-from sluicemq.store.commitlog import BLANK_BYTES, CommitLog
-from sluicemq.store.consumequeue import TAIL_BYTES_MAX, UNIT, UNIT_BYTES, ConsumeQueues, Queue
-from sluicemq.store.index_known import KnownKeys
-from sluicemq.store.scan import ZEROS_NEVER_STORED
+from sluicemq.store.index.index import KnownKeys
+from sluicemq.store.log import BLANK_BYTES, ZEROS_NEVER_STORED, CommitLog
+from sluicemq.store.queues import TAIL_BYTES_MAX, UNIT, UNIT_BYTES, ConsumeQueues, Queue
 
 if TYPE_CHECKING:
     from sluicemq.record.batch_columns import Columns
@@ -81,6 +80,7 @@ class Writer:
         "_turn_room_end",
         "_turn_start",
         "last_time_ms",
+        "takes_columns",
         "touched",
     )
 
@@ -95,6 +95,8 @@ class Writer:
         self._clock = clock
         self._known_keys = known_keys
         self._adds_checksum = config.checksum_property
+        self.takes_columns = not config.checksum_property
+        """Whether `append_columns` can be used."""
         # The length of both hosts of a common record; with checksums no record is common.
         self._common_hosts = -1 if config.checksum_property else _HOSTS_IPV4
         self._body_bytes_max = config.message_bytes_max
@@ -280,11 +282,6 @@ class Writer:
         else:
             work = self._append_batch_plain
         return work(queue, parts, sys_flag, born_time_ms, born_host, store_host)
-
-    @property
-    def takes_columns(self) -> bool:
-        """Whether `append_columns` can be used."""
-        return not self._adds_checksum
 
     def append_columns(
         self, topic: str, queue_id: int, columns: "Columns"

@@ -234,7 +234,7 @@ def foreign_files(store: Path) -> dict[str, str]:
 def read_offline(store: Path) -> set[tuple[str, int, int, str]]:
     from sluicemq.model.ids import encode_host, offset_message_id
     from sluicemq.record.codec import decode_records
-    from sluicemq.store.reader import StoreReader
+    from sluicemq.store.readonly import StoreReader
 
     reader = StoreReader.open(str(store))
     found = set()

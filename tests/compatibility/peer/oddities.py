@@ -35,16 +35,16 @@ def fill(store: Store, *, has_long: bool) -> None:
         tag = tag_code(f"t{number % 3}")
         queue = number % QUEUES
         common = (BORN_MS + number, IPV6 if number % 2 else IPV4, IPV6 if number % 5 == 4 else IPV4)
-        store.append(TOPIC, queue, b"plain %d" % number, properties, tag, number, 0, *common)
-        store.append(TOPIC, queue, packed, properties, tag, 0, COMPRESSED, *common)
-        store.append(TOPIC, queue, b"retried", properties, tag, -1, 0, *common, 3)
-        store.append(TOPIC, queue, b"half", properties, tag, 0, PREPARED, *common)
-        store.append(TOPIC, queue, b"whole", properties, tag, 0, COMMIT, *common, 0, 17)
-        store.append(TOPIC, queue, b"bare", b"", 0, 0, 0, *common)
+        store.writer.append(TOPIC, queue, b"plain %d" % number, properties, tag, number, 0, *common)
+        store.writer.append(TOPIC, queue, packed, properties, tag, 0, COMPRESSED, *common)
+        store.writer.append(TOPIC, queue, b"retried", properties, tag, -1, 0, *common, 3)
+        store.writer.append(TOPIC, queue, b"half", properties, tag, 0, PREPARED, *common)
+        store.writer.append(TOPIC, queue, b"whole", properties, tag, 0, COMMIT, *common, 0, 17)
+        store.writer.append(TOPIC, queue, b"bare", b"", 0, 0, 0, *common)
         parts = [(part, b"part %d" % part * 50, properties, tag) for part in range(5)]
-        store.append_batch(TOPIC, queue, parts, 0, *common)
+        store.writer.append_batch(TOPIC, queue, parts, 0, *common)
         if has_long:
-            store.append(LONG, 0, b"long %d" % number, properties, tag, 0, 0, *common)
+            store.writer.append(LONG, 0, b"long %d" % number, properties, tag, 0, 0, *common)
         store.commit()
 
 

@@ -157,7 +157,7 @@ def test_no_place_in_the_log_is_a_way_around_permissions(broker: SteppedBroker) 
     broker_writer, one = writer(broker), reader(broker)
     for topic in ("T", "U"):
         assert broker_writer.call(310, send_fields(topic), topic.encode()).code == 0
-    places = {topic: broker.store.read(topic, 0, 0, 1) for topic in ("T", "U")}
+    places = {topic: broker.store.reader.read(topic, 0, 0, 1) for topic in ("T", "U")}
     offset = {topic: len(bytes(b"".join(places["T"].data))) * (topic == "U") for topic in places}
     assert one.call(33, {"offset": offset["T"]}).code == 0
     answer = one.call(33, {"offset": offset["U"]})

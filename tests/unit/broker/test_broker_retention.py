@@ -17,7 +17,7 @@ from simulation.stepped import (
 )
 from sluicemq.config import BrokerConfig
 from sluicemq.model.topic import MessageQueue, TopicConfig
-from sluicemq.store.retention import local_hour
+from sluicemq.store.retain import local_hour
 from sluicemq.wire import bodies
 
 NOON_MS = 1_700_049_600_000  # 2023-11-15T12:00:00Z
@@ -256,7 +256,7 @@ def test_a_tool_removes_queues_of_topics_that_do_not_exist(
     old: SteppedBroker, reader: SteppedClient
 ) -> None:
     for topic in ("gone", "%LMQ%light", "T"):
-        old.store.append(topic, 0, b"x", b"", 0, 0, 0, 1, bytes(8), bytes(8))
+        old.store.writer.append(topic, 0, b"x", b"", 0, 0, 0, 1, bytes(8), bytes(8))
     old.store.commit()
     assert reader.call(CLEAN_TOPICS).code == 0
     assert sorted(old.store.queues()) == [("%LMQ%light", 0), ("T", 0)]

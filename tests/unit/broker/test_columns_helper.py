@@ -12,7 +12,7 @@ from sluicemq.broker.consume.columns_helper import SealingProcess
 from sluicemq.config import StoreConfig
 from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.selector import compile_vectorised
-from sluicemq.store import columns_blocks
+from sluicemq.store.columns import blocks as columns_blocks
 from sluicemq.store.store import Store
 
 ROWS = 4096
@@ -39,7 +39,7 @@ def opened(root: Path, *, elsewhere: bool) -> Iterator[Store]:
 def fill(store: Store, count: int) -> None:
     for number in range(count):
         properties = f"n\x01{number % 7}\x02UNIQ_KEY\x01{number:032d}\x02".encode()
-        store.append("T", 0, b"body", properties, 0, 0, 0, 1, HOST, HOST)
+        store.writer.append("T", 0, b"body", properties, 0, 0, 0, 1, HOST, HOST)
     store.commit()
     store.sync()
 

@@ -117,7 +117,7 @@ def test_seven_hundred_conditions_are_judged_elsewhere_and_exactly(
     watched: Watched, columns: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if columns == "without":
-        monkeypatch.setattr(watched.broker.store._reader, "columns", None)
+        monkeypatch.setattr(watched.broker.store.reader, "columns", None)
     expression = contains(len(columns), more="p2 BETWEEN 100 AND 149")
     assert drain(watched, expression) == 50
     assert watched.jobs_done > 1

@@ -41,6 +41,6 @@ def test_every_message_that_waits_is_delivered(damage: Callable[[CrashableFiles]
     broker = SteppedBroker(files=files, clock=ManualClock(START_MS + 100_000))
     for _ in range(60):
         broker.pass_seconds(10)
-    result = broker.store.read("T", 0, 0, 1000, 1 << 20)
+    result = broker.store.reader.read("T", 0, 0, 1000, 1 << 20)
     found = [message.body for message in decode_records(b"".join(result.data))]
     assert sorted(found, key=int) == [b"%d" % (number // 2) for number in range(2 * COUNT)]

@@ -22,7 +22,7 @@ def send(client: SteppedClient, topic: str = "T", **properties: object) -> Any:
 
 
 def waiting(broker: SteppedBroker, topic: str, queue_id: int = 0) -> list[Any]:
-    result = broker.store.read(topic, queue_id, 0, 100, 1 << 20)
+    result = broker.store.reader.read(topic, queue_id, 0, 100, 1 << 20)
     return decode_records(b"".join(result.data))
 
 
@@ -43,7 +43,7 @@ def test_the_unit_of_a_delayed_message_says_when_it_is_due(
     broker: SteppedBroker, client: SteppedClient
 ) -> None:
     send(client, DELAY=3, TAGS="x")
-    unit = bytes(broker.store.units(SCHEDULE_TOPIC, 2, 0, 1))
+    unit = bytes(broker.store.reader.units(SCHEDULE_TOPIC, 2, 0, 1))
     assert int.from_bytes(unit[12:]) == START_MS + 10_000
 
 

@@ -12,7 +12,7 @@ import pytest
 from simulation.stepped import SMALL, SteppedBroker, pull_fields, send_fields
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records
-from sluicemq.store.commitlog import CommitLog
+from sluicemq.store.log import CommitLog
 from sluicemq.testing.files import CrashableFiles
 
 SYNC = dataclasses.replace(SMALL, flush_sync=True)

@@ -85,7 +85,7 @@ def messages(broker: SteppedBroker, topic: str = "T", queue_id: int = 0) -> list
     found: list[bytes] = []
     offset = 0
     while offset < broker.store.queue_offsets(topic, queue_id)[1]:
-        read = broker.store.read(topic, queue_id, offset, 100_000, 1 << 24)
+        read = broker.store.reader.read(topic, queue_id, offset, 100_000, 1 << 24)
         found += [record.body for record in decode_records(b"".join(read.data))]
         offset = read.next_offset
     return found
@@ -106,7 +106,7 @@ def test_staged_messages_appear_when_they_are_committed_without_what_staged_them
     assert other.offset == 2
     assert messages(broker) == []
     assert state(commit(broker, client, staged)) == "published"
-    read = broker.store.read("T", 0, 0, 10, 1 << 20)
+    read = broker.store.reader.read("T", 0, 0, 10, 1 << 20)
     records = decode_records(b"".join(read.data))
     assert [record.body for record in records] == [b"a", b"b"]
     assert [record.properties["TAGS"] for record in records] == ["t", "t"]

@@ -17,7 +17,8 @@ from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import CONTRACT, GroupConfig, TopicConfig
 from sluicemq.record.codec import decode_records
-from sluicemq.store import columns_blocks, columns_file
+from sluicemq.store.columns import blocks as columns_blocks
+from sluicemq.store.columns import file as columns_file
 from sluicemq.wire import bodies
 
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "20"))
@@ -80,7 +81,7 @@ class World:
         return bodies.decode_group_matching(answer.body)[0]
 
     def properties(self, queue_id: int, offset: int) -> dict[str, str]:
-        data = b"".join(self.broker.store.read("T", queue_id, offset, 1).data)
+        data = b"".join(self.broker.store.reader.read("T", queue_id, offset, 1).data)
         return dict(decode_records(data)[0].properties)
 
     def found(self, lane_id: str, queue_id: int) -> int:
@@ -175,7 +176,9 @@ def _is_same(world: World, rule: Rule) -> None:
         low, end = world.broker.store.queue_offsets("T", queue_id)
         offset, got = low, []
         while offset < end:
-            result = world.broker.store.read("T", queue_id, offset, 5, None, rule_filter(rule))
+            result = world.broker.store.reader.read(
+                "T", queue_id, offset, 5, None, rule_filter(rule)
+            )
             got += [record.queue_offset for record in decode_records(b"".join(result.data))]
             offset = result.next_offset
         wanted = [at for at in range(low, end)

@@ -32,7 +32,7 @@ def listed(client: SteppedClient, page: int = 1000, **fields: object) -> list[Wa
 
 
 def delivered(broker: SteppedBroker) -> list[bytes]:
-    result = broker.store.read("T", 0, 0, 10_000, 1 << 24)
+    result = broker.store.reader.read("T", 0, 0, 10_000, 1 << 24)
     return [message.body for message in decode_records(b"".join(result.data))]
 
 

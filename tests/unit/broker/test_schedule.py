@@ -28,7 +28,7 @@ def send(client: SteppedClient, level: int, body: bytes = b"x", **more: object) 
 
 
 def delivered(broker: SteppedBroker, topic: str = "T") -> list[Any]:
-    result = broker.store.read(topic, 0, 0, 10_000, 1 << 24)
+    result = broker.store.reader.read(topic, 0, 0, 10_000, 1 << 24)
     return decode_records(b"".join(result.data))
 
 
@@ -96,7 +96,7 @@ def test_a_delivered_message_is_the_one_that_was_sent(
     assert message.properties["DELAY"] == "1"
     assert message.properties["REAL_TOPIC"] == "T"
     assert message.properties["own"] == "v"
-    unit = bytes(broker.store.units("T", 0, 0, 1))
+    unit = bytes(broker.store.reader.units("T", 0, 0, 1))
     assert int.from_bytes(unit[12:], signed=True) == ord("x"), "the tag's code is back"
 
 

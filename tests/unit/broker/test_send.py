@@ -30,7 +30,7 @@ ADDED = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true", "CLUSTER": "DefaultC
 
 
 def stored(broker: SteppedBroker, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
-    result = broker.store.read(topic, queue_id, 0, 1000, 1 << 20)
+    result = broker.store.reader.read(topic, queue_id, 0, 1000, 1 << 20)
     return [m for part in result.data for m in decode_records(part, decompress=False)]
 
 
@@ -56,7 +56,7 @@ def test_a_plain_send_is_stored_as_sent_and_answered_with_its_place(
     assert (message.flag, message.sys_flag, message.born_time_ms) == (9, 1, START_MS)
     assert message.born_host == client.peer.remote
     assert message.store_host == broker.host
-    assert broker.store.record_at(message.physical_offset) is not None
+    assert broker.store.reader.record_at(message.physical_offset) is not None
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_the_hot_path_and_the_way_by_the_book_agree(properties: str) -> None:
             fields = dict(encode_header(SendMessageRequest(**names)))
         answer = client.call(code, fields, b"some body")
         (message,) = stored(broker, queue_id=1)
-        unit = broker.store.read("T", 1, 0, 1, None, None)
+        unit = broker.store.reader.read("T", 1, 0, 1, None, None)
         results.append((
             answer.code, answer.fields, answer.remark, dict(message.properties), message.flag,
             message.sys_flag, message.body, message.born_time_ms, unit.count,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simulation.stepped import START_MS, SteppedBroker, SteppedClient, send_fields
 from sluicemq.record import batch_columns
 from sluicemq.record.codec import encode_batch
-from sluicemq.store import index_columns
+from sluicemq.store.index import columns as index_columns
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.staging import STAGING_TOPIC, Owner, Stage, StagedRange
 from sluicemq.wire.staging import encode_staged_ranges as ranges_of
@@ -55,7 +55,7 @@ def batches(draw: st.DrawFn) -> list[Entry]:
 def broker_with(*, columns: bool) -> tuple[SteppedBroker, SteppedClient]:
     broker = SteppedBroker()
     broker.core.send._batches._takes_columns = columns
-    broker.store.takes_columns = columns
+    broker.store.writer.takes_columns = columns
     return broker, broker.connect()
 
 
@@ -70,14 +70,15 @@ def sent(body: bytes, *, columns: bool, **fields: object) -> list[object]:
 def seen(broker: SteppedBroker, topic: str = "T") -> list[object]:
     store = broker.store
     log, at = [], 0
-    while (view := store.view_at(at)) is not None:
+    while (view := store.reader.view_at(at)) is not None:
         log.append(bytes(view))
         at += len(view)
     _, high = store.queue_offsets(topic, 0)
     known = broker.core.topics.get(topic)
     assert known is not None
+    units = bytes(store.reader.units(topic, 0, 0, high))
     return [
-        log, bytes(store.units(topic, 0, 0, high)), broker.core.send.sizes, known.messages_in,
+        log, units, broker.core.send.sizes, known.messages_in,
         known.bytes_in, indexed(broker),
     ]  # fmt: skip
 

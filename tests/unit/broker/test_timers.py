@@ -9,7 +9,7 @@ from simulation.stepped import START_MS, ManualClock, SteppedBroker, SteppedClie
 from sluicemq.broker.topics import TIMER_TOPIC
 from sluicemq.model.recall import RecallHandle
 from sluicemq.record.codec import decode_records
-from sluicemq.store.timer_log import NONE
+from sluicemq.store.timers import NONE
 from sluicemq.testing.files import CrashableFiles
 
 HOUR_S = 3600
@@ -24,7 +24,7 @@ def send(client: SteppedClient, due_ms: int, unique_id: str = "", **more: object
 
 
 def delivered(broker: SteppedBroker) -> list[Any]:
-    result = broker.store.read("T", 0, 0, 100_000, 1 << 26)
+    result = broker.store.reader.read("T", 0, 0, 100_000, 1 << 26)
     return decode_records(b"".join(result.data))
 
 
@@ -143,7 +143,9 @@ def test_a_time_beyond_the_wheel_is_reached_by_rolling(
     assert list(slots(broker)) == [START_MS + DAY_S * 1000]
     broker.advance(DAY_S + 1)
     broker.settle()
-    (_, rolled) = decode_records(b"".join(broker.store.read(TIMER_TOPIC, 0, 0, 10, 1 << 20).data))
+    (_, rolled) = decode_records(
+        b"".join(broker.store.reader.read(TIMER_TOPIC, 0, 0, 10, 1 << 20).data)
+    )
     assert rolled.properties["TIMER_ROLL_TIMES"] == "1"
     assert list(slots(broker)) == [START_MS + due_ms // 1000 * 1000]
     broker.advance(DAY_S + 10 * HOUR_S - 2)

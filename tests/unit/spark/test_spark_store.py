@@ -58,7 +58,7 @@ def config(root: Path, **changes: Any) -> StoreConfig:
 
 def append(store: Store, number: int, topic: str = "flights") -> None:
     tag = TAGS[number % len(TAGS)]
-    store.append(
+    store.writer.append(
         topic, number % 2, b"body-%d" % number,
         encode_properties(stored_properties(number)),
         0 if tag is None else tag_code(tag), 0, 0, TIME_MS + number, HOST, HOST,
@@ -214,7 +214,7 @@ def test_selectors_use_columns_and_so_do_stores_without_them(
     sql = "delay > 20 AND origin = 'JFK'"
     expected = matching(sql)
     assert numbers(read(filled, filter__sql=sql)) == expected
-    monkeypatch.setattr("sluicemq.store.reading.LogReader.column_scan", lambda *_: None)
+    monkeypatch.setattr("sluicemq.store.read.LogReader.column_scan", lambda *_: None)
     assert numbers(read(filled, filter__sql=sql)) == expected
 
 

@@ -67,7 +67,7 @@ class Bench:
     ) -> tuple[int, int]:
         assert self.store is not None
         encoded = encode_properties({**({"TAGS": tag} if tag else {}), **(properties or {})})
-        return self.store.append(
+        return self.store.writer.append(
             topic, queue_id, body, encoded, tag_code(tag), 0, sys_flag, 1, host, host
         )
 
@@ -84,7 +84,7 @@ class Bench:
         low, high = self.store.queue_offsets(topic, queue_id)
         found: list[StoredMessage] = []
         while low + len(found) < high:
-            result = self.store.read(topic, queue_id, low + len(found), 1000, 1 << 20)
+            result = self.store.reader.read(topic, queue_id, low + len(found), 1000, 1 << 20)
             assert result.count > 0, result
             found += decode_records(b"".join(result.data), decompress=False)
         assert [message.queue_offset for message in found] == list(range(low, high))

@@ -16,9 +16,12 @@ from sluicemq.filter.subscriptions import Sql92Filter
 from sluicemq.record.codec import decode_records
 from sluicemq.record.columns import ColumnBlock
 from sluicemq.record.columns_build import build_block
-from sluicemq.store import columns_blocks, columns_file, columns_scan, columns_seal
+from sluicemq.store.columns import blocks as columns_blocks
+from sluicemq.store.columns import file as columns_file
+from sluicemq.store.columns import scan as columns_scan
+from sluicemq.store.columns import seal as columns_seal
 from sluicemq.store.gather import Reach
-from sluicemq.store.reading import ReadResult
+from sluicemq.store.read import ReadResult
 from sluicemq.store.store import Store
 
 DIRECTORY = "/store/columns/T/0"
@@ -73,7 +76,7 @@ def drain(store: Store, message_filter: Any, start: int = 0, **limits: Any) -> l
     found: list[int] = []
     offset, end = start, store.queue_offsets("T", 0)[1]
     while offset < end:
-        result: ReadResult = store.read("T", 0, offset, 5, None, message_filter, **limits)
+        result: ReadResult = store.reader.read("T", 0, offset, 5, None, message_filter, **limits)
         data = b"".join(result.data)
         found += [message.queue_offset for message in decode_records(data, decompress=False)]
         assert result.next_offset > offset
@@ -113,9 +116,9 @@ def test_a_filter_finds_by_columns_what_it_finds_by_records(store: Store) -> Non
 def test_matches_alone_are_read_from_the_log(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     same(store, "n = 3")
     read: list[int] = []
-    properties = store._reader._properties
+    properties = store.reader._properties
     monkeypatch.setattr(
-        store._reader, "_properties", lambda at, size: read.append(at) or properties(at, size)
+        store.reader, "_properties", lambda at, size: read.append(at) or properties(at, size)
     )
     assert len(drain(store, by_columns("n = 4"))) == 10
     assert len(read) == 0
@@ -129,7 +132,7 @@ def test_a_property_that_is_no_column_is_asked_from_the_record(store: Store) -> 
 def test_records_read_to_decide_end_a_call(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columns_scan, "RECORDS_MAX", 10)
     message_filter = by_columns("UNIQ_KEY = 'x'")
-    result = store.read("T", 0, 0, 32, None, message_filter)
+    result = store.reader.read("T", 0, 0, 32, None, message_filter)
     assert (result.next_offset, result.scanned) == (10, 10)
     assert drain(store, message_filter) == []
 
@@ -140,13 +143,13 @@ def test_a_call_ends_when_its_time_is_over(
     times = iter(range(10_000))
     monkeypatch.setattr(bench.clock, "monotonic_s", lambda: next(times))
     message_filter = by_columns("n = 11")
-    assert store.read("T", 0, 0, 32, None, message_filter).next_offset == 8
+    assert store.reader.read("T", 0, 0, 32, None, message_filter).next_offset == 8
     seal(store)
-    assert store.read("T", 0, 0, 32, None, message_filter).next_offset == ROWS
+    assert store.reader.read("T", 0, 0, 32, None, message_filter).next_offset == ROWS
 
 
 def test_a_caller_limits_what_is_looked_at(store: Store) -> None:
-    result = store.read("T", 0, 3, 32, None, by_columns("n = 11"), 21)
+    result = store.reader.read("T", 0, 3, 32, None, by_columns("n = 11"), 21)
     assert (result.next_offset, result.scanned) == (24, 21)
 
 
@@ -170,8 +173,8 @@ def test_matches_far_apart_end_a_pull_as_without_columns(
         for consumed in (0, 5, 500):
             args = ("T", 0, 900, 4000, None)
             for reach in (Reach(consumed), Reach(consumed, 400, is_patient=True)):
-                fast = bench.store.read(*args, by_columns(expression), 1 << 20, reach)
-                slow = bench.store.read(*args, Records(expression), 2000, reach)
+                fast = bench.store.reader.read(*args, by_columns(expression), 1 << 20, reach)
+                slow = bench.store.reader.read(*args, Records(expression), 2000, reach)
                 assert fast.count == slow.count
                 assert (fast.held_from, fast.span) == (slow.held_from, slow.span)
                 assert bytes(b"".join(fast.data)) == bytes(b"".join(slow.data))

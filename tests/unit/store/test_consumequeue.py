@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import MessageIllegalError
-from sluicemq.store.consumequeue import UNIT, ConsumeQueues, Queue, Unit
+from sluicemq.store.queues import UNIT, ConsumeQueues, Queue, Unit
 from sluicemq.testing.files import CrashableFiles
 
 
@@ -137,9 +137,9 @@ def test_blank_units_are_passed_over_by_readers(bench: Any) -> None:
     queue = store._queues.by_key["T", 0]
     queue.truncate(1)
     queue.put(3, Unit(second.physical_offset, second.size_bytes, 0))
-    result = store.read("T", 0, 0, 32)
+    result = store.reader.read("T", 0, 0, 32)
     assert (result.count, result.next_offset) == (2, 4)
-    assert store.read("T", 0, 1, 1).count == 1
+    assert store.reader.read("T", 0, 1, 1).count == 1
 
 
 def test_queue_ids_and_topics_are_checked_for_new_queues_only(queues: ConsumeQueues) -> None:

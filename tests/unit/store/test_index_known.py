@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from sluicemq.record.batch_columns import Laid
-from sluicemq.store import index_columns
-from sluicemq.store.index_columns import Columns
-from sluicemq.store.index_known import BATCHES_MAX, Known, KnownKeys
+from sluicemq.store.index import columns as index_columns
+from sluicemq.store.index.columns import Columns
+from sluicemq.store.index.index import BATCHES_MAX, Known, KnownKeys
 
 
 @pytest.fixture(autouse=True)

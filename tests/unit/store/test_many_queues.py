@@ -21,13 +21,13 @@ def descriptors() -> int:
 
 
 def send(store: Store, queue_id: int, body: bytes) -> None:
-    store.append("T", queue_id, body, b"", 0, 0, 0, 1, HOST, HOST)
+    store.writer.append("T", queue_id, body, b"", 0, 0, 0, 1, HOST, HOST)
 
 
 def read_all(store: Store, rounds: int) -> None:
     for number in range(rounds):
         for queue_id in range(QUEUES):
-            result = store.read("T", queue_id, number, 1, 1 << 20)
+            result = store.reader.read("T", queue_id, number, 1, 1 << 20)
             assert b"%d/%d" % (queue_id, number) in b"".join(result.data)
 
 
@@ -109,7 +109,7 @@ def test_slice_outlives_the_map_that_others_have_pushed_out(tmp_path: Path) -> N
     for number in range(100):
         send(store, 0, b"%d" % number * 40)
         store.commit()
-    slices = [b for n in range(100) for b in store.read("T", 0, n, 1, 1 << 20).data]
+    slices = [b for n in range(100) for b in store.reader.read("T", 0, n, 1, 1 << 20).data]
     assert len(files.pool) == 1
     assert all(b"%d" % number * 40 in bytes(part) for number, part in enumerate(slices))
     store.close()

@@ -12,7 +12,7 @@ from sluicemq.errors import StoreError
 from sluicemq.files import SYSTEM_FILES
 from sluicemq.model.ids import tag_code
 from sluicemq.record.codec import encode_properties
-from sluicemq.store.checkpoint import read_checkpoint, write_checkpoint
+from sluicemq.store.directory import read_checkpoint, write_checkpoint
 from sluicemq.store.store import Store
 from sluicemq.store.tools.check_index import expected_entries
 from sluicemq.store.tools.columns import Columns
@@ -52,7 +52,7 @@ def fill(store: Store, count: int = 40, topics: str = "AB") -> list[tuple[str, i
         properties = {"UNIQ_KEY": f"{number:032X}", "KEYS": f"k{number} all ä{number}", "n": "1"}
         properties |= {"TAGS": tag} if tag else {}
         host = HOST_IPV6 if number % 5 == 0 else HOST
-        place, offset = store.append(
+        place, offset = store.writer.append(
             topic, 0, bytes([number]) * BODY, encode_properties(properties), tag_code(tag), 0, 0,
             1, host, HOST,
         )  # fmt: skip
@@ -398,7 +398,7 @@ def test_delayed_messages_are_due_after_the_time_of_their_level(
     for delay_s in delays:
         properties = encode_properties({"DELAY": "3", "TAGS": "red", "REAL_TOPIC": "A"})
         due_ms = clock.ms + delay_s * 1000
-        store.append(
+        store.writer.append(
             "SCHEDULE_TOPIC_XXXX", 2, b"body", properties, due_ms, 0, 0, 1, HOST, HOST
         )  # fmt: skip
     store.commit()
@@ -411,7 +411,7 @@ def test_delayed_messages_are_due_after_the_time_of_their_level(
 def test_a_light_queue_that_lacks_a_message_is_told(root: Path) -> None:
     store = Store.open(config(root))
     multi = {"INNER_MULTI_DISPATCH": "%LMQ%x", "INNER_MULTI_QUEUE_OFFSET": "0"}
-    store.append("A", 0, b"body", encode_properties(multi), 0, 0, 0, 1, HOST, HOST)
+    store.writer.append("A", 0, b"body", encode_properties(multi), 0, 0, 0, 1, HOST, HOST)
     store.commit()
     store.close()
     result = check(root)

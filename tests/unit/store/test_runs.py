@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from sluicemq.store import gather
-from sluicemq.store.consumequeue import BLANK_UNIT, UNIT
-from sluicemq.store.reading import ReadResult
-from sluicemq.store.runs import runs_of
+from sluicemq.store.bulk import runs_of
+from sluicemq.store.queues import BLANK_UNIT, UNIT
+from sluicemq.store.read import ReadResult
 from sluicemq.store.store import Store
 
 
@@ -44,7 +44,7 @@ def test_runs_take_what_single_units_take(
         found = []
         for least in (0, 1 << 30):
             monkeypatch.setattr(gather, "_RUNS_BYTES_MIN", least)
-            found.append(told(store.read(*asked)))
+            found.append(told(store.reader.read(*asked)))
         assert found[0] == found[1], asked
 
 

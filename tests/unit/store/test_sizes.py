@@ -4,7 +4,7 @@ import pytest
 
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreError
-from sluicemq.store.sizes import QUEUE_FILES_MAX, fit_sizes
+from sluicemq.store.directory import QUEUE_FILES_MAX, fit_sizes
 from sluicemq.testing.files import CrashableFiles
 
 CONFIG = StoreConfig(root="/s")

@@ -23,8 +23,8 @@ def test_record_is_byte_for_byte_that_of_the_codec(
     bench: Any, topic: str, hosts: tuple[bytes, bytes]
 ) -> None:
     store = bench.open()
-    store.append(topic, 3, b"first", b"", 0, 0, 0, 1, *hosts)
-    place = store.append(topic, 3, b"body", b"a\x01b\x02", 5, -9, 0x100, 12, *hosts, 4, 0)
+    store.writer.append(topic, 3, b"first", b"", 0, 0, 0, 1, *hosts)
+    place = store.writer.append(topic, 3, b"body", b"a\x01b\x02", 5, -9, 0x100, 12, *hosts, 4, 0)
     store.commit()
     expected = encode_record(
         topic=topic,
@@ -43,14 +43,14 @@ def test_record_is_byte_for_byte_that_of_the_codec(
     )
     assert place[1] == 1
     assert bench.files.content(LOG)[place[0] : place[0] + len(expected)] == expected
-    assert store.record_at(place[0]) == expected
+    assert store.reader.record_at(place[0]) == expected
 
 
 def test_host_bits_that_lie_are_corrected(bench: Any) -> None:
     store = bench.open()
-    place, _ = store.append("T", 0, b"body", b"", 0, 0, 0x30, 1, HOST, HOST)
+    place, _ = store.writer.append("T", 0, b"body", b"", 0, 0, 0x30, 1, HOST, HOST)
     store.commit()
-    assert decode_record(store.record_at(place)).sys_flag == 0
+    assert decode_record(store.reader.record_at(place)).sys_flag == 0
 
 
 def test_body_may_be_a_view(bench: Any) -> None:
@@ -156,7 +156,7 @@ def test_next_file_is_made_ahead_of_need(bench: Any) -> None:
 
 def batch(bench: Any, *bodies: bytes, host: bytes = HOST) -> tuple[list[int], int]:
     parts = [(7, body, b"TAGS\x01b\x02", tag_code("b")) for body in bodies]
-    result: tuple[list[int], int] = bench.store.append_batch("T", 0, parts, 0, 1, host, host)
+    result: tuple[list[int], int] = bench.store.writer.append_batch("T", 0, parts, 0, 1, host, host)
     return result
 
 
@@ -196,9 +196,9 @@ def test_batch_with_a_bad_message_is_refused_as_a_whole(bench: Any) -> None:
     bench.append(b"before")
     parts = [(0, b"good", b"", 0), (1 << 40, b"bad", b"", 0)]
     with pytest.raises(MessageIllegalError, match="does not fit"):
-        store.append_batch("T", 0, parts, 0, 1, HOST, HOST)
+        store.writer.append_batch("T", 0, parts, 0, 1, HOST, HOST)
     with pytest.raises(MessageIllegalError, match="32767"):
-        store.append_batch(
+        store.writer.append_batch(
             "T", 0, [(0, b"good", b"", 0), (0, b"", bytes(32768), 0)], 0, 1, HOST, HOST
         )
     bench.append(b"after")
@@ -252,7 +252,7 @@ def test_zeros_inside_properties_are_stored_and_survive_a_crash(bench: Any) -> N
     bench.reopen(kill=True)
     assert bench.messages()[0].properties == {"a": "x" + "\0" * 15 + "y", "b": "\0"}
     with pytest.raises(MessageIllegalError, match="end with a zero byte"):
-        bench.store.append("T", 0, b"", b"a\x01b\0", 0, 0, 0, 1, HOST, HOST)
+        bench.store.writer.append("T", 0, b"", b"a\x01b\0", 0, 0, 0, 1, HOST, HOST)
 
 
 def test_record_larger_than_a_log_file_is_refused(bench: Any) -> None:
@@ -278,11 +278,11 @@ def test_prepared_and_rolled_back_messages_stand_in_no_queue(bench: Any, sys_fla
     bench.append(b"after")
     store.commit()
     assert offset == 0
-    assert decode_record(store.record_at(place)).queue_offset == 0
+    assert decode_record(store.reader.record_at(place)).queue_offset == 0
     assert bench.bodies() == [b"before", b"after"]
     store = bench.reopen(kill=True)
     assert bench.bodies() == [b"before", b"after"]
-    assert store.record_at(place) is not None
+    assert store.reader.record_at(place) is not None
 
 
 # --- failed turns
@@ -418,10 +418,10 @@ def test_consumers_are_told_every_written_range(bench: Any) -> None:
 
 def test_default_config_opens_on_the_real_file_system(tmp_path: Any) -> None:
     store = Store.open(StoreConfig(root=str(tmp_path)))
-    place = store.append("T", 0, b"body", b"", 0, 0, 0, 1, HOST, HOST)
+    place = store.writer.append("T", 0, b"body", b"", 0, 0, 0, 1, HOST, HOST)
     store.commit()
     store.sync()
-    record = store.record_at(place[0])
+    record = store.reader.record_at(place[0])
     assert record is not None
     assert decode_record(record).body == b"body"
     store.close()

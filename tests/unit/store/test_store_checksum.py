@@ -32,7 +32,7 @@ def fill(bench: Any) -> list[int]:
             bench.append(body, properties={CHECKSUM_NAME: "1234567890", "a": "b"})[0],
         ]
         parts = [(0, b"part", b"a\x01b", 0), (0, b"", b"", 0), (0, b"x", b"__CRC32#\x017\x02", 0)]
-        places += bench.store.append_batch("T", 0, parts, 0, 1, HOSTS[number % 2], IPV6)[0]
+        places += bench.store.writer.append_batch("T", 0, parts, 0, 1, HOSTS[number % 2], IPV6)[0]
         bench.store.commit()
     return places
 
@@ -40,7 +40,7 @@ def fill(bench: Any) -> list[int]:
 def test_every_kind_of_record_is_sealed(bench: Any) -> None:
     places = fill(bench)
     for place in places:
-        record = bench.store.record_at(place)
+        record = bench.store.reader.record_at(place)
         assert record is not None
         assert is_sealed(record)
         assert record.count(CHECKSUM_NAME.encode()) == 1
@@ -87,7 +87,7 @@ def test_the_checksum_counts_as_properties(bench: Any) -> None:
     with pytest.raises(MessageIllegalError, match="properties have"):
         bench.append(b"body", properties={"n": "v" * (room + 1)})
     with pytest.raises(MessageIllegalError, match="properties have"):
-        bench.store.append_batch("T", 0, [(0, b"", b"v" * 32750, 0)], 0, 1, IPV6, IPV6)
+        bench.store.writer.append_batch("T", 0, [(0, b"", b"v" * 32750, 0)], 0, 1, IPV6, IPV6)
     bench.store.commit()
     assert len(bench.messages()) == 1
 

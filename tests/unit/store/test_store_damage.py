@@ -6,7 +6,7 @@ import pytest
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.store import sound
-from sluicemq.store.scan import read_scanned
+from sluicemq.store.log import read_scanned
 
 LOG = "/store/commitlog/" + "0" * 20
 

@@ -67,7 +67,7 @@ def test_a_message_that_says_it_is_several_is_refused(bench: Any) -> None:
     with pytest.raises(MessageIllegalError, match="BatchCQ"):
         bench.append(b"body", sys_flag=INNER_BATCH)
     with pytest.raises(MessageIllegalError, match="BatchCQ"):
-        store.append_batch("T", 0, [(0, b"body", b"", 0)], INNER_BATCH, 1, HOST, HOST)
+        store.writer.append_batch("T", 0, [(0, b"body", b"", 0)], INNER_BATCH, 1, HOST, HOST)
     bench.send(b"plain")
     assert bench.bodies() == [b"plain"]
 

@@ -13,7 +13,7 @@ import pytest
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.record.codec import decode_record, encode_properties
-from sluicemq.store.index import QUERY_BACKLOG_MAX
+from sluicemq.store.index.index import QUERY_BACKLOG_MAX
 
 FOREVER = (1 << 63) - 1
 INDEX = "/store/index"
@@ -441,13 +441,13 @@ def test_times_of_many_messages_of_one_moment_are_searched_to_the_millisecond(be
         bench.clock.ms += 10
     for turn in range(5):
         at = start + 10 * turn
-        assert store.offset_by_time("T", 0, at, "lower") == 100 * turn
-        assert store.offset_by_time("T", 0, at, "upper") == 100 * turn + 99
-        assert store.offset_by_time("T", 0, at + 1, "lower") == 100 * (turn + 1)
-        assert store.offset_by_time("T", 0, at - 1, "upper") == max(100 * turn - 1, 0)
-    assert store.earliest_time_ms("T", 0) == store.earliest_time_ms() == start
-    assert store.latest_time_ms("T", 0) == store.latest_time_ms() == start + 40
-    assert (store.latest_time_ms("T", 1), store.latest_time_ms("U", 0)) == (-1, -1)
+        assert store.reader.offset_by_time("T", 0, at, "lower") == 100 * turn
+        assert store.reader.offset_by_time("T", 0, at, "upper") == 100 * turn + 99
+        assert store.reader.offset_by_time("T", 0, at + 1, "lower") == 100 * (turn + 1)
+        assert store.reader.offset_by_time("T", 0, at - 1, "upper") == max(100 * turn - 1, 0)
+    assert store.reader.earliest_time_ms("T", 0) == store.reader.earliest_time_ms() == start
+    assert store.reader.latest_time_ms("T", 0) == store.reader.latest_time_ms() == start + 40
+    assert (store.reader.latest_time_ms("T", 1), store.reader.latest_time_ms("U", 0)) == (-1, -1)
 
 
 NO_NUMPY = """

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import StoreError
-from sluicemq.store.checkpoint import read_checkpoint
+from sluicemq.store.directory import read_checkpoint
 from sluicemq.testing.files import PowerLost
 
 

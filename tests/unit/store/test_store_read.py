@@ -9,7 +9,7 @@ import pytest
 from sluicemq.model.ids import tag_code
 from sluicemq.record.codec import decode_records
 from sluicemq.store.gather import Reach
-from sluicemq.store.reading import ReadResult, ReadStatus
+from sluicemq.store.read import ReadResult, ReadStatus
 
 
 class Filter:
@@ -52,7 +52,7 @@ def found(result: ReadResult) -> list[int]:
 
 def test_queue_that_does_not_exist(bench: Any) -> None:
     store = bench.open()
-    result = store.read("T", 0, 5, 32)
+    result = store.reader.read("T", 0, 5, 32)
     assert (result.status, result.next_offset) == (ReadStatus.NO_MATCHED_LOGIC_QUEUE, 0)
     assert store.queue_offsets("T", 0) == (0, 0)
     assert not store.queue_exists("T", 0)
@@ -61,7 +61,7 @@ def test_queue_that_does_not_exist(bench: Any) -> None:
 def test_queue_without_messages(bench: Any) -> None:
     store = bench.open(flush_sync=True)
     bench.send(b"not yet visible")
-    result = store.read("T", 0, 5, 32)
+    result = store.reader.read("T", 0, 5, 32)
     assert (result.status, result.next_offset) == (ReadStatus.NO_MESSAGE_IN_QUEUE, 0)
 
 
@@ -81,7 +81,7 @@ def test_offset_inside_and_outside_the_queue(
 ) -> None:
     store = bench.open()
     bench.send(b"0", b"1", b"2")
-    result = store.read("T", 0, offset, 32)
+    result = store.reader.read("T", 0, offset, 32)
     assert (result.status, result.next_offset) == (status, next_offset)
     assert (result.offset_min, result.offset_max) == (0, 3)
 
@@ -94,7 +94,7 @@ def test_adjacent_records_are_one_slice_and_others_are_not(bench: Any) -> None:
     bench.send(b"0", b"1")
     bench.send(b"other", topic="A")
     bench.send(b"2")
-    result = store.read("T", 0, 0, 32)
+    result = store.reader.read("T", 0, 0, 32)
     assert found(result) == [0, 1, 2]
     assert len(result.data) == 2
     assert all(isinstance(piece, memoryview) for piece in result.data)
@@ -103,7 +103,7 @@ def test_adjacent_records_are_one_slice_and_others_are_not(bench: Any) -> None:
 def test_slices_end_at_a_log_file(bench: Any) -> None:
     store = bench.open(commit_log_file_bytes=1000)
     bench.send(*[b"x" * 200] * 8)
-    result = store.read("T", 0, 0, 32)
+    result = store.reader.read("T", 0, 0, 32)
     assert found(result) == list(range(8))
     assert len(result.data) == 3
 
@@ -111,7 +111,7 @@ def test_slices_end_at_a_log_file(bench: Any) -> None:
 def test_count_limit(bench: Any) -> None:
     store = bench.open()
     bench.send(*[b"x"] * 40)
-    result = store.read("T", 0, 3, 5)
+    result = store.reader.read("T", 0, 3, 5)
     assert found(result) == [3, 4, 5, 6, 7]
     assert result.next_offset == 8
 
@@ -119,35 +119,35 @@ def test_count_limit(bench: Any) -> None:
 def test_ordinary_pull_of_what_is_in_memory_gets_32_messages_or_256_kib(bench: Any) -> None:
     store = bench.open(commit_log_file_bytes=1 << 24)
     bench.send(*[b"x"] * 40)
-    assert found(store.read("T", 0, 0, 1000)) == list(range(32))
+    assert found(store.reader.read("T", 0, 0, 1000)) == list(range(32))
     bench.send(*[b"x" * 100_000] * 4, topic="A")
-    assert found(store.read("A", 0, 0, 1000)) == [0, 1]
+    assert found(store.reader.read("A", 0, 0, 1000)) == [0, 1]
 
 
 def test_ordinary_pull_of_what_is_on_disk_gets_8_messages_or_64_kib(bench: Any) -> None:
     store = bench.open(commit_log_file_bytes=1 << 24, memory_ratio=0)
     bench.send(*[b"x"] * 40)
-    assert found(store.read("T", 0, 0, 1000)) == list(range(8))
+    assert found(store.reader.read("T", 0, 0, 1000)) == list(range(8))
     bench.send(*[b"x" * 30_000] * 4, topic="A")
     bench.send(b"newest")
-    assert found(store.read("A", 0, 0, 1000)) == [0, 1]
+    assert found(store.reader.read("A", 0, 0, 1000)) == [0, 1]
 
 
 def test_bulk_read_has_the_limits_it_names(bench: Any) -> None:
     store = bench.open()
     bench.send(*[b"x" * 8] * 40)  # 100 bytes each
-    assert found(store.read("T", 0, 0, 1000, 1 << 20)) == list(range(40))
-    assert found(store.read("T", 0, 0, 1000, 1000)) == list(range(10))
-    assert found(store.read("T", 0, 0, 1000, 999)) == list(range(9))
+    assert found(store.reader.read("T", 0, 0, 1000, 1 << 20)) == list(range(40))
+    assert found(store.reader.read("T", 0, 0, 1000, 1000)) == list(range(10))
+    assert found(store.reader.read("T", 0, 0, 1000, 999)) == list(range(9))
 
 
 def test_first_message_passes_every_limit(bench: Any) -> None:
     store = bench.open(commit_log_file_bytes=1 << 24)
     bench.send(b"x" * 500_000, b"y")
-    assert found(store.read("T", 0, 0, 32)) == [0]
-    assert found(store.read("T", 0, 0, 32, 1)) == [0]
+    assert found(store.reader.read("T", 0, 0, 32)) == [0]
+    assert found(store.reader.read("T", 0, 0, 32, 1)) == [0]
     bench.send(b"z" * 100, tag="t", topic="A")
-    assert found(store.read("A", 0, 0, 32, 1, Filter("t"))) == [0]
+    assert found(store.reader.read("A", 0, 0, 32, 1, Filter("t"))) == [0]
 
 
 def test_units_in_files_and_in_memory_are_read_as_one(bench: Any) -> None:
@@ -157,15 +157,15 @@ def test_units_in_files_and_in_memory_are_read_as_one(bench: Any) -> None:
     store.tick()
     assert len(bench.files.names("/store/consumequeue/T/0")) == 3
     bench.send(*[b"x"] * 4)
-    assert found(store.read("T", 0, 0, 32)) == list(range(17))
-    assert found(store.read("T", 0, 4, 3)) == [4, 5, 6]
-    assert found(store.read("T", 0, 12, 32)) == [12, 13, 14, 15, 16]
+    assert found(store.reader.read("T", 0, 0, 32)) == list(range(17))
+    assert found(store.reader.read("T", 0, 4, 3)) == [4, 5, 6]
+    assert found(store.reader.read("T", 0, 12, 32)) == [12, 13, 14, 15, 16]
 
 
 def test_slices_stay_valid_when_the_store_is_closed(bench: Any) -> None:
     store = bench.open()
     bench.send(b"0")
-    result = store.read("T", 0, 0, 32)
+    result = store.reader.read("T", 0, 0, 32)
     store.close()
     assert found(result) == [0]
 
@@ -190,7 +190,7 @@ def test_tags_select_by_code(bench: Any, flushed: bool, tags: list[str], rest: l
         bench.clock.ms += 1000
         store.tick()
     chooser = Filter(*tags)
-    result = store.read("T", 0, 0, 100, 1 << 20, chooser)
+    result = store.reader.read("T", 0, 0, 100, 1 << 20, chooser)
     assert found(result) == [n for n in range(60) if n % 3 in rest]
     assert result.status is (ReadStatus.FOUND if rest else ReadStatus.NO_MATCHED_MESSAGE)
     assert result.next_offset == 60
@@ -200,7 +200,7 @@ def test_tags_select_by_code(bench: Any, flushed: bool, tags: list[str], rest: l
 def test_next_offset_is_the_first_match_not_delivered(bench: Any) -> None:
     store = bench.open()
     three_tags(bench, 60)
-    result = store.read("T", 0, 0, 2, 1 << 20, Filter("b"))
+    result = store.reader.read("T", 0, 0, 2, 1 << 20, Filter("b"))
     assert found(result) == [1, 4]
     assert result.next_offset == 7, "5 and 6 do not match and need not be looked at again"
     assert result.scanned == 7
@@ -219,14 +219,14 @@ def rare(bench: Any) -> Any:
 def pulled(store: Any, offset: int, consumed: int | None) -> list[int]:
     """By an ordinary pull of a consumer that has consumed everything below `consumed`."""
     reach = None if consumed is None else Reach(consumed)
-    result = store.read("T", 0, offset, 32, None, Filter("wanted"), None, reach)
+    result = store.reader.read("T", 0, offset, 32, None, Filter("wanted"), None, reach)
     assert result.next_offset % 100 == 0, "the first match that was not delivered"
     return found(result)
 
 
 def test_an_ordinary_pull_does_not_span_more_than_a_java_consumer_holds(rare: Any) -> None:
     assert pulled(rare, 1, None) == list(range(100, 2101, 100)), "as far as 2,000 from the first"
-    nothing = rare.read("T", 0, 0, 32, None, Filter("absent"))
+    nothing = rare.reader.read("T", 0, 0, 32, None, Filter("absent"))
     assert nothing.next_offset == 7000, "misses are passed in one go"
 
 
@@ -238,23 +238,25 @@ def test_what_the_consumer_holds_still_counts_in_the_span(rare: Any) -> None:
 
 def test_a_patient_consumer_asks_once_more_for_what_is_out_of_its_reach(rare: Any) -> None:
     reach = Reach(900, 3000, is_patient=True)
-    within = rare.read("T", 0, 3000, 32, None, Filter("wanted"), None, reach)
+    within = rare.reader.read("T", 0, 3000, 32, None, Filter("wanted"), None, reach)
     assert found(within) == list(range(3000, 3901, 100))
     assert (within.held_from, within.span, within.is_out_of_reach) == (900, 3000, False)
-    beyond = rare.read("T", 0, 3901, 32, None, Filter("wanted"), None, reach)
+    beyond = rare.reader.read("T", 0, 3901, 32, None, Filter("wanted"), None, reach)
     assert (found(beyond), beyond.next_offset, beyond.is_out_of_reach) == ([], 4000, True)
-    fresh = rare.read("T", 0, 3901, 32, None, Filter("wanted"), None, reach._replace(consumed=3901))
+    fresh = rare.reader.read(
+        "T", 0, 3901, 32, None, Filter("wanted"), None, reach._replace(consumed=3901)
+    )
     assert found(fresh) == list(range(4000, 7000, 100)), "it holds nothing"
 
 
 def test_bulk_reads_are_free_of_the_span(rare: Any) -> None:
-    assert len(found(rare.read("T", 0, 0, 100, 1 << 20, Filter("wanted")))) == 70
+    assert len(found(rare.reader.read("T", 0, 0, 100, 1 << 20, Filter("wanted")))) == 70
 
 
 def test_scan_limit_ends_a_call_without_matches(bench: Any) -> None:
     store = bench.open()
     three_tags(bench, 60)
-    result = store.read("T", 0, 5, 32, None, Filter("d"), 10)
+    result = store.reader.read("T", 0, 5, 32, None, Filter("d"), 10)
     assert (result.status, result.next_offset) == (ReadStatus.NO_MATCHED_MESSAGE, 15)
     assert result.scanned == 10
 
@@ -266,7 +268,7 @@ def test_whole_queue_is_seen_by_repeated_reads_with_any_limits(bench: Any) -> No
         for count in (1, 3, 100):
             seen, offset = [], 0
             while offset < 60:
-                result = store.read("T", 0, offset, count, None, Filter("c"), scan_max)
+                result = store.reader.read("T", 0, offset, count, None, Filter("c"), scan_max)
                 assert result.next_offset > offset
                 seen += found(result)
                 offset = result.next_offset
@@ -283,7 +285,7 @@ def test_properties_are_read_only_for_candidates(bench: Any) -> None:
         bench.append(b"x", tag=TAGS[number % 3], properties={"origin": origin})
     store.commit()
     chooser = Filter("a", origin="JFK", as_set=False)
-    result = store.read("T", 0, 0, 100, 1 << 20, chooser)
+    result = store.reader.read("T", 0, 0, 100, 1 << 20, chooser)
     assert found(result) == [3, 9, 15, 21, 27]
     assert chooser.asked.count("queue") == 30
     assert chooser.asked.count("log") == 10
@@ -298,15 +300,19 @@ def test_properties_are_found_in_every_kind_of_record(
     host = bytes(host_bytes - 4) + struct.pack(">i", 1)
     for topic in ("T", "%RETRY%" + "g" * 150):
         bench.send(b"x", topic=topic, properties={"origin": "JFK"}, sys_flag=sys_flag, host=host)
-        assert found(store.read(topic, 0, 0, 9, None, Filter(origin="JFK", as_set=False))) == [0]
-        assert found(store.read(topic, 0, 0, 9, None, Filter(origin="EWR", as_set=False))) == []
+        assert found(
+            store.reader.read(topic, 0, 0, 9, None, Filter(origin="JFK", as_set=False))
+        ) == [0]
+        assert (
+            found(store.reader.read(topic, 0, 0, 9, None, Filter(origin="EWR", as_set=False))) == []
+        )
 
 
 def test_filter_of_a_user_without_a_set_and_without_properties(bench: Any) -> None:
     store = bench.open()
     three_tags(bench, 9)
     chooser = Filter("b", as_set=False)
-    assert found(store.read("T", 0, 0, 100, 1 << 20, chooser)) == [1, 4, 7]
+    assert found(store.reader.read("T", 0, 0, 100, 1 << 20, chooser)) == [1, 4, 7]
     assert set(chooser.asked) == {"queue"}
 
 
@@ -314,7 +320,7 @@ def test_call_that_reads_records_looks_at_two_thousand_at_most(bench: Any) -> No
     store = bench.open(commit_log_file_bytes=1 << 20, consume_queue_file_bytes=1 << 20)
     bench.send(*[b""] * 2500)
     chooser = Filter(origin="JFK", as_set=False)
-    result = store.read("T", 0, 0, 32, None, chooser, 1_000_000)
+    result = store.reader.read("T", 0, 0, 32, None, chooser, 1_000_000)
     assert (result.scanned, result.next_offset) == (2000, 2000)
 
 
@@ -324,18 +330,18 @@ def test_call_that_reads_records_looks_at_two_thousand_at_most(bench: Any) -> No
 def test_record_is_found_only_where_one_begins(bench: Any) -> None:
     store = bench.open()
     (first, _), (second, _) = bench.send(b"0", b"1")
-    assert decode_records(store.record_at(first))[0].body == b"0"
-    assert decode_records(store.record_at(second))[0].body == b"1"
+    assert decode_records(store.reader.record_at(first))[0].body == b"0"
+    assert decode_records(store.reader.record_at(second))[0].body == b"1"
     for place in (-1, 1, first + 5, second + 1, store.written_offset, 1 << 40):
-        assert store.record_at(place) is None
+        assert store.reader.record_at(place) is None
 
 
 def test_record_inside_the_body_of_another_is_not_taken_for_one(bench: Any) -> None:
     store = bench.open()
     (place, _) = bench.send(b"0")[0]
-    inner = store.record_at(place)
+    inner = store.reader.record_at(place)
     outer, _ = bench.send(inner)[0]
-    assert store.record_at(outer + 88) is None
+    assert store.reader.record_at(outer + 88) is None
 
 
 def timed(bench: Any, *times: int) -> None:
@@ -355,21 +361,21 @@ def test_offset_by_time_with_both_boundaries(bench: Any, time: int, lower: int, 
     store = bench.open(consume_queue_file_bytes=40)
     start = bench.clock.ms
     timed(bench, 0, 10, 10, 10, 20)
-    assert store.offset_by_time("T", 0, start + time, "lower") == lower
-    assert store.offset_by_time("T", 0, start + time, "upper") == upper
+    assert store.reader.offset_by_time("T", 0, start + time, "lower") == lower
+    assert store.reader.offset_by_time("T", 0, start + time, "upper") == upper
 
 
 def test_times_of_messages(bench: Any) -> None:
     store = bench.open()
     start = bench.clock.ms
-    assert store.earliest_time_ms() == -1
-    assert store.offset_by_time("T", 0, start, "lower") == 0
+    assert store.reader.earliest_time_ms() == -1
+    assert store.reader.offset_by_time("T", 0, start, "lower") == 0
     timed(bench, 0, 10)
     bench.clock.ms = start + 20
     bench.send(b"x", topic="A", host=bytes(16) + struct.pack(">i", 1))
-    assert store.earliest_time_ms() == start
-    assert store.earliest_time_ms("A", 0) == start + 20
-    assert store.earliest_time_ms("B", 0) == -1
-    assert store.store_time_ms("T", 0, 1) == start + 10
-    assert store.store_time_ms("T", 0, 2) == -1
-    assert store.store_time_ms("B", 0, 0) == -1
+    assert store.reader.earliest_time_ms() == start
+    assert store.reader.earliest_time_ms("A", 0) == start + 20
+    assert store.reader.earliest_time_ms("B", 0) == -1
+    assert store.reader.store_time_ms("T", 0, 1) == start + 10
+    assert store.reader.store_time_ms("T", 0, 2) == -1
+    assert store.reader.store_time_ms("B", 0, 0) == -1

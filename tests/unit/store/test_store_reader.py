@@ -7,7 +7,7 @@ import pytest
 
 from sluicemq.errors import StoreDamagedError, StoreError
 from sluicemq.record.codec import decode_records
-from sluicemq.store.reader import StoreReader
+from sluicemq.store.readonly import StoreReader
 
 
 def open_reader(bench: Any) -> StoreReader:

@@ -7,9 +7,10 @@ import pytest
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.record.codec import encode_record
-from sluicemq.store import recovery, walking
-from sluicemq.store.checkpoint import read_checkpoint
-from sluicemq.store.scan import DELAYS_MS, read_scanned
+from sluicemq.store import recover as recovery
+from sluicemq.store import walk as walking
+from sluicemq.store.directory import read_checkpoint
+from sluicemq.store.log import DELAYS_MS, read_scanned
 
 LOG = "/store/commitlog/" + "0" * 20
 HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
@@ -434,7 +435,7 @@ def test_rebuilt_units_are_the_ones_that_were_written(bench: Any) -> None:
     for properties in cases:
         bench.append(tag=properties.get("TAGS", ""), properties=properties)
     # A second TAGS: Java's map keeps the last one.
-    bench.store.append("T", 0, b"", b"TAGS\x01a\x02TAGS\x01b", 98, 0, 0, 1, HOST, HOST)
+    bench.store.writer.append("T", 0, b"", b"TAGS\x01a\x02TAGS\x01b", 98, 0, 0, 1, HOST, HOST)
     bench.store.commit()
     before = codes(bench, "T")
     assert before == [97, 0, 0, 954895, 122, 98]

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import StoreDamagedError, StoreError, StoreLockedError
-from sluicemq.store.checkpoint import read_checkpoint
-from sluicemq.store.commitlog import CommitLog
-from sluicemq.store.scan import LOST_CODE, LOST_NAME, scan_records
+from sluicemq.store.directory import read_checkpoint
+from sluicemq.store.log import LOST_CODE, LOST_NAME, CommitLog, scan_records
 from sluicemq.store.tools.repair import LostRange, RepairReport, repair
 
 LOG = "/store/commitlog/"
@@ -49,7 +48,7 @@ def read_all(bench: Any, key: tuple[str, int]) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
     offset = low
     while offset < high:
-        result = bench.store.read(*key, offset, 32)
+        result = bench.store.reader.read(*key, offset, 32)
         assert result.next_offset > offset, "a stuck reader"
         for message in _decode(b"".join(result.data)):
             assert (message.topic, message.queue_id) == key
@@ -275,7 +274,7 @@ def fill_delayed(bench: Any) -> list[tuple[int, int, int]]:
     bench.open(delay_levels="7s 90m")
     for number in range(6):
         bench.append(b"%d" % number, topic=DELAYED, properties={"DELAY": str(1 + number % 2)})
-        bench.store.delay_last(DELAYED, 0, (7_000, 5_400_000)[number % 2])
+        bench.store.writer.delay_last(DELAYED, 0, (7_000, 5_400_000)[number % 2])
     bench.store.commit()
     bench.store.close()
     return delayed_units(bench)

@@ -13,8 +13,8 @@ import pytest
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreError, StoreFullError
 from sluicemq.record.codec import decode_records
-from sluicemq.store.reading import ReadStatus
-from sluicemq.store.retention import (
+from sluicemq.store.read import ReadStatus
+from sluicemq.store.retain import (
     HOUR_MS,
     LogFile,
     Usage,
@@ -307,15 +307,15 @@ def test_the_watcher_hears_of_each_queue_and_then_of_the_file(bench: Any, store:
 def test_a_reader_of_what_is_deleted_is_told_the_new_minimum(bench: Any, store: Any) -> None:
     expire(bench)
     clean(bench)
-    result = store.read("T", 0, 1, 32)
+    result = store.reader.read("T", 0, 1, 32)
     assert (result.status, result.next_offset) == (ReadStatus.OFFSET_TOO_SMALL, 6)
-    empty = store.read("T", 1, 2, 32)
+    empty = store.reader.read("T", 1, 2, 32)
     assert (empty.status, empty.next_offset) == (ReadStatus.OFFSET_TOO_SMALL, 6)
-    assert store.read("T", 1, 6, 32).status is ReadStatus.OFFSET_OVERFLOW_ONE
+    assert store.reader.read("T", 1, 6, 32).status is ReadStatus.OFFSET_OVERFLOW_ONE
 
 
 def test_slices_on_their_way_to_a_socket_outlive_their_file(bench: Any, store: Any) -> None:
-    slices = store.read("T", 0, 0, 32, 1 << 20).data
+    slices = store.reader.read("T", 0, 0, 32, 1 << 20).data
     expire(bench)
     clean(bench)
     found = decode_records(b"".join(slices))
@@ -330,13 +330,13 @@ def test_a_mapped_file_is_read_to_its_end_after_it_was_removed(tmp_path: Path) -
     )  # fmt: skip
     store = Store.open(config)
     for number in range(10):
-        store.append("T", 0, bytes([number]) * 30_000, b"", 0, 0, 0, 1, bytes(8), bytes(8))
+        store.writer.append("T", 0, bytes([number]) * 30_000, b"", 0, 0, 0, 1, bytes(8), bytes(8))
         store.commit()
     store.sync()
     store._checkpoint_s = store._queues_flush_s = 0.0
     store.tick()
     store.sync()
-    slices = store.read("T", 0, 0, 32, 1 << 20).data
+    slices = store.reader.read("T", 0, 0, 32, 1 << 20).data
     files = sorted((tmp_path / "commitlog").iterdir())
     for file in files[:-1]:
         os.utime(file, (1, 1))

@@ -26,8 +26,8 @@ def test_nothing_is_visible_before_the_commit(bench: Any) -> None:
     woken = watch(store)
     place, _ = bench.append()
     assert store.queue_offsets("T", 0) == (0, 0)
-    assert store.record_at(place) is None
-    assert store.read("T", 0, 0, 32).count == 0
+    assert store.reader.record_at(place) is None
+    assert store.reader.read("T", 0, 0, 32).count == 0
     assert woken == []
 
 
@@ -48,16 +48,16 @@ def test_synchronous_commit_shows_nothing_before_the_publish(bench: Any) -> None
     store = bench.open(flush_sync=True)
     woken = watch(store)
     place, _ = bench.send(b"1", b"2")[0]
-    assert store.read("T", 0, 0, 32).count == 0
-    assert store.record_at(place) is None
-    assert store.earliest_time_ms() == -1
+    assert store.reader.read("T", 0, 0, 32).count == 0
+    assert store.reader.record_at(place) is None
+    assert store.reader.earliest_time_ms() == -1
     end = store.sync()
     assert woken == []
     assert store.queue_offsets("T", 0) == (0, 0)
     store.publish(end)
     assert woken == [[("T", 0, 2)]]
     assert bench.bodies() == [b"1", b"2"]
-    assert store.record_at(place) is not None
+    assert store.reader.record_at(place) is not None
 
 
 def test_publish_shows_only_turns_that_end_before(bench: Any) -> None:
@@ -164,7 +164,7 @@ def test_syncs_in_other_threads_go_on_beside_appends(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for number in range(1000):
-        store.append("T", 0, b"%d" % number, b"x" * 300, 0, 0, 0, 1, HOST, HOST)
+        store.writer.append("T", 0, b"%d" % number, b"x" * 300, 0, 0, 0, 1, HOST, HOST)
         if number % 10 == 9:
             store.commit()
             store.publish(store.synced_offset)

@@ -8,11 +8,11 @@ import pytest
 
 from sluicemq.record.codec import encode_record
 from sluicemq.record.layout import MAGIC_BLANK
-from sluicemq.store import scan, walking
-from sluicemq.store.commitlog import CommitLog
-from sluicemq.store.scan import Scanned, scan_records
-from sluicemq.store.sweep import Sweep, unproved_heads
-from sluicemq.store.walking import sweep_records
+from sluicemq.store import log as scan
+from sluicemq.store import walk as walking
+from sluicemq.store.bulk import Sweep, unproved_heads
+from sluicemq.store.log import CommitLog, Scanned, scan_records
+from sluicemq.store.walk import sweep_records
 from sluicemq.testing.files import CrashableFiles
 
 FILE_BYTES = 1 << 17

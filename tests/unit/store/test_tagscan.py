@@ -5,8 +5,8 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from sluicemq.store.consumequeue import BLANK_UNIT, UNIT
-from sluicemq.store.tagscan import TagHits, find_codes
+from sluicemq.store.bulk import TagHits, find_codes
+from sluicemq.store.queues import BLANK_UNIT, UNIT
 
 INTERESTING = [0, 1, -1, 97, -97, (1 << 31) - 1, -(1 << 31), 1 << 31, -(1 << 31) - 1, 1 << 40]
 CODES = st.sampled_from(INTERESTING) | st.integers(-(1 << 63), (1 << 63) - 1)

@@ -8,13 +8,18 @@ import pytest
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import SYSTEM_FILES
-from sluicemq.store.timer_checkpoint import (
+from sluicemq.store.timers import (
+    DEFAULT,
+    DELETE,
+    NONE,
+    SLOTS,
+    WHEEL_BYTES,
     TimerCheckpoint,
+    TimerLog,
+    TimerWheel,
     read_timer_checkpoint,
     write_timer_checkpoint,
 )
-from sluicemq.store.timer_log import DEFAULT, DELETE, NONE, TimerLog
-from sluicemq.store.timer_wheel import SLOTS, WHEEL_BYTES, TimerWheel
 from sluicemq.testing.files import CrashableFiles
 
 NOON_MS = 1_700_000_000_000

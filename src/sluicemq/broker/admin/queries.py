@@ -110,7 +110,7 @@ class Queries:
         low, high = self._store.queue_offsets(topic, queue_id)
         if not low <= 0 < high:
             return False
-        data = self._store.read(topic, queue_id, 0, 1).data
+        data = self._store.reader.read(topic, queue_id, 0, 1).data
         if not data:
             return False
         age_bytes = self._store.written_offset - parse_head(data[0]).physical_offset
@@ -161,13 +161,15 @@ class Queries:
         boundary: Literal["lower", "upper"] = (
             "upper" if (header.boundary or "").lower() == "upper" else "lower"
         )
-        offset = self._store.offset_by_time(header.topic, header.queue_id, header.time_ms, boundary)
+        offset = self._store.reader.offset_by_time(
+            header.topic, header.queue_id, header.time_ms, boundary
+        )
         return _offset(offset)
 
     def earliest_time(self, command: Command, peer: Peer) -> Command:
         """32."""
         header = decode_header(QueueRequest, command.fields)
-        time_ms = self._store.earliest_time_ms(header.topic, header.queue_id)
+        time_ms = self._store.reader.earliest_time_ms(header.topic, header.queue_id)
         return Command(
             ResponseCode.SUCCESS, encode_header(GetEarliestStoreTimeResponse(time_ms=time_ms))
         )
@@ -205,7 +207,7 @@ class Queries:
     def view_message(self, command: Command, peer: Peer) -> Command:
         """33: the message that begins at an offset of the commit log."""
         header = decode_header(ViewMessageRequest, command.fields)
-        record = self._store.record_at(header.physical_offset)
+        record = self._store.reader.record_at(header.physical_offset)
         if record is None:
             return Command(
                 ResponseCode.SYSTEM_ERROR,

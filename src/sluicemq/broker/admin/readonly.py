@@ -26,7 +26,7 @@ from sluicemq.files_overlay import OverlayFiles
 from sluicemq.model.topic import DEFAULT_CLUSTER, PERM_READ, GroupConfig, TopicConfig
 from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
-from sluicemq.store.sizes import fit_sizes
+from sluicemq.store.directory import fit_sizes
 from sluicemq.store.store import Store
 from sluicemq.wire import tables
 from sluicemq.wire.codes import RequestCode, ResponseCode

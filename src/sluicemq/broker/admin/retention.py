@@ -23,7 +23,7 @@ from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
 from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
-from sluicemq.store.retention import LogFile, Step, loss_ms
+from sluicemq.store.retain import LogFile, Step, loss_ms
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import Command

@@ -142,7 +142,9 @@ class Admin:
         queues = {}
         for queue_id in range(topic.queues):
             low, high = self._store.queue_offsets(topic.name, queue_id)
-            time_ms = self._store.store_time_ms(topic.name, queue_id, high - 1) if high else 0
+            time_ms = (
+                self._store.reader.store_time_ms(topic.name, queue_id, high - 1) if high else 0
+            )
             queue = MessageQueue(topic.name, self._settings.broker.broker_name, queue_id)
             queues[queue] = bodies.QueueStats(low, high, max(time_ms, 0))
         stats = bodies.TopicStats(queues, self._rates.rate(f"in:{topic.name}", 60))
@@ -176,7 +178,7 @@ class Admin:
             known = self._offsets.committed(group, topic.name, queue_id)
             risk = self._watch.risk(topic.name, queue_id, known)
             committed = max(known, 0)
-            time_ms = self._store.store_time_ms(topic.name, queue_id, committed - 1)
+            time_ms = self._store.reader.store_time_ms(topic.name, queue_id, committed - 1)
             queue = MessageQueue(topic.name, self._settings.broker.broker_name, queue_id)
             found[queue] = bodies.QueueProgress(
                 end,

@@ -29,7 +29,7 @@ from sluicemq.filter.subscriptions import preparation, subscribe
 from sluicemq.model.subscription import TAG, Subscription
 from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
-from sluicemq.store.judging import WEIGHT_INLINE
+from sluicemq.store.gather import WEIGHT_INLINE
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode, ResponseCode
@@ -150,9 +150,9 @@ class FilterAdmin:
         for queue_id in range(queues):
             low, high = self._store.queue_offsets(header.topic, queue_id)
             if header.begin_ms:
-                low = self._store.offset_by_time(header.topic, queue_id, header.begin_ms)
+                low = self._store.reader.offset_by_time(header.topic, queue_id, header.begin_ms)
             if header.end_ms is not None:
-                high = self._store.offset_by_time(header.topic, queue_id, header.end_ms + 1)
+                high = self._store.reader.offset_by_time(header.topic, queue_id, header.end_ms + 1)
             if low < high:
                 yield queue_id, low, high
 

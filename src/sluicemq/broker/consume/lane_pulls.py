@@ -144,7 +144,7 @@ class LanePulls:
         room = None if until is None else until - offset
         count = reading.count_max if reading.count_max > 0 else 1
         message_filter = rule_filter(rule)
-        result = self._store.read(
+        result = self._store.reader.read(
             reading.topic,
             reading.queue_id,
             offset,

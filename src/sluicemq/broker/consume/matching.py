@@ -30,15 +30,15 @@ from sluicemq.model.message import TAGS
 from sluicemq.model.subscription import ALL, SQL92, Subscription
 from sluicemq.record.codec import decode_properties, properties_slice
 from sluicemq.record.columns import ColumnBlock
-from sluicemq.store.consumequeue import BLANK_SIZE, UNIT, UNIT_BYTES
-from sluicemq.store.judging import WEIGHT_INLINE
+from sluicemq.store.gather import WEIGHT_INLINE
+from sluicemq.store.queues import BLANK_SIZE, UNIT, UNIT_BYTES
 from sluicemq.store.store import Store
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from sluicemq.store.columns_load import Load
+    from sluicemq.store.columns.blocks import Load
 
 TAG_UNITS: Final = 1 << 16
 RECORDS_A_STEP: Final = 256
@@ -60,7 +60,7 @@ class Records:
 
     def at(self, topic: str, queue_id: int, offset: int) -> dict[str, str] | None:
         """None when no message lies there."""
-        units = self._store.units(topic, queue_id, offset, 1)
+        units = self._store.reader.units(topic, queue_id, offset, 1)
         return self._of_unit(*UNIT.unpack(units)[:2]) if len(units) else None
 
     def between(
@@ -68,7 +68,9 @@ class Records:
     ) -> Iterator[tuple[int, dict[str, str]]]:
         """(offset, properties) of the messages with offsets [start, end) that are there."""
         while start < end:
-            units = self._store.units(topic, queue_id, start, min(end - start, RECORDS_A_STEP))
+            units = self._store.reader.units(
+                topic, queue_id, start, min(end - start, RECORDS_A_STEP)
+            )
             if not len(units):
                 return
             for position, size, _ in UNIT.iter_unpack(units):
@@ -85,7 +87,7 @@ class Records:
             yield "" if properties is None else properties.get(TAGS, "")
 
     def _of_unit(self, position: int, size: int) -> dict[str, str] | None:
-        view = None if size == BLANK_SIZE else self._store.view_at(position)
+        view = None if size == BLANK_SIZE else self._store.reader.view_at(position)
         if view is None or len(view) < size:
             return None
         record = view[:size]
@@ -211,7 +213,7 @@ class Matching:
         return tally if tally.place == self._place(topic, queue_id, tally.end - 1) else None
 
     def _place(self, topic: str, queue_id: int, offset: int) -> int:
-        units = self._store.units(topic, queue_id, offset, 1) if offset >= 0 else b""
+        units = self._store.reader.units(topic, queue_id, offset, 1) if offset >= 0 else b""
         return int(UNIT.unpack(units)[0]) if len(units) else -1
 
     def _passed(
@@ -351,7 +353,7 @@ class Matching:
     def _count_tags(
         self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int
     ) -> Steps[int]:
-        from sluicemq.store import tagscan  # noqa: PLC0415 - NumPy only when somebody filters
+        from sluicemq.store import bulk as tagscan  # noqa: PLC0415 - NumPy only when somebody filters
 
         assert wanted.codes is not None
         columns = self._store.columns
@@ -361,7 +363,7 @@ class Matching:
         while start < end:
             part = columns.part_made(topic, queue_id, start, end)
             stop = end if part is None else part.end
-            units = self._store.units(topic, queue_id, start, min(stop - start, TAG_UNITS))
+            units = self._store.reader.units(topic, queue_id, start, min(stop - start, TAG_UNITS))
             if not len(units):
                 break
             hits = tagscan.find_codes(units, wanted.codes)  # type: ignore[arg-type]

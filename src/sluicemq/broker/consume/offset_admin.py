@@ -30,7 +30,7 @@ from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
-from sluicemq.store.consumequeue import UNIT
+from sluicemq.store.queues import UNIT
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode, ResponseCode
@@ -137,7 +137,7 @@ class OffsetAdmin:
     def _offset_at(self, topic: str, queue_id: int, time_ms: int) -> int:
         if time_ms < 0:
             return self._store.queue_offsets(topic, queue_id)[1]
-        return self._store.offset_by_time(topic, queue_id, time_ms, "lower")
+        return self._store.reader.offset_by_time(topic, queue_id, time_ms, "lower")
 
     def _move(self, group: str, offsets: dict[MessageQueue, int]) -> None:
         for queue, offset in offsets.items():
@@ -221,16 +221,16 @@ class OffsetAdmin:
     def _time_span(self, group: str, topic: str, queue_id: int) -> bodies.TimeSpan:
         store = self._store
         high = store.queue_offsets(topic, queue_id)[1]
-        first_ms = store.earliest_time_ms(topic, queue_id)
+        first_ms = store.reader.earliest_time_ms(topic, queue_id)
         offset = self._offsets.committed(group, topic, queue_id)
         consumed_ms = first_ms
         if offset > 0:
-            consumed_ms = store.store_time_ms(topic, queue_id, offset - 1)
+            consumed_ms = store.reader.store_time_ms(topic, queue_id, offset - 1)
         delay_ms = 0
         if high > offset:
-            next_ms = store.store_time_ms(topic, queue_id, max(offset, 0))
+            next_ms = store.reader.store_time_ms(topic, queue_id, max(offset, 0))
             delay_ms = max(0, self._clock.now_ms() - next_ms) if next_ms > 0 else 0
-        last_ms = store.store_time_ms(topic, queue_id, high - 1) if high else -1
+        last_ms = store.reader.store_time_ms(topic, queue_id, high - 1) if high else -1
         return bodies.TimeSpan(
             self._queue(topic, queue_id), first_ms, last_ms, consumed_ms, delay_ms
         )
@@ -267,7 +267,7 @@ class OffsetAdmin:
         offset = max(header.offset, low)
         data = b""
         while left > 0:
-            units = self._store.units(topic.name, header.queue_id, offset, left)
+            units = self._store.reader.units(topic.name, header.queue_id, offset, left)
             if not units:
                 break
             data += units

@@ -38,7 +38,7 @@ from sluicemq.model.subscription import ALL, TAG, MessageFilter
 from sluicemq.model.topic import PERM_READ
 from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
-from sluicemq.store.judging import Judgement, PostponedError
+from sluicemq.store.gather import Judgement, PostponedError
 from sluicemq.store.store import ReadResult, ReadStatus, Store
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header
@@ -99,7 +99,7 @@ class Pull:
         self._polls = polls
         self._lanes = consumers.lanes.table
         self.in_lanes = LanePulls(consumers, store)
-        self._store_read = store.read
+        self._store_read = store.reader.read
         self._queue_offsets = store.queue_offsets
         self._clock = clock
         self._after_turn = after_turn

@@ -285,7 +285,7 @@ class Epochs:
     def _append(self, body: bytes) -> int:
         """A record of ours; its offset."""
         now_ms = self._clock.now_ms()
-        _, offset = self._store.append(
+        _, offset = self._store.writer.append(
             EPOCH_TOPIC, 0, body, PROPERTIES, 0, 0, 0, now_ms, self._host, self._host
         )
         return offset

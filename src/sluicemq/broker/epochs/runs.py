@@ -17,7 +17,7 @@ from sluicemq.errors import ProtocolError
 from sluicemq.model.message import UNIQ_KEY
 from sluicemq.record.codec import Buffer
 from sluicemq.record.layout import HOST_BITS, MAGIC_V1, RECORD_HEAD
-from sluicemq.store.consumequeue import BLANK_SIZE, UNIT
+from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.store.writer import Part
 from sluicemq.wire.staging import (
@@ -100,7 +100,7 @@ class RunReader:
         owner, end = Owner(*self._owner, one.partition, one.attempt), one.offset + one.count
         while offset < end:
             count = min(end - offset, _UNITS, self._count_left)
-            units = self._store.units(STAGING_TOPIC, one.queue_id, offset, count)
+            units = self._store.reader.units(STAGING_TOPIC, one.queue_id, offset, count)
             taken = self._take_columns(units, owner) or self._take_units(units, owner)
             self._count_left -= taken
             offset += taken
@@ -110,13 +110,13 @@ class RunReader:
 
     def _take_columns(self, units: Buffer, owner: Owner) -> int:
         """How many of the first were alike, lie in one file and had room; 0 when few. HOT."""
-        if len(units) < COLUMNS_MIN * UNIT.size or not self._store.takes_columns:
+        if len(units) < COLUMNS_MIN * UNIT.size or not self._store.writer.takes_columns:
             return 0
         from sluicemq.broker.epochs import columns as staged_columns  # noqa: PLC0415 - NumPy for many only
 
         fitting, ends = staged_columns.fitting(units, self._bytes_left)
         base = int(fitting["position"][0]) if len(fitting) else 0
-        view = self._store.view_at(base) or memoryview(b"")
+        view = self._store.reader.view_at(base) or memoryview(b"")
         count = int(ends.searchsorted(base + len(view), "right"))  # they rise
         if count < COLUMNS_MIN:
             return 0
@@ -147,7 +147,7 @@ class RunReader:
             if left < 0 and (taken or self._runs):
                 break
             if not base <= position < view_end:
-                view, base = self._store.view_at(position) or memoryview(b""), position
+                view, base = self._store.reader.view_at(position) or memoryview(b""), position
                 view_end = position + len(view)
             at = position - base
             if size == BLANK_SIZE or at + size > len(view):

@@ -24,7 +24,7 @@ from sluicemq.model.message import UNIQ_KEY
 from sluicemq.model.topic import DEFAULT_TOPIC
 from sluicemq.record import property_text as text
 from sluicemq.record.layout import MAGIC_BLANK, RECORD_HEAD
-from sluicemq.store.consumequeue import BLANK_SIZE, UNIT
+from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.store.writer import Part
 from sluicemq.wire.codes import ResponseCode
@@ -87,7 +87,7 @@ class StagedReader:
         start = f"{STAGE_PROPERTY}\x01{expected.prefix}".encode()
         view, base, view_end = memoryview(b""), 0, 0
         while offset < end:
-            units = self._store.units(
+            units = self._store.reader.units(
                 STAGING_TOPIC, one.queue_id, offset, min(end - offset, _CHUNK_UNITS)
             )
             if not len(units):
@@ -95,7 +95,7 @@ class StagedReader:
             offset += len(units) // UNIT.size
             for position, size, _ in _unpack_units(bytes(units)):
                 if not base <= position < view_end:
-                    found = self._store.view_at(position)
+                    found = self._store.reader.view_at(position)
                     view, base = found or memoryview(b""), position
                     view_end = position + len(view)
                 at = position - base
@@ -137,7 +137,7 @@ class StagedReader:
         """None when the range has to be read: it is not known, or retention has reached it."""
         stage = self.seen.stage_of(owner, one)
         last = one.offset + one.count - 1
-        if stage is None or not self._store.units(STAGING_TOPIC, one.queue_id, last, 1):
+        if stage is None or not self._store.reader.units(STAGING_TOPIC, one.queue_id, last, 1):
             return None
         first = next(self.messages(owner, (replace(one, count=1),)), None)
         return first if first is not None and first.stage == stage else None
@@ -169,13 +169,13 @@ class StagedReader:
 
     def _record_at(self, position: int, file_bytes: int) -> tuple[int, Record | None]:
         """The record there, or the first of the next file when this one ends there."""
-        view = self._store.view_at(position)
+        view = self._store.reader.view_at(position)
         if view is not None and (
             len(view) < RECORD_HEAD.size or int.from_bytes(view[4:8], "big", signed=True)
             == MAGIC_BLANK
         ):  # fmt: skip
             position += file_bytes - position % file_bytes
-            view = self._store.view_at(position)
+            view = self._store.reader.view_at(position)
         return position, None if view is None else read_record(view)
 
 
@@ -185,8 +185,8 @@ class Publisher:
     def __init__(self, settings: Settings, topics: Topics, store: Store, intake: Intake) -> None:
         self._settings = settings
         self._topics = topics
-        self._append_batch = store.append_batch
-        self._append_columns = store.append_columns
+        self._append_batch = store.writer.append_batch
+        self._append_columns = store.writer.append_columns
         self._intake = intake
         self._turn = 0
 

@@ -27,7 +27,7 @@ from sluicemq.broker.produce.redelivery import Record, read_record
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError
 from sluicemq.files import Files
-from sluicemq.store.consumequeue import BLANK_SIZE, UNIT
+from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.wire import fastjson
 from sluicemq.wire.forms import (
@@ -201,9 +201,9 @@ class EpochTable:
             self.finish(known)
 
     def _records(self, offset: int) -> Iterator[tuple[int, int, Record]]:
-        while len(units := self._store.units(EPOCH_TOPIC, 0, offset, _CHUNK_UNITS)):
+        while len(units := self._store.reader.units(EPOCH_TOPIC, 0, offset, _CHUNK_UNITS)):
             for position, size, _ in _unpack_units(units):
-                view = None if size == BLANK_SIZE else self._store.view_at(position)
+                view = None if size == BLANK_SIZE else self._store.reader.view_at(position)
                 record = None if view is None else read_record(view)
                 if record is not None:
                     yield offset, position, record

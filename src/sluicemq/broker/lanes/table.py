@@ -199,11 +199,11 @@ class Lanes:
         if not rule:
             return None
         room = None if until is None else until - offset
-        return self._store.read(*queue, offset, 1, None, rule_filter(rule), room)
+        return self._store.reader.read(*queue, offset, 1, None, rule_filter(rule), room)
 
     def count(self, queue: Queue, offset: int, rule: Rule, until: int) -> tuple[int, int]:
         """How many messages a rule wants, in a slice of the queue: (where it ends, count)."""
-        result = self._store.read(
+        result = self._store.reader.read(
             *queue, offset, until - offset, 1 << 16, rule_filter(rule), until - offset
         )
         if result.status in {ReadStatus.FOUND, ReadStatus.NO_MATCHED_MESSAGE}:

@@ -59,9 +59,9 @@ class BatchIntake:
 
     def __init__(self, settings: Settings, store: Store, intake: Intake, sizes: list[int]) -> None:
         self._settings = settings
-        self._append_batch = store.append_batch
-        self._append_columns = store.append_columns
-        self._takes_columns = store.takes_columns
+        self._append_batch = store.writer.append_batch
+        self._append_columns = store.writer.append_columns
+        self._takes_columns = store.writer.takes_columns
         self._intake = intake
         self._sizes = sizes
         self.suffix = b""

@@ -82,8 +82,8 @@ class Intake:
 
     def __init__(self, settings: Settings, store: Store, turns: Turns) -> None:
         self._settings = settings
-        self._append = store.append
-        self._delay_last = store.delay_last
+        self._append = store.writer.append
+        self._delay_last = store.writer.delay_last
         self._turns = turns
         self.rewrites: list[Rewrite] = []
 

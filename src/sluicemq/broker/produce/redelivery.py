@@ -81,7 +81,7 @@ class Redelivery:
     """Puts due messages into their own topics."""
 
     def __init__(self, store: Store, turns: Turns) -> None:
-        self._append = store.append
+        self._append = store.writer.append
         self._store = store
         self._turns = turns
 

@@ -193,7 +193,7 @@ class Relays:
 
     def _record(self, message_id: str) -> bytes | None:
         try:
-            return self._store.record_at(parse_offset_message_id(message_id)[1])
+            return self._store.reader.record_at(parse_offset_message_id(message_id)[1])
         except ProtocolError:
             return None
 

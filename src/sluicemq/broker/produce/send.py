@@ -64,7 +64,7 @@ class Send:
         self._topics = topics
         self._by_name = topics.table
         self._retries = retries
-        self._append = store.append
+        self._append = store.writer.append
         self._intake = intake
         self._hold = turns.hold
         self._clock = clock

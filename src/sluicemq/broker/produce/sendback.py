@@ -104,7 +104,7 @@ class SendBack:
             )
         if config.retry_queues <= 0:
             return  # a group that wants no retries; its message is done
-        data = self._store.record_at(header.physical_offset)
+        data = self._store.reader.record_at(header.physical_offset)
         if data is None:
             raise RefusalError(
                 ResponseCode.SYSTEM_ERROR,

@@ -29,7 +29,7 @@ from sluicemq.model.ids import tag_code
 from sluicemq.model.message import CHECK_IMMUNITY, PRODUCER_GROUP, REAL_TOPIC, UNIQ_KEY
 from sluicemq.record import property_text as text
 from sluicemq.record.codec import CHECKSUM_NAME, parse_head
-from sluicemq.store.consumequeue import BLANK_SIZE, UNIT
+from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 
 GROUP: Final = "CID_RMQ_SYS_TRANS"
@@ -147,21 +147,21 @@ class HalfReader:
                 yield at, read_op(record.body)
 
     def _records(self, topic: str, offset: int) -> Iterator[tuple[int, int, memoryview]]:
-        while len(units := self._store.units(topic, 0, offset, _CHUNK_UNITS)):
+        while len(units := self._store.reader.units(topic, 0, offset, _CHUNK_UNITS)):
             for physical_offset, size, _ in _unpack_units(units):
-                view = None if size == BLANK_SIZE else self._store.view_at(physical_offset)
+                view = None if size == BLANK_SIZE else self._store.reader.view_at(physical_offset)
                 if view is not None:
                     yield offset, physical_offset, view
                 offset += 1
 
     def record(self, physical_offset: int) -> Record | None:
         """The record of a half that is known from its queue; None when it is deleted."""
-        view = self._store.view_at(physical_offset)
+        view = self._store.reader.view_at(physical_offset)
         return None if view is None else read_record(view)
 
     def named(self, physical_offset: int) -> tuple[Record, Half] | None:
         """The half message at a place that a client names; None when none begins there."""
-        data = self._store.record_at(physical_offset)
+        data = self._store.reader.record_at(physical_offset)
         if data is None:
             return None
         view = memoryview(data)
@@ -177,11 +177,11 @@ class HalfReader:
         position = -1
         for topic, queue_id in self._store.queues():
             end = self._store.queue_offsets(topic, queue_id)[1]
-            units = self._store.units(topic, queue_id, end - 1, 1)
+            units = self._store.reader.units(topic, queue_id, end - 1, 1)
             if len(units):
                 last, size, _ = UNIT.unpack_from(units)
                 position = max(position, -1 if size == BLANK_SIZE else last)
-        view = self._store.view_at(position)
+        view = self._store.reader.view_at(position)
         if view is None:
             return None
         try:

@@ -218,7 +218,7 @@ class Transactions:
 
     def _append_op(self, offset: int) -> None:
         now_ms = self._clock.now_ms()
-        self._store.append(
+        self._store.writer.append(
             OP_TOPIC, 0, op_body(offset), OP_PROPERTIES, OP_TAG_CODE, 0, 0, now_ms, self._host,
             self._host,
         )  # fmt: skip

@@ -24,7 +24,7 @@ from sluicemq.clock import Clock
 from sluicemq.config.delays import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import ProtocolError
 from sluicemq.files import Files
-from sluicemq.store.consumequeue import BLANK_SIZE, UNIT
+from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.wire import fastjson
 
@@ -161,7 +161,7 @@ class Schedule:
     def _look(self, level: Level) -> None:
         """Find out when the first message of a level is due."""
         offset = level.coming
-        units = self._store.sound_units(SCHEDULE_TOPIC, level.queue_id, offset, 1)
+        units = self._store.reader.sound_units(SCHEDULE_TOPIC, level.queue_id, offset, 1)
         if not len(units):
             low, high = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
             if offset >= low or low >= high:
@@ -184,7 +184,7 @@ class Schedule:
         if size == BLANK_SIZE:
             return 0
         if not self._is_default:
-            view = self._store.view_at(position)
+            view = self._store.reader.view_at(position)
             record = read_record(view) if view is not None else None
             return record.store_time_ms + level.delay_ms if record is not None else 0
         latest_ms = self._clock.now_ms() + level.delay_ms + CLOCK_STEP_BACK_MAX_MS
@@ -199,7 +199,7 @@ class Schedule:
                 self._deliver_some(level, work)
 
     def _deliver_some(self, level: Level, work: Slice) -> None:
-        units = self._store.sound_units(
+        units = self._store.reader.sound_units(
             SCHEDULE_TOPIC, level.queue_id, level.coming, min(work.left, _CHUNK_UNITS)
         )
         now_ms = work.now_ms
@@ -216,7 +216,7 @@ class Schedule:
         self._look(level)
 
     def _put(self, level: Level, position: int) -> None:
-        view = self._store.view_at(position)
+        view = self._store.reader.view_at(position)
         record = read_record(view) if view is not None else None
         if record is None:
             self.lost += 1
@@ -256,10 +256,12 @@ class Schedule:
         if level is None:
             return
         offset = max(offset, level.coming)
-        while len(units := self._store.sound_units(SCHEDULE_TOPIC, queue_id, offset, _CHUNK_UNITS)):
+        while len(
+            units := self._store.reader.sound_units(SCHEDULE_TOPIC, queue_id, offset, _CHUNK_UNITS)
+        ):
             for position, size, code in _unpack_units(units):
                 is_there = size != BLANK_SIZE and offset not in level.cancelled
-                view = self._store.view_at(position) if is_there else None
+                view = self._store.reader.view_at(position) if is_there else None
                 record = read_record(view) if view is not None else None
                 due_ms = self._due_ms(level, position, size, code)
                 yield Waiting(queue_id, offset, due_ms, record)

@@ -29,13 +29,18 @@ from sluicemq.clock import Clock
 from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files
 from sluicemq.record.layout import RECORD_HEAD
 from sluicemq.store.store import Store
-from sluicemq.store.timer_checkpoint import (
+from sluicemq.store.timers import (
+    DELETE,
+    NONE,
+    ROLL,
+    UNIT_BYTES,
     TimerCheckpoint,
+    TimerLog,
+    TimerUnit,
+    TimerWheel,
     read_timer_checkpoint,
     write_timer_checkpoint,
 )
-from sluicemq.store.timer_log import DELETE, NONE, ROLL, UNIT_BYTES, TimerLog, TimerUnit
-from sluicemq.store.timer_wheel import TimerWheel
 from sluicemq.wire import fastjson
 
 log = logging.getLogger(__name__)
@@ -134,7 +139,7 @@ class TimerFiles:
 
     def _place(self, queue_offset: int) -> int:
         """Where the message lies in the commit log; behind everything when there is none yet."""
-        units = self._store.units(TIMER_TOPIC, 0, queue_offset, 1)
+        units = self._store.reader.units(TIMER_TOPIC, 0, queue_offset, 1)
         return int.from_bytes(units[:8]) if len(units) else self._store.written_offset
 
     def _lacks_wheel(self, known: TimerCheckpoint) -> bool:
@@ -157,7 +162,7 @@ class TimerFiles:
 
     def _queue_offset(self, unit: TimerUnit) -> int | None:
         """Where the unit's message stands in the timer's queue; None when it is not there."""
-        view = self._store.view_at(unit.position)
+        view = self._store.reader.view_at(unit.position)
         if view is None or len(view) < _BEGIN.size:
             return None
         size, offset, position = _BEGIN.unpack_from(view)

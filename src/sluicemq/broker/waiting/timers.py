@@ -38,10 +38,9 @@ from sluicemq.errors import StoreError
 from sluicemq.files import Files
 from sluicemq.model.ids import tag_code
 from sluicemq.record import property_text as text
-from sluicemq.store.consumequeue import UNIT
+from sluicemq.store.queues import UNIT
 from sluicemq.store.store import Store
-from sluicemq.store.timer_log import DEFAULT, DELETE, NONE, ROLL
-from sluicemq.store.timer_wheel import SLOTS
+from sluicemq.store.timers import DEFAULT, DELETE, NONE, ROLL, SLOTS
 
 Entry = tuple[int, int]
 """(due in ms since 1970, place in the commit log)."""
@@ -208,7 +207,7 @@ class Timers:
         write_ms = self._cut_down(work.now_ms)
         while self._queue_offset < high and not work.is_over:
             count = min(work.left, _CHUNK_UNITS)
-            units = self._store.sound_units(TIMER_TOPIC, 0, self._queue_offset, count)
+            units = self._store.reader.sound_units(TIMER_TOPIC, 0, self._queue_offset, count)
             if not len(units):
                 break
             for position, size, _ in _unpack_units(units):
@@ -220,7 +219,7 @@ class Timers:
         self.files.log.write()
 
     def _take_one(self, position: int, size: int, write_ms: int) -> None:
-        view = self._store.view_at(position)
+        view = self._store.reader.view_at(position)
         record = read_record(view) if view is not None else None
         out = text.value_of(record.properties, _OUT) if record is not None else None
         if record is None or out is None or not out.isdigit():
@@ -329,7 +328,7 @@ class Timers:
 
     def _load_one(self, slot_ms: int, position: int, magic: int, *, needs_record: bool) -> None:
         is_old = position < self._old_end
-        view = self._store.view_at(position) if needs_record else None
+        view = self._store.reader.view_at(position) if needs_record else None
         record = read_record(view) if view is not None else None
         self._into_table(slot_ms, position, magic, record, is_old=is_old)
 
@@ -382,7 +381,7 @@ class Timers:
             self._topics.append(topic)
 
     def _record(self, position: int) -> Record | None:
-        view = self._store.view_at(position)
+        view = self._store.reader.view_at(position)
         record = read_record(view) if view is not None else None
         if record is None:
             self.lost += 1
@@ -488,7 +487,7 @@ class Timers:
             if unit.previous >= position:
                 return
             position = unit.previous
-            view = self._store.view_at(unit.position)
+            view = self._store.reader.view_at(unit.position)
             record = read_record(view) if view is not None else None
             if record is not None and unit.magic & DELETE:
                 deleted.add(text.value_of(record.properties, _DELETES) or b"")

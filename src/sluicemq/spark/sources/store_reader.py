@@ -33,7 +33,7 @@ from sluicemq.spark.options import Options
 from sluicemq.spark.sources.offset_reader import Bounds
 from sluicemq.spark.sources.offsets import RangePartition, ReadPlan, topics_of
 from sluicemq.spark.sources.reader import Tally, decoder_of, finished, report_tally
-from sluicemq.store.reader import StoreReader, has_batch_queues, topics_of_store
+from sluicemq.store.readonly import StoreReader, has_batch_queues, topics_of_store
 
 NAME: Final = "rocketmq_store"
 _NAMES_SHOWN: Final = 20

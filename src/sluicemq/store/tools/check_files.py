@@ -17,8 +17,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from sluicemq.errors import ProtocolError
-from sluicemq.store.checkpoint import CHECKPOINT_BYTES, SLOTS, slots_of
-from sluicemq.store.scan import SCHEDULE_TOPIC
+from sluicemq.store.directory import CHECKPOINT_BYTES, SLOTS, slots_of
+from sluicemq.store.log import SCHEDULE_TOPIC
 from sluicemq.store.segments import is_segment_name
 from sluicemq.store.tools.layout import QueueKey, Series, StoreLayout, file_size, read_file
 from sluicemq.wire.fastjson import loads

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from sluicemq.files import File, Files
 from sluicemq.model.message import KEYS, ROLLED_BACK, TRANSACTION_MASK, UNIQ_KEY
 from sluicemq.record.layout import INDEX_ENTRY, INDEX_HEADER
-from sluicemq.store.checkpoint import Mark
+from sluicemq.store.directory import Mark
 from sluicemq.store.tools.check_files import ERROR, NOTE, WARNING, Findings
 from sluicemq.store.tools.columns import Columns, Mask, Positions, java_hashes
 from sluicemq.store.tools.layout import StoreLayout

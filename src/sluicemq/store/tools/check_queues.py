@@ -18,7 +18,7 @@ import numpy as np
 from sluicemq.errors import ProtocolError
 from sluicemq.model.message import DELAY, PREPARED, TAGS
 from sluicemq.record.codec import decode_properties, parse_head
-from sluicemq.store.scan import LIGHT_PREFIX, MULTI_DISPATCH, SCHEDULE_TOPIC, Scanned
+from sluicemq.store.log import LIGHT_PREFIX, MULTI_DISPATCH, SCHEDULE_TOPIC, Scanned
 from sluicemq.store.tools.check_files import ERROR, NOTE, WARNING, Findings
 from sluicemq.store.tools.columns import Columns, Mask, Positions, java_hashes
 from sluicemq.store.tools.layout import (

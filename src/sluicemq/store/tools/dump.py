@@ -23,8 +23,8 @@ from sluicemq.model.ids import java_hash
 from sluicemq.model.message import BORN_HOST_IPV6, KEYS, TRANSACTION_MASK, UNIQ_KEY, StoredMessage
 from sluicemq.record.codec import decode_properties, decode_record, decompress, parse_head
 from sluicemq.record.layout import CRC_MASK
-from sluicemq.store.checkpoint import CHECKPOINT_BYTES, slots_of
-from sluicemq.store.scan import SCHEDULE_TOPIC
+from sluicemq.store.directory import CHECKPOINT_BYTES, slots_of
+from sluicemq.store.log import SCHEDULE_TOPIC
 from sluicemq.store.tools.check_files import JSON_DOCUMENTS, read_document
 from sluicemq.store.tools.check_index import HEADER, IndexFile, IndexHeader, load_index
 from sluicemq.store.tools.columns import Columns

@@ -34,10 +34,9 @@ from sluicemq.model.topic import TOPIC_LENGTH_MAX
 from sluicemq.record.codec import encode_record
 from sluicemq.record.layout import MAGIC_BLANK, RECORD_BYTES_MIN
 from sluicemq.record.table import UNIT_COLUMNS
-from sluicemq.store.consumequeue import OFFSET_MAX, UNIT_BYTES
-from sluicemq.store.queue_keys import is_possible
-from sluicemq.store.scan import LOST_CODE, LOST_MARK, LOST_NAME, SCHEDULE_TOPIC, Scanned
-from sluicemq.store.sweep import Group, Sweep
+from sluicemq.store.bulk import Group, Sweep
+from sluicemq.store.log import LOST_CODE, LOST_MARK, LOST_NAME, SCHEDULE_TOPIC, Scanned
+from sluicemq.store.queues import OFFSET_MAX, UNIT_BYTES, is_possible
 from sluicemq.store.tools.layout import Series
 from sluicemq.store.tools.salvage import BLANK_BYTES, Hole
 

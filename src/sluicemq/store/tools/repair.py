@@ -29,10 +29,10 @@ import orjson
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreError
 from sluicemq.files import SYSTEM_FILES, Files, read_text
-from sluicemq.store.checkpoint import Checkpoint, Mark, read_checkpoint, write_checkpoint
-from sluicemq.store.consumequeue import ConsumeQueues
-from sluicemq.store.scan import DELAYS_MS, Scanned
-from sluicemq.store.sweep import Sweep
+from sluicemq.store.bulk import Sweep
+from sluicemq.store.directory import Checkpoint, Mark, read_checkpoint, write_checkpoint
+from sluicemq.store.log import DELAYS_MS, Scanned
+from sluicemq.store.queues import ConsumeQueues
 from sluicemq.store.tools.edits import Edits
 from sluicemq.store.tools.layout import Series, StoreLayout
 from sluicemq.store.tools.lost import Bridge, Census, Lost, build_bridge

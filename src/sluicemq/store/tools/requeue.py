@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.record.table import UNIT_COLUMNS
-from sluicemq.store.consumequeue import BLANK_UNIT, UNIT, UNIT_BYTES
-from sluicemq.store.queue_keys import is_possible
-from sluicemq.store.scan import DELAYS_MS, LOST_CODE, Scanned
-from sluicemq.store.sweep import Sweep
+from sluicemq.store.bulk import Sweep
+from sluicemq.store.log import DELAYS_MS, LOST_CODE, Scanned
+from sluicemq.store.queues import BLANK_UNIT, UNIT, UNIT_BYTES, is_possible
 from sluicemq.store.tools.edits import Edits
 from sluicemq.store.tools.layout import Series
 

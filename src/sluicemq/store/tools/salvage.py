@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from sluicemq.record.layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
-from sluicemq.store.damage import explain
-from sluicemq.store.scan import DELAYS_MS, Scanned, read_scanned
-from sluicemq.store.sweep import Sweep, sweep_piece
+from sluicemq.store.bulk import Sweep, sweep_piece
+from sluicemq.store.log import DELAYS_MS, Scanned, read_scanned
 from sluicemq.store.tools.layout import Series
+from sluicemq.store.walk import explain
 
 WINDOW_BYTES: Final = 8 << 20
 BLANK_BYTES: Final = 8

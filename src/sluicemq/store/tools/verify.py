@@ -18,9 +18,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from sluicemq.record.layout import CRC_MASK
-from sluicemq.store.checkpoint import read_checkpoint
-from sluicemq.store.damage import SEARCH_BYTES_MAX, is_lost_write
-from sluicemq.store.scan import is_torn
+from sluicemq.store.directory import read_checkpoint
+from sluicemq.store.log import is_torn
 from sluicemq.store.tools.check_files import (
     ERROR,
     KEPT_PER_KIND,
@@ -36,6 +35,7 @@ from sluicemq.store.tools.check_queues import QueueCheck
 from sluicemq.store.tools.columns import Columns, Mask, gather
 from sluicemq.store.tools.layout import BATCH_UNIT, StoreLayout, UnitFile, is_used
 from sluicemq.store.tools.walk import Damage, LogWalk
+from sluicemq.store.walk import SEARCH_BYTES_MAX, is_lost_write
 
 CRC_PROPERTY: Final = b"__CRC32#\x01"
 CRC_PROPERTY_BYTES: Final = 20

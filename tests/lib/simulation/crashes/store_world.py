@@ -19,8 +19,7 @@ from sluicemq.errors import StoreDamagedError, StoreError
 from sluicemq.model.message import PREPARED, StoredMessage
 from sluicemq.record.codec import decode_record, decode_records
 from sluicemq.record.layout import RECORD_BYTES_MIN
-from sluicemq.store.commitlog import CommitLog
-from sluicemq.store.scan import scan_end, scan_records
+from sluicemq.store.log import CommitLog, scan_end, scan_records
 from sluicemq.store.store import Store, Visible
 from sluicemq.testing.files import CrashableFiles, PowerLost
 
@@ -94,7 +93,7 @@ class StoreWorld:
         host = IPV6 if rng.random() < 0.1 else IPV4
         prepared = rng.random() < 0.05
         flag = PREPARED if prepared else 0
-        position, offset = self.store.append(
+        position, offset = self.store.writer.append(
             *key, body, properties, rng.choice((0, 5)), 0, flag, 1, host, IPV4
         )
         self.ledger.turn.append(
@@ -116,7 +115,7 @@ class StoreWorld:
         for _ in range(rng.randint(1, 4)):
             self.serial += 1
             bodies.append(struct.pack(">i", self.serial) + bytes(rng.choice((0, 60))))
-        positions, first = self.store.append_batch(
+        positions, first = self.store.writer.append_batch(
             *key, [(0, body, b"", 0) for body in bodies], 0, 1, IPV4, IPV4
         )
         for index, (position, body) in enumerate(zip(positions, bodies, strict=True)):
@@ -212,7 +211,7 @@ class StoreWorld:
         low, high = self.store.queue_offsets(*key)
         found: list[Found] = []
         while low + len(found) < high:
-            result = self.store.read(*key, low + len(found), 1000, 1 << 20)
+            result = self.store.reader.read(*key, low + len(found), 1000, 1 << 20)
             if not result.count:
                 raise Violation(f"queue {key} has {high} messages, {len(found)} of them readable")
             found += map(_found, decode_records(b"".join(result.data)))
@@ -276,7 +275,7 @@ class StoreWorld:
             for key in self.store.queues():
                 low, high = self.store.queue_offsets(*key)
                 if low < high:
-                    self.store.read(*key, low, 1000, 1 << 20)
+                    self.store.reader.read(*key, low, 1000, 1 << 20)
         except StoreDamagedError as error:
             if not error.cure or ROOT not in str(error):
                 raise Violation(f"{error} names no path or no cure") from error

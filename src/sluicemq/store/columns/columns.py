@@ -21,15 +21,14 @@ from sluicemq.config import StoreConfig
 from sluicemq.errors import install_extra
 from sluicemq.files import Files
 from sluicemq.model.subscription import BlockFilter
-from sluicemq.store.commitlog import CommitLog
-from sluicemq.store.consumequeue import ConsumeQueues, Queue
+from sluicemq.store.log import CommitLog
+from sluicemq.store.queues import ConsumeQueues, Queue
 
 if TYPE_CHECKING:
     from sluicemq.record.columns import ColumnBlock
-    from sluicemq.store.columns_blocks import ColumnBlocks, Step
-    from sluicemq.store.columns_job import Sealer
-    from sluicemq.store.columns_load import Load
-    from sluicemq.store.columns_scan import ColumnScan
+    from sluicemq.store.columns.blocks import ColumnBlocks, Load, Step
+    from sluicemq.store.columns.scan import ColumnScan
+    from sluicemq.store.columns.seal import Sealer
 
 logger = logging.getLogger(__name__)
 
@@ -198,13 +197,13 @@ class PropertyColumns:
                     install_extra("server"),
                 )
                 return
-            from sluicemq.store.columns_blocks import ColumnBlocks  # noqa: PLC0415
-            from sluicemq.store.columns_scan import ColumnScan, warm_up  # noqa: PLC0415
+            from sluicemq.store.columns import scan  # noqa: PLC0415
+            from sluicemq.store.columns.blocks import ColumnBlocks  # noqa: PLC0415
 
-            warm_up()
+            scan.warm_up()
             blocks = ColumnBlocks(self._config, self._files, self._log, self._queues)
             blocks.sealer = self.sealer
-            self._scan = ColumnScan(blocks, self._clock)
+            self._scan = scan.ColumnScan(blocks, self._clock)
 
     # --- the builder, and what the store tells
 

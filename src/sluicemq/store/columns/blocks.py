@@ -1,4 +1,12 @@
-"""Blocks of property columns of every queue: found in memory, in files, or made from the log.
+"""Blocks of columns kept in memory, the longest unused ones given up first.
+
+Blocks of columns that are not in memory: got by another thread, while messages go on.
+
+`find` in `columns_blocks` takes hold of what is needed (the units, views of the log), `Load.run`
+does the rest anywhere: a file is read, proved and decoded, or rows of the log are made into
+columns. `ColumnBlocks.loaded` keeps what came of it.
+
+Blocks of property columns of every queue: found in memory, in files, or made from the log.
 
     rows of a queue   | block 0 (65,536 rows) | block 1 | … |  the tail                    |
                       |  sealed: a file       |  sealed |   |  slots of 4,096, in memory   |
@@ -15,7 +23,8 @@ still take back is never in a file.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -23,17 +32,160 @@ from sluicemq.config import StoreConfig
 from sluicemq.files import Files
 from sluicemq.model.subscription import BlockFilter
 from sluicemq.record.columns import ColumnBlock
-from sluicemq.store import columns_file
-from sluicemq.store.columns_cache import BlockCache
-from sluicemq.store.columns_file import PROOF_ROWS, Head, Sealed, UntrueFileError
-from sluicemq.store.columns_load import FileLoad, Load, SliceLoad
-from sluicemq.store.columns_seal import Sealing
-from sluicemq.store.columns_source import Evidence, Source, units_of
-from sluicemq.store.commitlog import CommitLog
-from sluicemq.store.consumequeue import ConsumeQueues, Queue
+from sluicemq.record.columns_build import ArrowColumns
+from sluicemq.store.columns import file as columns_file
+from sluicemq.store.columns.file import PROOF_ROWS, Head, Sealed, UntrueFileError
+from sluicemq.store.columns.seal import Evidence, Sealing, Source, units_of
+from sluicemq.store.log import CommitLog
+from sluicemq.store.queues import ConsumeQueues, Queue
 
 if TYPE_CHECKING:
-    from sluicemq.store.columns_job import Sealer
+    from sluicemq.store.columns.seal import Sealer
+
+Key = tuple[str, int, str, int]
+"""Topic, queue id, `sealed` or `slot`, its number."""
+_VALUE_BYTES: Final = 24
+"""What a distinct value takes beside its place in Arrow: some 70 bytes once a filter has read its
+column, which happens to few of them."""
+
+
+class BlockCache:
+    """At most `bytes_max` of blocks, as far as that can be reckoned. A slot holds several."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._blocks: OrderedDict[Key, tuple[ColumnBlock, ...]] = OrderedDict()
+        self._sizes: dict[Key, int] = {}
+        self.size_bytes = 0
+
+    def get(self, key: Key) -> tuple[ColumnBlock, ...]:
+        """Those of the key, in order; empty without any."""
+        found = self._blocks.get(key)
+        if found is None:
+            return ()
+        self._blocks.move_to_end(key)
+        return found
+
+    def put(self, key: Key, *blocks: ColumnBlock) -> None:
+        self.drop(key)
+        size = sum(map(memory_bytes, blocks))
+        self._blocks[key] = blocks
+        self._sizes[key] = size
+        self.size_bytes += size
+        while self.size_bytes > self._bytes_max and len(self._blocks) > 1:
+            self.drop(next(iter(self._blocks)))
+
+    def drop(self, key: Key) -> None:
+        if self._blocks.pop(key, None) is not None:
+            self.size_bytes -= self._sizes.pop(key)
+
+    def drop_topic(self, topic: str) -> None:
+        for key in [key for key in self._blocks if key[0] == topic]:
+            self.drop(key)
+
+
+def memory_bytes(block: ColumnBlock) -> int:
+    """About what a block takes when all of its columns are in use."""
+    if not isinstance(block.columns, ArrowColumns):
+        return 0
+    arrays = block.columns.arrays.values()
+    return sum(array.nbytes + _VALUE_BYTES * len(array.dictionary) for array in arrays)
+
+
+class Load:
+    """One block that is to be got; its rows of the queue offsets [start, stop) are wanted."""
+
+    __slots__ = ("block", "error", "head", "is_passed", "queue", "start", "stop")
+
+    def __init__(self, queue: Queue, start: int, stop: int) -> None:
+        self.queue: Final = queue
+        self.start = start
+        self.stop = stop
+        self.block: ColumnBlock | None = None
+        self.head: Head | None = None
+        self.error: Exception | None = None
+        self.is_passed = False
+        """The figures alone say that nothing in it matches: there is no block then."""
+
+    @property
+    def end(self) -> int:
+        """Where to go on."""
+        return self.stop
+
+    def run(self) -> ColumnBlock | None:
+        """The wanted rows; None when it cannot be had, or nothing matches. Any thread."""
+        try:
+            self.get()
+        except (OSError, UntrueFileError) as error:
+            self.error = error
+        return None if self.block is None else self.block.part(self.start, self.stop)
+
+    def get(self) -> None:
+        """Raises OSError, UntrueFileError."""
+        raise NotImplementedError
+
+
+class SliceLoad(Load):
+    """Rows of the log that are made into columns."""
+
+    __slots__ = ("_columns_max", "_source")
+
+    def __init__(
+        self, queue: Queue, source: Source, start: int, stop: int, columns_max: int
+    ) -> None:
+        super().__init__(queue, start, min(source.stop, stop))
+        self._source = source
+        self._columns_max = columns_max
+
+    def get(self) -> None:
+        self.block = self._source.block(self._columns_max)
+
+
+class FileLoad(Load):
+    """A file of a sealed block. `evidence`: what the proofs from each offset on are reckoned from,
+    as it is now; None: the file is known to be true."""
+
+    __slots__ = ("_directory", "_evidence", "_files", "_filter", "_offset_min", "name", "number")
+
+    def __init__(
+        self,
+        queue: Queue,
+        start: int,
+        stop: int,
+        place: tuple[Files, str, str, int],
+        evidence: Mapping[int, Evidence | None] | None,
+        block_filter: BlockFilter | None,
+    ) -> None:
+        super().__init__(queue, start, stop)
+        self._files, self._directory, self.name, self.number = place
+        self._evidence = evidence
+        self._filter = block_filter
+        self._offset_min = queue.offset_min
+
+    def get(self) -> None:
+        if self._filter is not None:
+            self.head = columns_file.read_head(self._files, self._directory, self.name)
+            self._check(self.head)
+            if not self._filter.can_match(self.head.stats):
+                self.is_passed = True
+                return
+        sealed = columns_file.read(self._files, self._directory, self.name)
+        if self.head is None:
+            self._check(sealed)
+        self.block = sealed.block
+
+    def _check(self, found: "columns_file.Sealed | Head") -> None:
+        if self._evidence is None:
+            return
+        evidence_at = self._evidence.get
+
+        def proof_of(start: int, _: int) -> int | None:
+            evidence = evidence_at(start)
+            return None if evidence is None else evidence.proof()
+
+        key = (self.queue.topic, self.queue.queue_id)
+        columns_file.check(found, key, self._offset_min, proof_of)
+
 
 logger = logging.getLogger(__name__)
 
@@ -406,7 +558,7 @@ class ColumnBlocks:
             starts.append(max(at, start))
             units.append(found)
             yield 0.0
-        from sluicemq.store.columns_job import Job  # noqa: PLC0415 - where there is one
+        from sluicemq.store.columns.seal import Job  # noqa: PLC0415 - where there is one
 
         config, directory, key = self._config, self._directory_of(queue), self._key(queue)
         job = Job(

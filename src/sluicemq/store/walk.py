@@ -1,4 +1,9 @@
-"""What is wrong at a place of the commit log, in words, and where good records go on behind it.
+"""The long walk of recovery: one by one where records are few, in columns where they are many.
+
+`scan` reads a record, `sweep` a piece of the log at once with NumPy; both accept exactly the same
+records. A start after an orderly stop looks at a handful of records and does without NumPy.
+
+What is wrong at a place of the commit log, in words, and where good records go on behind it.
 
 Used for reports: by recovery when it refuses to start, by readers that pass over a damaged record.
 The rule itself is `scan.read_scanned`; here it is asked clause by clause.
@@ -7,14 +12,22 @@ Bad bytes with good records behind them have two causes. A power loss keeps some
 were not synced and drops others, also earlier ones: what is dropped reads as zeros, up to the end
 of a write or in whole sectors (`is_lost_write`). Everything else is damage: a disk changes bits, it
 does not remove them.
+
+Units that the log implies and the files of the queues do not hold yet, added in memory alone.
+
+A running broker of ours keeps new units in memory for a second (`consumequeue`), and one that was
+killed never wrote them. Its next start would find them in the log behind the mark (`recovery`). So
+does this for who only reads: units that directly follow what a queue has are appended to its tail
+in memory; nothing else is believed and no file is touched.
 """
 
 import struct
 import zlib
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final
 
 from sluicemq.errors import ProtocolError, StoreDamagedError
+from sluicemq.files import Files
 from sluicemq.record.codec import RecordHead, body_crc_agrees, parse_head
 from sluicemq.record.layout import (
     BLANK,
@@ -26,9 +39,76 @@ from sluicemq.record.layout import (
     RECORD_BYTES_MIN,
     RECORD_HEAD,
 )
-from sluicemq.store.commitlog import BLANK_BYTES, CommitLog
-from sluicemq.store.scan import Scanned, is_blank, read_scanned, scan_records
+from sluicemq.store.directory import read_checkpoint
+from sluicemq.store.log import (
+    BLANK_BYTES,
+    DELAYS_MS,
+    CommitLog,
+    Scanned,
+    is_blank,
+    read_counting,
+    read_scanned,
+    scan_records,
+)
+from sluicemq.store.queues import UNIT, ConsumeQueues
 from sluicemq.store.segments import Segment
+
+if TYPE_CHECKING:
+    from sluicemq.store.bulk import Sweep
+
+SINGLES_FIRST: Final = 2000
+"""A walk shorter than this is over before NumPy would be imported."""
+SINGLES_BETWEEN: Final = 32
+"""So many are read one by one where columns do not help, more each time, up to the number above."""
+
+
+def sweep_records(
+    log: CommitLog, start: int, *, check_crc: bool = True, delays_ms: Sequence[int] = DELAYS_MS
+) -> "Iterator[Scanned | Sweep]":
+    """As `scan_records`, many records at a time where there are many (`sweep`).
+
+    The first ones come singly: a short walk, the usual one, does without NumPy. `delays_ms` are
+    the delays of level 1, 2, … (messageDelayLevel), for the units of delayed messages.
+    """
+    singles, between = SINGLES_FIRST, SINGLES_BETWEEN
+    position = start
+    while (segment := log.segments.at(position)) is not None:
+        view, base, size = segment.view(), segment.base, segment.size
+        at = position - base
+        while size - at >= BLANK_BYTES and not is_blank(view, at):
+            if not singles:
+                columns = _sweep(log, view, at, base, check_crc, delays_ms)
+                if columns is not None:
+                    yield columns
+                    at = columns.end - base
+                is_worth_it = columns is not None and columns.count >= SINGLES_BETWEEN
+                between = SINGLES_BETWEEN if is_worth_it else min(2 * between, SINGLES_FIRST)
+                singles = 0 if is_worth_it else between
+                continue
+            scanned = read_counting(log, view, at, base, check_crc=check_crc)
+            if scanned is None:
+                return
+            yield scanned
+            at += scanned.size_bytes
+            singles -= 1
+        position = segment.end
+
+
+def _sweep(
+    log: CommitLog,
+    view: memoryview,
+    at: int,
+    base: int,
+    check_crc: bool,
+    delays_ms: Sequence[int],
+) -> "Sweep | None":
+    from sluicemq.store.bulk import sweep_piece  # noqa: PLC0415 - NumPy for long walks only
+
+    return sweep_piece(
+        view, at, base, check_crc=check_crc, requires_checksum=log.requires_checksum,
+        delays_ms=delays_ms,
+    )  # fmt: skip
+
 
 SEARCH_BYTES_MAX: Final = 64 << 20
 """How far behind a bad place the next good record is looked for, for a report."""
@@ -253,3 +333,47 @@ def bad_place(log: CommitLog, position: int) -> int:
     if segment is None or segment.end - position < BLANK_BYTES:
         return position
     return segment.end if is_blank(segment.view(), position - segment.base) else position
+
+
+Wanted = Callable[[str, int], bool]
+
+
+def add_tail(root: str, log: CommitLog, queues: ConsumeQueues, wanted: Wanted) -> None:
+    """Let the wanted queues end where the log says. Nothing for a store that was stopped in order,
+    and for one without a mark: RocketMQ writes its units at once."""
+    files = log.segments.files
+    if not files.exists(f"{root}/abort"):
+        return
+    start = _start(files, f"{root}/checkpoint", log)
+    for found in sweep_records(log, start) if start is not None else ():
+        if isinstance(found, Scanned):
+            if found.is_queued:
+                unit = UNIT.pack(found.position, found.size_bytes, found.tag_code())
+                key = (found.topic.decode(errors="replace"), found.queue_id)
+                _add(queues, key, found.queue_offset, unit, wanted)
+            continue
+        for group in found.groups:
+            if group.is_row:
+                key = (group.topic.decode(errors="replace"), group.queue_id)
+                _add(queues, key, int(group.offsets[0]), group.units.tobytes(), wanted)
+
+
+def _start(files: Files, path: str, log: CommitLog) -> int | None:
+    """From where on units may be missing; a young store has no checkpoint yet."""
+    mark = read_checkpoint(files, path).mark
+    if mark is not None:
+        return max(mark.log_offset, log.start)
+    return None if files.exists(path) else log.start
+
+
+def _add(
+    queues: ConsumeQueues, key: tuple[str, int], offset: int, units: bytes, wanted: Wanted
+) -> None:
+    position = UNIT.unpack_from(units)[0]
+    if not wanted(*key) or not queues.deleted.counts(key[0], position):
+        return
+    queue = queues.by_key.get(key)
+    if queue is None:
+        queue = queues.open(key)
+        queue.reset(offset)
+    queue.extend(offset, units)

@@ -20,11 +20,10 @@ import pyarrow as pa
 from sluicemq.model.subscription import BlockFilter
 from sluicemq.record.columns import ColumnBlock
 from sluicemq.record.columns_build import ArrowColumns, build_block, merged_arrays
-from sluicemq.store.columns_blocks import ColumnBlocks
-from sluicemq.store.columns_file import Head
-from sluicemq.store.consumequeue import UNIT_BYTES, Queue
-from sluicemq.store.gather import Gather, Select
-from sluicemq.store.judging import RECORDS_S, Judgement, PostponedError
+from sluicemq.store.columns.blocks import ColumnBlocks
+from sluicemq.store.columns.file import Head
+from sluicemq.store.gather import RECORDS_S, Gather, Judgement, PostponedError, Select
+from sluicemq.store.queues import UNIT_BYTES, Queue
 
 if TYPE_CHECKING:
     from sluicemq.clock import Clock

@@ -33,10 +33,18 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.record.layout import RECORD_BYTES_MIN
-from sluicemq.store.checkpoint import Checkpoint, Mark
-from sluicemq.store.commitlog import CommitLog
-from sluicemq.store.consumequeue import OFFSET_MAX, UNIT_BYTES, ConsumeQueues, Queue, Unit
-from sluicemq.store.damage import (
+from sluicemq.store.directory import Checkpoint, Mark
+from sluicemq.store.log import (
+    DELAYS_MS,
+    LOST_CODE,
+    CommitLog,
+    Scanned,
+    read_scanned,
+    scan_end,
+    scan_records,
+)
+from sluicemq.store.queues import OFFSET_MAX, UNIT_BYTES, ConsumeQueues, Queue, Unit, is_possible
+from sluicemq.store.walk import (
     bad_bytes,
     bad_place,
     damage_error,
@@ -44,13 +52,11 @@ from sluicemq.store.damage import (
     next_record,
     records_from,
     require_own_files,
+    sweep_records,
 )
-from sluicemq.store.queue_keys import is_possible
-from sluicemq.store.scan import DELAYS_MS, LOST_CODE, Scanned, read_scanned, scan_end, scan_records
-from sluicemq.store.walking import sweep_records
 
 if TYPE_CHECKING:
-    from sluicemq.store.sweep import Group
+    from sluicemq.store.bulk import Group
 
 logger = logging.getLogger(__name__)
 

@@ -37,8 +37,8 @@ from sluicemq.clock import Clock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreFullError
 from sluicemq.files import Files
-from sluicemq.store.commitlog import CommitLog
-from sluicemq.store.consumequeue import UNIT_BYTES, ConsumeQueues, Queue
+from sluicemq.store.log import CommitLog
+from sluicemq.store.queues import UNIT_BYTES, ConsumeQueues, Queue
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,7 @@ from sluicemq.store.segments import Segment
 
 if TYPE_CHECKING:
     from sluicemq.record.table import Positions
-    from sluicemq.store.index_columns import Columns
-    from sluicemq.store.index_slots import Slots
+    from sluicemq.store.index.columns import Columns, Slots
 
 HEADER: Final = INDEX_HEADER.struct
 ENTRY: Final = INDEX_ENTRY.struct
@@ -161,7 +160,7 @@ class IndexFile:
 
         Raises OSError; then nothing was added.
         """
-        from sluicemq.store.index_slots import entries_bytes  # noqa: PLC0415 - NumPy when needed
+        from sluicemq.store.index.columns import entries_bytes  # noqa: PLC0415 - NumPy when needed
 
         assert self._slots is not None
         hashes, records, times = columns
@@ -276,7 +275,7 @@ class IndexFile:
 
 
 def _new_slots(count: int) -> "Slots":
-    from sluicemq.store.index_slots import Slots  # noqa: PLC0415 - NumPy when it is needed
+    from sluicemq.store.index.columns import Slots  # noqa: PLC0415 - NumPy when it is needed
 
     return Slots(count)
 

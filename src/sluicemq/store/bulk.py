@@ -11,13 +11,35 @@ The rule is `scan.read_scanned`'s, and it has the last word: a row that is not p
 zeros inside properties, a record that stands in several queues) ends the columns before it, and the
 caller reads that record alone. So columns can only be too short, never wrong. Tags that are not
 plain (beyond ASCII, twice, delayed messages) are read by the scalar code, row by row.
+
+Finding tag codes in a block of consume-queue units, all at once with NumPy.
+
+A unit has 20 bytes and its tag code in the last 8 (big-endian, a 32-bit hash with its sign
+extended). So the low words stand 20 bytes apart, aligned to 4 in a mapped file: they are compared
+in the machine's own order with a code whose bytes are swapped. Hits are then checked with the high
+words, which differ only for other kinds of numbers (times of delayed messages).
+
+A pull takes 32 of the hits of a chunk, and the next one goes on behind them: the hits of a reader's
+chunk are kept for it (`TagHits`), so no unit is looked at twice.
+
+NumPy is imported with this module, and this module at the first filtered read: an idle broker
+does without it.
+
+Many units at once: records that lie side by side in the log are one run, found with NumPy.
+
+A bulk read takes ten thousand messages, and as they were sent in batches, or to one topic, they lie
+in a few runs. Looking at each unit in turn costs more than all the rest of such a read. NumPy is
+imported with this module, and this module at the first bulk read.
 """
 
+import sys
 import zlib
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +57,8 @@ from sluicemq.record.layout import (
     VALUE_END,
 )
 from sluicemq.record.table import UNIT_COLUMNS, Bytes, Positions, gather, leading_starts
-from sluicemq.store.scan import DELAYS_MS, LOST_CODE, LOST_MARK, read_scanned
+from sluicemq.store.log import DELAYS_MS, LOST_CODE, LOST_MARK, read_scanned
+from sluicemq.store.queues import BLANK_SIZE, UNIT_BYTES, Queue
 
 PIECE_BYTES: Final = 4 << 20
 SCHEDULE_TOPIC: Final = b"SCHEDULE_TOPIC_XXXX"
@@ -368,3 +391,115 @@ def unproved_rows(
     good &= (heads["magic"] == MAGIC_V1) | (heads["magic"] == MAGIC_V2)
     good &= (heads["queue_id"] == queue_id) & (heads["queue_offset"] == offsets)
     return np.flatnonzero(~good)
+
+
+CHUNK_UNITS_MIN: Final = 1024
+CHUNK_UNITS_MAX: Final = 16 * 1024
+"""Chunks grow: 16 k at once cost twice as much when one message in ten matches (bench/README)."""
+KEPT: Final = 256
+_LOW_WORD: Final = 16
+_HIGH_WORD: Final = 12
+
+
+def find_codes(units: memoryview | bytearray, codes: Collection[int]) -> list[int]:
+    """Indices of the units whose tag code is one of `codes`, ascending."""
+    count = len(units) // UNIT_BYTES
+    if not count or not codes:
+        return []
+    low = _words(units, count, _LOW_WORD)
+    hits: np.ndarray[tuple[int], np.dtype[np.bool_]] | None = None
+    for code in codes:
+        found = low == _as_stored(code)
+        hits = found if hits is None else np.logical_or(hits, found, out=hits)
+    if hits is None:
+        return []
+    indices = np.flatnonzero(hits)
+    if not len(indices):
+        return []
+    # The sign extension: all ones for a negative hash, all zeros for another.
+    high = _words(units, count, _HIGH_WORD)[indices]
+    negative = (low[indices] & _SIGN) != 0
+    result: list[int] = indices[high == np.where(negative, 0xFFFFFFFF, 0)].tolist()
+    return result
+
+
+class _Chunk(NamedTuple):
+    queue: Queue
+    start: int
+    stop: int
+    indices: list[int]
+    """From `start` on, ascending."""
+
+
+class TagHits:
+    """The last chunk of each queue and filter. Stored codes do not change; a queue that was made
+    again is another one."""
+
+    def __init__(self) -> None:
+        self._chunks: OrderedDict[tuple[str, int, frozenset[int]], _Chunk] = OrderedDict()
+
+    def chunk(
+        self, queue: Queue, codes: frozenset[int], position: int, end: int, grown: int
+    ) -> tuple[int, int, list[int]]:
+        """Where a chunk begins that holds `position`, the offset behind it, and the indices of its
+        hits from `position` up to `end`. The offset is `position` when there are no units. HOT.
+
+        `grown`: how many units to look at where nothing is known.
+        """
+        key = (queue.topic, queue.queue_id, codes)
+        known = self._chunks.get(key)
+        if known is None or known.queue is not queue or not known.start <= position < known.stop:
+            if known is not None and known.queue is queue and known.stop == position:
+                grown = min(max(grown, 4 * (known.stop - known.start)), CHUNK_UNITS_MAX)
+            units = queue.units(position, min(grown, end - position))
+            stop = position + len(units) // UNIT_BYTES
+            known = _Chunk(queue, position, stop, find_codes(units, codes))
+            self._chunks[key] = known
+            if len(self._chunks) > KEPT:
+                self._chunks.popitem(last=False)
+        _, start, stop, indices = known
+        if position > start or stop > end:
+            low = bisect_left(indices, position - start)
+            indices = indices[low : bisect_left(indices, end - start, low)]
+        return start, min(stop, end), indices
+
+
+def _words(
+    units: memoryview | bytearray, count: int, offset: int
+) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
+    """One 32-bit word of each unit, as it lies there, without copying."""
+    return np.ndarray((count,), np.uint32, buffer=units, offset=offset, strides=(UNIT_BYTES,))
+
+
+def _as_stored(code: int) -> int:
+    """The low word of a code as this machine reads it from big-endian bytes."""
+    return int.from_bytes((code & 0xFFFFFFFF).to_bytes(4, "big"), sys.byteorder)
+
+
+_SIGN: Final = _as_stored(0x80000000)
+
+
+class Runs(NamedTuple):
+    """`places`: from where to where each run goes, in the order of the queue; `messages` of
+    `size_bytes` together."""
+
+    places: list[tuple[int, int]]
+    messages: int
+    size_bytes: int
+
+
+def runs_of(units: memoryview | bytearray | bytes, count_max: int, bytes_max: int) -> Runs | None:
+    """The first units, as far as both limits allow; None when some unit is blank or nonsense."""
+    rows = np.frombuffer(units, UNIT_COLUMNS)
+    sizes = rows["size"].astype(np.int64)
+    if (sizes <= 0).any() or (sizes == BLANK_SIZE).any():
+        return None
+    totals = np.cumsum(sizes)
+    count = min(count_max, int(np.searchsorted(totals, bytes_max, "right")))
+    if count <= 0:
+        return Runs([], 0, 0)
+    starts = rows["position"][:count].astype(np.int64)
+    ends = starts + sizes[:count]
+    cuts = [0, *(np.flatnonzero(starts[1:] != ends[:-1]) + 1).tolist(), count]
+    places = [(int(starts[begin]), int(ends[end - 1])) for begin, end in pairwise(cuts)]
+    return Runs(places, count, int(totals[count - 1]))

@@ -24,12 +24,17 @@ from typing import Final, NamedTuple
 from sluicemq.clock import Clock
 from sluicemq.config import StoreConfig
 from sluicemq.files import Files
-from sluicemq.store.checkpoint import Checkpoint, write_index_time
-from sluicemq.store.commitlog import CommitLog
-from sluicemq.store.index import QUERY_BACKLOG_MAX, SLICE_BYTES, IndexMark, KeyIndex
-from sluicemq.store.index_file import Geometry
-from sluicemq.store.index_keys import keys_of
-from sluicemq.store.index_known import KnownKeys
+from sluicemq.store.directory import Checkpoint, write_index_time
+from sluicemq.store.index.file import Geometry
+from sluicemq.store.index.hashes import keys_of
+from sluicemq.store.index.index import (
+    QUERY_BACKLOG_MAX,
+    SLICE_BYTES,
+    IndexMark,
+    KeyIndex,
+    KnownKeys,
+)
+from sluicemq.store.log import CommitLog
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +42,8 @@ FLUSH_S: Final = 60.0
 """How often slots and headers are written: only RocketMQ would miss them after a crash."""
 CLOSE_BACKLOG_MAX: Final = 256 << 20
 """A stop indexes what is left, but does not wait for an index that is built anew."""
-_COLUMNS: Final = "sluicemq.store.index_columns"
-_SLOTS: Final = "sluicemq.store.index_slots"
+_COLUMNS: Final = "sluicemq.store.index.columns"
+_SLOTS: Final = "sluicemq.store.index.columns"
 CANDIDATES_MAX: Final = 4096
 """Records that one query reads: keys of equal hash are rare, hot keys are within their limit."""
 

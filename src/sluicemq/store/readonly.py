@@ -19,15 +19,13 @@ from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import SYSTEM_FILES, Files, load_text
 from sluicemq.model.subscription import MessageFilter
-from sluicemq.store.columns import PropertyColumns
-from sluicemq.store.commitlog import CommitLog
-from sluicemq.store.consumequeue import ConsumeQueues, Queue
-from sluicemq.store.deleted import DeletedTopics
-from sluicemq.store.directory import cannot_open, check_directory, no_store
-from sluicemq.store.reading import LogReader, ReadResult
-from sluicemq.store.scan import Scanned, scan_records
+from sluicemq.store.columns.columns import PropertyColumns
+from sluicemq.store.directory import DeletedTopics, cannot_open, check_directory, no_store
+from sluicemq.store.log import CommitLog, Scanned, scan_records
+from sluicemq.store.queues import ConsumeQueues, Queue
+from sluicemq.store.read import LogReader, ReadResult
 from sluicemq.store.segments import is_segment_name
-from sluicemq.store.tail import Wanted, add_tail
+from sluicemq.store.walk import Wanted, add_tail
 
 if TYPE_CHECKING:
     from sluicemq.store.ranges import RangeScan

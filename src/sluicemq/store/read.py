@@ -34,23 +34,24 @@ from sluicemq.model.message import TAGS
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.record.codec import decode_properties, properties_slice
 from sluicemq.record.layout import HOST_BITS, RECORD_HEAD, RECORD_HEADS
-from sluicemq.store.columns import PropertyColumns
-from sluicemq.store.commitlog import CommitLog
-from sluicemq.store.consumequeue import BLANK_SIZE, UNIT, UNIT_BYTES, ConsumeQueues, Queue
-from sluicemq.store.gather import Gather, Reach, Select
-from sluicemq.store.judging import (
+from sluicemq.store.columns.columns import PropertyColumns
+from sluicemq.store.gather import (
     RECORDS_S,
     WEIGHT_INLINE,
+    Gather,
     JudgedRecords,
     Judgement,
     PostponedError,
+    Reach,
+    Select,
 )
-from sluicemq.store.scan import read_scanned
+from sluicemq.store.log import CommitLog, read_scanned
+from sluicemq.store.queues import BLANK_SIZE, UNIT, UNIT_BYTES, ConsumeQueues, Queue
 from sluicemq.store.sound import Soundness
 
 if TYPE_CHECKING:
-    from sluicemq.store.columns_scan import ColumnScan
-    from sluicemq.store.tagscan import TagHits
+    from sluicemq.store.bulk import TagHits
+    from sluicemq.store.columns.scan import ColumnScan
 
 TAG_SCAN_MAX: Final = 1 << 17
 PROPERTY_SCAN_MAX: Final = 2000
@@ -267,7 +268,7 @@ class LogReader:
         self, queue: Queue, gather: Gather, codes: frozenset[int], offset: int, end: int
     ) -> int:
         """Take what has one of the codes; returns where to go on. HOT."""
-        from sluicemq.store import tagscan  # noqa: PLC0415 - NumPy only when somebody filters
+        from sluicemq.store import bulk as tagscan  # noqa: PLC0415 - NumPy only when somebody filters
 
         if self._tag_hits is None:
             self._tag_hits = tagscan.TagHits()
@@ -298,7 +299,7 @@ class LogReader:
         codes = self._codes_alone(message_filter)
         if codes is None:
             return self._slow_selection(message_filter)
-        from sluicemq.store import tagscan  # noqa: PLC0415 - NumPy only when somebody filters
+        from sluicemq.store import bulk as tagscan  # noqa: PLC0415 - NumPy only when somebody filters
 
         return partial(tagscan.find_codes, codes=codes)
 

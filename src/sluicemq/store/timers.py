@@ -1,0 +1,488 @@
+"""The timer log: one unit for each timed message, chained within its second (spec/delivery.md §2).
+
+A unit has 52 bytes, big-endian, in files of `mappedFileSizeTimerLog` bytes below `timerlog/`:
+
+    | 52: 4 | previous unit of the same second 8 | magic 4 | written at 8 | due after 4 |
+    | physical offset of the message 8 | its size 4 | hash of its real topic 4 | 0: 8 |
+
+`previous` is the unit's position in the log, -1 for the first of a second; the last unit of a
+second stands in the wheel (`timer_wheel`). Where a file has no room for a unit and 16 bytes more, a
+blank closes it: the room left, a long 0, the magic of the commit log's blank record.
+
+Both are derived data: what they say follows from the queue of `rmq_sys_wheel_timer`. Units are
+collected in memory and written by `write`; another thread may `sync` what is written.
+
+The timer wheel: for each second of two weeks, the chain of messages that are due in it.
+
+One file of 38,707,200 bytes, 1,209,600 slots of 32 (spec/delivery.md §2), big-endian:
+
+    | time 8 | first unit 8 | last unit 8 | messages 4 | magic 4 |
+
+A slot belongs to one second in each turn of the wheel: it counts only when its time is the one that
+is asked for. `time` is in units of the precision (seconds); units are positions in the timer log.
+
+The file is sparse, and nothing of it is kept in memory but the slots that changed since they were
+written: reads are single `pread`s, and holes are passed over. `take` hands the changed slots over
+to `write`, which another thread may call; until `settle` they are read from memory.
+
+`config/timercheck`: how far the timer has come (spec/store.md §11).
+
+A file of 4096 bytes of which RocketMQ uses 56: seven big-endian longs. The wheel and the timer log
+agree up to `log_end`; all messages of the timer's queue below `queue_offset` are in them;
+everything due before `read_ms` is delivered. Written in place: one sector arrives whole or not at
+all.
+
+Behind them stands what only we have: `done_ms`, up to which the second of `read_ms` is delivered,
+with the time and the counter of the seven longs. When these are others, RocketMQ has written since.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from sluicemq.errors import StoreDamagedError
+from sluicemq.files import File, Files
+from sluicemq.record.layout import MAGIC_BLANK
+from sluicemq.store.segments import Segment, SegmentFiles
+
+UNIT: Final = struct.Struct(">iqiqiqiiq")
+UNIT_BYTES: Final = 52
+SIZE_KEY: Final = "mappedFileSizeTimerLog"
+NONE: Final = -1
+"""No unit."""
+
+DEFAULT: Final = 1
+ROLL: Final = 2
+"""Due later than the wheel reaches: the message is put into the timer's queue again by then."""
+DELETE: Final = 4
+"""Not a message to deliver: one of the same second is taken back."""
+
+_BLANK: Final = struct.Struct(">iqi")
+_FLAGS: Final = DEFAULT | ROLL | DELETE
+
+
+class TimerUnit(NamedTuple):
+    """One unit. Times are milliseconds; `position` is the message's place in the commit log."""
+
+    unit_bytes: int
+    previous: int
+    magic: int
+    write_ms: int
+    delay_ms: int
+    position: int
+    size_bytes: int
+    topic_hash: int
+    reserved: int
+
+    @property
+    def due_ms(self) -> int:
+        """The second it belongs to, as the unit says it."""
+        return self.write_ms + self.delay_ms
+
+    @property
+    def is_whole(self) -> bool:
+        """Does it look as a unit must?"""
+        return (
+            self.unit_bytes == UNIT_BYTES
+            and bool(self.magic & DEFAULT)
+            and not self.magic & ~_FLAGS
+            and self.size_bytes > 0
+        )
+
+
+class TimerLog:
+    """The files, and the units that are not in them yet."""
+
+    def __init__(self, files: Files, directory: str, file_bytes: int) -> None:
+        self._segments = SegmentFiles(files, directory, file_bytes, SIZE_KEY)
+        self._files = files
+        self._file_bytes = file_bytes
+        self._tail = bytearray()
+        self._tail_start = 0
+        self._is_name_new = False
+        self.end = 0
+        """Where the next unit goes, as far as one fits there."""
+
+    # --- the files
+
+    def load(self, end: int) -> None:
+        """Find the files; units are appended from `end` on. Raises StoreDamagedError."""
+        self._segments.load(is_derived=True)
+        if not len(self._segments):
+            end = 0
+        self.set_end(min(max(end, self._segments.start), self._segments.end))
+
+    def set_end(self, end: int) -> None:
+        """What lies behind is forgotten."""
+        self._tail.clear()
+        self._tail_start = self.end = end
+
+    def cut(self, end: int) -> None:
+        """The log ends here: what the files hold behind it is wiped, durably. Raises OSError."""
+        if self._segments.cut(end):
+            for segment in self._segments:
+                if segment.end >= end:
+                    segment.file().sync()
+            self._files.sync_directory(self._segments.directory)
+        self.set_end(end)
+
+    @property
+    def start(self) -> int:
+        """The first position there is."""
+        return self._segments.start
+
+    @property
+    def is_empty(self) -> bool:
+        """Is there nothing at all?"""
+        return not len(self._segments) and not self._tail
+
+    def remove_all(self) -> None:
+        """The log begins anew."""
+        self._segments.remove_all()
+        self.set_end(0)
+
+    # --- units
+
+    def unit(self, position: int) -> TimerUnit | None:
+        """The unit at a position; None when there is none."""
+        if position >= self._tail_start:
+            at = position - self._tail_start
+            if at + UNIT_BYTES > len(self._tail):
+                return None
+            return TimerUnit._make(UNIT.unpack_from(self._tail, at))
+        return self._stored(position)
+
+    def _stored(self, position: int) -> TimerUnit | None:
+        """What the files hold there, behind the end too."""
+        segment = self._segments.at(position)
+        if segment is None or position + UNIT_BYTES > segment.end or position < 0:
+            return None
+        return TimerUnit._make(UNIT.unpack_from(segment.view(), position - segment.base))
+
+    def append(
+        self,
+        previous: int,
+        magic: int,
+        write_ms: int,
+        delay_ms: int,
+        position: int,
+        size_bytes: int,
+        topic_hash: int,
+    ) -> int:
+        """Add a unit; returns its position. Nothing is written yet. HOT."""
+        end = self.end
+        room = self._file_bytes - end % self._file_bytes
+        if room < UNIT_BYTES + _BLANK.size:
+            self._tail += _BLANK.pack(room, 0, MAGIC_BLANK).ljust(room, b"\0")
+            end += room
+        self._tail += UNIT.pack(
+            UNIT_BYTES, previous, magic, write_ms, delay_ms, position, size_bytes, topic_hash, 0
+        )
+        self.end = end + UNIT_BYTES
+        return end
+
+    def write(self) -> None:
+        """Write what was appended. On OSError it stays in memory for the next time."""
+        done = 0
+        tail, start = self._tail, self._tail_start
+        while done < len(tail):
+            segment = self._segments.at(start + done) or self._add(start + done)
+            piece = bytes(tail[done : done + segment.end - start - done])
+            segment.write(piece, start + done)
+            done += len(piece)
+        tail.clear()
+        self._tail_start = start + done
+
+    def _add(self, position: int) -> Segment:
+        files, directory = self._files, self._segments.directory
+        if not files.exists(directory):
+            files.make_directory(directory)
+        self._is_name_new = True
+        return self._segments.add(position - position % self._file_bytes)
+
+    @property
+    def written_end(self) -> int:
+        """Everything before is in the files."""
+        return self._tail_start
+
+    def sync(self, start: int, end: int) -> None:
+        """Wait until [start, end) is on disk. Another thread may do this. Raises OSError."""
+        if self._is_name_new:
+            self._is_name_new = False
+            self._files.sync_directory(self._segments.directory)
+        for segment in list(self._segments):
+            if segment.end > start and segment.base < end:
+                segment.file().sync()
+
+    def walk(self, start: int) -> Iterator[tuple[int, TimerUnit]]:
+        """(position, unit) in the files from `start` on, up to the first place where none is."""
+        position = start
+        while (unit := self._stored(position)) is not None or self._is_blank(position):
+            if unit is None or not unit.is_whole:
+                if not self._is_blank(position):
+                    return
+                position += self._file_bytes - position % self._file_bytes
+                continue
+            yield position, unit
+            position += UNIT_BYTES
+
+    def _is_blank(self, position: int) -> bool:
+        segment = self._segments.at(position)
+        if segment is None or position + _BLANK.size > segment.end:
+            return False
+        room, _, magic = _BLANK.unpack_from(segment.view(), position - segment.base)
+        return bool(magic == MAGIC_BLANK and room == segment.end - position)
+
+    # --- retention
+
+    def remove_before(self, log_offset: int) -> int:
+        """Remove the files whose messages lie before a place in the commit log; says how many.
+
+        Never the last file.
+        """
+        removed = 0
+        last = (self._file_bytes - _BLANK.size) // UNIT_BYTES - 1
+        while len(self._segments) > 1:
+            unit = self.unit(self._segments.start + last * UNIT_BYTES)
+            if unit is None or unit.position >= log_offset:
+                break
+            self._files.remove(self._segments.remove_first())
+            removed += 1
+        return removed
+
+    def close(self) -> None:
+        self._segments.close()
+
+
+SLOT: Final = struct.Struct(">qqqii")
+SLOT_BYTES: Final = 32
+SLOTS: Final = 2 * 7 * 86_400
+WHEEL_BYTES: Final = SLOTS * SLOT_BYTES
+_CHUNK_SLOTS: Final = 2048
+
+
+class Slot(NamedTuple):
+    """One second: first and last unit of its chain, and how many messages it holds."""
+
+    time: int
+    first: int
+    last: int
+    messages: int
+    magic: int = 0
+
+
+class TimerWheel:
+    """The slots. Times are milliseconds, cut down to the precision."""
+
+    def __init__(self, files: Files, path: str, precision_ms: int = 1000) -> None:
+        self._files = files
+        self._path = path
+        self._precision_ms = precision_ms
+        self._file: File | None = None
+        self._changed: dict[int, Slot] = {}
+        self._writing: dict[int, Slot] = {}
+
+    # --- the file
+
+    @property
+    def exists(self) -> bool:
+        """Is the file there?"""
+        return self._files.exists(self._path)
+
+    def check(self) -> None:
+        """Raises StoreDamagedError when the file is there and has another size. An empty one, the
+        trace of a crash at its creation, is none."""
+        if not self.exists:
+            return
+        size = self._open().size()
+        if size == 0:
+            self.remove()
+        elif size != WHEEL_BYTES:
+            raise StoreDamagedError(
+                f"{self._path} has {size} bytes instead of {WHEEL_BYTES}.",
+                cure="Bring it back from a copy, or remove timerwheel and timerlog: they are built"
+                " again from the commit log.",
+            )
+
+    def _open(self) -> File:
+        file = self._file
+        if file is None:
+            file = self._file = self._files.open(self._path, create=True)
+        return file
+
+    def _grow(self) -> None:
+        self._open().truncate(WHEEL_BYTES)
+        self._open().sync()
+        self._files.sync_directory(self._path.rpartition("/")[0])
+
+    def remove(self) -> None:
+        """All slots are empty again."""
+        self.close()
+        self._changed.clear()
+        self._writing.clear()
+        if self.exists:
+            self._files.remove(self._path)
+
+    def close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    # --- slots
+
+    def get(self, time_ms: int) -> Slot | None:
+        """The slot of a second; None when nothing is in it. HOT."""
+        time = time_ms // self._precision_ms
+        index = time % SLOTS
+        slot = self._changed.get(index) or self._writing.get(index)
+        if slot is None:
+            if self._file is None and not self.exists:
+                return None
+            data = self._open().pread(SLOT_BYTES, index * SLOT_BYTES)
+            if len(data) < SLOT_BYTES:
+                return None
+            slot = Slot._make(SLOT.unpack(data))
+        return slot if slot.time == time and slot.last != NONE else None
+
+    def put(self, time_ms: int, first: int, last: int, messages: int) -> None:
+        """What a second holds from now on."""
+        time = time_ms // self._precision_ms
+        self._changed[time % SLOTS] = Slot(time, first, last, messages)
+
+    def occupied(self, start_ms: int, end_ms: int) -> Iterator[int]:
+        """The seconds in [start, end), in ms, that hold something, in order.
+
+        Slots that change meanwhile may be missed or come again.
+        """
+        step = self._precision_ms
+        first = start_ms // step
+        last = min(-(-end_ms // step), first + SLOTS)
+        while first < last:
+            stop = min(last, first + _CHUNK_SLOTS - first % SLOTS % _CHUNK_SLOTS, _turn_end(first))
+            for time in sorted(self._in_memory(first, stop) | self._on_disk(first, stop)):
+                if self.get(time * step) is not None:
+                    yield time * step
+            first = stop
+
+    def _in_memory(self, first: int, stop: int) -> set[int]:
+        found: set[int] = set()
+        for slots in (self._changed, self._writing):
+            if len(slots) < stop - first:
+                found |= {slot.time for slot in slots.values() if first <= slot.time < stop}
+            else:
+                found |= {time for time in range(first, stop) if time % SLOTS in slots}
+        return found
+
+    def _on_disk(self, first: int, stop: int) -> set[int]:
+        if self._file is None and not self.exists:
+            return set()
+        begin = first % SLOTS * SLOT_BYTES
+        data = self._open().pread((stop - first) * SLOT_BYTES, begin)
+        if not data.rstrip(b"\0"):
+            return set()
+        return {time for time, *_ in SLOT.iter_unpack(data) if first <= time < stop}
+
+    @property
+    def has_memory(self) -> bool:
+        """Does a slot differ from the file?"""
+        return bool(self._changed or self._writing)
+
+    # --- writing
+
+    def take(self) -> Mapping[int, Slot]:
+        """The changed slots, for `write`; nothing while some are being written."""
+        if not self._writing:
+            self._writing, self._changed = self._changed, {}
+        return self._writing
+
+    def write(self, slots: Mapping[int, Slot]) -> None:
+        """Write slots, neighbours in one piece, and wait until they are on disk. Raises OSError.
+
+        Another thread may do this.
+        """
+        if not slots:
+            return
+        file = self._open()
+        if file.size() < WHEEL_BYTES:
+            self._grow()
+        pack = SLOT.pack
+        indices = sorted(slots)
+        start = 0
+        for at in range(1, len(indices) + 1):
+            if at == len(indices) or indices[at] != indices[at - 1] + 1:
+                run = indices[start:at]
+                file.pwrite(b"".join([pack(*slots[i]) for i in run]), run[0] * SLOT_BYTES)
+                start = at
+        file.sync()
+
+    def settle(self, *, is_written: bool) -> None:
+        """The slots that `take` gave are on disk, or still have to be written."""
+        if not is_written:
+            self._changed = self._writing | self._changed
+        self._writing = {}
+
+
+def _turn_end(time: int) -> int:
+    """Where the turn of the wheel ends in which `time` lies."""
+    return time - time % SLOTS + SLOTS
+
+
+CHECKPOINT_BYTES: Final = 4096
+_FIELDS: Final = struct.Struct(">7q")
+_OWN: Final = struct.Struct(">8s3q")
+_OWN_MAGIC: Final = b"sluice1\0"
+
+
+class TimerCheckpoint(NamedTuple):
+    """The seven numbers. `read_ms` is the first second that may hold undelivered messages."""
+
+    read_ms: int = 0
+    log_end: int = 0
+    queue_offset: int = 0
+    master_queue_offset: int = 0
+    state_version: int = 0
+    time_ms: int = 0
+    counter: int = 0
+    done_ms: int = 0
+
+    def encode(self) -> bytes:
+        """RocketMQ's 56 bytes, as request 60 answers them too."""
+        return _FIELDS.pack(*self[:7])
+
+    def encode_own(self) -> bytes:
+        """What stands behind them."""
+        return _OWN.pack(_OWN_MAGIC, self.time_ms, self.counter, self.done_ms)
+
+
+def read_timer_checkpoint(files: Files, path: str) -> TimerCheckpoint | None:
+    """None when there is none, or nothing in it."""
+    if not files.exists(path):
+        return None
+    file = files.open(path)
+    try:
+        data = file.pread(_FIELDS.size + _OWN.size, 0)
+    finally:
+        file.close()
+    if len(data) < _FIELDS.size + _OWN.size or not any(data):
+        return None
+    fields = _FIELDS.unpack_from(data)
+    magic, time_ms, counter, done_ms = _OWN.unpack_from(data, _FIELDS.size)
+    is_ours = magic == _OWN_MAGIC and (time_ms, counter) == fields[5:7]
+    return TimerCheckpoint._make((*fields, done_ms if is_ours else 0))
+
+
+def write_timer_checkpoint(files: Files, path: str, checkpoint: TimerCheckpoint) -> None:
+    """Durable on return. Raises OSError."""
+    directory = path.rpartition("/")[0]
+    files.make_directory(directory)
+    file = files.open(path, create=True)
+    try:
+        is_new = file.size() < CHECKPOINT_BYTES
+        if is_new:
+            file.truncate(CHECKPOINT_BYTES)
+        file.pwrite(checkpoint.encode() + checkpoint.encode_own(), 0)
+        file.sync()
+    finally:
+        file.close()
+    if is_new:
+        files.sync_directory(directory)
