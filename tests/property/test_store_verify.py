@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluicemq.descriptors import DescriptorPool
 from sluicemq.errors import StoreError
+from sluicemq.files.descriptors import DescriptorPool
 from sluicemq.store.tools.dump import (
     Selection,
     describe,

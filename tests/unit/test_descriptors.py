@@ -4,8 +4,8 @@ import resource
 
 import pytest
 
-from sluicemq import descriptors
-from sluicemq.descriptors import DescriptorPool
+from sluicemq.files import descriptors
+from sluicemq.files.descriptors import DescriptorPool
 
 
 class Map:

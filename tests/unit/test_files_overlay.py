@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sluicemq.files import Files, load_text, read_text, replace_text
-from sluicemq.files_overlay import READ_ONLY_FILES, OverlayFiles
+from sluicemq.files.overlay import READ_ONLY_FILES, OverlayFiles
 from sluicemq.testing.files import CrashableFiles
 
 MIB = 1 << 20

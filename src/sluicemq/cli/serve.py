@@ -19,7 +19,6 @@ from pathlib import Path
 
 import click
 
-from sluicemq import descriptors
 from sluicemq.config import (
     CHANGES_FILE,
     BrokerConfig,
@@ -34,7 +33,7 @@ from sluicemq.config.keys import KEYS, Part
 from sluicemq.config.tls import DEFAULT_FILE, java_options, key_files, tls_entries
 from sluicemq.config.values import TlsConfig
 from sluicemq.errors import ConfigurationError
-from sluicemq.files import SYSTEM_FILES, exposure
+from sluicemq.files import SYSTEM_FILES, descriptors, exposure
 from sluicemq.model.addresses import is_wildcard, join
 from sluicemq.net.limits import LogLimit
 
@@ -203,7 +202,7 @@ async def start_name_server(
     config: NameServerConfig, stack: contextlib.AsyncExitStack, *, read_only: bool = False
 ) -> str:
     """Start one whose closing the stack does; its address from this machine."""
-    from sluicemq.files_overlay import OverlayFiles  # noqa: PLC0415 - not for `--help`
+    from sluicemq.files.overlay import OverlayFiles  # noqa: PLC0415 - not for `--help`
     from sluicemq.nameserver.server import NameServer  # noqa: PLC0415
 
     _warn_of_exposure(*key_files(config))

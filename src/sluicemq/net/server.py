@@ -34,9 +34,9 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from sluicemq import descriptors
 from sluicemq.config.values import ServerConfig
 from sluicemq.errors import ConfigurationError, ProtocolError
+from sluicemq.files import descriptors
 from sluicemq.model.addresses import is_loopback
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.limits import (

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.descriptors import DescriptorPool
 from sluicemq.errors import StoreLockedError
 from sluicemq.files import LOCK_CONTENT, OPEN, Access, File
+from sluicemq.files.descriptors import DescriptorPool
 from sluicemq.testing.fate import (
     BLOCK_BYTES,
     Entry,

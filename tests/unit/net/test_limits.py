@@ -10,8 +10,8 @@ from typing import Any
 import orjson
 import pytest
 
-from sluicemq import descriptors
 from sluicemq.errors import RequestError
+from sluicemq.files import descriptors
 from sluicemq.model.ids import Host
 from sluicemq.net import limits
 from sluicemq.net.dispatch import Dispatcher

@@ -8,7 +8,7 @@ import pytest
 
 from sluicemq.config import StoreConfig
 from sluicemq.files import SystemFiles
-from sluicemq.files_overlay import OverlayFiles
+from sluicemq.files.overlay import OverlayFiles
 from sluicemq.store.store import Store
 from sluicemq.store.tools.layout import StoreLayout
 

@@ -1,6 +1,6 @@
 """A broker over a copy of a store that must not change: `--read-only`.
 
-Its files are an overlay (`files_overlay.py`), so whatever it does to them stays in memory and ends
+Its files are an overlay (`files/overlay.py`), so whatever it does to them stays in memory and ends
 with it; store and tables run above that as ever. What is left to do here:
 
 - requests that change something are refused with a text that says why. Consumers may consume: their
@@ -22,7 +22,7 @@ from sluicemq.broker.topics import Topics
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.config.values import host_name
 from sluicemq.files import SYSTEM_FILES, Files
-from sluicemq.files_overlay import OverlayFiles
+from sluicemq.files.overlay import OverlayFiles
 from sluicemq.model.topic import DEFAULT_CLUSTER, PERM_READ, GroupConfig, TopicConfig
 from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer

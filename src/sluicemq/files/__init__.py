@@ -26,9 +26,9 @@ import struct
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from sluicemq import descriptors
-from sluicemq.descriptors import DescriptorPool
 from sluicemq.errors import StoreDamagedError, StoreLockedError
+from sluicemq.files import descriptors
+from sluicemq.files.descriptors import DescriptorPool
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

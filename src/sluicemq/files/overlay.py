@@ -28,8 +28,8 @@ from collections.abc import Callable
 from typing import Final
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.descriptors import DescriptorPool
 from sluicemq.files import FOR_OWNER, Access, File, Files, SystemFile, SystemFiles
+from sluicemq.files.descriptors import DescriptorPool
 
 _NO_RESERVE: Final = 0x4000 if sys.platform == "linux" else 0
 """MAP_NORESERVE: address space, not memory, is what an untouched map takes."""
