@@ -14,10 +14,10 @@ import pytest
 from simulation.cluster.__main__ import main, run_range
 from simulation.cluster.runs import LENGTH, SPLIT, error_of
 from simulation.silence import silence
-from sluicemq.broker.consume.lane_pulls import LanePulls
-from sluicemq.broker.lanes import departed as lane_departed
+from sluicemq.broker.consume.clients import ConsumerGroup, Watch
+from sluicemq.broker.consume.pull import Pull, Reading
 from sluicemq.broker.lanes import group as lanes
-from sluicemq.broker.lanes.group import GroupLanes
+from sluicemq.broker.lanes.group import GroupLanes, Lane
 from sluicemq.broker.lanes.places import Place, whole
 from sluicemq.broker.lanes.rules import own_claim
 
@@ -61,10 +61,10 @@ def every_lane_gets_what_it_wants(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def what_a_lane_left_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
     def hand_over(lanes: GroupLanes, lane: Any, queue: tuple[str, int], takers: Any = None) -> bool:
-        lane.places[queue].commit(lanes.parts.end(queue))
+        lane.places[queue].commit(lanes.ground.end(queue))
         return True
 
-    monkeypatch.setattr(lane_departed, "hand_over", hand_over)
+    monkeypatch.setattr(GroupLanes, "_hand_over", hand_over)
 
 
 def a_new_lane_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,14 +74,25 @@ def a_new_lane_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_lane_begins_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    def place_of_new(self: GroupLanes, key: str, taken: Any, queue: tuple[str, int]) -> Any:
-        return Place(0, 0, whole(0, own_claim(queue[0], key)), scanned=0)
+    join = GroupLanes._join
 
-    monkeypatch.setattr(GroupLanes, "_place_of_new", place_of_new)
+    def joins(self: GroupLanes, key: str) -> Lane:
+        lane = join(self, key)
+        for queue in lane.places:
+            lane.places[queue] = Place(0, 0, whole(0, own_claim(queue[0], key)), scanned=0)
+        return lane
+
+    monkeypatch.setattr(GroupLanes, "_join", joins)
 
 
 def strangers_read_by_the_filter_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LanePulls, "is_stranger", lambda *_: False)
+    of_member = Pull._watch_of_member
+
+    def watch(self: Pull, reading: Reading, group: ConsumerGroup) -> Watch | None:
+        is_known = group.find(reading.peer, reading.fields) is not None
+        return of_member(self, reading, group) if is_known else None
+
+    monkeypatch.setattr(Pull, "_watch_of_member", watch)
 
 
 PLANTED: list[tuple[Plant, int]] = [

@@ -57,34 +57,34 @@ class _Reset:
 class Resets:
     """The resets that some consumer does not know of yet."""
 
-    __slots__ = ("_on_change", "_table")
+    __slots__ = ("_on_change", "table")
 
     def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
-        self._table: dict[Key, _Reset] = {}
+        self.table: dict[Key, _Reset] = {}
         self._on_change = on_change
 
     def __bool__(self) -> bool:
-        return bool(self._table)
+        return bool(self.table)
 
     def __len__(self) -> int:
-        return len(self._table)
+        return len(self.table)
 
     def put(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """From now on; an earlier one of the queue is replaced."""
-        self._table[group, topic, queue_id] = _Reset(offset)
+        self.table[group, topic, queue_id] = _Reset(offset)
         self._on_change()
 
     def follow(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """What is before `offset` is done meanwhile: one that is pending is not told to go there.
         Commits are dropped until it is heard, so this is a broker that moved on by itself."""
-        reset = self._table.get((group, topic, queue_id))
+        reset = self.table.get((group, topic, queue_id))
         if reset is not None and reset.offset < offset:
             reset.offset = offset
             self._on_change()
 
     def blocks(self, group: str, topic: str, queue_id: int) -> bool:
         """Is a commit of this group on the queue to be dropped?"""
-        return (group, topic, queue_id) in self._table
+        return (group, topic, queue_id) in self.table
 
     def tell(
         self,
@@ -100,14 +100,14 @@ class Resets:
         `client_id` it is that client who has to hear, whoever was told before. A pull that waits
         was sent before it: it proves nothing."""
         key = (group, topic, queue_id)
-        reset = self._table.get(key)
+        reset = self.table.get(key)
         if reset is None:
             return None
         if reset.told != client_id:
             reset.told, reset.told_at, reset.tells = client_id, -1, 0
         has_heard = reset.tells and (offset == reset.offset or offset != reset.told_at)
         if not is_parked and (has_heard or reset.tells >= TELLS_MAX):
-            del self._table[key]
+            del self.table[key]
             self._on_change()
             return None
         reset.told_at = offset
@@ -116,20 +116,20 @@ class Resets:
 
     def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
         """The topic, or the group, is deleted."""
-        for key in [key for key in self._table if group == key[0] or topic == key[1]]:
-            del self._table[key]
+        for key in [key for key in self.table if group == key[0] or topic == key[1]]:
+            del self.table[key]
             self._on_change()
 
     def heard(self, group: str, topic: str, queue_id: int) -> None:
         """Its consumer begins anew there."""
-        if self._table.pop((group, topic, queue_id), None) is not None:
+        if self.table.pop((group, topic, queue_id), None) is not None:
             self._on_change()
 
     def objects(self) -> list[dict[str, Any]]:
         """What is pending, for the file."""
         return [
             {"group": group, "offset": reset.offset, "queueId": queue_id, "topic": topic}
-            for (group, topic, queue_id), reset in self._table.items()
+            for (group, topic, queue_id), reset in self.table.items()
         ]
 
     def load(self, objects: Iterable[Any]) -> None:
@@ -137,7 +137,7 @@ class Resets:
         try:
             for item in objects:
                 key = (str(item["group"]), str(item["topic"]), int(item["queueId"]))
-                self._table[key] = _Reset(int(item["offset"]))
+                self.table[key] = _Reset(int(item["offset"]))
         except (KeyError, TypeError) as error:
             raise ValueError(f"a reset lacks a field: {error}") from error
 

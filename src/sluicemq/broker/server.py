@@ -316,7 +316,7 @@ class Broker:
 
     async def _save_offsets(self) -> None:
         offsets, lanes = self.core.offsets, self.core.lanes
-        lanes.flush()
+        lanes.ground.flush()
         await self._save(offsets.document, offsets.resets_document)
 
     def _delay_period_s(self) -> float:

@@ -120,8 +120,9 @@ class BrokerCore:
             call_soon, self._elsewhere,
         )  # fmt: skip
         self.contracts = Contracts(self.groups, settings, clock)
-        self.consumers = Consumers(clock, self.lanes, self.contracts)
-        self.consumers.on_subscribed = self.filters.subscribed
+        self.consumers = Consumers(
+            settings, self.groups, self.filters, self.lanes, self.contracts, clock
+        )
         self.producers = Producers(clock)
         self.locks = QueueLocks(clock)
         self.rates = Rates()

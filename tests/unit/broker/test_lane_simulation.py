@@ -10,7 +10,7 @@ import pytest
 from simulation.lanes import ModelConsumer, Shared, Wanted, balance, work
 from simulation.stepped import SteppedBroker, send_fields
 from sluicemq.broker.consume.filter_watch import FilterWatch
-from sluicemq.broker.lanes import departed as lane_departed
+from sluicemq.broker.lanes import group as lane_departed
 from sluicemq.broker.lanes.places import MOVE_MS
 from sluicemq.broker.lanes.rules import parts_of
 from sluicemq.filter.parser import compile_sql92

@@ -9,7 +9,7 @@ import pytest
 
 from simulation.lanes import ModelConsumer, Shared, Wanted, balance, read_all
 from simulation.stepped import SteppedBroker, send_fields
-from sluicemq.broker.lanes import departed as lane_departed
+from sluicemq.broker.lanes import group as lane_departed
 from sluicemq.broker.lanes.group import GroupLanes
 from sluicemq.broker.lanes.rules import (
     Atom,

@@ -98,11 +98,10 @@ class Queries:
         self, group: str, topic: str, queue_id: int, command: Command, peer: Peer
     ) -> int:
         """The group's offset, or that of the asker's lane."""
-        found = self._consumers.lane_of(group, peer, command.fields)
-        if found is None:
+        reader = self._consumers.lane_of(group, peer, command.fields)
+        if reader is None:
             return self._offsets.committed(group, topic, queue_id)
-        lanes, member = found
-        place = lanes.asked(member.key, member.client_id, (topic, queue_id))
+        place = reader.asks((topic, queue_id))
         return place.offset if place is not None else -1
 
     def _has_first_message(self, topic: str, queue_id: int) -> bool:
@@ -219,14 +218,14 @@ class Queries:
     def lock(self, command: Command, peer: Peer) -> Command:
         """41."""
         data = bodies.decode_lock_batch(command.body)
-        group = self._consumers.lock_group(data.group, data.client_id)
+        group = self._consumers.lanes.lock_name(data.group, data.client_id)
         held = self._locks.lock(group, data.client_id, data.queues)
         return Command(ResponseCode.SUCCESS, body=bodies.encode_locked_queues(sorted(held)))
 
     def unlock(self, command: Command, peer: Peer) -> Command:
         """42."""
         data = bodies.decode_lock_batch(command.body)
-        group = self._consumers.lock_group(data.group, data.client_id)
+        group = self._consumers.lanes.lock_name(data.group, data.client_id)
         self._locks.unlock(group, data.client_id, data.queues)
         return Command(ResponseCode.SUCCESS)
 

@@ -4,26 +4,32 @@ A member of a group is a connection (spec/remoting.md §15). While all members w
 group has one subscription for each topic: what the heartbeats say; a topic that is missing in them
 is dropped (spec/filter.md §2). In RocketMQ the last heartbeat of any member says so for all, and
 members with different subscriptions harm each other. Here the group's contract decides
-(`contract.py`): such a member is refused, or gets a lane of its own (`lanes.py`).
+(`contract.py`): such a member is refused, or gets a lane of its own (`lanes/`).
 
 A member leaves with its request 35, its connection, or 120 s after its last heartbeat.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from sluicemq.broker.consume.contract import ContractError, Contracts
-from sluicemq.broker.lanes.group import GroupLanes
+from sluicemq.broker.consume.filters import ConsumerFilters
+from sluicemq.broker.groups import Groups
 from sluicemq.broker.lanes.rules import normal_atom, parse_key, subscription_key
-from sluicemq.broker.lanes.table import Lanes
+from sluicemq.broker.lanes.table import LaneReader, Lanes
+from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError
 from sluicemq.filter.subscriptions import Sql92Filter, is_tag_kind, make_filter, subscribe
 from sluicemq.model.subscription import MessageFilter, Subscription
 from sluicemq.net.peer import Peer
 from sluicemq.wire.bodies import BROADCASTING, FROM_FIRST_OFFSET, ConsumerData
+from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.declare import encode_header
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import ConsumerGroupRequest
 
 log = logging.getLogger(__name__)
 
@@ -82,24 +88,19 @@ class Watch:
                 )  # fmt: skip
 
 
+@dataclass(slots=True, eq=False)
 class ConsumerGroup:
-    """The members of a group that are connected, and what they subscribe to."""
+    """The members of a group that are connected, and what they subscribe to. `key`: what all
+    members subscribe to, while that is the same."""
 
-    __slots__ = (
-        "consume_from_where", "consume_type", "fingerprint", "key", "members", "message_model",
-        "name", "watches",
-    )  # fmt: skip
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.consume_type = "CONSUME_PASSIVELY"
-        self.message_model = "CLUSTERING"
-        self.consume_from_where = "CONSUME_FROM_LAST_OFFSET"
-        self.fingerprint = 0
-        self.key = ""
-        """What all members subscribe to, while that is the same."""
-        self.members: dict[Peer, Member] = {}
-        self.watches: dict[str, Watch] = {}
+    name: str
+    consume_type: str = "CONSUME_PASSIVELY"
+    message_model: str = "CLUSTERING"
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    fingerprint: int = 0
+    key: str = ""
+    members: dict[Peer, Member] = field(default_factory=dict)
+    watches: dict[str, Watch] = field(default_factory=dict)
 
     @property
     def client_ids(self) -> list[str]:
@@ -136,57 +137,86 @@ class ConsumerGroup:
             if other.key and other.client_id != member.client_id
         }
 
-    def replace(self, subscriptions: Iterable[Subscription]) -> bool:
-        """Takes over what one heartbeat says for all members; True when topics came or went."""
-        wanted = {subscription.topic: subscription for subscription in subscriptions}
-        changed = False
-        for topic, subscription in wanted.items():
-            watch = self.watches.get(topic)
-            changed = changed or watch is None
-            self._watch(subscription)
-        for topic in [topic for topic in self.watches if topic not in wanted]:
-            del self.watches[topic]
-            changed = True
-        return changed
-
     def unite(self) -> None:
         """What at least one member wants, for tools: of a topic that several want the expression
         of the first one."""
         wanted: dict[str, Subscription] = {}
         for member in self.members.values():
             wanted = member.wanted | wanted
-        for topic in [topic for topic in self.watches if topic not in wanted]:
+        self.replace(wanted)
+
+    def replace(self, wanted: Mapping[str, Subscription]) -> bool:
+        """Takes over what is said for all members; True when topics came or went."""
+        changed = wanted.keys() != self.watches.keys()
+        for topic in self.watches.keys() - wanted.keys():
             del self.watches[topic]
-        for subscription in wanted.values():
-            self._watch(subscription)
-
-    def _watch(self, subscription: Subscription) -> None:
-        watch = self.watches.get(subscription.topic)
-        if watch is None or not _is_same(watch.subscription, subscription):
-            self.watches[subscription.topic] = Watch(subscription)
-        elif subscription.version > watch.subscription.version:
-            watch.subscription = subscription
-
-
-def _is_same(old: Subscription, new: Subscription) -> bool:
-    return (old.expression, old.kind, old.codes) == (new.expression, new.kind, new.codes)
+        for topic, new in wanted.items():
+            watch = self.watches.get(topic)
+            old = watch.subscription if watch is not None else None
+            if watch is None or old is None or (old.expression, old.kind, old.codes) != (
+                new.expression, new.kind, new.codes,
+            ):  # fmt: skip
+                self.watches[topic] = Watch(new)
+            elif new.version > old.version:
+                watch.subscription = new
+        return changed
 
 
 class Consumers:
-    """Consumer groups that are online. `on_change(group, keys)` is called when members have to
-    balance anew: those with these subscriptions, None: all; `on_subscribed(group name,
-    subscriptions)` at each full heartbeat, and with none when the last member of a group has
-    left."""
+    """Consumer groups that are online."""
 
-    def __init__(self, clock: Clock, lanes: Lanes, contracts: Contracts) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        settings: Settings,
+        groups: Groups,
+        filters: ConsumerFilters,
+        lanes: Lanes,
+        contracts: Contracts,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._configs = groups
+        self._filters = filters
         self.lanes = lanes
         self.contracts = contracts
+        self._clock = clock
         self.groups: dict[str, ConsumerGroup] = {}
-        self.on_change: Callable[[ConsumerGroup, set[str] | None], None] = lambda group, keys: None
-        self.on_subscribed: Callable[[str, Iterable[Subscription]], None] = lambda group, wanted: (
-            None
-        )
+
+    def watch(self, group: str, topic: str) -> Watch | None:
+        found = self.groups.get(group)
+        return found.watches.get(topic) if found is not None else None
+
+    def groups_of(self, topic: str) -> set[str]:
+        """Groups online that subscribe to the topic."""
+        return {name for name, group in self.groups.items() if topic in group.watches}
+
+    def lane_of(self, name: str, peer: Peer, fields: Mapping[str, str] | None) -> LaneReader | None:
+        """THE question about lanes: for which one does a request ask? None: the group has none, or
+        it is from somebody else."""
+        lanes = self.lanes.table.get(name)
+        group = self.groups.get(name)
+        member = group.find(peer, fields) if lanes is not None and group is not None else None
+        if lanes is None or member is None or member.key not in lanes.lanes:
+            return None
+        return LaneReader(lanes, member.client_id, member.key)
+
+    def commit(
+        self,
+        name: str,
+        peer: Peer,
+        fields: Mapping[str, str] | None,
+        topic: str,
+        queue_id: int,
+        offset: int,
+    ) -> None:
+        """A consumer's commit, to the group's offsets or its lane's. In a group with lanes that of
+        somebody who is no member belongs to none."""
+        if name not in self.lanes.table:
+            self.lanes.offsets.commit(name, topic, queue_id, offset)
+        elif reader := self.lane_of(name, peer, fields):
+            reader.commit((topic, queue_id), offset)
+
+    # ----------------------------------------------------------------------------- heartbeats
 
     def heartbeat(self, data: ConsumerData, member: Member, fingerprint: int) -> bool:
         """A heartbeat with subscriptions. Returns whether the fingerprint was another before.
@@ -200,8 +230,8 @@ class Consumers:
         key = subscription_key(data.group, data.subscriptions) if is_shared else ""
         try:
             if key:
-                others = self._elders(group, member)
-                self.contracts.refuse(group.name, member.client_id, key, others, member.peer)
+                elders = self._elders(group, member)
+                self.contracts.refuse(group.name, member.client_id, key, elders, member.peer)
         except ContractError:
             self.unregister(group.name, member.peer, member.client_id)
             raise
@@ -217,17 +247,18 @@ class Consumers:
         if joined:
             before = group.replace_connection(known)
         keys = self._subscribe(group, known, before)
-        self.on_subscribed(
+        self._filters.subscribed(
             data.group, [w for m in group.members.values() for w in m.wanted.values()]
         )
         old, group.fingerprint = group.fingerprint, fingerprint
-        if group.name in self.lanes.table:
+        has_lanes = group.name in self.lanes.table
+        if has_lanes:
             old = known.fingerprint
         known.fingerprint = fingerprint
         if joined:
-            keys = None if group.name not in self.lanes.table else {key}
+            keys = {key} if has_lanes else None
         if keys is None or keys:
-            self.on_change(group, keys)
+            self._notify(group, keys)
         return old not in {0, fingerprint}
 
     def _elders(self, group: ConsumerGroup, member: Member) -> dict[str, str]:
@@ -252,36 +283,21 @@ class Consumers:
         members have to balance anew, None for all."""
         others = group.others(member)
         key = member.key
-        lanes = self.lanes.table.get(group.name)
-        if lanes is None and set(others.values()) <= {key}:
+        if group.name not in self.lanes.table and set(others.values()) <= {key}:
             if key and key != group.key:
                 is_first = group.consume_from_where == FROM_FIRST_OFFSET
-                self.lanes.first_member(group.name, key, from_first=is_first)
+                self.lanes.ground.first_member(group.name, key, from_first=is_first)
                 group.key = key
             if not key and others:
                 return set()
-            return None if group.replace(member.wanted.values()) else set()
+            return None if group.replace(member.wanted) else set()
         if not key:
             return set()
-        if lanes is None:
-            lanes = self._split(group, others)
-        is_new = key not in lanes.lanes or member.client_id not in lanes.lanes[key].members
+        is_new = self.lanes.enter(group.name, key, member.client_id, before, others)
         if is_new:
             self.contracts.split(group.name, member.client_id, key, others)
-            lanes.enter(key, member.client_id)
-        if before and before != key:
-            lanes.move(before, member.client_id)
-            lanes.run()
         group.unite()
         return {key, before} if is_new else set()
-
-    def _split(self, group: ConsumerGroup, others: dict[str, str]) -> GroupLanes:
-        """Members want different things from now on: those that are there are the first lane."""
-        first = next(iter(others.values()))
-        lanes = self.lanes.begin(group.name, first)
-        for client_id, key in others.items():
-            lanes.enter(key, client_id)
-        return lanes
 
     def short_heartbeat(self, name: str, member: Member, fingerprint: int) -> bool:
         """A heartbeat that leaves the subscriptions out (V2). Returns whether the client has to
@@ -300,48 +316,9 @@ class Consumers:
             member.key = group.key
             member.wanted = {t: watch.subscription for t, watch in group.watches.items()}
             group.members[member.peer] = member
-            self.on_change(group, None)
+            self._notify(group, None)
         expected = known.fingerprint if has_lanes and known is not None else group.fingerprint
         return expected != fingerprint
-
-    def lane_of(
-        self, name: str, peer: Peer, fields: Mapping[str, str] | None
-    ) -> tuple[GroupLanes, Member] | None:
-        """The lanes of a group and the member that a request is from; None without lanes, or for
-        somebody else."""
-        lanes = self.lanes.table.get(name)
-        group = self.groups.get(name)
-        if lanes is None or group is None:
-            return None
-        member = group.find(peer, fields)
-        return (lanes, member) if member is not None and member.key in lanes.lanes else None
-
-    def commit(
-        self,
-        name: str,
-        peer: Peer,
-        fields: Mapping[str, str] | None,
-        topic: str,
-        queue_id: int,
-        offset: int,
-    ) -> None:
-        """A consumer's commit, to the group's offsets or its lane's. In a group with lanes that of
-        somebody who is no member belongs to none."""
-        if name not in self.lanes.table:
-            self.lanes.offsets.commit(name, topic, queue_id, offset)
-            return
-        found = self.lane_of(name, peer, fields)
-        if found is not None:
-            lanes, member = found
-            lanes.commit(member.key, member.client_id, topic, queue_id, offset)
-
-    def lock_group(self, name: str, client_id: str) -> str:
-        """Under which name a member's queues are locked: each lane locks for itself."""
-        lanes = self.lanes.table.get(name)
-        for lane in lanes.lanes.values() if lanes is not None else ():
-            if client_id in lane.members:
-                return f"{name}@{lane.id}"
-        return name
 
     def check(self, name: str, client_id: str, subscription: Subscription, peer: Peer) -> None:
         """Before a client starts: would a strict group take it? Only one of its topics is known.
@@ -359,9 +336,21 @@ class Consumers:
                 key = subscription_key(name, [subscription])
                 self.contracts.refuse(name, client_id, key, {other: said}, peer)
 
-    def watch(self, group: str, topic: str) -> Watch | None:
-        found = self.groups.get(group)
-        return found.watches.get(topic) if found is not None else None
+    def _notify(self, group: ConsumerGroup, keys: set[str] | None) -> None:
+        """Tells the members (with these subscriptions; None: all) to balance anew; not for
+        broadcasting, where each has all queues."""
+        config = self._configs.table.get(group.name)
+        if (
+            group.message_model != BROADCASTING
+            and self._settings.broker.notify_consumer_changes
+            and (config is None or config.notify_changes_enable)
+        ):
+            fields = encode_header(ConsumerGroupRequest(group=group.name))
+            for peer, member in tuple(group.members.items()):
+                if keys is None or member.key in keys:
+                    peer.notify(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, dict(fields)))
+
+    # -------------------------------------------------------------------------------- leaving
 
     def unregister(self, name: str, peer: Peer, client_id: str = "") -> None:
         """A client leaves, perhaps over another connection than its heartbeats came by."""
@@ -369,8 +358,22 @@ class Consumers:
             self.contracts.release(name, client_id)
         group = self.groups.get(name)
         member = group.members.pop(peer, None) if group is not None else None
-        if group is not None and member is not None:
-            self._left(group, member)
+        if group is None or member is None:
+            return
+        lanes = self.lanes.table.get(name)
+        if lanes is not None and not any(
+            (other.client_id, other.key) == (member.client_id, member.key)
+            for other in group.members.values()
+        ):
+            lanes.leave(member.key, member.client_id)
+        if not group.members:
+            del self.groups[name]
+            self._filters.subscribed(name, ())
+            self.lanes.ground.last_member_left(name)
+            self.contracts.forget(name)
+        elif lanes is not None:
+            group.unite()
+        self._notify(group, None if lanes is None else {member.key})
 
     def disconnect(self, peer: Peer) -> None:
         """The connection broke. Nobody has said that he leaves: a strict group waits for him."""
@@ -391,26 +394,6 @@ class Consumers:
                 dead.append(member.peer)
                 self.unregister(group.name, member.peer)
         return dead
-
-    def _left(self, group: ConsumerGroup, member: Member) -> None:
-        lanes = self.lanes.table.get(group.name)
-        if lanes is not None and not any(
-            (other.client_id, other.key) == (member.client_id, member.key)
-            for other in group.members.values()
-        ):
-            lanes.leave(member.key, member.client_id)
-        if not group.members:
-            del self.groups[group.name]
-            self.on_subscribed(group.name, ())
-            self.lanes.last_member_left(group.name)
-            self.contracts.forget(group.name)
-        elif lanes is not None:
-            group.unite()
-        self.on_change(group, None if lanes is None else {member.key})
-
-    def groups_of(self, topic: str) -> set[str]:
-        """Groups online that subscribe to the topic."""
-        return {name for name, group in self.groups.items() if topic in group.watches}
 
 
 class Producers:

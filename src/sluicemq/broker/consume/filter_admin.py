@@ -19,8 +19,7 @@ from sluicemq.broker.consume.filter_watch import FilterWatch, QueueMatches, Trou
 from sluicemq.broker.consume.matching import RECORDS_A_STEP
 from sluicemq.broker.consume.pull import Pull
 from sluicemq.broker.groups import Groups
-from sluicemq.broker.lanes import file as lane_file
-from sluicemq.broker.lanes.file import shown
+from sluicemq.broker.lanes.file import show, shown
 from sluicemq.broker.lanes.rules import atoms_of
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.topics import Topics
@@ -291,7 +290,7 @@ class ContractAdmin:
             "conflicts": contracts.conflicts.get(name, 0),
             "contract": contracts.of(name),
             "forgotten": list(made.forgotten) if made is not None else [],
-            "lanes": lane_file.show(made) if made is not None else [],
+            "lanes": show(made) if made is not None else [],
             "refused": {c: said.why for (g, c), said in contracts.refused.items() if g == name},
             "unmatched": made.unmatched if made is not None else 0,
         }

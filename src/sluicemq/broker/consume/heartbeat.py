@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from sluicemq.broker.background import Steps
-from sluicemq.broker.consume.clients import ConsumerGroup, Consumers, Member, Producers
+from sluicemq.broker.consume.clients import Consumers, Member, Producers
 from sluicemq.broker.consume.contract import ContractError
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.settings import Settings
@@ -61,7 +61,6 @@ class Heartbeats:
         self._producers = producers
         self._clock = clock
         self._unknown: set[str] = set()
-        consumers.on_change = self.notify
 
     def handlers(self) -> dict[int, Handler]:
         return {
@@ -142,22 +141,6 @@ class Heartbeats:
                 "set autoCreateSubscriptionGroup=true in broker.conf.", group, client_id,
             )  # fmt: skip
 
-    def notify(self, group: ConsumerGroup, keys: set[str] | None = None) -> None:
-        """Tells the members (with these subscriptions) to balance anew; not for broadcasting,
-        where each has all queues."""
-        if (
-            group.message_model == "BROADCASTING"
-            or not self._settings.broker.notify_consumer_changes
-        ):
-            return
-        config = self._groups.table.get(group.name)
-        if config is not None and not config.notify_changes_enable:
-            return
-        fields = encode_header(ConsumerGroupRequest(group=group.name))
-        for peer, member in tuple(group.members.items()):
-            if keys is None or member.key in keys:
-                peer.notify(Command(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, dict(fields)))
-
     def unregister(self, command: Command, peer: Peer) -> Command:
         """35."""
         header = decode_header(UnregisterClientRequest, command.fields)
@@ -178,7 +161,7 @@ class Heartbeats:
         found = self._consumers.lane_of(name, peer, command.fields)
         client_ids = group.client_ids
         if found is not None:
-            key = found[1].key
+            key = found.key
             client_ids = [m.client_id for m in group.members.values() if m.key == key]
         return Command(ResponseCode.SUCCESS, {}, bodies.encode_consumer_list(client_ids))
 

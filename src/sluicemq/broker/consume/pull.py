@@ -4,29 +4,34 @@ The order of checks is the real broker's (spec/remoting.md §13), because client
 what to do. A pull that finds nothing may be parked: then it looks again when messages of its queue
 become visible, from where it stopped looking, and answers when one matches.
 
+A member of a group with lanes asks its lane first what to do (`lanes/table.py`), and reads what its
+lane's rule wants. A read does not go over the border between two rules: the next pull goes on
+behind it.
+
 `sluiceBulk=true` is our own: the answer holds up to `maxMsgBytes` (at most
 sluiceBulkPullBytesMax) instead of 32 messages. A Java broker ignores the field.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from sluicemq.broker.background import Background, Steps
-from sluicemq.broker.consume.clients import ConsumerGroup, Consumers, Watch
+from sluicemq.broker.consume.clients import CLIENT_FIELD, ConsumerGroup, Consumers, Watch
+from sluicemq.broker.consume.contract import STRICT
 from sluicemq.broker.consume.delivered import Delivered
-from sluicemq.broker.consume.lane_pulls import HELD_MS, LanePulls
 from sluicemq.broker.consume.longpoll import LongPolls
-from sluicemq.broker.consume.pull_reading import FAQ, RefusalError, refuse
-from sluicemq.broker.consume.pull_reading import Reading as _Reading
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.lanes.byte_cache import ByteCache
+from sluicemq.broker.lanes.filters import rule_filter
+from sluicemq.broker.lanes.table import READ, Do, Step, note
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Topics
+from sluicemq.broker.topics import Topic, Topics
 from sluicemq.broker.turns import Parked, Postponed
 from sluicemq.clock import Clock
-from sluicemq.errors import FilterError
+from sluicemq.errors import FilterError, RequestError
 from sluicemq.filter.subscriptions import (
     SQL92_IS_OFF,
     is_tag_kind,
@@ -35,26 +40,30 @@ from sluicemq.filter.subscriptions import (
     subscribe,
 )
 from sluicemq.model.subscription import ALL, TAG, MessageFilter
-from sluicemq.model.topic import PERM_READ
+from sluicemq.model.topic import CONTRACT, PERM_READ, GroupConfig
 from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
-from sluicemq.store.gather import Judgement, PostponedError
+from sluicemq.store.gather import Judgement, PostponedError, Reach
 from sluicemq.store.store import ReadResult, ReadStatus, Store
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import SERVER_LANGUAGE, VERSION, Command
 from sluicemq.wire.headers import PullMessageRequest
 
-_PREFIX: Final = struct.Struct(">II")
 COMMIT_OFFSET: Final = 0x1
 SUSPEND: Final = 0x2
 SUBSCRIPTION: Final = 0x4
 SUSPEND_MS_MAX: Final = 10 * 60_000
+HELD_MS: Final = 1000
+"""A pull that waits for its lane to come to rest is answered so soon: the next one says what is
+committed."""
 FILTERS_BYTES_MAX: Final = 32 << 20
 BULK_BYTES_MIN: Final = 65_536
 PIECES_BYTES_MIN: Final = 512 * 1024
 """So large an answer is not copied together: fresh memory for it costs more than sending it."""
+FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
+_PREFIX: Final = struct.Struct(">II")
 # Bytes, not text: formatting them takes 60 % of the time.
 _ANSWER: Final = (
     '{"code":%d,"extFields":{"suggestWhichBrokerId":"0","groupSysFlag":"%d",'
@@ -63,7 +72,6 @@ _ANSWER: Final = (
     f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
 ).encode()
 _FOUND: Final = ReadStatus.FOUND
-# Answers by what the store says; an empty queue depends on the offset asked for.
 _CODES: Final = {
     ReadStatus.FOUND: ResponseCode.SUCCESS,
     ReadStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -73,6 +81,67 @@ _CODES: Final = {
     ReadStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
     ReadStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
 }
+"""Answers by what the store says; an empty queue's depends on the offset asked for."""
+
+_INSTEAD: Final = {
+    Do.MOVE: (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET"),
+    Do.WAIT: (ResponseCode.PULL_NOT_FOUND, "LANE_CHANGES"),
+    Do.ANEW: (ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE"),
+}
+"""To a group that was sent to another place of the queue; to a lane that is to go back when what it
+has in hand is committed; to one that has to ask again."""
+
+
+class PullRefusedError(RequestError):
+    """A pull that is answered with an error code."""
+
+    def __init__(self, code: int, remark: str, forbidden_kind: int | None = None) -> None:
+        super().__init__(code, remark)
+        self.forbidden_kind = forbidden_kind
+
+
+class Reading:
+    """One pull under way: what is asked, and what the checks made of it. A parked pull looks again
+    with it."""
+
+    __slots__ = (
+        "bytes_max", "consumed", "count_max", "delivered", "fields", "filter", "flags", "group",
+        "lane", "offset", "peer", "queue", "queue_id", "sys_flag", "topic",
+    )  # fmt: skip
+
+    filter: MessageFilter | None
+    flags: tuple[int, int]
+    bytes_max: int | None
+    delivered: Delivered
+    consumed: int | None
+    lane: str
+    """Of a pull in a lane: its subscription."""
+
+    def __init__(self, fields: Mapping[str, str] | None, peer: Peer) -> None:
+        """HOT: straight from the fields. Raises HeaderError for a missing or bad one."""
+        try:
+            self.group = fields["consumerGroup"]  # type: ignore[index]
+            self.topic = fields["topic"]  # type: ignore[index]
+            self.queue_id = int(fields["queueId"])  # type: ignore[index]
+            self.offset = int(fields["queueOffset"])  # type: ignore[index]
+            self.count_max = int(fields["maxMsgNums"])  # type: ignore[index]
+            self.sys_flag = int(fields["sysFlag"])  # type: ignore[index]
+        except (KeyError, TypeError, ValueError):
+            decode_header(PullMessageRequest, fields)  # says which field it is
+            raise
+        self.fields: Mapping[str, str] = fields  # type: ignore[assignment]
+        self.queue = (self.topic, self.queue_id)
+        self.consumed = None
+        self.lane = ""
+        self.peer = peer
+
+    def number(self, name: str) -> int:
+        """A field that only some pulls need. Raises HeaderError."""
+        try:
+            return int(self.fields[name])
+        except (KeyError, ValueError):
+            decode_header(PullMessageRequest, self.fields)
+            raise
 
 
 class Pull:
@@ -96,15 +165,13 @@ class Pull:
         self._groups = groups
         self._offsets = offsets
         self._consumers = consumers
-        self._polls = polls
         self._lanes = consumers.lanes.table
-        self.in_lanes = LanePulls(consumers, store)
-        self._store_read = store.reader.read
-        self._queue_offsets = store.queue_offsets
+        self._polls = polls
+        self._store = store
         self._clock = clock
         self._after_turn = after_turn
-        self._given: dict[Peer, int] = {}
         self._background = background
+        self._given: dict[Peer, int] = {}
         self._filters = ByteCache(_make_filter, _filter_bytes, FILTERS_BYTES_MAX)
         self.delivered: dict[tuple[str, str], Delivered] = {}
         self.found = 0
@@ -115,71 +182,57 @@ class Pull:
 
     def pull(self, command: Command, peer: Peer) -> bytes | Command | Parked | Postponed | None:
         """11 and 361. HOT."""
-        reading = _Reading(command.fields, peer)
+        reading = Reading(command.fields, peer)
         try:
-            self._check(reading, peer)
-        except RefusalError as refusal:
+            self._check(reading)
+        except PullRefusedError as refusal:
             kind = refusal.forbidden_kind
             fields = {} if kind is None else {"forbiddenType": str(kind)}
             return Command(refusal.code, fields, remark=refusal.remark)
         except PostponedError as postponed:
             return Postponed(self._after(postponed.judgement, command, peer))
-        has_lanes = reading.group in self._lanes
-        sys_flag = reading.sys_flag
-        if has_lanes and sys_flag & COMMIT_OFFSET:  # before it is told that it has changed lanes
-            self._commit(reading)
-        if self._offsets.resets or has_lanes:
-            told = self._reset(reading, command.opaque)
-            if told is not None:
-                return told
-        if sys_flag & COMMIT_OFFSET and not has_lanes:
-            self._commit(reading)
-        if has_lanes and self.in_lanes.asks(reading):
-            return self._reset(reading, command.opaque) or self._wait(reading, command)
+        sys_flag, opaque = reading.sys_flag, command.opaque
+        consumed = reading.number("commitOffset") if sys_flag & COMMIT_OFFSET else -1
+        if consumed >= 0:
+            reading.consumed = consumed
+        if reading.group in self._lanes or self._offsets.resets.table:
+            step = self._step(reading)
+            if step.do is Do.WAIT and sys_flag & SUSPEND:
+                return self._parked(reading, command, reading.offset, HELD_MS)
+            if step.do is not Do.READ:
+                return self._instead(reading, opaque, step)
+        if consumed >= 0 and reading.group not in self._lanes:
+            self._offsets.commit(reading.group, *reading.queue, consumed)
         result = self._read(reading, reading.offset)
-        if result.status is _FOUND:
-            return self._deliver(reading, command.opaque, result)
-        return self._found_nothing(reading, command, result)
+        if result.status is not _FOUND:
+            return self._found_nothing(reading, command, result)
+        pieces = self._found(reading, opaque, result)
+        if result.size_bytes < PIECES_BYTES_MIN:
+            return b"".join(pieces)
+        peer.write_pieces(pieces)
+        return None
 
     def _found_nothing(
-        self, reading: _Reading, command: Command, result: ReadResult
+        self, reading: Reading, command: Command, result: ReadResult
     ) -> bytes | Parked | Postponed:
         if result.judgement is not None:
             return Postponed(self._after(result.judgement, command, reading.peer))
         code = _code(result, reading.offset)
-        if (
-            code == ResponseCode.PULL_NOT_FOUND
-            and reading.sys_flag & SUSPEND
-            and not self._polls.is_full
-        ):
+        if code == ResponseCode.PULL_NOT_FOUND and reading.sys_flag & SUSPEND:
             return self._parked(reading, command, result.next_offset)
-        return self._answer(reading, command.opaque, code, result)
+        return self._not_found(reading, command.opaque, code, result)
 
     def _after(self, job: Judgement, command: Command, peer: Peer) -> Steps[object]:
         """The same once more, when something is known."""
         job.keep((yield job.run))
         return self.pull(command, peer)
 
-    def _commit(self, reading: _Reading) -> None:
-        """What a pull says of what is consumed."""
-        offset = reading.number("commitOffset")
-        if offset >= 0:
-            reading.consumed = offset
-            place = (reading.topic, reading.queue_id, offset)
-            self._consumers.commit(reading.group, reading.peer, reading.fields, *place)
-
-    def _wait(self, reading: _Reading, command: Command) -> bytes | Parked:
-        """A pull that gets nothing until its lane is at rest."""
-        if not reading.sys_flag & SUSPEND or self._polls.is_full:
-            return self._held(reading, command.opaque)
-        return self._parked(reading, command, reading.offset, HELD_MS)
-
     # ------------------------------------------------------------------------------- checks
 
-    def _check(self, reading: _Reading, peer: Peer) -> None:
+    def _check(self, reading: Reading) -> None:
         """Everything that can refuse a pull, in the order of the real broker. HOT.
 
-        Raises RefusalError.
+        Raises PullRefusedError, PostponedError.
         """
         group = self._groups.table.get(reading.group) or self._groups.find(reading.group)
         topic = self._topics.get(reading.topic)
@@ -191,17 +244,15 @@ class Pull:
             or not 0 <= reading.queue_id < topic.config.read_queues
             or reading.group in self._groups.forbidden
         ):
-            refuse(reading, self._settings.broker, self._groups, group, topic)
+            self._refuse(reading, group, topic)
         assert group is not None
         assert topic is not None
         if reading.sys_flag & SUBSCRIPTION:
             reading.filter = self._filter_of_request(reading)
         else:
-            reading.filter = self._filter_of_group(reading, group.consume_broadcast_enable)
+            reading.filter = self._filter_of_group(reading, group)
         reading.flags = (group.sys_flag, topic.config.sys_flag)
-        reading.bytes_max = (
-            self._bytes_max(reading, peer) if "sluiceBulk" in reading.fields else None
-        )
+        reading.bytes_max = self._bulk_bytes(reading) if "sluiceBulk" in reading.fields else None
         key = (reading.topic, reading.group)
         delivered = self.delivered.get(key)
         if delivered is None:
@@ -209,7 +260,36 @@ class Pull:
             delivered = self.delivered[key] = Delivered(pulled)
         reading.delivered = delivered
 
-    def _filter_of_request(self, reading: _Reading) -> MessageFilter | None:
+    def _refuse(self, reading: Reading, group: GroupConfig | None, topic: Topic | None) -> None:
+        """Raises PullRefusedError for the first thing in the way; none may be."""
+        config, name = self._settings.broker, reading.group
+        if not config.broker_permission & PERM_READ:
+            what = f"the broker[{config.broker_name}] pulling message is forbidden"
+            raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 1)
+        if group is None:
+            what = f"subscription group [{name}] does not exist, {FAQ}"
+            raise PullRefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, what)
+        if not group.consume_enable:
+            what = f"subscription group no permission, {name}"
+            raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 2)
+        if topic is None:
+            what = f"topic[{reading.topic}] not exist, apply first please! \n{FAQ}"
+            raise PullRefusedError(ResponseCode.TOPIC_NOT_EXIST, what)
+        if not topic.is_readable:
+            what = f"the topic[{reading.topic}] pulling message is forbidden"
+            raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 3)
+        if not self._groups.may_read(name, reading.topic):
+            what = f"the consumer group[{name}] is forbidden for topic[{reading.topic}]"
+            raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 5)
+        if not 0 <= reading.queue_id < topic.config.read_queues:
+            raise PullRefusedError(
+                ResponseCode.INVALID_PARAMETER,
+                f"queueId[{reading.queue_id}] is illegal, topic:[{reading.topic}] "
+                f"topicConfig.readQueueNums:[{topic.config.read_queues}] "
+                f"consumer:[/{reading.peer.remote}]",
+            )
+
+    def _filter_of_request(self, reading: Reading) -> MessageFilter | None:
         """A pull consumer names its expression each time; compiled ones are kept."""
         kind = reading.fields.get("expressionType") or TAG
         expression = reading.fields.get("subscription") or ALL
@@ -217,80 +297,72 @@ class Pull:
             return None
         if not is_tag_kind(kind):
             if not self._settings.broker.enable_property_filter:
-                raise RefusalError(ResponseCode.SYSTEM_ERROR, SQL92_IS_OFF)
+                raise PullRefusedError(ResponseCode.SYSTEM_ERROR, SQL92_IS_OFF)
             for job in preparation(expression, kind):
                 raise PostponedError(Judgement(job, lambda _: None))
         try:
             return self._filters(kind, expression)
         except FilterError as error:
-            raise RefusalError(
+            raise PullRefusedError(
                 ResponseCode.SUBSCRIPTION_PARSE_FAILED,
                 f"parse the consumer's subscription failed: {error}",
             ) from error
 
-    def _filter_of_group(self, reading: _Reading, broadcast_enable: bool) -> MessageFilter | None:
+    def _filter_of_group(self, reading: Reading, config: GroupConfig) -> MessageFilter | None:
         """What the group's heartbeats say."""
         group = self._consumers.groups.get(reading.group)
         if group is None:
-            raise RefusalError(
+            raise PullRefusedError(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist\n{FAQ}"
             )
-        if (reading.group in self._lanes or self._consumers.contracts.refused) and (
-            found := self._of_member(reading, group)
-        ):
-            return found.filter
-        if self.in_lanes.is_stranger(reading, group):
-            raise RefusalError(
-                ResponseCode.SUBSCRIPTION_NOT_EXIST,
-                f"the consumer's subscription not exist: {self.in_lanes.why(reading)}\n{FAQ}",
-            )
-        if group.message_model == "BROADCASTING" and not broadcast_enable:
-            raise RefusalError(
-                ResponseCode.NO_PERMISSION,
-                f"the consumer group[{reading.group}] can not consume by broadcast way",
-                4,
-            )
+        if reading.group in self._lanes or config.attributes.get(CONTRACT) == STRICT:
+            found = self._watch_of_member(reading, group)
+            if found is not None:
+                return found.filter
+        if group.message_model == "BROADCASTING" and not config.consume_broadcast_enable:
+            what = f"the consumer group[{reading.group}] can not consume by broadcast way"
+            raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 4)
         watch = group.watches.get(reading.topic)
         if watch is None:
-            raise RefusalError(
-                ResponseCode.SUBSCRIPTION_NOT_EXIST,
-                f"the consumer's subscription not exist\n{FAQ}",
-            )
+            raise _unknown_subscription()
         if watch.subscription.version < reading.number("subVersion"):
-            raise RefusalError(
-                ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"
-            )
+            raise _old_subscription()
         if not is_tag_kind(watch.subscription.kind):
             if not self._settings.broker.enable_property_filter:
-                raise RefusalError(ResponseCode.SYSTEM_ERROR, SQL92_IS_OFF)
+                raise PullRefusedError(ResponseCode.SYSTEM_ERROR, SQL92_IS_OFF)
             if watch.is_broken:
-                raise RefusalError(
+                raise PullRefusedError(
                     ResponseCode.FILTER_DATA_NOT_EXIST,
                     "The broker's consumer filter data is not exist! The SQL92 expression does "
                     "not compile: `sluice filter check` says why.",
                 )
         return watch.filter
 
-    def _of_member(self, reading: _Reading, group: ConsumerGroup) -> Watch | None:
+    def _watch_of_member(self, reading: Reading, group: ConsumerGroup) -> Watch | None:
         """In a group with lanes a member's version is compared with what it said itself; None for
-        others. Raises RefusalError."""
-        found = self._consumers.lane_of(reading.group, reading.peer, reading.fields)
-        if found is None:
+        members without a lane.
+
+        Raises PullRefusedError, for strangers too: a reader that was there before the broker
+        restarted, and whose heartbeat is to come, would pass over its own messages by what the
+        others want.
+        """
+        member = group.find(reading.peer, reading.fields)
+        if member is None:
+            client_id = reading.fields.get(CLIENT_FIELD)
+            contracts = self._consumers.contracts
+            refused = contracts.why_refused(reading.group, reading.peer, client_id)
+            raise _unknown_subscription(f": {refused or 'no heartbeat of it has come yet'}")
+        lanes = self._lanes.get(reading.group)
+        if lanes is None or member.key not in lanes.lanes:
             return None
-        said = found[1].wanted.get(reading.topic)
+        said = member.wanted.get(reading.topic)
         if said is None:
-            raise RefusalError(
-                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist\n{FAQ}"
-            )
+            raise _unknown_subscription()
         if said.version < reading.number("subVersion"):
-            raise RefusalError(
-                ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"
-            )
+            raise _old_subscription()
         return group.watches.get(reading.topic)
 
-    # ------------------------------------------------------------------------------- reading
-
-    def _bytes_max(self, reading: _Reading, peer: Peer) -> int | None:
+    def _bulk_bytes(self, reading: Reading) -> int | None:
         """None leaves it to the store's rule for ordinary pulls.
 
         What one connection is given in bulk is bounded in each turn of the loop too: a client that
@@ -302,45 +374,95 @@ class Pull:
         config = self._settings.broker
         if not self._given:
             self._after_turn(self._given.clear)
-        given = self._given.get(peer, 0)
+        given = self._given.get(reading.peer, 0)
         room = config.write_buffer_bytes_max + config.bulk_pull_bytes_max - given
         limit = min(header.message_bytes_max or room, room, config.bulk_pull_bytes_max)
         limit = max(limit, BULK_BYTES_MIN)
-        self._given[peer] = given + limit
+        self._given[reading.peer] = given + limit
         return limit
 
-    def _read(self, reading: _Reading, offset: int, is_parked: bool = False) -> ReadResult:
+    # ------------------------------------------------------- before it reads: resets and lanes
+
+    def _step(self, reading: Reading) -> Step:
+        """What a new pull has to do. Its commit counts before it hears of another lane."""
+        lane = self._consumers.lane_of(reading.group, reading.peer, reading.fields)
+        if lane is None:
+            moved = self._offsets.resets.tell(reading.group, *reading.queue, reading.offset)
+            return READ if moved is None else Step(Do.MOVE, offset=moved)
+        if reading.consumed is not None:
+            lane.commit(reading.queue, reading.consumed)
+        step = lane.pulls(reading.queue, reading.offset)
+        reading.lane = step.lane
+        return step
+
+    def _step_again(self, reading: Reading, scan_offset: int) -> Step:
+        """What a pull that waits has to do. HOT."""
+        name, queue, offset = reading.group, reading.queue, reading.offset
+        step = READ
+        lane = None
+        if name in self._lanes:
+            lane = self._consumers.lane_of(name, reading.peer, reading.fields)
+        if lane is not None:
+            step = lane.looks_again(queue, offset, reading.lane)
+        elif self._offsets.resets.table:
+            moved = self._offsets.resets.tell(name, *queue, offset, is_parked=True)
+            step = READ if moved is None else Step(Do.MOVE, offset=moved)
+        if step.do is Do.READ and not reading.sys_flag & SUBSCRIPTION:
+            watch = self._consumers.watch(name, reading.topic)
+            if watch is not None and watch.filter is not reading.filter:
+                # The group has another expression than when it asked. The real broker reads with
+                # the new one, and a Java client drops what does not match the old one.
+                return Step(Do.ANEW, offset=scan_offset)
+        return step
+
+    def _instead(self, reading: Reading, opaque: int, step: Step) -> bytes:
+        """The answer to a pull that may not read."""
+        code, why = _INSTEAD[step.do]
+        offset = reading.offset if step.do is Do.WAIT else step.offset
+        if step.do is Do.MOVE:
+            reading.delivered.pulled[reading.queue_id] = offset
+        low, high = self._store.queue_offsets(*reading.queue)
+        return self._empty(reading, opaque, code, (offset, high, low), why)
+
+    # ------------------------------------------------------------------------------- reading
+
+    def _read(self, reading: Reading, offset: int, is_parked: bool = False) -> ReadResult:
+        """HOT."""
+        delivered, message_filter, consumed = reading.delivered, reading.filter, reading.consumed
+        count = reading.count_max if reading.count_max > 0 else 1
+        reach = room = place = None
         if reading.group in self._lanes:
-            found = self.in_lanes.read(reading, offset)
-            if found is not None:
-                reading.delivered.filtered += found.scanned - found.count
-                return found
-        delivered, message_filter, reach = reading.delivered, reading.filter, None
-        if message_filter is not None and reading.bytes_max is None:
+            lane = self._consumers.lane_of(reading.group, reading.peer, reading.fields)
+            place = lane.place(reading.queue) if lane is not None else None
+        if place is not None:
+            rule, until = place.rule_at(offset)
+            message_filter = rule_filter(rule)
+            if until is not None:
+                room = until - offset
+                count = min(count, room)
+            reach = None if consumed is None else Reach(consumed)
+        elif message_filter is not None and reading.bytes_max is None:
             if not is_parked:
                 delivered.pace.asked(reading.queue_id, self._clock.monotonic_s())
-            reach = delivered.pace.reach(reading.queue_id, offset, reading.consumed, is_parked)
-        result = self._store_read(
-            reading.topic,
-            reading.queue_id,
-            offset,
-            reading.count_max if reading.count_max > 0 else 1,
-            reading.bytes_max,
-            message_filter,
-            None,
-            reach,
-            may_postpone=True,
-        )
+            reach = delivered.pace.reach(reading.queue_id, offset, consumed, is_parked)
+        result = self._store.reader.read(
+            reading.topic, reading.queue_id, offset, count, reading.bytes_max, message_filter,
+            room, reach, may_postpone=place is None,
+        )  # fmt: skip
         scanned = result.scanned
         delivered.filtered += scanned - result.count
-        if reach is not None:
+        if place is not None:
+            note(place, offset, result)
+        elif reach is not None:
             delivered.pace.answered(reading.queue_id, result, self._clock.monotonic_s())
         if scanned and message_filter is not None and message_filter.reads_properties:
             delivered.looked(message_filter, reading.queue_id, offset, offset + scanned)
         return result
 
+    # ------------------------------------------------------------------------------- waiting
+
     def _parked(
-        self, reading: _Reading, command: Command, scan_offset: int, wait_max_ms: int | None = None
+        self, reading: Reading, command: Command, scan_offset: int, wait_max_ms: int | None = None
     ) -> Parked:
         config = self._settings.broker
         wait_ms = min(max(reading.number("suspendTimeoutMillis"), 0), SUSPEND_MS_MAX)
@@ -348,71 +470,37 @@ class Pull:
             wait_ms = config.short_polling_ms
         if wait_max_ms is not None:
             wait_ms = wait_max_ms
+        deadline_s = self._clock.monotonic_s() + wait_ms / 1000
+        look = partial(self._look, reading)
+        return Parked(command, reading.topic, reading.queue_id, scan_offset, deadline_s, look)
 
-        def look(parked: Parked, is_last: bool) -> bytes | None:
-            return self._look(reading, parked, is_last)
-
-        return Parked(
-            command,
-            reading.topic,
-            reading.queue_id,
-            scan_offset,
-            self._clock.monotonic_s() + wait_ms / 1000,
-            look,
-        )
-
-    def _reset(self, reading: _Reading, opaque: int, *, is_parked: bool = False) -> bytes | None:
-        """21 for a pull whose group has been sent to another place of the queue."""
-        topic, queue_id = reading.topic, reading.queue_id
-        offset = self.in_lanes.told(reading, self._offsets.resets, is_parked)
-        if offset is None:
-            return None
-        low, high = self._queue_offsets(topic, queue_id)
-        self.missed += 1
-        reading.delivered.pulled[queue_id] = offset
-        return self._moved(reading, opaque, ResponseCode.PULL_OFFSET_MOVED,
-                           (offset, high, low), b"OFFSET_RESET")  # fmt: skip
-
-    def _held(self, reading: _Reading, opaque: int) -> bytes:
-        """Nothing now: the lane is to go back as soon as what it has in hand is committed."""
-        low, high = self._queue_offsets(reading.topic, reading.queue_id)
-        self.missed += 1
-        return self._moved(reading, opaque, ResponseCode.PULL_NOT_FOUND,
-                           (reading.offset, high, low), b"LANE_CHANGES")  # fmt: skip
-
-    def _look(self, reading: _Reading, parked: Parked, is_last: bool) -> bytes | None:
+    def _look(self, reading: Reading, parked: Parked, is_last: bool) -> bytes | None:
         """A parked pull looks again. When it is its last time it answers whatever there is, and
-        the offset moves on over what the filter did not want."""
-        has_lanes = reading.group in self._lanes
-        if not self.in_lanes.is_stale(reading) if has_lanes else self._offsets.resets:
-            told = self._reset(reading, parked.command.opaque, is_parked=True)
-            if told is not None:
-                return told
-        if has_lanes and self.in_lanes.is_held(reading):
-            return self._held(reading, parked.command.opaque) if is_last else None
-        if has_lanes and self.in_lanes.has_moved(reading):
-            return self._again(reading, parked.command.opaque, reading.offset)
-        if self._has_changed(reading):
-            return self._again(reading, parked.command.opaque, parked.scan_offset)
+        the offset moves on over what the filter did not want. HOT."""
+        opaque = parked.command.opaque
+        step = self._step_again(reading, parked.scan_offset)
+        if step.do is Do.WAIT and not is_last:
+            return None
+        if step.do is not Do.READ:
+            return self._instead(reading, opaque, step)
         result = self._read(reading, parked.scan_offset, is_parked=True)
+        if result.status is _FOUND:
+            return b"".join(self._found(reading, opaque, result))
         code = _code(result, parked.scan_offset)
         if not is_last:
-            if code == ResponseCode.PULL_RETRY_IMMEDIATELY:
-                self._passed(parked, reading.peer, result)
+            if code == ResponseCode.PULL_RETRY_IMMEDIATELY:  # perhaps before it was through
+                parked.scan_offset = result.next_offset
+                if result.next_offset < result.offset_max:
+                    parked.is_looking = True
+                    steps = self._look_on(parked, reading.peer, result.judgement)
+                    self._background.add(steps, reading.peer)
                 return None
             if code == ResponseCode.PULL_NOT_FOUND:
                 return None
         elif code == ResponseCode.PULL_NOT_FOUND and result.next_offset > reading.offset:
             code = ResponseCode.PULL_RETRY_IMMEDIATELY
             result.status = ReadStatus.NO_MATCHED_MESSAGE
-        return self._answer(reading, parked.command.opaque, code, result)
-
-    def _passed(self, parked: Parked, peer: Peer, result: ReadResult) -> None:
-        """A look that found nothing, perhaps before it was through."""
-        parked.scan_offset = result.next_offset
-        if result.next_offset < result.offset_max:
-            parked.is_looking = True
-            self._background.add(self._look_on(parked, peer, result.judgement), peer)
+        return self._not_found(reading, opaque, code, result)
 
     def _look_on(self, parked: Parked, peer: Peer, job: Judgement | None) -> Steps[None]:
         """What a look has to know first, and the next one."""
@@ -421,66 +509,52 @@ class Pull:
             job.keep((yield job.run))
         self._polls.look(parked, peer)
 
-    def _again(self, reading: _Reading, opaque: int, offset: int) -> bytes:
-        """Nothing yet: it is to ask again, from an offset."""
-        low, high = self._queue_offsets(reading.topic, reading.queue_id)
-        self.missed += 1
-        return self._moved(reading, opaque, ResponseCode.PULL_RETRY_IMMEDIATELY,
-                           (offset, high, low), b"NO_MATCHED_MESSAGE")  # fmt: skip
+    # ------------------------------------------------------------------------------- answers
 
-    def _has_changed(self, reading: _Reading) -> bool:
-        """Has the group another expression than when it asked? The real broker reads with the new
-        one, and a Java client drops what does not match the old one; so it is told to ask again."""
-        if reading.sys_flag & SUBSCRIPTION:
-            return False
-        watch = self._consumers.watch(reading.group, reading.topic)
-        return watch is not None and watch.filter is not reading.filter
-
-    def _deliver(self, reading: _Reading, opaque: int, result: ReadResult) -> bytes | None:
-        """The answer with messages; None: it has left already. HOT."""
-        pieces = self._pieces(reading, opaque, result)
-        if result.size_bytes < PIECES_BYTES_MIN:
-            return b"".join(pieces)
-        reading.peer.write_pieces(pieces)
-        return None
-
-    def _pieces(
-        self, reading: _Reading, opaque: int, result: ReadResult
-    ) -> list[bytes | memoryview]:
-        next_offset = result.next_offset
+    def _found(self, reading: Reading, opaque: int, result: ReadResult) -> list[bytes | memoryview]:
+        """The answer with messages, in pieces. HOT."""
         group_flag, topic_flag = reading.flags
         text = _ANSWER % (
-            0, group_flag, next_offset, result.offset_max, result.offset_min, topic_flag, opaque,
-            b"FOUND",
+            0, group_flag, result.next_offset, result.offset_max, result.offset_min, topic_flag,
+            opaque, b"FOUND",
         )  # fmt: skip
-        size = result.size_bytes
+        size, length = result.size_bytes, len(text)
         self.found += 1
         delivered = reading.delivered
-        delivered.pulled[reading.queue_id] = next_offset
+        delivered.pulled[reading.queue_id] = result.next_offset
         delivered.messages_out += result.count
         delivered.bytes_out += size
-        length = len(text)
         return [_PREFIX.pack(length + 4 + size, length) + text, *result.data]
 
-    def _answer(self, reading: _Reading, opaque: int, code: int, result: ReadResult) -> bytes:
-        """Any answer that says where to go on."""
-        if result.status is _FOUND:
-            return b"".join(self._pieces(reading, opaque, result))
+    def _not_found(self, reading: Reading, opaque: int, code: int, result: ReadResult) -> bytes:
+        """What the store says instead of messages."""
         status = result.status
         if status is ReadStatus.NO_MATCHED_LOGIC_QUEUE:
             status = ReadStatus.NO_MESSAGE_IN_QUEUE  # the real broker makes the queue to look at
-        self.missed += 1
         reading.delivered.pulled[reading.queue_id] = result.next_offset
         places = (result.next_offset, result.offset_max, result.offset_min)
-        return self._moved(reading, opaque, code, places, status.name.encode())
+        return self._empty(reading, opaque, code, places, status.name)
 
-    def _moved(
-        self, reading: _Reading, opaque: int, code: int, places: tuple[int, int, int], why: bytes
+    def _empty(
+        self, reading: Reading, opaque: int, code: int, places: tuple[int, int, int], why: str
     ) -> bytes:
         """An answer without messages; `places`: next offset, end and begin of the queue."""
+        self.missed += 1
         group_flag, topic_flag = reading.flags
-        text = _ANSWER % (code, group_flag, *places, topic_flag, opaque, why)
+        text = _ANSWER % (code, group_flag, *places, topic_flag, opaque, why.encode())
         return _PREFIX.pack(len(text) + 4, len(text)) + text
+
+
+def _unknown_subscription(why: str = "") -> PullRefusedError:
+    return PullRefusedError(
+        ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist{why}\n{FAQ}"
+    )
+
+
+def _old_subscription() -> PullRefusedError:
+    return PullRefusedError(
+        ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"
+    )
 
 
 def _make_filter(kind: str, expression: str) -> MessageFilter | None:

@@ -4,11 +4,10 @@ Lanes share clauses, and clauses share orders: the file has a table of both, and
 by its number there. Files of before have the clauses with each span, without orders.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 from sluicemq.broker.lanes.filters import among
-from sluicemq.broker.lanes.group import GroupLanes, Lane, Queue
+from sluicemq.broker.lanes.group import GroupLanes, Lane
 from sluicemq.broker.lanes.places import NOBODY, Place, Span
 from sluicemq.broker.lanes.rules import (
     Atom,
@@ -34,7 +33,7 @@ def show(lanes: GroupLanes) -> list[dict[str, Any]]:
             "lane": lane.id,
             "leftTimestamp": lane.left_ms or 0,
             "queues": [
-                {"offset": p.position, "maxOffset": lanes.parts.end(q), "queueId": q[1],
+                {"offset": p.position, "maxOffset": lanes.ground.end(q), "queueId": q[1],
                  "topic": q[0]}
                 for q, p in sorted(lane.places.items())
             ],
@@ -49,14 +48,15 @@ def shown(atoms: tuple[Atom, ...]) -> list[str]:
     """[kind, expression] for tools; of several that share a lane, what says them together."""
     if all(kind == TAG for kind, _ in atoms):
         return [TAG, "||".join(text for _, text in atoms)]
-    return [SQL92, " OR ".join(_as_sql(atom) for atom in atoms)]
-
-
-def _as_sql(atom: Atom) -> str:
-    if atom.kind != TAG:
-        return atom.text
-    tags = tags_of(atom)
-    return "TRUE" if tags is None else among(TAGS, sorted(tags)) or "FALSE"
+    texts = []
+    for atom in atoms:
+        if atom.kind != TAG:
+            texts.append(atom.text)
+        elif (tags := tags_of(atom)) is None:
+            texts.append("TRUE")
+        else:
+            texts.append(among(TAGS, sorted(tags)))
+    return [SQL92, " OR ".join(texts)]
 
 
 class _Table:
@@ -69,18 +69,15 @@ class _Table:
     def number(self, item: Clause) -> int:
         if item not in self.clauses:
             for order in item.none:
-                self._note(order)
+                missing: list[Order] = []
+                node: Order | None = order
+                while node is not None and node not in self.orders:
+                    missing.append(node)
+                    node = node.before
+                for node in reversed(missing):
+                    self.orders[node] = len(self.orders)
             self.clauses[item] = len(self.clauses)
         return self.clauses[item]
-
-    def _note(self, order: Order) -> None:
-        missing: list[Order] = []
-        node: Order | None = order
-        while node is not None and node not in self.orders:
-            missing.append(node)
-            node = node.before
-        for node in reversed(missing):
-            self.orders[node] = len(self.orders)
 
     def objects(self) -> dict[str, Any]:
         return {
@@ -95,6 +92,64 @@ class _Table:
         }
 
 
+def to_object(lanes: GroupLanes) -> dict[str, Any]:
+    """A group as it stands in the file."""
+    table = _Table()
+    return {
+        "forgotten": list(lanes.forgotten),
+        "group": lanes.name,
+        "lanes": [
+            {
+                "idleMs": lane.idle_ms,
+                "isIdle": lane.is_idle,
+                "number": lane.number,
+                "offers": sorted(lane.offers),
+                "orphans": sorted(lane.orphans),
+                "places": [
+                    [*queue, place.offset, place.start, place.reader,
+                     [[first, end, table.number(item)] for first, end, item in place.spans]]
+                    for queue, place in lane.places.items()
+                ],
+                "subscription": lane.key,
+            }
+            for lane in lanes.lanes.values()
+        ],
+        "movers": lanes.readers.objects(
+            {key: lane.members for key, lane in lanes.lanes.items()}
+        ),
+        "resets": lanes.resets.objects(),
+        "unmatched": lanes.unmatched,
+        **table.objects(),
+    }  # fmt: skip
+
+
+def load(lanes: GroupLanes, value: Any) -> None:
+    """Raises KeyError, TypeError, ValueError. A broker that knows no lanes may have gone on
+    meanwhile, from the group's own offset: what is before that is done."""
+    now = lanes.ground.clock.now_ms()
+    clauses = _clauses(value) if "clauses" in value else None
+    for item in value["lanes"]:
+        lane = Lane(str(item["subscription"]), int(item["number"]), left_ms=now)
+        lane.is_idle, lane.idle_ms = bool(item["isIdle"]), int(item["idleMs"])
+        lane.offers = {(str(topic), int(queue_id)) for topic, queue_id in item["offers"]}
+        lane.orphans = {(str(topic), int(queue_id)) for topic, queue_id in item.get("orphans", ())}
+        for topic, queue_id, *said in item["places"]:
+            queue = (str(topic), int(queue_id))
+            place = lane.places[queue] = _place(said, clauses)
+            done = lanes.ground.offsets.committed(lanes.name, *queue)
+            if done > place.position:
+                place.commit(done)
+            if place.reader not in {"", NOBODY}:  # how much it has in hand its next pull says
+                place.delivered = lanes.ground.end(queue)
+        atoms_of(lane.key)
+        lanes.lanes[lane.key] = lane
+        lanes.number = max(lanes.number, lane.number)
+    lanes.readers.load(value.get("movers", ()))
+    lanes.resets.load(value.get("resets", ()))
+    lanes.forgotten.extend(value.get("forgotten", ()))
+    lanes.unmatched = int(value.get("unmatched", 0))
+
+
 def _clauses(value: Any) -> list[Clause]:
     orders: list[Order | None] = []
     for before, kind, text in value["orders"]:
@@ -107,6 +162,22 @@ def _clauses(value: Any) -> list[Clause]:
     ]
 
 
+def _place(said: Any, clauses: list[Clause] | None) -> Place:
+    if clauses is not None:
+        offset, start, reader, spans = said
+        made = [Span(first, end, clauses[number]) for first, end, number in spans]
+    else:
+        (old,) = said
+        offset, start, reader = old["offset"], old["start"], old.get("reader", "")
+        ends = [*(first for first, _ in old["spans"][1:]), None]
+        made = [
+            Span(first, end, item)
+            for (first, rule), end in zip(old["spans"], ends, strict=True)
+            for item in _old_rule(rule)
+        ]
+    return Place(int(offset), int(start), made, reader=str(reader))
+
+
 def _old_rule(value: Any) -> Rule:
     """Of a file without tables."""
     return frozenset(
@@ -116,81 +187,3 @@ def _old_rule(value: Any) -> Rule:
         )
         for must, none in value
     )
-
-
-def _place_object(queue: Queue, place: Place, table: _Table) -> list[Any]:
-    spans = [[first, end, table.number(item)] for first, end, item in place.spans]
-    return [*queue, place.offset, place.start, place.reader, spans]
-
-
-def _places(objects: Any, clauses: list[Clause] | None) -> Iterator[tuple[Queue, Place]]:
-    for topic, queue_id, *said in objects:
-        if clauses is not None:
-            offset, start, reader, spans = said
-            made = [Span(first, end, clauses[number]) for first, end, number in spans]
-        else:
-            (old,) = said
-            offset, start, reader = old["offset"], old["start"], old.get("reader", "")
-            ends = [*(first for first, _ in old["spans"][1:]), None]
-            made = [
-                Span(first, end, item)
-                for (first, rule), end in zip(old["spans"], ends, strict=True)
-                for item in _old_rule(rule)
-            ]
-        place = Place(int(offset), int(start), made, reader=str(reader))
-        yield (str(topic), int(queue_id)), place
-
-
-def to_object(lanes: GroupLanes) -> dict[str, Any]:
-    table = _Table()
-    return {
-        "forgotten": list(lanes.forgotten),
-        "group": lanes.name,
-        "lanes": [
-            {
-                "idleMs": lane.idle_ms,
-                "isIdle": lane.is_idle,
-                "number": lane.number,
-                "offers": sorted(lane.offers),
-                "orphans": sorted(lane.orphans),
-                "places": [_place_object(queue, p, table) for queue, p in lane.places.items()],
-                "subscription": lane.key,
-            }
-            for lane in lanes.lanes.values()
-        ],
-        "movers": lanes.movers.objects(lambda key: _members(lanes, key)),
-        "resets": lanes.resets.objects(),
-        "unmatched": lanes.unmatched,
-        **table.objects(),
-    }
-
-
-def _members(lanes: GroupLanes, key: str) -> set[str]:
-    lane = lanes.lanes.get(key)
-    return lane.members if lane is not None else set()
-
-
-def load(lanes: GroupLanes, value: Any) -> None:
-    """Raises KeyError, TypeError, ValueError. A broker that knows no lanes may have gone on
-    meanwhile, from the group's own offset: what is before that is done."""
-    now = lanes.parts.clock.now_ms()
-    clauses = _clauses(value) if "clauses" in value else None
-    for item in value["lanes"]:
-        lane = Lane(str(item["subscription"]), int(item["number"]), left_ms=now)
-        lane.is_idle, lane.idle_ms = bool(item["isIdle"]), int(item["idleMs"])
-        lane.offers = {(str(topic), int(queue_id)) for topic, queue_id in item["offers"]}
-        lane.orphans = {(str(topic), int(queue_id)) for topic, queue_id in item.get("orphans", ())}
-        lane.places = dict(_places(item["places"], clauses))
-        for queue, place in lane.places.items():
-            done = lanes.parts.offsets.committed(lanes.name, *queue)
-            if done > place.position:
-                place.commit(done)
-            if place.reader not in {"", NOBODY}:  # how much it has in hand its next pull says
-                place.delivered = lanes.parts.end(queue)
-        atoms_of(lane.key)
-        lanes.lanes[lane.key] = lane
-        lanes.number = max(lanes.number, lane.number)
-    lanes.movers.load(value.get("movers", ()))
-    lanes.resets.load(value.get("resets", ()))
-    lanes.forgotten.extend(value.get("forgotten", ()))
-    lanes.unmatched = int(value.get("unmatched", 0))

@@ -1,18 +1,16 @@
-"""A lane's rule on a whole block of columns: exactly the messages that its records would give.
-
-An atom is an expression on properties: tags are `TAGS IN ('a', 'b')`, a lane's name is
-`SLUICE_LANE = '…'`, a subscription on a retry topic is "for the topic it came from, its
-expression". Each is judged by the column engine on its own, because an error in one of them means
-"does not match" here and does not end the others. Then the clauses are put together row by row,
-with a third value for rows that only the record can tell.
-
-The filter that a lane's rule makes for the store: by tag codes where they decide, by property
+"""The filter that a lane's rule makes for the store: by tag codes where they decide, by property
 columns where there are any, else by the properties of each record.
+
+On a whole block of columns it finds exactly the messages that their records would give. An atom is
+an expression on properties: tags are `TAGS IN ('a', 'b')`, a lane's name is `SLUICE_LANE = '…'`, a
+subscription on a retry topic is "for the topic it came from, its expression". Each is judged by the
+column engine on its own, because an error in one of them means "does not match" here and does not
+end the others. Then the clauses are put together row by row, with a third value for rows that only
+the record can tell.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sluicemq.broker.lanes.byte_cache import kept
@@ -48,6 +46,15 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.bool_]
 
+FEW_ROWS: Final = 32
+"""So few are faster asked one by one, by their records, until the first atom takes them."""
+
+
+def among(name: str, texts: list[str]) -> str:
+    """An expression that holds where a property is one of the texts."""
+    quoted = ", ".join("'{}'".format(text.replace("'", "''")) for text in texts)
+    return f"{name} IN ({quoted})" if texts else "FALSE"
+
 
 class Known(NamedTuple):
     """Rows that surely match, and rows that surely do not; what is neither asks its record."""
@@ -56,79 +63,69 @@ class Known(NamedTuple):
     no: "Rows"
 
 
-class Condition:
-    """One expression; None: it matches nothing."""
+def _all_rows(block: ColumnBlock) -> Known:
+    import numpy as np  # noqa: PLC0415 - only when somebody filters
 
-    __slots__ = ("names", "vectorised")
-
-    def __init__(self, text: str | None) -> None:
-        self.vectorised: Vectorised | None = None
-        if text is not None:
-            with suppress(FilterError):
-                self.vectorised = compile_sql92(text).vectorised
-        self.names = self.vectorised.names if self.vectorised is not None else frozenset()
-
-    def known(self, block: ColumnBlock) -> Known:
-        if self.vectorised is None:
-            return nothing(block)
-        verdicts = self.vectorised.verdicts(block)
-        yes = verdicts == TRUE
-        return Known(yes, ~yes & (verdicts != NEEDS_RECORD))
-
-    def can_match(self, stats: BlockStats) -> bool:
-        return self.vectorised is not None and self.vectorised.can_match(stats)
+    return Known(np.ones(block.rows, np.bool_), np.zeros(block.rows, np.bool_))
 
 
-class Conditions:
-    """An atom: one condition of each row has to match (a pair of them, on a retry topic)."""
-
-    __slots__ = ("is_everything", "names", "pairs")
-
-    def __init__(self, atom: Atom) -> None:
-        self.is_everything = atom.kind == TAG and tags_of(atom) is None
-        self.pairs = [] if self.is_everything else [tuple(pair) for pair in _pairs(atom)]
-        self.names = frozenset[str]().union(*(c.names for pair in self.pairs for c in pair))
-
-    def known(self, block: ColumnBlock) -> Known:
-        if self.is_everything:
-            return everything(block)
-        return any_of(block, (all_of(block, (c.known(block) for c in p)) for p in self.pairs))
-
-    def can_match(self, stats: BlockStats) -> bool:
-        return self.is_everything or any(
-            all(condition.can_match(stats) for condition in pair) for pair in self.pairs
-        )
-
-
-def _pairs(atom: Atom) -> Iterable[list[Condition]]:
-    """Conditions of which all must match, of which lists one must."""
+def _expressions(atom: Atom) -> list[list[str]]:
+    """Lists of expressions: of one list all must match."""
     if atom.kind == SQL92:
-        return [[Condition(atom.text)]]
+        return [[atom.text]]
     if atom.kind == TAG:
-        return [[Condition(among("TAGS", sorted(tags_of(atom) or ())))]]
+        return [[among(TAGS, sorted(tags_of(atom) or ()))]]
     if atom.kind == LANE:
-        return [[Condition(among(LANE_PROPERTY, [atom.text]))]]
-    if atom.kind != WHOLE:
-        return []
-    found = []
-    for topic, own in parse_key(atom.text).items():
-        origin = Condition(among(RETRY_TOPIC, [topic]))
-        if own.kind == TAG and tags_of(own) is None:
-            found.append([origin])
-        else:
-            found += [[origin, *pair] for pair in _pairs(own)]
+        return [[among(LANE_PROPERTY, [atom.text])]]
+    found: list[list[str]] = []
+    for topic, own in parse_key(atom.text).items() if atom.kind == WHOLE else ():
+        origin = among(RETRY_TOPIC, [topic])
+        is_everything = own.kind == TAG and tags_of(own) is None
+        found += [[origin]] if is_everything else [[origin, *rest] for rest in _expressions(own)]
     return found
 
 
-def among(name: str, texts: list[str]) -> str | None:
-    """An expression that holds where a property is one of the texts."""
-    quoted = ", ".join("'{}'".format(text.replace("'", "''")) for text in texts)
-    return f"{name} IN ({quoted})" if texts else None
+class AtomColumns:
+    """An atom on blocks of columns."""
+
+    __slots__ = ("is_everything", "lists", "names")
+
+    def __init__(self, atom: Atom) -> None:
+        self.is_everything = atom.kind == TAG and tags_of(atom) is None
+        self.lists: list[list[Vectorised]] = []
+        for texts in () if self.is_everything else _expressions(atom):
+            with suppress(FilterError):  # it matches nothing
+                self.lists.append([compile_sql92(text).vectorised for text in texts])
+        self.names = frozenset[str]().union(*(v.names for some in self.lists for v in some))
+
+    def known(self, block: ColumnBlock) -> Known:
+        if self.is_everything:
+            return _all_rows(block)
+        no, yes = _all_rows(block)
+        for vectorised in self.lists:
+            all_yes, all_no = _all_rows(block)
+            for one in vectorised:
+                verdicts = one.verdicts(block)
+                matches = verdicts == TRUE
+                all_yes &= matches
+                all_no |= ~matches & (verdicts != NEEDS_RECORD)
+            yes |= all_yes
+            no &= all_no
+        return Known(yes, no)
+
+    def can_match(self, stats: BlockStats) -> bool:
+        return self.is_everything or any(
+            all(one.can_match(stats) for one in vectorised) for vectorised in self.lists
+        )
 
 
 @kept(atom_bytes)
-def conditions_of(atom: Atom) -> Conditions:
-    return Conditions(atom)
+def atom_columns(atom: Atom) -> AtomColumns:
+    return AtomColumns(atom)
+
+
+Unwanted = list[tuple[Order, list[AtomColumns]]]
+"""Orders, with those of their atoms that are no mere values."""
 
 
 class RuleColumns:
@@ -137,10 +134,10 @@ class RuleColumns:
     __slots__ = ("_clauses",)
 
     def __init__(self, rule: Rule) -> None:
-        self._clauses = [
+        self._clauses: list[tuple[list[AtomColumns], Unwanted]] = [
             (
-                [conditions_of(atom) for atom in must],
-                [(order, [conditions_of(atom) for atom in order.others()]) for order in none],
+                [atom_columns(atom) for atom in must],
+                [(order, [atom_columns(atom) for atom in order.others()]) for order in none],
             )
             for must, none in rule
         ]
@@ -158,7 +155,11 @@ class RuleColumns:
         """FALSE, TRUE, NEEDS_RECORD: one a row."""
         import numpy as np  # noqa: PLC0415 - only when somebody filters
 
-        yes, no = any_of(block, (_clause(block, must, none) for must, none in self._clauses))
+        no, yes = _all_rows(block)
+        for must, none in self._clauses:
+            clause = _clause(block, must, none)
+            yes |= clause.yes
+            no &= clause.no
         found = np.full(block.rows, NEEDS_RECORD, np.uint8)
         found[yes] = TRUE
         found[no] = FALSE
@@ -174,23 +175,22 @@ class RuleColumns:
         return any(all(item.can_match(stats) for item in must) for must, _ in self._clauses)
 
 
-FEW_ROWS: Final = 32
-"""So few are faster asked one by one, by their records, until the first atom takes them."""
-Unwanted = list[tuple[Order, list[Conditions]]]
-"""Orders, with the conditions of their atoms that are no mere values."""
-
-
-def _clause(block: ColumnBlock, must: list[Conditions], none: Unwanted) -> Known:
+def _clause(block: ColumnBlock, must: list[AtomColumns], none: Unwanted) -> Known:
     """What must not match is asked of the rows alone that are left, and of ever fewer."""
-    yes, no = all_of(block, (conditions.known(block) for conditions in must))
+    yes, no = _all_rows(block)
+    for atom in must:
+        known = atom.known(block)
+        yes &= known.yes
+        no |= known.no
     if none:
         rows = (~no).nonzero()[0]
         rows = rows[~_is_in(rows, block.odd)]
-        for found in _takers(none):
+        for order, taker in _takers(none):
             if len(rows) <= FEW_ROWS:
                 yes[rows] = False
                 break
-            taken = found(block.some(rows))
+            some = block.some(rows)
+            taken = _by_value(taker, order, some) if isinstance(taker, str) else taker.known(some)
             yes[rows[~taken.no]] = False
             no[rows[taken.yes]] = True
             rows = rows[~taken.yes]
@@ -198,56 +198,36 @@ def _clause(block: ColumnBlock, must: list[Conditions], none: Unwanted) -> Known
     return Known(yes, no)
 
 
-def _takers(none: Unwanted) -> Iterator[Callable[[ColumnBlock], Known]]:
+def _takers(none: Unwanted) -> Iterator[tuple[Order, str | AtomColumns]]:
+    """What an order wants: first by a property's value, then atom by atom."""
     for order, others in none:
-        for name in (TAGS, LANE_PROPERTY):
-            yield partial(_by_value, name, order)
-        for conditions in others:
-            yield conditions.known
+        yield order, TAGS
+        yield order, LANE_PROPERTY
+        yield from ((order, other) for other in others)
 
 
 def _by_value(name: str, order: Order, block: ColumnBlock) -> Known:
     """The rows whose value of a property an order has."""
+    everybody, nobody = _all_rows(block)
     if name in block.excluded:
-        nobody = nothing(block).yes
         return Known(nobody, nobody)
     column = block.columns.get(name)
     if column is None:
-        return nothing(block)
-    codes = [at for at, value in enumerate(column.values) if order.has_value(name, value)]
-    yes = _is_in(column.codes, codes)
+        return Known(nobody, everybody)
+    yes = _is_in(
+        column.codes,
+        [at for at, value in enumerate(column.values) if order.has_value(name, value)],
+    )
     return Known(yes, ~yes)
 
 
-def _is_in(rows: "NDArray[np.signedinteger[Any]]", among: Any) -> "Rows":
+def _is_in(rows: "NDArray[np.signedinteger[Any]]", some: Any) -> "Rows":
     import numpy as np  # noqa: PLC0415 - only when somebody filters
 
-    return np.isin(rows, among)
+    return np.isin(rows, some)
 
 
-def everything(block: ColumnBlock) -> Known:
-    import numpy as np  # noqa: PLC0415 - only when somebody filters
-
-    return Known(np.ones(block.rows, np.bool_), np.zeros(block.rows, np.bool_))
-
-
-def nothing(block: ColumnBlock) -> Known:
-    found = everything(block)
-    return Known(found.no, found.yes)
-
-
-def all_of(block: ColumnBlock, parts: Iterable[Known]) -> Known:
-    yes, no = everything(block)
-    for part in parts:
-        yes, no = yes & part.yes, no | part.no
-    return Known(yes, no)
-
-
-def any_of(block: ColumnBlock, parts: Iterable[Known]) -> Known:
-    yes, no = nothing(block)
-    for part in parts:
-        yes, no = yes | part.yes, no & part.no
-    return Known(yes, no)
+# ---------------------------------------------------------------------------------- records
 
 
 class RuleFilter:
@@ -295,27 +275,22 @@ def _clause_codes(item: Clause) -> frozenset[int] | None:
 def rule_filter(rule: Rule) -> MessageFilter | None:
     """The filter for the store; None lets everything through. Where tags alone decide and cannot
     be mistaken for each other, it is as fast as a filter of tags."""
-    simple = [_simple(item) for item in rule if _clause_codes(item) != frozenset()]
+    simple = [
+        Clause(must - {EVERYTHING}, none)
+        for must, none in rule
+        if _clause_codes(Clause(must, none)) != frozenset()
+    ]
     if any(not item.must and not item.none for item in simple):
         return None
     atoms = [next(iter(item.must)) for item in simple if len(item.must) == 1 and not item.none]
     if len(atoms) == len(simple):
         if len(atoms) == 1 and atoms[0].kind == SQL92:
-            return _sql_filter(atoms[0])
+            try:
+                return Sql92Filter(compile_sql92(atoms[0].text))
+            except FilterError:
+                return TagFilter(Subscription("", "-", TAG, codes=frozenset()))
         codes = [codes_of(atom) for atom in atoms]
         if None not in codes:
             union = frozenset[int]().union(*(item or () for item in codes))
             return TagFilter(Subscription("", "-", TAG, codes=union))
     return RuleFilter(frozenset(simple))
-
-
-def _simple(item: Clause) -> Clause:
-    """Without what says nothing."""
-    return Clause(item.must - {EVERYTHING}, item.none)
-
-
-def _sql_filter(atom: Atom) -> MessageFilter:
-    try:
-        return Sql92Filter(compile_sql92(atom.text))
-    except FilterError:
-        return TagFilter(Subscription("", "-", TAG, codes=frozenset()))

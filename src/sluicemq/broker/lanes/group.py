@@ -1,17 +1,20 @@
-"""Lanes: members of one group with different subscriptions share its messages.
+"""The lanes of one group: who gets which messages, from joining to leaving.
 
-docs/design/0009-lanes.md is the theory. In short: members with the same subscription (all topics
-and expressions) form a lane. Each lane has a place of its own in each queue (`lane_places.py`):
-an offset and, from there on, the rule that says which messages are its own (`lane_rules.py`). The
-rules of a group's lanes exclude each other at every offset, so that no message is delivered
-twice, and cover whatever a lane wants, so that none is lost.
+Each lane has a place of its own in each queue (`places.py`): an offset and, from there on, the rule
+that says which messages are its own (`rules.py`). The rules of a group's lanes exclude each other
+at every offset, so that no message is delivered twice, and cover whatever a lane wants, so that
+none is lost.
 
     join      from the newest message on the lane gets what no older one wants; of what was stored
               within the last while it gets what no lane wants
     leave     a lane without members keeps its place; after `IDLE_MS` what it has not read is
               offered to the others, oldest first; the rest waits for it, for a day
     back      it goes on where it was, as the youngest
-    merge     too many idle lanes become wider ones (`lane_departed.py`)
+    merge     an idle lane costs a look at each of its queues every second. Of more than `IDLE_MAX`
+              two that left one after the other become a wider one with the spans of both, so that
+              nothing is lost or comes twice; who is back takes from it the clauses that its own
+              subscription must match. Of more than `DEPARTED_MAX` subscriptions the lane that left
+              first is given up, which the log and tools say
 
 A lane that takes up messages behind its own place goes back there: only when it is at rest in that
 queue (its pulls are held for a moment), told with 21 like a reset. The broker itself moves a lane
@@ -23,11 +26,12 @@ end when one is left that has nothing but its own rule.
 
 import logging
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from sluicemq.broker.lanes import departed as lane_departed
-from sluicemq.broker.lanes.places import Movers, Place, whole
+from sluicemq.broker.lanes.ground import Ground
+from sluicemq.broker.lanes.places import Place, Queue, Readers, Span, joined, whole
 from sluicemq.broker.lanes.rules import (
     NOTHING,
     Order,
@@ -37,13 +41,13 @@ from sluicemq.broker.lanes.rules import (
     claims,
     clause,
     lane_id,
+    merged_key,
+    own_atoms,
     own_claim,
+    parts_of,
 )
 from sluicemq.broker.offsets import Resets
 from sluicemq.model.topic import RETRY_PREFIX
-
-if TYPE_CHECKING:
-    from sluicemq.broker.lanes.table import Lanes
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +58,17 @@ HOLD_MS: Final = 30_000
 HAND_OVERS_PER_TICK: Final = 10_000
 """Lanes that are offered something, each in each queue."""
 FORGOTTEN_KEPT: Final = 16
-
-Queue = tuple[str, int]
-"""(topic, queue id)"""
+IDLE_MAX: Final = 16
+"""Lanes."""
+DEPARTED_MAX: Final = 1000
+"""Subscriptions in them."""
+IN_HAND_MS: Final = 300_000
+"""After so long a commit of somebody who changed lanes counts no more in a lane that is merged."""
+MERGES_PER_TICK: Final = 16
+SCANS_PER_TICK: Final = 8
+SUBSCRIPTIONS_LOGGED: Final = 8
+EVALUATIONS_MAX: Final = 4096
+"""Of expressions, for a queue each second, to count what no lane wants: that may lag behind."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +76,7 @@ class Lane:
     """Members of a group with one subscription (`key`). `number` is its age: the oldest has the
     least. `left_ms` is when its last member left; `is_idle`: it is no longer waited for; `offers`
     are the queues in which others have not been offered what it left; `orphans` those whose reader
-    changed to another lane (`lane_movers.py`)."""
+    changed to another lane (`places.Readers`)."""
 
     key: str
     number: int
@@ -94,15 +106,16 @@ class Claims(NamedTuple):
 class GroupLanes:
     """The lanes of one group."""
 
-    def __init__(self, name: str, parts: "Lanes") -> None:
+    def __init__(self, name: str, ground: Ground) -> None:
         self.name = name
-        self.parts = parts
+        self.ground = ground
         self.lanes: dict[str, Lane] = {}
-        self.resets = Resets(parts.changed)
+        self.resets = Resets(ground.changed)
         self.unmatched = 0
+        """Messages that every lane has passed and none wants."""
         self.number = 0
         self.counted: dict[Queue, int] = {}
-        self.movers = Movers(parts.clock, parts.changed)
+        self.readers = Readers(ground.clock, ground.changed)
         self.held_ms: dict[Queue, int] = {}
         """Queues in which a lane is to go back -> since when it is waited for."""
         self._claims: dict[str, Claims] = {}
@@ -124,15 +137,26 @@ class GroupLanes:
         idle = [lane for lane in self.lanes.values() if lane.is_idle]
         return sorted(idle, key=lambda lane: (lane.idle_ms, lane.number))
 
+    def places_in(self, queue: Queue) -> list[Place]:
+        """Of all lanes that have one there."""
+        return [lane.places[queue] for lane in self.lanes.values() if queue in lane.places]
+
     def enter(self, key: str, client_id: str) -> Lane:
         """A member with a subscription is there."""
         known = self.lanes.get(key)
-        lane = known or lane_departed.take_out(self, key) or self._join(key)
+        lane = known or self._take_out(key) or self._join(key)
         lane.left_ms = None
         if client_id not in lane.members:
-            self.movers.comes(client_id, self._read_before(client_id))
+            # One that was away for a moment may have another subscription now.
+            read_before = [
+                (queue, other.key)
+                for other in self.lanes.values()
+                for queue, place in other.places.items()
+                if place.reader == client_id
+            ]
+            self.readers.comes(client_id, read_before)
         lane.members.add(client_id)
-        self.parts.changed()
+        self.ground.changed()
         if known is None or lane.is_idle:
             if lane.is_idle:
                 lane.is_idle, lane.number = False, self.next_number()
@@ -140,29 +164,19 @@ class GroupLanes:
             self.rebase()
             for other in self.idle():
                 for queue in sorted(other.places.keys() & lane.places.keys() - other.offers):
-                    if not lane_departed.hand_over(self, other, queue, [key]):
+                    if not self._hand_over(other, queue, [key]):
                         other.offers.add(queue)
             self.run()
-            self.parts.save(self.name)
+            self.ground.save(self.name)
         return lane
-
-    def _read_before(self, client_id: str) -> list[tuple[Queue, str]]:
-        """The queues that a client read last, and for which lane: one that was away for a moment
-        may have another subscription now."""
-        return [
-            (queue, lane.key)
-            for lane in self.lanes.values()
-            for queue, place in lane.places.items()
-            if place.reader == client_id
-        ]
 
     def move(self, old: str, client_id: str) -> None:
         """A member wants something else. What it has in hand counts for its old lane until it
-        begins anew (`lane_movers.py`)."""
+        begins anew (`places.Readers`)."""
         lane = self.lanes.get(old)
         if lane is not None:
             mine = [q for q, place in lane.places.items() if place.reader in {"", client_id}]
-            self.movers.moves(client_id, old, mine)
+            self.readers.moves(client_id, old, mine)
             lane.orphans.update(mine)
         self.leave(old, client_id, moved=True)
 
@@ -174,68 +188,58 @@ class GroupLanes:
             return
         lane.members.discard(client_id)
         if not moved:
-            self.movers.leave(client_id)
+            self.readers.leave(client_id)
         if not lane.members and lane.left_ms is None:
-            now = self.parts.clock.now_ms()
+            now = self.ground.clock.now_ms()
             lane.left_ms = now - IDLE_MS if moved else now
-            self.parts.changed()
+            self.ground.changed()
 
     def next_number(self) -> int:
         self.number += 1
         return self.number
 
     def _join(self, key: str) -> Lane:
-        for queue in self.parts.queues(self.name, key):
+        """A new lane begins where the group was a while ago, with what no other lane wants."""
+        queues = list(self.ground.queues(self.name, key))
+        for queue in queues:
             self.ensure(queue)
         lane = Lane(key, self.next_number())
-        taken = {topic: self._taken(topic) for topic in atoms_of(key)}
-        for queue in self.parts.queues(self.name, key):
-            lane.places[queue] = self._place_of_new(key, taken.get(queue[0], ()), queue)
+        live, idle = self.ordered()
+        own = atoms_of(key)
+        taken: dict[str, tuple[Order | None, ...]] = {
+            topic: (*claimed(topic, live), *claimed(topic, idle)) for topic in own
+        }
+        for queue in queues:
+            topic, high = queue[0], self.ground.end(queue)
+            if topic.startswith(RETRY_PREFIX):
+                lane.places[queue] = Place(high, high, scanned=high)
+                continue
+            start = min(self.ground.floor(self.name, queue), high)
+            rule = clause(own[topic], *taken[topic]) if own.get(topic) else NOTHING
+            first = max(start, 0)
+            lane.places[queue] = Place(start, first, whole(first, rule), scanned=first)
         self.lanes[key] = lane
         log.info("group %s: lane %s joins: %s", self.name, lane.id, key)
         return lane
 
-    def _taken(self, topic: str) -> tuple[Order | None, ...]:
-        """What the lanes want that are there."""
-        live, idle = self.ordered()
-        return *claimed(topic, live), *claimed(topic, idle)
-
-    def _place_of_new(self, key: str, taken: tuple[Order | None, ...], queue: Queue) -> Place:
-        """It begins where the group was a while ago, with what no other lane wants or wanted."""
-        high = self.parts.end(queue)
-        if queue[0].startswith(RETRY_PREFIX):
-            return Place(high, high, scanned=high)
-        start = min(self.parts.floor(self.name, queue), high)
-        own = atoms_of(key).get(queue[0], ())
-        rule = clause(own, *taken) if own else NOTHING
-        first = max(start, 0)
-        return Place(start, first, whole(first, rule), scanned=first)
-
     def ensure(self, queue: Queue) -> None:
         """Every lane that wants the topic has a place in the queue. All get it at the same time,
         or their rules might not exclude each other."""
+        topic = queue[0]
+        is_retry = topic == RETRY_PREFIX + self.name
         missing = [
             lane
             for lane in self.lanes.values()
-            if queue not in lane.places and self._wants(lane, queue)
-        ]  # fmt: skip
+            if queue not in lane.places and (is_retry or topic in atoms_of(lane.key))
+        ]
         if missing:
-            rules = claims(queue[0], *self.ordered())
+            rules = claims(topic, *self.ordered())
             is_known = any(queue in lane.places for lane in self.lanes.values())
-            at = self.parts.end(queue) if is_known else self.parts.floor(self.name, queue)
+            at = self.ground.end(queue) if is_known else self.ground.floor(self.name, queue)
             first = max(at, 0)
             for lane in missing:
                 rule = rules.get(lane.key, NOTHING)
                 lane.places[queue] = Place(at, first, whole(first, rule), scanned=first)
-
-    def _wants(self, lane: Lane, queue: Queue) -> bool:
-        return queue[0] == RETRY_PREFIX + self.name or queue[0] in atoms_of(lane.key)
-
-    def claims(self, topic: str) -> Claims:
-        """Of the lanes that count now."""
-        if topic not in self._claims:
-            self.rebase()
-        return self._claims[topic]
 
     def rebase(self) -> None:
         """From each queue's end on messages belong to the lanes as they are now: idle ones keep of
@@ -256,7 +260,7 @@ class GroupLanes:
             for queue, place in lane.places.items():
                 end = ends.get(queue)
                 if end is None:
-                    end = ends[queue] = self.parts.end(queue)
+                    end = ends[queue] = self.ground.end(queue)
                 new, old = self._claims[queue[0]], before.get(queue[0])
                 if lane.is_idle:
                     place.keep_from(end, new.rest)
@@ -265,11 +269,11 @@ class GroupLanes:
                 if old is None or lane.key not in old.shares or old.future[lane.key] != rule:
                     place.change_from(end, rule)
 
-    # ---------------------------------------------------------------------------- hand over
+    # -------------------------------------------------------------------- what others left
 
     def run(self) -> None:
         """Now and then, and at each change: nobody waits any longer for who is away too long."""
-        now = self.parts.clock.now_ms()
+        now = self.ground.clock.now_ms()
         if not any(lane.members for lane in self.lanes.values()):
             return
         gone = [
@@ -283,82 +287,241 @@ class GroupLanes:
             log.info("group %s: nobody waits for lane %s any longer", self.name, lane.id)
         if gone:
             self.rebase()
-            self.parts.save(self.name)
+            self.ground.save(self.name)
         room = HAND_OVERS_PER_TICK
         for lane in self.idle():
-            lane_departed.skip(self, lane)
+            self._skip(lane)
             for queue in sorted(lane.offers):
                 room -= len(self.lanes)
-                if room > 0 and lane_departed.hand_over(self, lane, queue):
+                if room > 0 and self._hand_over(lane, queue):
                     lane.offers.discard(queue)
-                    self.parts.save(self.name)
-            if lane_departed.wants_nothing(self, lane):
-                self.forget(lane)
-            elif now - lane.idle_ms > self.parts.kept_ms:
-                lane_departed.give_up(self, lane, "its day is over")
-        lane_departed.merge(self)
+                    self.ground.save(self.name)
+            if self._wants_nothing(lane):
+                self._forget(lane)
+            elif now - lane.idle_ms > self.ground.kept_ms:
+                self._give_up(lane, "its day is over")
+        self._merge()
 
-    def forget(self, lane: Lane) -> None:
-        self.remove(lane)
+    def _skip(self, lane: Lane) -> None:
+        """A lane without members moves over what is not its own."""
+        for queue, place in lane.places.items():
+            for _ in range(SCANS_PER_TICK):
+                here, end = place.position, self.ground.end(queue)
+                if here >= end:
+                    break
+                rule, until = place.rule_at(here)
+                following, is_match = self.ground.next_match(queue, here, rule, until)
+                if following > here:
+                    place.commit(following)
+                    self.publish(queue)
+                if is_match or following <= here:
+                    break
+
+    def _hand_over(self, lane: Lane, queue: Queue, takers: Iterable[str] | None = None) -> bool:
+        """Offers what an idle lane has not read of a queue to the others, or some. False: not
+        yet."""
+        self.ensure(queue)
+        if self.is_waited_for(lane, queue):
+            return False
+        place = lane.places[queue]
+        here, end = place.position, self.ground.end(queue)
+        if queue[0] not in self._claims:
+            self.rebase()
+        _, rules, rest = self._claims[queue[0]]
+        gains: list[tuple[Lane, Place, list[Span]]] = []
+        for key in (rules if takers is None else takers) if here < end else ():
+            other = self.lanes[key]
+            # Without a place it does not want the queue: the retry topic of another group.
+            if queue in other.places and (
+                gained := place.shared(here, end, rules.get(key, NOTHING))
+            ):
+                gains.append((other, other.places[queue], gained))
+        if any(not theirs.can_take(here) for _, theirs, _ in gains):
+            self.held_ms.setdefault(queue, self.ground.clock.now_ms())
+            return False
+        for other, theirs, gained in gains:
+            self._give(other, theirs, queue, here, gained)
+        place.keep_from(here, rest)
+        self.held_ms.pop(queue, None)
+        self.ground.look_again(queue)
+        return True
+
+    def _give(self, lane: Lane, place: Place, queue: Queue, here: int, gained: list[Span]) -> None:
+        before = max(place.scanned or 0, place.position)
+        if before > here > place.position:
+            place.commit(here)  # it has looked at all of that, and has nothing of it in hand
+        place.take_up(gained)
+        self.ground.changed()
+        if before > here:
+            place.go_back(here)
+            self.resets.put(lane.key, *queue, here)
+            self.publish(queue)
+            log.info(
+                "group %s: lane %s goes back on %s:%d from %d to %d, for what another lane left",
+                self.name, lane.id, *queue, before, here,
+            )  # fmt: skip
+
+    def _wants_nothing(self, lane: Lane) -> bool:
+        """Do others want all that an idle lane wants, and is nothing left of it?"""
+        return not lane.offers and all(
+            place.position >= self.ground.end(queue)
+            if queue[0].startswith(RETRY_PREFIX)
+            else place.rule_at(place.position) == (NOTHING, None)
+            for queue, place in lane.places.items()
+        )
+
+    def _forget(self, lane: Lane) -> None:
+        self._remove(lane)
         for queue in lane.places:
             self.publish(queue)
         self.rebase()
-        self.parts.save(self.name)
+        self.ground.save(self.name)
 
-    def remove(self, lane: Lane) -> None:
+    def _remove(self, lane: Lane) -> None:
         del self.lanes[lane.key]
         self.resets.forget(group=lane.key)
-        self.movers.forget(lane.key)
+        self.readers.forget(lane.key)
+
+    def _give_up(self, lane: Lane, why: str) -> None:
+        """What an idle lane has not read is nobody's from now on, and that is said."""
+        now_ms = self.ground.clock.now_ms()
+        left = sum(
+            self.ground.end(queue) - place.position
+            for queue, place in lane.places.items()
+            if place.rule_at(place.position) != (NOTHING, None)
+        )
+        parts = parts_of(lane.key)
+        for part in parts:
+            self.forgotten.append(
+                {"messagesMax": left, "subscription": part, "timestamp": now_ms, "why": why}
+            )
+        log.warning(
+            "group %s forgets %d subscription(s) without members, because %s: %s%s. They had not "
+            "looked at %d messages; what they wanted of them is nobody's now.",
+            self.name, len(parts), why, ", ".join(parts[:SUBSCRIPTIONS_LOGGED]),
+            ", ..." if len(parts) > SUBSCRIPTIONS_LOGGED else "", left,
+        )  # fmt: skip
+        self._forget(lane)
+
+    def _merge(self) -> None:
+        """Once a second: of the lanes that left one after the other those with the fewest
+        subscriptions become one, but for some minutes none of which a member may have something in
+        hand."""
+        idle = self.idle()
+        if len(idle) > IDLE_MAX:
+            read, now_ms = self.readers.queues_read(), self.ground.clock.now_ms()
+            idle = [
+                lane
+                for lane in idle
+                if now_ms - lane.idle_ms > IN_HAND_MS
+                or all(
+                    lane.places[q].is_at_rest for q in read.get(lane.key, ()) if q in lane.places
+                )
+            ]
+        for _ in range(min(len(idle) - IDLE_MAX, MERGES_PER_TICK)):
+            counts = [len(parts_of(lane.key)) for lane in idle]
+            at = min(range(len(idle) - 1), key=lambda at: counts[at] + counts[at + 1])
+            idle[at : at + 2] = [self._unite(idle[at], idle[at + 1])]
+        while sum(len(parts_of(lane.key)) for lane in idle) > DEPARTED_MAX:
+            why = f"more than {DEPARTED_MAX} subscriptions left the group within a day"
+            self._give_up(idle.pop(0), why)
+
+    def _unite(self, first: Lane, second: Lane) -> Lane:
+        """One lane that has what two idle ones had, and is as old as the younger."""
+        for lane in (first, second):
+            self._remove(lane)
+        names = f"{first.id} and {second.id}"
+        for queue, place in first.places.items():
+            other = second.places.get(queue)
+            if other is None:
+                second.places[queue] = place
+                continue
+            here = min(place.position, other.position)
+            spans = joined([*place.cut(place.position), *other.cut(other.position)])
+            offset = here if max(place.offset, other.offset) >= 0 else -1
+            second.places[queue] = Place(offset, here, spans)
+        second.key = merged_key({*parts_of(first.key), *parts_of(second.key)})
+        second.offers |= first.offers
+        second.orphans.clear()
+        self.lanes[second.key] = second
+        self.ground.save(self.name)
+        log.info("group %s: the idle lanes %s are one: %s", self.name, names, second.id)
+        return second
+
+    def _take_out(self, key: str) -> Lane | None:
+        """A subscription that shares a lane is back: it goes on with what is its own."""
+        shared = next((lane for lane in self.idle() if key in parts_of(lane.key)), None)
+        if shared is None:
+            return None
+        self._remove(shared)
+        lane = Lane(key, self.next_number())
+        for queue, place in shared.places.items():
+            own = own_atoms(queue[0], key)
+            if own:
+                mine = [span for span in place.cut(place.position) if span.clause.must & own]
+                place.spans = [span for span in place.spans if not span.clause.must & own]
+                at = min((span.first for span in mine), default=self.ground.end(queue))
+                lane.places[queue] = Place(at if place.offset >= 0 else -1, at, mine, scanned=at)
+        rest = [part for part in parts_of(shared.key) if part != key]
+        shared.key = merged_key(rest) if len(rest) > 1 else rest[0]
+        self.lanes[shared.key] = shared
+        self.lanes[key] = lane
+        log.info("group %s: lane %s is back: %s", self.name, lane.id, key)
+        return lane
 
     # ------------------------------------------------------------------------------ a member
 
-    def place(self, key: str, topic: str, queue_id: int) -> Place | None:
+    def place(self, key: str, queue: Queue) -> Place | None:
         """None when the lane does not want the topic."""
         lane = self.lanes.get(key)
         if lane is None:
             return None
-        place = lane.places.get((topic, queue_id))
-        if place is None:
-            self.ensure((topic, queue_id))
-            place = lane.places.get((topic, queue_id))
-        return place
+        if queue not in lane.places:
+            self.ensure(queue)
+        return lane.places.get(queue)
 
     def is_held(self, place: Place, queue: Queue) -> bool:
         """Shall a pull wait, because the lane is to go back as soon as it is at rest?"""
         since = self.held_ms.get(queue)
         if since is None or place.is_at_rest:
             return False
-        return (self.parts.clock.now_ms() - since) // HOLD_MS % 2 == 0
+        return (self.ground.clock.now_ms() - since) // HOLD_MS % 2 == 0
 
     def asked(self, key: str, client_id: str, queue: Queue) -> Place | None:
         """A member asks where to begin (14)."""
-        place = self.place(key, *queue)
-        if place is not None and self.movers.reads(client_id, queue, "") != key:
-            self.movers.begins(client_id, queue, key)
-            self.parts.changed()
+        place = self.place(key, queue)
+        if place is not None and self.readers.reads(client_id, queue, "") != key:
+            self.readers.begins(client_id, queue, key)
+            self.ground.changed()
         return place
 
     def tell(
         self, key: str, client_id: str, queue: Queue, offset: int, *, is_parked: bool = False
     ) -> int | None:
         """A member pulls from `offset`: where it has to go on, None when it may go on there."""
-        movers = self.movers
-        if movers.reads(client_id, queue, key) != key:
+        readers = self.readers
+        if readers.reads(client_id, queue, key) != key:
             if self.is_finishing(client_id, queue, key):
                 return None
             self._begin(key, client_id, queue, offset)
-        elif not is_parked and not movers.knows(client_id, queue):
-            place = self.place(key, *queue)
+        elif not is_parked and not readers.knows(client_id, queue):
+            place = self.place(key, queue)
             # From ahead of its lane's place it reads on after a restart of the broker, if it did.
             is_its_own = place is not None and place.reader in {"", client_id}
             is_right = place is not None and is_its_own and offset >= place.position
             self._begin(key, client_id, queue, None if is_right else offset)
-        told = movers.tell(client_id, queue, offset)
+        told = readers.tell(client_id, queue, offset)
         if told is not None:
             return told
         lane = self.lanes.get(key)
         if lane is not None and queue in lane.orphans and not self.is_waited_for(lane, queue):
-            self._take_over(lane, client_id, queue, offset)
+            # It reads on in a queue whose reader changed lanes: from where that one came to.
+            lane.orphans.discard(queue)
+            place = lane.places[queue]
+            is_known = place.is_at_rest or place.reader not in {"", client_id}
+            if is_known and 0 <= place.position != offset:
+                self.resets.put(lane.key, *queue, place.position)
+            self.ground.changed()
         if not self.resets:
             return None
         if lane is not None and queue in lane.places:
@@ -368,31 +531,22 @@ class GroupLanes:
     def _begin(self, key: str, client_id: str, queue: Queue, offset: int | None) -> None:
         """From now on a member reads for this lane. If it pulls from another `offset` than its
         lane's place it is sent there; None: it may go on where it is."""
-        place = self.place(key, *queue)
+        place = self.place(key, queue)
         if offset is not None and place is not None and 0 <= place.position != offset:
-            self.movers.sent_to(client_id, queue, key, place.position)
+            self.readers.sent_to(client_id, queue, key, place.position)
         else:
-            self.movers.begins(client_id, queue, key)
-        self.parts.changed()
-
-    def _take_over(self, lane: Lane, client_id: str, queue: Queue, offset: int) -> None:
-        """A member reads on in a queue whose reader changed lanes: from where that one came to."""
-        lane.orphans.discard(queue)
-        place = lane.places[queue]
-        is_known = place.is_at_rest or place.reader not in {"", client_id}
-        if is_known and 0 <= place.position != offset:
-            self.resets.put(lane.key, *queue, place.position)
-        self.parts.changed()
+            self.readers.begins(client_id, queue, key)
+        self.ground.changed()
 
     def is_finishing(self, client_id: str, queue: Queue, key: str) -> bool:
         """Has a member of the lane `key` something in hand for another one?"""
-        lane = self.lanes.get(self.movers.reads(client_id, queue, key))
+        lane = self.lanes.get(self.readers.reads(client_id, queue, key))
         place = lane.places.get(queue) if lane is not None and lane.key != key else None
         return (
             place is not None
             and place.reader in {"", client_id}
             and not place.is_at_rest
-            and self.movers.has_time(client_id)
+            and self.readers.has_time(client_id)
         )
 
     def is_waited_for(self, lane: Lane, queue: Queue) -> bool:
@@ -403,32 +557,28 @@ class GroupLanes:
         return any(
             client_id not in lane.members
             and place.reader in {"", client_id}
-            and self.movers.has_time(client_id)
-            for client_id in self.movers.readers(queue, lane.key)
+            and self.readers.has_time(client_id)
+            for client_id in self.readers.of(queue, lane.key)
         )
-
-    def is_going_back(self, key: str, place: Place, queue: Queue) -> bool:
-        """Was the lane sent back and has not heard of it, or is it going to be?"""
-        return self.is_held(place, queue) or self.resets.blocks(key, *queue)
 
     def commit(self, key: str, client_id: str, topic: str, queue_id: int, offset: int) -> None:
         """A member's commit, for the lane that it reads for; dropped while it does not know of a
         reset."""
         queue = (topic, queue_id)
-        key = self.movers.reads(client_id, queue, key)
-        place = self.place(key, topic, queue_id)
+        key = self.readers.reads(client_id, queue, key)
+        place = self.place(key, queue)
         if (
             place is None
-            or self.resets.blocks(key, topic, queue_id)
-            or self.movers.is_deaf(client_id, queue)
+            or self.resets.blocks(key, *queue)
+            or self.readers.is_unaware(client_id, queue)
         ):
             return
-        is_known = queue not in self.lanes[key].orphans and self.movers.knows(client_id, queue)
+        is_known = queue not in self.lanes[key].orphans and self.readers.knows(client_id, queue)
         if offset < place.position and not is_known:
             return
-        is_ahead = 0 <= self.parts.offsets.committed(self.name, *queue) < place.position
+        is_ahead = 0 <= self.ground.offsets.committed(self.name, *queue) < place.position
         place.commit(offset)
-        self.parts.changed()
+        self.ground.changed()
         if not is_ahead or offset < place.position:
             self.publish(queue)
         self.settle(queue)
@@ -440,9 +590,9 @@ class GroupLanes:
 
     def publish(self, queue: Queue) -> None:
         """The group's own offset is the least of its lanes': where any broker may go on."""
-        places = [lane.places[queue] for lane in self.lanes.values() if queue in lane.places]
+        places = self.places_in(queue)
         if any(place.offset >= 0 for place in places):
-            self.parts.offsets.put(self.name, *queue, min(place.position for place in places))
+            self.ground.offsets.put(self.name, *queue, min(place.position for place in places))
 
     def reset(self, topic: str, queue_id: int, offset: int) -> None:
         """All lanes go to another place of the queue and share what follows anew; what idle lanes
@@ -451,18 +601,38 @@ class GroupLanes:
         self.ensure(queue)
         rules = claims(topic, *self.ordered())
         for lane in self.lanes.values():
-            place = lane.places.get(queue)
-            if place is None:
-                continue
-            lane.offers.discard(queue)
-            lane.orphans.discard(queue)
-            rule = rules.get(lane.key, NOTHING)
-            lane.places[queue] = Place(offset, offset, whole(offset, rule), scanned=offset)
-            self.resets.put(lane.key, topic, queue_id, offset)
+            if queue in lane.places:
+                lane.offers.discard(queue)
+                lane.orphans.discard(queue)
+                rule = rules.get(lane.key, NOTHING)
+                lane.places[queue] = Place(offset, offset, whole(offset, rule), scanned=offset)
+                self.resets.put(lane.key, topic, queue_id, offset)
         self.held_ms.pop(queue, None)
-        self.parts.changed()
+        self.ground.changed()
 
-    # ------------------------------------------------------------------------------- the end
+    # ----------------------------------------------------------------------------- the rest
+
+    def count_unmatched(self) -> None:
+        """Messages that every lane has passed and none wants, a slice of each queue. A lane that
+        comes meanwhile and wants them is heard. They are lost to the group as in RocketMQ, but here
+        somebody can see it."""
+        live, idle = self.ordered()
+        for topic in {topic for key in (*live, *idle) for topic in atoms_of(key)}:
+            orders = [order for keys in (live, idle) for order in claimed(topic, keys) if order]
+            rule = clause([], *orders)
+            room = EVALUATIONS_MAX // (1 + sum(1 for order in orders for _ in order.others())) + 1
+            queues = {q for lane in self.lanes.values() for q in lane.places if q[0] == topic}
+            for queue in sorted(queues):
+                least = min(place.position for place in self.places_in(queue))
+                here = self.counted.setdefault(queue, least)
+                if here < least:
+                    if rule:
+                        until = min(least, here + room)
+                        here, found = self.ground.count(queue, here, rule, until)
+                        self.unmatched += found
+                    else:
+                        here = least
+                    self.counted[queue] = here
 
     @property
     def is_over(self) -> bool:

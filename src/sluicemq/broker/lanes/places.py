@@ -10,14 +10,10 @@
                nobody since the lanes began
     scanned    where its reader goes on; None: it has not read since the broker started
 
-Plain values and functions: who changes them when is `lanes.py`.
-
-Members that change lanes while they run: for which lane does a client read a queue?
-
-A client that subscribes to something else is in another lane from its next heartbeat on, and does
+A member that subscribes to something else is in another lane from its next heartbeat on, and does
 not know it: it still has messages of the old lane in hand, commits them, and pulls from an offset
 that says how far the *old* lane has come. So what counts is not the lane it is in, but the lane it
-reads the queue for. That changes when
+reads the queue for (`Readers`). That changes when
 
     it asks for its offset (14)      whoever does that begins anew: it has nothing in hand any more
     it pulls, with nothing in hand   everything that it was given is committed. If its new lane is
@@ -25,21 +21,21 @@ reads the queue for. That changes when
     it is waited for too long        half a minute after it changed
 
 Until then its commits count for the old lane, which is why nothing that it finishes comes again,
-and its pulls wait. A queue that a mover left behind is *orphaned* in the old lane: whoever takes it
-over there waits as long, commits of it only go forward (the newcomer's say where it wanted to
-begin), and it is sent to where the mover came to.
+and its pulls wait. A queue that it left behind is *orphaned* in the old lane: whoever takes it over
+there waits as long, commits of it only go forward (the newcomer's say where it wanted to begin),
+and it is sent to where the one before it came to.
 
 Nor does a member know where its lane is that has neither asked nor pulled since it came: it may
 have asked before its heartbeat, when it was told the group's own offset, the least of all lanes, or
 be back on another connection after somebody else has read on. From an offset behind its lane's
 place it is sent there (21), and what it commits behind it is void.
 
-A message comes twice only when the mover gives a queue up without committing what it has in hand
-(Java drops what its handlers work at when a queue is taken from it, here as in RocketMQ), or needs
-more than half a minute for it.
+A message comes twice only when a member that changes lanes gives a queue up without committing what
+it has in hand (Java drops what its handlers work at when a queue is taken from it, here as in
+RocketMQ), or needs more than half a minute for it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -210,7 +206,7 @@ Queue = tuple[str, int]
 """(topic, queue id)"""
 
 
-class Movers:
+class Readers:
     """Of one group: client and queue -> the subscription of the lane it reads for."""
 
     __slots__ = ("_clock", "_reads", "_told", "_until_ms")
@@ -245,7 +241,7 @@ class Movers:
         """It pulls from `offset`: where it was sent to, until it has heard of it."""
         return self._told.tell(client_id, *queue, offset) if self._told else None
 
-    def is_deaf(self, client_id: str, queue: Queue) -> bool:
+    def is_unaware(self, client_id: str, queue: Queue) -> bool:
         """Was it sent elsewhere and does not know yet? Then what it commits is void."""
         return bool(self._told) and self._told.blocks(client_id, *queue)
 
@@ -272,7 +268,7 @@ class Movers:
             found.setdefault(key, set()).add(queue)
         return found
 
-    def readers(self, queue: Queue, key: str) -> Iterator[str]:
+    def of(self, queue: Queue, key: str) -> Iterator[str]:
         """The clients that read the queue for the lane."""
         return (c for (c, q), lane in self._reads.items() if q == queue and lane == key)
 
@@ -289,14 +285,12 @@ class Movers:
         for entry in [entry for entry in self._reads if entry[0] == client_id]:
             del self._reads[entry]
 
-    # --- the file
-
-    def objects(self, members: Callable[[str], Iterable[str]]) -> list[list[Any]]:
-        """Those that read for a lane that they are not in; `members` of a lane."""
+    def objects(self, members: Mapping[str, Collection[str]]) -> list[list[Any]]:
+        """For the file: those that read for a lane that they are not in; `members` by lane."""
         return [
             [client_id, *queue, key]
             for (client_id, queue), key in self._reads.items()
-            if client_id in self._until_ms and client_id not in members(key)
+            if client_id in self._until_ms and client_id not in members.get(key, ())
         ]
 
     def load(self, objects: Iterable[Any]) -> None:

@@ -1,64 +1,28 @@
-"""How many messages no lane of a group wants: counted a slice at a time, behind the last lane.
+"""The groups that have lanes: the one seam between lanes and the rest of the broker.
 
-Only what every lane has passed is counted, so that a lane which comes meanwhile and wants it is
-heard. What no lane matches is lost to the group as it is in RocketMQ, but here somebody can see it.
-
-The groups that have lanes, and their file (config/sluiceLanes.json).
-
-Beside the lanes themselves (`lanes.py`) stands where each group was a while ago, its *floor*: a
-new lane begins there, so that what nobody wanted in the last half minute is not lost for it.
+Everybody else asks one question, whom a request is from in terms of lanes (`Lanes.reader`), and is
+told None (no lane: the group is what it is in RocketMQ) or a `LaneReader`, which does the rest.
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Final, NamedTuple
 
 import orjson
 
 from sluicemq.broker.background import Elsewhere, in_place
-from sluicemq.broker.documents import Document
-from sluicemq.broker.lanes import file as lane_file
-from sluicemq.broker.lanes.filters import rule_filter
-from sluicemq.broker.lanes.group import IDLE_MS, GroupLanes, Lane, Queue
-from sluicemq.broker.lanes.places import Place, whole
-from sluicemq.broker.lanes.rules import Rule, atoms_of, claimed, clause, own_claim, parse_key
+from sluicemq.broker.lanes.file import load, to_object
+from sluicemq.broker.lanes.ground import Ground, end_of
+from sluicemq.broker.lanes.group import GroupLanes, Lane
+from sluicemq.broker.lanes.places import Place, Queue, whole
+from sluicemq.broker.lanes.rules import own_claim
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
 from sluicemq.files import Files
-from sluicemq.model.topic import RETRY_PREFIX
-from sluicemq.record.layout import RECORD_HEAD
-from sluicemq.store.store import ReadStatus, Store
-
-EVALUATIONS_MAX: Final = 4096
-"""Of expressions, for a queue each second: what is counted may lag behind."""
-
-
-def count_unmatched(lanes: GroupLanes) -> None:
-    """Messages that every lane has passed and none wants, a slice of each queue."""
-    live, idle = lanes.ordered()
-    for topic in {topic for key in (*live, *idle) for topic in atoms_of(key)}:
-        orders = [order for keys in (live, idle) for order in claimed(topic, keys) if order]
-        rule = clause([], *orders)
-        room = EVALUATIONS_MAX // (1 + sum(1 for order in orders for _ in order.others())) + 1
-        queues = {q for lane in lanes.lanes.values() for q in lane.places if q[0] == topic}
-        for queue in sorted(queues):
-            _count(lanes, queue, rule, room)
-
-
-def _count(lanes: GroupLanes, queue: Queue, rule: Rule, room: int) -> None:
-    places = [lane.places[queue] for lane in lanes.lanes.values() if queue in lane.places]
-    least = min(place.position for place in places)
-    here = lanes.counted.setdefault(queue, least)
-    if here < least:
-        if rule:
-            here, found = lanes.parts.count(queue, here, rule, min(least, here + room))
-            lanes.unmatched += found
-        else:
-            here = least
-        lanes.counted[queue] = here
-
+from sluicemq.store.store import ReadResult, ReadStatus, Store
 
 log = logging.getLogger(__name__)
 
@@ -66,14 +30,106 @@ PLACES_QUICK: Final = 2000
 """So many places of lanes are made a text in a few milliseconds."""
 
 
-class _Floor:
-    """Where a group was a while ago, queue by queue."""
+class Do(Enum):
+    """What a pull in a lane has to do. WAIT: until the lane is at rest; ANEW: ask once more."""
 
-    __slots__ = ("first", "now", "time_ms")
+    READ = auto()
+    WAIT = auto()
+    ANEW = auto()
+    MOVE = auto()
 
-    def __init__(self, offsets: dict[Queue, int], time_ms: int) -> None:
-        self.first = self.now = offsets
-        self.time_ms = time_ms
+
+class Step(NamedTuple):
+    """`lane`: for which one it waits from now on; `offset`: where it has to go."""
+
+    do: Do
+    lane: str = ""
+    offset: int = -1
+
+
+READ: Final = Step(Do.READ)
+
+
+class LaneReader(NamedTuple):
+    """A member of a group with lanes: who asks, and for which lane (`key`)."""
+
+    lanes: GroupLanes
+    client_id: str
+    key: str
+
+    def commit(self, queue: Queue, offset: int) -> None:
+        self.lanes.commit(self.key, self.client_id, *queue, offset)
+
+    def asks(self, queue: Queue) -> Place | None:
+        """It asks where to begin (14); None when its lane does not want the topic."""
+        return self.lanes.asked(self.key, self.client_id, queue)
+
+    def place(self, queue: Queue) -> Place | None:
+        return self.lanes.place(self.key, queue)
+
+    def pulls(self, queue: Queue, offset: int) -> Step:
+        """A new pull, whose commit has been counted."""
+        lanes, client_id, key = self
+        step = READ
+        for _ in range(2):
+            told = lanes.tell(key, client_id, queue, offset)
+            if told is not None:
+                return Step(Do.MOVE, offset=told)
+            if step.do is Do.WAIT:
+                break
+            step = self._begins(queue, offset)
+            if step.do is Do.READ:
+                break
+        return step
+
+    def _begins(self, queue: Queue, offset: int) -> Step:
+        """Notes who reads now. A lane that went back with this pull's commit, or will, waits."""
+        lanes, client_id, key = self
+        place = lanes.place(key, queue)
+        if place is None:
+            return READ
+        if lanes.is_finishing(client_id, queue, key):
+            lanes.lanes[lanes.readers.reads(client_id, queue, key)].places[queue].pulls(offset)
+            return Step(Do.WAIT)
+        if lanes.is_waited_for(lanes.lanes[key], queue) or lanes.ground.is_unsaved(lanes.name):
+            return Step(Do.WAIT)
+        if place.reader != client_id:
+            place.read_by(client_id, lanes.places_in(queue))
+            lanes.ground.changed()
+        place.pulls(offset)
+        if place.scanned is None:
+            place.scanned = place.delivered = offset
+        lanes.settle(queue)
+        goes_back = lanes.is_held(place, queue) or lanes.resets.blocks(key, *queue)
+        return Step(Do.WAIT if goes_back else Do.READ, key)
+
+    def looks_again(self, queue: Queue, offset: int, lane: str) -> Step:
+        """A pull that waits, from this offset and for this lane."""
+        lanes, client_id, key = self
+        place = lanes.place(key, queue)
+        # Has another member pulled since, a reader that has given the queue up hears nothing.
+        if place is None or place.reader in {"", client_id}:
+            told = lanes.tell(key, client_id, queue, offset, is_parked=True)
+            if told is not None:
+                return Step(Do.MOVE, offset=told)
+        if place is None:
+            return READ
+        if (
+            lanes.is_held(place, queue)
+            or lanes.ground.is_unsaved(lanes.name)
+            or lanes.is_finishing(client_id, queue, key)
+            or lanes.is_waited_for(lanes.lanes[key], queue)
+        ):
+            return Step(Do.WAIT)
+        # What a pull of another lane has passed over may be what the new one wants.
+        return READ if key == lane else Step(Do.ANEW, offset=offset)
+
+
+def note(place: Place, offset: int, result: ReadResult) -> None:
+    """What a lane was given, so that it can be sent back when nothing of it is in hand."""
+    if result.status is ReadStatus.FOUND:
+        place.delivered = max(place.delivered, end_of(result.data))
+    place.scanned = max(result.next_offset, offset)
 
 
 class Lanes:
@@ -91,217 +147,94 @@ class Lanes:
         call_soon: Callable[[Callable[[], None]], object],
         elsewhere: Elsewhere = in_place,
     ) -> None:
-        self._settings = settings
-        self._topics = topics
-        self._store = store
-        self._look_again = look_again
-        self._call_soon = call_soon
-        self._elsewhere = elsewhere
-        self._is_saving = False
-        self._changes = 0
-        self._unsaved: dict[str, int] = {}
-        """Groups whose rules are not on disk yet -> their last change."""
-        self._rests_until_s = 0.0
-        self.offsets = offsets
-        self.clock = clock
         self.table: dict[str, GroupLanes] = {}
-        self._floors: dict[str, _Floor] = {}
-        self.document = Document(
-            files, f"{settings.store.root}/config/sluiceLanes.json", self._render
-        )
+        self.offsets = offsets
+        self.ground = Ground(
+            settings, topics, offsets, store, files, clock, look_again, call_soon, elsewhere,
+            self._render, self._read_on,
+        )  # fmt: skip
+        self.document = self.ground.document
 
-    # ---------------------------------------------------------------- what the lanes ask for
+    # -------------------------------------------------------------------------------- members
 
-    @property
-    def kept_ms(self) -> int:
-        return self._settings.broker.filter_kept_ms
+    def enter(
+        self, group: str, key: str, client_id: str, before: str, others: dict[str, str]
+    ) -> bool:
+        """A member wants something (`key`), something else than `before` perhaps, while others
+        (client id -> key) want theirs. Returns whether it is new in its lane."""
+        lanes = self.table.get(group)
+        if lanes is None:  # members want different things from now on
+            lanes = self._begin(group, next(iter(others.values())))
+            for other, other_key in others.items():
+                lanes.enter(other_key, other)
+        is_new = key not in lanes.lanes or client_id not in lanes.lanes[key].members
+        if is_new:
+            lanes.enter(key, client_id)
+        if before and before != key:
+            lanes.move(before, client_id)
+            lanes.run()
+        return is_new
 
-    def changed(self) -> None:
-        self.document.changed = True
-
-    def save(self, group: str) -> None:
-        """Who gets which messages of a group has changed. It is on disk before anybody reads by it
-        (`is_unsaved`): a reader may not be ahead of rules that a crash has undone. All changes of
-        a turn are one write, elsewhere."""
-        self._changes += 1
-        self._unsaved[group] = self._changes
-        self.flush()
-
-    def is_unsaved(self, group: str) -> bool:
-        """Are the group's rules not on disk yet? Then its pulls wait."""
-        return group in self._unsaved
-
-    def flush(self) -> None:
-        """Writes what has changed, soon; a large file once a second, however many come."""
-        if (
-            not self._is_saving
-            and (self._unsaved or self.document.changed)
-            and self.clock.monotonic_s() >= self._rests_until_s
-        ):
-            self._is_saving = True
-            self._call_soon(self._write)
-
-    def _write(self) -> None:
-        places = sum(len(n.places) for made in self.table.values() for n in made.lanes.values())
-        if places > PLACES_QUICK:
-            self._rests_until_s = self.clock.monotonic_s() + 1
-        self.document.changed = True
-        write, last = self.document.take(), self._changes
-
-        def written(outcome: object) -> None:
-            if isinstance(outcome, Exception):
-                log.error("%s cannot be written: %s", self.document.path, outcome)
-            self._is_saving = False
-            groups = [group for group, change in self._unsaved.items() if change <= last]
-            for group in groups:
-                del self._unsaved[group]
-                self._read_on(group)
-            if self._unsaved:
-                self.flush()
-
-        if write is not None:
-            self._elsewhere(write, written)
-
-    def _read_on(self, group: str) -> None:
-        """Pulls that waited for the rules to be on disk."""
-        made = self.table.get(group)
-        for queue in {q for lane in made.lanes.values() for q in lane.places} if made else ():
-            self.look_again(queue)
-
-    def end(self, queue: Queue) -> int:
-        return self._store.queue_offsets(*queue)[1]
-
-    def queues(self, group: str, key: str) -> Iterator[Queue]:
-        """The queues of the topics of a subscription, with the retry topic's."""
-        for name in (*parse_key(key), RETRY_PREFIX + group):
-            topic = self._topics.get(name)
-            if topic is not None:
-                for queue_id in range(topic.config.read_queues):
-                    yield name, queue_id
-
-    def look_again(self, queue: Queue) -> None:
-        self._look_again(*queue)
-
-    def next_match(
-        self, queue: Queue, offset: int, rule: Rule, until: int | None
-    ) -> tuple[int, bool]:
-        """The first message from `offset` on that a rule wants, or how far it was looked for;
-        `until`: not beyond."""
-        found = self._read(queue, offset, rule, until)
-        if found is None:
-            return (self.end(queue) if until is None else until), False
-        if found.status is ReadStatus.FOUND:
-            return _offset_of(found.data[0]), True
-        return max(found.next_offset, offset), False
-
-    def _read(self, queue: Queue, offset: int, rule: Rule, until: int | None) -> Any:
-        """None when nothing can match."""
-        if not rule:
-            return None
-        room = None if until is None else until - offset
-        return self._store.reader.read(*queue, offset, 1, None, rule_filter(rule), room)
-
-    def count(self, queue: Queue, offset: int, rule: Rule, until: int) -> tuple[int, int]:
-        """How many messages a rule wants, in a slice of the queue: (where it ends, count)."""
-        result = self._store.reader.read(
-            *queue, offset, until - offset, 1 << 16, rule_filter(rule), until - offset
-        )
-        if result.status in {ReadStatus.FOUND, ReadStatus.NO_MATCHED_MESSAGE}:
-            return max(result.next_offset, offset + 1), result.count
-        return until, 0
-
-    # ---------------------------------------------------------------------------- the floors
-
-    def floor(self, group: str, queue: Queue) -> int:
-        """Where a new lane begins: the place of the group a while ago, -1 where it has none."""
-        floor = self._floors.get(group)
-        found = floor.first.get(queue, -1) if floor is not None else -1
-        if found < 0:
-            found = self.offsets.committed(group, *queue)
-        return found
-
-    def first_member(self, group: str, key: str, *, from_first: bool) -> None:
-        """A group is online, or wants something else than before."""
-        self._floors[group] = _Floor(
-            {queue: self._base(group, queue, from_first) for queue in self.queues(group, key)},
-            self.clock.now_ms(),
-        )
-
-    def _base(self, group: str, queue: Queue, from_first: bool) -> int:
-        known = max(
-            self.offsets.committed(group, *queue),
-            min(self.offsets.fetched(group, *queue), self.end(queue)),
-        )
-        low, high = self._store.queue_offsets(*queue)
-        if known >= 0:
-            return min(known, high)
-        return low if from_first or low == 0 else high
-
-    def last_member_left(self, group: str) -> None:
-        self._floors.pop(group, None)
-
-    def _lift_floors(self) -> None:
-        now = self.clock.now_ms()
-        for group, floor in self._floors.items():
-            if now - floor.time_ms >= IDLE_MS:
-                floor.first, floor.time_ms = floor.now, now
-                floor.now = {
-                    queue: max(self.offsets.committed(group, *queue), old)
-                    for queue, old in floor.first.items()
-                }
-
-    # --------------------------------------------------------------------------------- groups
-
-    def begin(self, group: str, key: str) -> GroupLanes:
+    def _begin(self, group: str, key: str) -> GroupLanes:
         """A group gets lanes: the first one is everything that it was."""
-        made = GroupLanes(group, self)
+        made = self.table[group] = GroupLanes(group, self.ground)
         lane = made.lanes[key] = Lane(key, made.next_number())
-        for queue in self.queues(group, key):
+        for queue in self.ground.queues(group, key):
             known = self.offsets.committed(group, *queue)
-            rule = own_claim(queue[0], key)
-            start = known if known >= 0 else max(self.floor(group, queue), 0)
+            start = known if known >= 0 else max(self.ground.floor(group, queue), 0)
             made.counted[queue] = start
             fetched = self.offsets.fetched(group, *queue)
-            lane.places[queue] = Place(known, start, whole(start, rule), fetched)
-        self.table[group] = made
-        self.changed()
+            spans = whole(start, own_claim(queue[0], key))
+            lane.places[queue] = Place(known, start, spans, fetched)
+        self.ground.changed()
         return made
+
+    def lock_name(self, group: str, client_id: str) -> str:
+        """Under which name a member's queues are locked: each lane locks for itself."""
+        lanes = self.table.get(group)
+        for lane in lanes.lanes.values() if lanes is not None else ():
+            if client_id in lane.members:
+                return f"{group}@{lane.id}"
+        return group
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """False: the group has no lanes."""
-        made = self.table.get(group)
-        if made is None:
-            return False
-        made.reset(topic, queue_id, offset)
-        self.offsets.put(group, topic, queue_id, offset)
-        return True
+        lanes = self.table.get(group)
+        if lanes is not None:
+            lanes.reset(topic, queue_id, offset)
+            self.offsets.put(group, topic, queue_id, offset)
+        return lanes is not None
 
     def forget_group(self, group: str) -> None:
         if self.table.pop(group, None) is not None:
-            self.changed()
+            self.ground.changed()
 
     def run(self) -> None:
         """Once a second."""
-        if self._unsaved:
-            self.flush()
-        self._lift_floors()
+        self.ground.flush_unsaved()
+        self.ground.lift_floors()
         for made in list(self.table.values()):
             made.run()
-            count_unmatched(made)
+            made.count_unmatched()
             if made.is_over:
-                self._end(made)
-
-    def _end(self, made: GroupLanes) -> None:
-        log.info("group %s has one subscription again: its lanes end", made.name)
-        del self.table[made.name]
-        self.changed()
+                log.info("group %s has one subscription again: its lanes end", made.name)
+                self.forget_group(made.name)
 
     # ------------------------------------------------------------------------------ the file
 
     def _render(self) -> str:
-        return orjson.dumps(
-            {"groups": [lane_file.to_object(made) for made in self.table.values()]}
-        ).decode()
+        if sum(len(n.places) for made in self.table.values() for n in made.lanes.values()) > (
+            PLACES_QUICK
+        ):
+            self.ground.rest()
+        groups = [to_object(made) for made in self.table.values()]
+        return orjson.dumps({"groups": groups}).decode()
+
+    def _read_on(self, group: str) -> None:
+        """Pulls waited for the group's rules to be on disk."""
+        made = self.table.get(group)
+        for queue in {q for lane in made.lanes.values() for q in lane.places} if made else ():
+            self.ground.look_again(queue)
 
     def load(self) -> None:
         """After the offsets. Raises StoreDamagedError."""
@@ -310,29 +243,10 @@ class Lanes:
             try:
                 found = {}
                 for item in orjson.loads(text)["groups"]:
-                    made = found[str(item["group"])] = GroupLanes(str(item["group"]), self)
-                    lane_file.load(made, item)
+                    made = found[str(item["group"])] = GroupLanes(str(item["group"]), self.ground)
+                    load(made, item)
             except (KeyError, TypeError) as error:
                 raise ValueError(f"a lane lacks a field: {error}") from error
             return found
 
         self.table.update(self.document.load(parse) or {})
-
-
-_QUEUE_OFFSET: Final = RECORD_HEAD.only("queue_offset")
-
-
-def _offset_of(record: memoryview) -> int:
-    offset: int = _QUEUE_OFFSET.unpack_from(record)[0]
-    return offset
-
-
-def end_of(data: list[memoryview]) -> int:
-    """Behind the last of the records, which lie one after another in each piece."""
-    piece = data[-1]
-    at = 0
-    while True:
-        size = int.from_bytes(piece[at : at + 4], "big")
-        if at + size >= len(piece) or not size:
-            return _offset_of(piece[at:]) + 1
-        at += size

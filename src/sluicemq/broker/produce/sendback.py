@@ -84,7 +84,7 @@ class SendBack:
         topic_count = len(self._topics)
         try:
             found = self._consumers.lane_of(header.group, peer, command.fields)
-            lane = lane_id(found[1].key) if found is not None else ""
+            lane = lane_id(found.key) if found is not None else ""
             self._send_back(header, command.version, lane)
         except RefusalError as refusal:
             return Command(refusal.code, remark=refusal.remark)
