@@ -13,7 +13,8 @@ A handler is `(command, peer) -> outcome`:
 Before that, a request code may have a *quick* handler: `(header, body, peer) -> taken`. It gets the
 header's JSON values as they are (nothing is checked, a field may be of any type) and says False for
 whatever is not plain; then the request goes the usual way. When it takes a request it sees to the
-answer itself, through `peer.write` or at the end of the turn.
+answer itself, through `peer.write` or at the end of the turn. An exception of it is a bug like that
+of any handler: only a header that cannot be decoded falls back to the usual way.
 
 What goes wrong stays in its frame: an exception becomes an answer with a code and a remark, and is
 logged once for each kind; a one-way request gets none. Only bytes that are not the protocol raise
@@ -41,9 +42,9 @@ from sluicemq.wire.frames import (
     Command,
     check_total,
     command_of,
-    decode_header_bytes,
     encode,
     encode_answer,
+    read_frame,
 )
 
 log = logging.getLogger(__name__)
@@ -125,6 +126,7 @@ class Dispatcher:
                     command = self._read_odd(data[position:end], total, mark)
                 else:
                     header, body = data[position + 8 : header_end], data[header_end:end]
+                    values = quick = None
                     try:
                         values = _loads(header)
                         quick = find_quick(values["code"])
@@ -135,8 +137,12 @@ class Dispatcher:
                         ):
                             position = end
                             continue
-                    except Exception:  # noqa: BLE001 -- whatever it is: the usual way copes with it
-                        values = None
+                    except Exception as error:  # noqa: BLE001 -- as in `_answer`
+                        if quick is not None:
+                            answers.append(self._failure(error, command_of(values, header, body)))
+                            position = end
+                            continue
+                        values = None  # it cannot be decoded: the usual way copes with it
                     if shares.is_tight and shares.has_to_wait(peer):
                         break
                     command = command_of(values, header, body)
@@ -145,51 +151,43 @@ class Dispatcher:
                     raise
                 break
             position = end
-            answer = self._answer(command, peer)
+            answers.append(self._answer(command, peer))
             last_s = shares.spent(peer, last_s)
-            if answer is not None:
-                answers.append(answer)
         return position, answers[0] if len(answers) == 1 else b"".join(answers)
 
-    def _answer(self, command: Command, peer: Peer) -> bytes | None:
-        """The usual way: what the handler of the code says, None when nothing is answered now."""
-        find = self.handlers.get if self._before is None else self._find_guarded
+    def _answer(self, command: Command, peer: Peer) -> bytes:
+        """The usual way: what the handler of the code says, empty when nothing is answered now."""
         try:
-            handler = find(command.code)
+            handler = self.handlers.get(command.code)
             if command.flag & FLAG_RESPONSE or handler is None:
                 outcome = self._unhandled(command, peer)
             else:
                 check_request(command, self._with_messages)
-                outcome = handler(command, peer)
+                outcome = None if self._before is None else self._checked(command, peer)
+                if outcome is None:
+                    outcome = handler(command, peer)
             if outcome.__class__ is not bytes and outcome is not None:
                 outcome = self._settle(outcome, command, peer)
         except Exception as error:  # noqa: BLE001 -- the server's loop: it must go on
-            outcome = self._failure(error, command)
-        return None if command.flag & FLAG_ONEWAY else outcome
+            return self._failure(error, command)
+        return b"" if outcome is None or command.flag & FLAG_ONEWAY else outcome
 
     def _read_odd(self, frame: bytes, total: int, mark: int) -> Command:
         """A frame with impossible lengths, or with another header than JSON."""
         check_total(total, self.frame_bytes_max)
-        header_size = mark & _HEADER_MASK
-        if header_size > HEADER_BYTES_MAX:
+        if mark & _HEADER_MASK > HEADER_BYTES_MAX:
             raise ProtocolError(
-                f"A header has {header_size} bytes, the limit is {HEADER_BYTES_MAX}."
+                f"A header has {mark & _HEADER_MASK} bytes, the limit is {HEADER_BYTES_MAX}."
             )
-        if header_size > total - 4:
-            raise ProtocolError(
-                f"A header of {header_size} bytes does not fit into a frame of {total} bytes."
-            )
-        return decode_header_bytes(mark >> 24, frame[8 : 8 + header_size], frame[8 + header_size :])
+        return read_frame(frame, 0, len(frame))
 
-    def _find_guarded(self, code: int) -> Handler | None:
-        return self._guarded if code in self.handlers else None
-
-    def _guarded(self, command: Command, peer: Peer) -> Outcome:
-        outcome = self._before(command, peer) if self._before is not None else None
+    def _checked(self, command: Command, peer: Peer) -> Outcome:
+        """What `before` says to a request; None lets it pass."""
+        assert self._before is not None
+        outcome = self._before(command, peer)
         if outcome is None:
             peer.is_trusted = True
-            return self.handlers[command.code](command, peer)
-        if not peer.is_trusted:
+        elif not peer.is_trusted:
             peer.refused += 1
             if peer.refused > REFUSED_MAX:
                 peer.close()
@@ -220,7 +218,7 @@ class Dispatcher:
     def _failure(self, error: Exception, command: Command) -> bytes:
         """An exception as an answer: a code and a sentence, never a traceback."""
         if isinstance(error, RequestError):
-            return encode_answer(command, error.code, remark=error.remark)
+            return self._answered(command, error.code, error.remark)
         if isinstance(error, SluiceError):
             remark = str(error)
             if self._is_new(command.code, type(error).__name__):
@@ -231,7 +229,10 @@ class Dispatcher:
                 log.error("request code %d failed", command.code, exc_info=error)
         full = isinstance(error, StoreFullError)
         code = ResponseCode.SERVICE_NOT_AVAILABLE if full else ResponseCode.SYSTEM_ERROR
-        return encode_answer(command, code, remark=remark)
+        return self._answered(command, code, remark)
+
+    def _answered(self, command: Command, code: int, remark: str) -> bytes:
+        return b"" if command.flag & FLAG_ONEWAY else encode_answer(command, code, remark=remark)
 
     def _is_new(self, code: int, kind: str) -> bool:
         key = (code, kind)

@@ -10,10 +10,11 @@ from sluicemq.broker.registration import Registration
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConnectionLostError
 from sluicemq.model.topic import TopicConfig
-from sluicemq.wire import bodies, registration
+from sluicemq.wire import bodies
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import RegisterBrokerRequest
+from sluicemq.wire.registration import decode_register_body
 
 LOST = ConnectionLostError("Cannot connect to ns:9876: refused.")
 
@@ -41,7 +42,7 @@ def test_the_request_holds_every_topic_its_checksum_and_our_own_fields() -> None
     assert header.body_crc32 == zlib.crc32(request.body) & 0x7FFFFFFF
     assert (request.fields or {})["sluiceAddressFixed"] == "true"
     assert request.version >= 37
-    table = registration.decode_register_body(request.body).table
+    table = decode_register_body(request.body).table
     assert table == broker.core.topics.snapshot()
     assert len(table.topics) >= 13
 
@@ -50,7 +51,7 @@ def test_a_broker_without_write_permission_says_so_in_its_topics() -> None:
     broker, told = registering()
     broker.core.topics.put(TopicConfig("T", 4, 4))
     broker.change(broker_permission=4)
-    topics = registration.decode_register_body(told.begin(told.name_servers[0])().body).table.topics
+    topics = decode_register_body(told.begin(told.name_servers[0])().body).table.topics
     assert (topics["T"].perm, topics["TBW102"].perm) == (4, 5)
     assert broker.core.topics.table["T"].config.perm == 6
 

@@ -221,13 +221,51 @@ def test_a_quick_handler_sees_the_header_as_it_is_and_may_take_the_request(peer:
     assert [c.opaque for c in answers_of(answers)] == [0, 2, 4], "the others are its own business"
 
 
-def test_a_quick_handler_that_fails_leaves_the_request_to_the_usual_way(peer: Peer) -> None:
-    def quick(header: dict[str, Any], body: bytes, peer: Peer) -> bool:
+@pytest.mark.parametrize("where", ["quick", "admit"])
+def test_a_bug_of_the_quick_path_surfaces_like_any_other(
+    where: str, peer: Peer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def bug(header: dict[str, Any], body: bytes, peer: Peer) -> bool:
         raise RuntimeError("a bug")
 
-    dispatcher = Dispatcher({7: lambda c, _: Command(0)}, quick={7: quick})
+    usual: list[Command] = []
+    dispatcher = Dispatcher(
+        {7: lambda c, _: usual.append(c)},
+        quick={7: bug if where == "quick" else lambda *_: True},
+        admit=bug if where == "admit" else None,
+    )
+    chunk = request(7, 1) + request(7, 2, flag=2) + request(7, 3)
+    used, frames = dispatcher.feed(chunk, peer)
+    assert used == len(chunk)
+    assert [(it.opaque, it.code, it.remark) for it in answers_of(frames)] == [
+        (1, 1, "RuntimeError: a bug"), (3, 1, "RuntimeError: a bug"),
+    ]  # fmt: skip
+    assert usual == [], "it is not carried out a second time"
+    assert [it.levelname for it in caplog.records] == ["ERROR"], "once for each kind"
+
+
+def test_a_protocol_error_of_a_quick_handler_does_not_end_the_connection(peer: Peer) -> None:
+    def refuse(header: dict[str, Any], body: bytes, peer: Peer) -> bool:
+        raise ProtocolError("a bad body.")
+
+    dispatcher = Dispatcher({7: lambda c, _: Command(0)}, quick={7: refuse})
     (answer,) = answers_of(dispatcher.feed(request(7), peer)[1])
-    assert answer.code == 0
+    assert (answer.code, answer.remark) == (1, "a bad body.")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b'{"code":7,"opaque":1,"flag":0,"version":0,"language":"JAVA","remark":"\\ud800"}',
+        b'{"code":7,"opaque":1,"flag":0,"version":0,"language":"JAVA",0:1}',
+        b'{"code":"7","opaque":1,"flag":0,"version":0,"language":"JAVA"}',
+    ],
+)
+def test_a_header_that_is_not_plain_goes_the_usual_way(header: bytes, peer: Peer) -> None:
+    dispatcher = Dispatcher({7: lambda c, _: Command(0)}, quick={7: lambda *_: True})
+    data = struct.pack(">II", 4 + len(header), len(header)) + header
+    (answer,) = answers_of(dispatcher.feed(data, peer)[1])
+    assert (answer.code, answer.opaque) == (0, 1)
 
 
 def test_who_looks_first_sees_requests_with_a_quick_handler_too(peer: Peer) -> None:

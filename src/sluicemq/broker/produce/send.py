@@ -40,6 +40,11 @@ _pack_prefix: Final = struct.Struct(">II").pack
 _MONTH_MS: Final = 31 * 24 * 3600 * 1000
 FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 _REQUEST: Final = (0, FLAG_ONEWAY)
+_NOT_PLAIN: Final = (
+    KeyError, TypeError, ValueError, AttributeError, OverflowError, struct.error, StoreError,
+    OSError,
+)  # fmt: skip
+"""What a header with missing, odd or too large fields makes of the quick way, and a full store."""
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 Work = Callable[[SendMessageRequest, Command, Peer], Durable]
@@ -182,7 +187,7 @@ class Send:
                 topic.name, queue_id, body, stored, tag, 0 if flag == "0" else int(flag),
                 sys_flag, int(fields["g"]), peer.remote_bytes, self.store_host,
             )  # fmt: skip
-        except (KeyError, TypeError, ValueError, AttributeError, StoreError, OSError):
+        except _NOT_PLAIN:
             return False
         size = len(body)
         topic.messages_in += 1
