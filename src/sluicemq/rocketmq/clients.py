@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from sluicemq.client.aio.producer import Producer
-from sluicemq.client.aio.replies import send_reply
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core.answers import SendResult as CoreSendResult
 from sluicemq.client.threaded.portal import Portal
@@ -208,7 +207,7 @@ class DefaultMQProducer(Client):
         data = body.encode() if isinstance(body, str) else body
         assert self._sluice is not None
         message_id = f"{request.msg_id}R"
-        portal.call(send_reply(self._sluice.cluster, request.record, data, message_id))
+        portal.call(self._sluice.cluster.send_reply(request.record, data, message_id))
 
     def fetch_publish_message_queues(self, topic: str) -> list[MessageQueue]:
         """The queues that messages of a topic may go to."""

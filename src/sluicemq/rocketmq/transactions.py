@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
+from sluicemq.client.aio.producer import Transaction
 from sluicemq.client.aio.received import ReceivedMessage
-from sluicemq.client.aio.transactions import Transaction
 from sluicemq.client.core import transactions as core
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.errors import ConfigurationError, RouteNotFoundError

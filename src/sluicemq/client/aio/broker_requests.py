@@ -18,9 +18,10 @@ from typing import Any, Final, Protocol
 from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.consumer import PushConsumer
 from sluicemq.client.aio.members import Member
+from sluicemq.client.aio.producer import Requester
 from sluicemq.client.aio.received import ReceivedMessage
-from sluicemq.client.aio.replies import Replies, send_reply
 from sluicemq.client.aio.tasks import Tasks
+from sluicemq.client.core.replies import take_reply
 from sluicemq.client.core.tracing import Delivery
 from sluicemq.client.stacks import stacks
 from sluicemq.errors import ProtocolError, RetryLaterError
@@ -62,10 +63,10 @@ class Owner(Protocol):
 class Asked:
     """Answers the brokers of one client."""
 
-    def __init__(self, owner: Owner, tasks: Tasks, replies: Replies, started_ms: int) -> None:
+    def __init__(self, owner: Owner, tasks: Tasks, requester: Requester, started_ms: int) -> None:
         self._owner = owner
         self._tasks = tasks
-        self._replies = replies
+        self._requester = requester
         self._started_ms = started_ms
         self._here: dict[int, Callable[[Command], Command]] = {
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
@@ -251,7 +252,7 @@ class Asked:
 
     async def _reply(self, command: Command) -> Command:
         """326."""
-        return self._replies.arrived(command)
+        return take_reply(command, self._requester.awaited)
 
 
 class _Direct:
@@ -279,7 +280,7 @@ class _Direct:
         return None
 
     async def reply(self, record: StoredMessage, body: bytes, message_id: str) -> Mapping[str, Any]:
-        return await send_reply(self._cluster, record, body, message_id)
+        return await self._cluster.send_reply(record, body, message_id)
 
 
 def _failed(error: Exception) -> Command:

@@ -13,6 +13,7 @@ from sluicemq.client.aio.localoffsets import INSTANCE, OffsetFiles
 from sluicemq.client.core.consuming import SUSPEND_TIMEOUT_MS, OffsetMoved
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.names import Credentials, signed
+from sluicemq.client.core.replies import send_reply
 from sluicemq.client.core.talks import AsyncioShell, Call, operation
 from sluicemq.client.core.tracing import Tracing
 from sluicemq.clock import SYSTEM_CLOCK, Clock
@@ -72,6 +73,7 @@ class Cluster(AsyncioShell):
     write_queues = operation(Directory.write_queues)
     address = operation(Directory.address)
     ask = operation(Directory.ask)
+    send_reply = operation(send_reply)
 
     def alone(self, key: str) -> asyncio.Lock:
         """One task at a time asks for the route of a topic."""

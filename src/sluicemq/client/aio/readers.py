@@ -26,7 +26,6 @@ from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.offsets import BrokerOffsets, GroupOffsets
 from sluicemq.client.aio.producer import Producer
 from sluicemq.client.aio.received import ReceivedMessage, Sink
-from sluicemq.client.aio.replies import send_reply
 from sluicemq.client.aio.tasks import Tasks
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import (
@@ -187,7 +186,7 @@ class QueueReader:
 
     async def reply(self, record: StoredMessage, body: bytes, message_id: str) -> object:
         """Answers a message that asks for a reply. Raises SluiceError."""
-        return await send_reply(self._cluster, record, body, message_id)
+        return await self._cluster.send_reply(record, body, message_id)
 
     @property
     def may_commit(self) -> bool:

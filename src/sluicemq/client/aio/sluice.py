@@ -17,7 +17,7 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack
 
 from sluicemq.client.aio.admin import Admin
 from sluicemq.client.aio.broker_requests import Asked
@@ -25,12 +25,17 @@ from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.consumer import Handler, MessageStream, PushConsumer
 from sluicemq.client.aio.localoffsets import INSTANCE, OffsetFiles
 from sluicemq.client.aio.members import Joiner, Member, Memberships
-from sluicemq.client.aio.producer import DEFAULT_GROUP, CloseReport, OnDone, Producer
+from sluicemq.client.aio.producer import (
+    DEFAULT_GROUP,
+    CloseReport,
+    OnDone,
+    Producer,
+    Requester,
+    TraceWriter,
+    Transaction,
+)
 from sluicemq.client.aio.pull import READ_GROUP, LitePullConsumer, PullConsumer
-from sluicemq.client.aio.replies import Replies, Requester
 from sluicemq.client.aio.tasks import Tasks
-from sluicemq.client.aio.tracing import TraceWriter
-from sluicemq.client.aio.transactions import Transaction
 from sluicemq.client.core.answers import SendResult
 from sluicemq.client.core.consuming import (
     ConsumeOptions,
@@ -40,9 +45,15 @@ from sluicemq.client.core.consuming import (
     make_subscription,
 )
 from sluicemq.client.core.inflight import BYTES_MAX, COUNT_MAX
-from sluicemq.client.core.messages import checked_group
+from sluicemq.client.core.messages import MessageOptions, checked_group
 from sluicemq.client.core.names import Credentials
-from sluicemq.client.core.sending import SEND_TIMEOUT_MS
+from sluicemq.client.core.replies import REPLY_TIMEOUT_S
+from sluicemq.client.core.sending import (
+    SEND_TIMEOUT_MS,
+    ProducerOptions,
+    SendOptions,
+    TransactionOptions,
+)
 from sluicemq.client.core.tracing import Tracing, trace_topic
 from sluicemq.client.core.transactions import Question, end_transaction, question_of
 from sluicemq.client.identity import MessageIds, local_address, make_client_id
@@ -118,9 +129,8 @@ class Sluice:
             has_thread=heartbeat_thread,
         )
         self._tasks = Tasks()
-        self._replies = Replies()
-        self._requester = Requester(self.cluster, self._keeper, self._replies)
-        self._brokers_ask = Asked(self, self._tasks, self._replies, clock.now_ms())
+        self._requester = Requester(self.cluster, self._keeper)
+        self._brokers_ask = Asked(self, self._tasks, self._requester, clock.now_ms())
         self._members = Memberships(self.cluster, self._keeper, self._on_join)
         self._producers: list[Producer] = []
         self._consumers: weakref.WeakSet[PushConsumer | LitePullConsumer | MessageStream] = (
@@ -136,10 +146,8 @@ class Sluice:
         self.cluster.directory.on_route = self._on_route
         self.cluster.on_moved = on_moved
         self.admin = Admin(self.cluster)
-        self.producer_defaults: dict[str, Any] = {
-            "group": producer_group,
-            "timeout_ms": send_timeout_ms,
-        }
+        self._producer_group = producer_group
+        self._send_timeout_ms = send_timeout_ms
         self._producer: Producer | None = None
         self._trace_writer: TraceWriter | None = None
         topic = trace_topic(trace)
@@ -152,15 +160,20 @@ class Sluice:
     def default_producer(self) -> Producer:
         """The producer behind `send`."""
         if self._producer is None:
-            self._producer = self.producer(**self.producer_defaults)
+            self._producer = self.producer(self._producer_group, timeout_ms=self._send_timeout_ms)
         return self._producer
 
-    def producer(self, group: str = DEFAULT_GROUP, **options: Any) -> Producer:
-        """A producer of its own group and settings (`Producer`'s arguments)."""
+    def producer(self, group: str = DEFAULT_GROUP, **options: Unpack[ProducerOptions]) -> Producer:
+        """A producer of its own group and settings (`ProducerOptions`)."""
         self._check_open()
-        options.setdefault("trace", self._tracing())
-        options.setdefault("requester", self._requester)
-        producer = Producer(self.cluster, group=group, on_first=self._introduce, **options)
+        producer = Producer(
+            self.cluster,
+            group=group,
+            on_first=self._introduce,
+            trace=self._tracing(),
+            requester=self._requester,
+            **options,
+        )
         self._producers.append(producer)
         return producer
 
@@ -184,7 +197,10 @@ class Sluice:
         self._keeper.beat()
 
     async def send(
-        self, topic: str | Message, body: bytes | str | None = None, **options: Any
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        **options: Unpack[SendOptions],
     ) -> SendResult:
         """Sends one message and waits until it is stored; see `Producer.send` for the options:
         tag, keys, properties, queue, selector, timeout_ms, flag, wait_store_ok, sharding_key,
@@ -192,39 +208,67 @@ class Sluice:
         return await self.default_producer.send(topic, body, **options)
 
     async def request(
-        self, topic: str | Message, body: bytes | str | None = None, **options: Any
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        timeout_s: float = REPLY_TIMEOUT_S,
+        **options: Unpack[MessageOptions],
     ) -> StoredMessage:
         """Sends a message and waits for the reply of whoever consumes it (`message.reply`), at most
         `timeout_s`; see `Producer.request`."""
-        return await self.default_producer.request(topic, body, **options)
+        return await self.default_producer.request(topic, body, timeout_s=timeout_s, **options)
 
     def transaction(
-        self, topic: str | Message, body: bytes | str | None = None, **options: Any
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        **options: Unpack[TransactionOptions],
     ) -> Transaction:
         """`async with mq.transaction("orders", body) as tx:` the message becomes visible when the
         block is left normally, never when it raises; see `Producer.transaction`. For checks by
         other processes and after a restart make a `producer` with a listener."""
         return self.default_producer.transaction(topic, body, **options)
 
-    async def send_batch(self, messages: Sequence[Message], **options: Any) -> list[SendResult]:
+    async def send_batch(
+        self,
+        messages: Sequence[Message],
+        *,
+        queue: MessageQueue | None = None,
+        timeout_ms: int | None = None,
+    ) -> list[SendResult]:
         """Sends messages of one topic in requests of at most 1 MiB; see `Producer.send_batch`."""
-        return await self.default_producer.send_batch(messages, **options)
+        producer = self.default_producer
+        return await producer.send_batch(messages, queue=queue, timeout_ms=timeout_ms)
 
     async def recall(self, handle: str) -> str:
         """Takes a timed message back by its `recall_handle`; see `Producer.recall`."""
         return await self.default_producer.recall(handle)
 
     async def send_oneway(
-        self, topic: str | Message, body: bytes | str | None = None, **options: Any
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        queue: MessageQueue | None = None,
+        **options: Unpack[MessageOptions],
     ) -> None:
         """Hands a message to the network without waiting for the broker."""
-        await self.default_producer.send_oneway(topic, body, **options)
+        await self.default_producer.send_oneway(topic, body, queue=queue, **options)
 
     def send_soon(
-        self, on_done: OnDone, topic: str | Message, body: bytes | str | None = None, **rest: Any
+        self,
+        on_done: OnDone,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        queue: MessageQueue | None = None,
+        timeout_ms: int | None = None,
+        **options: Unpack[MessageOptions],
     ) -> None:
         """Returns at once; `on_done(result, error)` is called later. One attempt."""
-        self.default_producer.send_soon(on_done, topic, body, **rest)
+        producer = self.default_producer
+        producer.send_soon(on_done, topic, body, queue=queue, timeout_ms=timeout_ms, **options)
 
     # ----------------------------------------------------------------------- consuming
 
@@ -384,10 +428,10 @@ class Sluice:
         client."""
         place = question.place
         for producer in [one for one in self._producers if one.group == place.group]:
-            state = await producer.transactions.check(question)
+            transactions = producer.transactions
+            state = await self.cluster.run(transactions.check(question))
             if state is not None:
-                if (trace := producer.trace) is not None:
-                    trace.ended(place, state, address, properties=question.message.properties)
+                transactions.trace_end(place, state, address, question.message.properties)
                 self._keeper.tell(address, end_transaction(place, state, is_check=True))
                 return
 

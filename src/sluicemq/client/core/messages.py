@@ -1,31 +1,28 @@
-"""When a message is delivered: the words of `send`, checked, as RocketMQ's properties.
-
-    delay_level=3                   a level of the brokers' messageDelayLevel: 10 s as a rule
-    delay=90 | timedelta(hours=5)   so long from now, to the millisecond
-    deliver_at=datetime | ms        at that time; one that is over means at once
-
-One of the three. A level needs no more than a 4.x broker, a time needs 5.x.
-
-A message made ready to travel: checked, its properties joined, its body compressed.
+"""A message made ready to travel: checked, its properties joined, its body compressed; batches.
 
 Facts: spec/remoting.md §9-§11. Properties are `name U+0001 value U+0002` repeated; the client adds
 UNIQ_KEY (its id) and WAIT; bodies of 4,096 bytes and more are deflated at level 5, as the Java
 client does, and keep their plain form when that is smaller.
 
-Batches: what may travel together, and in how many parts.
+When a message is delivered is said in one of three ways; a level needs no more than a 4.x broker, a
+time needs 5.x:
+
+    delay_level=3                   a level of the brokers' messageDelayLevel: 10 s as a rule
+    delay=90 | timedelta(hours=5)   so long from now, to the millisecond
+    deliver_at=datetime | ms        at that time; one that is over means at once
 
 A batch is one request and is stored all or nothing. So its messages must agree in everything that
-the request says once: topic and WAIT; and RocketMQ does not support delay or retry topics in it
-(spec/remoting.md §9). We refuse before sending and name the index at fault. Parts are at most 1
-MiB, the size that RocketMQ recommends; a single larger message travels alone.
+the request says once: topic and WAIT; and RocketMQ does not support delay or retry topics in it. We
+refuse before sending and name the index at fault. Parts are at most 1 MiB, the size that RocketMQ
+recommends; a single larger message travels alone.
 """
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Final
+from typing import Final, TypedDict
 
 from sluicemq.client.core.names import (
     check_group,
@@ -172,12 +169,29 @@ class Outgoing:
     sharding_key: str | None = None
 
 
+class MessageOptions(TypedDict, total=False):
+    """What makes a message besides topic and body; see `model.message.Message`.
+
+    `delay` is seconds or a timedelta, `deliver_at` a datetime with a time zone or ms since 1970.
+    """
+
+    tag: str | None
+    keys: str | Sequence[str]
+    properties: Mapping[str, str] | None
+    flag: int
+    wait_store_ok: bool
+    sharding_key: str | None
+    delay_level: int
+    delay: timedelta | float | None
+    deliver_at: datetime | int | None
+
+
 def make_message(
     topic: str | Message,
     body: bytes | bytearray | memoryview | str | None = None,
     *,
     tag: str | None = None,
-    keys: str | list[str] | tuple[str, ...] = (),
+    keys: str | Sequence[str] = (),
     properties: Mapping[str, str] | None = None,
     flag: int = 0,
     wait_store_ok: bool = True,
@@ -186,20 +200,25 @@ def make_message(
     delay: timedelta | float | None = None,
     deliver_at: datetime | int | None = None,
 ) -> Message:
-    """The arguments of `send` as a `Message`; a `Message` given as topic passes through.
-
-    `delay` is seconds or a timedelta, `deliver_at` a datetime with a time zone or ms since 1970.
-    Raises ConfigurationError.
-    """
+    """The arguments of `send` (`MessageOptions`) as a `Message`; a `Message` given as topic passes
+    through. Raises ConfigurationError."""
     if isinstance(topic, Message):
         if body is not None:
             raise ConfigurationError(
                 "a Message and a body are given.", cure="The message has its body already."
             )
         return topic
+    if isinstance(body, str):
+        body = body.encode()
+    elif isinstance(body, bytearray | memoryview):
+        body = bytes(body)
+    elif not isinstance(body, bytes):
+        raise ConfigurationError(
+            f"the body is {type(body).__name__}.", cure="Give bytes, or text (sent as UTF-8)."
+        )
     return Message(
         topic,
-        _body(body),
+        body,
         tag,
         (keys,) if isinstance(keys, str) else tuple(keys),
         properties or {},
@@ -209,18 +228,6 @@ def make_message(
         delay_level,
         delay_ms_of(delay),
         deliver_at_ms_of(deliver_at),
-    )
-
-
-def _body(body: bytes | bytearray | memoryview | str | None) -> bytes:
-    if isinstance(body, bytes):
-        return body
-    if isinstance(body, str):
-        return body.encode()
-    if isinstance(body, bytearray | memoryview):
-        return bytes(body)
-    raise ConfigurationError(
-        f"the body is {type(body).__name__}.", cure="Give bytes, or text (sent as UTF-8)."
     )
 
 
@@ -269,36 +276,41 @@ def _properties(message: Message, message_id: str, delay_level_max: int) -> str:
         parts.append(f"{TAGS}\x01{checked_tag(message.tag)}\x02")
     if message.keys:
         parts.append(f"{KEYS}\x01{' '.join(check_keys(message.keys))}\x02")
-    if message.sharding_key or is_delayed(message):
-        parts.append(_rare_properties(message, delay_level_max))
+    if message.sharding_key:
+        check_properties({"shardingKey": message.sharding_key})
+        parts.append(f"{SHARDING_KEY}\x01{message.sharding_key}\x02")
+    if is_delayed(message):
+        when = delay_properties(message, delay_level_max)
+        parts.extend([f"{name}\x01{value}\x02" for name, value in when.items()])
     own = message.properties
     if own:
         check_properties(own)
         # An empty value would be dropped by every reader (spec/remoting.md §9): it is absent here.
         parts.extend([f"{name}\x01{value}\x02" for name, value in own.items() if value])
     text = "".join(parts)
-    if len(text) * 4 > PROPERTIES_BYTES_MAX:
-        _check_size(text)
+    if len(text) * 4 > PROPERTIES_BYTES_MAX and len(text.encode()) > PROPERTIES_BYTES_MAX:
+        raise ConfigurationError(
+            f"the properties take {len(text.encode()):,} bytes, the limit is "
+            f"{PROPERTIES_BYTES_MAX:,}.",
+            cure=_CURE_LARGE,
+        )
     return text
 
 
-def _rare_properties(message: Message, delay_level_max: int) -> str:
-    parts = []
-    if message.sharding_key:
-        check_properties({"shardingKey": message.sharding_key})
-        parts.append(f"{SHARDING_KEY}\x01{message.sharding_key}\x02")
-    for name, value in delay_properties(message, delay_level_max).items():
-        parts.append(f"{name}\x01{value}\x02")
-    return "".join(parts)
+_CURE_LARGE = "Put large values into the body."
 
 
-def _check_size(text: str) -> None:
-    size = len(text.encode())
-    if size > PROPERTIES_BYTES_MAX:
+def add_properties(outgoing: Outgoing, added: Mapping[str, str], purpose: str) -> Outgoing:
+    """The message with the properties that its purpose needs. Raises ConfigurationError when they
+    are too many."""
+    text = outgoing.properties + "".join(f"{k}\x01{v}\x02" for k, v in added.items())
+    if len(text.encode()) > PROPERTIES_BYTES_MAX:
         raise ConfigurationError(
-            f"the properties take {size:,} bytes, the limit is {PROPERTIES_BYTES_MAX:,}.",
-            cure="Put large values into the body.",
+            f"the properties take more than {PROPERTIES_BYTES_MAX:,} bytes with those of "
+            f"{purpose}.",
+            cure=_CURE_LARGE,
         )
+    return replace(outgoing, properties=text)
 
 
 BATCH_BYTES_MAX: Final = 1024 * 1024
@@ -311,40 +323,27 @@ def check_batch(messages: Sequence[Message]) -> None:
         raise SendError("the batch is empty.", cure="Give at least one message.")
     first = messages[0]
     for index, message in enumerate(messages):
-        if message.topic != first.topic:
-            _refuse(
-                index,
-                f"goes to the topic {message.topic!r}, message 0 to {first.topic!r}",
-                "Send a batch for each topic.",
-            )
-        if message.wait_store_ok != first.wait_store_ok:
-            _refuse(
-                index,
-                f"has wait_store_ok={message.wait_store_ok}, message 0 {first.wait_store_ok}",
-                "Give all messages of a batch the same.",
-            )
-        if is_delayed(message):
-            _refuse(
-                index,
-                "is delayed",
-                "Send delayed messages one by one.",
-            )
-        if message.sharding_key != first.sharding_key:
-            _refuse(
-                index,
-                f"has the sharding key {message.sharding_key!r}, message 0 {first.sharding_key!r}",
-                "A batch goes to one queue: send one for each key.",
-            )
-        if message.topic.startswith(RETRY_PREFIX):
-            _refuse(
-                index,
-                f"goes to the retry topic {message.topic!r}",
-                "Send it to the group's own topic.",
-            )
+        if fault := _batch_fault(message, first):
+            what, cure = fault
+            raise SendError(f"message {index} of the batch {what}. Nothing was sent.", cure=cure)
 
 
-def _refuse(index: int, what: str, cure: str) -> None:
-    raise SendError(f"message {index} of the batch {what}. Nothing was sent.", cure=cure)
+def _batch_fault(message: Message, first: Message) -> tuple[str, str] | None:
+    """Why a message may not be in a batch that begins with another one, and the cure."""
+    if message.topic != first.topic:
+        what = f"goes to the topic {message.topic!r}, message 0 to {first.topic!r}"
+        return what, "Send a batch for each topic."
+    if message.wait_store_ok != first.wait_store_ok:
+        what = f"has wait_store_ok={message.wait_store_ok}, message 0 {first.wait_store_ok}"
+        return what, "Give all messages of a batch the same."
+    if is_delayed(message):
+        return "is delayed", "Send delayed messages one by one."
+    if message.sharding_key != first.sharding_key:
+        what = f"has the sharding key {message.sharding_key!r}, message 0 {first.sharding_key!r}"
+        return what, "A batch goes to one queue: send one for each key."
+    if message.topic.startswith(RETRY_PREFIX):
+        return f"goes to the retry topic {message.topic!r}", "Send it to the group's own topic."
+    return None
 
 
 def split(parts: Sequence[Outgoing], bytes_max: int = BATCH_BYTES_MAX) -> Iterator[list[Outgoing]]:

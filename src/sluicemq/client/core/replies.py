@@ -7,20 +7,25 @@ The reply goes to the broker that has the request: the requester sent it there, 
 reach that broker, and by its client id the broker finds its connection.
 """
 
-from dataclasses import replace
-from typing import Any, Final
+import logging
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
 
-from sluicemq.client.core.messages import PROPERTIES_BYTES_MAX, Outgoing
+from sluicemq.client.core.answers import expect_success
+from sluicemq.client.core.directory import Directory
+from sluicemq.client.core.messages import Outgoing, add_properties
+from sluicemq.client.core.talks import Call, Talk
 from sluicemq.errors import ConfigurationError, RequestTimeoutError
 from sluicemq.model.ids import parse_host
 from sluicemq.model.message import CLUSTER, UNIQ_KEY, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
 from sluicemq.record.codec import decode_properties, decompress
-from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import ReplyMessageRequest, SendMessageRequestV2
 
+_log = logging.getLogger("sluicemq.client")
 CORRELATION_ID: Final = "CORRELATION_ID"
 REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
 TTL: Final = "TTL"
@@ -35,14 +40,7 @@ ANSWER_TIMEOUT_S: Final = 12.0
 def as_request(outgoing: Outgoing, client_id: str, correlation_id: str, ttl_ms: int) -> Outgoing:
     """The message as a requester sends it. Raises ConfigurationError."""
     added = {CORRELATION_ID: correlation_id, REPLY_TO_CLIENT: client_id, TTL: str(ttl_ms)}
-    text = outgoing.properties + "".join(f"{k}\x01{v}\x02" for k, v in added.items())
-    if len(text.encode()) > PROPERTIES_BYTES_MAX:
-        raise ConfigurationError(
-            f"the properties take more than {PROPERTIES_BYTES_MAX:,} bytes with those of a "
-            "request.",
-            cure="Put large values into the body.",
-        )
-    return replace(outgoing, properties=text)
+    return add_properties(outgoing, added, "a request")
 
 
 def reply_command(
@@ -105,6 +103,38 @@ def pushed_reply(command: Command) -> StoredMessage:
         prepared_offset=0,
         body_crc=0,
     )
+
+
+class Reply(Protocol):
+    """A future of asyncio or of threads."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: StoredMessage, /) -> None: ...
+
+
+def take_reply(command: Command, awaited: Mapping[str, Reply]) -> Command:
+    """326: the answer for the broker. A reply that nobody waits for is taken as well, as Java does:
+    it came too late. Raises ProtocolError."""
+    reply = pushed_reply(command)
+    future = awaited.get(reply.properties.get(CORRELATION_ID, ""))
+    if future is not None and not future.done():
+        future.set_result(reply)
+    else:
+        _log.info("a reply came that nobody waits for (any more): %s", reply.message_id)
+    return Command(ResponseCode.SUCCESS)
+
+
+def send_reply(
+    directory: Directory, record: StoredMessage, body: bytes, message_id: str
+) -> Talk[dict[str, str]]:
+    """Sends a reply; returns when the requester has it. Raises ConfigurationError (nobody asked),
+    RequestError (the requester is gone), ConnectionLostError, RequestTimeoutError."""
+    queue, command = reply_command(record, body, message_id, directory.clock.now_ms())
+    yield from directory.route(queue.topic)
+    address = directory.master(queue)
+    answer = yield Call(address, command, ANSWER_TIMEOUT_S)
+    return dict(expect_success(answer, address).fields or {})
 
 
 def no_reply(topic: str, message_id: str, where: str, timeout_s: float) -> RequestTimeoutError:

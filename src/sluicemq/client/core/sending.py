@@ -1,15 +1,40 @@
-"""Which queue next, whether to try again, and what to say when it failed.
+"""Sending: which queue next, whether to try again, what to say when it failed.
 
 `QueueChooser` goes round robin over the write queues and avoids brokers that were slow or away:
 RocketMQ's latency table, by which a broker that took 550 ms is left alone for 2 s, and so on up to
 30 s. `Attempts` owns one send: its deadline over all attempts, the retries left, and the story that
-the final error tells. A time-out is never retried, because the message may be stored.
+the final error tells. A time-out is never retried, because the message may be stored. `Sender` has
+the conversations of a producer.
 """
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, TypedDict
 
+from sluicemq.client.core import requests
+from sluicemq.client.core.answers import (
+    SUCCESS,
+    SendResult,
+    expect_success,
+    fields_of,
+    send_results,
+)
+from sluicemq.client.core.directory import Directory
+from sluicemq.client.core.messages import (
+    COMPRESS_FROM_BYTES,
+    DELAY_LEVEL_MAX,
+    MessageOptions,
+    Outgoing,
+    check_batch,
+    checked_group,
+    join,
+    prepare,
+    recalled,
+    split,
+)
+from sluicemq.client.core.talks import Call, Talk
+from sluicemq.client.core.tracing import Tracing
+from sluicemq.client.core.transactions import TransactionListener
 from sluicemq.errors import (
     ConnectionLostError,
     RequestError,
@@ -21,6 +46,7 @@ from sluicemq.errors import (
 from sluicemq.model.ids import java_hash
 from sluicemq.model.message import Message
 from sluicemq.model.topic import MessageQueue
+from sluicemq.wire.frames import Command
 
 SEND_TIMEOUT_MS: Final = 10_000
 RETRIES: Final = 2
@@ -158,3 +184,255 @@ class Attempts:
             f"message {message_id} to {topic!r} was not stored [{story}].",
             cure="See sluice cluster list, and whether the brokers' addresses are reachable.",
         )
+
+
+class SendOptions(MessageOptions, total=False):
+    """What `send` takes besides topic and body: where to, and how long it may take."""
+
+    queue: MessageQueue | None
+    selector: Selector | None
+    timeout_ms: int | None
+
+
+class TransactionOptions(MessageOptions, total=False):
+    """What `transaction` takes besides topic and body."""
+
+    queue: MessageQueue | None
+    timeout_ms: int | None
+    check_after_s: int | None
+
+
+class ProducerOptions(TypedDict, total=False):
+    """The settings of a producer: the milliseconds of one send with all its attempts, how often it
+    is tried again (`retries_async`: by `send_soon`), from how many bytes on bodies are compressed,
+    and who runs and checks its transactions."""
+
+    timeout_ms: int
+    retries: int
+    retries_async: int
+    compress_from_bytes: int
+    delay_level_max: int
+    listener: TransactionListener | None
+
+
+class Sender:
+    """The sends of one producer group. `on_first(group, topic)` is called before the first send to
+    a topic, `on_settled` when the last open send has ended after `is_closed`."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        group: str,
+        next_id: Callable[[], str],
+        *,
+        timeout_ms: int = SEND_TIMEOUT_MS,
+        retries: int = RETRIES,
+        compress_from_bytes: int = COMPRESS_FROM_BYTES,
+        delay_level_max: int = DELAY_LEVEL_MAX,
+        trace: Tracing | None = None,
+    ) -> None:
+        self.directory = directory
+        self.group = checked_group(group)
+        self.next_id = next_id
+        self.timeout_ms = timeout_ms
+        self.retries = retries
+        self.compress_from_bytes = compress_from_bytes
+        self.delay_level_max = delay_level_max
+        self.trace = trace
+        self.on_first: Callable[[str, str], None] = lambda group, topic: None
+        self.on_settled: Callable[[], None] = lambda: None
+        self.open: set[str] = set()
+        self.unknown: list[str] = []
+        """Of sends that ended after `is_closed`: what may be stored or not."""
+        self.is_closed = False
+        self._chooser = QueueChooser()
+        self._topics: set[str] = set()
+
+    def prepare(self, message: Message) -> Outgoing:
+        """The message made ready, with an id. Raises ConfigurationError."""
+        return prepare(
+            message,
+            self.next_id(),
+            compress_from_bytes=self.compress_from_bytes,
+            delay_level_max=self.delay_level_max,
+        )
+
+    def attempts(self, timeout_ms: int | None = None, retries: int | None = None) -> Attempts:
+        """A send that begins now."""
+        return Attempts(
+            self.directory.clock.monotonic_s(),
+            self.timeout_ms if timeout_ms is None else timeout_ms,
+            self.retries if retries is None else retries,
+        )
+
+    def _choose(
+        self, outgoing: Outgoing, queues: Sequence[MessageQueue], last_broker: str | None
+    ) -> MessageQueue:
+        if outgoing.sharding_key:
+            return choose_by_key(queues, outgoing.sharding_key)
+        return self._chooser.choose(queues, self.directory.clock.monotonic_s(), last_broker)
+
+    def request(
+        self,
+        outgoing: Outgoing,
+        queue: MessageQueue,
+        *,
+        batch: bool = False,
+        oneway: bool = False,
+        is_brief: bool = False,
+    ) -> Command:
+        """The request that stores a message in a queue, or a batch."""
+        return requests.send(
+            self.group,
+            queue,
+            outgoing.properties,
+            outgoing.body,
+            sys_flag=outgoing.sys_flag,
+            flag=outgoing.flag,
+            born_time_ms=self.directory.clock.now_ms(),
+            batch=batch,
+            oneway=oneway,
+            reconsume_times=outgoing.reconsume_times,
+            reconsume_times_max=outgoing.reconsume_times_max,
+            is_brief=is_brief,
+        )
+
+    def send(
+        self,
+        outgoing: Outgoing,
+        queue: MessageQueue | None = None,
+        attempts: Attempts | None = None,
+    ) -> Talk[SendResult]:
+        """Stores one message that is made ready."""
+        ids = (outgoing.message_id,)
+        return (yield from self.deliver(outgoing, ids, queue, attempts or self.attempts()))[0]
+
+    def send_selected(
+        self, message: Message, selector: Selector, timeout_ms: int | None = None
+    ) -> Talk[SendResult]:
+        """Stores a message in the queue that the user's function chooses."""
+        outgoing = self.prepare(message)
+        queues = yield from self.directory.write_queues(message.topic)
+        queue = choose_by(selector, queues, message)
+        return (yield from self.send(outgoing, queue, self.attempts(timeout_ms)))
+
+    def send_oneway(self, outgoing: Outgoing, queue: MessageQueue | None = None) -> Talk[None]:
+        """Hands one message to the network."""
+        if queue is None:
+            queues = yield from self.directory.write_queues(outgoing.topic)
+            queue = self._choose(outgoing, queues, None)
+        address = self.directory.master(queue)
+        yield Call(address, self.request(outgoing, queue, oneway=True))
+
+    def send_batch(
+        self,
+        messages: Sequence[Message],
+        queue: MessageQueue | None = None,
+        timeout_ms: int | None = None,
+    ) -> Talk[list[SendResult]]:
+        """Stores messages of one topic in requests of at most 1 MiB each."""
+        check_batch(messages)
+        parts = [prepare(one, self.next_id(), compress_from_bytes=0) for one in messages]
+        results: list[SendResult] = []
+        for run in split(parts):
+            joined = join(run, self.next_id())
+            ids = tuple(part.message_id for part in run)
+            try:
+                results += yield from self.deliver(
+                    joined, ids, queue, self.attempts(timeout_ms), batch=True
+                )
+            except SluiceError as error:
+                error.add_note(f"{len(results)} of {len(parts)} messages of this batch are stored.")
+                raise
+        return results
+
+    def deliver(
+        self,
+        outgoing: Outgoing,
+        ids: tuple[str, ...],
+        queue: MessageQueue | None,
+        attempts: Attempts,
+        *,
+        batch: bool = False,
+    ) -> Talk[list[SendResult]]:
+        """One result for each of `ids`; in `queue`, or in one that is chosen for each attempt. HOT.
+
+        Raises RouteNotFoundError, NameServerUnreachableError, RequestError (the broker refused it),
+        SendError (not stored), SendUnknownError (it may be stored).
+        """
+        self.open.add(outgoing.message_id)
+        try:
+            while True:
+                results = yield from self._attempt(outgoing, ids, queue, attempts, batch=batch)
+                if results is not None:
+                    return results
+        except SendUnknownError:
+            if self.is_closed:
+                self.unknown.extend(ids)
+            raise
+        finally:
+            self.open.discard(outgoing.message_id)
+            if self.is_closed and not self.open:
+                self.on_settled()
+
+    def _attempt(
+        self,
+        outgoing: Outgoing,
+        ids: tuple[str, ...],
+        queue: MessageQueue | None,
+        attempts: Attempts,
+        *,
+        batch: bool,
+    ) -> Talk[list[SendResult] | None]:
+        """None when it failed and may be tried again."""
+        directory, clock, trace = self.directory, self.directory.clock, self.trace
+        topic, call = outgoing.topic, None
+        target = queue
+        if target is None:
+            queues = yield from directory.write_queues(topic)
+            target = self._choose(outgoing, queues, attempts.last_broker)
+        began_s = clock.monotonic_s()
+        try:
+            if queue is not None:
+                yield from directory.route(queue.topic, create=True)
+            if topic not in self._topics:
+                self._topics.add(topic)
+                self.on_first(self.group, topic)
+            address = directory.master(target)
+            is_brief = batch and len(ids) == 1
+            command = self.request(outgoing, target, batch=batch, is_brief=is_brief)
+            call = Call(address, command, max(0.001, attempts.remaining_s(began_s)))
+            answer = yield call
+            results = send_results(answer, target, ids, address)
+        except (ConnectionLostError, RequestTimeoutError, RequestError) as error:
+            now_s = clock.monotonic_s()
+            self._chooser.failed(target.broker, now_s)
+            directory.routes.forget(topic)
+            is_written = call is not None and call.is_written
+            again = attempts.failed(target.broker, error, now_s, written=is_written)
+            if again and not self.is_closed:
+                return None
+            if trace is not None:
+                trace.failed(self.group, outgoing, ids, now_s - began_s, batch=batch)
+            raise attempts.verdict(topic, outgoing.message_id, error) from error
+        now_s = clock.monotonic_s()
+        self._chooser.answered(target.broker, now_s - began_s, now_s)
+        if trace is not None:
+            trace.sent(self.group, outgoing, results, address, answer, now_s - began_s, batch=batch)
+        return results
+
+    def recall(self, handle: str) -> Talk[str]:
+        """Takes a timed message back by the `recall_handle` of its send; returns its message id.
+
+        Brokers allow it with recallMessageEnable = true. Success means that the message will not be
+        delivered if it was there. Raises ConfigurationError when it is no handle, RequestError when
+        the broker refuses (too late, switched off).
+        """
+        found = recalled(handle)
+        yield from self.directory.route(found.topic)
+        address = self.directory.master(MessageQueue(found.topic, found.broker, 0))
+        answer = yield Call(address, requests.recall(self.group, found))
+        if self.trace is not None:
+            is_taken = answer.code == SUCCESS
+            self.trace.recalled(self.group, found.topic, found.unique_id, success=is_taken)
+        return fields_of(expect_success(answer, address)).get("msgId", found.unique_id)

@@ -15,7 +15,7 @@ method of both shells:
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
@@ -51,7 +51,17 @@ class Alone:
     talk: "Talk[Any]"
 
 
-Talk = Generator[Call | Alone, Command, T]
+@dataclass(slots=True)
+class Wait:
+    """What a function of the user returned. Its `value` is awaited where that can be done."""
+
+    value: Any
+
+
+Talk = Generator[Call | Alone | Wait, Command, T]
+
+
+_NOTHING = Command(0)
 
 
 class BlockingShell(ABC):
@@ -66,11 +76,15 @@ class BlockingShell(ABC):
 
     def run(self, talk: Talk[T]) -> T:
         """The result of a Talk."""
+        answer = _NOTHING
         try:
             step = next(talk)
             while True:
                 try:
-                    answer = self.exchange(step) if isinstance(step, Call) else self.run(step.talk)
+                    if isinstance(step, Call):
+                        answer = self.exchange(step)
+                    elif isinstance(step, Alone):
+                        answer = self.run(step.talk)
                 except BaseException as error:  # noqa: BLE001 - the Talk decides
                     step = talk.throw(error)
                 else:
@@ -96,15 +110,18 @@ class AsyncioShell(ABC):
 
     async def run(self, talk: Talk[T]) -> T:
         """The result of a Talk."""
+        answer = _NOTHING
         try:
             step = next(talk)
             while True:
                 try:
                     if isinstance(step, Call):
                         answer = await self.exchange(step)
-                    else:
+                    elif isinstance(step, Alone):
                         async with self.alone(step.key):
                             answer = await self.run(step.talk)
+                    elif isinstance(step.value, Awaitable):
+                        answer = step.value = await step.value
                 except BaseException as error:  # noqa: BLE001 - the Talk decides
                     step = talk.throw(error)
                 else:

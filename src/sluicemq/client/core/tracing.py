@@ -34,9 +34,8 @@ from typing import Any, Final, NamedTuple
 
 from sluicemq.client.core.answers import SendResult, fields_of
 from sluicemq.client.core.messages import Outgoing
-from sluicemq.client.core.transactions import HalfPlace, TransactionState
 from sluicemq.clock import Clock
-from sluicemq.errors import ConfigurationError
+from sluicemq.errors import ConfigurationError, RouteNotFoundError
 from sluicemq.model.message import (
     DELAY,
     KEYS,
@@ -306,11 +305,7 @@ BYTES_MAX: Final = 128_000
 KEY_CHARACTERS_MAX: Final = 6_000
 _HALVES_MAX: Final = 1_000
 _REGION: Final = "DefaultRegion"
-_STATES: Final = {
-    TransactionState.COMMIT: "COMMIT_MESSAGE",
-    TransactionState.ROLLBACK: "ROLLBACK_MESSAGE",
-    TransactionState.UNKNOWN: "UNKNOW",
-}
+_STATES: Final = {8: "COMMIT_MESSAGE", 12: "ROLLBACK_MESSAGE", 0: "UNKNOW"}
 
 
 def trace_topic(trace: bool | str | None) -> str | None:
@@ -320,6 +315,13 @@ def trace_topic(trace: bool | str | None) -> str | None:
             raise ConfigurationError("trace is an empty text.", cure="Give True, or a topic.")
         return trace
     return DEFAULT_TRACE_TOPIC if trace else None
+
+
+def trace_hint(error: Exception) -> str:
+    """What to do when no broker has the trace topic."""
+    if isinstance(error, RouteNotFoundError):
+        return " (set traceTopicEnable=true on a broker, or create the topic)"
+    return ""
 
 
 class _Sent(NamedTuple):
@@ -427,8 +429,10 @@ class Tracing:
 
     def ended(
         self,
-        place: HalfPlace,
-        state: TransactionState,
+        group: str,
+        topic: str,
+        transaction_id: str,
+        state: int,
         address: str,
         *,
         properties: Mapping[str, str] | None = None,
@@ -438,12 +442,12 @@ class Tracing:
         known = properties or {}
         tags, keys = known.get(TAGS), known.get(KEYS)
         if properties is None:
-            tags, keys = self._halves.pop(place.transaction_id, (None, None))
+            tags, keys = self._halves.pop(transaction_id, (None, None))
         self.note(
             Ended(
-                self.clock.now_ms(), known.get(MSG_REGION) or _REGION, place.group,
-                place.queue.topic, place.transaction_id, tags, keys, address,
-                MessageKind.COMMITTED, place.transaction_id, _STATES[state], properties is not None,
+                self.clock.now_ms(), known.get(MSG_REGION) or _REGION, group, topic,
+                transaction_id, tags, keys, address, MessageKind.COMMITTED, transaction_id,
+                _STATES[state], properties is not None,
             )
         )  # fmt: skip
 

@@ -1,4 +1,11 @@
-"""Transactions, seen by a producer: what is sent, what is remembered, what a broker asks.
+"""Transactions of a producer: what is sent, what is remembered, what a broker asks.
+
+    async with producer.transaction("orders", body) as tx:     # the half message is stored
+        await database.commit(...)                              # the local transaction
+    # leaving has committed; an exception would have rolled back
+
+`tx.unknown()` and `tx.rollback()` say how leaving ends it instead. The same in RocketMQ's way:
+`producer.send_in_transaction(message, argument)` calls the producer's TransactionListener.
 
 A half message is a send with TRAN_MSG and PGROUP; what it is committed or rolled back by (37) names
 the place that its answer told. A broker that waits too long asks any client of the group (39).
@@ -10,14 +17,27 @@ when the broker never heard of it. Only the rest is the listener's to check.
 
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import partial
 from typing import Any, Final, NamedTuple
 
-from sluicemq.client.core.answers import SendResult, expect_success
-from sluicemq.client.core.messages import PROPERTIES_BYTES_MAX, Outgoing
-from sluicemq.errors import ConfigurationError, ProtocolError, SendError
+from sluicemq.client.core.answers import SendResult, SendStatus, expect_success
+from sluicemq.client.core.directory import Directory
+from sluicemq.client.core.messages import Outgoing, add_properties
+from sluicemq.client.core.talks import Call, Talk, Wait
+from sluicemq.client.core.tracing import Tracing
+from sluicemq.errors import (
+    ConfigurationError,
+    ConnectionLostError,
+    ProtocolError,
+    RequestTimeoutError,
+    RouteNotFoundError,
+    SendError,
+    SluiceError,
+)
 from sluicemq.model.message import (
     CHECK_IMMUNITY,
     DELAY,
@@ -37,6 +57,7 @@ from sluicemq.wire.frames import FLAG_ONEWAY, Command
 from sluicemq.wire.headers import CheckTransactionStateRequest
 
 _log = logging.getLogger("sluicemq.client")
+SendHalf = Callable[[Outgoing], Talk[SendResult]]
 REMEMBERED: Final = 10_000
 _OFFSET_DIGITS: Final = 16
 
@@ -107,28 +128,19 @@ def as_half(outgoing: Outgoing, group: str, check_after_s: int | None) -> Outgoi
     names = {part.partition("\x01")[0] for part in outgoing.properties.split("\x02")}
     for name in (DELAY, *TIMER_PROPERTIES):
         if name in names:
-            raise _delayed(f"property {name}")
-    text = f"{outgoing.properties}{TRAN_MSG}\x01true\x02{PRODUCER_GROUP}\x01{group}\x02"
+            raise ConfigurationError(
+                f"a message of a transaction cannot be delayed (property {name}).",
+                cure="Send it without a transaction, or without a delay.",
+            )
+    added = {TRAN_MSG: "true", PRODUCER_GROUP: group}
     if check_after_s is not None:
         if check_after_s < 0:
             raise ConfigurationError(
                 f"check_after_s is {check_after_s}.", cure="Give seconds, 0 or more."
             )
-        text += f"{CHECK_IMMUNITY}\x01{check_after_s}\x02"
-    if len(text.encode()) > PROPERTIES_BYTES_MAX:
-        raise ConfigurationError(
-            f"the properties take more than {PROPERTIES_BYTES_MAX:,} bytes with those of a "
-            "transaction.",
-            cure="Put large values into the body.",
-        )
-    return replace(outgoing, properties=text, sys_flag=outgoing.sys_flag | PREPARED)
-
-
-def _delayed(what: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"a message of a transaction cannot be delayed ({what}).",
-        cure="Send it without a transaction, or without a delay.",
-    )
+        added[CHECK_IMMUNITY] = str(check_after_s)
+    half = add_properties(outgoing, added, "a transaction")
+    return replace(half, sys_flag=outgoing.sys_flag | PREPARED)
 
 
 def place_of(result: SendResult, group: str) -> HalfPlace:
@@ -204,27 +216,6 @@ def as_state(value: object) -> TransactionState:
     )
 
 
-def is_acknowledged(answer: Command, address: str) -> bool:
-    """Did the broker end the transaction as asked? False when it leaves that to a check.
-
-    Raises RequestError when it refuses.
-    """
-    if answer.code == ResponseCode.ILLEGAL_OPERATION:  # too late: it asks by itself
-        _log.warning("broker %s: %s", address, answer.remark)
-        return False
-    expect_success(answer, address)
-    return True
-
-
-def not_safe(result: SendResult) -> SendError:
-    """The half message of a transaction is stored, and may get lost: nothing may rely on it."""
-    return SendError(
-        f"the broker stored message {result.message_id} of a transaction with "
-        f"{result.status.name}: it was rolled back, the local transaction has not begun.",
-        cure="Try again; look at the broker's disk, or at its slaves.",
-    )
-
-
 class Decisions:
     """What a producer knows of its transactions without asking its listener."""
 
@@ -262,3 +253,211 @@ class Decisions:
         if state is TransactionState.COMMIT and broker != question.place.queue.broker:
             return TransactionState.ROLLBACK
         return state
+
+
+class Transactions:
+    """The transactions of one producer group that brokers ask. `guard` keeps threads apart."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        group: str,
+        listener: TransactionListener | None,
+        trace: Tracing | None = None,
+        *,
+        guard: AbstractContextManager[object] | None = None,
+    ) -> None:
+        self.directory = directory
+        self.group = group
+        self.listener = listener
+        self.trace = trace
+        self._guard = nullcontext() if guard is None else guard
+        self._decisions = Decisions()
+        self._has_warned = False
+
+    @property
+    def is_used(self) -> bool:
+        """Can a broker have reason to ask?"""
+        return self.listener is not None or self._decisions.is_used
+
+    def expect_listener(self) -> None:
+        """Raises ConfigurationError without one."""
+        if self.listener is None:
+            raise ConfigurationError(
+                f"the producer of group {self.group!r} has no TransactionListener.",
+                cure="Give it one (listener=), or use a `producer.transaction(...)` block.",
+            )
+
+    def begin(
+        self, outgoing: Outgoing, check_after_s: int | None, send: SendHalf
+    ) -> Talk[tuple[HalfPlace, SendResult]]:
+        """Sends the half message. When that fails, a check would roll it back."""
+        half = as_half(outgoing, self.group, check_after_s)
+        with self._guard:
+            self._decisions.begin(half.message_id)
+        try:
+            result = yield from send(half)
+            return place_of(result, self.group), result
+        except BaseException:
+            with self._guard:
+                self._decisions.end(half.message_id, TransactionState.ROLLBACK, "")
+            raise
+
+    def finish(self, place: HalfPlace, state: TransactionState) -> Talk[bool]:
+        """Tells the broker how it ended; False when that is left to a check.
+
+        Raises RequestError when the broker refuses.
+        """
+        with self._guard:
+            self._decisions.end(place.transaction_id, state, place.queue.broker)
+        command = end_transaction(place, state)
+        try:
+            yield from self.directory.route(place.queue.topic)
+            address = self.directory.master(place.queue)
+            self.trace_end(place, state, address)
+            answer = yield Call(address, command)
+        except (ConnectionLostError, RequestTimeoutError, RouteNotFoundError) as error:
+            _log.warning(
+                "%s of transaction %s has no answer, the broker will ask: %s",
+                state.name, place.transaction_id, error,
+            )  # fmt: skip
+            return False
+        if command.is_oneway:
+            return False
+        if answer.code == ResponseCode.ILLEGAL_OPERATION:  # too late: the broker asks by itself
+            _log.warning("broker %s: %s", address, answer.remark)
+            return False
+        expect_success(answer, address)
+        return True
+
+    def trace_end(
+        self,
+        place: HalfPlace,
+        state: TransactionState,
+        address: str,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Notes the end, when traces are on; `properties`: of the message of a check."""
+        if self.trace is not None:
+            self.trace.ended(
+                place.group, place.queue.topic, place.transaction_id, state, address,
+                properties=properties,
+            )  # fmt: skip
+
+    def send(
+        self,
+        message: Message,
+        outgoing: Outgoing,
+        argument: Any,
+        check_after_s: int | None,
+        send: SendHalf,
+    ) -> Talk[TransactionResult]:
+        """Half message, local transaction by the listener, its end."""
+        self.expect_listener()
+        assert self.listener is not None
+        place, result = yield from self.begin(outgoing, check_after_s, send)
+        state = TransactionState.ROLLBACK
+        if result.status is SendStatus.OK:
+            execute = partial(self.listener.execute_local, message, place.transaction_id, argument)
+            state = yield from self._ask_listener(
+                execute,
+                f"the local transaction {place.transaction_id} failed: the broker will ask how it "
+                "ended",
+            )
+        is_acknowledged = yield from self.finish(place, state)
+        return TransactionResult(result, place.transaction_id, state, is_acknowledged)
+
+    def _ask_listener(self, function: Callable[[], object], failure: str) -> Talk[TransactionState]:
+        """What the listener says; UNKNOWN when it fails, which is logged."""
+        try:
+            step = Wait(function())
+            yield step
+            return as_state(step.value)
+        except Exception:  # noqa: BLE001 -- the listener's own code
+            _log.exception(failure)
+            return TransactionState.UNKNOWN
+
+    def check(self, question: Question) -> Talk[TransactionState | None]:
+        """The answer to a broker's question; None when this producer cannot know it."""
+        with self._guard:
+            known = self._decisions.known(question)
+        if known is not None:
+            return known
+        if self.listener is None:
+            if not self._has_warned:  # once is enough
+                self._has_warned = True
+                _log.warning(
+                    "a broker asks producer group %s about transaction %s, which this process has "
+                    "not begun, and the producer has no TransactionListener: give it one.",
+                    self.group, question.place.transaction_id,
+                )  # fmt: skip
+            return None
+        check = partial(self.listener.check, question.message)
+        failure = f"the check of transaction {question.place.transaction_id} failed"
+        return (yield from self._ask_listener(check, failure))
+
+
+class TransactionBlock:
+    """One message with its local transaction. `transaction_id` is what a check will name: store it
+    with the local transaction's own data."""
+
+    def __init__(
+        self,
+        transactions: Transactions,
+        outgoing: Outgoing,
+        send: SendHalf,
+        check_after_s: int | None,
+    ) -> None:
+        self.transaction_id = outgoing.message_id
+        self.state = TransactionState.COMMIT
+        """How leaving normally ends it."""
+        self.send_result: SendResult | None = None
+        self.is_acknowledged = False
+        """Whether the broker has confirmed the end."""
+        self._transactions = transactions
+        self._outgoing = outgoing
+        self._send = send
+        self._check_after_s = check_after_s
+        self._place: HalfPlace | None = None
+
+    def unknown(self) -> None:
+        """Leave it undecided: the broker will ask."""
+        self.state = TransactionState.UNKNOWN
+
+    def rollback(self) -> None:
+        """Roll back when the block is left, without an exception."""
+        self.state = TransactionState.ROLLBACK
+
+    def commit(self) -> None:
+        """Commit after all, when the block is left normally."""
+        self.state = TransactionState.COMMIT
+
+    def entering(self) -> Talk[None]:
+        """Sends the half message; raises as a send does, and SendError when it may get lost."""
+        if self._place is not None:
+            raise ConfigurationError(
+                "this transaction was entered before.", cure="Make a new one for each message."
+            )
+        self._place, result = yield from self._transactions.begin(
+            self._outgoing, self._check_after_s, self._send
+        )
+        self.send_result = result
+        if result.status is not SendStatus.OK:
+            yield from self._transactions.finish(self._place, TransactionState.ROLLBACK)
+            raise SendError(
+                f"the broker stored message {result.message_id} of a transaction with "
+                f"{result.status.name}: it was rolled back, the local transaction has not begun.",
+                cure="Try again; look at the broker's disk, or at its slaves.",
+            )
+
+    def leaving(self, error: BaseException | None) -> Talk[None]:
+        """Ends it as `state` says; rolls back after an exception of the user's, which goes on."""
+        assert self._place is not None
+        if error is not None:
+            self.state = TransactionState.ROLLBACK
+        try:
+            self.is_acknowledged = yield from self._transactions.finish(self._place, self.state)
+        except SluiceError as refusal:
+            if error is None:
+                raise
+            _log.warning("rolling back transaction %s failed: %s", self.transaction_id, refusal)

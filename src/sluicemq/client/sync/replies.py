@@ -4,7 +4,6 @@ Replies come on a connection that heartbeats (326), so the first request starts 
 programs without requests have none.
 """
 
-import logging
 import secrets
 import threading
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from concurrent.futures import Future
 
 from sluicemq.client.core.answers import SendResult
 from sluicemq.client.core.messages import Outgoing
-from sluicemq.client.core.replies import CORRELATION_ID, as_request, no_reply, pushed_reply
+from sluicemq.client.core.replies import Reply, as_request, no_reply, take_reply
 from sluicemq.client.identity import make_client_id
 from sluicemq.client.keeper import Keeper
 from sluicemq.client.sync.transactions import Brokers
@@ -21,8 +20,6 @@ from sluicemq.model.message import StoredMessage
 from sluicemq.net.network import Sockets
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import Command
-
-_log = logging.getLogger("sluicemq.client")
 
 
 class Requester:
@@ -34,7 +31,7 @@ class Requester:
         self._lock = threading.Lock()
         self._keeper: Keeper | None = None
         self._known: set[str] = set()
-        self._open: dict[str, Future[StoredMessage]] = {}
+        self._open: dict[str, Reply] = {}
 
     def request(
         self, outgoing: Outgoing, send: Callable[[Outgoing], SendResult], timeout_s: float
@@ -81,16 +78,9 @@ class Requester:
         if command.code != RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT:
             return False
         try:
-            reply = pushed_reply(command)
+            answer(take_reply(command, self._open))
         except ProtocolError as error:
             answer(Command(ResponseCode.SYSTEM_ERROR, remark=str(error)))
-            return True
-        future = self._open.get(reply.properties.get(CORRELATION_ID, ""))
-        if future is not None and not future.done():
-            future.set_result(reply)
-        else:
-            _log.info("a reply came that nobody waits for (any more): %s", reply.message_id)
-        answer(Command(ResponseCode.SUCCESS))
         return True
 
     def close(self) -> None:

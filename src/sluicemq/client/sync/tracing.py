@@ -6,8 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from sluicemq.client.core.tracing import LINGER_S, RECORDS_MAX, Tracing
-from sluicemq.errors import RouteNotFoundError
+from sluicemq.client.core.tracing import LINGER_S, RECORDS_MAX, Tracing, trace_hint
 from sluicemq.model.message import Message
 
 _log = logging.getLogger("sluicemq.client")
@@ -62,7 +61,7 @@ class TraceWriter:
                 self.tracing.lost(batch.record_count)
                 level = logging.DEBUG if self._has_warned else logging.WARNING
                 self._has_warned = True
-                _log.log(level, "traces cannot be written%s: %s", hint(error), error)
+                _log.log(level, "traces cannot be written%s: %s", trace_hint(error), error)
                 return False
         return True
 
@@ -78,10 +77,3 @@ class TraceWriter:
         self.tracing.lost(len(self.tracing))
         if self.tracing.dropped:
             _log.warning("%d trace records were not written", self.tracing.dropped)
-
-
-def hint(error: Exception) -> str:
-    """What to do when no broker has the trace topic."""
-    if isinstance(error, RouteNotFoundError):
-        return " (set traceTopicEnable=true on a broker, or create the topic)"
-    return ""

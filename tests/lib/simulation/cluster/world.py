@@ -18,6 +18,7 @@ from simulation.cluster.nodes import HOST, BrokerNode, ClientNode, NameServerNod
 from simulation.cluster.processes import task_factory
 from simulation.crashes.plan import Violation
 from sluicemq.client.core.answers import SendResult, SendStatus
+from sluicemq.client.core.messages import MessageOptions
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.errors import SluiceError
 from sluicemq.model.message import Message
@@ -231,7 +232,7 @@ class ClusterWorld:
         delay_s = DELAYS_S[level] if rng.random() < 0.5 else rng.randrange(1, 100)
         by_level = delay_s == DELAYS_S[level]
         sent.due_s = self.network.now_s() + delay_s
-        option = {"delay_level": level + 1} if by_level else {"delay": delay_s}
+        option: MessageOptions = {"delay_level": level + 1} if by_level else {"delay": delay_s}
         self._spawn(node, [sent], node.mq.send(TOPIC, sent.body, **option))
         return f"{node.name} sends {sent.number} for in {delay_s} s{' by level' * by_level}"
 
