@@ -22,8 +22,9 @@ from simulation.silence import silence
 from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.state import BrokerCore
-from sluicemq.broker.transactions.requests import Ending
-from sluicemq.broker.waiting.rewrite import Delaying
+from sluicemq.broker.transactions.open import OpenTransaction
+from sluicemq.broker.transactions.transactions import Transactions
+from sluicemq.broker.waiting.rewrite import DelayRewrite
 from sluicemq.client.aio import readers as reader
 from sluicemq.client.aio.ordered import Lane, OrderedFeed
 from sluicemq.client.aio.readers import SendBack
@@ -101,20 +102,20 @@ def an_answer_does_not_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def a_rollback_publishes(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Ending._end
+    original = Transactions.decide
     monkeypatch.setattr(
-        Ending, "_end", lambda self, command, half, _: original(self, command, half, COMMITTED)
+        Transactions, "decide", lambda self, open_one, _: original(self, open_one, COMMITTED)
     )
 
 
 def a_commit_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Ending._end
+    original = Transactions.decide
 
-    def end(self: Ending, command: Any, half: Any, outcome: int) -> Any:
-        lost = half.offset % 4 == 3
-        return original(self, command, half, ROLLED_BACK if lost else outcome)
+    def decide(self: Transactions, transaction: OpenTransaction, outcome: int) -> None:
+        lost = transaction.offset % 4 == 3
+        original(self, transaction, ROLLED_BACK if lost else outcome)
 
-    monkeypatch.setattr(Ending, "_end", end)
+    monkeypatch.setattr(Transactions, "decide", decide)
 
 
 def a_lock_is_given_to_two(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,14 +153,14 @@ def a_message_that_failed_is_not_sent_back(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def a_delay_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Delaying._to_level
+    original = DelayRewrite.rewrite
 
-    def to_level(self: Delaying, draft: Any, level: int) -> None:
-        original(self, draft, level)
-        draft.topic, draft.queue_id = "SCHEDULE_TOPIC_XXXX", 0
-        draft.delay_ms = 1000
+    def rewrite(self: DelayRewrite, draft: Any) -> None:
+        original(self, draft)
+        if draft.delay_ms is not None:
+            draft.queue_id, draft.delay_ms = 0, 1000
 
-    monkeypatch.setattr(Delaying, "_to_level", to_level)
+    monkeypatch.setattr(DelayRewrite, "rewrite", rewrite)
 
 
 def offsets_are_one_too_high_after_a_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 from simulation.stepped import SMALL, SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.broker.progress import Progress
 from sluicemq.broker.topics import HALF_TOPIC, LIMIT_TOPIC, OP_TOPIC
-from sluicemq.broker.transactions.open import Undecided, UndecidedTable
+from sluicemq.broker.transactions.open import OpenTransaction, OpenTransactions
 from sluicemq.broker.transactions.transactions import Transactions
 from sluicemq.config import BrokerConfig
 from sluicemq.record.codec import decode_records
@@ -260,12 +260,12 @@ def test_a_crash_between_a_message_and_its_op_does_not_make_two(
 # --- planted bugs have to be found
 
 
-def end_without_op(self: Transactions, transaction: Undecided, outcome: int) -> None:
+def end_without_op(self: Transactions, transaction: OpenTransaction, outcome: int) -> None:
     """Ops that are kept back in memory and lost."""
     transaction.is_ending = True
 
 
-def never_the_same(self: UndecidedTable, unique_id: str, digest: int | None = None) -> None:
+def never_the_same(self: OpenTransactions, unique_id: str, digest: int | None = None) -> None:
     """Copies of halves are transactions of their own."""
 
 
@@ -278,7 +278,7 @@ def progress_of_what_is_written(self: Progress, synced_offset: int) -> int:
     ("owner", "name", "bug"),
     [
         (Transactions, "end", end_without_op),
-        (UndecidedTable, "find", never_the_same),
+        (OpenTransactions, "find", never_the_same),
         (Progress, "safe", progress_of_what_is_written),
     ],
 )

@@ -4,9 +4,13 @@ Who has a hundred thousand things to do asks `is_over` between two of them. Time
 now and then, and under a clock that stands still (a test's) the count is the limit.
 """
 
+import logging
+from collections.abc import Callable
 from typing import Final
 
 from sluicemq.clock import Clock
+
+log = logging.getLogger(__name__)
 
 LOOK_EVERY: Final = 16
 
@@ -39,3 +43,47 @@ class Slice:
             self._next_look = self._left - LOOK_EVERY
             if self._clock.monotonic_s() >= self._end_s:
                 self._left = 0
+
+
+class Worker:
+    """Work that is done a slice at a time: `soon`, or after a pause when something went wrong."""
+
+    PAUSE_S: Final = 0.1
+
+    def __init__(
+        self,
+        run: Callable[[], None],
+        clock: Clock,
+        call_soon: Callable[[Callable[[], None]], object],
+    ) -> None:
+        self._run = run
+        self._clock = clock
+        self._call_soon = call_soon
+        self._is_coming = False
+        self._complaint = ""
+        self.is_on = False
+        self.paused_until_s = 0.0
+
+    def soon(self) -> None:
+        """A slice in the loop's next turn."""
+        if self.is_on and not self._is_coming:
+            self._is_coming = True
+            self._call_soon(self._come)
+
+    def _come(self) -> None:
+        self._is_coming = False
+        self._run()
+
+    @property
+    def is_paused(self) -> bool:
+        return self._clock.monotonic_s() < self.paused_until_s
+
+    def failed(self, what: str) -> None:
+        """Pause; log what is wrong unless that was the last thing said."""
+        self.paused_until_s = self._clock.monotonic_s() + self.PAUSE_S
+        if what != self._complaint:
+            self._complaint = what
+            log.error("%s", what)
+
+    def succeeded(self) -> None:
+        self._complaint = ""

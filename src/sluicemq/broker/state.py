@@ -42,7 +42,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC, Topics
 from sluicemq.broker.transactions.checkback import CheckBack
 from sluicemq.broker.transactions.checks import TransactionChecks
-from sluicemq.broker.transactions.requests import Ending
+from sluicemq.broker.transactions.requests import TransactionRequests
 from sluicemq.broker.transactions.transactions import Transactions
 from sluicemq.broker.turns import Announced, Durable, Parked, Postponed, RunSync, Turns
 from sluicemq.broker.waiting.delivery import WAITING_TOPICS, Delayed
@@ -161,7 +161,7 @@ class BrokerCore:
             settings, self.topics, self.retries, store, self.intake, self.turns, clock, host,
             unique_ids,
         )  # fmt: skip
-        self.send.on_staged = self.epochs.on_staged
+        self.send.batches.on_staged = self.epochs.on_staged
         self.send_back = SendBack(
             settings, self.topics, self.retries, store, self.intake, host, self.consumers,
             self.access,
@@ -195,7 +195,7 @@ class BrokerCore:
         for family in (
             self.send,
             self.send_back,
-            Ending(settings, self.transactions, clock, self.access),
+            TransactionRequests(settings, self.transactions, clock, self.access),
             self.pull,
             Heartbeats(settings, self.topics, self.groups, self.consumers, self.producers, clock),
             Queries(

@@ -7,7 +7,7 @@ import pytest
 from simulation.stepped import START_MS, SteppedBroker, SteppedClient, send_fields
 from sluicemq.broker.produce.intake import Draft
 from sluicemq.broker.topics import SCHEDULE_TOPIC, TIMER_TOPIC
-from sluicemq.broker.waiting.rewrite import Delaying, slot_of
+from sluicemq.broker.waiting.rewrite import DelayRewrite, slot_of
 from sluicemq.model.recall import parse_recall_handle
 from sluicemq.model.topic import GroupConfig
 from sluicemq.record.codec import decode_records, encode_batch
@@ -174,14 +174,14 @@ def draft(**changes: Any) -> Draft:
 @pytest.mark.parametrize("sys_flag", [0, 4, 12])
 def test_a_half_message_waits_for_its_commit_first(broker: SteppedBroker, sys_flag: int) -> None:
     half = draft(sys_flag=sys_flag)
-    Delaying(broker.settings, broker.clock, lambda _: 0).rewrite(half)
+    DelayRewrite(broker.settings, broker.clock, lambda _: 0).rewrite(half)
     assert half.topic == "T"
 
 
-def test_a_committed_message_is_delayed_and_keeps_its_stored_text(broker: SteppedBroker) -> None:
-    message = draft(sys_flag=8, stored_text="DELAY\x011\x02REAL_TOPIC\x01old\x02PGROUP\x01P\x02")
-    Delaying(broker.settings, broker.clock, lambda _: 0).rewrite(message)
+def test_a_committed_message_is_delayed_and_keeps_its_properties(broker: SteppedBroker) -> None:
+    message = draft(sys_flag=8, properties={"REAL_TOPIC": "old", "PGROUP": "P"})
+    DelayRewrite(broker.settings, broker.clock, lambda _: 0).rewrite(message)
     assert (message.topic, message.queue_id, message.delay_ms) == (SCHEDULE_TOPIC, 0, 1000)
-    assert message.stored_text == (
-        "DELAY\x011\x02REAL_TOPIC\x01T\x02PGROUP\x01P\x02REAL_QID\x011\x02"
-    )
+    assert message.properties == {
+        "DELAY": "1", "TRAN_MSG": "true", "REAL_TOPIC": "T", "PGROUP": "P", "REAL_QID": "1",
+    }  # fmt: skip

@@ -54,7 +54,7 @@ def batches(draw: st.DrawFn) -> list[Entry]:
 
 def broker_with(*, columns: bool) -> tuple[SteppedBroker, SteppedClient]:
     broker = SteppedBroker()
-    broker.core.send._batches._takes_columns = columns
+    broker.core.send.batches._takes_columns = columns
     broker.store.writer.takes_columns = columns
     return broker, broker.connect()
 
@@ -148,7 +148,7 @@ def test_the_index_need_not_read_what_was_appended_as_columns(
 def test_a_large_plain_batch_goes_through_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [(0, b"b" * 200, b"U\x01%d\x02TAGS\x01UA\x02" % number) for number in range(MANY)]
     broker, client = broker_with(columns=True)
-    monkeypatch.setattr(broker.core.send._batches, "_parts", None)
+    monkeypatch.setattr(broker.core.send.batches, "_parts", None)
     client.call(320, send_fields(), encode_batch(entries))
     assert broker.store.queue_offsets("T", 0)[1] == MANY
 

@@ -3,8 +3,8 @@
 import zlib
 from dataclasses import replace
 
-from sluicemq.broker.epochs import seen as staged_seen
-from sluicemq.broker.epochs.seen import StagedSeen
+from sluicemq.broker.epochs import staged
+from sluicemq.broker.epochs.staged import StagedSeen
 from sluicemq.store.writer import Part
 from sluicemq.wire.staging import Owner, Stage, StagedRange
 
@@ -17,6 +17,10 @@ def batch(stage: Stage, *bodies: bytes) -> list[Part]:
     return [(0, body, start + b"X%d\x02" % number, 0) for number, body in enumerate(bodies)]
 
 
+def note(seen: StagedSeen, queue_id: int, offset: int, parts: list[Part]) -> None:
+    seen.note(queue_id, offset, [part[2] for part in parts], [part[1] for part in parts])
+
+
 def told(offset: int, *bodies: bytes) -> StagedRange:
     """What a sink says of its range."""
     return StagedRange("b", 5, offset, len(bodies), zlib.crc32(b"".join(bodies)), 3, 0)
@@ -24,14 +28,14 @@ def told(offset: int, *bodies: bytes) -> StagedRange:
 
 def test_batches_behind_each_other_are_one_range() -> None:
     seen = StagedSeen()
-    seen.note(5, 10, batch(PLAIN, b"a", b"bb"))
-    seen.note(5, 12, batch(PLAIN, b"ccc"))
+    note(seen, 5, 10, batch(PLAIN, b"a", b"bb"))
+    note(seen, 5, 12, batch(PLAIN, b"ccc"))
     assert seen.stage_of(("q", 7), told(10, b"a", b"bb", b"ccc")) == PLAIN
 
 
 def test_another_count_checksum_owner_or_place_is_not_known() -> None:
     seen = StagedSeen()
-    seen.note(5, 10, batch(PLAIN, b"a", b"bb"))
+    note(seen, 5, 10, batch(PLAIN, b"a", b"bb"))
     right = told(10, b"a", b"bb")
     assert seen.stage_of(("q", 7), right) == PLAIN
     for wrong in (
@@ -45,9 +49,9 @@ def test_another_count_checksum_owner_or_place_is_not_known() -> None:
 
 def test_a_batch_that_is_sent_again_after_a_failed_turn_begins_a_new_range() -> None:
     seen = StagedSeen()
-    seen.note(5, 10, batch(PLAIN, b"a"))
-    seen.note(5, 11, batch(PLAIN, b"lost"))  # taken back: the next one lies at its offset
-    seen.note(5, 11, batch(PLAIN, b"b"))
+    note(seen, 5, 10, batch(PLAIN, b"a"))
+    note(seen, 5, 11, batch(PLAIN, b"lost"))  # taken back: the next one lies at its offset
+    note(seen, 5, 11, batch(PLAIN, b"b"))
     assert seen.stage_of(("q", 7), told(10, b"a", b"b")) is None, "it has to be read"
     assert seen.stage_of(("q", 7), told(11, b"b")) == PLAIN
 
@@ -55,25 +59,25 @@ def test_a_batch_that_is_sent_again_after_a_failed_turn_begins_a_new_range() -> 
 def test_rows_of_different_places_or_with_a_delay_have_to_be_read() -> None:
     seen = StagedSeen()
     other = Stage(OWNER, "U")
-    seen.note(5, 10, batch(PLAIN, b"a") + batch(other, b"b"))
+    note(seen, 5, 10, batch(PLAIN, b"a") + batch(other, b"b"))
     assert seen.stage_of(("q", 7), told(10, b"a", b"b")) is None
-    seen.note(5, 12, batch(Stage(OWNER, "T", None, "L3"), b"c"))
+    note(seen, 5, 12, batch(Stage(OWNER, "T", None, "L3"), b"c"))
     assert seen.stage_of(("q", 7), told(12, b"c")) is None
-    seen.note(5, 13, batch(other, b"d"))
+    note(seen, 5, 13, batch(other, b"d"))
     assert seen.stage_of(("q", 7), told(13, b"d")) == other
 
 
 def test_what_does_not_say_where_it_belongs_is_not_known() -> None:
     seen = StagedSeen()
-    seen.note(5, 10, [(0, b"a", b"TAGS\x01t\x02", 0)])
-    seen.note(5, 11, [(0, b"a", b"SLUICE_STAGE\x01nonsense\x02", 0)])
+    note(seen, 5, 10, [(0, b"a", b"TAGS\x01t\x02", 0)])
+    note(seen, 5, 11, [(0, b"a", b"SLUICE_STAGE\x01nonsense\x02", 0)])
     assert seen.stage_of(("q", 7), told(10, b"a")) is None
     assert seen.stage_of(("q", 7), told(11, b"a")) is None
 
 
 def test_no_more_ranges_are_remembered_than_there_is_room_for() -> None:
     seen = StagedSeen()
-    for number in range(staged_seen.RUNS_MAX + 1):
-        seen.note(5, 10 * number, batch(PLAIN, b"a"))
+    for number in range(staged.SEEN_MAX + 1):
+        note(seen, 5, 10 * number, batch(PLAIN, b"a"))
     assert seen.stage_of(("q", 7), told(0, b"a")) is None
     assert seen.stage_of(("q", 7), told(10, b"a")) == PLAIN

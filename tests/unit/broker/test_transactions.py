@@ -655,7 +655,7 @@ def test_offsets_are_kept_only_as_far_as_the_disk_has_the_log(broker: SteppedBro
 def test_an_old_transaction_is_carried_forward(
     broker: SteppedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluicemq.broker.transactions.checks.WINDOW_HALVES", 20)
+    monkeypatch.setattr("sluicemq.broker.transactions.checks.WINDOW_MESSAGES", 20)
     broker.change(transaction_timeout_ms=10_000_000)
     client = producer(broker)
     old = begin(client, 1)

@@ -16,23 +16,23 @@ two fsyncs an epoch.
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from itertools import islice
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from typing import Final
 
 from sluicemq.broker.epochs.staged import Publisher, Staged, StagedReader
 from sluicemq.broker.epochs.table import (
     EPOCH_TOPIC,
     PROPERTIES,
+    Epoch,
     EpochTable,
-    Known,
     chunk_record,
     epoch_record,
 )
 from sluicemq.broker.produce.batch import OnStaged
-from sluicemq.broker.produce.intake import Intake, RefusalError
+from sluicemq.broker.produce.intake import Intake
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.slices import Slice
+from sluicemq.broker.slices import Slice, Worker
 from sluicemq.broker.topics import Topics
 from sluicemq.broker.turns import Announced, RunSync, Turns
 from sluicemq.clock import Clock
@@ -57,24 +57,21 @@ SLICE_S: Final = 0.004
 SLICE_MESSAGES: Final = 4096
 CHUNK_MESSAGES: Final = 2000
 CHUNK_BYTES: Final = 1024 * 1024
-RETRY_S: Final = 0.1
 CHECKS_MAX: Final = 1000
 Ranges = tuple[staging.StagedRange, ...]
 
 
+@dataclass(slots=True, eq=False)
 class Check:
     """A decision that is looked at before it is recorded. `error` is why it will not be; `end` is
     the end of the log when everything had been found, None before."""
 
-    __slots__ = ("end", "error", "is_wanted", "ranges", "steps", "topics")
-
-    def __init__(self, ranges: Ranges, topics: frozenset[str], steps: Iterator[Staged]) -> None:
-        self.ranges = ranges
-        self.topics = topics
-        self.steps = steps
-        self.error: RefusalError | None = None
-        self.end: int | None = None
-        self.is_wanted = False
+    ranges: Ranges
+    topics: frozenset[str]
+    steps: Iterator[Staged]
+    error: RequestError | None = None
+    end: int | None = None
+    is_wanted: bool = False
 
     @property
     def has_work(self) -> bool:
@@ -103,7 +100,7 @@ class Epochs:
         self._store = store
         self._turns = turns
         self._clock = clock
-        self._call_soon = call_soon
+        self._worker = Worker(self.run, clock, call_soon)
         self._run_sync = None if settings.store.flush_sync else run_sync
         self._reader = StagedReader(store)
         self._publisher = Publisher(settings, topics, store, intake)
@@ -111,19 +108,15 @@ class Epochs:
             store, files, clock, settings.store.root, settings.broker.broker_name
         )
         self._checks: dict[tuple[str, int], Check] = {}
-        self._is_on = False
-        self._is_coming = False
         self._is_syncing = False
-        self._retry_s = 0.0
-        self._said = ""
         self.published = 0
         """Messages, since the start."""
         self.move(host)
 
     @property
     def on_staged(self) -> OnStaged:
-        """Told of each batch that is staged: queue, offset, properties, bodies."""
-        return self._reader.seen.note_all
+        """Told of each batch that is staged."""
+        return self._reader.seen.note
 
     def handlers(self) -> dict[int, Handler]:
         return {RequestCode.SLUICE_COMMIT_EPOCH: self.commit}
@@ -135,7 +128,7 @@ class Epochs:
     def load(self) -> None:
         """Blocking: read what is recorded; what was interrupted goes on with `run`."""
         self.table.load(self._reader, self._settings.store.commit_log_file_bytes)
-        self._is_on = not self._settings.is_read_only
+        self._worker.is_on = not self._settings.is_read_only
 
     # ------------------------------------------------------------------------------- requests
 
@@ -156,7 +149,7 @@ class Epochs:
             self._topics.put(replace(topic.config, read_queues=count, write_queues=count))
 
     def _answer(self, header: CommitEpochRequest, command: Command) -> Command:
-        known = self.table.get(header.query)
+        known = self.table.queries.get(header.query)
         if known is not None and header.epoch <= known.epoch:
             return self._of_known(known, header.epoch)
         if header.step not in (PREPARE, COMMIT):
@@ -166,9 +159,9 @@ class Epochs:
             check = self._begin(header, staging.decode_staged_ranges(command.body))
         except ProtocolError as error:
             raise RequestError(ResponseCode.INVALID_PARAMETER, str(error)) from None
-        except RefusalError as refusal:
-            log.warning("epoch %d of %s: %s", header.epoch, header.query, refusal.remark)
-            raise RequestError(refusal.code, refusal.remark) from None
+        except RequestError as error:
+            log.warning("epoch %d of %s: %s", header.epoch, header.query, error.remark)
+            raise
         if header.step == COMMIT:
             check.is_wanted = True
         elif check.end is not None:
@@ -176,10 +169,10 @@ class Epochs:
                 return self._state(CHECKED)
             self._sync()
         if check.has_work:
-            self._soon()
+            self._worker.soon()
         return self._state(CHECKING)
 
-    def _of_known(self, known: Known, epoch: int) -> Command:
+    def _of_known(self, known: Epoch, epoch: int) -> Command:
         if epoch < known.epoch:
             return self._state(PUBLISHED)
         table = self.table
@@ -195,7 +188,7 @@ class Epochs:
             table.settle(known)
         return answer
 
-    def _state(self, state: str, known: Known | None = None) -> Command:
+    def _state(self, state: str, known: Epoch | None = None) -> Command:
         fields = CommitEpochResponse(
             state=state,
             broker=self._settings.broker.broker_name,
@@ -207,7 +200,7 @@ class Epochs:
         return Command(ResponseCode.SUCCESS, encoded(fields), language=SERVER_LANGUAGE)
 
     def _begin(self, header: CommitEpochRequest, ranges: Ranges) -> Check:
-        """The check of these ranges, begun when there is none; raises RefusalError when it has
+        """The check of these ranges, begun when there is none; raises RequestError when it has
         failed. While one goes on for a commit, no other takes its place."""
         key = header.query, header.epoch
         check = self._checks.get(key)
@@ -226,18 +219,9 @@ class Epochs:
 
     # ----------------------------------------------------------------------------- the work
 
-    def _soon(self) -> None:
-        if self._is_on and not self._is_coming:
-            self._is_coming = True
-            self._call_soon(self._come)
-
-    def _come(self) -> None:
-        self._is_coming = False
-        self.run()
-
     def run(self) -> None:
         """One slice."""
-        if not self._is_on or self._clock.monotonic_s() < self._retry_s:
+        if not self._worker.is_on or self._worker.is_paused:
             return
         table = self.table
         if table.unfinished:
@@ -246,7 +230,7 @@ class Epochs:
         if key is not None:
             self._check(*key, self._checks[key])
         if table.unfinished or key is not None:
-            self._soon()
+            self._worker.soon()
 
     def _check(self, query: str, epoch: int, check: Check) -> None:
         """A few messages; when all are right, the decision is recorded if that is wanted."""
@@ -265,18 +249,18 @@ class Epochs:
                 self._sync()
             if check.is_wanted:
                 self._record(query, epoch, check)
-        except RefusalError as refusal:
-            check.error = refusal
+        except RequestError as error:
+            check.error = error
         except StoreError as error:
-            check.error = RefusalError(ResponseCode.SYSTEM_ERROR, str(error))
+            check.error = RequestError(ResponseCode.SYSTEM_ERROR, str(error))
 
     def _record(self, query: str, epoch: int, check: Check) -> None:
-        """The epoch is committed when this is in the log. Raises StoreError, RefusalError."""
-        known = self.table.get(query)
+        """The epoch is committed when this is in the log. Raises StoreError, RequestError."""
+        known = self.table.queries.get(query)
         if known is None or epoch > known.epoch:
             offset = self._append(epoch_record(query, epoch, check.ranges))
             if not self._turns.end_own():
-                raise RefusalError(ResponseCode.SYSTEM_ERROR, "the decision was not stored.")
+                raise RequestError(ResponseCode.SYSTEM_ERROR, "the decision was not stored.")
             known = self.table.recorded(query, epoch, check.ranges, offset, self._clock.now_ms())
             known.end = known.record_end = self._store.written_offset
             self._sync()
@@ -290,61 +274,52 @@ class Epochs:
         )
         return offset
 
-    def _publish(self, known: Known) -> None:
+    def _publish(self, known: Epoch) -> None:
         """A chunk: its record and the messages behind it, in one go."""
         reached, mark = known.published, known.mark
         first, work = self._chunk(known)
         if work is None:
-            self._miss(known)
+            log.error(
+                "%d staged messages of epoch %d of query %s are deleted before they were "
+                "published: they are lost",
+                known.total - known.published, known.epoch, known.query,
+            )  # fmt: skip
+            self.table.finish(known)
             return
         try:
             mark = self._append(chunk_record(known.query, known.epoch, first))
             for ordinal in work:
                 reached = ordinal
         except StoreError as error:
-            self._complain(str(error))
+            self._worker.failed(f"an epoch is published later: {error}")
         if not self._turns.end_own():
-            self._complain("the turn failed")
+            self._worker.failed("an epoch is published later: the turn failed")
             return
         if reached == known.published:
             return
-        self._said = ""
+        self._worker.succeeded()
         self.published += reached - known.published
         known.published, known.mark, known.end = reached, mark, self._store.written_offset
         if known.is_done:
             self.table.finish(known)
             self._sync()
 
-    def _chunk(self, known: Known) -> tuple[int, Iterator[int] | None]:
+    def _chunk(self, known: Epoch) -> tuple[int, Iterator[int] | None]:
         """As many messages as one write should hold; one file of the log has room for them. The
         ordinal of the first, and what appends them; nothing when none is left."""
-        left = min(CHUNK_BYTES, self._settings.store.commit_log_file_bytes // 4)
+        bytes_max = min(CHUNK_BYTES, self._settings.store.commit_log_file_bytes // 4)
         owner, first = (known.query, known.epoch), known.published
-        runs = self._reader.runs(owner, known.own, first, CHUNK_MESSAGES, left)
-        if runs:
-            return first, self._publisher.publish_runs(runs, first)
-        messages: list[Staged] = []
-        for staged in islice(self._reader.messages(owner, known.own, first), CHUNK_MESSAGES):
-            left -= staged.record.size_bytes
-            if left < 0 and messages:
-                break
-            messages.append(staged)
-        if not messages:
+
+        def read(ordinal: int, count: int) -> list[Staged]:
+            return list(islice(self._reader.messages(owner, known.own, ordinal), count))
+
+        runs, messages = self._reader.chunk(owner, known.own, first, CHUNK_MESSAGES, bytes_max)
+        if not runs and not messages:
             return first, None
-        return messages[0].ordinal, self._publisher.publish(messages)
-
-    def _miss(self, known: Known) -> None:
-        log.error(
-            "%d staged messages of epoch %d of query %s are deleted before they were published: "
-            "they are lost", known.total - known.published, known.epoch, known.query,
-        )  # fmt: skip
-        self.table.finish(known)
-
-    def _complain(self, what: str) -> None:
-        self._retry_s = self._clock.monotonic_s() + RETRY_S
-        if what != self._said:
-            self._said = what
-            log.error("an epoch is published later: %s", what)
+        appending = chain(
+            self._publisher.publish_runs(runs, first, read), self._publisher.publish(messages)
+        )
+        return first if runs else messages[0].ordinal, appending
 
     # ------------------------------------------------------------------------------ the disk
 

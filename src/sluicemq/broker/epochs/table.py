@@ -17,17 +17,15 @@ where to begin to read. It is only written when all it says is on disk and nothi
 """
 
 import logging
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 from sluicemq.broker.documents import Document
 from sluicemq.broker.epochs.staged import StagedReader
-from sluicemq.broker.produce.redelivery import Record, read_record
+from sluicemq.broker.produce.redelivery import Record, entries
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError
 from sluicemq.files import Files
-from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.wire import fastjson
 from sluicemq.wire.forms import (
@@ -46,12 +44,10 @@ EPOCH_TOPIC: Final = "rmq_sys_sluice_epochs"
 KEPT_MS: Final = 30 * 86_400_000
 """How long the last epoch of a query is known after its commit."""
 PROPERTIES: Final = b"WAIT\x01true\x02"
-_CHUNK_UNITS: Final = 256
-_unpack_units: Final = UNIT.iter_unpack
 
 
 @dataclass(slots=True)
-class Known:
+class Epoch:
     """The last recorded epoch of a query. `ranges` are those of all brokers, None when they have to
     be read again; `own` those of this broker until it is settled. `mark` is the offset of its last
     record in the epoch topic, `end` the end of the log after it, `record_end` after the first."""
@@ -83,13 +79,10 @@ class EpochTable:
         self._broker = broker
         self._next = 0
         self._text = ""
-        self.queries: dict[str, Known] = {}
-        self.unfinished: list[Known] = []
+        self.queries: dict[str, Epoch] = {}
+        self.unfinished: list[Epoch] = []
         """In the order in which they were recorded."""
         self.document = Document(files, f"{root}/config/sluiceEpochs.json", self._render)
-
-    def get(self, query: str) -> Known | None:
-        return self.queries.get(query)
 
     def own(self, ranges: tuple[StagedRange, ...]) -> tuple[StagedRange, ...]:
         """Those of this broker."""
@@ -97,29 +90,29 @@ class EpochTable:
 
     def recorded(
         self, query: str, epoch: int, ranges: tuple[StagedRange, ...], offset: int, time_ms: int
-    ) -> Known:
+    ) -> Epoch:
         """An epoch record is in the log, at an offset of its topic."""
         own = self.own(ranges)
         total = sum(one.count for one in own)
-        known = Known(query, epoch, offset, time_ms, ranges, own, total, 0, offset)
+        known = Epoch(query, epoch, offset, time_ms, ranges, own, total, 0, offset)
         self.queries[query] = known
         if total:
             self.unfinished.append(known)
         self.document.changed = True
         return known
 
-    def finish(self, known: Known) -> None:
+    def finish(self, known: Epoch) -> None:
         """Its last message is in the log."""
         known.published = known.total
         if known in self.unfinished:
             self.unfinished.remove(known)
         self.document.changed = True
 
-    def is_recorded(self, known: Known) -> bool:
+    def is_recorded(self, known: Epoch) -> bool:
         """Is the record of the epoch on disk, and can be seen?"""
         return self._is_safe(known.offset, known.record_end)
 
-    def is_published(self, known: Known) -> bool:
+    def is_published(self, known: Epoch) -> bool:
         """And all its messages?"""
         return known.is_done and self._is_safe(known.mark, known.end)
 
@@ -129,18 +122,17 @@ class EpochTable:
         visible_end = self._store.queue_offsets(EPOCH_TOPIC, 0)[1]
         return end <= self._store.synced_offset and offset < visible_end
 
-    def decision(self, known: Known) -> tuple[StagedRange, ...]:
+    def decision(self, known: Epoch) -> tuple[StagedRange, ...]:
         """What was decided, for all brokers; () when it is not known any more."""
         if known.ranges is not None:
             return known.ranges
-        for _, _, record in self._records(known.offset):
-            values = _parsed(record)
-            if (values.get("query"), values.get("epoch")) == (known.query, known.epoch):
-                return staged_ranges_of(take_list(values, "ranges"))
-            break
-        return ()
+        entry = next(entries(self._store, EPOCH_TOPIC, 0, known.offset), None)
+        values = _parsed(None if entry is None else entry.record)
+        if (values.get("query"), values.get("epoch")) != (known.query, known.epoch):
+            return ()
+        return staged_ranges_of(take_list(values, "ranges"))
 
-    def settle(self, known: Known) -> None:
+    def settle(self, known: Epoch) -> None:
         """It is done and safe: what can be read again is forgotten."""
         known.ranges = None
         known.own = ()
@@ -157,57 +149,51 @@ class EpochTable:
         low, high = self._store.queue_offsets(EPOCH_TOPIC, 0)
         if self._next > high:
             log.error("%s is behind its end %d: it begins there", self.document.path, high)
-        last: tuple[str, int, int, int] | None = None
-        done = 0
-        for offset, position, record in self._records(min(max(self._next, low), high)):
-            values = _parsed(record)
+        last: tuple[tuple[str, int], int, int] | None = None
+        begun: list[Epoch] = []
+        for entry in entries(self._store, EPOCH_TOPIC, 0, min(max(self._next, low), high)):
+            if entry.record is None:
+                continue
+            values = _parsed(entry.record)
             query, epoch = take_text(values, "query"), take_integer(values, "epoch")
             if take_text(values, "kind") == "epoch":
                 ranges = staged_ranges_of(take_list(values, "ranges"))
-                self.recorded(query, epoch, ranges, offset, record.store_time_ms)
+                self.recorded(query, epoch, ranges, entry.offset, entry.record.store_time_ms)
             elif take_text(values, "kind") == "chunk":
-                behind = position + record.size_bytes
-                last = (query, epoch, take_integer(values, "first"), behind)
-                done = len(self.unfinished)
-        self._resume(reader, last, done, file_bytes)
+                behind = entry.position + entry.record.size_bytes
+                last = (query, epoch), take_integer(values, "first"), behind
+                begun = self.unfinished.copy()
+        if last is not None:
+            self._resume(reader, begun, *last, file_bytes)
 
     def _resume(
         self,
         reader: StagedReader,
-        last: tuple[str, int, int, int] | None,
-        seen: int,
+        begun: list[Epoch],
+        owner: tuple[str, int],
+        first: int,
+        position: int,
         file_bytes: int,
     ) -> None:
-        """What lies before the epoch of the last chunk is done; that one is as far as the log."""
-        if last is None:
-            return
-        query, epoch, first, position = last
-        begun = self.unfinished[:seen]
-        if all((known.query, known.epoch) != (query, epoch) for known in begun):
+        """What lies before the epoch of the last chunk, `owner`, is done; that one is as far as the
+        log says."""
+        if all((known.query, known.epoch) != owner for known in begun):
             return  # its record is deleted: long done
         for known in begun:
-            if (known.query, known.epoch) == (query, epoch):
-                rest = reader.messages((query, epoch), known.own, first)
-                reached = reader.following(position, rest, file_bytes)
-                known.published = first if reached is None else reached
-                if known.is_done:
-                    self.finish(known)
-                else:
-                    log.info(
-                        "epoch %d of query %s goes on at message %d of %d",
-                        epoch, query, known.published, known.total,
-                    )  # fmt: skip
-                return
-            self.finish(known)
-
-    def _records(self, offset: int) -> Iterator[tuple[int, int, Record]]:
-        while len(units := self._store.reader.units(EPOCH_TOPIC, 0, offset, _CHUNK_UNITS)):
-            for position, size, _ in _unpack_units(units):
-                view = None if size == BLANK_SIZE else self._store.reader.view_at(position)
-                record = None if view is None else read_record(view)
-                if record is not None:
-                    yield offset, position, record
-                offset += 1
+            if (known.query, known.epoch) != owner:
+                self.finish(known)
+                continue
+            rest = reader.messages(owner, known.own, first)
+            reached = reader.following(position, rest, file_bytes)
+            known.published = first if reached is None else reached
+            if known.is_done:
+                self.finish(known)
+            else:
+                log.info(
+                    "epoch %d of query %s goes on at message %d of %d",
+                    known.epoch, known.query, known.published, known.total,
+                )  # fmt: skip
+            return
 
     # -------------------------------------------------------------------------------- the file
 
@@ -236,7 +222,9 @@ def chunk_record(query: str, epoch: int, first: int) -> bytes:
     return fastjson.dumps_strict({"kind": "chunk", "query": query, "epoch": epoch, "first": first})
 
 
-def _parsed(record: Record) -> dict[Any, Any]:
+def _parsed(record: Record | None) -> dict[Any, Any]:
+    if record is None:
+        return {}
     try:
         return load_object(bytes(record.body), "epoch record")
     except ProtocolError as error:
@@ -252,13 +240,13 @@ def _encode(offset: int, queries: Any) -> str:
     return fastjson.dumps_file({"next": offset, "queries": table})
 
 
-def _decode(data: str) -> tuple[int, list[Known]]:
+def _decode(data: str) -> tuple[int, list[Epoch]]:
     values = load_object(data, "sluiceEpochs.json")
     found = []
     for query, value in take_object(values, "queries").items():
         item = as_object(value, "An epoch")
         found.append(
-            Known(
+            Epoch(
                 str(query), take_integer(item, "epoch"), take_integer(item, "offset"),
                 take_integer(item, "time"),
             )

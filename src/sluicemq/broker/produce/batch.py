@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sluicemq.broker.produce.intake import ILLEGAL, Intake, RefusalError
+from sluicemq.broker.produce.intake import ILLEGAL, Intake
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topic
-from sluicemq.errors import ProtocolError
+from sluicemq.errors import ProtocolError, RequestError
 from sluicemq.model.ids import HOST_BYTES_IPV4
 from sluicemq.model.message import TIMER_PROPERTIES, TRAN_MSG
 from sluicemq.record import property_text as text
@@ -75,12 +75,12 @@ class BatchIntake:
     ) -> tuple[str, int]:  # fmt: skip
         """All messages or none; their ids, or only the first one's, and the first queue offset.
 
-        Raises RefusalError, MessageIllegalError, StoreError.
+        Raises RequestError, MessageIllegalError, StoreError.
         """
         limit = self._settings.store.message_bytes_max
         ids_max = 1 if is_brief else None
         if len(body) > limit:
-            raise RefusalError(
+            raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"{ILLEGAL.format(limit)} The batch has {len(body)} bytes.",
             )
@@ -135,9 +135,9 @@ class BatchIntake:
         try:
             messages = decode_batch(body)
         except ProtocolError as error:
-            raise RefusalError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
         if not messages:
-            raise RefusalError(ResponseCode.MESSAGE_ILLEGAL, "The batch has no messages.")
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "The batch has no messages.")
         if any(name in body for name in _NOT_IN_BATCH):
             refuse_names(own for _, _, own in messages)
         suffix, open_suffix = self.suffix, b"\x02" + self.suffix
@@ -156,22 +156,22 @@ class BatchIntake:
 
 
 def refuse_names(encoded: Iterable[bytes]) -> None:
-    """Raises RefusalError when one of these properties has what no message of a batch can have."""
+    """Raises RequestError when one of these properties has what no message of a batch can have."""
     for own in encoded:
         refuse_in_batch(text.as_dict(own.decode("utf-8", "replace")))
 
 
 def refuse_in_batch(properties: dict[str, str]) -> None:
-    """Raises RefusalError for what no message of a batch can be (spec/store.md §2.5)."""
+    """Raises RequestError for what no message of a batch can be (spec/store.md §2.5)."""
     if properties.get(TRAN_MSG, "").lower() == "true":
-        raise RefusalError(
+        raise RequestError(
             ResponseCode.MESSAGE_ILLEGAL,
             "a batch cannot be part of a transaction (property TRAN_MSG=true). The batch was not "
             "stored. Send messages of transactions one by one.",
         )
     for name in ("DELAY", *TIMER_PROPERTIES, "TIMER_DEL_UNIQKEY"):
         if properties.get(name, "0") != "0":
-            raise RefusalError(
+            raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"a message of a batch cannot be delayed (property {name}={properties[name]}). "
                 "The batch was not stored. Send delayed messages one by one.",

@@ -1,14 +1,14 @@
-"""How a message gets into the store by the book: one draft, rewritten by whom it concerns, stored.
+"""How a message that is no plain send enters the store: as a draft, rewritten, appended.
 
     a send that is not plain, a message sent back, the commit of a transaction, a delayed message
     whose time has come   ->   Draft   ->   rewrites, in order   ->   Store.append
 
-A rewrite looks at a draft and leaves it alone, changes where it goes (a half message, a delayed
-one), or refuses it. The plain send does without all this: `send.Send.send`.
+A rewrite looks at a draft and leaves it alone, changes where it goes (a prepared message, a delayed
+one), or refuses it. Plain sends do without all this: `send.Send.send_quick`.
 
-What the broker puts in by itself has no request whose answer ends a turn: `put` asks for the end.
-Such a message is visible, and safe, by the same rules as any other; who keeps an offset of what is
-put must not persist it before `Store.synced_offset` has passed the message's end.
+What the broker stores on its own has no request whose answer ends a turn: `put` asks for the end.
+Such a message is visible, and safe, by the same rules as any other; whoever keeps an offset of what
+is put must not persist it before `Store.synced_offset` has passed the message's end.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.turns import Turns
+from sluicemq.errors import MessageIllegalError, RequestError, StoreFullError
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import TAGS
 from sluicemq.record import property_text as text
@@ -29,23 +30,22 @@ ILLEGAL: Final = (
 )
 
 
-class RefusalError(Exception):
-    """A message that is not taken, with the code and the remark of the answer."""
-
-    def __init__(self, code: int, remark: str) -> None:
-        super().__init__(remark)
-        self.code = code
-        self.remark = remark
+def code_of(error: Exception) -> int:
+    """The code of an answer that says why a message was not stored."""
+    if isinstance(error, RequestError):
+        return error.code
+    if isinstance(error, MessageIllegalError):
+        return ResponseCode.MESSAGE_ILLEGAL
+    is_full = isinstance(error, StoreFullError)
+    return ResponseCode.SERVICE_NOT_AVAILABLE if is_full else ResponseCode.SYSTEM_ERROR
 
 
 @dataclass(slots=True)
 class Draft:
     """A message on its way into the store. Hosts are encoded (`model.ids.encode_host`).
 
-    `stored_text` is what is stored as properties when that is not the text of `properties`;
-    `tag_code` what the queue's unit says when that is not the hash of the tag; with `delay_ms` the
-    unit says when the message is due, so long after its store time. `answer_fields` are added to
-    the answer of a send.
+    With `delay_ms` the queue's unit says when the message is due, so long after its store time,
+    instead of the hash of its tag. `answer_fields` are added to the answer of a send.
     """
 
     topic: str
@@ -59,8 +59,6 @@ class Draft:
     sys_flag: int = 0
     reconsume_times: int = 0
     prepared_offset: int = 0
-    stored_text: str | None = None
-    tag_code: int | None = None
     delay_ms: int | None = None
     answer_fields: dict[str, str] = field(default_factory=dict)
 
@@ -74,7 +72,7 @@ class Stored(NamedTuple):
 
 
 Rewrite = Callable[[Draft], None]
-"""Raises RefusalError."""
+"""Raises RequestError."""
 
 
 class Intake:
@@ -90,30 +88,25 @@ class Intake:
     def accept(self, draft: Draft) -> Stored:
         """Rewrite and append; the caller's answer ends the turn.
 
-        Raises RefusalError, MessageIllegalError, StoreError.
+        Raises RequestError, MessageIllegalError, StoreError.
         """
         for rewrite in self.rewrites:
             rewrite(draft)
         return self.append(draft)
 
     def put(self, draft: Draft) -> Stored:
-        """`accept` for what the broker stores by itself: the turn is ended as well."""
+        """`accept` for what the broker stores on its own: the turn is ended as well."""
         stored = self.accept(draft)
         self._turns.own()
         return stored
 
     def append(self, draft: Draft) -> Stored:
-        """As it is. Raises RefusalError, MessageIllegalError, StoreError."""
-        properties = draft.stored_text
-        if properties is None:
-            properties = text.as_text(draft.properties)
-        stored = properties.encode("utf-8", "replace")
+        """As it is. Raises RequestError, MessageIllegalError, StoreError."""
+        stored = text.as_text(draft.properties).encode("utf-8", "replace")
         self.check_properties(len(stored))
-        code = draft.tag_code
-        if code is None:
-            code = tag_code(draft.properties.get(TAGS, ""))
         physical_offset, queue_offset = self._append(
-            draft.topic, draft.queue_id, draft.body, stored, code, draft.flag, draft.sys_flag,
+            draft.topic, draft.queue_id, draft.body, stored,
+            tag_code(draft.properties.get(TAGS, "")), draft.flag, draft.sys_flag,
             draft.born_time_ms, draft.born_host, draft.store_host, draft.reconsume_times,
             draft.prepared_offset,
         )  # fmt: skip
@@ -122,11 +115,11 @@ class Intake:
         return Stored(physical_offset, queue_offset, len(stored))
 
     def check_properties(self, size: int) -> None:
-        """Raises RefusalError when encoded properties are larger than a record may hold."""
+        """Raises RequestError when encoded properties are larger than a record may hold."""
         limit = self._settings.broker.properties_length_max
         if size > limit:
             body_limit = self._settings.store.message_bytes_max
-            raise RefusalError(
+            raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"{ILLEGAL.format(body_limit)} The properties have {size} bytes, the limit is "
                 f"{limit}. Put large values into the body.",

@@ -22,11 +22,11 @@ from typing import Any, Final
 
 from sluicemq.broker.consume.clients import ConsumerGroup, Consumers, Member, Producers
 from sluicemq.broker.groups import Groups
-from sluicemq.broker.produce.intake import Draft, Intake, RefusalError, Stored
+from sluicemq.broker.produce.intake import Draft, Intake, Stored
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
-from sluicemq.errors import ProtocolError, StoreError
+from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.model.ids import Host, encode_host, offset_message_id, parse_offset_message_id
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.dispatch import Handler, finish_answer
@@ -341,8 +341,8 @@ class Replies:
         properties.setdefault("TRACE_ON", fields["TRACE_ON"])
         try:
             fields |= self._store(header, command, peer, properties)
-        except (RefusalError, StoreError, OSError) as error:
-            code = error.code if isinstance(error, RefusalError) else ResponseCode.SYSTEM_ERROR
+        except (RequestError, StoreError, OSError) as error:
+            code = error.code if isinstance(error, RequestError) else ResponseCode.SYSTEM_ERROR
             return Command(code, fields, remark=str(error))
         return self._push(header, command, peer, properties, fields)
 

@@ -14,9 +14,9 @@ from typing import Final
 
 from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.groups import Groups
-from sluicemq.broker.produce.intake import RefusalError
 from sluicemq.broker.topics import Topic, Topics
 from sluicemq.clock import Clock
+from sluicemq.errors import RequestError
 from sluicemq.model.message import DELAY, TIMER_PROPERTIES
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, GroupConfig
 from sluicemq.wire.codes import ResponseCode
@@ -44,11 +44,11 @@ class Retries:
         """Dead letters, by group."""
 
     def config(self, group: str) -> GroupConfig:
-        """The group's settings; made where that is allowed. Raises RefusalError when there is no
+        """The group's settings; made where that is allowed. Raises RequestError when there is no
         such group."""
         config = self._groups.find(group)
         if config is None:
-            raise RefusalError(
+            raise RequestError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"subscription group not exist, {group}. Create it, or set "
                 "autoCreateSubscriptionGroup=true in broker.conf.",

@@ -16,14 +16,14 @@ from typing import Any, Final
 
 import orjson
 
-from sluicemq.broker.produce.batch import BatchIntake, OnStaged, Origin, refuse_in_batch
-from sluicemq.broker.produce.intake import ILLEGAL, Draft, Intake, RefusalError
+from sluicemq.broker.produce.batch import BatchIntake, Origin, refuse_in_batch
+from sluicemq.broker.produce.intake import ILLEGAL, Draft, Intake
 from sluicemq.broker.produce.retries import Retries
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import HALF_TOPIC, Topic, Topics, name_fault
 from sluicemq.broker.turns import Durable, Turns
 from sluicemq.clock import Clock
-from sluicemq.errors import MessageIllegalError, StoreError, StoreFullError
+from sluicemq.errors import MessageIllegalError, RequestError, StoreError, StoreFullError
 from sluicemq.model.ids import Host, UniqueIds, encode_host
 from sluicemq.model.message import PREPARED, TRAN_MSG, TRANSACTION_MASK
 from sluicemq.model.topic import PERM_WRITE, RETRY_PREFIX
@@ -78,20 +78,11 @@ class Send:
         self.failures = 0
         self.sizes = [0] * 64
         """Messages by the number of bits of (body size - 1)."""
-        self._batches = BatchIntake(settings, store, intake, self.sizes)
+        self.batches = BatchIntake(settings, store, intake, self.sizes)
         self.fifo: dict[str, int] = {}
         """Messages with a sharding key, by topic."""
         settings.on_change(self._prepare)
         self.move(store_host)
-
-    @property
-    def on_staged(self) -> OnStaged:
-        """Told of each batch for the staging topic: see `BatchIntake`."""
-        return self._batches.on_staged
-
-    @on_staged.setter
-    def on_staged(self, told: OnStaged) -> None:
-        self._batches.on_staged = told
 
     def move(self, store_host: Host) -> None:
         """The host that stands in records and message ids is this one."""
@@ -111,7 +102,7 @@ class Send:
             "CLUSTER": config.cluster_name,
         }
         self._suffix = text.as_text(self._added)
-        self._batches.suffix = self._suffix.encode()
+        self.batches.suffix = self._suffix.encode()
         escaped = orjson.dumps(config.region).decode().replace("%", "%%")
         begin = '{"code":0,"extFields":{"queueId":"%d",'
         end = (
@@ -228,7 +219,7 @@ class Send:
     ) -> Durable | Command:
         try:
             return work(header, command, peer)
-        except RefusalError as refusal:
+        except RequestError as refusal:
             self.failures += 1
             return self._refused(refusal.code, refusal.remark)
         except (StoreError, OSError) as error:
@@ -272,7 +263,7 @@ class Send:
         not mixed into them: the 5.3.3 broker appends them, and every message of the batch then
         shows the batch's id."""
         if header.topic.startswith(RETRY_PREFIX):
-            raise RefusalError(
+            raise RequestError(
                 ResponseCode.MESSAGE_ILLEGAL, "batch request does not support retry group"
             )
         known = header.topic in self._topics
@@ -282,7 +273,7 @@ class Send:
         refuse_in_batch(own)
         _check_kind(own, header.sys_flag)
         origin = Origin(header.sys_flag, header.born_time_ms, peer.remote_bytes, self.store_host)
-        ids, queue_offset = self._batches.append(
+        ids, queue_offset = self.batches.append(
             topic, queue_id, command.body, origin, self._id_prefix,
             is_brief=BRIEF_FIELD in (command.fields or {}),
         )  # fmt: skip
@@ -294,15 +285,15 @@ class Send:
     # ------------------------------------------------------------------------------- where to
 
     def _topic(self, header: SendMessageRequest, peer: Peer) -> Topic:
-        """The topic of a send, created where that is allowed. Raises RefusalError."""
+        """The topic of a send, created where that is allowed. Raises RequestError."""
         name = header.topic
         topic = self._topics.get(name)
         if topic is None:
             fault = name_fault(name, self._settings.broker.topic_length_max)
             if fault is not None:
-                raise RefusalError(ResponseCode.INVALID_PARAMETER, fault)
+                raise RequestError(ResponseCode.INVALID_PARAMETER, fault)
         elif topic.is_forbidden:
-            raise RefusalError(
+            raise RequestError(
                 ResponseCode.NO_PERMISSION, f"Sending message to topic[{name}] is forbidden."
             )
         if topic is None:
@@ -310,26 +301,26 @@ class Send:
                 name, header.default_topic, header.default_topic_queues
             )
         if topic is None:
-            raise RefusalError(
+            raise RequestError(
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"topic[{name}] not exist, apply first please!\n{FAQ}",
             )
         # The routes already keep producers away; only strict order has to be refused here
         # (spec/remoting.md §16).
         if topic.config.order and not self._settings.broker.broker_permission & PERM_WRITE:
-            raise RefusalError(
+            raise RequestError(
                 ResponseCode.NO_PERMISSION,
                 f"the broker[{self._settings.broker.broker_name}] sending message is forbidden",
             )
         return topic
 
     def _queue_id(self, topic: Topic, queue_id: int, peer: Peer) -> int:
-        """A negative id leaves the choice to the broker. Raises RefusalError."""
+        """A negative id leaves the choice to the broker. Raises RequestError."""
         if queue_id < 0 and topic.config.write_queues > 0:
             self._next_queue += 1
             return self._next_queue % topic.config.write_queues
         if not 0 <= queue_id < topic.queues:
-            raise RefusalError(
+            raise RequestError(
                 ResponseCode.INVALID_PARAMETER,
                 f"request queueId[{queue_id}] is illegal, {topic} Producer: {peer.remote}",
             )
@@ -345,7 +336,7 @@ class Send:
     ) -> tuple[Topic, int]:
         """Where a message for retry goes, which a consumer sends by itself when 36 fails: too many
         attempts, or a group that consumes in order, lead to the dead letters, at once
-        (spec/remoting.md §17). Raises RefusalError."""
+        (spec/remoting.md §17). Raises RequestError."""
         group = header.topic.removeprefix(RETRY_PREFIX)
         config = self._retries.config(group)
         times = header.reconsume_times or 0
@@ -419,12 +410,12 @@ def _clean(value: str) -> str:
 
 
 def _check_kind(properties: dict[str, str], sys_flag: int) -> None:
-    """Raises RefusalError when flags and properties disagree whether it is a half message: it would
+    """Raises RequestError when flags and properties disagree whether it is a half message: it would
     be hidden for ever, or shown at once."""
     kind = sys_flag & TRANSACTION_MASK
     is_half = properties.get(TRAN_MSG, "").lower() == "true"
     if kind not in (0, PREPARED) or (kind and not is_half):
-        raise RefusalError(
+        raise RequestError(
             ResponseCode.MESSAGE_ILLEGAL,
             f"the sysFlag {sys_flag:#x} says another kind of message than the property TRAN_MSG="
             f"{properties.get(TRAN_MSG)}. The message was not stored.",

@@ -18,12 +18,18 @@ from typing import Final
 from sluicemq.broker.access import SUB, Access
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.lanes.rules import LANE_PROPERTY, lane_id
-from sluicemq.broker.produce.intake import Draft, Intake, RefusalError
+from sluicemq.broker.produce.intake import Draft, Intake
 from sluicemq.broker.produce.retries import Retries, begins_anew
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topic, Topics
 from sluicemq.broker.turns import Durable
-from sluicemq.errors import MessageIllegalError, ProtocolError, StoreError, StoreFullError
+from sluicemq.errors import (
+    MessageIllegalError,
+    ProtocolError,
+    RequestError,
+    StoreError,
+    StoreFullError,
+)
 from sluicemq.model.ids import Host, encode_host, offset_message_id
 from sluicemq.model.message import (
     DELAY,
@@ -86,7 +92,7 @@ class SendBack:
             found = self._consumers.lane_of(header.group, peer, command.fields)
             lane = lane_id(found.key) if found is not None else ""
             self._send_back(header, command.version, lane)
-        except RefusalError as refusal:
+        except RequestError as refusal:
             return Command(refusal.code, remark=refusal.remark)
         except (StoreError, OSError) as error:
             return Command(_code_of(error), remark=f"the message was not sent back: {error}")
@@ -98,7 +104,7 @@ class SendBack:
         config = self._retries.config(header.group)
         broker = self._settings.broker
         if not broker.broker_permission & PERM_WRITE:
-            raise RefusalError(
+            raise RequestError(
                 ResponseCode.NO_PERMISSION,
                 f"the broker[{broker.broker_name}] sending message is forbidden",
             )
@@ -106,14 +112,14 @@ class SendBack:
             return  # a group that wants no retries; its message is done
         data = self._store.reader.record_at(header.physical_offset)
         if data is None:
-            raise RefusalError(
+            raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
                 f"look message by offset failed, {header.physical_offset}",
             )
         try:
             head = parse_head(data)
         except ProtocolError as error:
-            raise RefusalError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+            raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         # Else whoever may read one group could read every message by its place in the log.
         self._access.require_record(data, SUB)
         draft = self._copy(data, head)
@@ -151,7 +157,7 @@ class SendBack:
         config: GroupConfig,
         version: int,
     ) -> Topic:
-        """To the retry topic, or to the dead letters. Raises RefusalError."""
+        """To the retry topic, or to the dead letters. Raises RequestError."""
         times = draft.reconsume_times
         times_max = self._retries.times_max(config, header.reconsume_times_max, version)
         level = header.delay_level
@@ -170,7 +176,7 @@ class SendBack:
 
 def _check_writable(topic: Topic) -> None:
     if not topic.config.perm & PERM_WRITE:
-        raise RefusalError(
+        raise RequestError(
             ResponseCode.NO_PERMISSION, f"the topic[{topic.name}] sending message is forbidden"
         )
 

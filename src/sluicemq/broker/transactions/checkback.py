@@ -13,12 +13,11 @@ from typing import Final
 from sluicemq.broker.consume.clients import Member, Producers
 from sluicemq.broker.produce.redelivery import Record
 from sluicemq.broker.topics import HALF_TOPIC
-from sluicemq.broker.transactions.open import Undecided
+from sluicemq.broker.transactions.open import OpenTransaction
 from sluicemq.broker.transactions.prepared import REAL_QUEUE
 from sluicemq.model.ids import offset_message_id
 from sluicemq.model.message import PRODUCER_GROUP, REAL_TOPIC, TRANSACTION_MASK, UNIQ_KEY
 from sluicemq.net.peer import Peer
-from sluicemq.record import property_text as text
 from sluicemq.record.codec import encode_record
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import encode_header
@@ -27,7 +26,7 @@ from sluicemq.wire.headers import CheckTransactionStateRequest
 
 log = logging.getLogger(__name__)
 
-_SILENT: Final = "transaction checks without an answer"
+_UNANSWERED: Final = "transaction checks without an answer"
 _NAMES_MAX: Final = 1024
 
 
@@ -56,28 +55,27 @@ class CheckBack:
                 )  # fmt: skip
             return None
         self._alone.discard(group)
-        least = min(_silent(member.peer) for member in live)
-        willing = [member for member in live if _silent(member.peer) == least]
+        least = min(_unanswered(member.peer) for member in live)
+        willing = [member for member in live if _unanswered(member.peer) == least]
         return willing[next(self._turn) % len(willing)]
 
-    def ask(self, transaction: Undecided, record: Record) -> None:
-        """Send the question about a half that can be seen."""
-        properties = text.as_dict(record.properties.decode("utf-8", "replace"))
-        member = self.choose(properties.get(PRODUCER_GROUP, ""))
+    def ask(self, transaction: OpenTransaction, record: Record) -> None:
+        """Send the question about a prepared message that can be seen."""
+        member = self.choose(record.text(PRODUCER_GROUP))
         if member is None:
             return
         transaction.asked = member.peer
         self.sent += 1
-        member.peer.notify(question(transaction, record, properties, self._broker_name))
+        member.peer.notify(question(transaction, record, self._broker_name))
 
-    def overdue(self, transaction: Undecided, record: Record) -> None:
+    def overdue(self, transaction: OpenTransaction, record: Record) -> None:
         """The next check is due: has the last one been answered?"""
         peer, transaction.asked = transaction.asked, None
         if peer is None or peer.closed:
             return
         self.unanswered += 1
-        peer.labels[_SILENT] = _silent(peer) + 1
-        group = (text.value_of(record.properties, PRODUCER_GROUP.encode()) or b"").decode()
+        peer.labels[_UNANSWERED] = _unanswered(peer) + 1
+        group = record.text(PRODUCER_GROUP)
         member = self._producers.groups.get(group, {}).get(peer)
         client_id = member.client_id if member is not None else str(peer.remote)
         if (group, client_id) not in self._named and len(self._named) < _NAMES_MAX:
@@ -89,22 +87,20 @@ class CheckBack:
                 "goes to another client.", client_id, group, transaction.key,
             )  # fmt: skip
 
-    def answered(self, transaction: Undecided | None, peer: Peer) -> None:
+    def answered(self, transaction: OpenTransaction | None, peer: Peer) -> None:
         """A client has answered a check."""
-        peer.labels.pop(_SILENT, None)
+        peer.labels.pop(_UNANSWERED, None)
         if transaction is not None:
             transaction.asked = None
 
 
-def _silent(peer: Peer) -> int:
-    return int(peer.labels.get(_SILENT, 0))
+def _unanswered(peer: Peer) -> int:
+    return int(peer.labels.get(_UNANSWERED, 0))
 
 
-def question(
-    transaction: Undecided, record: Record, properties: dict[str, str], broker_name: str
-) -> Command:
-    """39: the half message as it was sent, in stored form (spec/remoting.md §7.6)."""
-    unique_id = properties.get(UNIQ_KEY)
+def question(transaction: OpenTransaction, record: Record, broker_name: str) -> Command:
+    """39: the prepared message as it was sent, in stored form (spec/remoting.md §7.6)."""
+    unique_id = record.text(UNIQ_KEY) or None
     fields = encode_header(
         CheckTransactionStateRequest(
             topic=HALF_TOPIC,
@@ -116,10 +112,9 @@ def question(
             broker=broker_name,
         )
     )
-    real_queue = properties.get(REAL_QUEUE, "0")
     body = encode_record(
-        topic=properties.get(REAL_TOPIC, ""),
-        queue_id=int(real_queue) if real_queue.isdigit() else 0,
+        topic=record.text(REAL_TOPIC),
+        queue_id=record.number(REAL_QUEUE) or 0,
         queue_offset=transaction.offset,
         physical_offset=transaction.physical_offset,
         body=record.body,

@@ -1,38 +1,37 @@
-"""What time demands of undecided transactions, in slices that the sweep calls.
+"""What time demands of open transactions, in slices that the sweep calls.
 
-A transaction that is old enough is due. It is asked about: its half is written once more with one
-check more, and when that one can be seen, a client of its group is asked (`checkback.py`). A check
-counts when somebody is there to be asked; RocketMQ counts on, and drops after some minutes what no
-producer could answer. What was asked about transactionCheckMax times, or is older than the log is
-kept, is given up: its message goes to TRANS_CHECK_MAX_TIME_TOPIC, one line in the log, a counter,
-a hook.
+A transaction that is old enough is due. It is asked about: its message is written once more with
+one check more, and when that one can be seen, a client of its group is asked (`checkback.py`). A
+check counts when somebody is there to be asked; RocketMQ counts on, and drops after some minutes
+what no producer could answer. What was asked about transactionCheckMax times, or is older than the
+log is kept, is given up: its message goes to TRANS_CHECK_MAX_TIME_TOPIC, one line in the log, a
+counter, a hook.
 
-Stragglers are carried forward: a half that is left far behind is written once more at the end of
-its queue. Otherwise one old transaction would make every start read all that came after it, and its
-file would be deleted under it.
+Stragglers are carried forward: a prepared message that is left far behind is written once more at
+the end of its queue. Otherwise one old transaction would make every start read all that came after
+it, and its file would be deleted under it.
 """
 
 import logging
 from collections.abc import Callable
+from itertools import islice, takewhile
 from typing import Final, NamedTuple
 
-from sluicemq.broker.produce.redelivery import Record
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.slices import Slice
 from sluicemq.broker.topics import LIMIT_TOPIC
-from sluicemq.broker.transactions.open import Undecided
+from sluicemq.broker.transactions.open import OpenTransaction
 from sluicemq.broker.transactions.prepared import properties_of
 from sluicemq.broker.transactions.transactions import GIVEN_UP, Transactions
 from sluicemq.clock import Clock
 from sluicemq.errors import StoreError
 from sluicemq.model.message import PRODUCER_GROUP, REAL_TOPIC, UNIQ_KEY
-from sluicemq.record import property_text as text
 
 log = logging.getLogger(__name__)
 
 SLICE_S: Final = 0.004
 SLICE_TRANSACTIONS: Final = 1024
-WINDOW_HALVES: Final = 20_000
+WINDOW_MESSAGES: Final = 20_000
 """Of the half queue are read at a start; more when a quarter of them is open."""
 _HOUR_MS: Final = 3_600_000
 
@@ -55,28 +54,27 @@ class TransactionChecks:
         self._transactions = transactions
         self._clock = clock
         self._giving_up: dict[int, GivenUp] = {}
-        self._said = ""
+        self._complaint = ""
         self.on_given_up: list[Callable[[GivenUp], None]] = []
         self.given_up = 0
         self.lost = 0
-        """Halves that were deleted before they were decided."""
+        """Messages that were deleted before their transactions were decided."""
         transactions.on_done = self._done
 
     def run(self) -> None:
         """One slice."""
-        transactions = self._transactions
-        if not transactions.is_on:
+        if not self._transactions.is_on:
             return
         try:
-            transactions.pay()
+            self._transactions.mark_superseded()
             self._check_due(Slice(self._clock, SLICE_S, SLICE_TRANSACTIONS))
-            self._carry(Slice(self._clock, SLICE_S, SLICE_TRANSACTIONS))
-            self._said = ""
+            self._carry()
+            self._complaint = ""
         except StoreError as error:
-            if str(error) != self._said:
-                self._said = str(error)
+            if str(error) != self._complaint:
+                self._complaint = str(error)
                 log.error("transactions wait to be checked: %s", error)
-        transactions.note_progress()
+        self._transactions.note_progress()
 
     def stop(self) -> None:
         """Ask nobody any more."""
@@ -87,17 +85,14 @@ class TransactionChecks:
 
     def _check_due(self, work: Slice) -> None:
         table, interval_ms = self._transactions.table, self._transactions.interval_ms
-        while not work.is_over:
-            transaction = table.pop_due(work.now_ms)
-            if transaction is None:
-                return
+        while not work.is_over and (transaction := table.pop_due(work.now_ms)) is not None:
             # Whatever comes of it now: not again before the next time.
             table.plan(transaction, work.now_ms + interval_ms)
             if transaction.copy_offset is None:
                 self._check(transaction, work.now_ms)
             work.done()
 
-    def _check(self, transaction: Undecided, now_ms: int) -> None:
+    def _check(self, transaction: OpenTransaction, now_ms: int) -> None:
         transactions = self._transactions
         record = transactions.reader.record(transaction.physical_offset)
         if record is None:
@@ -112,20 +107,14 @@ class TransactionChecks:
         age_ms = now_ms - transaction.began_ms
         kept_ms = self._settings.store.file_reserved_hours * _HOUR_MS
         if transaction.checks >= self._settings.broker.transaction_check_max or age_ms > kept_ms:
-            self._give_up(transaction, record, age_ms)
-            return
-        group = text.value_of(record.properties, PRODUCER_GROUP.encode()) or b""
-        if transactions.check_back.choose(group.decode("utf-8", "replace")) is not None:
+            transactions.put_aside(record, properties_of(record))
+            self._giving_up[transaction.offset] = GivenUp(
+                record.text(UNIQ_KEY), record.text(PRODUCER_GROUP), record.text(REAL_TOPIC),
+                transaction.checks, age_ms,
+            )  # fmt: skip
+            transactions.end(transaction, GIVEN_UP)
+        elif transactions.check_back.choose(record.text(PRODUCER_GROUP)) is not None:
             transactions.copy(transaction, record, transaction.checks + 1)
-
-    def _give_up(self, transaction: Undecided, record: Record, age_ms: int) -> None:
-        properties = properties_of(record)
-        self._transactions.put_aside(record, properties)
-        self._giving_up[transaction.offset] = GivenUp(
-            properties.get(UNIQ_KEY, ""), properties.get(PRODUCER_GROUP, ""),
-            properties.get(REAL_TOPIC, ""), transaction.checks, age_ms,
-        )  # fmt: skip
-        self._transactions.end(transaction, GIVEN_UP)
 
     def _done(self, offset: int) -> None:
         known = self._giving_up.pop(offset, None)
@@ -138,27 +127,20 @@ class TransactionChecks:
             known.unique_id, known.group, known.topic, known.checks, known.age_ms / 1000,
             LIMIT_TOPIC,
         )  # fmt: skip
-        for tell in self.on_given_up:
+        for listener in self.on_given_up:
             try:
-                tell(known)
+                listener(known)
             except Exception:  # somebody else's code: the broker goes on
                 log.exception("a hook for transactions that are given up failed")
 
     # --- stragglers
 
-    def _carry(self, work: Slice) -> None:
+    def _carry(self) -> None:
         transactions = self._transactions
         table = transactions.table
-        limit = table.half_next - max(WINDOW_HALVES, 4 * len(table))
-        if table.half_low >= limit:
-            return
-        stragglers = []
-        for transaction in table:
-            if transaction.offset >= limit or work.is_over:
-                break
-            stragglers.append(transaction)
-            work.done()
-        for transaction in stragglers:
+        limit = table.half_next - max(WINDOW_MESSAGES, 4 * len(table))
+        stragglers = takewhile(lambda transaction: transaction.offset < limit, table)
+        for transaction in list(islice(stragglers, SLICE_TRANSACTIONS)):
             record = transactions.reader.record(transaction.physical_offset)
             if record is not None and transaction.copy_offset is None and not transaction.is_ending:
                 transactions.copy(transaction, record, transaction.checks)

@@ -1,29 +1,45 @@
-"""The transactions that are not decided yet, and how far back the two queues are still needed.
+"""The transactions that are still open, and how far back the two queues are needed.
 
-Everything here follows from halves and ops in the order in which they can be seen: the same calls
-build the table at the start and keep it up to date. A transaction is known by its newest half; an
-older one of the same transaction is `superseded`, and wants an op of its own.
+Everything here follows from prepared messages and ops in the order in which they can be seen: the
+same calls build the table at the start and keep it up to date. A transaction is known by its newest
+prepared message; an older one of the same transaction is superseded, and wants an op of its own.
 
-    queue of halves   … done done | open done open … | not seen yet
-                                  ^ half_low         ^ half_next
+    half queue   … done done | open done open … | not seen yet
+                             ^ half_low         ^ half_next
 
 Before `half_low` everything is done, so a start reads from there; `op_low` is the first op that
-says something of a half from there on. Both go forward only. Memory: the open transactions, and a
-pair of numbers for each op since `op_low`.
+says something of a message from there on. Both only go forward. Memory: the open transactions, and
+a pair of numbers for each op since `op_low`.
 """
 
 import heapq
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
-from sluicemq.broker.transactions.prepared import Half
 from sluicemq.net.peer import Peer
 
-HEAP_SPARE = 1024
+HEAP_SPARE: Final = 1024
 
 
-class Undecided:
-    """One open transaction, by its newest half that can be seen.
+class Prepared(NamedTuple):
+    """What has to be known of a prepared message. `first_offset` is that of the first one of its
+    transaction, 0 when nothing says it; `began_ms` is when that one was stored; `immunity_ms` how
+    long its producer asked not to be asked."""
+
+    offset: int
+    first_offset: int
+    physical_offset: int
+    unique_id: str
+    digest: int
+    began_ms: int
+    stored_ms: int
+    checks: int
+    immunity_ms: int | None
+
+
+class OpenTransaction:
+    """An open transaction, by its newest prepared message that can be seen.
 
     `copy_offset` is that of a copy which cannot be seen yet, and `wants_check` says that it was
     written to be asked about; `is_ending` says that an end is written which cannot be seen yet;
@@ -35,32 +51,32 @@ class Undecided:
         "is_ending", "key", "offset", "physical_offset", "unique_id", "wants_check",
     )  # fmt: skip
 
-    def __init__(self, key: str, half: Half) -> None:
+    def __init__(self, key: str, message: Prepared) -> None:
         self.key = key
-        self.unique_id = half.unique_id
-        self.digest = half.digest
-        self.first_offset = half.first_offset
-        self.began_ms = half.began_ms
+        self.unique_id = message.unique_id
+        self.digest = message.digest
+        self.first_offset = message.first_offset
+        self.began_ms = message.began_ms
         self.due_ms = 0
         self.copy_offset: int | None = None
         self.asked: Peer | None = None
         self.is_ending = False
         self.wants_check = False
-        self.moved(half)
+        self.moved(message)
 
-    def moved(self, half: Half) -> None:
-        """It has a newer half."""
-        self.offset = half.offset
-        self.physical_offset = half.physical_offset
-        self.checks = half.checks
+    def moved(self, message: Prepared) -> None:
+        """It has a newer message."""
+        self.offset = message.offset
+        self.physical_offset = message.physical_offset
+        self.checks = message.checks
 
 
-class UndecidedTable:
-    """All open transactions."""
+class OpenTransactions:
+    """All open transactions. Iteration goes by the offsets of their messages."""
 
     def __init__(self, half_start: int, op_start: int) -> None:
-        self._by_offset: dict[int, Undecided] = {}  # the lowest offset first
-        self._by_key: dict[str, Undecided] = {}
+        self._by_offset: dict[int, OpenTransaction] = {}  # the lowest offset first
+        self._by_key: dict[str, OpenTransaction] = {}
         self._due: list[tuple[int, int]] = []
         self._ops: deque[tuple[int, int]] = deque()
         self.half_next = half_start
@@ -69,69 +85,64 @@ class UndecidedTable:
     def __len__(self) -> int:
         return len(self._by_offset)
 
-    def __iter__(self) -> Iterator[Undecided]:
-        """By the offsets of their halves."""
+    def __iter__(self) -> Iterator[OpenTransaction]:
         return iter(self._by_offset.values())
 
-    def at(self, offset: int) -> Undecided | None:
-        """The one whose newest half has this offset."""
+    def at(self, offset: int) -> OpenTransaction | None:
+        """The one whose newest message has this offset."""
         return self._by_offset.get(offset)
 
-    def find(self, unique_id: str, digest: int | None = None) -> Undecided | None:
+    def find(self, unique_id: str, digest: int | None = None) -> OpenTransaction | None:
         """By its id; with a digest only the very one."""
         found = self._by_key.get(unique_id)
         if digest is not None and (found is None or found.digest != digest):
             found = self._by_key.get(_second_key(unique_id, digest))
         return found
 
-    def of(self, half: Half) -> Undecided | None:
-        """The transaction that this half, or an older one of it, belongs to."""
-        found = self._by_offset.get(half.offset)
-        if found is None and half.unique_id:
-            found = self.find(half.unique_id, half.digest)
-        return None if found is None or half.offset < found.first_offset else found
+    def of(self, message: Prepared) -> OpenTransaction | None:
+        """The transaction that this message, or an older one of it, belongs to."""
+        found = self._by_offset.get(message.offset)
+        if found is None and message.unique_id:
+            found = self.find(message.unique_id, message.digest)
+        return None if found is None or message.offset < found.first_offset else found
 
-    # --- halves and ops in their order
+    # --- messages and ops in their order
 
-    def half(self, half: Half) -> tuple[Undecided, int | None]:
-        """A half that is open, and the offset that it supersedes.
+    def add(self, message: Prepared) -> tuple[OpenTransaction, int | None]:
+        """A message that is not done, and the offset that it supersedes.
 
         One that looks like a transaction which is ending just now, and is not its copy, is another
         one: its producer sends the same message object in a second transaction.
         """
-        self.half_next = half.offset + 1
-        found = self.find(half.unique_id, half.digest) if half.unique_id else None
+        self.half_next = message.offset + 1
+        unique_id, digest = message.unique_id, message.digest
+        found = self.find(unique_id, digest) if unique_id else None
         old_offset = None
-        if found is None or (found.is_ending and found.copy_offset != half.offset):
-            found = Undecided(self._free_key(half), half)
+        if found is None or (found.is_ending and found.copy_offset != message.offset):
+            keys = (unique_id, _second_key(unique_id, digest)) if unique_id else ()
+            free = (key for key in keys if key not in self._by_key)
+            found = OpenTransaction(next(free, f"{unique_id}@{message.offset}"), message)
             self._by_key[found.key] = found
         else:
             old_offset = found.offset
             del self._by_offset[old_offset]
-            found.moved(half)
-        self._by_offset[half.offset] = found
+            found.moved(message)
+        self._by_offset[message.offset] = found
         return found, old_offset
 
-    def _free_key(self, half: Half) -> str:
-        keys = (half.unique_id, _second_key(half.unique_id, half.digest))
-        free = (key for key in keys if half.unique_id and key not in self._by_key)
-        return next(free, f"{half.unique_id}@{half.offset}")
-
-    def op(self, op_offset: int, half_offsets: Sequence[int]) -> None:
-        """An op: these halves are done."""
+    def op(self, op_offset: int, offsets: Sequence[int]) -> None:
+        """An op: the messages at these offsets are done."""
         self.op_next = op_offset + 1
-        if half_offsets:
-            self._ops.append((op_offset, max(half_offsets)))
-        for offset in half_offsets:
+        if offsets:
+            self._ops.append((op_offset, max(offsets)))
+        for offset in offsets:
             self.close(offset)
 
     def close(self, offset: int) -> None:
-        """This half is done; and with the newest half its transaction."""
+        """This message is done; and with the newest message its transaction."""
         found = self._by_offset.pop(offset, None)
         if found is not None:
             del self._by_key[found.key]
-
-    # --- what is needed
 
     @property
     def half_low(self) -> int:
@@ -139,7 +150,7 @@ class UndecidedTable:
         return next(iter(self._by_offset), self.half_next)
 
     def op_low(self, half_low: int) -> int:
-        """The ops before say nothing of halves from `half_low` on."""
+        """The ops before say nothing of messages from `half_low` on."""
         ops = self._ops
         while ops and ops[0][1] < half_low:
             ops.popleft()
@@ -147,7 +158,7 @@ class UndecidedTable:
 
     # --- when
 
-    def plan(self, transaction: Undecided, due_ms: int) -> None:
+    def plan(self, transaction: OpenTransaction, due_ms: int) -> None:
         """It is due then, and at no other time."""
         transaction.due_ms = due_ms
         heapq.heappush(self._due, (due_ms, transaction.offset))
@@ -155,8 +166,8 @@ class UndecidedTable:
             self._due = [(one.due_ms, one.offset) for one in self]
             heapq.heapify(self._due)
 
-    def pop_due(self, now_ms: int) -> Undecided | None:
-        """One that is due; who gets it plans it anew."""
+    def pop_due(self, now_ms: int) -> OpenTransaction | None:
+        """One that is due; whoever gets it plans it anew."""
         while self._due and self._due[0][0] <= now_ms:
             due_ms, offset = heapq.heappop(self._due)
             found = self._by_offset.get(offset)

@@ -21,7 +21,7 @@ from sluicemq.broker.slices import Slice
 from sluicemq.broker.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.broker.turns import Turns
 from sluicemq.broker.waiting.levels import Schedule
-from sluicemq.broker.waiting.rewrite import Delaying
+from sluicemq.broker.waiting.rewrite import DelayRewrite
 from sluicemq.broker.waiting.timers import Timers
 from sluicemq.clock import Clock
 from sluicemq.errors import StoreError
@@ -68,7 +68,7 @@ class Delayed:
         self._redelivery = Redelivery(store, turns)
         self.schedule = Schedule(settings, store, self._redelivery, files, clock)
         self.timers = Timers(settings, store, self._redelivery, intake, files, clock)
-        delaying = Delaying(settings, clock, self.timers.files.count)
+        delaying = DelayRewrite(settings, clock, self.timers.files.count)
         intake.rewrites.append(delaying.rewrite)
         self._is_on = False
         self._is_coming = False

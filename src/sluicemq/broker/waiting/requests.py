@@ -14,7 +14,7 @@ import binascii
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from sluicemq.broker.produce.intake import Draft, Intake, RefusalError
+from sluicemq.broker.produce.intake import Draft, Intake
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.slices import Slice
 from sluicemq.broker.topics import Topics
@@ -133,7 +133,7 @@ class Pending:
         )  # fmt: skip
         try:
             self._intake.accept(draft)
-        except RefusalError as refusal:
+        except RequestError as refusal:
             raise RequestError(refusal.code, refusal.remark) from refusal
         region = self._settings.broker.region
         fields = encode_header(SendMessageResponse(message_id=handle.unique_id, region=region))

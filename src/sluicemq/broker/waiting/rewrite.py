@@ -6,17 +6,18 @@
     TIMER_DELIVER_MS
 
 A level wins over a time; of the times the first of the three counts. A time that has come is no
-delay at all. REAL_TOPIC and REAL_QID say where the message belongs (spec/delivery.md §1, §2). Half
-messages wait for their commit first.
+delay at all. REAL_TOPIC and REAL_QID say where the message belongs (spec/delivery.md §1, §2).
+Prepared messages wait for their commit first.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from sluicemq.broker.produce.intake import Draft, RefusalError
+from sluicemq.broker.produce.intake import Draft
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.clock import Clock
+from sluicemq.errors import RequestError
 from sluicemq.model.message import (
     COMMITTED,
     DELAY,
@@ -35,9 +36,7 @@ REAL_QUEUE: Final = "REAL_QID"
 TIMER_OUT: Final = "TIMER_OUT_MS"
 TIMER_DELETES: Final = "TIMER_DEL_UNIQKEY"
 _SECONDS, _MILLISECONDS, _DELIVER = TIMER_PROPERTIES
-_NEVER: Final = frozenset({
-    SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC,
-})  # fmt: skip
+_NEVER: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, HALF_TOPIC, OP_TOPIC})
 _INTEGER_DIGITS_MAX: Final = 18
 _TIMES: Final = (
     (_SECONDS.encode(), 1000, True),
@@ -47,7 +46,7 @@ _TIMES: Final = (
 """Property, its unit in ms, whether it counts from when the message was stored."""
 
 
-class Delaying:
+class DelayRewrite:
     """A rewrite of the intake. `slot_count` tells how many messages a slot (ms) holds."""
 
     def __init__(self, settings: Settings, clock: Clock, slot_count: Callable[[int], int]) -> None:
@@ -59,79 +58,75 @@ class Delaying:
         self._precision_ms = settings.store.timer_precision_ms
 
     def rewrite(self, draft: Draft) -> None:
-        """Send a draft that has to wait to where it waits. Raises RefusalError."""
+        """Send a draft that has to wait to where it waits. Raises RequestError."""
         properties = draft.properties
         kind = draft.sys_flag & TRANSACTION_MASK
-        is_half = kind != COMMITTED and properties.get(TRAN_MSG, "").lower() == "true"
-        if draft.topic in _NEVER or kind not in (0, COMMITTED) or is_half:
+        is_prepared = kind != COMMITTED and properties.get(TRAN_MSG, "").lower() == "true"
+        if draft.topic in _NEVER or kind not in (0, COMMITTED) or is_prepared:
             return
-        level = _integer(properties, DELAY)
+        level = min(_integer(properties, DELAY), len(self._delays_ms))
         if level > 0:
-            self._to_level(draft, level)
+            properties |= {
+                DELAY: str(level), REAL_TOPIC: draft.topic, REAL_QUEUE: str(draft.queue_id),
+            }  # fmt: skip
+            for name in TIMER_PROPERTIES:
+                properties.pop(name, None)
+            draft.topic, draft.queue_id = SCHEDULE_TOPIC, level - 1
+            draft.delay_ms = self._delays_ms[level - 1]
         elif TIMER_OUT not in properties and any(name in properties for name in TIMER_PROPERTIES):
-            self._to_wheel(draft)
+            self._to_timer(draft)
         elif TIMER_DELETES in properties and TIMER_OUT not in properties:
-            raise RefusalError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                "a message that takes back another (TIMER_DEL_UNIQKEY) has no TIMER_DELIVER_MS.",
+            raise _illegal(
+                "a message that takes back another (TIMER_DEL_UNIQKEY) has no TIMER_DELIVER_MS."
             )
 
-    def _to_level(self, draft: Draft, level: int) -> None:
-        delays_ms = self._delays_ms
-        level = min(level, len(delays_ms))
-        _change(
-            draft,
-            {DELAY: str(level), REAL_TOPIC: draft.topic, REAL_QUEUE: str(draft.queue_id)},
-            without=TIMER_PROPERTIES,
-        )
-        draft.topic, draft.queue_id = SCHEDULE_TOPIC, level - 1
-        draft.delay_ms = delays_ms[level - 1]
-
-    def _to_wheel(self, draft: Draft) -> None:
+    def _to_timer(self, draft: Draft) -> None:
         config = self._settings.store
         if not config.timer_enable:
-            raise RefusalError(
+            raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
                 "timed messages are switched off here: timerWheelEnable is false. The message was "
                 "not stored; a delay level works without them.",
             )
-        now_ms = self._clock.now_ms()
-        due_ms = _due_ms(draft.properties, now_ms)
-        if due_ms <= now_ms:
-            if TIMER_DELETES in draft.properties:
-                raise RefusalError(
-                    ResponseCode.MESSAGE_ILLEGAL,
-                    "the message to be taken back was due already: it is delivered.",
-                )
+        slot_ms = self._slot(draft.properties)
+        if slot_ms is None:
             return
-        if due_ms - now_ms > config.timer_delay_max_s * 1000:
-            raise RefusalError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"the message is due in {(due_ms - now_ms) / 1000:,.0f} s, the delay must not be "
-                f"more than {config.timer_delay_max_s:,} s (timerMaxDelaySec). It was not stored.",
-            )
-        slot_ms = slot_of(due_ms, self._precision_ms)
         if self._slot_count(slot_ms) >= config.timer_slot_messages_max:
-            raise RefusalError(
+            raise RequestError(
                 ResponseCode.SYSTEM_ERROR,
                 f"{config.timer_slot_messages_max:,} messages are due in the same second already "
                 "(timerCongestNumEachSlot). The message was not stored.",
             )
-        self._into_slot(draft, slot_ms)
-
-    def _into_slot(self, draft: Draft, slot_ms: int) -> None:
-        topic = draft.topic
-        _change(
-            draft,
-            {TIMER_OUT: str(slot_ms), REAL_TOPIC: topic, REAL_QUEUE: str(draft.queue_id)},
-        )
         unique_id = draft.properties.get(UNIQ_KEY)
-        if unique_id and not topic.startswith(RETRY_PREFIX):
+        if unique_id and not draft.topic.startswith(RETRY_PREFIX):
             # One ms later: what takes it back falls into the same slot (spec/delivery.md §2).
             broker = self._settings.broker.broker_name
-            handle = RecallHandle(topic, broker, slot_ms + 1, unique_id)
+            handle = RecallHandle(draft.topic, broker, slot_ms + 1, unique_id)
             draft.answer_fields["recallHandle"] = handle.encode()
+        draft.properties |= {
+            TIMER_OUT: str(slot_ms), REAL_TOPIC: draft.topic, REAL_QUEUE: str(draft.queue_id),
+        }  # fmt: skip
         draft.topic, draft.queue_id = TIMER_TOPIC, 0
+
+    def _slot(self, properties: Mapping[str, str]) -> int | None:
+        """The slot of the time that the properties name; None when it has come."""
+        delay_max_s, now_ms = self._settings.store.timer_delay_max_s, self._clock.now_ms()
+        if _SECONDS in properties:
+            delay_ms = 1000 * _integer(properties, _SECONDS)
+        elif _MILLISECONDS in properties:
+            delay_ms = _integer(properties, _MILLISECONDS)
+        else:
+            delay_ms = _integer(properties, _DELIVER) - now_ms
+        if delay_ms <= 0:
+            if TIMER_DELETES in properties:
+                raise _illegal("the message to be taken back was due already: it is delivered.")
+            return None
+        if delay_ms > delay_max_s * 1000:
+            raise _illegal(
+                f"the message is due in {delay_ms / 1000:,.0f} s, the delay must not be more than "
+                f"{delay_max_s:,} s (timerMaxDelaySec). It was not stored."
+            )
+        return slot_of(now_ms + delay_ms, self._precision_ms)
 
 
 def slot_of(due_ms: int, precision_ms: int) -> int:
@@ -157,35 +152,18 @@ def exact_due_ms(properties: bytes, slot_ms: int, store_time_ms: int, precision_
     return min(max(due_ms, slot_ms + 1), slot_ms + precision_ms)
 
 
-def _due_ms(properties: Mapping[str, str], now_ms: int) -> int:
-    if _SECONDS in properties:
-        return now_ms + 1000 * _integer(properties, _SECONDS)
-    if _MILLISECONDS in properties:
-        return now_ms + _integer(properties, _MILLISECONDS)
-    return _integer(properties, _DELIVER)
-
-
 def _integer(properties: Mapping[str, str], name: str) -> int:
-    """A number as Java reads it, 0 when it is not there. Raises RefusalError."""
+    """A number as Java reads it, 0 when it is not there. Raises RequestError."""
     value = properties.get(name)
     if value is None:
         return 0
     digits = value[1:] if value[:1] in ("-", "+") else value
     if not (digits.isascii() and digits.isdigit()) or len(digits) > _INTEGER_DIGITS_MAX:
-        raise RefusalError(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"the property {name} is {value!r}, not a number. The message was not stored.",
+        raise _illegal(
+            f"the property {name} is {value!r}, not a number. The message was not stored."
         )
     return int(value)
 
 
-def _change(draft: Draft, changes: Mapping[str, str], without: tuple[str, ...] = ()) -> None:
-    """Change the properties, and the stored text where it is another."""
-    for name in without:
-        draft.properties.pop(name, None)
-    draft.properties.update(changes)
-    if draft.stored_text is not None:
-        kept = text.as_dict(draft.stored_text)
-        for name in without:
-            kept.pop(name, None)
-        draft.stored_text = text.as_text({**kept, **changes})
+def _illegal(remark: str) -> RequestError:
+    return RequestError(ResponseCode.MESSAGE_ILLEGAL, remark)
