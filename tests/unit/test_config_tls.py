@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
+from sluicemq.cli.output import chosen_tls
 from sluicemq.cli.serve import _read_config, _tls_file, name_server_of
-from sluicemq.cli.tls import chosen_tls
 from sluicemq.config import (
     NameServerConfig,
     load_broker_config,
     load_name_server_config,
     settings_text,
 )
-from sluicemq.config.keys import Part
-from sluicemq.config.tls import key_files
+from sluicemq.config.load import key_files
+from sluicemq.config.settings import Part
 from sluicemq.errors import ConfigurationError
 from sluicemq.net.tls import ServerTls, Tls, broker_tls, preset, server_tls, tls_of_environment
 

@@ -29,7 +29,7 @@ from sluicemq.acl.verdict import (
     need_of,
 )
 from sluicemq.clock import Clock
-from sluicemq.config.values import ServerConfig
+from sluicemq.config.settings import ServerConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import Files
 from sluicemq.model.ids import Host

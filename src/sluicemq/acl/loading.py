@@ -30,7 +30,7 @@ import yaml  # type: ignore[import-untyped]
 from sluicemq.acl import compatible
 from sluicemq.acl.addresses import Pattern, parse_pattern
 from sluicemq.acl.rules import GROUP_PREFIX, Account, Permission, Rules, parse_permission
-from sluicemq.config.values import ServerConfig
+from sluicemq.config.settings import ServerConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import Files, exposure
 

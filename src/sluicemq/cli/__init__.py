@@ -1,18 +1,21 @@
 """The command `sluice`: one module a group of commands, imported when it is used.
 
 `sluice up` has to be ready in half a second and to stay small, so nothing here may import rich,
-lark or pyarrow before a command needs it.
+lark or pyarrow before a command needs it. Errors of ours become one sentence with its cure on
+stderr and exit code 1; wrong usage is click's exit code 2.
 """
 
-from typing import Final
+import importlib
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
 
-from sluicemq.errors import install_extra
+from sluicemq.errors import SluiceError, install_extra
 
 INTERRUPTED: Final = 130
 """The exit code of a program that Ctrl-C ended, as shells give it."""
 
 try:
-    from sluicemq.cli.root import main
+    import click
 except ModuleNotFoundError as error:
     if error.name != "click":
         raise
@@ -22,4 +25,83 @@ except ModuleNotFoundError as error:
 except KeyboardInterrupt:  # click handles those that come later
     raise SystemExit(INTERRUPTED) from None
 
-__all__ = ["main"]
+
+class Entry(NamedTuple):
+    """Where a command lives, and its line in `sluice --help`."""
+
+    module: str
+    attribute: str
+    summary: str
+
+
+COMMANDS: Final = {
+    "up": Entry("serve", "up", "Run a name server and a broker in one process."),
+    "nameserver": Entry("serve", "nameserver", "Run a name server."),
+    "broker": Entry("serve", "broker", "Run a broker."),
+    "produce": Entry("traffic", "produce", "Send messages."),
+    "consume": Entry("traffic", "consume", "Receive messages."),
+    "message": Entry("message", "message", "Find stored messages by key or id."),
+    "trace": Entry("message", "trace", "Show what happened to a message."),
+    "transaction": Entry("pending", "transaction", "Undecided transactions: list and decide them."),
+    "topic": Entry("topic", "topic", "List, create and show topics."),
+    "group": Entry("group", "group", "List, create, show and move consumer groups."),
+    "consumer": Entry("group", "consumer", "Show what consumers do now."),
+    "delay": Entry("pending", "delay", "List and cancel delayed messages."),
+    "cluster": Entry("topic", "cluster", "Show the brokers of a cluster."),
+    "sql": Entry("spark", "sql", "Query topics, archives, dead letters and traces with SQL."),
+    "explain": Entry("explain", "explain", "Say why a message or a group is where it is."),
+    "filter": Entry("filter", "filter_group", "Check and try filter expressions."),
+    "pipeline": Entry("spark", "pipeline", "Data pipelines on Spark: run, check, list."),
+    "acl": Entry("acl", "acl", "Access rules: try them, check them, see how they stand."),
+    "store": Entry("store", "store", "Look into a store directory, without a broker."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows the names of its commands in other modules without importing these."""
+
+    entries: Mapping[str, Entry] = {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *self.entries]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = self.entries.get(cmd_name)
+        if entry is None:
+            return super().get_command(ctx, cmd_name)
+        module = importlib.import_module(f"sluicemq.cli.{entry.module}")
+        command = getattr(module, entry.attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+
+class _Main(LazyGroup):
+    entries = COMMANDS
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.summary) for name, entry in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SluiceError as error:
+            click.echo(f"sluice: {error}", err=True)
+            ctx.exit(1)
+
+
+def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        from sluicemq import __version__  # noqa: PLC0415 - rarely asked for
+
+        click.echo(f"sluice {__version__}")
+        ctx.exit()
+
+
+@click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
+    help="Show the version and leave.",
+)  # fmt: skip
+def main() -> None:
+    """SluiceMQ: a RocketMQ-compatible message system in Python."""

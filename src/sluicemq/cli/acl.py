@@ -12,13 +12,16 @@ from sluicemq.acl.rules import Permission, Rules
 from sluicemq.acl.verdict import Resource, Verdict, decide
 from sluicemq.acl.verdict import group as group_resource
 from sluicemq.cli.output import (
+    Access,
+    admin_options,
     client_options,
-    credentials,
     json_option,
     print_json,
     print_records,
+    print_result,
     show_time,
 )
+from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import SYSTEM_FILES
 
@@ -34,11 +37,11 @@ _compatible_option = click.option(
 
 
 @click.group()
-def command() -> None:
+def acl() -> None:
     """Access rules: try them, check them, see how they stand."""
 
 
-@command.command()
+@acl.command()
 @_file_option
 @_compatible_option
 @click.option("--access-key", help="Who asks; without it somebody without an account.")
@@ -74,11 +77,12 @@ def check(
     rules = read_rules(_texts(path), is_compatible=is_compatible).rules
     verdict = _verdict(rules, access_key, Resource(name, Permission[action]), host)
     word = "allowed" if verdict.is_allowed else "refused"
-    if as_json:
-        print_json({"verdict": word, "rule": verdict.rule, "reason": verdict.reason})
-    else:
-        reason = "" if verdict.is_allowed else f": {verdict.reason}"
-        click.echo(f"{word}{reason}\nrule: {verdict.rule}")
+    reason = "" if verdict.is_allowed else f": {verdict.reason}"
+    print_result(
+        {"verdict": word, "rule": verdict.rule, "reason": verdict.reason},
+        f"{word}{reason}\nrule: {verdict.rule}",
+        as_json=as_json,
+    )
     if not verdict.is_allowed:
         context.exit(EXIT_NO)
 
@@ -98,7 +102,7 @@ def _verdict(rules: Rules, access_key: str | None, resource: Resource, host: str
     return decide(account, resource)
 
 
-@command.command("lint")
+@acl.command("lint")
 @_file_option
 @_compatible_option
 @click.option(
@@ -111,13 +115,11 @@ def _verdict(rules: Rules, access_key: str | None, resource: Resource, host: str
 @click.pass_context
 def lint_files(
     context: click.Context,
+    access: Access,
     path: str | None,
     is_compatible: bool,
     secret_length: int,
     online: bool,
-    name_servers: str,
-    access_key: str | None,
-    secret_key: str | None,
     as_json: bool,
 ) -> None:
     """What is allowed and yet not wise. Exit code 1 when there are findings."""
@@ -129,37 +131,22 @@ def lint_files(
     ]
     topics = groups = None
     if online:
-        topics, groups = _resources(name_servers, credentials(access_key, secret_key))
+        with access.admin() as admin:
+            topics, groups = frozenset(admin.topics()), frozenset(admin.groups())
     found = lint(several, secret_length_min=secret_length, topics=topics, groups=groups)
     records = [one._asdict() for one in found]
     records += [{"place": texts.items[-1][0], "text": one, "cure": ""} for one in read.warnings]
-    print_records("", records, as_json=as_json, empty="Nothing to say.")
+    print_records(records, as_json=as_json, empty="Nothing to say.")
     if records:
         context.exit(EXIT_NO)
 
 
-def _resources(
-    name_servers: str, pair: tuple[str, str] | None
-) -> tuple[frozenset[str], frozenset[str]]:
-    from sluicemq.client.sync.admin import Admin  # noqa: PLC0415 - the other commands need none
-
-    with Admin(name_servers, credentials=pair) as admin:
-        return frozenset(admin.topics()), frozenset(admin.groups())
-
-
-@command.command()
-@client_options
-@json_option
-def status(
-    name_servers: str, access_key: str | None, secret_key: str | None, as_json: bool
-) -> None:
+@acl.command()
+@admin_options
+def status(admin: Admin, as_json: bool) -> None:
     """How the rules of each running broker stand: since when they are in force, what is wrong with
     the newest files, who was refused. Needs an admin account."""
-    from sluicemq.client.sync.admin import Admin  # noqa: PLC0415
-
-    with Admin(name_servers, credentials=credentials(access_key, secret_key)) as admin:
-        found = admin.access_status()
-    for address, state in sorted(found.items()):
+    for address, state in sorted(admin.access_status().items()):
         if as_json:
             print_json({"broker": address, **state})
         else:

@@ -11,7 +11,7 @@ Exit codes: 0 fine, 1 findings, 2 wrong usage or input.
 import gc
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from io import BufferedReader
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 import orjson
 
+from sluicemq.cli import Entry, LazyGroup
 from sluicemq.errors import FilterEvaluationError, FilterSyntaxError
 
 if TYPE_CHECKING:
@@ -46,26 +47,18 @@ class InputError(click.ClickException):
     exit_code = EXIT_USAGE
 
 
-class _FilterGroup(click.Group):
+class _FilterGroup(LazyGroup):
     """`test` needs a client, and is imported when it is called: `eval` starts a process each."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), "test"]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name == "test":
-            from sluicemq.cli.filter_test import test_command  # noqa: PLC0415
-
-            return test_command
-        return super().get_command(ctx, cmd_name)
+    entries: Mapping[str, Entry] = {"test": Entry("filter_test", "test_command", "")}
 
 
 @click.group("filter", cls=_FilterGroup)
-def command() -> None:
+def filter_group() -> None:
     """Check and try SQL92 filter expressions."""
 
 
-@command.command("check")
+@filter_group.command("check")
 @click.argument("expression", metavar="EXPR")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
 @click.pass_context
@@ -89,7 +82,7 @@ def check_command(context: click.Context, expression: str, as_json: bool) -> Non
         context.exit(EXIT_FINDINGS)
 
 
-@command.command("eval")
+@filter_group.command("eval")
 @click.argument("file", metavar="FILE", type=click.File("rb"))
 def eval_command(file: BufferedReader) -> None:
     """Evaluate the JSON lines of FILE (- is standard input).
@@ -179,28 +172,8 @@ def _report(
     return {
         "expression": expression,
         "compiles": not any(finding.is_error for finding in findings),
-        "findings": [
-            {
-                "severity": finding.severity.value,
-                "code": finding.code,
-                "position": finding.position,
-                "length": finding.length,
-                "what": finding.what,
-                "instead": finding.instead,
-            }
-            for finding in findings
-        ],
-        "properties": [
-            {
-                "name": note.name,
-                "read_as": note.read_as,
-                "because": note.because,
-                "accepts": note.accepts,
-                "errors": note.errors,
-                "instead": note.instead,
-            }
-            for note in types
-        ],
+        "findings": findings,
+        "properties": [note._asdict() for note in types],
     }
 
 

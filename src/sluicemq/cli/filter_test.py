@@ -7,14 +7,7 @@ from typing import Any, Final
 
 import click
 
-from sluicemq.cli.message import parse_moment
-from sluicemq.cli.output import (
-    client_options,
-    credentials,
-    json_option,
-    print_json,
-    print_table,
-)
+from sluicemq.cli.output import admin_options, parse_time, print_json, print_table
 from sluicemq.client.core.operations.filters import BrokerTrial
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
@@ -43,11 +36,9 @@ _HIDDEN: Final = frozenset({"MSG_REGION", "TRACE_ON", "CLUSTER", "WAIT", "UNIQ_K
     "--max", "count_max", type=click.IntRange(1), help="So many messages at most, the newest of "
     "each queue; 1,000,000, and 100,000 of a RocketMQ broker.",
 )  # fmt: skip
-@client_options
-@json_option
-@click.pass_context
+@admin_options
 def test_command(
-    context: click.Context,
+    admin: Admin,
     expression: str,
     topic: str,
     since: str,
@@ -55,9 +46,6 @@ def test_command(
     group: str | None,
     tags: bool,
     count_max: int | None,
-    name_servers: str,
-    access_key: str | None,
-    secret_key: str | None,
     as_json: bool,
 ) -> None:
     """Try EXPR on the stored messages of a topic. Nothing is consumed.
@@ -69,27 +57,26 @@ def test_command(
     now_ms = SYSTEM_CLOCK.now_ms()
     begin_ms = moment("--since", since, now_ms)
     end_ms = None if until is None else moment("--until", until, now_ms)
-    with Admin(name_servers, credentials=credentials(access_key, secret_key)) as admin:
-        found = admin.try_filter(
-            topic, expression, TAG if tags else SQL92, begin_ms=begin_ms, end_ms=end_ms,
-            group=group, count_max=count_max, progress=_progress(as_json),
-        )  # fmt: skip
+    found = admin.try_filter(
+        topic, expression, TAG if tags else SQL92, begin_ms=begin_ms, end_ms=end_ms,
+        group=group, count_max=count_max, progress=_progress(as_json),
+    )  # fmt: skip
     for trial in found:
         if as_json:
             print_json(_record(trial))
         else:
             _print(trial)
     if any(trial.report["errors"] or _findings(trial) for trial in found):
-        context.exit(EXIT_FINDINGS)
+        raise SystemExit(EXIT_FINDINGS)
 
 
 def moment(option: str, text: str, now_ms: int) -> int:
-    """As `parse_moment`, and a span of time before now; `all` is 0. Raises ConfigurationError."""
+    """As `parse_time`, and a span of time before now; `all` is 0. Raises ConfigurationError."""
     if text == "all":
         return 0
     if span := _SPAN.fullmatch(text):
         return now_ms - int(span[1]) * _UNITS[span[2]] * 1000
-    return parse_moment(option, text, 0)
+    return parse_time(text, option)
 
 
 def _progress(as_json: bool) -> Callable[[int, int], None] | None:
@@ -124,7 +111,8 @@ def _print(trial: BrokerTrial) -> None:
     if trial.rows < trial.stored:
         looked += f" (the newest of {trial.stored:,}: raise --max for more)"
     click.echo(
-        f"{report['matched']:,} of {looked} match {report['expression']}: {_share(report)}.\n"
+        f"{report['matched']:,} of {looked} match {report['expression']}: "
+        f"{report['match_rate']:.4%}.\n"
         f"The others: {report['false']:,} false, {report['null']:,} null, "
         f"{report['errors']:,} errors."
         + (f" {report['unknown']:,} could not be told." if report["unknown"] else "")
@@ -147,10 +135,6 @@ def _print(trial: BrokerTrial) -> None:
         )
         _print_samples("Only the new one takes", trial, difference["samples_here"])
         _print_samples("Only the group's takes", trial, difference["samples_there"])
-
-
-def _share(report: Mapping[str, Any]) -> str:
-    return f"{report['match_rate']:.4%}"
 
 
 def _print_atoms(atoms: Sequence[Mapping[str, Any]]) -> None:

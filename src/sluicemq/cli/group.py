@@ -1,189 +1,292 @@
-"""`sluice group list|create|update|show|lag|reset|skip|clone`: who consumes, how far, who idles
-and why, who loses what; send a group elsewhere."""
+"""`sluice group` and `sluice consumer`: who consumes, how far, who idles and why, who loses what;
+send a group elsewhere; what its consumers do now.
+
+`reset`, `skip` and `clone` also work while the group consumes. Each shows, queue by queue, where
+the group stood, where it goes on, and how many messages come again or are skipped; with --dry-run
+that is all.
+
+What a consumer does the brokers ask it themselves (307). A Python consumer of ours answers from its
+heartbeat thread: also when a handler blocks its program, which is when one wants to see the stack.
+"""
 
 from dataclasses import asdict
+from typing import Any
 
 import click
 
-from sluicemq.cli import group_offsets
-from sluicemq.cli.group_contract import contract_records, print_contract, update
 from sluicemq.cli.output import (
-    client_options,
-    credentials,
-    json_option,
+    admin_options,
+    fields,
+    parse_time,
     print_json,
     print_records,
-    print_table,
+    print_result,
     show_time,
 )
-from sluicemq.client.core.explanations.facts import Code, Finding
+from sluicemq.client.core.explanations.facts import Code
 from sluicemq.client.core.operations.filters import QueueLag, TopicMatching
-from sluicemq.client.core.operations.groups import GroupReport
+from sluicemq.client.core.operations.groups import ConsumerClient, GroupContract, GroupReport
+from sluicemq.client.core.operations.offsets import EARLIEST_MS, LATEST_MS, OffsetChange
 from sluicemq.client.sync.admin import Admin
-from sluicemq.model.topic import RETRY_PREFIX, GroupConfig
-from sluicemq.wire.bodies import GroupMatching
+from sluicemq.errors import ConfigurationError
+from sluicemq.model.topic import CONTRACTS, RETRY_PREFIX, GroupConfig
+from sluicemq.wire.bodies import GroupMatching, RunningInfo
 
+Record = dict[str, Any]
 SYSTEM_PREFIXES = (
     "CID_ONS", "CID_RMQ_SYS_", "FILTERSRV_CONSUMER", "SELF_TEST_", "TOOLS_CONSUMER", "__MONITOR_",
 )  # fmt: skip
+_QUEUE = "topic=queue.topic broker=queue.broker queue_id=queue.queue_id "
+_lag = fields(
+    f"group {_QUEUE} committed offset_min offset_max lag lost at_risk=messages_at_risk "
+    "loss_time_ms matching eta_ms"
+)
+_progress = fields(f"{_QUEUE} committed offset_max lag last_time_ms")
+_change = fields(f"{_QUEUE} from=old to=new come_again=again skipped offset_max")
+_filter = fields("topic kind expression matched filtered")
+_contract = fields("broker contract lanes refused unmatched forgotten")
+_client = fields("client_id address language")
+_held = fields(
+    "committed=commit_offset held=cached_count held_from=cached_min held_to=cached_max locked "
+    "last_pull_ms last_consume_ms"
+)
+_rates = fields("done_per_second failed_per_second failures_last_hour=failures consume_ms")
 
 
 @click.group()
-def command() -> None:
+def group() -> None:
     """List, create and show consumer groups, what they have not read; move them."""
 
 
-for _moving in (group_offsets.reset, group_offsets.skip, group_offsets.clone, update):
-    command.add_command(_moving)
-
-
-@command.command("list")
+@group.command("list")
 @click.option("-a", "--all", "show_all", is_flag=True, help="The groups of the system too.")
-@client_options
-@json_option
-def list_groups(
-    show_all: bool,
-    name_servers: str,
-    access_key: str | None,
-    secret_key: str | None,
-    as_json: bool,
-) -> None:
+@admin_options
+def list_groups(admin: Admin, show_all: bool, as_json: bool) -> None:
     """The consumer groups that any broker knows."""
-    with Admin(name_servers, credentials=credentials(access_key, secret_key)) as admin:
-        records = [
-            {
-                "group": name,
-                "members": len(admin.members(name)),
-                "lag": sum(item.lag for item in admin.progress(name)),
-                "may_consume": config.consume_enable,
-                "retries_max": config.retry_times_max,
-            }
-            for name, config in admin.groups().items()
-            if show_all or not name.startswith(SYSTEM_PREFIXES)
-        ]
-    print_records("", records, as_json=as_json, empty="No consumer groups.")
+    records = [
+        {
+            "group": name,
+            "members": len(admin.members(name)),
+            "lag": sum(item.lag for item in admin.progress(name)),
+            "may_consume": config.consume_enable,
+            "retries_max": config.retry_times_max,
+        }
+        for name, config in admin.groups().items()
+        if show_all or not name.startswith(SYSTEM_PREFIXES)
+    ]
+    print_records(records, as_json=as_json, empty="No consumer groups.")
 
 
-@command.command("create")
+@group.command("create")
 @click.argument("name")
 @click.option("--retries", type=int, default=16, show_default=True, help="Redeliveries at most.")
-@client_options
-@json_option
-def create(
-    name: str,
-    retries: int,
-    name_servers: str,
-    access_key: str | None,
-    secret_key: str | None,
-    as_json: bool,
-) -> None:
+@admin_options
+def create(admin: Admin, name: str, retries: int, as_json: bool) -> None:
     """Create or change consumer group NAME on every broker."""
-    with Admin(name_servers, credentials=credentials(access_key, secret_key)) as admin:
-        brokers = admin.create_group(GroupConfig(name, retry_times_max=retries))
-    if as_json:
-        print_json({"group": name, "brokers": brokers})
-    else:
-        click.echo(f"Group {name} is known on {', '.join(brokers)}.")
+    brokers = admin.create_group(GroupConfig(name, retry_times_max=retries))
+    text = f"Group {name} is known on {', '.join(brokers)}."
+    print_result({"group": name, "brokers": brokers}, text, as_json=as_json)
 
 
-@command.command("show")
+@group.command("update")
 @click.argument("name")
-@client_options
-@json_option
-def show(
-    name: str, name_servers: str, access_key: str | None, secret_key: str | None, as_json: bool
-) -> None:
+@click.option(
+    "--contract", type=click.Choice(CONTRACTS), required=True,
+    help="May members subscribe to different things? strict: no; lanes: each subscription gets its "
+    "share; compatible: the same, with a warning.",
+)  # fmt: skip
+@admin_options
+def update(admin: Admin, name: str, contract: str, as_json: bool) -> None:
+    """Change the contract of group NAME on every broker."""
+    brokers = admin.change_contract(name, contract)
+    text = f"Group {name} has the contract {contract} on {', '.join(brokers)}."
+    record = {"group": name, "contract": contract, "brokers": brokers}
+    print_result(record, text, as_json=as_json)
+
+
+# ----------------------------------------------------------------------------------- show
+
+
+@group.command("show")
+@click.argument("name")
+@admin_options
+def show(admin: Admin, name: str, as_json: bool) -> None:
     """Members of group NAME with their queues, idle ones with the reason, and lag per queue."""
-    with Admin(name_servers, credentials=credentials(access_key, secret_key)) as admin:
-        report = admin.group(name)
-        told = admin.matching(name)
-        contract = admin.contract(name)
-        unequal = [
-            finding
-            for finding in admin.explain_group(name).findings
-            if finding.code is Code.UNEQUAL
-        ]
+    report, filters, contracts = admin.group(name), admin.matching(name), admin.contract(name)
+    unequal = [one for one in admin.explain_group(name).findings if one.code is Code.UNEQUAL]
     if as_json:
-        print_json(_record(report, told, unequal) | {"contract": contract_records(contract)})
+        print_json({
+            "group": name,
+            "lag": report.lag,
+            "members": report.members,
+            "queues": [_progress(item) for item in report.progress],
+            "notes": report.notes,
+            "filters": [
+                _filter_record(item.broker, topic) for item in filters for topic in item.topics
+            ],
+            "findings": unequal,
+            "contract": [_contract(item) for item in contracts],
+        })  # fmt: skip
         return
-    _print(report)
-    _print_filters(told)
-    print_contract(contract)
+    _print_progress(report)
+    _print_filters(filters)
+    for contract in contracts:
+        _print_contract(contract)
     for finding in unequal:
         click.echo(f"{finding.what} {finding.instead}")
 
 
-@command.command("lag")
+def _print_progress(report: GroupReport) -> None:
+    members = [
+        {
+            "member": member.client_id,
+            "queues": ", ".join("/".join(map(str, queue)) for queue in member.queues),
+            "idle_because": member.idle_because,
+        }
+        for member in report.members
+    ]
+    columns = "member queues idle_because=idle_because"
+    print_records(members, columns=columns, title=f"Members of {report.name}")
+    owners = {queue: member.client_id for member in report.members for queue in member.queues}
+    queues = [
+        _progress(item) | {"member": owners.get(item.queue, "")}
+        for item in report.progress
+        if not item.queue.topic.startswith(RETRY_PREFIX) or item.lag
+    ]
+    columns = (
+        "topic broker queue=queue_id committed end=offset_max lag last_consumed=last_time_ms:time "
+        "member"
+    )
+    print_records(queues, columns=columns, title=f"Progress of {report.name}")
+    for note in report.notes:
+        click.echo(note)
+    idle = sum(bool(member.idle_because) for member in report.members)
+    click.echo(
+        f"{len(report.members)} members ({idle} idle), {report.lag:,} messages behind. "
+        "With a filter, messages that it drops count until they are passed: see `matching`."
+    )
+
+
+def _filter_record(broker: str, topic: GroupMatching) -> Record:
+    counts = [queue.matching for queue in topic.queues]
+    return {
+        **_filter(topic),
+        "broker": broker,
+        "matching": None if None in counts else sum(count or 0 for count in counts),
+        "errors": topic.errors,
+        "last_errors": topic.failures,
+    }
+
+
+def _print_filters(found: list[TopicMatching]) -> None:
+    """What each filter has done since its broker started, and its last errors."""
+    topics = [
+        (item.broker, topic)
+        for item in found
+        for topic in item.topics
+        if not topic.topic.startswith(RETRY_PREFIX)
+        and (topic.expression != "*" or topic.filtered or topic.errors)
+    ]
+    records = [
+        _filter_record(broker, topic)
+        | {"filter": topic.expression or "not known", "errors": sum(topic.errors.values())}
+        for broker, topic in topics
+    ]
+    columns = "topic broker filter matched filtered_out=filtered errors matching"
+    print_records(records, columns=columns, title="Filters")
+    for _, topic in topics:
+        for reason, count in sorted(topic.errors.items(), key=lambda item: -item[1]):
+            click.echo(f"{topic.topic}: {count:,} messages were dropped: {reason}.")
+        for failure in topic.failures[-3:]:
+            place = f"queue {failure.queue_id} offset {failure.offset}"
+            click.echo(f"    {topic.topic} {place}: {failure.text}")
+
+
+def _print_contract(found: GroupContract) -> None:
+    """The lanes and the refused, where there are any."""
+    records = [
+        {
+            "lane": lane["lane"],
+            "subscription": "; ".join(
+                f"{t}: {text}" for t, (_, text) in lane["subscriptions"].items()
+            ),
+            "members": ", ".join(lane["clientIds"])
+            or ("none, not waited for" if lane["isIdle"] else "none"),
+            "not_read": sum(queue["maxOffset"] - queue["offset"] for queue in lane["queues"]),
+            "left": lane["leftTimestamp"] or 0,
+        }
+        for lane in found.lanes
+    ]
+    if records:
+        columns = "lane subscription members not_read=not_read left:time"
+        title = f"Lanes on {found.broker} (the oldest first)"
+        print_records(records, columns=columns, title=title)
+        is_default = found.contract == CONTRACTS[0]
+        click.echo(
+            f"The contract is {found.contract}: members subscribe to different things, and each "
+            "message goes to the oldest lane that wants it."
+            + " If that is not intended, set it to strict." * is_default
+            + f" {found.unmatched:,} messages are wanted by none." * bool(found.unmatched)
+        )
+    for client_id, why in found.refused.items():
+        click.echo(f"{client_id} is refused: {why}")
+    for one in found.forgotten:
+        click.echo(
+            f"{show_time(one['timestamp'])} {found.broker} forgot the subscription "
+            f"{one['subscription']}, because {one['why']}. It had not looked at "
+            f"{one['messagesMax']:,} messages."
+        )
+
+
+# ------------------------------------------------------------------------------------ lag
+
+
+@group.command("lag")
 @click.argument("name", required=False)
 @click.option(
-    "--at-risk",
-    "only_risks",
-    is_flag=True,
+    "--at-risk", "only_risks", is_flag=True,
     help="Only queues whose unread messages will be deleted next; exit code 1 when there are any.",
-)
+)  # fmt: skip
 @click.option("-a", "--all", "show_all", is_flag=True, help="The groups of the system too.")
-@client_options
-@json_option
-def lag(
-    name: str | None,
-    only_risks: bool,
-    show_all: bool,
-    name_servers: str,
-    access_key: str | None,
-    secret_key: str | None,
-    as_json: bool,
-) -> None:
+@admin_options
+def lag(admin: Admin, name: str | None, only_risks: bool, show_all: bool, as_json: bool) -> None:
     """Unread messages of group NAME (or of all) in each queue, and which are deleted when."""
-    with Admin(name_servers, credentials=credentials(access_key, secret_key)) as admin:
-        found = [
-            item
-            for item in admin.lag(name)
-            if (name or show_all or not item.group.startswith(SYSTEM_PREFIXES))
-            and (item.messages_at_risk or not only_risks)
-        ]
+    found = [
+        item
+        for item in admin.lag(name)
+        if (name or show_all or not item.group.startswith(SYSTEM_PREFIXES))
+        and (item.messages_at_risk or not only_risks)
+    ]
     if as_json:
         for item in found:
-            print_json(_lag_record(item))
+            print_json(_lag(item) | {"lanes": item.lanes})
     else:
         _print_lag(found)
     if only_risks and found:
         raise SystemExit(1)
 
 
-def _lag_record(item: QueueLag) -> dict[str, object]:
-    return {
-        "group": item.group,
-        "topic": item.queue.topic,
-        "broker": item.queue.broker,
-        "queue_id": item.queue.queue_id,
-        "committed": item.committed,
-        "offset_min": item.offset_min,
-        "offset_max": item.offset_max,
-        "lag": item.lag,
-        "lost": item.lost,
-        "at_risk": item.messages_at_risk,
-        "loss_time_ms": item.loss_time_ms,
-        "matching": item.matching,
-        "eta_ms": item.eta_ms,
-        "lanes": [asdict(lane) for lane in item.lanes],
-    }
-
-
 def _print_lag(found: list[QueueLag]) -> None:
-    rows = [
-        [item.group, *item.queue, item.committed, item.offset_min, item.offset_max, item.lag,
-         item.matching, _span(item.eta_ms), item.lost, item.messages_at_risk,
-         show_time(item.loss_time_ms)]
+    queues = [
+        _lag(item)
         for item in found
         if not item.queue.topic.startswith(RETRY_PREFIX) or item.lag or item.lost
-    ]  # fmt: skip
-    if rows:
-        columns = [
-            "group", "topic", "broker", "queue", "committed", "first", "end", "lag", "matching",
-            "done in", "lost", "at risk", "deleted from",
-        ]  # fmt: skip
-        print_table("", columns, rows)
-    _print_lanes(found)
+    ]
+    columns = (
+        "group topic broker queue=queue_id committed first=offset_min end=offset_max lag matching "
+        "done_in=eta_ms:span lost at_risk=at_risk deleted_from=loss_time_ms:time"
+    )
+    print_records(queues, columns=columns)
+    lanes = [  # of groups whose members want different things: each lane by its own offset
+        _lag(item) | asdict(lane)
+        for item in found
+        for lane in item.lanes
+        if lane.matching or not item.queue.topic.startswith(RETRY_PREFIX)
+    ]
+    columns = "group topic broker queue=queue_id lane wants=expression committed matching"
+    print_records(
+        lanes, columns=columns, title="Lanes: a message counts in the one that will get it"
+    )
     at_risk = sum(item.messages_at_risk for item in found)
     times = [item.loss_time_ms for item in found if item.messages_at_risk]
     known = [item.matching for item in found if item.matching is not None]
@@ -202,136 +305,181 @@ def _print_lag(found: list[QueueLag]) -> None:
     )  # fmt: skip
 
 
-def _print_lanes(found: list[QueueLag]) -> None:
-    """Of groups whose members want different things: each lane by its own offset."""
-    rows = [
-        [item.group, *item.queue, lane.lane, lane.expression, lane.committed, lane.matching]
-        for item in found
-        for lane in item.lanes
-        if lane.matching or not item.queue.topic.startswith(RETRY_PREFIX)
+# ------------------------------------------------------------------ reset, skip and clone
+
+_dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Show what would change and change nothing."
+)
+_topic_option = click.option("-t", "--topic", required=True, help="The topic.")
+
+
+@group.command("reset")
+@click.argument("name", metavar="GROUP")
+@_topic_option
+@click.option(
+    "--to", required=True,
+    help="earliest, latest, or the time of the first message to get: milliseconds since 1970 or "
+    "2013-01-01T00:00.",
+)  # fmt: skip
+@_dry_run_option
+@admin_options
+def reset(admin: Admin, name: str, topic: str, to: str, dry_run: bool, as_json: bool) -> None:
+    """Send GROUP to another place of a topic: back to consume again, or ahead.
+
+    Works while its consumers run: they go on at the new place, and what they had fetched before is
+    neither handled nor committed any more (a handler that runs ends, without effect on offsets).
+    """
+    words = {"earliest": EARLIEST_MS, "latest": LATEST_MS}
+    time_ms = words[to] if to in words else parse_time(to, "--to")
+    make = admin.plan_reset if dry_run else admin.reset_offsets
+    _print_changes(name, make(name, topic, time_ms), as_json=as_json, dry_run=dry_run)
+
+
+@group.command("skip")
+@click.argument("name", metavar="GROUP")
+@_topic_option
+@_dry_run_option
+@admin_options
+def skip(admin: Admin, name: str, topic: str, dry_run: bool, as_json: bool) -> None:
+    """Let GROUP skip what it has not read of a topic: the same as `reset --to latest`."""
+    make = admin.plan_reset if dry_run else admin.reset_offsets
+    _print_changes(name, make(name, topic, LATEST_MS), as_json=as_json, dry_run=dry_run)
+
+
+@group.command("clone")
+@click.argument("source")
+@click.argument("target")
+@click.option("-t", "--topic", help="Only this topic; without it all that SOURCE has offsets of.")
+@_dry_run_option
+@admin_options
+def clone(
+    admin: Admin, source: str, target: str, topic: str | None, dry_run: bool, as_json: bool
+) -> None:
+    """Give group TARGET the offsets of group SOURCE: it goes on where SOURCE stands."""
+    make = admin.plan_clone if dry_run else admin.clone_offsets
+    _print_changes(target, make(source, target, topic), as_json=as_json, dry_run=dry_run)
+
+
+def _print_changes(name: str, changes: list[OffsetChange], *, as_json: bool, dry_run: bool) -> None:
+    records = [{"group": name, **_change(change), "dry_run": dry_run} for change in changes]
+    columns = "topic broker queue=queue_id from to come_again=come_again skipped end=offset_max"
+    print_records(records, as_json=as_json, columns=columns)
+    if not as_json:
+        verb = "would go on" if dry_run else "goes on"
+        again, skipped = sum(c.again for c in changes), sum(c.skipped for c in changes)
+        click.echo(
+            f"{name} {verb} there: {again:,} messages come again, {skipped:,} are skipped."
+            + " Nothing is changed." * dry_run
+        )
+
+
+# ------------------------------------------------------------------------------- consumer
+
+
+@click.group()
+def consumer() -> None:
+    """Show what the consumers of a group do now."""
+
+
+@consumer.command("list")
+@click.argument("name", metavar="GROUP")
+@admin_options
+def list_consumers(admin: Admin, name: str, as_json: bool) -> None:
+    """The members of GROUP that are online: id, address, language, version."""
+    records = [
+        {
+            **_client(client),
+            "version": client.version,
+            "kind": "push" if client.consume_type == "CONSUME_PASSIVELY" else "pull",
+            "model": client.message_model.lower(),
+        }
+        for client in admin.consumers(name)
     ]
-    if rows:
-        columns = ["group", "topic", "broker", "queue", "lane", "wants", "committed", "matching"]
-        print_table("Lanes: a message counts in the one that will get it", columns, rows)
+    print_records(records, as_json=as_json, empty=f"No consumer of {name} is online.")
 
 
-def _span(time_ms: int | None) -> str:
-    """How long, roughly; empty when it is not known."""
-    if time_ms is None:
-        return ""
-    seconds = time_ms / 1000
-    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
+_client_argument = click.argument("client_id", metavar="[CLIENT]", required=False)
 
 
-def _record(
-    report: GroupReport, told: list[TopicMatching], found: list[Finding]
-) -> dict[str, object]:
+@consumer.command("status")
+@click.argument("name", metavar="GROUP")
+@_client_argument
+@admin_options
+def status(admin: Admin, name: str, client_id: str | None, as_json: bool) -> None:
+    """What CLIENT of GROUP (or each member) reads, holds, handles, and how fast."""
+    for client, info in _running(admin, name, client_id, stack=False):
+        if as_json:
+            print_json(_status_record(client, info))
+        else:
+            _print_status(client, info)
+
+
+@consumer.command("stack")
+@click.argument("name", metavar="GROUP")
+@_client_argument
+@admin_options
+def stack(admin: Admin, name: str, client_id: str | None, as_json: bool) -> None:
+    """The stacks of all threads and tasks of CLIENT of GROUP (or of each member)."""
+    for client, info in _running(admin, name, client_id, stack=True):
+        if as_json:
+            print_json({"client_id": client.client_id, "group": name, "stack": info.stack})
+        else:
+            click.echo(f"--- {client.client_id} ({client.language}, {client.address})")
+            _print_notes(info)
+            click.echo(info.stack or "It has sent no stack.")
+
+
+def _running(
+    admin: Admin, name: str, client_id: str | None, *, stack: bool
+) -> list[tuple[ConsumerClient, RunningInfo]]:
+    clients = admin.consumers(name)
+    online = ", ".join(client.client_id for client in clients)
+    if client_id is not None:
+        clients = [client for client in clients if client.client_id == client_id]
+    if not clients:
+        who = f"no consumer {client_id!r}" if client_id else "no consumer"
+        raise ConfigurationError(
+            f"{who} of the group {name!r} is online.",
+            cure=f"Online: {online}." if online else "See sluice group show.",
+        )
+    return [(one, admin.running_info(name, one.client_id, stack=stack)) for one in clients]
+
+
+def _queue_records(info: RunningInfo) -> list[Record]:
+    return [queue._asdict() | _held(state) for queue, state in sorted(info.queues.items())]
+
+
+def _status_record(client: ConsumerClient, info: RunningInfo) -> Record:
     return {
-        "group": report.name,
-        "lag": report.lag,
-        "members": [
-            {
-                "client_id": member.client_id,
-                "queues": [list(queue) for queue in member.queues],
-                "idle_because": member.idle_because,
-            }
-            for member in report.members
-        ],
-        "queues": [
-            {
-                "topic": item.queue.topic,
-                "broker": item.queue.broker,
-                "queue_id": item.queue.queue_id,
-                "committed": item.committed,
-                "offset_max": item.offset_max,
-                "lag": item.lag,
-                "last_time_ms": item.last_time_ms,
-            }
-            for item in report.progress
-        ],
-        "notes": list(report.notes),
-        "filters": [
-            {
-                "broker": item.broker,
-                "topic": topic.topic,
-                "kind": topic.kind,
-                "expression": topic.expression,
-                "matched": topic.matched,
-                "filtered": topic.filtered,
-                "matching": _matching(topic),
-                "errors": dict(topic.errors),
-                "last_errors": [asdict(failure) for failure in topic.failures],
-            }
-            for item in told
-            for topic in item.topics
-        ],
-        "findings": [asdict(finding) for finding in found],
+        **_client(client),
+        "properties": info.properties,
+        "subscriptions": {item.topic: item.expression for item in info.subscriptions},
+        "queues": _queue_records(info),
+        "topics": {topic: _rates(rates) for topic, rates in sorted(info.rates.items())},
+        "notes": info.notes,
     }
 
 
-def _matching(topic: GroupMatching) -> int | None:
-    counts = [queue.matching for queue in topic.queues]
-    return None if None in counts else sum(count or 0 for count in counts)
-
-
-def _print_filters(told: list[TopicMatching]) -> None:
-    """What each filter has done since its broker started, and its last errors."""
-    topics = [
-        (item.broker, topic)
-        for item in told
-        for topic in item.topics
-        if not topic.topic.startswith(RETRY_PREFIX)
-        and (topic.expression != "*" or topic.filtered or topic.errors)
-    ]
-    rows = [
-        [topic.topic, broker, topic.expression or "not known", topic.matched, topic.filtered,
-         sum(topic.errors.values()), _matching(topic)]
-        for broker, topic in topics
-    ]  # fmt: skip
-    if rows:
-        columns = ["topic", "broker", "filter", "matched", "filtered out", "errors", "matching"]
-        print_table("Filters", columns, rows)
-    for _, topic in topics:
-        for reason, count in sorted(topic.errors.items(), key=lambda item: -item[1]):
-            click.echo(f"{topic.topic}: {count:,} messages were dropped: {reason}.")
-        for failure in topic.failures[-3:]:
-            place = f"queue {failure.queue_id} offset {failure.offset}"
-            click.echo(f"    {topic.topic} {place}: {failure.text}")
-
-
-def _print(report: GroupReport) -> None:
-    if report.members:
-        print_table(
-            f"Members of {report.name}",
-            ["member", "queues", "idle because"],
-            [
-                [
-                    member.client_id,
-                    ", ".join(
-                        f"{queue.topic}/{queue.broker}/{queue.queue_id}" for queue in member.queues
-                    ),
-                    member.idle_because,
-                ]
-                for member in report.members
-            ],
-        )
-    owners = {queue: member.client_id for member in report.members for queue in member.queues}
-    rows = [
-        [*item.queue, item.committed, item.offset_max, item.lag, show_time(item.last_time_ms),
-         owners.get(item.queue, "")]
-        for item in report.progress
-        if not item.queue.topic.startswith(RETRY_PREFIX) or item.lag
-    ]  # fmt: skip
-    if rows:
-        columns = ["topic", "broker", "queue", "committed", "end", "lag", "last consumed", "member"]
-        print_table(f"Progress of {report.name}", columns, rows)
-    for note in report.notes:
-        click.echo(note)
-    idle = sum(bool(member.idle_because) for member in report.members)
+def _print_status(client: ConsumerClient, info: RunningInfo) -> None:
+    start_ms = int(info.properties.get("PROP_CONSUMER_START_TIMESTAMP", "0") or 0)
     click.echo(
-        f"{len(report.members)} members ({idle} idle), {report.lag:,} messages behind. "
-        "With a filter, messages that it drops count until they are passed: see `matching`."
+        f"--- {client.client_id} ({client.language}, {client.address}), since {show_time(start_ms)}"
     )
+    for item in sorted(info.subscriptions, key=lambda item: item.topic):
+        click.echo(f"subscribed: {item.topic} {item.kind} {item.expression}")
+    columns = (
+        "topic broker queue=queue_id committed held locked last_pull=last_pull_ms:time "
+        "last_consumed=last_consume_ms:time"
+    )
+    print_records(_queue_records(info), columns=columns)
+    for topic, rates in sorted(info.rates.items()):
+        click.echo(
+            f"{topic}: {rates.done_per_second:.1f} done/s, {rates.failed_per_second:.1f} failed/s, "
+            f"{rates.consume_ms:.1f} ms each, {rates.failures} failures in the last hour"
+        )
+    _print_notes(info)
+
+
+def _print_notes(info: RunningInfo) -> None:
+    for note, text in sorted(info.notes.items()):
+        click.echo(f"{note}: {text}")

@@ -1,89 +1,240 @@
-"""How commands speak: tables for people, JSON lines for scripts; shared options of the clients.
+"""How commands speak: tables for people, JSON lines for scripts; the options that they share.
 
 With --json a command prints one JSON value a line on stdout and nothing else there. Errors go to
-stderr as one sentence with its cure, exit code 1 (root group); wrong usage is click's 2.
+stderr as one sentence with its cure, exit code 1; wrong usage is click's 2.
 """
 
+import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 import orjson
 
-from sluicemq.cli.tls import tls_options
+from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import SYSTEM_FILES, exposure, read_text
+from sluicemq.net.tls import VERIFY_WORDS, Tls, preset, tls_of_environment
+
+if TYPE_CHECKING:
+    from sluicemq.client.sync.admin import Admin
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_NAME_SERVER = "127.0.0.1:9876"
+PROGRESS_AFTER_S: Final = 0.5
+TIME_MAX_MS: Final = 2**63 - 1
 
+# ------------------------------------------------------------------------------- options
 
-def client_options(function: F) -> F:
-    """-n/--nameserver, credentials and TLS, for every command that talks to a cluster."""
-    for option in (
-        click.option(
-            "--secret-key",
-            envvar=["SLUICE_SECRET_KEY", "ROCKETMQ_SECRET_KEY"],
-            help="Secret key; better from the environment (SLUICE_SECRET_KEY) or from tools.yml.",
-        ),
-        click.option(
-            "--access-key",
-            envvar=["SLUICE_ACCESS_KEY", "ROCKETMQ_ACCESS_KEY"],
-            help="Access key; without it that of $ROCKETMQ_HOME/conf/tools.yml, as mqadmin does.",
-        ),
-        click.option(
-            "-n",
-            "--nameserver",
-            "name_servers",
-            envvar="NAMESRV_ADDR",
-            default=DEFAULT_NAME_SERVER,
-            show_default=True,
-            help="Name servers, host:port;host:port.",
-        ),
-        tls_options,
-    ):
-        function = option(function)
-    return function
-
-
+_FILE: Final = click.Path(exists=True, dir_okay=False)
+_CLIENT_OPTIONS: Final = (
+    click.option(
+        "-n", "--nameserver", "name_servers", envvar="NAMESRV_ADDR", default=DEFAULT_NAME_SERVER,
+        show_default=True, help="Name servers, host:port;host:port.",
+    ),
+    click.option(
+        "--access-key", envvar=["SLUICE_ACCESS_KEY", "ROCKETMQ_ACCESS_KEY"],
+        help="Access key; without it that of $ROCKETMQ_HOME/conf/tools.yml, as mqadmin does.",
+    ),
+    click.option(
+        "--secret-key", envvar=["SLUICE_SECRET_KEY", "ROCKETMQ_SECRET_KEY"],
+        help="Secret key; better from the environment (SLUICE_SECRET_KEY) or from tools.yml.",
+    ),
+    click.option(
+        "--tls/--no-tls", default=None,
+        help="Speak TLS (SLUICE_TLS=true); also on with --tls-ca or --tls-certificate.",
+    ),
+    click.option(
+        "--tls-ca", type=_FILE,
+        help="PEM file of the authorities to trust; without it those of the system.",
+    ),
+    click.option(
+        "--tls-certificate", type=_FILE,
+        help="PEM file of the certificate to show to servers that want one.",
+    ),
+    click.option("--tls-key", type=_FILE, help="PEM file of the key of --tls-certificate."),
+    click.option(
+        "--tls-verify", type=click.Choice(list(VERIFY_WORDS)),
+        help="What of a server's certificate is checked: full, ca (not the host name), none.",
+    ),
+)  # fmt: skip
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
 
 
-def credentials(access_key: str | None, secret_key: str | None) -> tuple[str, str] | None:
-    """The pair, or that of tools.yml, or None. Raises ConfigurationError when one half is
-    missing."""
-    if not access_key and not secret_key:
-        return _tools_file()
-    if bool(access_key) != bool(secret_key):
-        raise ConfigurationError(
-            "only one of access key and secret key is given.",
-            cure="Give both: SLUICE_ACCESS_KEY and SLUICE_SECRET_KEY.",
-        )
-    return (access_key, secret_key) if access_key and secret_key else None
+@dataclass(frozen=True)
+class Access:
+    """Which cluster a command talks to, and who asks."""
+
+    name_servers: str
+    access_key: str | None = None
+    secret_key: str | None = None
+
+    @property
+    def credentials(self) -> tuple[str, str] | None:
+        """The pair, or what mqadmin signs with: that of $ROCKETMQ_HOME/conf/tools.yml; or None.
+        Raises ConfigurationError when one half is missing."""
+        if self.access_key and self.secret_key:
+            return self.access_key, self.secret_key
+        if self.access_key or self.secret_key:
+            raise ConfigurationError(
+                "only one of access key and secret key is given.",
+                cure="Give both: SLUICE_ACCESS_KEY and SLUICE_SECRET_KEY.",
+            )
+        home = os.environ.get("ROCKETMQ_HOME")
+        path = f"{home}/conf/tools.yml"
+        text = read_text(SYSTEM_FILES, path) if home else None
+        if text is None:
+            return None
+        from sluicemq.acl.loading import load_credentials  # noqa: PLC0415 - rarely there
+
+        warning = exposure(SYSTEM_FILES, path)
+        if warning is not None:
+            click.echo(f"warning: {warning}", err=True)
+        return load_credentials(text, path)
+
+    def admin(self) -> "Admin":
+        """Administration of the cluster, for a `with` statement."""
+        from sluicemq.client.sync.admin import Admin  # noqa: PLC0415 - not for `--help`
+
+        return Admin(self.name_servers, credentials=self.credentials)
 
 
-def _tools_file() -> tuple[str, str] | None:
-    """What mqadmin signs with: accessKey and secretKey of $ROCKETMQ_HOME/conf/tools.yml."""
-    home = os.environ.get("ROCKETMQ_HOME")
-    path = f"{home}/conf/tools.yml"
-    text = read_text(SYSTEM_FILES, path) if home else None
-    if text is None:
+def client_options(function: F) -> F:
+    """The options of a command that makes clients: it gets them as `access`. TLS it does not see:
+    clients take it up by themselves (`net.tls.preset`), as they do the environment."""
+
+    @functools.wraps(function)
+    def command(
+        *args: Any,
+        name_servers: str,
+        access_key: str | None,
+        secret_key: str | None,
+        tls: bool | None,
+        tls_ca: str | None,
+        tls_certificate: str | None,
+        tls_key: str | None,
+        tls_verify: str | None,
+        **options: Any,
+    ) -> Any:
+        files = {"ca": tls_ca, "certificate": tls_certificate, "key": tls_key}
+        access = Access(name_servers, access_key, secret_key)
+        with preset(chosen_tls(tls, {k: v for k, v in files.items() if v}, tls_verify)):
+            return function(*args, access=access, **options)
+
+    decorated: Any = command
+    for option in reversed(_CLIENT_OPTIONS):
+        decorated = option(decorated)
+    return decorated  # type: ignore[no-any-return]
+
+
+def admin_options(function: F) -> F:
+    """The options of a command that asks the cluster, and --json: it gets `admin`, which is open
+    while it runs, and `as_json`."""
+
+    @client_options
+    @json_option
+    @functools.wraps(function)
+    def command(*args: Any, access: Access, **options: Any) -> Any:
+        with access.admin() as admin:
+            return function(*args, admin=admin, **options)
+
+    return command  # type: ignore[return-value]
+
+
+def chosen_tls(wanted: bool | None, files: dict[str, str], verify: str | None) -> Tls | None:
+    """What the options say, on top of the environment. Raises ConfigurationError."""
+    base = tls_of_environment()
+    if wanted is False or (wanted is None and base is None and not files.keys() - {"key"}):
         return None
-    from sluicemq.acl.loading import load_credentials  # noqa: PLC0415 - rarely there
+    changes: dict[str, Any] = dict(files)
+    if verify is not None:
+        changes["verify"] = VERIFY_WORDS[verify]
+    return replace(base or Tls(), **changes)
 
-    warning = exposure(SYSTEM_FILES, path)
-    if warning is not None:
-        click.echo(f"warning: {warning}", err=True)
-    return load_credentials(text, path)
+
+def parse_time(text: str, where: str = "") -> int:
+    """Milliseconds since 1970, given as such or as a date. `where` names the option. Raises
+    ConfigurationError."""
+    if text.isascii() and text.isdigit():
+        return min(int(text), TIME_MAX_MS)
+    try:
+        return round(datetime.fromisoformat(text).timestamp() * 1000)
+    except ValueError:
+        raise ConfigurationError(
+            f"{where} {text!r} is no time.".lstrip(),
+            cure="Use milliseconds since 1970, or a date: 2013-01-01T00:00.",
+        ) from None
+
+
+# -------------------------------------------------------------------------------- output
 
 
 def print_json(value: Any) -> None:
     """One line."""
-    sys.stdout.buffer.write(orjson.dumps(value, default=str, option=orjson.OPT_APPEND_NEWLINE))
+    sys.stdout.buffer.write(orjson.dumps(value, default=_plain, option=orjson.OPT_APPEND_NEWLINE))
     sys.stdout.buffer.flush()
+
+
+def _plain(value: object) -> object:
+    """What orjson does not know by itself: other mappings than dict, named tuples."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return list(value) if isinstance(value, tuple) else str(value)
+
+
+def print_result(value: Mapping[str, object], text: str, *, as_json: bool) -> None:
+    """What a command has done: a JSON line, or a sentence."""
+    if as_json:
+        print_json(value)
+    else:
+        click.echo(text)
+
+
+def fields(names: str) -> Callable[[object], dict[str, Any]]:
+    """What makes records of objects: `name`, or `name=path.of.attributes`, separated by blanks."""
+    pairs = [
+        (name, path or name) for name, _, path in (word.partition("=") for word in names.split())
+    ]
+    getters = [(name, attrgetter(path)) for name, path in pairs]
+    return lambda item: {name: get(item) for name, get in getters}
+
+
+def print_records(
+    records: Sequence[Mapping[str, Any]],
+    *,
+    as_json: bool = False,
+    columns: str = "",
+    title: str = "",
+    empty: str = "",
+) -> None:
+    """Records as JSON lines, or as a table; `empty` is said on stderr when there is none.
+
+    `columns`: which fields a table has, all without it: `field`, or `Heading=field` where _ stands
+    for a blank; `:time` or `:span` behind it shows milliseconds as a date, as a duration.
+    """
+    if as_json:
+        for record in records:
+            print_json(dict(record))
+    elif records:
+        shown = [_column(word) for word in columns.split()] or [
+            (one, one, "") for one in records[0]
+        ]
+        rows = [[_FORMATS[how](record[field]) for _, field, how in shown] for record in records]
+        print_table(title, [heading for heading, _, _ in shown], rows)
+    elif empty:
+        click.echo(empty, err=True)
+
+
+def _column(word: str) -> tuple[str, str, str]:
+    field, _, how = word.partition(":")
+    heading, _, field = field.rpartition("=")
+    return heading.replace("_", " ") or field, field, how
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -95,25 +246,15 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     table = Table(title=title or None, title_justify="left")
     shown = [[_text(cell) for cell in row] for row in rows]
     for index, column in enumerate(columns):
-        is_number = bool(shown) and all(_is_number(row[index]) for row in shown)
+        is_number = bool(shown) and all(
+            row[index].replace(",", "").replace("-", "", 1).isdigit() or not row[index]
+            for row in shown
+        )
         table.add_column(column, justify="right" if is_number else "left", overflow="fold")
     for row in shown:
         table.add_row(*map(escape, row))
     width = None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "0")) or 160
     Console(width=width, highlight=False).print(table)
-
-
-def print_records(
-    title: str, records: Sequence[Mapping[str, object]], *, as_json: bool, empty: str
-) -> None:
-    """Equal records as a table, or one JSON line each; `empty` is said when there is none."""
-    if as_json:
-        for record in records:
-            print_json(dict(record))
-    elif records:
-        print_table(title, list(records[0]), [list(record.values()) for record in records])
-    else:
-        click.echo(empty, err=True)
 
 
 def _text(value: object) -> str:
@@ -128,10 +269,6 @@ def _text(value: object) -> str:
     return str(value)
 
 
-def _is_number(text: str) -> bool:
-    return text.replace(",", "").replace("-", "", 1).isdigit() or not text
-
-
 def show_time(time_ms: int) -> str:
     """Milliseconds since 1970 as local time; empty for 0 and below."""
     if time_ms <= 0:
@@ -140,7 +277,77 @@ def show_time(time_ms: int) -> str:
     return moment.isoformat(sep=" ", timespec="milliseconds")[:23]
 
 
+def show_span(time_ms: int | None) -> str:
+    """How long, roughly; empty when it is not known."""
+    if time_ms is None:
+        return ""
+    seconds = time_ms / 1000
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+_FORMATS: Final[Mapping[str, Callable[[Any], object]]] = {
+    "": lambda value: value, "time": show_time, "span": show_span,
+}  # fmt: skip
+
+
 def show_permission(perm: int) -> str:
-    """Bits as text: `read, write`."""
+    """Bits as text: `read+write`."""
     names = [name for bit, name in ((4, "read"), (2, "write"), (1, "inherit")) if perm & bit]
     return "+".join(names) or "none"
+
+
+def show_body(body: bytes, bytes_max: int) -> str:
+    """The beginning as text; what is not text as escapes."""
+    text = body[:bytes_max].decode("utf-8", "backslashreplace")
+    return text + ("…" if len(body) > bytes_max else "")
+
+
+def body_record(body: bytes) -> dict[str, str]:
+    """A body for --json: as text, in hex digits when it is none."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_hex": body.hex()}
+
+
+@contextmanager
+def byte_progress(
+    what: str, *, shown: bool = True, clock: Clock = SYSTEM_CLOCK
+) -> Iterator[Callable[[int, int], None]]:
+    """A function that takes (bytes done, bytes in all) now and then, and shows a bar with rate and
+    time left: on stderr, on terminals only, and after half a second of work, when rich is imported.
+    """
+    if not shown or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    began_s, bar, task = clock.monotonic_s(), None, None
+
+    def advance(done: int, total: int) -> None:
+        nonlocal bar, task
+        if bar is None:
+            if clock.monotonic_s() - began_s < PROGRESS_AFTER_S:
+                return
+            bar = _progress_bar()
+            task = bar.add_task(what, total=total)
+            bar.start()
+        bar.update(task, completed=done, total=total)
+
+    try:
+        yield advance
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _progress_bar() -> Any:
+    from rich import progress  # noqa: PLC0415 - 40 ms that short work does not pay
+    from rich.console import Console  # noqa: PLC0415
+
+    return progress.Progress(
+        progress.TextColumn("{task.description}"), progress.BarColumn(), progress.DownloadColumn(),
+        progress.TransferSpeedColumn(), progress.TimeRemainingColumn(),
+        console=Console(stderr=True), transient=True,
+    )  # fmt: skip

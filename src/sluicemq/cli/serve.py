@@ -29,9 +29,8 @@ from sluicemq.config import (
     load_name_server_config,
     parse_properties,
 )
-from sluicemq.config.keys import KEYS, Part
-from sluicemq.config.tls import DEFAULT_FILE, java_options, key_files, tls_entries
-from sluicemq.config.values import TlsConfig
+from sluicemq.config.load import DEFAULT_TLS_FILE, java_options, key_files, tls_entries
+from sluicemq.config.settings import KEYS, Part, TlsConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import SYSTEM_FILES, descriptors, exposure
 from sluicemq.model.addresses import is_wildcard, join
@@ -311,7 +310,7 @@ def _tls_file(text: str, part: Part) -> dict[str, str]:
     """What tls.config.file says; it wins over the configuration, as over Java's properties."""
     named = parse_properties(text).get("tls.config.file")
     named = named or java_options(os.environ).get("tls.config.file")
-    path = named or DEFAULT_FILE
+    path = named or DEFAULT_TLS_FILE
     if named is None and not Path(path).is_file():
         return {}
     return tls_entries(parse_properties(_read_config(path, "tls.config.file")), part)

@@ -1,59 +1,49 @@
-"""`sluice store`: look into a store directory, ours or Java's, without a broker.
+"""`sluice store`: look into a store directory, ours or Java's, without a broker; repair one.
 
 `info`, `ls`, `dump` and `verify` take no lock and write nothing: they also work beside a running
-broker, on a copy, and on files that may only be read. `repair` lives in a module of its own.
+broker, on a copy, and on files that may only be read. `repair` saves what is whole in a damaged
+store and lists what is lost; without --write it changes nothing.
 
-Exit codes: 0 done and in order, 1 findings (`verify`) or an error, 2 wrong usage; `verify` says 2
-also when the store cannot be read at all.
+Exit codes: 0 done and in order, 1 findings (`verify`), damage that was not repaired, or an error, 2
+wrong usage; `verify` says 2 also when the store cannot be read at all.
 """
 
-import importlib
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from sluicemq.cli.output import json_option, print_json, print_records, print_table, show_time
+from sluicemq.cli.output import (
+    byte_progress,
+    json_option,
+    parse_time,
+    print_json,
+    print_records,
+    print_table,
+    show_time,
+)
+from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, SluiceError, StoreError
 from sluicemq.files import lock_holder
 
 if TYPE_CHECKING:
     from sluicemq.store.tools.dump import Selection
     from sluicemq.store.tools.layout import StoreLayout
+    from sluicemq.store.tools.repair import RepairReport
     from sluicemq.store.tools.verify import Verified
 
 F = TypeVar("F", bound=Callable[..., Any])
 PARTS: Final = ("log", "queue", "index", "checkpoint", "config")
 EXIT_FINDINGS: Final = 1
 EXIT_UNREADABLE: Final = 2
-_LAZY: Final = {"repair": "store_repair"}
-"""Commands that are imported when they are called, by the module that holds them as `command`."""
+SHOWN_MAX: Final = 20
 
 
-class StoreGroup(click.Group):
-    """The group; further commands come from modules of their own, when these are there."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*super().list_commands(ctx), *(name for name in _LAZY if _has_module(name))]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _LAZY or not _has_module(cmd_name):
-            return super().get_command(ctx, cmd_name)
-        command = importlib.import_module(f"sluicemq.cli.{_LAZY[cmd_name]}").command
-        assert isinstance(command, click.Command)
-        return command
-
-
-def _has_module(name: str) -> bool:
-    return importlib.util.find_spec(f"sluicemq.cli.{_LAZY[name]}") is not None
-
-
-@click.group(cls=StoreGroup)
-def command() -> None:
+@click.group()
+def store() -> None:
     """Look into a store directory, ours or Java's, without a broker."""
 
 
@@ -61,21 +51,15 @@ def store_options(function: F) -> F:
     """DIR, and where log and queues lie when they are not in it."""
     for option in (
         click.option(
-            "--consume-queue",
-            "queue_path",
-            default="",
-            metavar="DIR",
+            "--consume-queue", "queue_path", default="", metavar="DIR",
             help="Where the queues lie when they are not in DIR/consumequeue.",
         ),
         click.option(
-            "--commit-log",
-            "log_path",
-            default="",
-            metavar="DIR",
+            "--commit-log", "log_path", default="", metavar="DIR",
             help="Where the log lies (storePathCommitLog); several directories: a,b.",
         ),
         click.argument("directory", metavar="DIR"),
-    ):
+    ):  # fmt: skip
         function = option(function)
     return function
 
@@ -105,7 +89,7 @@ def opened(directory: str, log_path: str, queue_path: str) -> Iterator["StoreLay
 # ------------------------------------------------------------------------------------- info, ls
 
 
-@command.command("info")
+@store.command("info")
 @store_options
 @json_option
 def info(directory: str, log_path: str, queue_path: str, as_json: bool) -> None:
@@ -122,44 +106,32 @@ def info(directory: str, log_path: str, queue_path: str, as_json: bool) -> None:
 
 def _print_info(found: dict[str, Any]) -> None:
     log, queues, index = found["log"], found["queues"], found["index"]
-    rows: list[list[object]] = [
-        ["state", _state(found)],
-        ["log", f"{log['files']} files of {_bytes(log['file_bytes'])}, from {log['start']:,}"],
-        ["topics", f"{queues['topics']:,} in {queues['queues']:,} queues"],
-        ["messages", f"{queues['messages']:,} of together {_bytes(queues['message_bytes'])}"],
-        ["first message", show_time(found["first_time_ms"])],
-        ["last message", show_time(found["last_time_ms"])],
-        ["queue files", f"{queues['files']:,} of {_bytes(queues['file_bytes'])}"],
-        ["queues with extension", queues["extensions"]],
-        ["index", f"{index['files']} files, {index['entries']:,} keys"],
-        *_checkpoint_rows(found["checkpoint"]),
-    ]
+    checkpoint = found["checkpoint"] or {}
+    newest = max(checkpoint.get("marks", ()), key=lambda mark: mark["sequence"], default=None)
+    state = "a broker runs, or it ended without an orderly stop" * found["interrupted"] or "stopped"
     problems = [
         f"{doc['file']}: {doc['problem']}" for doc in found["documents"] if "problem" in doc
     ]
-    rows.append(["documents", f"{len(found['documents'])}, {len(problems)} unreadable"])
-    print_table(found["root"], ["what", ""], rows)
+    rows = {
+        "state": f"in use by process {found['locked_by']}" if found["locked_by"] else state,
+        "log": f"{log['files']} files of {_bytes(log['file_bytes'])}, from {log['start']:,}",
+        "topics": f"{queues['topics']:,} in {queues['queues']:,} queues",
+        "messages": f"{queues['messages']:,} of together {_bytes(queues['message_bytes'])}",
+        "first message": show_time(found["first_time_ms"]),
+        "last message": show_time(found["last_time_ms"]),
+        "queue files": f"{queues['files']:,} of {_bytes(queues['file_bytes'])}",
+        "queues with extension": queues["extensions"],
+        "index": f"{index['files']} files, {index['entries']:,} keys",
+        "checkpoint": None if checkpoint else "none",
+        "checkpoint: log": show_time(checkpoint.get("log_time_ms", 0)) or None,
+        "checkpoint: queues": show_time(checkpoint.get("queue_time_ms", 0)) or None,
+        "mark: safe up to": newest and newest["log_offset"],
+        "documents": f"{len(found['documents'])}, {len(problems)} unreadable",
+    }
+    shown = [(name, value) for name, value in rows.items() if value is not None]
+    print_table(found["root"], ["what", ""], shown)
     for problem in problems:
         click.echo(problem)
-
-
-def _state(found: dict[str, Any]) -> str:
-    if found["locked_by"]:
-        return f"in use by process {found['locked_by']}"
-    return (
-        "a broker runs, or it ended without an orderly stop" if found["interrupted"] else "stopped"
-    )
-
-
-def _checkpoint_rows(checkpoint: dict[str, Any] | None) -> list[list[object]]:
-    if checkpoint is None:
-        return [["checkpoint", "none"]]
-    rows: list[list[object]] = [["checkpoint: log", show_time(checkpoint["log_time_ms"])]]
-    rows.append(["checkpoint: queues", show_time(checkpoint["queue_time_ms"])])
-    newest = max(checkpoint["marks"], key=lambda mark: mark["sequence"], default=None)
-    if newest is not None:
-        rows.append(["mark: safe up to", newest["log_offset"]])
-    return rows
 
 
 def _bytes(size: int) -> str:
@@ -172,7 +144,7 @@ def _bytes(size: int) -> str:
     return f"{value:.3g} TB"
 
 
-@command.command("ls")
+@store.command("ls")
 @store_options
 @click.option("-t", "--topic", help="Only the queues of this topic.")
 @click.option("-s", "--summary", is_flag=True, help="One line a topic.")
@@ -187,12 +159,12 @@ def ls(
         records = [queue._asdict() for queue in list_queues(layout, topic)]
     if summary:
         records = _summary(records)
-    if not as_json:
-        for record in records:
-            for name in ("first", "last"):
-                record[f"{name}_stored"] = show_time(record.pop(f"{name}_time_ms"))
-    missing = f"No queues of {topic}." if topic else "No queues."
-    print_records("", records, as_json=as_json, empty=missing)
+    columns = (
+        " ".join(name for name in records[0] if not name.endswith("_time_ms")) if records else ""
+    )
+    times = " first_stored=first_time_ms:time last_stored=last_time_ms:time"
+    empty = f"No queues of {topic}." if topic else "No queues."
+    print_records(records, as_json=as_json, columns=columns + times, empty=empty)
 
 
 def _summary(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -215,7 +187,7 @@ def _summary(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------- dump
 
 
-@command.command("dump")
+@store.command("dump")
 @store_options
 @click.argument("parts", nargs=-1, type=click.Choice(PARTS), metavar="[PART]...")
 @click.option("-t", "--topic", help="Only this topic.")
@@ -290,8 +262,8 @@ def select(
         queue_id=queue_id,
         offset_min=widest.offset_min if low is None else low,
         offset_max=widest.offset_max if high is None else high,
-        time_min_ms=widest.time_min_ms if since is None else parse_time(since),
-        time_max_ms=widest.time_max_ms if until is None else parse_time(until),
+        time_min_ms=widest.time_min_ms if since is None else parse_time(since, "--since"),
+        time_max_ms=widest.time_max_ms if until is None else parse_time(until, "--until"),
         key=key,
         matches=matches,
         tag_codes=codes,
@@ -331,22 +303,10 @@ def parse_range(text: str | None) -> tuple[int | None, int | None]:
     return first, (first if not colon else int(high) if high else None)
 
 
-def parse_time(text: str) -> int:
-    """Milliseconds since 1970, or a date. Raises ConfigurationError."""
-    if text.isdecimal():
-        return int(text)
-    try:
-        return round(datetime.fromisoformat(text).timestamp() * 1000)
-    except ValueError:
-        raise ConfigurationError(
-            f"{text!r} is no time.", cure="Use milliseconds since 1970 or 2013-01-01T00:00."
-        ) from None
-
-
 # ------------------------------------------------------------------------------------- verify
 
 
-@command.command("verify")
+@store.command("verify")
 @store_options
 @json_option
 @click.option("--all", "show_all", is_flag=True, help="Every finding, not the first 100 of a kind.")
@@ -366,7 +326,6 @@ def verify_command(
     Exit code 0 when all is in order (notes do not count), 1 with findings, 2 when it cannot be
     read.
     """
-    from sluicemq.cli.progress import byte_progress  # noqa: PLC0415
     from sluicemq.store.tools.verify import verify  # noqa: PLC0415
 
     kept = 1 << 60 if show_all else 100
@@ -406,3 +365,123 @@ def _print_verified(result: "Verified", *, as_json: bool, quiet: bool) -> None:
         f"{totals['error']:,} errors, {totals['warning']:,} warnings"
     )  # fmt: skip
     click.echo(f"{looked}; log from {result.log_start:,} to {result.log_end:,}: {verdict}.")
+
+
+# ------------------------------------------------------------------------------------- repair
+
+
+@store.command("repair")
+@store_options
+@click.option("--write", is_flag=True, help="Repair the files; without it they are only looked at.")
+@click.option(
+    "--log-file-bytes",
+    type=click.IntRange(min=1),
+    metavar="BYTES",
+    help="The size of the log's files (mappedFileSizeCommitLog); found from the files as a rule.",
+)
+@click.option(
+    "--queue-file-bytes",
+    type=click.IntRange(min=20),
+    metavar="BYTES",
+    help="The size of the queues' files (mappedFileSizeConsumeQueue); found as a rule.",
+)
+@click.option(
+    "--delay-levels", metavar="TEXT",
+    help="messageDelayLevel, where it is not the default: for units of delayed messages.",
+)  # fmt: skip
+@json_option
+@click.pass_context
+def repair_command(
+    context: click.Context,
+    directory: str,
+    log_path: str,
+    queue_path: str,
+    write: bool,
+    log_file_bytes: int | None,
+    queue_file_bytes: int | None,
+    delay_levels: str | None,
+    as_json: bool,
+) -> None:
+    """Save what is whole in the store in DIR, and list what is lost by topic, queue and offset.
+
+    Holes in the log are closed so that SluiceMQ and RocketMQ read on behind them; queues are made
+    to agree with the log. Stop the broker first. What is overwritten is kept in DIR/repair-TIME.
+    Exit code 0 when the store is in order or was repaired, 1 when it is damaged and --write is
+    not given.
+    """
+    from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels  # noqa: PLC0415
+    from sluicemq.store.tools.repair import repair  # noqa: PLC0415 - NumPy: 80 ms
+
+    moment = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, UTC).astimezone()
+    try:
+        with byte_progress("reading the log", shown=not as_json) as progress:
+            report = repair(
+                directory, write=write, stamp=f"{moment:%Y%m%d-%H%M%S}", commit_log_path=log_path,
+                consume_queue_path=queue_path, log_file_bytes=log_file_bytes,
+                queue_file_bytes=queue_file_bytes, progress=progress,
+                delay_levels_ms=parse_delay_levels(delay_levels or DEFAULT_LEVELS),
+            )  # fmt: skip
+    except OSError as error:
+        raise StoreError(
+            f"{error.filename or directory}: {error.strerror}.",
+            cure="Check its permissions, and the disk; running the repair again goes on.",
+        ) from error
+    if as_json:
+        print_json(report.to_json())
+    else:
+        _print_repaired(report)
+    if not report.is_sound and not report.is_written:
+        context.exit(EXIT_FINDINGS)
+
+
+def _print_repaired(report: "RepairReport") -> None:
+    if report.is_sound:
+        click.echo(f"The store is in order: {report.records:,} records up to {report.log_end:,}.")
+        _print_tail(report)
+        return
+    for text in report.bad_files[:SHOWN_MAX]:
+        click.echo(text)
+    if report.damaged:
+        print_table(
+            "Damaged", ("file", "from", "to", "bytes", "messages", "what"),
+            [
+                (d.file, d.start, d.end, d.end - d.start, d.messages_lost, d.reason)
+                for d in report.damaged[:SHOWN_MAX]
+            ],
+        )  # fmt: skip
+    if report.lost:
+        print_table(
+            "Lost", ("topic", "queue", "first offset", "last offset", "messages"),
+            [(r.topic, r.queue_id, r.first, r.last, r.messages) for r in report.lost[:SHOWN_MAX]],
+        )  # fmt: skip
+    if max(len(report.damaged), len(report.lost), len(report.bad_files)) > SHOWN_MAX:
+        click.echo(f"Only the first {SHOWN_MAX} of each are shown: --json prints all.")
+    _print_summary(report)
+
+
+def _print_summary(report: "RepairReport") -> None:
+    units = f"{report.wrong_units:,} queue entries do not agree with the log"
+    if report.mended:
+        units += f", {report.mended:,} records have a wrong queue offset, which can be mended"
+    if report.missing_queues:
+        units += f", {report.missing_queues:,} queues are missing"
+    click.echo(f"{report.records:,} records are whole, {report.messages_lost:,} are lost; {units}.")
+    _print_tail(report)
+    if not report.is_written:
+        click.echo("Nothing was changed: --write repairs it.")
+        return
+    click.echo(
+        f"Repaired: {report.bytes_changed:,} bytes changed. What was there before is in"
+        f" {report.backup}."
+    )
+    if report.not_placed:
+        count = sum(r.messages for r in report.not_placed)
+        click.echo(f"For {count:,} lost messages there was no room for a place holder.")
+
+
+def _print_tail(report: "RepairReport") -> None:
+    if report.tail_bytes:
+        click.echo(
+            f"The {report.tail_bytes:,} bytes behind the last record were never safely on disk:"
+            " the next start cuts them off."
+        )

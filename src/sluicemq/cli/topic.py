@@ -1,18 +1,19 @@
-"""`sluice topic list|create|show|delete`."""
+"""`sluice topic` and `sluice cluster`: topics with their queues, brokers and how they do."""
+
+from typing import Any
 
 import click
 
 from sluicemq.cli.output import (
-    client_options,
-    credentials,
-    json_option,
+    admin_options,
     print_json,
     print_records,
+    print_result,
     show_permission,
-    show_time,
 )
 from sluicemq.client.sync.admin import Admin
-from sluicemq.model.topic import DLQ_PREFIX, MESSAGE_TYPES, RETRY_PREFIX
+from sluicemq.errors import ConfigurationError, SluiceError
+from sluicemq.model.topic import DLQ_PREFIX, MASTER_ID, MESSAGE_TYPES, RETRY_PREFIX
 
 SYSTEM_PREFIXES = (RETRY_PREFIX, DLQ_PREFIX, "rmq_sys_", "RMQ_SYS_")
 SYSTEM_TOPICS = frozenset({
@@ -22,44 +23,36 @@ SYSTEM_TOPICS = frozenset({
 
 
 @click.group()
-def command() -> None:
+def topic() -> None:
     """List, create, show and delete topics."""
 
 
-@command.command("list")
+@topic.command("list")
 @click.option(
     "-a", "--all", "show_all", is_flag=True, help="System, retry and dead-letter topics too."
 )
-@client_options
-@json_option
-def list_topics(
-    show_all: bool,
-    name_servers: str,
-    access_key: str | None,
-    secret_key: str | None,
-    as_json: bool,
-) -> None:
+@admin_options
+def list_topics(admin: Admin, show_all: bool, as_json: bool) -> None:
     """The topics of the cluster, with their queues."""
-    with Admin(name_servers, credentials=credentials(access_key, secret_key)) as admin:
-        info = admin.cluster_info()
-        own = SYSTEM_TOPICS | set(info.brokers) | set(info.clusters)
-        records = []
-        for name in admin.topics():
-            is_system = name.startswith(SYSTEM_PREFIXES) or name in own
-            if (is_system or name.endswith("_REPLY_TOPIC")) and not show_all:
-                continue
-            route = admin.find_route(name)
-            queues = route.queues if route else ()
-            records.append(
-                {
-                    "topic": name,
-                    "brokers": len(queues),
-                    "read_queues": sum(data.read_queues for data in queues),
-                    "write_queues": sum(data.write_queues for data in queues),
-                    "permission": show_permission(queues[0].perm) if queues else "",
-                }
-            )
-    print_records("", records, as_json=as_json, empty="No topics (--all shows system topics).")
+    info = admin.cluster_info()
+    own = SYSTEM_TOPICS | set(info.brokers) | set(info.clusters)
+    records = []
+    for name in admin.topics():
+        is_system = name.startswith(SYSTEM_PREFIXES) or name in own
+        if (is_system or name.endswith("_REPLY_TOPIC")) and not show_all:
+            continue
+        route = admin.find_route(name)
+        queues = route.queues if route else ()
+        records.append(
+            {
+                "topic": name,
+                "brokers": len(queues),
+                "read_queues": sum(data.read_queues for data in queues),
+                "write_queues": sum(data.write_queues for data in queues),
+                "permission": show_permission(queues[0].perm) if queues else "",
+            }
+        )
+    print_records(records, as_json=as_json, empty="No topics (--all shows system topics).")
 
 
 def _attributes(
@@ -71,7 +64,7 @@ def _attributes(
     return found
 
 
-@command.command("create")
+@topic.command("create")
 @click.argument("name")
 @click.option("-q", "--queues", type=int, default=8, show_default=True, help="Queues a broker.")
 @click.option(
@@ -95,16 +88,12 @@ def _attributes(
     help="Which messages it is for (message.type); RocketMQ's proxy holds senders to it.",
 )
 @click.option(
-    "--attribute",
-    "attributes",
-    metavar="KEY=VALUE",
-    multiple=True,
-    callback=_attributes,
+    "--attribute", "attributes", metavar="KEY=VALUE", multiple=True, callback=_attributes,
     help="Another attribute of RocketMQ's; again for each.",
-)
-@client_options
-@json_option
+)  # fmt: skip
+@admin_options
 def create(
+    admin: Admin,
     name: str,
     queues: int,
     perm: str,
@@ -112,22 +101,19 @@ def create(
     order: bool | None,
     message_type: str | None,
     attributes: dict[str, str],
-    name_servers: str,
-    access_key: str | None,
-    secret_key: str | None,
     as_json: bool,
 ) -> None:
     """Create or change topic NAME on every broker."""
-    with Admin(name_servers, credentials=credentials(access_key, secret_key)) as admin:
-        brokers = admin.create_topic(
-            name, queues=queues, perm=int(perm), cluster=cluster, order=order, type=message_type,
-            attributes=attributes,
-        )  # fmt: skip
-        route = admin.find_route(name) if order else None
-    if as_json:
-        print_json({"topic": name, "queues": queues, "brokers": brokers})
-    else:
-        click.echo(f"Topic {name} has {queues} queues on {', '.join(brokers)}.")
+    brokers = admin.create_topic(
+        name, queues=queues, perm=int(perm), cluster=cluster, order=order, type=message_type,
+        attributes=attributes,
+    )  # fmt: skip
+    print_result(
+        {"topic": name, "queues": queues, "brokers": brokers},
+        f"Topic {name} has {queues} queues on {', '.join(brokers)}.",
+        as_json=as_json,
+    )
+    route = admin.find_route(name) if order else None
     if route is not None and not route.order_topic_config:
         click.echo(
             "The name server keeps the order table but does not hand it out, so the order is not "
@@ -136,58 +122,114 @@ def create(
         )
 
 
-@command.command("show")
+@topic.command("show")
 @click.argument("name")
-@client_options
-@json_option
-def show(
-    name: str, name_servers: str, access_key: str | None, secret_key: str | None, as_json: bool
-) -> None:
+@admin_options
+def show(admin: Admin, name: str, as_json: bool) -> None:
     """Queues of topic NAME with their offsets, and the groups that read it."""
-    with Admin(name_servers, credentials=credentials(access_key, secret_key)) as admin:
-        offsets = admin.topic_offsets(name)
-        groups = admin.groups_of_topic(name)
-    records = [
+    groups = admin.groups_of_topic(name)
+    records: list[dict[str, Any]] = [
         {
             "broker": queue.broker,
             "queue_id": queue.queue_id,
             "offset_min": stats.offset_min,
             "offset_max": stats.offset_max,
             "messages": stats.offset_max - stats.offset_min,
-            "last_message": stats.last_time_ms if as_json else show_time(stats.last_time_ms),
+            "last_message": stats.last_time_ms,
         }
-        for queue, stats in offsets.items()
+        for queue, stats in admin.topic_offsets(name).items()
     ]
     if as_json:
         print_json({"topic": name, "groups": groups, "queues": records})
         return
-    print_records(name, records, as_json=False, empty="No queues.")
-    total = sum(stats.offset_max - stats.offset_min for stats in offsets.values())
+    columns = "broker queue_id offset_min offset_max messages last_message:time"
+    print_records(records, columns=columns, title=name, empty="No queues.")
+    total = sum(record["messages"] for record in records)
     click.echo(f"{total:,} messages. Groups: {', '.join(groups) or 'none'}.")
 
 
-@command.command("delete")
+@topic.command("delete")
 @click.argument("name")
 @click.option("-c", "--cluster", help="Only in that cluster.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@client_options
-@json_option
-def delete(
-    name: str,
-    cluster: str | None,
-    yes: bool,
-    name_servers: str,
-    access_key: str | None,
-    secret_key: str | None,
-    as_json: bool,
-) -> None:
+@admin_options
+def delete(admin: Admin, name: str, cluster: str | None, yes: bool, as_json: bool) -> None:
     """Delete topic NAME with all its messages."""
-    with Admin(name_servers, credentials=credentials(access_key, secret_key)) as admin:
-        admin.route(name)
-        if not yes:
-            click.confirm(f"Delete {name} with all its messages?", abort=True, err=True)
-        admin.delete_topic(name, cluster=cluster)
+    admin.route(name)
+    if not yes:
+        click.confirm(f"Delete {name} with all its messages?", abort=True, err=True)
+    admin.delete_topic(name, cluster=cluster)
+    print_result({"topic": name, "deleted": True}, f"Topic {name} is deleted.", as_json=as_json)
+
+
+# -------------------------------------------------------------------------------- cluster
+
+
+@click.group()
+def cluster() -> None:
+    """Show the brokers of a cluster."""
+
+
+@cluster.command("list")
+@admin_options
+def list_brokers(admin: Admin, as_json: bool) -> None:
+    """Every broker with its addresses and whether it can be reached from here."""
+    records = [
+        {
+            "cluster": data.cluster,
+            "broker": data.broker,
+            "role": "master" if broker_id == MASTER_ID else f"slave {broker_id}",
+            "address": address,
+            **_health(admin, address),
+        }
+        for data in sorted(
+            admin.cluster_info().brokers.values(), key=lambda data: (data.cluster, data.broker)
+        )
+        for broker_id, address in sorted(data.addresses.items())
+    ]
+    print_records(
+        records, as_json=as_json, empty="No broker is registered. Start one: sluice broker."
+    )
+
+
+def _health(admin: Admin, address: str) -> dict[str, object]:
+    try:
+        runtime, state = admin.runtime(address), "up"
+    except SluiceError as error:
+        runtime, state = {}, f"unreachable: {error}"
+    return {
+        "version": runtime.get("brokerVersionDesc", ""),
+        "in_per_s": _rate(runtime.get("putTps", "")),
+        "out_per_s": _rate(runtime.get("getTransferredTps", "")),
+        "state": state,
+    }
+
+
+def _rate(text: str) -> float | None:
+    """The first of three rates: over 10 s, 1 min, 10 min (spec/admin.md §3)."""
+    try:
+        return round(float(text.partition(" ")[0]), 1)
+    except ValueError:
+        return None
+
+
+@cluster.command("show")
+@click.argument("broker")
+@admin_options
+def show_broker(admin: Admin, broker: str, as_json: bool) -> None:
+    """Every counter of BROKER (its name, or host:port)."""
+    address = broker
+    if ":" not in broker:
+        masters = admin.masters()
+        if broker not in masters:
+            raise ConfigurationError(
+                f"there is no broker {broker!r}.",
+                cure=f"The name server knows: {', '.join(masters) or 'none'}.",
+            )
+        address = masters[broker]
+    runtime = dict(sorted(admin.runtime(address).items()))
     if as_json:
-        print_json({"topic": name, "deleted": True})
-    else:
-        click.echo(f"Topic {name} is deleted.")
+        print_json(runtime)
+        return
+    records = [{"counter": name, "value": value} for name, value in runtime.items()]
+    print_records(records, title=f"{broker} at {address}", empty="No counters.")

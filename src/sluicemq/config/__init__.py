@@ -1,8 +1,7 @@
 """Settings: RocketMQ's property files in, small frozen values out.
 
     properties.py   the syntax of java.util.Properties
-    values.py       BrokerConfig, StoreConfig, NameServerConfig
-    keys.py         the declared table: RocketMQ's key -> field, type, range, meaning
+    settings.py     BrokerConfig, StoreConfig, NameServerConfig; each field declares its key
     inert.py        keys that RocketMQ knows and that have no effect here
     load.py         text -> values with warnings
     changes.py      changes at run time, and values -> text
@@ -11,10 +10,17 @@ Order of precedence: defaults, environment (`NAMESRV_ADDR`), file, command line.
 """
 
 from sluicemq.config.changes import Change, Configs, change_settings, settings_text
-from sluicemq.config.keys import KEYS, Key, Part
-from sluicemq.config.load import CHANGES_FILE, load_broker_config, load_name_server_config
+from sluicemq.config.load import load_broker_config, load_name_server_config
 from sluicemq.config.properties import decode_properties_file, edit_properties, parse_properties
-from sluicemq.config.values import BrokerConfig, NameServerConfig, StoreConfig
+from sluicemq.config.settings import (
+    CHANGES_FILE,
+    KEYS,
+    BrokerConfig,
+    Key,
+    NameServerConfig,
+    Part,
+    StoreConfig,
+)
 
 __all__ = [
     "CHANGES_FILE",

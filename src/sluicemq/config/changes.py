@@ -6,13 +6,12 @@ as at the start. Texts are taken literally: variables belong to files (`load.py`
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, fields, replace
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from sluicemq.config.keys import Key, Kind, Part, keys_of
 from sluicemq.config.load import Settings, find_values, warnings_about, with_system_properties
 from sluicemq.config.properties import parse_properties
-from sluicemq.config.values import BrokerConfig, NameServerConfig, StoreConfig
+from sluicemq.config.settings import Key, Kind, Part, StoreConfig, keys_of
 from sluicemq.errors import ConfigurationError, PermissionDeniedError
 
 NO_PERMISSION: Final = 16
@@ -57,7 +56,8 @@ def change_settings(
         _check_command_line(name, keys[name], in_force)
         if changes[name] == "":
             key = keys[name]
-            found.values[key.part, key.field] = _default(in_force[key.part], key.field)
+            default = key.default() if callable(key.default) else key.default
+            found.values[key.part, key.field] = default
     later = {part: _changed(old, found.of(part)) for part, old in at_next_start.items()}
     live = {(key.part, key.field) for key in keys.values() if key.live}
     at_once = found._replace(values={at: v for at, v in found.values.items() if at in live})
@@ -114,15 +114,6 @@ def _changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
     return replace(settings, **values)
 
 
-def _default(settings: Settings, field: str) -> Any:
-    for item in fields(settings):
-        if item.name == field and item.default_factory is not MISSING:
-            return item.default_factory()
-        if item.name == field:
-            return item.default
-    raise KeyError(field)
-
-
 def _shown(key: Key, configs: Configs) -> str:
     settings = configs[key.part]
     if key.is_secret:
@@ -143,8 +134,4 @@ def value_text(key: Key, value: Any, written: Mapping[str, str] = {}) -> str:
 
 def default_text(key: Key) -> str:
     """The default of a key as a file would say it, for the documentation."""
-    owner = {Part.BROKER: BrokerConfig, Part.STORE: StoreConfig, Part.NAME_SERVER: NameServerConfig}
-    for item in fields(owner[key.part]):
-        if item.name == key.field and isinstance(item.default, bool | int | str | tuple):
-            return value_text(key, item.default)
-    return ""
+    return "" if callable(key.default) else value_text(key, key.default)

@@ -1,11 +1,14 @@
 """Property text -> settings with warnings.
 
-All of it follows from the table in `keys.py`. RocketMQ ignores unknown keys and bad values without
-a word (spec/config.md); here an unknown key is a warning with the nearest known name, a key that
-RocketMQ knows and we do not use is a note, and a bad value is an error.
+All of it follows from the keys in `settings.py`. RocketMQ ignores unknown keys and bad values
+without a word (spec/config.md); here an unknown key is a warning with the nearest known name, a key
+that RocketMQ knows and we do not use is a note, and a bad value is an error.
 
 Variables (`$NAME`, `~`) are replaced in paths that are read at the start, and nowhere else: what
 comes by a request is taken literally, or whoever reaches the port could read the environment.
+
+Settings of TLS RocketMQ has elsewhere: system properties of Java (`-Dtls.server.mode=enforcing` in
+JAVA_OPT), and a properties file that wins over those (tls.config.file).
 """
 
 import functools
@@ -13,32 +16,34 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from sluicemq.config.inert import (
-    INERT,
-    INERT_ALIASES,
-    REFUSED,
-    REFUSED_VALUES,
-    WARNED_VALUES,
-)
-from sluicemq.config.keys import Key, Kind, Part, keys_of
+from sluicemq.config.inert import INERT, INERT_ALIASES, REFUSED, REFUSED_VALUES, WARNED_VALUES
 from sluicemq.config.properties import parse_properties
-from sluicemq.config.tls import about_tls, java_options, tls_entries
-from sluicemq.config.values import RATIO_LIMITS, BrokerConfig, NameServerConfig, Origin, StoreConfig
+from sluicemq.config.settings import (
+    CHANGES_FILE,
+    BrokerConfig,
+    Key,
+    Kind,
+    NameServerConfig,
+    Origin,
+    Part,
+    StoreConfig,
+    TlsConfig,
+    keys_of,
+)
 from sluicemq.errors import ConfigurationError
 
-NAME_LENGTH_MAX = 127
-_NAME = re.compile(r"[%|A-Za-z0-9_.-]+")
-_HOST = re.compile(r"[A-Za-z0-9_.:%-]+")
-SYSTEM_PROPERTIES = {
+DEFAULT_TLS_FILE: Final = "/etc/rocketmq/tls.properties"
+NAME_LENGTH_MAX: Final = 127
+# Topics bear these names, and topics are directories.
+_NAME: Final = re.compile(rf"(?!\.+$)[%|A-Za-z0-9_.-]{{1,{NAME_LENGTH_MAX}}}")
+_HOST: Final = re.compile(r"[A-Za-z0-9_.:%-]+")
+SYSTEM_PROPERTIES: Final = {
     f"rocketmq.broker.{name}": name
     for name in ("diskSpaceWarningLevelRatio", "diskSpaceCleanForciblyRatio")
 }
 """Java system properties that win over the keys of the file; their values are fractions."""
-
-CHANGES_FILE = "sluice.properties"
-"""Where changes at run time go without `-c`; read at the next start."""
 
 Settings = BrokerConfig | StoreConfig | NameServerConfig
 PathOf = Callable[[str, str], str]
@@ -67,10 +72,11 @@ def load_broker_config(
     is the process' own unless given. Raises ConfigurationError for a bad value.
     """
     environment = os.environ if environment is None else environment
+    options = java_options(environment)
     entries = {"namesrvAddr": environment.get("NAMESRV_ADDR", "")} | with_system_properties(
         parse_properties(text)
-        | _java_options(environment)
-        | tls_entries(java_options(environment), Part.BROKER)
+        | {name: options[name] for name in SYSTEM_PROPERTIES if name in options}
+        | tls_entries(options, Part.BROKER)
     )
     entries |= overrides or {}
 
@@ -118,14 +124,6 @@ def load_name_server_config(
     return replace(config, origin=origin), found.warnings + warnings_about(found, config)
 
 
-def warnings_about(found: Found, *settings: Settings) -> list[str]:
-    """What is allowed and yet not what it looks like, of settings that were made of `found`."""
-    warnings = _about_ratios(found)
-    for one in settings:
-        warnings += _about_sizes(one) if isinstance(one, StoreConfig) else about_tls(one)
-    return warnings
-
-
 def _as_written(_name: str, text: str) -> str:
     return text
 
@@ -153,9 +151,29 @@ def _directory(path: str) -> str:
     return path.rpartition("/")[0] or "."
 
 
-def _java_options(environment: Mapping[str, str]) -> dict[str, str]:
-    options = java_options(environment)
-    return {name: options[name] for name in SYSTEM_PROPERTIES if name in options}
+# ------------------------------------------------------------------- Java's other places
+
+
+def java_options(environment: Mapping[str, str]) -> dict[str, str]:
+    """The system properties that a start script would hand to Java (`-Dname=value`)."""
+    words = f"{environment.get('JAVA_OPT', '')} {environment.get('JAVA_OPT_EXT', '')}".split()
+    return dict(word[2:].split("=", 1) for word in words if word[:2] == "-D" and "=" in word)
+
+
+def tls_entries(entries: Mapping[str, str], part: Part) -> dict[str, str]:
+    """Those of the entries that are settings of TLS of this server: a file serves all of them."""
+    names = {name for key in keys_of(part) for name in (key.name, *key.aliases)}
+    return {
+        name: value for name, value in entries.items() if name.startswith("tls.") and name in names
+    }
+
+
+def key_files(config: TlsConfig) -> list[str]:
+    """The files that hold private keys."""
+    paths = [config.tls_key or config.tls_certificate]
+    if isinstance(config, BrokerConfig):
+        paths.append(config.tls_client_key or config.tls_client_certificate)
+    return [path for path in dict.fromkeys(paths) if path]
 
 
 def with_system_properties(entries: Mapping[str, str]) -> dict[str, str]:
@@ -168,23 +186,26 @@ def with_system_properties(entries: Mapping[str, str]) -> dict[str, str]:
         try:
             changed[key] = str(round(float(text) * 100))
         except (ValueError, OverflowError):
-            raise ConfigurationError(
-                f"{name} = {text} is not valid.", cure="Write a fraction, as in 0.85."
-            ) from None
+            raise _not_valid(name, text, "Write a fraction, as in 0.85.") from None
     return changed
+
+
+# --------------------------------------------------------------------------- reading values
 
 
 def find_values(entries: Mapping[str, str], parts: tuple[Part, ...], path_of: PathOf) -> Found:
     """What the entries set. Raises ConfigurationError for a value that cannot be."""
-    table = keys_of(*parts)
-    known = {name: key for key in table for name in (key.name, *key.aliases)}
+    known = {name: key for key in keys_of(*parts) for name in (key.name, *key.aliases)}
     found = Found({}, [])
     inert: dict[str, list[str]] = {}
     for name, text in entries.items():
         key = known.get(name)
-        if key is None and INERT_ALIASES.get(name, name) in INERT:
-            _check_refused(name, text)
-            inert.setdefault(INERT[INERT_ALIASES.get(name, name)], []).append(name)
+        if key is None and (here := INERT_ALIASES.get(name, name)) in INERT:
+            if here in REFUSED and text.lower() not in ("", "false"):
+                raise ConfigurationError(
+                    f"{name} = {text}: {REFUSED[here]}.", cure=f"Set {name} = false."
+                )
+            inert.setdefault(INERT[here], []).append(name)
         elif key is None:
             found.warnings.append(_about_unknown(name, known))
         elif name != key.name and key.name in entries:
@@ -200,12 +221,6 @@ def find_values(entries: Mapping[str, str], parts: tuple[Part, ...], path_of: Pa
         for reason, names in inert.items()
     )
     return found
-
-
-def _check_refused(name: str, text: str) -> None:
-    refused = REFUSED.get(INERT_ALIASES.get(name, name))
-    if refused is not None and text.lower() not in ("", "false"):
-        raise ConfigurationError(f"{name} = {text}: {refused}.", cure=f"Set {name} = false.")
 
 
 def _about_unknown(name: str, known: Iterable[str]) -> str:
@@ -231,30 +246,18 @@ def _read(key: Key, name: str, text: str, path_of: PathOf) -> Any:
             return words
         case Kind.PATH:
             return path_of(name, text)
-        case Kind.NAME:
-            _check_name(name, text)
-        case Kind.HOST:
-            _check_host(name, text, text)
-        case Kind.TEXT:
-            pass
+        case Kind.NAME if not _NAME.fullmatch(text):
+            raise _not_valid(
+                name, text, f"Write a name of at most {NAME_LENGTH_MAX} letters, digits and the "
+                "characters % | _ . and - of ASCII.",
+            )  # fmt: skip
+        case Kind.HOST if not _HOST.fullmatch(text):
+            raise _not_valid(name, text, "Write an IP address or a host name.")
     return text
 
 
-def _check_name(name: str, text: str) -> None:
-    # Topics bear these names, and topics are directories.
-    if not _NAME.fullmatch(text) or len(text) > NAME_LENGTH_MAX or not text.strip("."):
-        raise ConfigurationError(
-            f"{name} = {text} is not valid.",
-            cure=f"Write a name of at most {NAME_LENGTH_MAX} letters, digits and the characters "
-            "% | _ . and - of ASCII.",
-        )
-
-
-def _check_host(name: str, text: str, host: str) -> None:
-    if not _HOST.fullmatch(host):
-        raise ConfigurationError(
-            f"{name} = {text} is not valid.", cure="Write an IP address or a host name."
-        )
+def _not_valid(name: str, text: str, cure: str) -> ConfigurationError:
+    return ConfigurationError(f"{name} = {text} is not valid.", cure=cure)
 
 
 def _check_server(name: str, text: str) -> None:
@@ -263,7 +266,8 @@ def _check_server(name: str, text: str) -> None:
         raise ConfigurationError(
             f"{name}: {text} is no address of a server.", cure="Write host:port;host:port."
         )
-    _check_host(name, text, host.strip("[]"))
+    if not _HOST.fullmatch(host.strip("[]")):
+        raise _not_valid(name, text, "Write an IP address or a host name.")
 
 
 def _read_integer(key: Key, name: str, text: str) -> int:
@@ -273,10 +277,7 @@ def _read_integer(key: Key, name: str, text: str) -> int:
     if value is None or not key.minimum <= value <= key.maximum:
         one = f"Write {key.minimum}: {key.doc}"
         several = f"Write a whole number from {key.minimum} to {key.maximum}."
-        raise ConfigurationError(
-            f"{name} = {text} is not valid.",
-            cure=one if key.minimum == key.maximum else several,
-        )
+        raise _not_valid(name, text, one if key.minimum == key.maximum else several)
     return value
 
 
@@ -284,12 +285,10 @@ def _read_choice(name: str, text: str, choices: tuple[tuple[str, object], ...]) 
     for word, value in choices:
         if word == text:
             return value
-    words = " or ".join(word for word, _value in choices)
+    cure = f"Write {' or '.join(word for word, _value in choices)}."
     if (name, text) in REFUSED_VALUES:
-        raise ConfigurationError(
-            f"{name} = {text}: {REFUSED_VALUES[name, text]}.", cure=f"Write {words}."
-        )
-    raise ConfigurationError(f"{name} = {text} is not valid.", cure=f"Write {words}.")
+        raise ConfigurationError(f"{name} = {text}: {REFUSED_VALUES[name, text]}.", cure=cure)
+    raise _not_valid(name, text, cure)
 
 
 def _expand(environment: Mapping[str, str], name: str, text: str) -> str:
@@ -298,34 +297,35 @@ def _expand(environment: Mapping[str, str], name: str, text: str) -> str:
     text = text.replace("${user.home}", home)
     if text == "~" or text.startswith("~/"):
         text = home + text[1:]
-    head, *rest = text.split("$")
-    return head + "".join(_expand_variable(name, part, environment) for part in rest)
+
+    def value_of(match: re.Match[str]) -> str:
+        variable = match[1] if match[1] is not None else match[2]
+        value = environment.get(variable)
+        if value is None:
+            raise ConfigurationError(
+                f"{name}: the variable {variable!r} in the path is not set.",
+                cure="Set it in the environment or write the path out.",
+            )
+        return value
+
+    return re.sub(r"\$(?:\{([^}]*)\}?|(\w*))", value_of, text)
 
 
-def _expand_variable(name: str, part: str, environment: Mapping[str, str]) -> str:
-    if part.startswith("{"):
-        variable, _brace, tail = part[1:].partition("}")
-    else:
-        end = next((i for i, c in enumerate(part) if not (c.isalnum() or c == "_")), len(part))
-        variable, tail = part[:end], part[end:]
-    value = environment.get(variable)
-    if value is None:
-        raise ConfigurationError(
-            f"{name}: the variable {variable!r} in the path is not set.",
-            cure="Set it in the environment or write the path out.",
-        )
-    return value + tail
+# -------------------------------------------------------------------------------- warnings
 
 
-def _about_ratios(found: Found) -> list[str]:
-    """The real broker brings these into their limits without a word."""
-    return [
+def warnings_about(found: Found, *settings: Settings) -> list[str]:
+    """What is allowed and yet not what it looks like, of settings that were made of `found`."""
+    warnings = [  # the real broker brings these into their limits without a word
         f"{key.name} = {value} is taken as {min(max(value, low), high)}."
         for key in keys_of(Part.STORE)
-        if key.field in RATIO_LIMITS
-        for low, high in (RATIO_LIMITS[key.field],)
+        if key.taken_as is not None
+        for low, high in (key.taken_as,)
         if not low <= (value := found.values.get((Part.STORE, key.field), low)) <= high
     ]
+    for one in settings:
+        warnings += _about_sizes(one) if isinstance(one, StoreConfig) else _about_tls(one)
+    return warnings
 
 
 def _about_sizes(store: StoreConfig) -> list[str]:
@@ -337,3 +337,24 @@ def _about_sizes(store: StoreConfig) -> list[str]:
         f"mappedFileSizeCommitLog = {store.commit_log_file_bytes} bytes can hold; "
         "larger messages are refused."
     ]
+
+
+def _about_tls(config: TlsConfig) -> list[str]:
+    """What is less safe than it looks."""
+    warnings = []
+    if config.tls_auth_client and config.tls_client_auth == "none":
+        warnings.append(
+            "tls.server.authClient = true has no effect: tls.server.need.client.auth = none asks "
+            "no client for a certificate. Set it to require."
+        )
+    if config.tls_mode == "enforcing" and not config.tls_certificate and config.tls_test_mode:
+        warnings.append(
+            "tls.server.mode = enforcing without tls.server.certPath: the server makes a "
+            "certificate that nobody can verify."
+        )
+    if isinstance(config, BrokerConfig) and config.tls_client_ca and not config.tls_auth_server:
+        warnings.append(
+            "tls.client.trustCertPath has no effect without tls.client.authServer = true: "
+            "certificates of name servers are not verified."
+        )
+    return warnings

@@ -18,7 +18,7 @@ from typing import Final
 
 import orjson
 
-from sluicemq.config.values import ServerConfig
+from sluicemq.config.settings import ServerConfig
 from sluicemq.errors import RequestError
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import Command

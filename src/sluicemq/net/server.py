@@ -34,7 +34,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from sluicemq.config.values import ServerConfig
+from sluicemq.config.settings import ServerConfig
 from sluicemq.errors import ConfigurationError, ProtocolError
 from sluicemq.files import descriptors
 from sluicemq.model.addresses import is_loopback

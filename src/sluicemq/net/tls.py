@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from sluicemq.config.values import BrokerConfig, TlsConfig
+from sluicemq.config.settings import BrokerConfig, TlsConfig
 from sluicemq.errors import ConfigurationError
 
 HANDSHAKE_TIMEOUT_S: Final = 10.0

@@ -13,25 +13,22 @@ checks, retries and errors (`sluicemq.errors`) are SluiceMQ's. New programs: `sl
 
 from sluicemq.client.core.answers import PullStatus
 from sluicemq.model.topic import MessageQueue
-from sluicemq.rocketmq.clients import DefaultMQProducer
-from sluicemq.rocketmq.consumers import (
-    DefaultLitePullConsumer,
-    DefaultMQPullConsumer,
-    DefaultMQPushConsumer,
-)
-from sluicemq.rocketmq.listening import (
-    ConsumeConcurrentlyContext,
-    ConsumeOrderlyContext,
-    ConsumeOrderlyStatus,
-    MessageListenerConcurrently,
-    MessageListenerOrderly,
-)
-from sluicemq.rocketmq.selecting import SelectMessageQueueByHash
-from sluicemq.rocketmq.transactions import (
+from sluicemq.rocketmq.clients import (
+    DefaultMQProducer,
     LocalTransactionState,
     TransactionListener,
     TransactionMQProducer,
     TransactionSendResult,
+)
+from sluicemq.rocketmq.consumers import (
+    ConsumeConcurrentlyContext,
+    ConsumeOrderlyContext,
+    ConsumeOrderlyStatus,
+    DefaultLitePullConsumer,
+    DefaultMQPullConsumer,
+    DefaultMQPushConsumer,
+    MessageListenerConcurrently,
+    MessageListenerOrderly,
 )
 from sluicemq.rocketmq.values import (
     ConsumeConcurrentlyStatus,
@@ -41,6 +38,7 @@ from sluicemq.rocketmq.values import (
     MessageModel,
     MessageSelector,
     PullResult,
+    SelectMessageQueueByHash,
     SendResult,
     SendStatus,
 )

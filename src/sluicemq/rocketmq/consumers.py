@@ -1,24 +1,31 @@
 """The consumers in RocketMQ's words: `start`, use, `shutdown`; every method blocks.
 
-Attributes and defaults are those of the Java classes; docs/consuming.md has the table.
+Attributes and defaults are those of the Java classes; docs/consuming.md has the table. A listener
+is an object of one of the two classes, or a function (then it is a concurrent one, or an orderly
+one with `orderly=True`) of the messages, or of the messages and a context:
+
+    consumer.register_message_listener(listener)
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeVar
 
 from sluicemq.client.aio.consumer import PushConsumer
 from sluicemq.client.aio.pull import LitePullConsumer, PullConsumer
+from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.sluice import Sluice
-from sluicemq.client.core.answers import PullStatus
 from sluicemq.client.core.balance import Strategy
 from sluicemq.client.core.consuming import Start
-from sluicemq.client.threaded.portal import Portal
-from sluicemq.errors import ConfigurationError
+from sluicemq.client.threaded import blocking
+from sluicemq.errors import ConfigurationError, RetryLaterError
 from sluicemq.model.subscription import SQL92
 from sluicemq.model.topic import MessageQueue
 from sluicemq.rocketmq.clients import Client
-from sluicemq.rocketmq.listening import Listener, Listening
 from sluicemq.rocketmq.values import (
+    ConsumeConcurrentlyStatus,
     ConsumeFromWhere,
     MessageExt,
     MessageModel,
@@ -26,11 +33,102 @@ from sluicemq.rocketmq.values import (
     PullResult,
 )
 
+T = TypeVar("T")
 MIB = 1024 * 1024
 _HALF_AN_HOUR_MS = 30 * 60 * 1000
 
 
-class _GroupClient(Client):
+class ConsumeOrderlyStatus(Enum):
+    """What an orderly listener returns; None counts as success."""
+
+    SUCCESS = 0
+    SUSPEND_CURRENT_QUEUE_A_MOMENT = 1
+
+
+@dataclass(slots=True)
+class ConsumeConcurrentlyContext:
+    """`delay_level_when_next_consume`: 0 the ladder, n a level of the broker, -1 dead letters.
+    `ack_index`: after CONSUME_SUCCESS the index of the last message that is done; those behind it
+    come again."""
+
+    message_queue: MessageQueue
+    delay_level_when_next_consume: int = 0
+    ack_index: int = 2**31 - 1
+
+
+@dataclass(slots=True)
+class ConsumeOrderlyContext:
+    """`suspend_current_queue_time_millis`: how long the queue rests; -1 as the consumer says."""
+
+    message_queue: MessageQueue
+    suspend_current_queue_time_millis: int = -1
+
+
+class MessageListenerConcurrently:
+    """Messages of a queue in any order, several at a time."""
+
+    def consume_message(
+        self, messages: list[MessageExt], context: ConsumeConcurrentlyContext
+    ) -> ConsumeConcurrentlyStatus | None:
+        raise NotImplementedError
+
+
+class MessageListenerOrderly:
+    """Messages of a queue one after the other."""
+
+    def consume_message(
+        self, messages: list[MessageExt], context: ConsumeOrderlyContext
+    ) -> ConsumeOrderlyStatus | None:
+        raise NotImplementedError
+
+
+Listener = MessageListenerConcurrently | MessageListenerOrderly | Callable[..., Any]
+_AGAIN = frozenset({
+    ConsumeConcurrentlyStatus.RECONSUME_LATER, ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT,
+})  # fmt: skip
+
+
+class Listening:
+    """A listener as the handler of a consumer."""
+
+    def __init__(self, listener: Listener, *, orderly: bool) -> None:
+        self.is_orderly = orderly or isinstance(listener, MessageListenerOrderly)
+        if isinstance(listener, MessageListenerConcurrently | MessageListenerOrderly):
+            self._function: Callable[..., Any] = listener.consume_message
+        else:
+            self._function = listener
+        try:
+            inspect.signature(self._function).bind(None, None)
+            self._takes_context = True
+        except TypeError:
+            self._takes_context = False
+
+    def __call__(self, messages: list[ReceivedMessage]) -> None:
+        """Raises RetryLaterError when the listener wants messages again."""
+        kind = ConsumeOrderlyContext if self.is_orderly else ConsumeConcurrentlyContext
+        context = kind(messages[0].queue)
+        given = [MessageExt(message.record, message.attempt) for message in messages]
+        status = self._function(given, context) if self._takes_context else self._function(given)
+        if status in _AGAIN:
+            raise _later(context)
+        if isinstance(context, ConsumeConcurrentlyContext):
+            done = max(0, context.ack_index + 1)
+            if done < len(messages):
+                raise _later(context, done)
+
+
+def _later(
+    context: ConsumeConcurrentlyContext | ConsumeOrderlyContext, done: int = 0
+) -> RetryLaterError:
+    if isinstance(context, ConsumeConcurrentlyContext):
+        return RetryLaterError(delay_level=context.delay_level_when_next_consume, done=done)
+    time_ms = context.suspend_current_queue_time_millis
+    # Java's bounds: 10 ms to 30 s.
+    suspend_s = None if time_ms == -1 else min(max(time_ms, 10), 30_000) / 1000
+    return RetryLaterError(suspend_s=suspend_s)
+
+
+class _GroupClient(Client[T]):
     """What push and lite pull consumers share: model, strategy, thresholds, where to begin."""
 
     def __init__(self, consumer_group: str, *trace: Any, **options: Any) -> None:
@@ -80,7 +178,7 @@ class _GroupClient(Client):
         return "last" if where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET else "first"
 
 
-class DefaultMQPushConsumer(_GroupClient):
+class DefaultMQPushConsumer(_GroupClient[PushConsumer]):
     """Calls a listener with up to `consume_message_batch_max_size` messages of one queue at a time,
     on `consume_thread_max` threads.
 
@@ -98,21 +196,20 @@ class DefaultMQPushConsumer(_GroupClient):
         self.max_reconsume_times = -1
         self.suspend_current_queue_time_millis = 1000
         self._listening: Listening | None = None
-        self._consumer: PushConsumer | None = None
 
     def subscribe(self, topic: str, expression: str | MessageSelector = "*") -> None:
         """Tags ("A || B", "*") or a MessageSelector; while it runs: another expression for the
         topic, or one more topic."""
         selector = _selector(expression)
-        if self._consumer is not None:
-            self._running().call(self._consumer.change(topic, **_filter(selector)))
+        if self._client is not None:
+            self._on_loop()[0].call(self._client.change(topic, **_filter(selector)))
         self._topics[topic] = selector
 
     def unsubscribe(self, topic: str) -> None:
         """Reads the topic no more."""
         self._topics.pop(topic, None)
-        if self._consumer is not None:
-            self._running().call(self._consumer.unsubscribe(topic))
+        if self._client is not None:
+            self._on_loop()[0].call(self._client.unsubscribe(topic))
 
     def set_max_reconsume_times(self, times: int) -> None:
         self.max_reconsume_times = times
@@ -129,30 +226,18 @@ class DefaultMQPushConsumer(_GroupClient):
         self._listening = Listening(listener, orderly=orderly)
 
     def start(self) -> None:
+        """Joins the group and begins to call the listener."""
         if self._listening is None or not self._topics:
             raise ConfigurationError(
                 "the consumer has no listener, or no topic.",
                 cure="Call subscribe and register_message_listener before start.",
             )
-        portal, sluice = self._open()
+        super().start()
 
-        async def run() -> PushConsumer:
-            consumer = self._make(sluice)
-            for topic, selector in self._topics.items():
-                consumer.subscribe(topic, **_filter(selector))
-            await consumer.start()
-            return consumer
-
-        try:
-            self._consumer = portal.call(run())
-        except BaseException:
-            self.shutdown()
-            raise
-
-    def _make(self, sluice: Sluice) -> PushConsumer:
+    async def _make(self, sluice: Sluice) -> PushConsumer:
         assert self._listening is not None
         times_max = self.max_reconsume_times
-        return sluice.consumer(
+        consumer = sluice.consumer(
             self.group,
             self._listening,
             concurrency=self.consume_thread_max,
@@ -164,9 +249,13 @@ class DefaultMQPushConsumer(_GroupClient):
             prefetch_bytes=self.pull_threshold_size_for_queue * MIB,
             **self._limits(sluice),
         )
+        for topic, selector in self._topics.items():
+            consumer.subscribe(topic, **_filter(selector))
+        await consumer.start()
+        return consumer
 
 
-class DefaultLitePullConsumer(_GroupClient):
+class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
     """Polls messages: subscribe or assign, start, poll."""
 
     def __init__(self, consumer_group: str, *trace: Any, **options: Any) -> None:
@@ -175,7 +264,6 @@ class DefaultLitePullConsumer(_GroupClient):
         self.auto_commit_interval_millis = 5000
         self.poll_timeout_millis = 5000
         self.topic_metadata_check_interval_millis = 30_000
-        self._consumer: LitePullConsumer | None = None
 
     def set_auto_commit(self, auto_commit: bool) -> None:
         self.auto_commit = auto_commit
@@ -184,129 +272,86 @@ class DefaultLitePullConsumer(_GroupClient):
         """Before or after start, also with another expression than before; queues are shared with
         the other members of the group."""
         self._topics[topic] = _selector(expression)
-        if self._consumer is not None:
-            self._join(self._consumer, topic)
+        if self._client is not None:
+            portal, consumer = self._on_loop()
+            portal.call(consumer.subscribe(topic, **_filter(self._topics[topic])))
 
     def unsubscribe(self, topic: str) -> None:
         """Reads the topic no more."""
         self._topics.pop(topic, None)
-        if self._consumer is not None:
-            self._running().call(self._consumer.unsubscribe(topic))
+        if self._client is not None:
+            self._on_loop()[0].call(self._client.unsubscribe(topic))
 
-    def start(self) -> None:
-        portal, sluice = self._open()
-
-        async def make() -> LitePullConsumer:
-            return sluice.lite_pull(
-                self.group,
-                auto_commit=self.auto_commit,
-                commit_period_s=self.auto_commit_interval_millis / 1000,
-                count_max=self.pull_threshold_for_queue,
-                bytes_max=self.pull_threshold_size_for_queue * MIB,
-                **self._limits(sluice),
-            )
-
-        try:
-            consumer = portal.call(make())
-            for topic in self._topics:
-                self._join(consumer, topic)
-        except BaseException:
-            self.shutdown()
-            raise
-        self._consumer = consumer
-
-    def _join(self, consumer: LitePullConsumer, topic: str) -> None:
-        self._running().call(consumer.subscribe(topic, **_filter(self._topics[topic])))
-
-    def _ready(self) -> tuple[Portal, LitePullConsumer]:
-        portal = self._running()
-        assert self._consumer is not None
-        return portal, self._consumer
+    async def _make(self, sluice: Sluice) -> LitePullConsumer:
+        consumer = sluice.lite_pull(
+            self.group,
+            auto_commit=self.auto_commit,
+            commit_period_s=self.auto_commit_interval_millis / 1000,
+            count_max=self.pull_threshold_for_queue,
+            bytes_max=self.pull_threshold_size_for_queue * MIB,
+            **self._limits(sluice),
+        )
+        for topic, selector in self._topics.items():
+            await consumer.subscribe(topic, **_filter(selector))
+        return consumer
 
     def is_running(self) -> bool:
         """Between start and shutdown."""
-        return self._portal is not None and self._consumer is not None
+        return self._portal is not None and self._client is not None
 
     def assign(
         self, queues: Sequence[MessageQueue], expression: str | MessageSelector = "*"
     ) -> None:
         """Reads exactly these queues."""
-        portal, consumer = self._ready()
+        portal, consumer = self._on_loop()
         portal.call(consumer.assign(queues, **_filter(_selector(expression))))
 
     def assignment(self) -> list[MessageQueue]:
         """The queues that are read now."""
-        return self._ready()[1].assignment
+        return self._on_loop()[1].assignment
 
     def poll(self, timeout_ms: int | None = None) -> list[MessageExt]:
         """The next messages, [] when none came in time (`poll_timeout_millis`)."""
-        portal, consumer = self._ready()
+        portal, consumer = self._on_loop()
         wait_ms = self.poll_timeout_millis if timeout_ms is None else timeout_ms
         polled = portal.call(consumer.poll(wait_ms / 1000, count_max=self.pull_batch_size))
-        return [MessageExt(message) for message in polled]
+        return [MessageExt(message.record, message.attempt) for message in polled]
 
-    def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
-        """Commits everything polled so far, or these offsets; returns when it is stored."""
-        portal, consumer = self._ready()
-        portal.call(consumer.commit(offsets))
+    commit = commit_sync = blocking(LitePullConsumer.commit)
+    pause = blocking(LitePullConsumer.pause)
+    resume = blocking(LitePullConsumer.resume)
+    seek = blocking(LitePullConsumer.seek)
+    seek_to_begin = blocking(LitePullConsumer.seek_to_begin)
+    seek_to_end = blocking(LitePullConsumer.seek_to_end)
+    fetch_message_queues = blocking(LitePullConsumer.queues)
 
-    commit_sync = commit
+    def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """The first offset stored at that time or later."""
+        portal, consumer = self._on_loop()
+        return portal.call(consumer.offset_for_time(queue, timestamp_ms))
 
     def commit_async(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """The same without waiting."""
-        portal, consumer = self._ready()
+        portal, consumer = self._on_loop()
         portal.soon(consumer.commit_soon, offsets)
-
-    def pause(self, queues: Sequence[MessageQueue]) -> None:
-        """Polls bring nothing of these queues until `resume`."""
-        portal, consumer = self._ready()
-        portal.call(_now(lambda: consumer.pause(queues)))
-
-    def resume(self, queues: Sequence[MessageQueue]) -> None:
-        """They go on where they stood."""
-        portal, consumer = self._ready()
-        portal.call(_now(lambda: consumer.resume(queues)))
 
     def register_topic_message_queue_change_listener(
         self, topic: str, listener: Callable[[str, list[MessageQueue]], None]
     ) -> None:
         """Calls `listener(topic, queues)`, on the client's thread, when a topic gets other queues;
         looks every `topic_metadata_check_interval_millis`."""
-        portal, consumer = self._ready()
+        portal, consumer = self._on_loop()
         period_s = self.topic_metadata_check_interval_millis / 1000
-        portal.call(_now(lambda: consumer.on_queues(topic, listener, period_s=period_s)))
-
-    def seek(self, queue: MessageQueue, offset: int) -> None:
-        """The next messages of a queue come from `offset` on."""
-        portal, consumer = self._ready()
-        portal.call(consumer.seek(queue, offset))
-
-    def seek_to_begin(self, queue: MessageQueue) -> None:
-        portal, consumer = self._ready()
-        portal.call(consumer.seek_to_begin(queue))
-
-    def seek_to_end(self, queue: MessageQueue) -> None:
-        portal, consumer = self._ready()
-        portal.call(consumer.seek_to_end(queue))
+        portal.run(consumer.on_queues, topic, listener, period_s=period_s)
 
     def committed(self, queue: MessageQueue) -> int:
         """The committed offset, -1 when there is none."""
-        portal, consumer = self._ready()
+        portal, consumer = self._on_loop()
         offset = portal.call(consumer.committed(queue))
         return -1 if offset is None else offset
 
-    def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The first offset stored at that time or later."""
-        portal, consumer = self._ready()
-        return portal.call(consumer.offset_for_time(queue, timestamp_ms))
 
-    def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
-        """The readable queues of a topic."""
-        portal, consumer = self._ready()
-        return portal.call(consumer.queues(topic))
-
-
-class DefaultMQPullConsumer(Client):
+class DefaultMQPullConsumer(Client[PullConsumer]):
     """Raw pulls: the program says queue and offset, and keeps the offsets.
 
     `update_consume_offset` stores an offset for the group at the broker, at once.
@@ -315,24 +360,17 @@ class DefaultMQPullConsumer(Client):
     def __init__(self, consumer_group: str, *trace: Any, **options: Any) -> None:
         super().__init__(consumer_group, *trace, **options)
         self.broker_suspend_max_time_millis = 20_000
-        self._consumer: PullConsumer | None = None
 
-    def start(self) -> None:
-        portal, sluice = self._open()
+    async def _make(self, sluice: Sluice) -> PullConsumer:
+        return sluice.pull_consumer(self.group)
 
-        async def make() -> PullConsumer:
-            return sluice.pull_consumer(self.group)
+    fetch_subscribe_message_queues = blocking(PullConsumer.queues)
+    update_consume_offset = blocking(PullConsumer.commit)
 
-        try:
-            self._consumer = portal.call(make())
-        except BaseException:
-            self.shutdown()
-            raise
-
-    def _ready(self) -> tuple[Portal, PullConsumer]:
-        portal = self._running()
-        assert self._consumer is not None
-        return portal, self._consumer
+    def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """The first offset stored at that time or later."""
+        portal, consumer = self._on_loop()
+        return portal.call(consumer.offset_for_time(queue, timestamp_ms))
 
     def pull(
         self,
@@ -344,7 +382,7 @@ class DefaultMQPullConsumer(Client):
         wait_s: float = 0.0,
     ) -> PullResult:
         """FOUND, NO_NEW_MSG, NO_MATCHED_MSG or OFFSET_ILLEGAL, at once."""
-        portal, consumer = self._ready()
+        portal, consumer = self._on_loop()
         how = _filter(_selector(expression))
         result = portal.call(consumer.pull(queue, offset, count_max=max_nums, wait_s=wait_s, **how))
         return PullResult.of(result)
@@ -360,46 +398,26 @@ class DefaultMQPullConsumer(Client):
         wait_s = self.broker_suspend_max_time_millis / 1000
         return self.pull(queue, expression, offset, max_nums, wait_s=wait_s)
 
-    def fetch_subscribe_message_queues(self, topic: str) -> list[MessageQueue]:
-        """The readable queues of a topic."""
-        portal, consumer = self._ready()
-        return portal.call(consumer.queues(topic))
-
-    def update_consume_offset(self, queue: MessageQueue, offset: int) -> None:
-        """Where the group goes on."""
-        portal, consumer = self._ready()
-        portal.call(consumer.commit(queue, offset))
-
     def fetch_consume_offset(self, queue: MessageQueue) -> int:
         """What was stored, -1 when there is nothing."""
-        portal, consumer = self._ready()
+        portal, consumer = self._on_loop()
         offset = portal.call(consumer.committed(queue))
         return -1 if offset is None else offset
 
     def min_offset(self, queue: MessageQueue) -> int:
         """The first stored offset."""
-        portal, consumer = self._ready()
+        portal, consumer = self._on_loop()
         return portal.call(consumer.offsets(queue))[0]
 
     def max_offset(self, queue: MessageQueue) -> int:
         """The offset that the next message will get."""
-        portal, consumer = self._ready()
+        portal, consumer = self._on_loop()
         return portal.call(consumer.offsets(queue))[1]
-
-    def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The first offset stored at that time or later."""
-        portal, consumer = self._ready()
-        return portal.call(consumer.offset_for_time(queue, timestamp_ms))
 
     def send_message_back(self, message: MessageExt, delay_level: int = 0) -> None:
         """The group gets the message again, by its retry topic."""
-        portal, consumer = self._ready()
+        portal, consumer = self._on_loop()
         portal.call(consumer.send_back(message.record, delay_level))
-
-
-async def _now(work: Callable[[], None]) -> None:
-    """Runs a plain function on the client's thread."""
-    work()
 
 
 def _selector(expression: str | MessageSelector) -> MessageSelector:
@@ -409,11 +427,3 @@ def _selector(expression: str | MessageSelector) -> MessageSelector:
 def _filter(selector: MessageSelector) -> dict[str, str]:
     name = "where" if selector.expression_type == SQL92 else "tags"
     return {name: selector.expression}
-
-
-__all__ = [
-    "DefaultLitePullConsumer",
-    "DefaultMQPullConsumer",
-    "DefaultMQPushConsumer",
-    "PullStatus",
-]

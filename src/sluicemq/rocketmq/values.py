@@ -1,15 +1,24 @@
-"""Messages, results and choices in RocketMQ's words."""
+"""Messages, results and choices in RocketMQ's words.
+
+    producer.send(message, selector=SelectMessageQueueByHash(), arg=order_id)
+
+The same argument leads to the same queue as with the Java class, as long as the topic has as many
+queues: text and whole numbers are hashed as Java hashes them.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
+from typing import Any
 
 from sluicemq.client.aio.pull import PullResult as CorePullResult
-from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.core.answers import PullStatus
 from sluicemq.client.core.answers import SendResult as CoreSendResult
+from sluicemq.client.core.consuming import first_topic
 from sluicemq.errors import ConfigurationError
 from sluicemq.model import message as model
+from sluicemq.model.ids import java_hash
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import MessageQueue
@@ -136,116 +145,62 @@ class Message:
         )
 
 
+def _of(path: str) -> Any:
+    """A property: that attribute of the record."""
+    return property(attrgetter(f"record.{path}"))
+
+
 class MessageExt:
-    """A received message in RocketMQ's words."""
+    """A received message in RocketMQ's words; `record` is SluiceMQ's own value."""
 
-    __slots__ = ("_received",)
+    __slots__ = ("_attempt", "record")
 
-    def __init__(self, received: ReceivedMessage) -> None:
-        self._received = received
+    def __init__(self, record: StoredMessage, attempt: int = 1) -> None:
+        self.record = record
+        self._attempt = attempt
 
-    @property
-    def record(self) -> StoredMessage:
-        """The same as SluiceMQ's own value."""
-        return self._received.record
+    tags: str | None = _of("tag")
+    body: bytes = _of("body")
+    flag: int = _of("flag")
+    msg_id: str = _of("message_id")
+    offset_msg_id: str = _of("offset_message_id")
+    transaction_id: str = _of("message_id")
+    queue_id: int = _of("queue_id")
+    broker_name: str = _of("broker")
+    queue_offset: int = _of("queue_offset")
+    born_timestamp: int = _of("born_time_ms")
+    store_timestamp: int = _of("store_time_ms")
 
     @property
     def topic(self) -> str:
-        return self._received.topic
-
-    @property
-    def tags(self) -> str | None:
-        return self._received.tag
+        """That it was sent to, also when it comes from the retry topic."""
+        return first_topic(self.record)
 
     @property
     def keys(self) -> str:
-        return " ".join(self._received.keys)
-
-    @property
-    def body(self) -> bytes:
-        return self._received.body
-
-    @property
-    def flag(self) -> int:
-        return self._received.flag
-
-    @property
-    def msg_id(self) -> str:
-        return self._received.message_id
-
-    @property
-    def offset_msg_id(self) -> str:
-        return self._received.offset_message_id
-
-    @property
-    def transaction_id(self) -> str:
-        """The id of the transaction that it was sent in: that of the message."""
-        return self._received.message_id
-
-    @property
-    def queue_id(self) -> int:
-        return self._received.queue.queue_id
-
-    @property
-    def broker_name(self) -> str:
-        return self._received.queue.broker
-
-    @property
-    def queue_offset(self) -> int:
-        return self._received.queue_offset
-
-    @property
-    def born_timestamp(self) -> int:
-        return self._received.born_time_ms
+        return " ".join(self.record.keys)
 
     @property
     def born_host(self) -> str:
-        return str(self._received.born_host)
-
-    @property
-    def store_timestamp(self) -> int:
-        return self._received.store_time_ms
+        return str(self.record.born_host)
 
     @property
     def reconsume_times(self) -> int:
         """Redeliveries by the broker and by this process."""
-        return self._received.reconsume_times + self._received.attempt - 1
-
-    def get_user_property(self, name: str) -> str | None:
-        return self._received.properties.get(name)
+        return self.record.reconsume_times + self._attempt - 1
 
     @property
     def properties(self) -> dict[str, str]:
-        return dict(self._received.properties)
+        return dict(self.record.properties)
+
+    def get_user_property(self, name: str) -> str | None:
+        return self.record.properties.get(name)
 
     def __repr__(self) -> str:
-        return repr(self._received)
-
-
-class Nowhere:
-    """The origin of a message that no queue delivered."""
-
-    group = ""
-
-    def ack(self, generation: int, offset: int) -> bool:
-        return False
-
-    def owns(self, generation: int) -> bool:
-        return False
-
-    async def reject(
-        self, message: ReceivedMessage, delay_level: int | None, suspend_s: float | None
-    ) -> bool:
-        return False
-
-    async def reply(self, record: StoredMessage, body: bytes, message_id: str) -> object:
-        raise ConfigurationError(
-            "this message was not delivered by a group: nobody waits for an answer.",
-            cure="Answer what a push or lite pull consumer gets.",
+        return (
+            f"<message {self.msg_id} of {self.topic} queue {self.queue_id} "
+            f"offset {self.queue_offset} {len(self.body)} B>"
         )
-
-    def taken(self, record: StoredMessage) -> None:
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +238,28 @@ class PullResult:
 
     @staticmethod
     def of(result: CorePullResult) -> "PullResult":
-        found = [MessageExt(ReceivedMessage(record, Nowhere(), 0)) for record in result.messages]
+        found = [MessageExt(record) for record in result.messages]
         return PullResult(
-            result.status, result.next_offset, result.offset_min, result.offset_max, list(found)
+            result.status, result.next_offset, result.offset_min, result.offset_max, found
         )
+
+
+class SelectMessageQueueByHash:
+    """The queue by the hash of `arg`: a text, or a whole number of 64 bits."""
+
+    def __call__(self, queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
+        del message
+        return queues[abs(_hash(arg)) % len(queues)]
+
+
+def _hash(arg: Any) -> int:
+    if isinstance(arg, str):
+        return java_hash(arg)
+    if not isinstance(arg, int) or not -(2**63) <= arg < 2**63:
+        raise ConfigurationError(
+            f"the selector's argument is {arg!r}.", cure="Use a text or a whole number."
+        )
+    if -(2**31) <= arg < 2**31:
+        return int(arg)
+    folded = (arg ^ (arg >> 32)) & 0xFFFFFFFF
+    return folded - (1 << 32) if folded & 0x80000000 else folded

@@ -41,7 +41,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from sluicemq.config.delays import DEFAULT_LEVELS, parse_delay_levels
+from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import (
     ProtocolError,
     StoreError,

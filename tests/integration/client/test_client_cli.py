@@ -251,7 +251,7 @@ def test_what_cannot_be_found_is_said_with_its_cure(sluice):
     result = sluice("message", "query", "-t", "t", "-k", "two words")
     assert (result.exit_code, "separated by spaces" in result.stderr) == (1, True)
     result = sluice("message", "query", "-t", "t", "-k", "k", "--begin", "soon")
-    assert (result.exit_code, "--begin 'soon' is no moment" in result.stderr) == (1, True)
+    assert (result.exit_code, "--begin 'soon' is no time" in result.stderr) == (1, True)
     result = sluice("message", "query", "-t", "nowhere", "-k", "k")
     assert (result.exit_code, "nowhere" in result.stderr) == (1, True)
     result = sluice("message", "query", "-t", "t", "-k", "k", "--begin", "9", "--end", "8")

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 pytest.importorskip("pyspark")
 
-from sluicemq.client.engines import blocking_engine
+from sluicemq.client.ledger import blocking_engine
 from sluicemq.spark.sinks.databases import Target, insert_new, prepare
 
 COUNT = 500

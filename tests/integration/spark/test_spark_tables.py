@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from sluicemq.cli.sql import _signed, moment_ms
-from sluicemq.cli.sql_output import plain, write_frame
+from sluicemq.cli.spark import moment_ms, plain, signed, write_frame
 from sluicemq.client.core.names import Credentials
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.message import Message
@@ -108,8 +107,8 @@ def test_parquet_is_written_by_spark_and_credentials_are_options(spark: Any, tmp
     path = str(tmp_path / "rows")
     assert write_frame(spark.range(3), "parquet", path) == 3
     assert spark.read.parquet(path).count() == 3
-    signed = _signed(("me", "secret"))
-    options = parse_options({"nameServers": "127.0.0.1:1", "topic": "t", **signed})
+    keys = signed(("me", "secret"))
+    options = parse_options({"nameServers": "127.0.0.1:1", "topic": "t", **keys})
     assert options.credentials == Credentials("me", "secret")
 
 
@@ -149,7 +148,7 @@ def test_times_and_values_are_plain() -> None:
 
 
 def test_wrong_usage_is_said_before_spark_starts() -> None:
-    from sluicemq.cli.root import main
+    from sluicemq.cli import main
 
     done = CliRunner().invoke(main, ["sql", "select 1", "--format", "parquet"])
     assert done.exit_code == 1

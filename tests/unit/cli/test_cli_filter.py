@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from sluicemq.cli.filter import command
+from sluicemq.cli.filter import filter_group
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "sql92_cases.jsonl"
 
 
 def run(*arguments: str, data: bytes | None = None) -> Result:
-    return CliRunner().invoke(command, list(arguments), input=data)
+    return CliRunner().invoke(filter_group, list(arguments), input=data)
 
 
 def results(output: str) -> list[str]:
@@ -114,7 +114,7 @@ def test_eval_of_a_bad_line_answers_those_before_names_it_and_exits_2(line: byte
 
 
 def test_eval_talks_through_pipes_line_by_line() -> None:
-    code = "from sluicemq.cli.filter import command; command(['eval', '-'])"
+    code = "from sluicemq.cli.filter import filter_group; filter_group(['eval', '-'])"
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sluicemq.cli import main
-from sluicemq.cli.progress import byte_progress
+from sluicemq.cli.output import byte_progress
 
 SOURCE = Path(__file__).parents[3] / "src"
 GOLDEN = Path(__file__).parents[2] / "golden" / "store"

@@ -15,9 +15,15 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import sluicemq.client
 from sluicemq import ConfigurationError, MessageKeyMissingError, idempotent
-from sluicemq.client.engines import blocking_engine
 from sluicemq.client.idempotence import message_key
-from sluicemq.client.ledger import AsyncLedger, Ledger, _Statements, consumed_table, exact_key
+from sluicemq.client.ledger import (
+    AsyncLedger,
+    Ledger,
+    _Statements,
+    blocking_engine,
+    consumed_table,
+    exact_key,
+)
 from sluicemq.clock import SYSTEM_CLOCK
 
 metadata = sa.MetaData()

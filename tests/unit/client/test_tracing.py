@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluicemq import ConfigurationError, Message
-from sluicemq.cli.trace import drawn
+from sluicemq.cli.message import drawn
 from sluicemq.client.core.answers import SendResult, SendStatus
 from sluicemq.client.core.messages import join, prepare
 from sluicemq.client.core.operations.traces import GroupTrace, record_about, timeline

@@ -20,7 +20,7 @@ from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.config import BrokerConfig, StoreConfig
-from sluicemq.config.values import host_name
+from sluicemq.config.settings import host_name
 from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.files.overlay import OverlayFiles
 from sluicemq.model.topic import DEFAULT_CLUSTER, PERM_READ, GroupConfig, TopicConfig

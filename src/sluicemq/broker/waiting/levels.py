@@ -21,7 +21,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.slices import Slice
 from sluicemq.broker.topics import SCHEDULE_TOPIC
 from sluicemq.clock import Clock
-from sluicemq.config.delays import DEFAULT_LEVELS, parse_delay_levels
+from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import ProtocolError
 from sluicemq.files import Files
 from sluicemq.store.queues import BLANK_SIZE, UNIT

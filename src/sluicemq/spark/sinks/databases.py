@@ -101,7 +101,7 @@ def check_url(url: str) -> None:
 def open_engine(url: str) -> "sa.Engine":
     """Raises ConfigurationError when the driver is missing or the URL is none."""
     _sqlalchemy()
-    from sluicemq.client.engines import blocking_engine  # noqa: PLC0415 - SQLAlchemy
+    from sluicemq.client.ledger import blocking_engine  # noqa: PLC0415 - SQLAlchemy
 
     return blocking_engine(url)
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from sluicemq.client.core.tracing import Finished, MessageKind, Outcome, Published, encode
-from sluicemq.client.engines import blocking_engine
+from sluicemq.client.ledger import blocking_engine
 from sluicemq.errors import ConfigurationError
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.subscription import SQL92, Subscription

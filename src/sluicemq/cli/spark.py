@@ -1,0 +1,421 @@
+"""Commands on Spark: `sluice sql QUERY`, Spark SQL over topics, archives, dead letters, retries and
+traces; `sluice pipeline run|check|list`, pipelines from a file (docs/pipelines.md).
+
+What names mean and what the broker decides: `spark.tables`, docs/sql.md. The first answer takes as
+long as the JVM does to start, so it starts first, in a thread; the cluster is asked meanwhile.
+Table and lines come one by one to this process; Parquet is written by Spark's tasks.
+
+`pipeline run` writes progress to stderr, so stdout is free for `--json`: a line for each event, or
+the plan of a dry run. `check` needs neither cluster nor Spark. Exit codes: 0 done, 1 problems in
+the file or a failure, 2 wrong usage.
+"""
+
+import csv
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for
+from contextlib import contextmanager
+from datetime import date, datetime
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+import orjson
+
+from sluicemq.cli.output import (
+    Access,
+    client_options,
+    json_option,
+    print_json,
+    print_records,
+    print_table,
+)
+from sluicemq.clock import SYSTEM_CLOCK
+from sluicemq.errors import ConfigurationError, SluiceError, install_extra
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+T = TypeVar("T")
+TABLE, JSON, CSV, PARQUET = FORMATS = ("table", "json", "csv", "parquet")
+CELL_CHARACTERS_MAX: Final = 200
+ROWS_SHOWN: Final = 100
+PROGRESS_PERIOD_S: Final = 0.2
+_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_SETTINGS: Final = {
+    "spark.sql.shuffle.partitions": "8",
+    # A short-lived JVM: the second compiler would be busy until after the answer.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+
+
+@click.command()
+@click.argument("query")
+@click.option(
+    "--archive", "archives", multiple=True, metavar="[NAME=]PATH",
+    help="A directory of the pipeline `archive`, or any Parquet; repeatable. Without NAME it is "
+    "`archive`, and `archive.TOPIC`.",
+)  # fmt: skip
+@click.option(
+    "--since", help="Only what was stored then or later: 6h, 7d, milliseconds, or a date."
+)
+@click.option("--until", help="Only what was stored before.")
+@click.option(
+    "--limit", type=click.IntRange(1), help=f"Most rows; a table has {ROWS_SHOWN} without it."
+)
+@click.option(
+    "--format", "form", type=click.Choice(FORMATS), default=TABLE, show_default=True,
+    help="json: a line a row.",
+)  # fmt: skip
+@click.option("--output", type=click.Path(), help="A file; of parquet a directory, which is new.")
+@click.option(
+    "--explain", is_flag=True, help="Say what the broker decides and what Spark; run nothing."
+)
+@click.option("--master", default="local[*]", show_default=True, help="Spark's master.")
+@client_options
+def sql(
+    access: Access,
+    query: str,
+    archives: tuple[str, ...],
+    since: str | None,
+    until: str | None,
+    limit: int | None,
+    form: str,
+    output: str | None,
+    explain: bool,
+    master: str,
+) -> None:
+    """Run QUERY, Spark SQL, over topics, archives, dead letters, retries and traces.
+
+    A name is a topic; `dead_letters.GROUP`, `retries.GROUP`, `traces`, `archive.TOPIC` are others.
+    """
+    target = file_of(form, output)
+    times = {"since_ms": moment_ms(since, "--since"), "until_ms": moment_ms(until, "--until")}
+    named = dict(_archive(one) for one in archives)
+    connection = {"nameServers": access.name_servers, **signed(access.credentials)}
+    connection |= {} if explain else {"reportPushdown": "false"}
+
+    def topics() -> list[str]:
+        with access.admin() as admin:  # imported here: the JVM starts first
+            return admin.topics()
+
+    with _session(master) as (session, asked), _first_line():
+        found = asked(topics)
+        from sluicemq.spark.tables import Tables  # noqa: PLC0415 - pyspark
+
+        tables = Tables(session.result(), connection, found.result, archives=named, **times)
+        frame = tables.query(query.rstrip().rstrip(";"))
+        if explain:
+            _explain(frame)
+        elif form == TABLE:
+            _show(frame, limit or ROWS_SHOWN)
+        else:
+            with_limit = frame if limit is None else frame.limit(limit)
+            _write(with_limit, form, target)
+
+
+Asked = Callable[[Callable[[], list[str]]], "Future[list[str]]"]
+
+
+@contextmanager
+def _session(master: str) -> "Iterator[tuple[Future[SparkSession], Asked]]":
+    """A session that is on its way, and a way to ask something else meanwhile."""
+
+    def start() -> "SparkSession":
+        from sluicemq.spark.session import spark_session  # noqa: PLC0415 - a second
+
+        return spark_session("sluice sql", master=master, settings=dict(_SETTINGS), log_level="off")
+
+    _mute()
+    pool = ThreadPoolExecutor(2)
+    session: Future[SparkSession] = pool.submit(start)
+    try:
+        yield session, pool.submit
+    finally:
+        pool.shutdown(wait=True)
+        if session.exception() is None:
+            session.result().stop()
+
+
+def _mute() -> None:
+    """Spark's own words while it starts, and pyspark's log of every error that it raises."""
+    import warnings  # noqa: PLC0415
+
+    warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
+    logging.getLogger("SQLQueryContextLogger").disabled = True
+    logging.getLogger("DataFrameQueryContextLogger").disabled = True
+
+
+@contextmanager
+def _first_line() -> Iterator[None]:
+    """Errors of Spark as one sentence."""
+    try:
+        yield
+    except ImportError as error:
+        if error.name and error.name.partition(".")[0] not in ("pyspark", "py4j"):
+            raise
+        raise ConfigurationError("Spark is not installed.", cure=install_extra("spark")) from None
+    except Exception as error:
+        if isinstance(error, SluiceError) or not _is_sparks(error):
+            raise
+        from sluicemq.spark.pipelines.frames import sentence_of  # noqa: PLC0415 - it is Spark's
+
+        raise ConfigurationError(sentence_of(error)) from None
+
+
+def _is_sparks(error: Exception) -> bool:
+    return type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
+
+
+def signed(pair: tuple[str, str] | None) -> dict[str, str]:
+    return {} if pair is None else {"accessKey": pair[0], "secretKey": pair[1]}
+
+
+def _archive(text: str) -> tuple[str, str]:
+    name, mark, path = text.partition("=")
+    return (name, path) if mark else ("", text)
+
+
+def moment_ms(text: str | None, option: str) -> int | None:
+    """`6h` ago, milliseconds since 1970 or a date. Raises ConfigurationError."""
+    if text is None:
+        return None
+    number, unit = text[:-1], text[-1:]
+    if unit in _UNITS_S and number.isdecimal():
+        return SYSTEM_CLOCK.now_ms() - int(number) * _UNITS_S[unit] * 1000
+    from sluicemq.spark.options import moment  # noqa: PLC0415 - rarely asked for
+
+    try:
+        return moment(text)
+    except ValueError:
+        raise ConfigurationError(
+            f"{option} {text!r} is no time.",
+            cure="Write 30m, 6h or 7d, milliseconds since 1970, or 2026-11-21T12:00:00Z.",
+        ) from None
+
+
+def _explain(frame: "DataFrame") -> None:
+    from sluicemq.spark.report import pushdown  # noqa: PLC0415 - pyspark
+
+    found = pushdown(frame)
+    for who, what in (("broker", found.broker), ("Spark", found.spark)):
+        click.echo(f"{who + ':':8}{', '.join(what) or 'nothing'}")
+
+
+def _show(frame: "DataFrame", limit: int) -> None:
+    rows = _with_progress(frame, lambda: frame.limit(limit + 1).collect())
+    print_table("", frame.columns, [[_cell(value) for value in row] for row in rows[:limit]])
+    if len(rows) > limit:
+        click.echo(f"The first {limit:,} rows; --limit or --format json shows more.", err=True)
+
+
+def _write(frame: "DataFrame", form: str, target: str | None) -> None:
+    count = _with_progress(frame, lambda: write_frame(frame, form, target))
+    if target is not None:
+        click.echo(f"{count:,} rows in {target}.", err=True)
+
+
+def _with_progress(frame: "DataFrame", work: Callable[[], T]) -> T:
+    """The work, with a bar of Spark's tasks beside it when stderr is a terminal."""
+    if not sys.stderr.isatty():
+        return work()
+    from rich import progress  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415
+
+    tracker = frame.sparkSession.sparkContext.statusTracker()
+    bar = progress.Progress(
+        progress.TextColumn("{task.description}"), progress.BarColumn(),
+        progress.MofNCompleteColumn(), progress.TimeElapsedColumn(),
+        console=Console(stderr=True), transient=True,
+    )  # fmt: skip
+    with ThreadPoolExecutor(1) as pool, bar:
+        task = bar.add_task("planning", total=None)
+        running = pool.submit(work)
+        seen: dict[int, tuple[int, int]] = {}
+        while wait_for([running], timeout=PROGRESS_PERIOD_S).not_done:
+            for stage in tracker.getActiveStageIds():
+                about = tracker.getStageInfo(stage)
+                if about is not None:
+                    seen[int(stage)] = (about.numCompletedTasks, about.numTasks)
+            done, total = (sum(pair[at] for pair in seen.values()) for at in (0, 1))
+            if total:
+                bar.update(task, description="tasks", completed=done, total=total)
+        return running.result()
+
+
+# --------------------------------------------------------------------------------- rows
+
+
+def file_of(form: str, output: str | None) -> str | None:
+    """Where to write; None: stdout. Raises ConfigurationError when the format does not go there."""
+    if form == PARQUET and output is None:
+        raise ConfigurationError("parquet is no text.", cure="Name a directory with --output.")
+    if form == TABLE and output is not None:
+        raise ConfigurationError(
+            "a table goes to the terminal.", cure="Add --format json, csv or parquet."
+        )
+    return output
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold: bytes as text, in hex digits where they are none; times in ISO 8601."""
+    if isinstance(value, bytes | bytearray):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value.hex()
+    if isinstance(value, datetime):
+        return value.isoformat(sep=" ", timespec="milliseconds")
+    if isinstance(value, date):
+        return value.isoformat()
+    if hasattr(value, "asDict"):
+        value = value.asDict()
+    if isinstance(value, dict):
+        return {str(plain(key)): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return value if isinstance(value, str | int | float | None) else str(value)
+
+
+def _cell(value: Any) -> Any:
+    value = plain(value)
+    if isinstance(value, dict | list):
+        value = orjson.dumps(value).decode()
+    if isinstance(value, str) and len(value) > CELL_CHARACTERS_MAX:
+        return value[:CELL_CHARACTERS_MAX] + "…"
+    return value
+
+
+def write_frame(frame: "DataFrame", form: str, target: str | None) -> int:
+    """All rows; how many. Raises ConfigurationError when the file cannot be written."""
+    if form == PARQUET:
+        assert target is not None
+        frame.write.parquet(target)
+        return int(frame.sparkSession.read.parquet(target).count())
+    count = 0
+    with _opened(target) as file:
+        line = _csv_line(file) if form == CSV else _json_line(file, frame.columns)
+        if form == CSV:
+            line(frame.columns)
+        for row in frame.toLocalIterator(prefetchPartitions=True):
+            line([plain(value) for value in row])
+            count += 1
+    return count
+
+
+def _json_line(file: IO[str], columns: Sequence[str]) -> Callable[[Sequence[Any]], object]:
+    def write(values: Sequence[Any]) -> None:
+        file.write(orjson.dumps(dict(zip(columns, values, strict=True)), default=str).decode())
+        file.write("\n")
+
+    return write
+
+
+def _csv_line(file: IO[str]) -> Callable[[Sequence[Any]], object]:
+    writer = csv.writer(file, lineterminator="\n")
+
+    def write(values: Sequence[Any]) -> None:
+        writer.writerow(
+            orjson.dumps(value).decode() if isinstance(value, dict | list) else value
+            for value in values
+        )
+
+    return write
+
+
+@contextmanager
+def _opened(target: str | None) -> Iterator[IO[str]]:
+    if target is None:
+        yield sys.stdout
+        sys.stdout.flush()
+        return
+    try:
+        file = open(target, "w", encoding="utf-8", newline="")  # noqa: PTH123, SIM115
+    except OSError as error:
+        raise ConfigurationError(f"{target} cannot be written: {error.strerror}.") from None
+    with file:
+        yield file
+
+
+# ----------------------------------------------------------------------------- pipeline
+
+
+@click.group()
+def pipeline() -> None:
+    """Data pipelines on Spark: run, check and list them."""
+
+
+@pipeline.command("run")
+@click.argument("file", metavar="FILE", type=click.Path(dir_okay=False))
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and change nothing.")
+@click.option("--master", help="Spark's master, as in spark://host:7077; default local[*].")
+@click.option(
+    "--conf", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; repeatable."
+)
+@json_option
+def run_command(
+    file: str, dry_run: bool, master: str | None, settings: tuple[str, ...], as_json: bool
+) -> None:
+    """Run the pipeline of FILE.
+
+    Ctrl-C and SIGTERM let a stream finish its micro-batch; a second one stops at once.
+    """
+    from sluicemq.spark.pipelines.__main__ import run_file  # noqa: PLC0415 - pyspark
+
+    wrong = [one for one in settings if "=" not in one]
+    if wrong:
+        raise click.UsageError(f"--conf is {wrong[0]!r}: write KEY=VALUE.")
+    chosen = dict(one.split("=", 1) for one in settings)
+    raise SystemExit(
+        run_file(file, master=master, settings=chosen, dry_run=dry_run, as_json=as_json)
+    )
+
+
+@pipeline.command("check")
+@click.argument("file", metavar="FILE", type=click.Path(dir_okay=False))
+@json_option
+@click.pass_context
+def check_command(context: click.Context, file: str, as_json: bool) -> None:
+    """Say what is wrong in FILE: line, key, cure. Needs no cluster and starts no Spark."""
+    from sluicemq.spark.pipelines.file import check_pipeline  # noqa: PLC0415 - pyspark
+
+    found, problems = check_pipeline(file)
+    for one in problems:
+        if as_json:
+            print_json({
+                "file": file, "line": one.line, "key": one.key, "what": one.what,
+                "cure": one.cure, "severity": "error" if one.is_error else "warning",
+            })  # fmt: skip
+        else:
+            click.echo(one.told(file))
+    if found is None:
+        context.exit(1)
+    if not as_json:
+        click.echo(f"{file}: the pipeline {found.name!r} is right.")
+
+
+@pipeline.command("list")
+@json_option
+def list_command(as_json: bool) -> None:
+    """List the ready pipelines (`use: NAME`) and their fields."""
+    from sluicemq.spark.pipelines.ready import NAMES, REQUIRED, ready  # noqa: PLC0415 - pyspark
+
+    if not as_json:
+        for name in NAMES:
+            click.echo(f"{name}: {ready(name).what}")
+        click.echo()
+    records = [
+        {
+            "pipeline": name,
+            "field": one.name,
+            "kind": " | ".join(one.words) or one.kind,
+            "default": "required" if one.default is REQUIRED else one.default,
+            "what": one.what,
+        }
+        for name in NAMES
+        for one in ready(name).fields
+    ]
+    print_records(records, as_json=as_json)

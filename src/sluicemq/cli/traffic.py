@@ -1,0 +1,250 @@
+"""`sluice produce` and `sluice consume`: messages from the command line, a pipe or a file, and out.
+
+`produce` sends over one connection; lines of a file or pipe go 1,000 at a time, in the order of the
+lines for each queue, and the last line of output says how many are stored.
+
+`consume` with --group consumes for that group and commits what it printed. Without, it only looks:
+it reads all queues, joins no group and commits nothing, so it disturbs nobody and leaves no trace.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sluicemq.cli.output import (
+    Access,
+    body_record,
+    client_options,
+    fields,
+    json_option,
+    parse_time,
+    print_json,
+    show_body,
+    show_time,
+)
+from sluicemq.client.aio.pull import READ_GROUP
+from sluicemq.client.aio.received import ReceivedMessage
+from sluicemq.client.aio.sluice import Sluice
+from sluicemq.client.core.consuming import Start, make_subscription
+from sluicemq.errors import ConfigurationError
+
+IN_FLIGHT_MAX = 1000
+_STARTS: dict[str, Start] = {"first": "first", "last": "last"}
+TEXT_BYTES_MAX = 200
+_sent = fields(
+    "status=status.name message_id offset_message_id broker=queue.broker queue_id=queue.queue_id "
+    "queue_offset"
+)
+_received = fields(
+    "topic broker=queue.broker queue_id=queue.queue_id queue_offset message_id tag keys properties "
+    "born_time_ms store_time_ms reconsume_times"
+)
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("body", required=False)
+@click.option("--tag", help="Tag of the messages.")
+@click.option("--key", "keys", multiple=True, help="Key to find them by; several are allowed.")
+@click.option(
+    "-p", "--property", "pairs", multiple=True, metavar="K=V", help="A property; repeat for more."
+)
+@click.option(
+    "--count",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="How often to send BODY; {} in it becomes the number.",
+)
+@click.option(
+    "-f", "--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Send each line of a file as a message.",
+)  # fmt: skip
+@click.option("--delay", type=float, help="Deliver so many seconds from now.")
+@click.option("--delay-level", type=int, default=0, help="Deliver after a level of the brokers.")
+@client_options
+@json_option
+def produce(
+    access: Access,
+    topic: str,
+    body: str | None,
+    pairs: tuple[str, ...],
+    count: int,
+    path: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Send messages to TOPIC: BODY, each line of stdin (-), or each line of --file
+    (empty lines are passed over).
+
+    Prints one line a message (up to 10, then a sum), with --json one JSON line each.
+    """
+    options["properties"] = parse_pairs(pairs)
+    bodies = _bodies(body, count, path)
+
+    async def run() -> int:
+        sent = 0
+        async with Sluice(access.name_servers, credentials=access.credentials) as mq:
+            # The first one alone opens the connection; later ones leave in the order they are made.
+            size = 1
+            while chunk := list(itertools.islice(bodies, size)):
+                size = IN_FLIGHT_MAX
+                for result in await asyncio.gather(
+                    *(mq.send(topic, one, **options) for one in chunk)
+                ):
+                    if as_json:
+                        print_json(_sent(result))
+                    elif sent < 10:
+                        place = f"{result.queue.broker}/{result.queue.queue_id}"
+                        where = f"{place} offset {result.queue_offset:,}"
+                        click.echo(f"{result.message_id}  {where}  {result.status.name}")
+                    sent += 1
+        return sent
+
+    sent = asyncio.run(run())
+    if not as_json and sent != 1:
+        click.echo(f"{sent:,} messages stored in {topic}.")
+
+
+def parse_pairs(pairs: Iterable[str]) -> dict[str, str]:
+    """`k=v` texts as a mapping. Raises ConfigurationError for one without `=`."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator or not name:
+            raise ConfigurationError(
+                f"--property {pair!r} is not NAME=VALUE.", cure="For example: -p origin=JFK."
+            )
+        found[name] = value
+    return found
+
+
+def _bodies(body: str | None, count: int, path: Path | None) -> Iterator[bytes]:
+    if (body is None) == (path is None):
+        raise click.UsageError("Give BODY (or - for stdin) or --file, one of the two.")
+    if path is not None:
+        return _lines(path.open("rb"))
+    assert body is not None
+    if body == "-":
+        return _lines(sys.stdin.buffer)
+    return (body.replace("{}", str(number)).encode() for number in range(count))
+
+
+def _lines(stream: Any) -> Iterator[bytes]:
+    with stream:
+        for line in stream:
+            if body := line.rstrip(b"\r\n"):
+                yield body
+
+
+# -------------------------------------------------------------------------------- consume
+
+
+@click.command()
+@click.argument("topic")
+@click.option("-g", "--group", help="Consumer group; without it nothing is committed.")
+@click.option("--tags", help='Tags: "A||B".')
+@click.option("--where", help="SQL92 filter: \"origin = 'JFK' AND dep_delay > 60\".")
+@click.option(
+    "--from",
+    "start",
+    default="first",
+    show_default=True,
+    help="Where a new group begins: first, last, milliseconds since 1970, or 2013-01-01T00:00.",
+)
+@click.option("--max", "count_max", type=click.IntRange(1), help="Stop after that many messages.")
+@click.option(
+    "--timeout", "timeout_s", type=float, help="Stop when none came for that many seconds."
+)  # fmt: skip
+@client_options
+@json_option
+def consume(
+    access: Access,
+    topic: str,
+    group: str | None,
+    tags: str | None,
+    where: str | None,
+    start: str,
+    count_max: int | None,
+    timeout_s: float | None,
+    as_json: bool,
+) -> None:
+    """Print the messages of TOPIC until --max, --timeout or Ctrl-C; exit code 0 in each case."""
+    begin = parse_start(start)
+
+    async def run() -> int:
+        async with Sluice(access.name_servers, credentials=access.credentials) as mq:
+            fetch = await _open(mq, topic, group, begin, tags, where)
+            printed = 0
+            while count_max is None or printed < count_max:
+                wanted = 100 if count_max is None else min(100, count_max - printed)
+                messages = await fetch(wanted, timeout_s)
+                if not messages:
+                    break
+                for message in messages:
+                    _print_message(message, as_json)
+                    await message.ack()
+                sys.stdout.flush()
+                printed += len(messages)
+            return printed
+
+    printed = asyncio.run(_until_interrupted(run()))
+    if not as_json and printed is not None:
+        click.echo(f"{printed:,} messages.", err=True)
+
+
+Fetch = Callable[[int, float | None], Awaitable[list[ReceivedMessage]]]
+
+
+async def _open(
+    mq: Sluice, topic: str, group: str | None, start: Start, tags: str | None, where: str | None
+) -> Fetch:
+    """How to get the next messages: as a member of the group, or as somebody who only looks."""
+    if group is not None:
+        stream = mq.subscribe(topic, group=group, start=start, tags=tags, where=where)
+        return stream.receive_many
+    make_subscription(topic, tags=tags, where=where)  # A bad filter is said before a missing topic.
+    reader = mq.lite_pull(READ_GROUP, start=start, auto_commit=False)
+    await reader.assign(await mq.queues(topic), tags=tags, where=where)
+    return lambda count_max, timeout_s: reader.poll(timeout_s, count_max=count_max)
+
+
+async def _until_interrupted(work: Coroutine[None, None, int]) -> int | None:
+    """Ctrl-C and SIGTERM end the work in order: offsets are committed, the group is left."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError, ValueError, RuntimeError):
+            loop.add_signal_handler(number, task.cancel)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        return None
+
+
+def parse_start(text: str) -> Start:
+    """`first`, `last`, milliseconds or an ISO date. Raises ConfigurationError."""
+    try:
+        return _STARTS[text] if text in _STARTS else parse_time(text)
+    except ConfigurationError:
+        raise ConfigurationError(
+            f"--from {text!r} is no place to begin.",
+            cure="Use first, last, milliseconds since 1970, or a date: 2013-01-01T00:00.",
+        ) from None
+
+
+def _print_message(message: ReceivedMessage, as_json: bool) -> None:
+    if as_json:
+        print_json(_received(message) | body_record(message.body))
+        return
+    place = f"{message.queue.broker}/{message.queue.queue_id}@{message.queue_offset}"
+    marks = " ".join(filter(None, [message.tag or "", " ".join(message.keys)]))
+    body = show_body(message.body, TEXT_BYTES_MAX)
+    sys.stdout.write(f"{show_time(message.store_time_ms)}  {place}  [{marks}]  {body}\n")
