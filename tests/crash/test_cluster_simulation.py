@@ -21,10 +21,7 @@ from simulation.cluster.runs import LENGTH, error_of, explain, run_seed
 from simulation.silence import silence
 from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.state import BrokerCore
-from sluicemq.broker.transactions.open import OpenTransaction
-from sluicemq.broker.transactions.transactions import Transactions
-from sluicemq.broker.waiting.rewrite import DelayRewrite
+from sluicemq.broker.state import BrokerState
 from sluicemq.client.aio import readers as reader
 from sluicemq.client.aio.ordered import Lane, OrderedFeed
 from sluicemq.client.aio.readers import SendBack
@@ -185,8 +182,8 @@ def commits_go_back_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_takes_over_from_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BrokerCore, "disconnected", lambda self, peer: None)
-    monkeypatch.setattr(BrokerCore, "expire_clients", lambda self: None)
+    monkeypatch.setattr(BrokerState, "disconnected", lambda self, peer: None)
+    monkeypatch.setattr(BrokerState, "expire_clients", lambda self: None)
 
 
 PLANTED: list[tuple[Plant, int]] = [

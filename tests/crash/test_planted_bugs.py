@@ -16,6 +16,7 @@ from simulation.crashes.plan import Kind, run_steps, steps_of
 from simulation.crashes.runs import LENGTH
 from simulation.crashes.store_world import STORE, STORM
 from sluicemq.broker import documents
+from sluicemq.broker.table import TABLE
 from sluicemq.broker.turns import Turns
 from sluicemq.files import Files
 from sluicemq.net.peer import Peer
@@ -28,6 +29,7 @@ from sluicemq.store.queues import ConsumeQueues, Queue
 from sluicemq.store.segments import Segment, SegmentFiles
 from sluicemq.store.store import Store
 from sluicemq.testing.files import CrashableFile
+from sluicemq.wire.codes import RequestCode
 
 SEEDS = 2500
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -115,7 +117,8 @@ def answering_before_the_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
         original(turns, peer, answer, False, *rest)
 
     monkeypatch.setattr(Turns, "hold", hold)
-    monkeypatch.setattr("sluicemq.broker.produce.send.Send.quick", lambda _send: {})
+    plain = TABLE[RequestCode.SEND_MESSAGE_V2]._replace(quick=None)
+    monkeypatch.setitem(TABLE, RequestCode.SEND_MESSAGE_V2, plain)
 
 
 def waking_readers_before_the_fsync(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ its first slice is answered at once.
 Jobs elsewhere are done one after the other, first for whoever has used least: one may compute for
 seconds there, and the loop goes on beside it.
 
-No asyncio here: without `call_later` and `run_elsewhere`, which a server sets, everything happens
+No asyncio here: without `call_later` and `run_elsewhere` everything happens
 in turns that a test or a simulator steps.
 """
 
@@ -117,18 +117,24 @@ class _Work:
 class Background:
     """Runs works, a slice at a time."""
 
-    def __init__(self, clock: Clock, shares: Shares) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        shares: Shares,
+        settle: Callable[[object, Command, Peer], None] | None = None,
+        call_later: Callable[[float, Callable[[], None]], object] | None = None,
+        run_elsewhere: Callable[[Job, Callable[[object], None]], None] | None = None,
+    ) -> None:
+        """`run_elsewhere` does a job in another thread and calls back in this one with its result,
+        perhaps an exception; `settle` takes what is no answer (`turns.py`)."""
         self._clock = clock
         self._shares = shares
+        self._settle = settle
+        self.call_later = call_later
+        self.run_elsewhere = run_elsewhere
         self._works: set[_Work] = set()
         self._jobs: deque[tuple[_Work, Job]] = deque()
         self._is_computing = False
-        self.call_later: Callable[[float, Callable[[], None]], object] | None = None
-        self.run_elsewhere: Callable[[Job, Callable[[object], None]], None] | None = None
-        """Does a job in another thread and calls back in this one with its result, perhaps an
-        exception."""
-        self.settle: Callable[[object, Command, Peer], None] | None = None
-        """Takes what is no answer: see `broker.outcomes`."""
 
     def __len__(self) -> int:
         return len(self._works)
@@ -165,8 +171,8 @@ class Background:
                 outcome = finish_answer(_answer_of(outcome, command), command)
             if isinstance(outcome, bytes):
                 peer.write(b"" if command.is_oneway else outcome)
-            elif outcome is not None and self.settle is not None:
-                self.settle(outcome, command, peer)
+            elif outcome is not None and self._settle is not None:
+                self._settle(outcome, command, peer)
 
         self._begin(_Work(steps, peer, ended))
 

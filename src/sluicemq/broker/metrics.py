@@ -1,6 +1,4 @@
-"""What Prometheus sees of access control: refusals by access key and how the rules stand.
-
-`/metrics` for Prometheus, with RocketMQ 5's names and labels.
+"""`/metrics` for Prometheus, with RocketMQ 5's names and labels: one table of what is measured.
 
 The hot paths count in plain integers (topic.messages_in, pull.delivered …); only a scrape makes
 Prometheus objects of them. prometheus-client is imported when the port is opened: it is part of the
@@ -11,59 +9,18 @@ changes, so it copies a table before it walks through it.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sluicemq.acl.guard import Guard
-from sluicemq.broker.admin.retention import GroupWatch
-from sluicemq.broker.consume.clients import Consumers, Producers
-from sluicemq.broker.consume.filter_watch import FilterWatch
-from sluicemq.broker.consume.longpoll import LongPolls
-from sluicemq.broker.consume.pull import Pull
-from sluicemq.broker.groups import Groups
-from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.produce.retries import Retries
-from sluicemq.broker.produce.send import Send
-from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Topics
-from sluicemq.broker.transactions.checks import TransactionChecks
-from sluicemq.broker.transactions.transactions import Transactions
-from sluicemq.broker.turns import LATENCY_BOUNDS_S, Turns
-from sluicemq.clock import Clock
+from sluicemq.broker.state import BrokerState
+from sluicemq.broker.topics import Topic
+from sluicemq.broker.turns import LATENCY_BOUNDS_S
 from sluicemq.errors import install_extra
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
-from sluicemq.store.store import Store
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
-
-Make = Callable[..., Any]
-
-
-def access_metrics(
-    guard: Guard, counter: Make, gauge: Make, values: Callable[..., list[str]]
-) -> Iterator[Any]:
-    """`counter` and `gauge` make families, `values` the labels of this broker and more."""
-    refused = counter(
-        "sluicemq_requests_refused",
-        "Requests that access control refused; access_key ? is one that no account has.",
-        "access_key",
-    )
-    for access_key, count in tuple(guard.denied.items()):
-        refused.add_metric(values(access_key), count)
-    yield refused
-    accounts = gauge("sluicemq_access_accounts", "Accounts in force.")
-    accounts.add_metric(values(), len(guard.rules.accounts))
-    yield accounts
-    loads = counter("sluicemq_access_loads", "Access rules read, by result.", "result")
-    loads.add_metric(values("in_force"), guard.loads)
-    loads.add_metric(values("refused"), guard.loads_failed)
-    yield loads
-    stale = gauge("sluicemq_access_rules_stale", "1 while the newest files are not in force.")
-    stale.add_metric(values(), 1 if guard.error else 0)
-    yield stale
-
 
 log = logging.getLogger(__name__)
 
@@ -72,361 +29,253 @@ SIZE_BUCKETS: Final = (
     ("1024.0", 10), ("4096.0", 12), ("524288.0", 19), ("1048576.0", 20), ("2097152.0", 21),
     ("4194304.0", 22),
 )  # fmt: skip
+Samples = Iterable[tuple[Any, ...]]
+"""Values of the labels, and the value."""
 
 
-@dataclass(slots=True)
-class Parts:
-    """What is measured."""
+class Family(NamedTuple):
+    """One metric: a counter or a gauge."""
 
-    settings: Settings
-    topics: Topics
-    groups: Groups
-    offsets: Offsets
-    consumers: Consumers
-    producers: Producers
-    polls: LongPolls
-    send: Send
-    pull: Pull
-    turns: Turns
-    store: Store
-    watch: GroupWatch
-    filter_watch: FilterWatch
-    retries: Retries
-    transactions: Transactions
-    checks: TransactionChecks
-    clock: Clock
-    guard: Guard | None = None
+    name: str
+    text: str
+    labels: tuple[str, ...]
+    samples: Callable[[BrokerState], Samples]
+    is_gauge: bool = False
+
+
+def _one(value: Callable[[BrokerState], float]) -> Callable[[BrokerState], Samples]:
+    return lambda b: [(value(b),)]
+
+
+def _each(table: Callable[[BrokerState], dict[Any, Any]]) -> Callable[[BrokerState], Samples]:
+    """One sample for each key: a name, or several."""
+
+    def samples(b: BrokerState) -> Samples:
+        for key, value in table(b).copy().items():
+            yield (key, value) if isinstance(key, str) else (*key, value)
+
+    return samples
+
+
+def _flags(b: BrokerState, topic: str) -> tuple[str, str]:
+    """is_retry, is_system."""
+    is_retry = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    return str(is_retry).lower(), str(b.topics.is_system(topic)).lower()
+
+
+def _topics(b: BrokerState) -> list[Topic]:
+    return [topic for topic in tuple(b.topics.table.copy().values()) if topic.messages_in]
+
+
+def _messages_in(b: BrokerState) -> Samples:
+    fifo = b.send.fifo.copy()
+    for topic in _topics(b):
+        ordered, flags = fifo.get(topic.name, 0), _flags(b, topic.name)
+        yield topic.name, "normal", *flags, topic.messages_in - ordered
+        if ordered:
+            yield topic.name, "fifo", *flags, ordered
+
+
+def _bytes_in(b: BrokerState) -> Samples:
+    for topic in _topics(b):
+        yield topic.name, "normal", *_flags(b, topic.name), topic.bytes_in
+
+
+def _delivered(attribute: str) -> Callable[[BrokerState], Samples]:
+    def samples(b: BrokerState) -> Samples:
+        for (topic, group), delivered in b.pull.delivered.copy().items():
+            yield topic, group, *_flags(b, topic), getattr(delivered, attribute)
+
+    return samples
+
+
+def _lag(b: BrokerState) -> Samples:
+    behind: dict[tuple[str, str], int] = {}
+    table = {key: dict(queues) for key, queues in b.offsets.table.copy().items()}
+    for key, queues in table.items():
+        topic, _, group = key.partition("@")
+        for queue_id, offset in queues.items():
+            first, end = b.store.queue_offsets(topic, queue_id)
+            lag_here = max(end - max(offset, first), 0)
+            behind[topic, group] = behind.get((topic, group), 0) + lag_here
+    for (topic, group), count in behind.items():
+        yield topic, group, *_flags(b, topic), count
+
+
+def _filter_errors(b: BrokerState) -> Samples:
+    for pair, troubles in b.filter_watch.troubles.copy().items():
+        for reason, count in troubles.reasons.copy().items():
+            yield *pair, reason, count
+
+
+def _refused_clients(b: BrokerState) -> Samples:
+    groups = [group for group, _ in b.contracts.refused.copy()]
+    return [(name, groups.count(name)) for name in set(groups)]
+
+
+def _reserve_ms(b: BrokerState) -> int:
+    earliest = b.store.reader.earliest_time_ms()
+    return b.clock.now_ms() - earliest if earliest > 0 else 0
+
+
+_OUT: Final = ("topic", "consumer_group", "is_retry", "is_system")
+_IN: Final = ("topic", "message_type", "is_retry", "is_system")
+_PAIR: Final = ("topic", "consumer_group")
+_GROUP: Final = ("consumer_group",)
+COUNTERS: Final = (
+    Family("rocketmq_messages_in", "Messages stored.", _IN, _messages_in),
+    Family("rocketmq_throughput_in", "Bytes stored.", _IN, _bytes_in),
+    Family("sluicemq_messages_refused", "Sends that were not stored.", (),
+           _one(lambda b: b.send.failures)),
+    Family("rocketmq_messages_out", "Messages delivered.", _OUT, _delivered("messages_out")),
+    Family("rocketmq_throughput_out", "Bytes delivered.", _OUT, _delivered("bytes_out")),
+    Family("sluicemq_messages_filtered", "Messages that a filter kept back.", _OUT,
+           _delivered("filtered")),
+    Family("sluicemq_messages_retried", "Messages that come to a group again.", _GROUP,
+           _each(lambda b: b.retries.retried)),
+    Family("rocketmq_send_to_dlq_messages", "Dead letters of a group.", _GROUP,
+           _each(lambda b: b.retries.dead)),
+    Family("rocketmq_commit_messages", "Transactions committed.", ("topic",),
+           _each(lambda b: b.transactions.committed)),
+    Family("rocketmq_rollback_messages", "Transactions rolled back.", ("topic",),
+           _each(lambda b: b.transactions.rolled_back)),
+    Family("sluicemq_transactions_checks", "Times that a client was asked how a transaction ended.",
+           (), _one(lambda b: b.transactions.check_back.sent)),
+    Family("sluicemq_transactions_checks_unanswered",
+           "... and had not answered by the next time.", (),
+           _one(lambda b: b.transactions.check_back.unanswered)),
+    Family("sluicemq_transactions_given_up", "Transactions that nobody would decide.", (),
+           _one(lambda b: b.checks.given_up)),
+    Family("sluicemq_transactions_lost", "Half messages deleted before they were decided.", (),
+           _one(lambda b: b.checks.lost)),
+    Family("sluicemq_filter_errors", "Evaluations of a filter that failed: the message is dropped.",
+           (*_PAIR, "reason"), _filter_errors),
+    Family("sluicemq_messages_lost", "Messages that were deleted before the group read them.",
+           _PAIR, _each(lambda b: b.watch.lost)),
+    Family("sluicemq_log_files_deleted", "Files of the log that were deleted.", (),
+           _one(lambda b: b.store.retention.files_deleted)),
+    Family("sluicemq_lane_messages_unmatched", "Messages no lane wants.", _GROUP,
+           _each(lambda b: {name: made.unmatched for name, made in b.lanes.table.copy().items()})),
+    Family("sluicemq_subscription_conflicts", "Subscriptions that differed from their group's.",
+           _GROUP, _each(lambda b: b.contracts.conflicts)),
+    Family("sluicemq_property_columns_messages",
+           "Messages made into columns: in memory for a reader, or sealed into a file.", ("kind",),
+           _each(lambda b: {"memory": b.store.columns.rows_decoded,
+                            "file": b.store.columns.rows_sealed})),
+)  # fmt: skip
+GAUGES: Final = (
+    Family("rocketmq_consumer_lag_messages", "Messages not consumed yet.", _OUT, _lag),
+    Family("sluicemq_consumer_lag_matching_messages",
+           "Messages not consumed yet that the group's filter lets through, exactly.", _PAIR,
+           lambda b: [(*pair, count) for pair, (count, _) in b.filter_watch.matches.items()]),
+    Family("sluicemq_consumer_lag_eta_seconds",
+           "When none of them will be left at the present pace; absent when not known.", _PAIR,
+           lambda b: [(*pair, eta_s) for pair, (_, eta_s) in b.filter_watch.matches.items()
+                      if eta_s is not None]),
+    Family("rocketmq_half_messages", "Transactions that are not decided.", (),
+           _one(lambda b: len(b.transactions.table))),
+    Family("sluicemq_messages_at_risk", "Unread messages that will be deleted next.", _PAIR,
+           lambda b: [(*pair, risk.messages) for pair, risk in b.watch.at_risk.copy().items()]),
+    Family("sluicemq_loss_time_seconds", "When the first of them is deleted at the earliest.",
+           _PAIR,
+           lambda b: [(*pair, risk.loss_ms / 1000)
+                      for pair, risk in b.watch.at_risk.copy().items()]),
+    Family("sluicemq_disk_used_percent", "Of the fullest disk of the store.", (),
+           _one(lambda b: b.watch.disk_percent)),
+    Family("sluicemq_sends_refused_disk_full", "1 while sends are refused.", (),
+           _one(lambda b: int(b.store.retention.is_refusing))),
+    Family("rocketmq_consumer_connections", "Consumers that are connected.", _GROUP,
+           lambda b: [(name, len(group.members))
+                      for name, group in b.consumers.groups.copy().items()]),
+    Family("rocketmq_producer_connections", "Producers that are connected.", (),
+           _one(lambda b: len({peer for group in b.producers.groups.copy().values()
+                               for peer in group}))),
+    Family("sluicemq_group_lanes", "Subscriptions that share a group's messages.", _GROUP,
+           lambda b: [(name, len(made.lanes)) for name, made in b.lanes.table.copy().items()]),
+    Family("sluicemq_group_refused_clients",
+           "Clients online whose subscription their strict group refuses.", _GROUP,
+           _refused_clients),
+    Family("sluicemq_property_columns_bytes",
+           "Files of property columns, of the topics in use.", (),
+           _one(lambda b: b.store.columns.size_bytes)),
+    Family("rocketmq_broker_permission", "4 read, 2 write.", (),
+           _one(lambda b: b.settings.broker.broker_permission)),
+    Family("rocketmq_topic_number", "Topics.", (), _one(lambda b: len(b.topics))),
+    Family("rocketmq_consumer_group_number", "Consumer groups.", (), _one(lambda b: len(b.groups))),
+    Family("rocketmq_storage_size", "Bytes of the commit log.", (),
+           _one(lambda b: b.store.written_offset - b.store.offset_min)),
+    Family("rocketmq_storage_flush_behind_bytes", "Bytes written and not yet synced.", (),
+           _one(lambda b: b.store.written_offset - b.store.synced_offset)),
+    Family("rocketmq_storage_dispatch_behind_bytes", "Bytes without queue entries.", (),
+           _one(lambda b: 0)),
+    Family("rocketmq_storage_message_reserve_time", "Age of the oldest message in ms.", (),
+           _one(_reserve_ms)),
+    Family("rocketmq_processor_watermark", "Requests that wait in the broker.", ("processor",),
+           lambda b: [("send", 0 if b.turns.is_idle else 1), ("pull", len(b.polls))]),
+)  # fmt: skip
+OF_ACCESS_CONTROL: Final = (
+    Family("sluicemq_requests_refused",
+           "Requests that access control refused; access_key ? is one that no account has.",
+           ("access_key",), _each(lambda b: _guard(b).denied)),
+    Family("sluicemq_access_accounts", "Accounts in force.", (),
+           _one(lambda b: len(_guard(b).rules.accounts)), is_gauge=True),
+    Family("sluicemq_access_loads", "Access rules read, by result.", ("result",),
+           _each(lambda b: {"in_force": _guard(b).loads, "refused": _guard(b).loads_failed})),
+    Family("sluicemq_access_rules_stale", "1 while the newest files are not in force.", (),
+           _one(lambda b: 1 if _guard(b).error else 0), is_gauge=True),
+)  # fmt: skip
+
+
+def _guard(b: BrokerState) -> Any:
+    return b.guard
 
 
 class BrokerCollector:
-    """Reads the counters when Prometheus asks."""
+    """Reads the counters of a broker when Prometheus asks."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-
-    @property
-    def _node(self) -> dict[str, str]:
-        config = self._parts.settings.broker
-        return {
-            "cluster": config.cluster_name,
-            "node_type": "broker",
-            "node_id": config.broker_name,
-        }
+    def __init__(self, broker: BrokerState) -> None:
+        self._broker = broker
 
     def collect(self) -> "Iterator[Metric]":
         """Every metric of now."""
-        yield from self._traffic_in()
-        yield from self._traffic_out()
-        yield from self._failures()
-        yield from self._transactions()
-        yield from self._lag()
-        yield from self._filters()
-        yield from self._retention()
-        yield from self._clients()
-        yield from self._sizes()
-        yield from self._columns()
-        yield from self._state()
-        if self._parts.guard is not None:
-            yield from access_metrics(self._parts.guard, self._counter, self._gauge, self._values)
-
-    def _counter(self, name: str, text: str, *labels: str) -> Any:
-        from prometheus_client.core import CounterMetricFamily  # noqa: PLC0415
-
-        return CounterMetricFamily(name, text, labels=[*self._node, *labels])
-
-    def _gauge(self, name: str, text: str, *labels: str) -> Any:
-        from prometheus_client.core import GaugeMetricFamily  # noqa: PLC0415
-
-        return GaugeMetricFamily(name, text, labels=[*self._node, *labels])
-
-    def _values(self, *values: str) -> list[str]:
-        return [*self._node.values(), *values]
-
-    def _flags(self, topic: str) -> tuple[str, str]:
-        """is_retry, is_system."""
-        is_retry = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
-        return str(is_retry).lower(), str(self._parts.topics.is_system(topic)).lower()
-
-    def _traffic_in(self) -> "Iterator[Metric]":
-        labels = ("topic", "message_type", "is_retry", "is_system")
-        messages = self._counter("rocketmq_messages_in", "Messages stored.", *labels)
-        throughput = self._counter("rocketmq_throughput_in", "Bytes stored.", *labels)
-        fifo = self._parts.send.fifo.copy()
-        for topic in tuple(self._parts.topics.table.copy().values()):
-            if not topic.messages_in:
-                continue
-            flags = self._flags(topic.name)
-            ordered = fifo.get(topic.name, 0)
-            normal = self._values(topic.name, "normal", *flags)
-            messages.add_metric(normal, topic.messages_in - ordered)
-            throughput.add_metric(normal, topic.bytes_in)
-            if ordered:
-                messages.add_metric(self._values(topic.name, "fifo", *flags), ordered)
-        yield messages
-        yield throughput
-        failed = self._counter("sluicemq_messages_refused", "Sends that were not stored.")
-        failed.add_metric(self._values(), self._parts.send.failures)
-        yield failed
-
-    def _failures(self) -> "Iterator[Metric]":
-        retries = self._parts.retries
-        retried = self._counter(
-            "sluicemq_messages_retried", "Messages that come to a group again.", "consumer_group"
+        from prometheus_client.core import (  # noqa: PLC0415
+            CounterMetricFamily,
+            GaugeMetricFamily,
+            HistogramMetricFamily,
         )
-        for group, count in retries.retried.copy().items():
-            retried.add_metric(self._values(group), count)
-        yield retried
-        dead = self._counter(
-            "rocketmq_send_to_dlq_messages", "Dead letters of a group.", "consumer_group"
-        )
-        for group, count in retries.dead.copy().items():
-            dead.add_metric(self._values(group), count)
-        yield dead
 
-    def _traffic_out(self) -> "Iterator[Metric]":
-        labels = ("topic", "consumer_group", "is_retry", "is_system")
-        messages = self._counter("rocketmq_messages_out", "Messages delivered.", *labels)
-        throughput = self._counter("rocketmq_throughput_out", "Bytes delivered.", *labels)
-        filtered = self._counter(
-            "sluicemq_messages_filtered", "Messages that a filter kept back.", *labels
-        )
-        for (topic, group), delivered in self._parts.pull.delivered.copy().items():
-            values = self._values(topic, group, *self._flags(topic))
-            messages.add_metric(values, delivered.messages_out)
-            throughput.add_metric(values, delivered.bytes_out)
-            filtered.add_metric(values, delivered.filtered)
-        yield messages
-        yield throughput
-        yield filtered
-
-    def _lag(self) -> "Iterator[Metric]":
-        """How far groups are behind. Without a look at the messages, filtered ones count too."""
-        lag = self._gauge(
-            "rocketmq_consumer_lag_messages", "Messages not consumed yet.",
-            "topic", "consumer_group", "is_retry", "is_system",
-        )  # fmt: skip
-        behind: dict[tuple[str, str], int] = {}
-        table = {key: dict(queues) for key, queues in self._parts.offsets.table.copy().items()}
-        for key, queues in table.items():
-            topic, _, group = key.partition("@")
-            for queue_id, offset in queues.items():
-                first, end = self._parts.store.queue_offsets(topic, queue_id)
-                lag_here = max(end - max(offset, first), 0)
-                behind[topic, group] = behind.get((topic, group), 0) + lag_here
-        for (topic, group), count in behind.items():
-            lag.add_metric(self._values(topic, group, *self._flags(topic)), count)
-        yield lag
-
-    def _filters(self) -> "Iterator[Metric]":
-        """What filters fail on, and how many messages before a group they will let through."""
-        watch = self._parts.filter_watch
-        pair = ("topic", "consumer_group")
-        errors = self._counter(
-            "sluicemq_filter_errors",
-            "Evaluations of a filter that failed: the message is dropped.",
-            *pair,
-            "reason",
-        )
-        for (topic, group), troubles in watch.troubles.copy().items():
-            for reason, count in troubles.reasons.copy().items():
-                errors.add_metric(self._values(topic, group, reason), count)
-        yield errors
-        matching = self._gauge(
-            "sluicemq_consumer_lag_matching_messages",
-            "Messages not consumed yet that the group's filter lets through, exactly.",
-            *pair,
-        )
-        eta = self._gauge(
-            "sluicemq_consumer_lag_eta_seconds",
-            "When none of them will be left at the present pace; absent when not known.",
-            *pair,
-        )
-        for (topic, group), (count, eta_s) in watch.matches.items():
-            matching.add_metric(self._values(topic, group), count)
-            if eta_s is not None:
-                eta.add_metric(self._values(topic, group), eta_s)
-        yield matching
-        yield eta
-
-    def _transactions(self) -> "Iterator[Metric]":
-        transactions, checks = self._parts.transactions, self._parts.checks
-        back = transactions.check_back
-        for name, text, counts in (
-            ("rocketmq_commit_messages", "Transactions committed.", transactions.committed),
-            ("rocketmq_rollback_messages", "Transactions rolled back.", transactions.rolled_back),
-        ):
-            ended = self._counter(name, text, "topic")
-            for topic, count in counts.copy().items():
-                ended.add_metric(self._values(topic), count)
-            yield ended
-        for name, text, count in (
-            ("checks", "Times that a client was asked how a transaction ended.", back.sent),
-            ("checks_unanswered", "... and had not answered by the next time.", back.unanswered),
-            ("given_up", "Transactions that nobody would decide.", checks.given_up),
-            ("lost", "Half messages deleted before they were decided.", checks.lost),
-        ):
-            total = self._counter(f"sluicemq_transactions_{name}", text)
-            total.add_metric(self._values(), count)
-            yield total
-        halves = self._gauge("rocketmq_half_messages", "Transactions that are not decided.")
-        halves.add_metric(self._values(), len(transactions.table))
-        yield halves
-
-    def _retention(self) -> "Iterator[Metric]":
-        """Who loses what by the deletion of old files, and how full the disk is."""
-        watch, retention = self._parts.watch, self._parts.store.retention
-        pair = ("topic", "consumer_group")
-        lost = self._counter(
-            "sluicemq_messages_lost",
-            "Messages that were deleted before the group read them.",
-            *pair,
-        )
-        for (topic, group), count in watch.lost.copy().items():
-            lost.add_metric(self._values(topic, group), count)
-        yield lost
-        risk = self._gauge(
-            "sluicemq_messages_at_risk", "Unread messages that will be deleted next.", *pair
-        )
-        when = self._gauge(
-            "sluicemq_loss_time_seconds",
-            "When the first of them is deleted at the earliest.",
-            *pair,
-        )
-        for (topic, group), found in watch.at_risk.copy().items():
-            risk.add_metric(self._values(topic, group), found.messages)
-            when.add_metric(self._values(topic, group), found.loss_ms / 1000)
-        yield risk
-        yield when
-        files = self._counter("sluicemq_log_files_deleted", "Files of the log that were deleted.")
-        files.add_metric(self._values(), retention.files_deleted)
-        yield files
-        disk = self._gauge("sluicemq_disk_used_percent", "Of the fullest disk of the store.")
-        disk.add_metric(self._values(), watch.disk_percent)
-        yield disk
-        refusing = self._gauge("sluicemq_sends_refused_disk_full", "1 while sends are refused.")
-        refusing.add_metric(self._values(), int(retention.is_refusing))
-        yield refusing
-
-    def _clients(self) -> "Iterator[Metric]":
-        consumers = self._gauge(
-            "rocketmq_consumer_connections", "Consumers that are connected.", "consumer_group"
-        )
-        for name, group in self._parts.consumers.groups.copy().items():
-            consumers.add_metric(self._values(name), len(group.members))
-        yield consumers
-        yield from self._lanes()
-        producers = self._gauge("rocketmq_producer_connections", "Producers that are connected.")
-        peers = {peer for group in self._parts.producers.groups.copy().values() for peer in group}
-        producers.add_metric(self._values(), len(peers))
-        yield producers
-
-    def _lanes(self) -> "Iterator[Metric]":
-        lanes = self._gauge(
-            "sluicemq_group_lanes", "Subscriptions that share a group's messages.", "consumer_group"
-        )
-        unmatched = self._counter(
-            "sluicemq_lane_messages_unmatched", "Messages no lane wants.", "consumer_group"
-        )
-        for name, made in self._parts.consumers.lanes.table.copy().items():
-            lanes.add_metric(self._values(name), len(made.lanes))
-            unmatched.add_metric(self._values(name), made.unmatched)
-        yield lanes
-        yield unmatched
-        conflicts = self._counter(
-            "sluicemq_subscription_conflicts",
-            "Subscriptions that differed from their group's.",
-            "consumer_group",
-        )
-        for name, count in self._parts.consumers.contracts.conflicts.copy().items():
-            conflicts.add_metric(self._values(name), count)
-        yield conflicts
-        refused = self._gauge(
-            "sluicemq_group_refused_clients",
-            "Clients online whose subscription their strict group refuses.",
-            "consumer_group",
-        )
-        groups = [group for group, _ in self._parts.consumers.contracts.refused.copy()]
-        for name in set(groups):
-            refused.add_metric(self._values(name), groups.count(name))
-        yield refused
-
-    def _sizes(self) -> "Iterator[Metric]":
-        from prometheus_client.core import HistogramMetricFamily  # noqa: PLC0415
-
+        b = self._broker
+        config = b.settings.broker
+        names = ["cluster", "node_type", "node_id"]
+        node = [config.cluster_name, "broker", config.broker_name]
+        families = [*COUNTERS, *(family._replace(is_gauge=True) for family in GAUGES)]
+        for family in (*families, *(OF_ACCESS_CONTROL if b.guard is not None else ())):
+            make: Any = GaugeMetricFamily if family.is_gauge else CounterMetricFamily
+            metric = make(family.name, family.text, labels=[*names, *family.labels])
+            for *labels, value in family.samples(b):
+                metric.add_metric([*node, *labels], value)
+            yield metric
         sizes = HistogramMetricFamily(
-            "rocketmq_message_size", "Bytes of message bodies.", labels=list(self._node)
+            "rocketmq_message_size", "Bytes of message bodies.", labels=names
         )
-        counts = self._parts.send.sizes
+        counts = b.send.sizes
         buckets = [(bound, float(sum(counts[: bits + 1]))) for bound, bits in SIZE_BUCKETS]
-        total = sum(topic.bytes_in for topic in tuple(self._parts.topics.table.copy().values()))
-        sizes.add_metric(self._values(), [*buckets, ("+Inf", float(sum(counts)))], total)
+        total = sum(topic.bytes_in for topic in _topics(b))
+        sizes.add_metric(node, [*buckets, ("+Inf", float(sum(counts)))], total)
         yield sizes
-        turns = self._parts.turns
         latency = HistogramMetricFamily(
             "sluicemq_send_latency_seconds",
             "From the first message of a turn to its answers.",
-            labels=list(self._node),
+            labels=names,
         )
-        latency.add_metric(self._values(), _cumulated(turns.latency_counts), turns.latency_sum_s)
+        bounds = [*map(str, LATENCY_BOUNDS_S), "+Inf"]
+        cumulated = map(float, accumulate(b.turns.latency_counts))
+        latency.add_metric(node, list(zip(bounds, cumulated, strict=True)), b.turns.latency_sum_s)
         yield latency
 
-    def _columns(self) -> "Iterator[Metric]":
-        """Property columns: how many messages they were made of, and what they take."""
-        columns = self._parts.store.columns
-        made = self._counter(
-            "sluicemq_property_columns_messages",
-            "Messages made into columns: in memory for a reader, or sealed into a file.",
-            "kind",
-        )
-        made.add_metric(self._values("memory"), columns.rows_decoded)
-        made.add_metric(self._values("file"), columns.rows_sealed)
-        yield made
-        size = self._gauge(
-            "sluicemq_property_columns_bytes", "Files of property columns, of the topics in use."
-        )
-        size.add_metric(self._values(), columns.size_bytes)
-        yield size
-
-    def _state(self) -> "Iterator[Metric]":
-        parts = self._parts
-        values: Mapping[str, tuple[str, float]] = {
-            "rocketmq_broker_permission": (
-                "4 read, 2 write.", parts.settings.broker.broker_permission),
-            "rocketmq_topic_number": ("Topics.", len(parts.topics)),
-            "rocketmq_consumer_group_number": ("Consumer groups.", len(parts.groups)),
-            "rocketmq_storage_size": (
-                "Bytes of the commit log.",
-                parts.store.written_offset - parts.store.offset_min),
-            "rocketmq_storage_flush_behind_bytes": (
-                "Bytes written and not yet synced.",
-                parts.store.written_offset - parts.store.synced_offset),
-            "rocketmq_storage_dispatch_behind_bytes": ("Bytes without queue entries.", 0),
-            "rocketmq_storage_message_reserve_time": (
-                "Age of the oldest message in ms.", self._reserve_ms()),
-        }  # fmt: skip
-        for name, (text, value) in values.items():
-            gauge = self._gauge(name, text)
-            gauge.add_metric(self._values(), value)
-            yield gauge
-        watermark = self._gauge(
-            "rocketmq_processor_watermark", "Requests that wait in the broker.", "processor"
-        )
-        watermark.add_metric(self._values("send"), 0 if parts.turns.is_idle else 1)
-        watermark.add_metric(self._values("pull"), len(parts.polls))
-        yield watermark
-
-    def _reserve_ms(self) -> int:
-        earliest = self._parts.store.reader.earliest_time_ms()
-        return self._parts.clock.now_ms() - earliest if earliest > 0 else 0
-
-
-def _cumulated(counts: list[int]) -> list[tuple[str, float]]:
-    total = 0
-    buckets = []
-    for bound, count in zip((*LATENCY_BOUNDS_S, float("inf")), counts, strict=True):
-        total += count
-        buckets.append(("+Inf" if bound == float("inf") else str(bound), float(total)))
-    return buckets
+    def describe(self) -> "list[Metric]":
+        """Nothing: a registry would ask for all metrics else, and the store need not be ready."""
+        return []
 
 
 def serve(
@@ -440,7 +289,7 @@ def serve(
         log.warning("no metrics: prometheus-client is missing. %s", install_extra("server"))
         return None
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Described(collector))
+    registry.register(collector)
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
@@ -456,14 +305,3 @@ def serve(
         thread.join(5)
 
     return server.server_port, close
-
-
-class _Described:
-    """A registry asks a new collector for all its metrics unless it describes itself; the store
-    need not be ready for that."""
-
-    def __init__(self, collector: BrokerCollector) -> None:
-        self.collect = collector.collect
-
-    def describe(self) -> "list[Metric]":
-        return []

@@ -11,7 +11,8 @@ are empty and waits are 0.
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
@@ -100,44 +101,32 @@ _FEATURES: Final = "sluiceBulk"
 """What only we have, for clients that ask (docs/design/0001)."""
 
 
+@dataclass(slots=True, eq=False)
 class RuntimeInfo:
-    """Collects the table when somebody asks."""
+    """Collects the table when somebody asks. `more`: parts of it that others know."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        topics: Topics,
-        send: Send,
-        pull: Pull,
-        polls: LongPolls,
-        turns: Turns,
-        store: Store,
-        rates: Rates,
-        days: Days,
-    ) -> None:
-        self._settings = settings
-        self._topics = topics
-        self._send = send
-        self._pull = pull
-        self._polls = polls
-        self._turns = turns
-        self._store = store
-        self._rates = rates
-        self._days = days
-        self.more: list[Callable[[], dict[str, str]]] = []
-        """Parts of the table that others know."""
+    settings: Settings
+    topics: Topics
+    send: Send
+    pull: Pull
+    polls: LongPolls
+    turns: Turns
+    store: Store
+    rates: Rates
+    days: Days
+    more: Collection[Callable[[], dict[str, str]]] = ()
 
     def counters(self) -> dict[str, int]:
         """The counters that rates and day sums are made of; sampled once a second."""
-        found = {"found": self._pull.found, "miss": self._pull.missed}
+        found = {"found": self.pull.found, "miss": self.pull.missed}
         put = put_bytes = 0
-        for topic in self._topics:
+        for topic in self.topics:
             put += topic.messages_in
             put_bytes += topic.bytes_in
             if topic.messages_in:
                 found[f"in:{topic.name}"] = topic.messages_in
         got = 0
-        for (name, group), delivered in self._pull.delivered.items():
+        for (name, group), delivered in self.pull.delivered.items():
             got += delivered.messages_out
             found[f"out:{name}@{group}"] = delivered.messages_out
         return found | {"put": put, "put_bytes": put_bytes, "get": got}
@@ -159,12 +148,12 @@ class RuntimeInfo:
             "timerCongestNum": "0",
             "timerEnqueueTps": "0.0",
             "timerDequeueTps": "0.0",
-            "sluiceParkedPulls": str(len(self._polls)),
+            "sluiceParkedPulls": str(len(self.polls)),
         }
         table |= self._pools() | self._days_table(counters) | self._put_table(counters)
         for part in self.more:
             table |= part()
-        return table | self._store.runtime()
+        return table | self.store.runtime()
 
     def _pools(self) -> dict[str, str]:
         table = {}
@@ -177,21 +166,21 @@ class RuntimeInfo:
     def _days_table(self, counters: Mapping[str, int]) -> dict[str, str]:
         table = {}
         for word, name in (("Put", "put"), ("Get", "get")):
-            table[f"msg{word}TotalYesterdayMorning"] = str(self._days.yesterday.get(name, 0))
-            table[f"msg{word}TotalTodayMorning"] = str(self._days.morning.get(name, 0))
+            table[f"msg{word}TotalYesterdayMorning"] = str(self.days.yesterday.get(name, 0))
+            table[f"msg{word}TotalTodayMorning"] = str(self.days.morning.get(name, 0))
             table[f"msg{word}TotalTodayNow"] = str(counters[name])
         return table
 
     def _put_table(self, counters: Mapping[str, int]) -> dict[str, str]:
-        turns, put = self._turns, counters["put"]
+        turns, put = self.turns, counters["put"]
         return {
-            "putTps": self._rates.text("put"),
-            "getFoundTps": self._rates.text("found"),
-            "getMissTps": self._rates.text("miss"),
-            "getTotalTps": self._rates.text("found", "miss"),
-            "getTransferredTps": self._rates.text("get"),
+            "putTps": self.rates.text("put"),
+            "getFoundTps": self.rates.text("found"),
+            "getMissTps": self.rates.text("miss"),
+            "getTotalTps": self.rates.text("found", "miss"),
+            "getTransferredTps": self.rates.text("get"),
             "putMessageTimesTotal": str(put),
-            "putMessageFailedTimes": str(self._send.failures),
+            "putMessageFailedTimes": str(self.send.failures),
             "putMessageSizeTotal": str(counters["put_bytes"]),
             "putMessageAverageSize": str(counters["put_bytes"] / put if put else 0.0),
             "putMessageEntireTimeMax": str(round(_slowest_s(turns.latency_counts) * 1000)),

@@ -21,7 +21,7 @@ from sluicemq.broker.admin import readonly
 from sluicemq.broker.background import calm, calmly, in_executor
 from sluicemq.broker.consume.columns_helper import SealingProcess
 from sluicemq.broker.documents import Document
-from sluicemq.broker.metrics import serve
+from sluicemq.broker.metrics import BrokerCollector, serve
 from sluicemq.broker.registration import (
     Announcements,
     Registration,
@@ -30,7 +30,8 @@ from sluicemq.broker.registration import (
     stored_host,
 )
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.state import BrokerCore
+from sluicemq.broker.state import BrokerState
+from sluicemq.broker.table import dispatcher
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import ConfigurationError, SluiceError
@@ -87,7 +88,7 @@ class Broker:
         self.address = ""
         """host:port that clients are told."""
         self.metrics_port: int | None = None
-        self.core: BrokerCore
+        self.core: BrokerState
         self.store: Store
         self.registration: Registration
         self._clock = clock
@@ -136,7 +137,7 @@ class Broker:
         loop = asyncio.get_running_loop()
         advertised = advertised_address(config)
         host = stored_host(advertised.address, config.listen_port)
-        core = self.core = BrokerCore(
+        core = self.core = BrokerState(
             self.settings,
             self.store,
             files=self._files,
@@ -146,19 +147,19 @@ class Broker:
                 encode_host(host)[:-4], os.getpid(), int.from_bytes(secrets.token_bytes(4))
             ),
             call_soon=loop.call_soon,
+            call_later=loop.call_later,
             run_sync=self._run_sync,
             announce=self._announcements.hold,
             elsewhere=in_executor(self._executor),
+            compute=calmly(in_executor(self._computer)),
         )
         await self._in_executor(core.load)
         self.store.columns.loads_at_once = False
         if isinstance(self._files, SystemFiles):
             self.store.columns.sealer = SealingProcess()
-        core.delayed.call_later = core.background.call_later = loop.call_later
-        core.background.run_elsewhere = calmly(in_executor(self._computer))
         if not self.settings.is_read_only:
             core.cleaning.look()
-        server = self._new_server(core.dispatcher())
+        server = self._new_server(dispatcher(core))
         await server.start(config.listen_address, [config.listen_port])
         self._servers.append(server)
         core.move(host._replace(port=self.port))
@@ -207,7 +208,7 @@ class Broker:
         host = config.metrics_host or (
             "127.0.0.1" if config.is_protected else config.listen_address
         )
-        if opened := serve(self.core.collector, host, config.metrics_port):
+        if opened := serve(BrokerCollector(self.core), host, config.metrics_port):
             self.metrics_port = opened[0]
             log.info("metrics at http://%s/metrics", join(host, self.metrics_port))
         return opened and opened[1]

@@ -1,39 +1,27 @@
 """All parts of a broker but its sockets and its waiting: what `server.py` serves and a test or a
-simulator steps.
-
-`handlers` and `deferred` go to a Dispatcher. The loop is handed in as two callables: `call_soon`
-for the end of a turn and `run_sync` for an fsync elsewhere.
-"""
+simulator steps."""
 
 from collections.abc import Callable
 
 from sluicemq.acl.guard import Guard
 from sluicemq.broker.access import Access
 from sluicemq.broker.admin import readonly
-from sluicemq.broker.admin.access import AccessAdmin
-from sluicemq.broker.admin.metadata import Metadata
-from sluicemq.broker.admin.queries import Queries
 from sluicemq.broker.admin.retention import Cleaning, GroupWatch
-from sluicemq.broker.admin.status import Admin
 from sluicemq.broker.background import Background, Elsewhere, in_place
 from sluicemq.broker.consume.clients import Consumers, Producers
 from sluicemq.broker.consume.contract import Contracts
-from sluicemq.broker.consume.filter_admin import ContractAdmin, FilterAdmin
 from sluicemq.broker.consume.filter_watch import FilterWatch
 from sluicemq.broker.consume.filters import ConsumerFilters
-from sluicemq.broker.consume.heartbeat import Heartbeats
 from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.consume.longpoll import LongPolls
-from sluicemq.broker.consume.offset_admin import OffsetAdmin
 from sluicemq.broker.consume.pull import Pull
 from sluicemq.broker.documents import Document
 from sluicemq.broker.epochs.epochs import Epochs
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.lanes.table import Lanes
-from sluicemq.broker.metrics import BrokerCollector, Parts
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.produce.intake import Intake
-from sluicemq.broker.produce.relays import Questions, Relays, Replies
+from sluicemq.broker.produce.relays import Questions, Replies
 from sluicemq.broker.produce.retries import Retries
 from sluicemq.broker.produce.send import Send
 from sluicemq.broker.produce.sendback import SendBack
@@ -42,16 +30,13 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC, Topics
 from sluicemq.broker.transactions.checkback import CheckBack
 from sluicemq.broker.transactions.checks import TransactionChecks
-from sluicemq.broker.transactions.requests import TransactionRequests
 from sluicemq.broker.transactions.transactions import Transactions
 from sluicemq.broker.turns import Announced, Durable, Parked, Postponed, RunSync, Turns
-from sluicemq.broker.waiting.delivery import WAITING_TOPICS, Delayed
-from sluicemq.broker.waiting.requests import Pending
+from sluicemq.broker.waiting.delivery import WAITING_TOPICS, CallLater, Delayed
 from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds
-from sluicemq.net.dispatch import Dispatcher, Handler, finish_answer
-from sluicemq.net.limits import WITH_MESSAGES
+from sluicemq.net.dispatch import finish_answer
 from sluicemq.net.peer import Peer
 from sluicemq.net.shares import Shares
 from sluicemq.store.directory import cannot_open
@@ -59,11 +44,12 @@ from sluicemq.store.store import Store
 from sluicemq.wire.frames import Command
 
 
-class BrokerCore:
-    """The state and the request families of one broker.
+class BrokerState:
+    """One broker's parts. Requests find their way to them by `table.py`.
 
-    `announce(peer, answer)` holds an answer until a change is saved and registered; `table_changed`
-    is called after each such change. Without them answers leave at once.
+    `call_soon`, `call_later` and `run_sync` are the loop's and an fsync elsewhere; `elsewhere` does
+    what blocks, `compute` what filters compute. `announce(peer, answer)` holds an answer until a
+    change is saved and registered; without it answers leave at once.
     """
 
     def __init__(
@@ -76,159 +62,88 @@ class BrokerCore:
         host: Host,
         unique_ids: UniqueIds,
         call_soon: Callable[[Callable[[], None]], object],
+        call_later: CallLater | None = None,
         run_sync: RunSync | None = None,
-        announce: Callable[[Peer, bytes], None] | None = None,
+        announce: Callable[[Peer, bytes], None] = Peer.write,
         elsewhere: Elsewhere = in_place,
+        compute: Elsewhere | None = None,
     ) -> None:
-        self.settings = settings
-        self.store = store
-        self._clock = clock
-        self._host = host
-        self._announce = announce or Peer.write
-        self._elsewhere = elsewhere
+        self.settings, self.store, self.files, self.clock = settings, store, files, clock
+        self.host, self.elsewhere, self._announce = host, elsewhere, announce
+        # What is known of topics, groups and clients.
+        self.topics = topics = Topics(settings, files, clock)
+        self.groups = groups = Groups(settings, files, clock)
+        self.offsets = offsets = Offsets(settings, files, clock)
+        self.filters = ConsumerFilters(settings, files, clock)
+        self.guard = Guard.of(files, clock, settings.broker)
+        self.access = Access(self.guard)
+        self.locks = QueueLocks(clock)
+        self.producers = Producers(clock)
+        # Turns, and what is worked at beside them.
         self.shares = Shares(clock, call_soon)
-        self._make_tables(files, call_soon)
-        self.turns = Turns(
+        self.background = Background(clock, self.shares, self.deferred, call_later, compute)
+        self.turns = turns = Turns(
             store,
             clock,
             call_soon=call_soon,
             wake=self._wake,
             run_sync=run_sync if settings.store.flush_sync else None,
-            announce=self._announce,
+            announce=announce,
             sync_timeout_s=settings.store.sync_flush_timeout_ms / 1000,
         )
-        self.shares.before_turn = self.turns.end_scheduled
-        self._make_waiting(files, call_soon, run_sync)
-        self.guard = Guard.of(files, clock, settings.broker)
-        self.access = Access(self.guard)
-        self._make_doors(unique_ids, call_soon)
-        self.handlers = self._families(files)
-        self.quick = {} if settings.is_read_only else self.send.quick()
-
-    def _make_tables(self, files: Files, call_soon: Callable[[Callable[[], None]], object]) -> None:
-        """What is known of topics, groups and clients."""
-        settings, store, clock = self.settings, self.store, self._clock
-        self.topics = Topics(settings, files, clock)
-        self.groups = Groups(settings, files, clock)
-        self.offsets = Offsets(settings, files, clock)
-        self.filters = ConsumerFilters(settings, files, clock)
-        self.background = Background(clock, self.shares)
-        self.background.settle = self.deferred
-        self.polls = LongPolls(self._write, settings.broker.parked_pulls_max, self.shares)
+        self.shares.before_turn = turns.end_scheduled
+        # Consumers.
+        self.polls = LongPolls(turns.write, settings.broker.parked_pulls_max, self.shares)
         self.lanes = Lanes(
-            settings, self.topics, self.offsets, store, files, clock, self.polls.look_again,
-            call_soon, self._elsewhere,
+            settings, topics, offsets, store, files, clock, self.polls.look_again, call_soon,
+            elsewhere,
         )  # fmt: skip
-        self.contracts = Contracts(self.groups, settings, clock)
-        self.consumers = Consumers(
-            settings, self.groups, self.filters, self.lanes, self.contracts, clock
+        self.contracts = Contracts(groups, settings, clock)
+        self.consumers = consumers = Consumers(
+            settings, groups, self.filters, self.lanes, self.contracts, clock
         )
-        self.producers = Producers(clock)
-        self.locks = QueueLocks(clock)
-        self.rates = Rates()
-        self.days = Days()
-
-    def _make_waiting(
-        self,
-        files: Files,
-        call_soon: Callable[[Callable[[], None]], object],
-        run_sync: RunSync | None,
-    ) -> None:
-        """What enters the store, and what waits in it before it may be seen."""
-        settings, store, clock, host = self.settings, self.store, self._clock, self._host
-        self.intake = Intake(settings, store, self.turns)
-        self.delayed = Delayed(
-            settings, store, self.intake, self.turns, files=files, clock=clock,
-            call_soon=call_soon,
+        self.pull = Pull(
+            settings, topics, groups, offsets, consumers, self.polls, store, clock, call_soon,
+            self.background,
         )  # fmt: skip
+        # What enters the store, and what waits in it before it may be seen.
+        self.intake = intake = Intake(settings, store, turns)
+        self.delayed = Delayed(
+            settings, store, intake, turns, files=files, clock=clock, call_soon=call_soon
+        )
+        self.delayed.call_later = call_later
         self.transactions = Transactions(
-            settings, self.topics, self.offsets, store, self.intake, self.turns, clock, host,
+            settings, topics, offsets, store, intake, turns, clock, host,
             CheckBack(self.producers, settings.broker.broker_name),
         )  # fmt: skip
-        self.epochs = Epochs(
-            settings, self.topics, store, self.intake, self.turns, files=files, clock=clock,
-            host=host, call_soon=call_soon, run_sync=run_sync,
-        )  # fmt: skip
         self.checks = TransactionChecks(settings, self.transactions, clock)
-        self.retries = Retries(self.topics, self.groups, self.locks, clock)
-
-    def _make_doors(
-        self, unique_ids: UniqueIds, call_soon: Callable[[Callable[[], None]], object]
-    ) -> None:
-        """What requests go through, and what watches them."""
-        settings, store, clock, host = self.settings, self.store, self._clock, self._host
-        self.send = Send(
-            settings, self.topics, self.retries, store, self.intake, self.turns, clock, host,
-            unique_ids,
+        self.epochs = Epochs(
+            settings, topics, store, intake, turns, files=files, clock=clock, host=host,
+            call_soon=call_soon, run_sync=run_sync,
         )  # fmt: skip
+        self.retries = Retries(topics, groups, self.locks, clock)
+        self.send = Send(
+            settings, topics, self.retries, store, intake, turns, clock, host, unique_ids
+        )
         self.send.batches.on_staged = self.epochs.on_staged
         self.send_back = SendBack(
-            settings, self.topics, self.retries, store, self.intake, host, self.consumers,
-            self.access,
-        )  # fmt: skip
-        self.pull = Pull(
-            settings, self.topics, self.groups, self.offsets, self.consumers, self.polls, store,
-            clock, call_soon, self.background,
-        )  # fmt: skip
+            settings, topics, self.retries, store, intake, host, consumers, self.access
+        )
+        self.questions = Questions(clock)
+        self.replies = Replies(
+            settings, topics, self.producers, intake, self.questions, clock, host
+        )
+        # Who watches.
+        self.watch = GroupWatch(offsets, store, clock)
+        self.cleaning = Cleaning(settings, topics, self.watch, store, clock, turns.end)
+        self.filter_watch = FilterWatch(
+            store, topics, offsets, consumers, self.filters, self.pull, self.background, clock
+        )
+        self.rates, self.days = Rates(), Days()
         self.runtime = RuntimeInfo(
-            settings, self.topics, self.send, self.pull, self.polls, self.turns, store,
-            self.rates, self.days,
+            settings, topics, self.send, self.pull, self.polls, turns, store, self.rates,
+            self.days, (self.delayed.runtime, self.filter_watch.runtime),
         )  # fmt: skip
-        self.runtime.more.append(self.delayed.runtime)
-        self.watch = GroupWatch(self.offsets, store, clock)
-        self.filter_watch = self._filter_watch()
-        ask = self.questions = Questions(clock)
-        self.replies = Replies(settings, self.topics, self.producers, self.intake, ask, clock, host)
-        self.cleaning = Cleaning(settings, self.topics, self.watch, store, clock, self.turns.end)
-
-    def _filter_watch(self) -> FilterWatch:
-        watch = FilterWatch(
-            self.store, self.topics, self.offsets, self.consumers, self.filters, self.pull,
-            self.background, self._clock,
-        )  # fmt: skip
-        self.runtime.more.append(watch.runtime)
-        return watch
-
-    def _families(self, files: Files) -> dict[int, Handler]:
-        settings, store, clock = self.settings, self.store, self._clock
-        handlers: dict[int, Handler] = {}
-        for family in (
-            self.send,
-            self.send_back,
-            TransactionRequests(settings, self.transactions, clock, self.access),
-            self.pull,
-            Heartbeats(settings, self.topics, self.groups, self.consumers, self.producers, clock),
-            Queries(
-                settings, self.topics, self.groups, self.offsets, self.locks, self.consumers,
-                store, self.access,
-            ),
-            Metadata(settings, self.topics, self.groups, self.offsets, store, self.turns.end),
-            Admin(
-                settings, self.topics, self.groups, self.offsets, self.consumers, self.producers,
-                store, self.runtime, self.rates, self.watch, files, clock,
-            ),
-            OffsetAdmin(
-                settings, self.topics, self.groups, self.offsets, self.consumers, self.polls,
-                store, clock, self.turns.soon,
-            ),
-            Relays(
-                settings, self.topics, self.groups, self.consumers, store, self.questions
-            ),
-            self.replies,
-            self.epochs,
-            self.cleaning,
-            FilterAdmin(
-                self.topics, self.groups, self.offsets, self.pull, self.filter_watch,
-                self.background, store,
-            ),
-            Pending(settings, self.topics, self.delayed, self.intake, clock, self._host),
-            ContractAdmin(self.groups, self.consumers),
-            AccessAdmin(settings, self.guard, files, clock, self._elsewhere),
-        ):  # fmt: skip
-            handlers |= {int(code): handler for code, handler in family.handlers().items()}
-        if settings.is_read_only:
-            handlers |= readonly.refusals(settings.store.root)
-        return handlers
 
     def load(self) -> None:
         """Blocking: reads the tables and writes what was missing in them.
@@ -236,50 +151,24 @@ class BrokerCore:
         Raises StoreDamagedError, ConfigurationError (access rules), StoreError for an error of the
         file system, with path and cure.
         """
+        store, is_read_only = self.store, self.settings.is_read_only
         try:
-            self._load()
+            if self.guard is not None:
+                self.guard.load()
+            self.topics.load()
+            if not is_read_only:
+                self.topics.adopt(key for key in store.queues() if store.queue_offsets(*key)[1])
+            for part in (
+                self.groups, self.offsets, self.lanes, self.filters, self.delayed,
+                self.transactions, self.epochs,
+            ):  # fmt: skip
+                part.load()
+            if is_read_only:
+                readonly.show_all(store, self.topics, self.groups, self.offsets)
+            self.topics.document.save()
+            self.groups.document.save()
         except OSError as error:
             raise cannot_open(self.settings.store.root, error) from error
-
-    def _load(self) -> None:
-        if self.guard is not None:
-            self.guard.load()
-        self.topics.load()
-        if not self.settings.is_read_only:
-            store = self.store
-            self.topics.adopt(key for key in store.queues() if store.queue_offsets(*key)[1])
-        self.groups.load()
-        self.offsets.load()
-        self.lanes.load()
-        self.filters.load()
-        self.delayed.load()
-        self.transactions.load()
-        self.epochs.load()
-        if self.settings.is_read_only:
-            readonly.show_all(self.store, self.topics, self.groups, self.offsets)
-        self.topics.document.save()
-        self.groups.document.save()
-
-    def dispatcher(self) -> Dispatcher:
-        """Requests to answers, past the guard when there is one."""
-        guard = self.guard
-        if guard is None:
-            return Dispatcher(
-                self.handlers,
-                quick=self.quick,
-                deferred=self.deferred,
-                with_messages=WITH_MESSAGES,
-                shares=self.shares,
-            )
-        return Dispatcher(
-            self.handlers,
-            quick=self.quick,
-            deferred=self.deferred,
-            before=guard.before,
-            admit=guard.admit,
-            with_messages=WITH_MESSAGES,
-            shares=self.shares,
-        )
 
     @property
     def journaled(self) -> tuple[Document, ...]:
@@ -292,18 +181,6 @@ class BrokerCore:
             *self.journaled, self.offsets.document,
             self.offsets.resets_document, self.lanes.document, self.filters.document,
             self.epochs.table.document, *self.delayed.documents,
-        )  # fmt: skip
-
-    @property
-    def collector(self) -> BrokerCollector:
-        """The counters as Prometheus sees them."""
-        return BrokerCollector(
-            Parts(
-                self.settings, self.topics, self.groups, self.offsets, self.consumers,
-                self.producers, self.polls, self.send, self.pull, self.turns, self.store,
-                self.watch, self.filter_watch, self.retries, self.transactions, self.checks,
-                self._clock, self.guard,
-            )
         )  # fmt: skip
 
     # ---------------------------------------------------------------------- answers for later
@@ -322,9 +199,6 @@ class BrokerCore:
             self.background.take(outcome.steps, command, peer)
         else:
             raise TypeError(f"a handler returned {type(outcome).__name__}, and nobody takes it")
-
-    def _write(self, peer: Peer, frame: bytes) -> None:
-        self.turns.write(peer, frame)
 
     def _wake(self, topic: str, queue_id: int, offset_max: int) -> None:
         """Messages of a queue have become visible."""
@@ -354,7 +228,7 @@ class BrokerCore:
 
     def sweep(self) -> None:
         """A few times a second: long polls and fsyncs whose time is over, messages that are due."""
-        now_s = self._clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         self.polls.expire(now_s)
         self.turns.expire(now_s)
         self.questions.expire(now_s)
@@ -367,8 +241,8 @@ class BrokerCore:
         """Once a second: samples for rates, and what lanes have to do."""
         self.lanes.run()
         counters = self.runtime.counters()
-        self.rates.sample(self._clock.monotonic_s(), counters)
-        self.days.sample(self._clock.now_ms(), counters)
+        self.rates.sample(self.clock.monotonic_s(), counters)
+        self.days.sample(self.clock.now_ms(), counters)
 
     def expire_clients(self) -> None:
         """Now and then: closes the connections of clients that have stopped their heartbeats."""

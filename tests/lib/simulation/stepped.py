@@ -16,7 +16,8 @@ from collections.abc import Callable, Mapping
 
 from sluicemq.broker.admin.readonly import overlay, prepare
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.state import BrokerCore
+from sluicemq.broker.state import BrokerState
+from sluicemq.broker.table import dispatcher
 from sluicemq.broker.turns import failed
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import SluiceError, StoreError
@@ -170,7 +171,7 @@ class SteppedBroker:
         self._announced: list[tuple[Peer, bytes]] = []
         self._ports = iter(range(50_000, 60_000))
         self.store = Store.open(self.settings.store, files=port, clock=self.clock)
-        self.core = BrokerCore(
+        self.core = BrokerState(
             self.settings,
             self.store,
             files=port,
@@ -179,10 +180,10 @@ class SteppedBroker:
             unique_ids=UniqueIds(encode_host(self.host)[:-4], 1, 1),
             call_soon=self._soon.append,
             run_sync=self._syncs.append,
-            announce=self._hold if holds_announcements else None,
+            announce=self._hold if holds_announcements else Peer.write,
         )
         self.core.load()
-        self.dispatcher = self.core.dispatcher()
+        self.dispatcher = dispatcher(self.core)
 
     def change(self, **fields: object) -> None:
         """Settings of the broker change while it runs."""

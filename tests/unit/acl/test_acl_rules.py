@@ -171,7 +171,7 @@ def test_a_thousand_accounts_load_within_a_tenth_of_a_second() -> None:
 def test_every_request_that_a_broker_answers_has_its_decision() -> None:
     """What is not in the table needs admin: so nothing is open by oversight. What it names is open
     to accounts for a reason."""
-    handlers = SteppedBroker().core.handlers
+    handlers = SteppedBroker().dispatcher.handlers
     open_to_all = [code for code in handlers if code in NEEDS and need_of(code) == need_of(305)]
     assert sorted(open_to_all) == [305]
     assert all(need_of(code).is_admin for code in handlers if code not in NEEDS)
@@ -235,7 +235,7 @@ def test_the_documentation_has_what_each_request_needs() -> None:
     """Every code of the dispatch tables, each with its need and a reason."""
     page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
     rows = re.findall(r"^\| (\d+) \| (\w+) \| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)
-    codes = {int(code) for code in (*SteppedBroker().core.handlers, *HANDLERS)}
+    codes = {int(code) for code in (*SteppedBroker().dispatcher.handlers, *HANDLERS)}
     assert {int(code) for code, *_ in rows} == codes
     for code, name, need, reason in rows:
         assert name == RequestCode(int(code)).name

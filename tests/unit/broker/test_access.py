@@ -7,6 +7,7 @@ import pytest
 
 from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.acl.guard import Guard
+from sluicemq.broker.metrics import BrokerCollector
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import overwrite_text
@@ -279,7 +280,7 @@ def test_status_and_metrics_tell_who_was_refused_and_no_secret(broker: SteppedBr
     assert "a list of accounts" in status["error"]
     assert status["sinceMs"] == broker.clock.now_ms()
     registry = CollectorRegistry()
-    registry.register(broker.core.collector)
+    registry.register(BrokerCollector(broker.core))
     page = generate_latest(registry).decode()
     assert 'access_key="reader1"' in page
     assert "sluicemq_access_rules_stale{" in page

@@ -15,6 +15,7 @@ from simulation.stepped import (
     pull_fields,
     send_fields,
 )
+from sluicemq.broker.metrics import BrokerCollector
 from sluicemq.config import BrokerConfig
 from sluicemq.model.topic import MessageQueue, TopicConfig
 from sluicemq.store.retain import local_hour
@@ -74,7 +75,7 @@ def fill(broker: SteppedBroker, percent: float) -> None:
 
 def sample(broker: SteppedBroker, name: str, **labels: str) -> float | None:
     registry = CollectorRegistry()
-    registry.register(broker.core.collector)
+    registry.register(BrokerCollector(broker.core))
     node = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
     return registry.get_sample_value(name, node | labels)
 

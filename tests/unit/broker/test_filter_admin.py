@@ -15,6 +15,7 @@ from simulation.stepped import (
 from sluicemq.broker.background import SLICE_S, WORKS_MAX, Background, Steps
 from sluicemq.broker.consume import matching
 from sluicemq.broker.consume.filter_watch import REASONS_MAX, Troubles
+from sluicemq.broker.metrics import BrokerCollector
 from sluicemq.errors import RequestError
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig
@@ -114,11 +115,11 @@ def test_the_survey_finds_by_itself_what_metrics_and_runtime_show(
     broker.advance(11)
     assert broker.core.filter_watch.matches["T", "G"][0] == 2
     assert broker.core.runtime.table()["sluiceFilter:T@G"] == "matched 1 filtered 2 errors 0"
-    names = {metric.name for metric in broker.core.collector.collect()}
+    names = {metric.name for metric in BrokerCollector(broker.core).collect()}
     assert {"sluicemq_filter_errors", "sluicemq_consumer_lag_matching_messages"} <= names
     samples = {
         sample.name: sample.value
-        for metric in broker.core.collector.collect()
+        for metric in BrokerCollector(broker.core).collect()
         for sample in metric.samples
         if sample.labels.get("consumer_group") == "G"
     }

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from simulation.lanes import ModelConsumer, Shared, balance
 from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
-from sluicemq.broker.metrics import serve
+from sluicemq.broker.metrics import BrokerCollector, serve
 from sluicemq.broker.runtime import Days, Rates
 from sluicemq.model.subscription import TAG
 
@@ -19,7 +19,7 @@ NODE = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a
 
 def samples(broker: SteppedBroker) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     registry = CollectorRegistry()
-    registry.register(broker.core.collector)
+    registry.register(BrokerCollector(broker.core))
     text = generate_latest(registry).decode()
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
@@ -95,7 +95,7 @@ def test_state_is_shown(broker: SteppedBroker, client: SteppedClient) -> None:
 
 
 def test_the_port_serves_and_closes(broker: SteppedBroker) -> None:
-    opened = serve(broker.core.collector, "127.0.0.1", 0)
+    opened = serve(BrokerCollector(broker.core), "127.0.0.1", 0)
     assert opened is not None
     port, close = opened
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
@@ -113,7 +113,7 @@ def test_a_port_in_use_is_a_warning(
         taken.listen()
         port = taken.getsockname()[1]
         caplog.set_level(logging.WARNING)
-        assert serve(broker.core.collector, "127.0.0.1", port) is None
+        assert serve(BrokerCollector(broker.core), "127.0.0.1", port) is None
     assert str(port) in caplog.text
     assert "metricsPromExporterPort" in caplog.text
 

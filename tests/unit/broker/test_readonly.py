@@ -133,7 +133,7 @@ READING = {
 
 def test_every_request_is_known_to_change_nothing_or_is_refused(copy: CrashableFiles) -> None:
     """A new request has to be put here or into `readonly._CHANGES`."""
-    codes = set(shown(copy).core.handlers)
+    codes = set(shown(copy).dispatcher.handlers)
     assert codes - set(refusals("/store")) <= READING, sorted(codes - set(REFUSED) - READING)
 
 

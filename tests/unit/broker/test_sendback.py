@@ -6,6 +6,7 @@ import dataclasses
 import pytest
 
 from simulation.stepped import SMALL, SteppedBroker, pull_fields, send_fields
+from sluicemq.broker.metrics import BrokerCollector
 from sluicemq.errors import StoreFullError
 from sluicemq.model.ids import offset_message_id
 from sluicemq.model.message import StoredMessage
@@ -337,7 +338,7 @@ def test_retries_and_dead_letters_are_counted_by_group(broker, client):
     plain(client, 17)
     counted = {
         (sample.name, sample.labels.get("consumer_group")): sample.value
-        for metric in broker.core.collector.collect()
+        for metric in BrokerCollector(broker.core).collect()
         for sample in metric.samples
     }
     assert counted["sluicemq_messages_retried_total", "G"] == 1

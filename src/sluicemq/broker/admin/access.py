@@ -21,10 +21,10 @@ from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.files import Files, overwrite_text
 from sluicemq.model.topic import DataVersion
-from sluicemq.net.dispatch import Handler, finish_answer
+from sluicemq.net.dispatch import finish_answer
 from sluicemq.net.peer import Peer
 from sluicemq.wire import fastjson
-from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command, encode_answer
 from sluicemq.wire.headers import (
@@ -59,16 +59,6 @@ class AccessAdmin:
         self._clock = clock
         self._elsewhere = elsewhere
         self._waiting: collections.deque[Callable[[], None]] = collections.deque()
-
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.UPDATE_AND_CREATE_ACL_CONFIG: self.update_account,
-            RequestCode.DELETE_ACL_CONFIG: self.delete_account,
-            RequestCode.GET_BROKER_CLUSTER_ACL_INFO: self.versions,
-            RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: self.update_white_addresses,
-            RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG: self.listed,
-            RequestCode.SLUICE_ACCESS_STATUS: self.status,
-        }
 
     # --- changes
 

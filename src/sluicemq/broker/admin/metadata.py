@@ -33,11 +33,10 @@ from sluicemq.model.topic import (
     GroupConfig,
     TopicConfig,
 )
-from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies, tables
-from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.forms import as_object, load_object, take_list
 from sluicemq.wire.frames import Command
@@ -183,22 +182,6 @@ class Metadata:
         self._groups = groups
         self._offsets = offsets
         self._store = store
-
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.UPDATE_AND_CREATE_TOPIC: self.create_topic,
-            RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: self.create_topics,
-            RequestCode.DELETE_TOPIC_IN_BROKER: self.delete_topic,
-            RequestCode.GET_ALL_TOPIC_CONFIG: self.all_topics,
-            RequestCode.GET_TOPIC_CONFIG: self.topic,
-            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system_topics,
-            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.create_group,
-            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.create_groups,
-            RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete_group,
-            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.all_groups,
-            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.group,
-            RequestCode.GET_ALL_CONSUMER_OFFSET: self.all_offsets,
-        }
 
     # -------------------------------------------------------------------------------- topics
 

@@ -14,12 +14,11 @@ from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.files import memory_bytes
-from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
 from sluicemq.record.codec import parse_head
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
-from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import (
@@ -62,20 +61,6 @@ class Queries:
         self._consumers = consumers
         self._store = store
         self._access = access or Access()
-
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.QUERY_CONSUMER_OFFSET: self.committed_offset,
-            RequestCode.UPDATE_CONSUMER_OFFSET: self.commit_offset,
-            RequestCode.GET_MAX_OFFSET: self.max_offset,
-            RequestCode.GET_MIN_OFFSET: self.min_offset,
-            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.offset_by_time,
-            RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest_time,
-            RequestCode.QUERY_MESSAGE: self.query_message,
-            RequestCode.VIEW_MESSAGE_BY_ID: self.view_message,
-            RequestCode.LOCK_BATCH_MQ: self.lock,
-            RequestCode.UNLOCK_BATCH_MQ: self.unlock,
-        }
 
     def committed_offset(self, command: Command, peer: Peer) -> Command:
         """14. A group without an offset starts at 0 on a queue that still has its first message

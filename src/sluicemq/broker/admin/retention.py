@@ -21,11 +21,10 @@ from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
-from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
 from sluicemq.store.retain import LogFile, Step, loss_ms
 from sluicemq.store.store import Store
-from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
 
 log = logging.getLogger(__name__)
@@ -176,13 +175,6 @@ class Cleaning:
 
     def _configure(self) -> None:
         self._retention.config = self._settings.store
-
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.clean_queues,
-            RequestCode.CLEAN_UNUSED_TOPIC: self.clean_topics,
-            RequestCode.DELETE_EXPIRED_COMMITLOG: self.clean_log,
-        }
 
     # --- what the tools ask for
 

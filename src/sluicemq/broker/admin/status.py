@@ -17,12 +17,11 @@ from sluicemq.config import BrokerConfig, Part, change_settings, edit_properties
 from sluicemq.errors import ConfigurationError, RequestError
 from sluicemq.files import Files, edit_text, read_text
 from sluicemq.model.topic import DataVersion, MessageQueue
-from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
 from sluicemq.net.tls import server_tls
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies, tables
-from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import (
@@ -69,18 +68,6 @@ class Admin:
         self._files = files
         self._clock = clock
         self._version = DataVersion(0, clock.now_ms())
-
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.UPDATE_BROKER_CONFIG: self.change_config,
-            RequestCode.GET_BROKER_CONFIG: self.config,
-            RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime,
-            RequestCode.GET_TOPIC_STATS_INFO: self.topic_stats,
-            RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumer_connections,
-            RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producer_connections,
-            RequestCode.GET_CONSUME_STATS: self.consume_stats,
-            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.groups_of_topic,
-        }
 
     # ---------------------------------------------------------------------------- the broker
 

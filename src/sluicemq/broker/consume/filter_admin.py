@@ -1,13 +1,12 @@
-"""What tools ask about filters: 900131 exact lag and counters, 900132 an expression on trial.
+"""What tools ask about filters and lanes: 900131 exact lag and counters, 900132 an expression on
+trial, 900133 a group's contract and lanes. Ours alone.
 
-Both look at many messages and answer when they are done (`background.py`). A trial looks at no more
-than the asker allows, the newest messages of each queue.
-
-900133: a group's contract, its lanes and whom it refused. Ours alone.
+The first two look at many messages and answer when they are done (`background.py`). A trial looks
+at no more than the asker allows, the newest messages of each queue.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -17,6 +16,7 @@ from sluicemq.broker.background import Background, Job, Steps
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.filter_watch import FilterWatch, QueueMatches, Troubles
 from sluicemq.broker.consume.matching import RECORDS_A_STEP
+from sluicemq.broker.consume.offset_admin import check_group, known_topic
 from sluicemq.broker.consume.pull import Pull
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.lanes.file import show, shown
@@ -26,13 +26,11 @@ from sluicemq.broker.topics import Topics
 from sluicemq.errors import FilterError, RequestError
 from sluicemq.filter.subscriptions import preparation, subscribe
 from sluicemq.model.subscription import TAG, Subscription
-from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
 from sluicemq.store.gather import WEIGHT_INLINE
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
-from sluicemq.wire.codes import RequestCode, ResponseCode
-from sluicemq.wire.declare import decode_header
+from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import ConsumerGroupRequest, FilteredLagRequest, TryFilterRequest
 
@@ -46,72 +44,51 @@ Range = tuple[int, int, int]
 """Queue id, first offset, end."""
 
 
+@dataclass(slots=True, eq=False)
 class FilterAdmin:
-    """The request family of filters."""
+    """The request family of filters and lanes."""
 
-    def __init__(
-        self,
-        topics: Topics,
-        groups: Groups,
-        offsets: Offsets,
-        pull: Pull,
-        watch: FilterWatch,
-        background: Background,
-        store: Store,
-    ) -> None:
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._pull = pull
-        self._watch = watch
-        self._background = background
-        self._store = store
-
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.SLUICE_FILTERED_LAG: self.lag,
-            RequestCode.SLUICE_TRY_FILTER: self.try_filter,
-        }
+    topics: Topics
+    groups: Groups
+    offsets: Offsets
+    consumers: Consumers
+    pull: Pull
+    watch: FilterWatch
+    background: Background
+    store: Store
 
     # --- exact lag
 
-    def lag(self, command: Command, peer: Peer) -> Command | None:
+    def lag(self, header: FilteredLagRequest, command: Command, peer: Peer) -> Command | None:
         """900131: ours."""
-        header = decode_header(FilteredLagRequest, command.fields)
-        if header.group not in self._groups.table:
-            raise RequestError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group [{header.group}] does not exist.",
-            )
-        return self._background.answer(self._lag(header), command, peer)
+        check_group(self.groups, header.group)
+        return self.background.answer(self._lag(header), command, peer)
 
     def _lag(self, header: FilteredLagRequest) -> Steps[Command]:
         group = header.group
-        topics = [header.topic] if header.topic else sorted(self._topics_of(group))
+        names = self.watch.topics(group) | self.offsets.topics_of(group)
+        topics = [header.topic] if header.topic else sorted(names)
         found = []
         for topic in topics:
-            if topic not in self._topics:
+            if topic not in self.topics:
                 continue
-            subscription = self._watch.subscription(group, topic)
+            subscription = self.watch.subscription(group, topic)
             if header.expression is not None:
                 yield from preparation(header.expression, header.kind or TAG)
                 subscription = _parsed(topic, header.expression, header.kind)
-            yield from self._watch.look(group, topic)
+            yield from self.watch.look(group, topic)
             if header.expression is None:
-                queues = yield from self._watch.progress(group, topic)
+                queues = yield from self.watch.progress(group, topic)
             else:
-                queues = yield from self._watch.lag(group, topic, subscription)
+                queues = yield from self.watch.lag(group, topic, subscription)
             found.append(self._matching(group, topic, subscription, queues))
         return Command(ResponseCode.SUCCESS, {}, bodies.encode_group_matching(found))
-
-    def _topics_of(self, group: str) -> set[str]:
-        return self._watch.topics(group) | self._offsets.topics_of(group)
 
     def _matching(
         self, group: str, topic: str, wanted: Subscription | None, queues: list[QueueMatches]
     ) -> bodies.GroupMatching:
-        delivered = self._pull.delivered.get((topic, group))
-        troubles = self._watch.troubles.get((topic, group)) or Troubles()
+        delivered = self.pull.delivered.get((topic, group))
+        troubles = self.watch.troubles.get((topic, group)) or Troubles()
         return bodies.GroupMatching(
             topic,
             wanted.kind if wanted is not None else "",
@@ -126,15 +103,12 @@ class FilterAdmin:
 
     # --- an expression on trial
 
-    def try_filter(self, command: Command, peer: Peer) -> Command | None:
+    def try_filter(self, header: TryFilterRequest, command: Command, peer: Peer) -> Command | None:
         """900132: ours."""
-        header = decode_header(TryFilterRequest, command.fields)
-        topic = self._topics.get(header.topic)
-        if topic is None:
-            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{header.topic}] not exist")
+        topic = known_topic(self.topics, header.topic)
         against = None
         if header.group is not None:
-            against = self._watch.subscription(header.group, header.topic)
+            against = self.watch.subscription(header.group, header.topic)
             if against is None:
                 raise RequestError(
                     ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -143,15 +117,15 @@ class FilterAdmin:
                 )
         ranges = list(self._ranges(header, topic.config.read_queues))
         steps = self._try(header, against, ranges)
-        return self._background.answer(steps, command, peer)
+        return self.background.answer(steps, command, peer)
 
     def _ranges(self, header: TryFilterRequest, queues: int) -> Iterator[Range]:
         for queue_id in range(queues):
-            low, high = self._store.queue_offsets(header.topic, queue_id)
+            low, high = self.store.queue_offsets(header.topic, queue_id)
             if header.begin_ms:
-                low = self._store.reader.offset_by_time(header.topic, queue_id, header.begin_ms)
+                low = self.store.reader.offset_by_time(header.topic, queue_id, header.begin_ms)
             if header.end_ms is not None:
-                high = self._store.reader.offset_by_time(header.topic, queue_id, header.end_ms + 1)
+                high = self.store.reader.offset_by_time(header.topic, queue_id, header.end_ms + 1)
             if low < high:
                 yield queue_id, low, high
 
@@ -165,8 +139,8 @@ class FilterAdmin:
         yield from preparation(header.expression, header.kind or TAG)
         wanted = _parsed(topic, header.expression, header.kind)
         stored = sum(end - start for _, start, end in ranges)
-        if not self._store.columns.is_warm:
-            yield self._store.columns.warm_up
+        if not self.store.columns.is_warm:
+            yield self.store.columns.warm_up
         from sluicemq.filter.lab import Trial  # noqa: PLC0415 - NumPy only when somebody asks
 
         trial = yield partial(Trial, wanted, against)
@@ -188,8 +162,8 @@ class FilterAdmin:
     def _try_queue(
         self, trial: "Trial", weight: int, topic: str, queue_id: int, start: int, end: int
     ) -> Iterator[Job | None]:
-        records = self._watch.matching.records
-        blocks = self._store.columns.blocks(topic, queue_id, start, end)
+        records = self.watch.matching.records
+        blocks = self.store.columns.blocks(topic, queue_id, start, end)
         if blocks is None or weight > WEIGHT_INLINE:  # each condition is counted by itself
             for first in range(start, end, ROWS_A_JOB):
                 rows: list[dict[str, str]] = []
@@ -211,8 +185,24 @@ class FilterAdmin:
 
     def _message(self, topic: str, sample: "Sample") -> dict[str, Any]:
         queue_id = int(str(sample.source))
-        properties = self._watch.matching.records.at(topic, queue_id, sample.offset)
+        properties = self.watch.matching.records.at(topic, queue_id, sample.offset)
         return {"queueId": queue_id, "queueOffset": sample.offset, "properties": properties or {}}
+
+    def lanes(self, header: ConsumerGroupRequest, command: Command, peer: Peer) -> Command:
+        """900133: ours. A group's contract, its lanes and whom it refused."""
+        name = header.group
+        check_group(self.groups, name)
+        contracts = self.consumers.contracts
+        made = self.consumers.lanes.table.get(name)
+        answer = {
+            "conflicts": contracts.conflicts.get(name, 0),
+            "contract": contracts.of(name),
+            "forgotten": list(made.forgotten) if made is not None else [],
+            "lanes": show(made) if made is not None else [],
+            "refused": {c: said.why for (g, c), said in contracts.refused.items() if g == name},
+            "unmatched": made.unmatched if made is not None else 0,
+        }
+        return Command(ResponseCode.SUCCESS, body=orjson.dumps(answer))
 
 
 def _samples(report: "Report") -> Iterator["Sample"]:
@@ -264,34 +254,3 @@ def _queue_matching(queue: QueueMatches) -> bodies.QueueMatching:
         tally.count if tally is not None else None,
         None if eta_s is None else round(eta_s * 1000),
     )
-
-
-class ContractAdmin:
-    """The request family about contracts."""
-
-    def __init__(self, groups: Groups, consumers: Consumers) -> None:
-        self._groups = groups
-        self._consumers = consumers
-
-    def handlers(self) -> dict[int, Handler]:
-        return {RequestCode.SLUICE_GROUP_LANES: self.lanes}
-
-    def lanes(self, command: Command, peer: Peer) -> Command:
-        """900133. Raises RequestError for a group that does not exist."""
-        name = decode_header(ConsumerGroupRequest, command.fields).group
-        if name not in self._groups:
-            raise RequestError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group [{name}] does not exist.",
-            )
-        contracts = self._consumers.contracts
-        made = self._consumers.lanes.table.get(name)
-        answer = {
-            "conflicts": contracts.conflicts.get(name, 0),
-            "contract": contracts.of(name),
-            "forgotten": list(made.forgotten) if made is not None else [],
-            "lanes": show(made) if made is not None else [],
-            "refused": {c: said.why for (g, c), said in contracts.refused.items() if g == name},
-            "unmatched": made.unmatched if made is not None else 0,
-        }
-        return Command(ResponseCode.SUCCESS, body=orjson.dumps(answer))

@@ -9,6 +9,7 @@ broker (spec/traffic, item 2).
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -25,16 +26,19 @@ from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.subscriptions import SQL92_IS_OFF, is_tag_kind, make_filter, preparation
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import RETRY_PREFIX
-from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
 from sluicemq.wire import bodies
-from sluicemq.wire.codes import RequestCode, ResponseCode
-from sluicemq.wire.declare import decode_header, encode_header
+from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import ConsumerGroupRequest, HeartbeatResponse, UnregisterClientRequest
 
 log = logging.getLogger(__name__)
 
+UNKNOWN_GROUP: Final = (
+    "group %s of client %s does not exist and is not made on its own. Create it, or set "
+    "autoCreateSubscriptionGroup=true in broker.conf."
+)
 LANES_FIELD = "sluiceLanes"
 UNIT_SYS_FLAG = 0x1
 UNKNOWN_MAX = 1024
@@ -42,33 +46,18 @@ BODY_INLINE_BYTES: Final = 64 * 1024
 """Larger heartbeats take milliseconds to read."""
 
 
+@dataclass(slots=True, eq=False)
 class Heartbeats:
     """The request family of clients about themselves."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        topics: Topics,
-        groups: Groups,
-        consumers: Consumers,
-        producers: Producers,
-        clock: Clock,
-    ) -> None:
-        self._settings = settings
-        self._topics = topics
-        self._groups = groups
-        self._consumers = consumers
-        self._producers = producers
-        self._clock = clock
-        self._unknown: set[str] = set()
-
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.HEART_BEAT: self.heartbeat,
-            RequestCode.UNREGISTER_CLIENT: self.unregister,
-            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.list_members,
-            RequestCode.CHECK_CLIENT_CONFIG: self.check,
-        }
+    settings: Settings
+    topics: Topics
+    groups: Groups
+    consumers: Consumers
+    producers: Producers
+    clock: Clock
+    unknown: set[str] = field(default_factory=set)
+    """Groups that the log has named."""
 
     def heartbeat(self, command: Command, peer: Peer) -> Postponed:
         """34. The answer's version lets old clients use SQL92 (spec/remoting.md §4)."""
@@ -78,7 +67,7 @@ class Heartbeats:
         """Group by group: a heartbeat may bring thousands, each with expressions to compile."""
         decode = partial(bodies.decode_heartbeat, command.body)
         data = (yield decode) if len(command.body) > BODY_INLINE_BYTES else decode()
-        now = self._clock.now_ms()
+        now = self.clock.now_ms()
 
         def member() -> Member:
             return Member(data.client_id, peer, command.language, command.version, now)
@@ -88,26 +77,29 @@ class Heartbeats:
         refusal = ""
         for consumer in data.consumers:
             yield from self._compile(consumer.subscriptions)
-            config = self._groups.find(consumer.group)
+            config = self.groups.find(consumer.group)
             if config is None:
-                self._complain(consumer.group, data.client_id)
+                # It gets nothing and no error: at least the log says why.
+                if consumer.group not in self.unknown and len(self.unknown) < UNKNOWN_MAX:
+                    self.unknown.add(consumer.group)
+                    log.warning(UNKNOWN_GROUP, consumer.group, data.client_id)
                 continue
             retry_topic = RETRY_PREFIX + consumer.group
-            if retry_topic not in self._topics and config.retry_queues > 0:
+            if retry_topic not in self.topics and config.retry_queues > 0:
                 creates = True
-                self._topics.ensure(
+                self.topics.ensure(
                     retry_topic, config.retry_queues, UNIT_SYS_FLAG if consumer.unit_mode else 0
                 )
             if data.without_subscriptions:
-                known = self._consumers.short_heartbeat(consumer.group, member(), data.fingerprint)
+                known = self.consumers.short_heartbeat(consumer.group, member(), data.fingerprint)
             else:
                 try:
-                    known = self._consumers.heartbeat(consumer, member(), data.fingerprint)
+                    known = self.consumers.heartbeat(consumer, member(), data.fingerprint)
                 except ContractError as error:
                     refusal, known = str(error), False
             changed = changed or known
         for group in data.producer_groups:
-            self._producers.heartbeat(group, member())
+            self.producers.heartbeat(group, member())
         answer = Command(
             ResponseCode.SUCCESS,
             encode_header(
@@ -132,33 +124,23 @@ class Heartbeats:
                     compile_sql92(subscription.expression)
                 yield None
 
-    def _complain(self, group: str, client_id: str) -> None:
-        """A consumer of an unknown group gets nothing and no error: at least the log says why."""
-        if group not in self._unknown and len(self._unknown) < UNKNOWN_MAX:
-            self._unknown.add(group)
-            log.warning(
-                "group %s of client %s does not exist and is not made on its own. Create it, or "
-                "set autoCreateSubscriptionGroup=true in broker.conf.", group, client_id,
-            )  # fmt: skip
-
-    def unregister(self, command: Command, peer: Peer) -> Command:
+    def unregister(self, header: UnregisterClientRequest, command: Command, peer: Peer) -> Command:
         """35."""
-        header = decode_header(UnregisterClientRequest, command.fields)
         if header.producer_group:
-            self._producers.unregister(header.producer_group, peer)
+            self.producers.unregister(header.producer_group, peer)
         if header.consumer_group:
-            self._consumers.unregister(header.consumer_group, peer, header.client_id)
+            self.consumers.unregister(header.consumer_group, peer, header.client_id)
         return Command(ResponseCode.SUCCESS, {})
 
-    def list_members(self, command: Command, peer: Peer) -> Command:
+    def list_members(self, header: ConsumerGroupRequest, command: Command, peer: Peer) -> Command:
         """38. In a group with lanes: those of the asker's lane, so that they balance all queues."""
-        name = decode_header(ConsumerGroupRequest, command.fields).group
-        group = self._consumers.groups.get(name)
+        name = header.group
+        group = self.consumers.groups.get(name)
         if group is None or not group.members:
             return Command(
                 ResponseCode.SYSTEM_ERROR, {}, remark=f"no consumer for this group, {name}"
             )
-        found = self._consumers.lane_of(name, peer, command.fields)
+        found = self.consumers.lane_of(name, peer, command.fields)
         client_ids = group.client_ids
         if found is not None:
             key = found.key
@@ -174,7 +156,7 @@ class Heartbeats:
         subscription = asked.subscription
         if subscription is None:
             return Command(ResponseCode.SUCCESS)
-        if not is_tag_kind(subscription.kind) and not self._settings.broker.enable_property_filter:
+        if not is_tag_kind(subscription.kind) and not self.settings.broker.enable_property_filter:
             return Command(ResponseCode.SYSTEM_ERROR, remark=SQL92_IS_OFF)
         yield from self._compile([subscription])
         try:
@@ -182,7 +164,7 @@ class Heartbeats:
         except FilterError as error:
             return Command(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
         try:
-            self._consumers.check(asked.group, asked.client_id, subscription, peer)
+            self.consumers.check(asked.group, asked.client_id, subscription, peer)
         except ContractError as error:
             return Command(ResponseCode.NO_PERMISSION, remark=str(error))
         return Command(ResponseCode.SUCCESS)

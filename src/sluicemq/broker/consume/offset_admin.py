@@ -6,13 +6,14 @@
     314   give one group the offsets of another
     321   the units of a queue as they are stored
 
-A reset is done here (`useServerSideResetOffset`, the default: `resets.py` says how it lasts), or by
+A reset is done here (`useServerSideResetOffset`, the default; `offsets.py` says how it lasts) or by
 the consumers, who are told with 220. Then they have to be online, and one that does not know 220
 does nothing; that is what RocketMQ 4.x knows.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -23,18 +24,17 @@ from sluicemq.broker.groups import Groups
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topic, Topics
-from sluicemq.broker.turns import Announced, Postponed
+from sluicemq.broker.turns import Announced, Postponed, Turns
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
-from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
 from sluicemq.store.queues import UNIT
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode, ResponseCode
-from sluicemq.wire.declare import decode_header, encode_header
+from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import (
     CloneGroupOffsetRequest,
@@ -51,48 +51,29 @@ OFFSET_NONE: Final = (1 << 63) - 1
 """308's word for a queue in which no group is behind the one it is compared with."""
 
 
+@dataclass(slots=True, eq=False)
 class OffsetAdmin:
     """The request family about offsets of whole groups."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        topics: Topics,
-        groups: Groups,
-        offsets: Offsets,
-        consumers: Consumers,
-        polls: LongPolls,
-        store: Store,
-        clock: Clock,
-        answers_are_there: Callable[[], None],
-    ) -> None:
-        self._settings = settings
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._consumers = consumers
-        self._polls = polls
-        self._store = store
-        self._clock = clock
-        self._answers_are_there = answers_are_there
-
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset,
-            RequestCode.QUERY_CONSUME_TIME_SPAN: self.time_spans,
-            RequestCode.QUERY_CORRECTION_OFFSET: self.correction_offsets,
-            RequestCode.CLONE_GROUP_OFFSET: self.clone,
-            RequestCode.QUERY_CONSUME_QUEUE: self.units,
-        }
+    settings: Settings
+    topics: Topics
+    groups: Groups
+    offsets: Offsets
+    consumers: Consumers
+    polls: LongPolls
+    store: Store
+    clock: Clock
+    turns: Turns
 
     # --------------------------------------------------------------------------------- reset
 
-    def reset(self, command: Command, peer: Peer) -> Command | Announced:
+    def reset(
+        self, header: ResetOffsetRequest, command: Command, peer: Peer
+    ) -> Command | Announced:
         """222. Answered with the new offsets, when they are on disk."""
-        header = decode_header(ResetOffsetRequest, command.fields)
-        topic = self._known_topic(header.topic)
-        self._check_group(header.group)
-        is_ours = self._settings.broker.server_side_reset
+        topic = known_topic(self.topics, header.topic)
+        check_group(self.groups, header.group)
+        is_ours = self.settings.broker.server_side_reset
         found = self._wanted(topic, header, is_single=is_ours)
         log.info(
             "%s resets group %s on %s: %s", peer.remote, header.group, topic.name,
@@ -108,50 +89,45 @@ class OffsetAdmin:
         self, topic: Topic, header: ResetOffsetRequest, *, is_single: bool
     ) -> dict[MessageQueue, int]:
         """Where the group shall go. Raises RequestError."""
+        name, queue_id, store = topic.name, header.queue_id, self.store
         queue_ids: Iterable[int] = range(topic.config.read_queues)
-        if is_single and header.queue_id >= 0:
-            if header.queue_id not in queue_ids:
+        if is_single and queue_id >= 0:
+            if queue_id not in queue_ids:
                 raise RequestError(
                     ResponseCode.SYSTEM_ERROR,
-                    f"queue {header.queue_id} is not one of the {topic.config.read_queues} queues "
-                    f"of {topic.name}",
+                    f"queue {queue_id} is not one of the {topic.config.read_queues} queues of "
+                    f"{name}",
                 )
-            queue_ids = [header.queue_id]
+            queue_ids = [queue_id]
             if header.offset is not None and header.offset != -1:
-                self._check_offset(topic.name, header.queue_id, header.offset)
-                return {self._queue(topic.name, header.queue_id): header.offset}
+                low, high = store.queue_offsets(name, queue_id)
+                if not low <= header.offset <= high + 1:  # one too many, as the real broker allows
+                    raise RequestError(
+                        ResponseCode.SYSTEM_ERROR,
+                        f"the offset {header.offset} is not in the queue {queue_id} of {name}, "
+                        f"which holds {low} to {high}",
+                    )
+                return {self._queue(name, queue_id): header.offset}
         return {
-            self._queue(topic.name, queue_id): self._offset_at(topic.name, queue_id, header.time_ms)
+            self._queue(name, queue_id): store.queue_offsets(name, queue_id)[1]
+            if header.time_ms < 0
+            else store.reader.offset_by_time(name, queue_id, header.time_ms, "lower")
             for queue_id in queue_ids
         }
 
-    def _check_offset(self, topic: str, queue_id: int, offset: int) -> None:
-        low, high = self._store.queue_offsets(topic, queue_id)
-        if not low <= offset <= high + 1:  # one too many, as the real broker allows
-            raise RequestError(
-                ResponseCode.SYSTEM_ERROR,
-                f"the offset {offset} is not in the queue {queue_id} of {topic}, which holds {low} "
-                f"to {high}",
-            )
-
-    def _offset_at(self, topic: str, queue_id: int, time_ms: int) -> int:
-        if time_ms < 0:
-            return self._store.queue_offsets(topic, queue_id)[1]
-        return self._store.reader.offset_by_time(topic, queue_id, time_ms, "lower")
-
     def _move(self, group: str, offsets: dict[MessageQueue, int]) -> None:
         for queue, offset in offsets.items():
-            if not self._consumers.lanes.reset(group, queue.topic, queue.queue_id, offset):
-                self._offsets.reset(group, queue.topic, queue.queue_id, offset)
-            self._polls.look_again(queue.topic, queue.queue_id)
-        self._answers_are_there()
+            if not self.consumers.lanes.reset(group, queue.topic, queue.queue_id, offset):
+                self.offsets.reset(group, queue.topic, queue.queue_id, offset)
+            self.polls.look_again(queue.topic, queue.queue_id)
+        self.turns.soon()
 
     def _let_consumers_reset(
         self, header: ResetOffsetRequest, found: dict[MessageQueue, int], language: str
     ) -> Command:
         """220 to every member; who reads a queue moves there. A queue without an offset in the
         table has no reader that could obey, so it is refused, as by the real broker."""
-        group = self._consumers.groups.get(header.group)
+        group = self.consumers.groups.get(header.group)
         if group is None:
             return Command(
                 ResponseCode.CONSUMER_NOT_ONLINE,
@@ -159,7 +135,7 @@ class OffsetAdmin:
                 f"Topic: {header.topic} Timestamp: {header.time_ms}",
             )
         for queue, offset in list(found.items()):
-            known = self._offsets.committed(header.group, queue.topic, queue.queue_id)
+            known = self.offsets.committed(header.group, queue.topic, queue.queue_id)
             if known < 0:
                 return Command(
                     ResponseCode.SYSTEM_ERROR,
@@ -184,22 +160,21 @@ class OffsetAdmin:
 
     # --------------------------------------------------------------------------------- clone
 
-    def clone(self, command: Command, peer: Peer) -> Announced:
+    def clone(self, header: CloneGroupOffsetRequest, command: Command, peer: Peer) -> Announced:
         """314: the target goes where the source stands; of one topic or of all but the retry topic.
         Members of the target that are online are moved as by a reset."""
-        header = decode_header(CloneGroupOffsetRequest, command.fields)
-        self._check_group(header.source_group)
-        if self._groups.find(header.target_group) is None:
-            self._check_group(header.target_group)
+        check_group(self.groups, header.source_group)
+        if self.groups.find(header.target_group) is None:
+            check_group(self.groups, header.target_group)
         source, target = header.source_group, header.target_group
-        names = {header.topic} if header.topic else self._offsets.topics_of(source)
+        names = {header.topic} if header.topic else self.offsets.topics_of(source)
         for name in sorted(names):
-            topic = self._topics.get(name)
+            topic = self.topics.get(name)
             if topic is None or name.startswith(RETRY_PREFIX):
                 continue
             found = {}
             for queue_id in range(topic.config.read_queues):
-                offset = self._offsets.committed(source, name, queue_id)
+                offset = self.offsets.committed(source, name, queue_id)
                 if offset >= 0:
                     found[self._queue(name, queue_id)] = offset
             self._move(target, found)
@@ -208,10 +183,9 @@ class OffsetAdmin:
 
     # ----------------------------------------------------------------------------- questions
 
-    def time_spans(self, command: Command, peer: Peer) -> Command:
+    def time_spans(self, header: TopicGroupRequest, command: Command, peer: Peer) -> Command:
         """303."""
-        header = decode_header(TopicGroupRequest, command.fields)
-        topic = self._known_topic(header.topic)
+        topic = known_topic(self.topics, header.topic)
         spans = [
             self._time_span(header.group, topic.name, queue_id)
             for queue_id in range(topic.config.write_queues)
@@ -219,37 +193,38 @@ class OffsetAdmin:
         return Command(ResponseCode.SUCCESS, body=bodies.encode_time_spans(spans))
 
     def _time_span(self, group: str, topic: str, queue_id: int) -> bodies.TimeSpan:
-        store = self._store
+        store = self.store
         high = store.queue_offsets(topic, queue_id)[1]
         first_ms = store.reader.earliest_time_ms(topic, queue_id)
-        offset = self._offsets.committed(group, topic, queue_id)
+        offset = self.offsets.committed(group, topic, queue_id)
         consumed_ms = first_ms
         if offset > 0:
             consumed_ms = store.reader.store_time_ms(topic, queue_id, offset - 1)
         delay_ms = 0
         if high > offset:
             next_ms = store.reader.store_time_ms(topic, queue_id, max(offset, 0))
-            delay_ms = max(0, self._clock.now_ms() - next_ms) if next_ms > 0 else 0
+            delay_ms = max(0, self.clock.now_ms() - next_ms) if next_ms > 0 else 0
         last_ms = store.reader.store_time_ms(topic, queue_id, high - 1) if high else -1
         return bodies.TimeSpan(
             self._queue(topic, queue_id), first_ms, last_ms, consumed_ms, delay_ms
         )
 
-    def correction_offsets(self, command: Command, peer: Peer) -> Command:
+    def corrections(
+        self, header: QueryCorrectionOffsetRequest, command: Command, peer: Peer
+    ) -> Command:
         """308: the least offset of all groups but `filterGroups`; where the compared group is
         behind all of them, the greatest number there is. Offsets of deleted messages do not count.
 
         RocketMQ drops the offsets of the groups that are left out; we only leave them out."""
-        header = decode_header(QueryCorrectionOffsetRequest, command.fields)
         left_out = set(filter(None, (header.groups_left_out or "").split(",")))
         least: dict[int, int] = {}
         compared: dict[int, int] = {}
-        for group, topic, queue_id, offset in self._offsets.queues():
+        for group, topic, queue_id, offset in self.offsets.queues():
             if topic != header.topic:
                 continue
             if group == header.compare_group:
                 compared[queue_id] = offset
-            is_there = offset >= self._store.queue_offsets(topic, queue_id)[0]
+            is_there = offset >= self.store.queue_offsets(topic, queue_id)[0]
             if group not in left_out and is_there:
                 least[queue_id] = min(offset, least.get(queue_id, offset))
         for queue_id, offset in compared.items():
@@ -257,17 +232,16 @@ class OffsetAdmin:
                 least[queue_id] = OFFSET_NONE
         return Command(ResponseCode.SUCCESS, body=bodies.encode_correction_offsets(least))
 
-    def units(self, command: Command, peer: Peer) -> Postponed:
+    def units(self, header: QueryConsumeQueueRequest, command: Command, peer: Peer) -> Postponed:
         """321: at most UNITS_MAX; with a group, which of them its filter wants by their tag."""
-        header = decode_header(QueryConsumeQueueRequest, command.fields)
-        topic = self._known_topic(header.topic)
-        low, high = self._store.queue_offsets(topic.name, header.queue_id)
-        watch = self._consumers.watch(header.group, topic.name) if header.group else None
+        topic = known_topic(self.topics, header.topic)
+        low, high = self.store.queue_offsets(topic.name, header.queue_id)
+        watch = self.consumers.watch(header.group, topic.name) if header.group else None
         left = min(header.count, UNITS_MAX)
         offset = max(header.offset, low)
         data = b""
         while left > 0:
-            units = self._store.reader.units(topic.name, header.queue_id, offset, left)
+            units = self.store.reader.units(topic.name, header.queue_id, offset, left)
             if not units:
                 break
             data += units
@@ -281,23 +255,25 @@ class OffsetAdmin:
 
         return Postponed(steps())
 
-    # -------------------------------------------------------------------------------- checks
-
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
-        return MessageQueue(topic, self._settings.broker.broker_name, queue_id)
+        return MessageQueue(topic, self.settings.broker.broker_name, queue_id)
 
-    def _known_topic(self, name: str) -> Topic:
-        topic = self._topics.get(name)
-        if topic is None:
-            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
-        return topic
 
-    def _check_group(self, name: str) -> None:
-        if name not in self._groups:
-            raise RequestError(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group [{name}] does not exist.",
-            )
+def known_topic(topics: Topics, name: str) -> Topic:
+    """Raises RequestError."""
+    topic = topics.get(name)
+    if topic is None:
+        raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+    return topic
+
+
+def check_group(groups: Groups, name: str) -> None:
+    """Raises RequestError for a group that does not exist."""
+    if name not in groups:
+        raise RequestError(
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+            f"subscription group [{name}] does not exist.",
+        )
 
 
 def _units_body(low: int, high: int, data: bytes, wanted: Subscription | None) -> bytes:

@@ -41,11 +41,10 @@ from sluicemq.filter.subscriptions import (
 )
 from sluicemq.model.subscription import ALL, TAG, MessageFilter
 from sluicemq.model.topic import CONTRACT, PERM_READ, GroupConfig
-from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
 from sluicemq.store.gather import Judgement, PostponedError, Reach
 from sluicemq.store.store import ReadResult, ReadStatus, Store
-from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import SERVER_LANGUAGE, VERSION, Command
 from sluicemq.wire.headers import PullMessageRequest
@@ -176,9 +175,6 @@ class Pull:
         self.delivered: dict[tuple[str, str], Delivered] = {}
         self.found = 0
         self.missed = 0
-
-    def handlers(self) -> dict[int, Handler]:
-        return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
 
     def pull(self, command: Command, peer: Peer) -> bytes | Command | Parked | Postponed | None:
         """11 and 361. HOT."""

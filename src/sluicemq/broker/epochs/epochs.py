@@ -39,11 +39,10 @@ from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, encode_host
-from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
 from sluicemq.store.store import Store
 from sluicemq.wire import staging
-from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.declare import encode_header as encoded
 from sluicemq.wire.frames import SERVER_LANGUAGE, Command
@@ -117,9 +116,6 @@ class Epochs:
     def on_staged(self) -> OnStaged:
         """Told of each batch that is staged."""
         return self._reader.seen.note
-
-    def handlers(self) -> dict[int, Handler]:
-        return {RequestCode.SLUICE_COMMIT_EPOCH: self.commit}
 
     def move(self, host: Host) -> None:
         """The host that stands in our records is this one."""

@@ -29,7 +29,7 @@ from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.model.ids import Host, encode_host, offset_message_id, parse_offset_message_id
 from sluicemq.model.topic import MessageQueue
-from sluicemq.net.dispatch import Handler, finish_answer
+from sluicemq.net.dispatch import finish_answer
 from sluicemq.net.peer import Peer
 from sluicemq.record import property_text as text
 from sluicemq.store.store import Store
@@ -141,13 +141,6 @@ class Relays:
         self._consumers = consumers
         self._store = store
         self._questions = questions
-
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
-            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.consumer_status,
-        }
 
     def running_info(self, command: Command, peer: Peer) -> Command | None:
         """307: what does a consumer do?"""
@@ -310,12 +303,6 @@ class Replies:
         """The host that stands in records and message ids is this one."""
         self._host = host
         self._host_bytes = encode_host(host)
-
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.SEND_REPLY_MESSAGE: self.reply_long,
-            RequestCode.SEND_REPLY_MESSAGE_V2: self.reply_letters,
-        }
 
     def reply_long(self, command: Command, peer: Peer) -> Command | None:
         """324: long names. The Go client sends it without a body, which is an empty reply here."""

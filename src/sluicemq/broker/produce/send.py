@@ -27,11 +27,10 @@ from sluicemq.errors import MessageIllegalError, RequestError, StoreError, Store
 from sluicemq.model.ids import Host, UniqueIds, encode_host
 from sluicemq.model.message import PREPARED, TRAN_MSG, TRANSACTION_MASK
 from sluicemq.model.topic import PERM_WRITE, RETRY_PREFIX
-from sluicemq.net.dispatch import Handler, Quick
 from sluicemq.net.peer import Peer
 from sluicemq.record import property_text as text
 from sluicemq.store.store import Store
-from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import FLAG_ONEWAY, SERVER_LANGUAGE, VERSION, Command
 from sluicemq.wire.headers import BRIEF_FIELD, SendMessageRequest, SendMessageRequestV2
@@ -115,16 +114,6 @@ class Send:
         self._answer_with_id = with_id.encode()
         self._answer_any = f'{begin}%b"msgId":"%b",{end}'.encode()
 
-    def quick(self) -> dict[int, Quick]:
-        return {RequestCode.SEND_MESSAGE_V2: self.send_quick}
-
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.SEND_MESSAGE_V2: self._send_letters,
-            RequestCode.SEND_MESSAGE: self.send_long,
-            RequestCode.SEND_BATCH_MESSAGE: self.send_batch,
-        }
-
     # ---------------------------------------------------------------------------- the hot path
 
     def send_quick(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool:
@@ -200,7 +189,7 @@ class Send:
         """10: the names of the Go client."""
         return self._send_any(decode_header(SendMessageRequest, command.fields), command, peer)
 
-    def _send_letters(self, command: Command, peer: Peer) -> Durable | Command:
+    def send_letters(self, command: Command, peer: Peer) -> Durable | Command:
         return self._send_any(decode_header(SendMessageRequestV2, command.fields), command, peer)
 
     def send_batch(self, command: Command, peer: Peer) -> Durable | Command:

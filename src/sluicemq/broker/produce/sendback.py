@@ -40,12 +40,12 @@ from sluicemq.model.message import (
     WAIT,
 )
 from sluicemq.model.topic import PERM_WRITE, GroupConfig
-from sluicemq.net.dispatch import Handler, finish_answer
+from sluicemq.net.dispatch import finish_answer
 from sluicemq.net.peer import Peer
 from sluicemq.record import property_text as text
 from sluicemq.record.codec import RecordHead, parse_head
 from sluicemq.store.store import Store
-from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import SendBackRequest
@@ -80,9 +80,6 @@ class SendBack:
     def move(self, store_host: Host) -> None:
         """The host that stands in records is this one."""
         self._store_host = encode_host(store_host)
-
-    def handlers(self) -> dict[int, Handler]:
-        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
 
     def send_back(self, command: Command, peer: Peer) -> Durable | Command:
         """36."""

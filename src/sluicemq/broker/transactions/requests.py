@@ -27,10 +27,9 @@ from sluicemq.model.message import (
     ROLLED_BACK,
     TAGS,
 )
-from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
 from sluicemq.wire import bodies
-from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command, encode_answer
 from sluicemq.wire.headers import (
@@ -55,13 +54,6 @@ class TransactionRequests:
     transactions: Transactions
     clock: Clock
     access: Access = field(default_factory=Access)
-
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.END_TRANSACTION: self.end,
-            RequestCode.SLUICE_LIST_TRANSACTIONS: self.listed,
-            RequestCode.SLUICE_RESOLVE_TRANSACTION: self.resolve,
-        }
 
     # --- by a producer
 

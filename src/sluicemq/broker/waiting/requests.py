@@ -27,11 +27,10 @@ from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.message import KEYS, REAL_TOPIC, TAGS, UNIQ_KEY
 from sluicemq.model.recall import RecallHandle, parse_recall_handle
 from sluicemq.model.topic import PERM_WRITE
-from sluicemq.net.dispatch import Handler
 from sluicemq.net.peer import Peer
 from sluicemq.record import property_text as text
 from sluicemq.wire import bodies
-from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command, encode_answer
 from sluicemq.wire.headers import (
@@ -74,16 +73,6 @@ class Pending:
         self._intake = intake
         self._clock = clock
         self._store_host = encode_host(store_host)
-
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.RECALL_MESSAGE: self.recall,
-            RequestCode.SLUICE_LIST_DELAYED: self.listed,
-            RequestCode.SLUICE_CANCEL_DELAYED: self.cancel,
-            RequestCode.GET_ALL_DELAY_OFFSET: self.delay_offsets,
-            RequestCode.GET_TIMER_CHECK_POINT: self.timer_checkpoint,
-            RequestCode.GET_TIMER_METRICS: self.timer_metrics,
-        }
 
     # --- taking back
 

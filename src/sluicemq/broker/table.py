@@ -1,0 +1,179 @@
+"""Which request goes where: code -> header, handler, quick twin.
+
+A row with a header has a handler `(header, command, peer)`, and the header is decoded here; one
+without has `(command, peer)`, and reads fields or body itself. A quick twin takes plain requests
+past all that (`net/dispatch.py`). What right a code needs says `acl.verdict.NEEDS`. What is not
+here is answered with REQUEST_CODE_NOT_SUPPORTED.
+"""
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Final, NamedTuple
+
+from sluicemq.broker.admin import readonly
+from sluicemq.broker.admin.access import AccessAdmin
+from sluicemq.broker.admin.metadata import Metadata
+from sluicemq.broker.admin.queries import Queries
+from sluicemq.broker.admin.retention import Cleaning
+from sluicemq.broker.admin.status import Admin
+from sluicemq.broker.consume.filter_admin import FilterAdmin
+from sluicemq.broker.consume.heartbeat import Heartbeats
+from sluicemq.broker.consume.offset_admin import OffsetAdmin
+from sluicemq.broker.consume.pull import Pull
+from sluicemq.broker.epochs.epochs import Epochs
+from sluicemq.broker.produce.relays import Relays, Replies
+from sluicemq.broker.produce.send import Send
+from sluicemq.broker.produce.sendback import SendBack
+from sluicemq.broker.state import BrokerState
+from sluicemq.broker.transactions.requests import TransactionRequests
+from sluicemq.broker.waiting.requests import Pending
+from sluicemq.net.dispatch import Dispatcher, Handler, Outcome
+from sluicemq.net.limits import WITH_MESSAGES
+from sluicemq.wire import headers as h
+from sluicemq.wire.codes import RequestCode as Code
+from sluicemq.wire.declare import decode_header
+
+
+class Row(NamedTuple):
+    """Where a request goes."""
+
+    header: type | None
+    handler: Callable[..., Outcome]
+    quick: Callable[..., bool] | None = None
+
+
+TABLE: Final[dict[int, Row]] = {
+    # --- producers
+    Code.SEND_MESSAGE: Row(None, Send.send_long),
+    Code.SEND_MESSAGE_V2: Row(None, Send.send_letters, Send.send_quick),
+    Code.SEND_BATCH_MESSAGE: Row(None, Send.send_batch),
+    Code.SEND_REPLY_MESSAGE: Row(None, Replies.reply_long),
+    Code.SEND_REPLY_MESSAGE_V2: Row(None, Replies.reply_letters),
+    Code.CONSUMER_SEND_MSG_BACK: Row(None, SendBack.send_back),
+    Code.END_TRANSACTION: Row(None, TransactionRequests.end),
+    Code.SLUICE_LIST_TRANSACTIONS: Row(None, TransactionRequests.listed),
+    Code.SLUICE_RESOLVE_TRANSACTION: Row(None, TransactionRequests.resolve),
+    Code.SLUICE_COMMIT_EPOCH: Row(None, Epochs.commit),
+    Code.RECALL_MESSAGE: Row(None, Pending.recall),
+    Code.SLUICE_LIST_DELAYED: Row(None, Pending.listed),
+    Code.SLUICE_CANCEL_DELAYED: Row(None, Pending.cancel),
+    Code.GET_ALL_DELAY_OFFSET: Row(None, Pending.delay_offsets),
+    Code.GET_TIMER_CHECK_POINT: Row(None, Pending.timer_checkpoint),
+    Code.GET_TIMER_METRICS: Row(None, Pending.timer_metrics),
+    # --- consumers
+    Code.PULL_MESSAGE: Row(None, Pull.pull),
+    Code.LITE_PULL_MESSAGE: Row(None, Pull.pull),
+    Code.HEART_BEAT: Row(None, Heartbeats.heartbeat),
+    Code.UNREGISTER_CLIENT: Row(h.UnregisterClientRequest, Heartbeats.unregister),
+    Code.GET_CONSUMER_LIST_BY_GROUP: Row(h.ConsumerGroupRequest, Heartbeats.list_members),
+    Code.CHECK_CLIENT_CONFIG: Row(None, Heartbeats.check),
+    Code.QUERY_CONSUMER_OFFSET: Row(None, Queries.committed_offset),
+    Code.UPDATE_CONSUMER_OFFSET: Row(None, Queries.commit_offset),
+    Code.LOCK_BATCH_MQ: Row(None, Queries.lock),
+    Code.UNLOCK_BATCH_MQ: Row(None, Queries.unlock),
+    # --- queues and messages
+    Code.GET_MAX_OFFSET: Row(None, Queries.max_offset),
+    Code.GET_MIN_OFFSET: Row(None, Queries.min_offset),
+    Code.SEARCH_OFFSET_BY_TIMESTAMP: Row(None, Queries.offset_by_time),
+    Code.GET_EARLIEST_MSG_STORETIME: Row(None, Queries.earliest_time),
+    Code.QUERY_MESSAGE: Row(None, Queries.query_message),
+    Code.VIEW_MESSAGE_BY_ID: Row(None, Queries.view_message),
+    # --- topics and groups
+    Code.UPDATE_AND_CREATE_TOPIC: Row(None, Metadata.create_topic),
+    Code.UPDATE_AND_CREATE_TOPIC_LIST: Row(None, Metadata.create_topics),
+    Code.DELETE_TOPIC_IN_BROKER: Row(None, Metadata.delete_topic),
+    Code.GET_ALL_TOPIC_CONFIG: Row(None, Metadata.all_topics),
+    Code.GET_TOPIC_CONFIG: Row(None, Metadata.topic),
+    Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: Row(None, Metadata.system_topics),
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Row(None, Metadata.create_group),
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: Row(None, Metadata.create_groups),
+    Code.DELETE_SUBSCRIPTIONGROUP: Row(None, Metadata.delete_group),
+    Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: Row(None, Metadata.all_groups),
+    Code.GET_SUBSCRIPTIONGROUP_CONFIG: Row(None, Metadata.group),
+    Code.GET_ALL_CONSUMER_OFFSET: Row(None, Metadata.all_offsets),
+    # --- offsets of whole groups, filters, lanes
+    Code.INVOKE_BROKER_TO_RESET_OFFSET: Row(h.ResetOffsetRequest, OffsetAdmin.reset),
+    Code.QUERY_CONSUME_TIME_SPAN: Row(h.TopicGroupRequest, OffsetAdmin.time_spans),
+    Code.QUERY_CORRECTION_OFFSET: Row(h.QueryCorrectionOffsetRequest, OffsetAdmin.corrections),
+    Code.CLONE_GROUP_OFFSET: Row(h.CloneGroupOffsetRequest, OffsetAdmin.clone),
+    Code.QUERY_CONSUME_QUEUE: Row(h.QueryConsumeQueueRequest, OffsetAdmin.units),
+    Code.SLUICE_FILTERED_LAG: Row(h.FilteredLagRequest, FilterAdmin.lag),
+    Code.SLUICE_TRY_FILTER: Row(h.TryFilterRequest, FilterAdmin.try_filter),
+    Code.SLUICE_GROUP_LANES: Row(h.ConsumerGroupRequest, FilterAdmin.lanes),
+    # --- the broker, its clients and its files
+    Code.UPDATE_BROKER_CONFIG: Row(None, Admin.change_config),
+    Code.GET_BROKER_CONFIG: Row(None, Admin.config),
+    Code.GET_BROKER_RUNTIME_INFO: Row(None, Admin.runtime),
+    Code.GET_TOPIC_STATS_INFO: Row(None, Admin.topic_stats),
+    Code.GET_CONSUMER_CONNECTION_LIST: Row(None, Admin.consumer_connections),
+    Code.GET_PRODUCER_CONNECTION_LIST: Row(None, Admin.producer_connections),
+    Code.GET_CONSUME_STATS: Row(None, Admin.consume_stats),
+    Code.QUERY_TOPIC_CONSUME_BY_WHO: Row(None, Admin.groups_of_topic),
+    Code.GET_CONSUMER_RUNNING_INFO: Row(None, Relays.running_info),
+    Code.CONSUME_MESSAGE_DIRECTLY: Row(None, Relays.consume_directly),
+    Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: Row(None, Relays.consumer_status),
+    Code.CLEAN_EXPIRED_CONSUMEQUEUE: Row(None, Cleaning.clean_queues),
+    Code.CLEAN_UNUSED_TOPIC: Row(None, Cleaning.clean_topics),
+    Code.DELETE_EXPIRED_COMMITLOG: Row(None, Cleaning.clean_log),
+    # --- access rules
+    Code.UPDATE_AND_CREATE_ACL_CONFIG: Row(None, AccessAdmin.update_account),
+    Code.DELETE_ACL_CONFIG: Row(None, AccessAdmin.delete_account),
+    Code.GET_BROKER_CLUSTER_ACL_INFO: Row(None, AccessAdmin.versions),
+    Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: Row(None, AccessAdmin.update_white_addresses),
+    Code.GET_BROKER_CLUSTER_ACL_CONFIG: Row(None, AccessAdmin.listed),
+    Code.SLUICE_ACCESS_STATUS: Row(None, AccessAdmin.status),
+}
+"""A handler belongs to the family of its class; see `families`."""
+
+
+def families(b: BrokerState) -> tuple[object, ...]:
+    """What has handlers in one broker."""
+    settings, topics, groups, offsets, store = b.settings, b.topics, b.groups, b.offsets, b.store
+    clock, consumers = b.clock, b.consumers
+    return (
+        b.send, b.send_back, b.replies, b.epochs, b.pull, b.cleaning,
+        TransactionRequests(settings, b.transactions, clock, b.access),
+        Heartbeats(settings, topics, groups, consumers, b.producers, clock),
+        Queries(settings, topics, groups, offsets, b.locks, consumers, store, b.access),
+        Metadata(settings, topics, groups, offsets, store, b.turns.end),
+        Admin(
+            settings, topics, groups, offsets, consumers, b.producers, store, b.runtime, b.rates,
+            b.watch, b.files, clock,
+        ),
+        OffsetAdmin(settings, topics, groups, offsets, consumers, b.polls, store, clock, b.turns),
+        Relays(settings, topics, groups, consumers, store, b.questions),
+        FilterAdmin(
+            topics, groups, offsets, consumers, b.pull, b.filter_watch, b.background, store
+        ),
+        Pending(settings, topics, b.delayed, b.intake, clock, b.host),
+        AccessAdmin(settings, b.guard, b.files, clock, b.elsewhere),
+    )  # fmt: skip
+
+
+def dispatcher(b: BrokerState) -> Dispatcher:
+    """Requests to answers, past the guard when there is one."""
+    by_class = {type(family).__name__: family for family in families(b)}
+
+    def bound(function: Callable[..., Outcome]) -> Callable[..., Outcome]:
+        return MethodType(function, by_class[function.__qualname__.partition(".")[0]])
+
+    def handler(row: Row) -> Handler:
+        header, handle = row.header, bound(row.handler)
+        if header is None:
+            return handle
+        return lambda command, peer: handle(decode_header(header, command.fields), command, peer)
+
+    handlers = {int(code): handler(row) for code, row in TABLE.items()}
+    quick = {int(code): bound(row.quick) for code, row in TABLE.items() if row.quick is not None}
+    if b.settings.is_read_only:
+        quick = {}
+        handlers |= readonly.refusals(b.settings.store.root)
+    return Dispatcher(
+        handlers,
+        quick=quick,
+        deferred=b.deferred,
+        before=b.guard.before if b.guard is not None else None,
+        admit=b.guard.admit if b.guard is not None else None,
+        with_messages=WITH_MESSAGES,
+        shares=b.shares,
+    )
