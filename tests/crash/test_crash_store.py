@@ -27,7 +27,7 @@ from sluicemq.errors import SluiceError, StoreError
 from sluicemq.record.codec import decode_records
 from sluicemq.store import recover as recovery
 from sluicemq.store import segments
-from sluicemq.store.log import CommitLog, scan_records
+from sluicemq.store.log import CommitLog
 from sluicemq.store.store import Store
 from sluicemq.testing.files import CrashableFiles
 
@@ -213,7 +213,7 @@ class StoreMachine(RuleBasedStateMachine):
         """The log, walked by itself, holds what the queues hold and nothing else."""
         log = CommitLog(self.files, "/store/commitlog", 2048)
         log.segments.load()
-        places = [record.position for record in scan_records(log, 0)]
+        places = [record.position for record in log.scan(0)]
         assert places == [place for place, _, _ in found]
 
     @invariant()
@@ -270,9 +270,8 @@ def test_planted_bug_in_the_order_of_syncs_is_found(machine: type[StoreMachine])
 
 
 def test_planted_recovery_without_crc_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = scan_records
     monkeypatch.setattr(
-        recovery, "sweep_records", lambda log, start, **_: original(log, start, check_crc=False)
+        recovery, "sweep_records", lambda log, start, **_: log.scan(start, check_crc=False)
     )
     found = 0
     for seed in range(400):  # a body that misses a sector in the middle: one crash in eighty

@@ -191,13 +191,10 @@ def failed_checkpoint_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_crc_check_on_recovery(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("scan_records", "sweep_records"):
-        original = getattr(recovery, name)
-        monkeypatch.setattr(
-            recovery,
-            name,
-            lambda log, start, original=original, **_: original(log, start, check_crc=False),
-        )
+    original = recovery.sweep_records
+    monkeypatch.setattr(
+        recovery, "sweep_records", lambda log, start, **_: original(log, start, check_crc=False)
+    )
 
 
 def tail_not_zeroed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
-"""The small files beside the log: `checkpoint`, `abort`.
+"""What stands in a store's directory beside log and queues, and whether it is a store at all.
 
-`checkpoint` has 4096 bytes. RocketMQ uses the first 40 (spec/store.md §5): store times up to which
-log, queues and index are on disk, and two positions. We write these for it, and keep a `Mark` of
-our own further back, where RocketMQ neither looks nor writes: a position in the log before which
+`checkpoint` has 4096 bytes. RocketMQ uses the first 40 (docs/spec/store.md §5): store times up to
+which log, queues and index are on disk, and two positions. We write these for it, and keep a `Mark`
+of our own further back, where RocketMQ neither looks nor writes: a position in the log before which
 log *and* queues are synced, with a digest of the queues. After a crash the scan begins there
 instead of at the start of some file; at any start the digest tells whether queue files are missing.
 
@@ -17,30 +17,14 @@ Version 4 is this. Older ones are still read: version 3 does not say where the l
 version 2 not how many index files there are either (-1); version "M" (the first) ends behind the
 store time, and its index position is 0, so that the index is looked at from the beginning.
 
-`abort` exists while a store is open: who finds it starts after a crash.
+`abort` exists while a store is open: finding it at a start means that a crash came before.
 
-Topics that were deleted, and up to where in the log their records do not count any more.
-
-The records of a deleted topic stay in the log until its files go. A recovery that builds queues
-from the log would bring the topic back, so it asks here first. The entry is durable before the
-first queue file is removed: a deletion that a crash interrupts is finished at the next start. A
-topic that is made again begins behind its entry; so the log is on disk up to there before the entry
-is, and where a damaged log ends before it, the entry is cut back.
-
-The file is ours alone (RocketMQ does not look at it, and after a crash brings such topics back):
-`config/deletedTopics.json`, an object of topic -> position in the log.
-
-Is this a directory that we can work in? Diagnoses before anything is read or changed.
-
-A store is what spec/store.md §1 shows: files and directories by fixed names. What has another kind
-than it must have, and stores whose log or queues lie in formats that are not read here (DLedger,
-RocksDB), are refused with what to do about it. Everything else in the directory is left alone.
-
-What size the files of a store have: for who opens a store that he knows nothing of.
-
-All files of a kind have one size (spec/store.md §1), which the broker that wrote them was told by
-mappedFileSizeCommitLog, mappedFileSizeConsumeQueue and mappedFileSizeTimerLog. A copy of the store
-alone does not say.
+`config/deletedTopics.json` is an object of topic -> position in the log before which the topic's
+records do not count. They stay in the log until its files go, so a recovery that builds queues from
+the log would bring the topic back. The entry is durable before the first queue file is removed: a
+deletion that a crash interrupts is finished at the next start. A topic that is made again begins
+behind its entry, so the log is on disk up to there before the entry is, and where a damaged log
+ends before it, the entry is cut back. RocketMQ does not look at this file.
 """
 
 import json
@@ -51,6 +35,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from typing import Final, NamedTuple
 
 from sluicemq.config import StoreConfig
@@ -69,8 +54,18 @@ _LAYOUTS: Final = {
     b"SLC\x03": struct.Struct(">9q"),
     _MAGIC: struct.Struct(">10q"),
 }
+_INDEX_TIME_AT: Final = 16
 _MARGIN_MS: Final = 3000
 """What RocketMQ takes off the smallest time to be on the safe side."""
+LOG: Final = "commitlog"
+ROCKSDB_QUEUES: Final = "consumequeue_r"
+QUEUE_FILES_MAX: Final = 64
+"""So many files of queues are asked for their size: a large store has tens of thousands."""
+
+logger = logging.getLogger(__name__)
+
+
+# --- the checkpoint
 
 
 class Mark(NamedTuple):
@@ -104,7 +99,7 @@ class Mark(NamedTuple):
 class Checkpoint(NamedTuple):
     """What the file says. `java_time_ms` is the time up to which RocketMQ trusts its files.
 
-    `index_time_ms` is RocketMQ's own field for the index (spec/store.md §5).
+    `index_time_ms` is RocketMQ's own field for the index (docs/spec/store.md §5).
     """
 
     java_time_ms: int
@@ -122,38 +117,30 @@ def read_checkpoint(files: Files, path: str) -> Checkpoint:
     """Time 0 and no mark when the file is missing or short."""
     if not files.exists(path):
         return Checkpoint(0, None)
-    file = files.open(path)
-    try:
-        data = file.pread(CHECKPOINT_BYTES, 0)
-    finally:
-        file.close()
-    data += bytes(CHECKPOINT_BYTES - len(data))
+    with closing(files.open(path)) as file:
+        data = file.pread(CHECKPOINT_BYTES, 0).ljust(CHECKPOINT_BYTES, b"\0")
     log_time, queue_time, index_time, _, _ = _JAVA.unpack_from(data)
-    marks = [mark for at in SLOTS if (mark := _read_slot(data, at)) is not None]
     java_time = max(0, min(log_time, queue_time) - _MARGIN_MS)
-    return Checkpoint(java_time, max(marks, default=None), index_time)
+    return Checkpoint(java_time, max(filter(None, slots_of(data)), default=None), index_time)
 
 
 def slots_of(data: bytes) -> list[Mark | None]:
     """The mark in each slot of a whole file; None where there is none or a torn one."""
-    return [_read_slot(data, at) for at in SLOTS]
-
-
-def _read_slot(data: bytes, at: int) -> Mark | None:
-    magic, crc = _SLOT.unpack_from(data, at)
-    layout = _LAYOUTS.get(magic)
-    if layout is None:
-        return None
-    content = data[at + _SLOT.size : at + _SLOT.size + layout.size]
-    return Mark(*layout.unpack(content)) if crc == zlib.crc32(content) else None
+    marks: list[Mark | None] = []
+    for at in SLOTS:
+        magic, crc = _SLOT.unpack_from(data, at)
+        layout = _LAYOUTS.get(magic, _JAVA)
+        content = data[at + _SLOT.size : at + _SLOT.size + layout.size]
+        is_whole = magic in _LAYOUTS and crc == zlib.crc32(content)
+        marks.append(Mark(*layout.unpack(content)) if is_whole else None)
+    return marks
 
 
 def write_checkpoint(files: Files, path: str, mark: Mark, *, index_time_ms: int = 0) -> None:
     """Write and sync; everything the mark claims has to be synced before."""
     content = _LAYOUTS[_MAGIC].pack(*mark)
     is_new = not files.exists(path)
-    file = files.open(path, create=True)
-    try:
+    with closing(files.open(path, create=True)) as file:
         if file.size() != CHECKPOINT_BYTES:
             file.truncate(CHECKPOINT_BYTES)
         # RocketMQ reads the log again from here: what its index lacks has to be behind.
@@ -162,20 +149,20 @@ def write_checkpoint(files: Files, path: str, mark: Mark, *, index_time_ms: int 
         slot = _SLOT.pack(_MAGIC, zlib.crc32(content)) + content
         file.pwrite(slot, SLOTS[mark.sequence % len(SLOTS)])
         file.sync()
-    finally:
-        file.close()
     if is_new:
         files.sync_directory(path.rpartition("/")[0])
 
 
 class DurableMark:
-    """The newest mark on disk (None until this process writes one), and the next one's number. The
-    log's start never goes back: retention may have said more than what was due before it."""
+    """The mark as the checkpoint has it: `found` at the start, `mark` written by this process since
+    (None: not yet). The log's start in it never goes back: retention may have said more than what
+    was due before it."""
 
-    def __init__(self, files: Files, path: str, sequence: int) -> None:
+    def __init__(self, files: Files, path: str, found: Mark | None) -> None:
         self._files = files
         self._path = path
-        self._sequence = sequence
+        self._sequence = found.sequence if found is not None else 0
+        self.found = found
         self.mark: Mark | None = None
 
     def write(self, mark: Mark, index_time_ms: int) -> None:
@@ -192,24 +179,21 @@ def write_index_time(files: Files, path: str, time_ms: int) -> None:
     such a file is written."""
     if not files.exists(path):
         return
-    file = files.open(path)
-    try:
+    with closing(files.open(path)) as file:
         if any(slots_of(file.pread(CHECKPOINT_BYTES, 0).ljust(CHECKPOINT_BYTES, b"\0"))):
-            file.pwrite(struct.pack(">q", time_ms), 16)
-    finally:
-        file.close()
+            file.pwrite(struct.pack(">q", time_ms), _INDEX_TIME_AT)
+
+
+# --- other small files
 
 
 def write_abort(files: Files, path: str) -> None:
     """Say, durably, that a store is open here."""
-    file = files.open(path, create=True)
-    try:
-        content = str(process_id()).encode()
+    content = str(process_id()).encode()
+    with closing(files.open(path, create=True)) as file:
         file.truncate(len(content))
         file.pwrite(content, 0)
         file.sync()
-    finally:
-        file.close()
     files.sync_directory(path.rpartition("/")[0])
 
 
@@ -219,23 +203,30 @@ def remove_abort(files: Files, path: str) -> None:
     files.sync_directory(path.rpartition("/")[0])
 
 
-logger = logging.getLogger(__name__)
-
-
 class DeletedTopics:
-    """topic -> records before this position of the log do not count."""
+    """`ends`: topic -> records before this position of the log do not count."""
 
-    def __init__(self, files: Files, path: str) -> None:
+    def __init__(self, files: Files, path: str, ends: dict[str, int] | None = None) -> None:
         self._files = files
         self._path = path
-        self.ends: dict[str, int] = {}
+        self.ends = ends or {}
 
-    def load(self) -> None:
+    @classmethod
+    def load(cls, files: Files, root: str) -> "DeletedTopics":
         """A file that cannot be read is no reason not to start: a topic may come back."""
+
+        def parse(text: str) -> dict[str, int]:
+            values = json.loads(text)
+            if not isinstance(values, dict):
+                raise TypeError("no object of topics")
+            return {str(topic): int(end) for topic, end in values.items()}
+
+        path = f"{root}/config/deletedTopics.json"
         try:
-            self.ends = load_text(self._files, self._path, _parse) or {}
+            return cls(files, path, load_text(files, path, parse))
         except StoreDamagedError as error:
             logger.warning("%s Deleted topics may come back.", error.fact)
+            return cls(files, path)
 
     def add(self, topic: str, end: int, log_start: int) -> None:
         """Durable on return. Entries that the log has left behind go. Raises OSError."""
@@ -254,27 +245,30 @@ class DeletedTopics:
         return position >= self.ends.get(topic, 0)
 
 
-def _parse(text: str) -> dict[str, int]:
-    values = json.loads(text)
-    if not isinstance(values, dict):
-        raise TypeError("no object of topics")
-    return {str(topic): int(end) for topic, end in values.items()}
-
-
-LOG: Final = "commitlog"
-DLEDGER_PREFIX: Final = "dledger-"
-ROCKSDB_QUEUES: Final = "consumequeue_r"
-ROCKSDB_FILE: Final = "CURRENT"  # every RocksDB has it
+# --- is it a store, and one that is read here?
 
 
 def check_directory(files: Files, config: StoreConfig) -> None:
-    """Raises StoreError or StoreDamagedError; OSError for what cannot be looked at."""
+    """Before anything is read or changed: what has another kind than it must have, and formats that
+    are not read here (DLedger, RocksDB), are refused with what to do about it.
+
+    Raises StoreError or StoreDamagedError; OSError for what cannot be looked at.
+    """
     root = config.root
-    for name in (config.commit_log_path, config.consume_queue_path, f"{root}/index"):
-        _require_directory(files, name)
-    _require_directory(files, f"{root}/config")
+    index, settings = f"{root}/index", f"{root}/config"
+    for path in (config.commit_log_path, config.consume_queue_path, index, settings):
+        if not files.exists(path) or files.names(path):
+            continue
+        try:
+            files.open(path).close()
+        except IsADirectoryError:
+            continue
+        raise StoreDamagedError(
+            f"{path} is a file, and must be a directory.",
+            cure="Move it away, and bring the directory back from a copy if there was one.",
+        )
     for name in files.names(root):
-        if name.startswith(DLEDGER_PREFIX) and files.names(f"{root}/{name}"):
+        if name.startswith("dledger-") and files.names(f"{root}/{name}"):
             raise StoreError(
                 f"{root}/{name} is a log of DLedger (enableDLegerCommitLog), which is not read"
                 " here.",
@@ -287,48 +281,39 @@ def check_directory(files: Files, config: StoreConfig) -> None:
             " (storeType=defaultRocksDB), which is not read here.",
             cure="Move that directory away: the queues are then built from the commit log.",
         )
-    for name in files.names(f"{root}/config"):
-        if ROCKSDB_FILE in files.names(f"{root}/config/{name}"):
+    for name in files.names(settings):
+        if "CURRENT" in files.names(f"{settings}/{name}"):  # every RocksDB has that file
             raise StoreError(
-                f"{root}/config/{name} is a table in RocksDB, which is not read here.",
+                f"{settings}/{name} is a table in RocksDB, which is not read here.",
                 cure="Export it with `mqadmin rocksDBConfigToJson`, then move the directory away.",
             )
 
 
-def _require_directory(files: Files, path: str) -> None:
-    if not files.exists(path) or files.names(path):
-        return
-    try:
-        files.open(path).close()
-    except IsADirectoryError:
-        return
-    raise StoreDamagedError(
-        f"{path} is a file, and must be a directory.",
-        cure="Move it away, and bring the directory back from a copy if there was one.",
-    )
-
-
 def no_store(files: Files, root: str, log_paths: str, option: str) -> StoreError:
     """The error for a directory without a commit log; `option` says where the log lies."""
+    fact = f"{root} is not a message store"
     if not files.exists(root):
-        return StoreError(f"{root} does not exist.", cure="Name the directory of a store.")
-    if any(is_segment_name(name) for name in files.names(root)):
+        return StoreError(f"{fact}: {root} does not exist.", cure="Name the directory of a store.")
+    names = files.names(root)
+    if any(map(is_segment_name, names)):
         return StoreError(
-            f"{root} holds the files of one part of a store.",
+            f"{fact}: it holds the files of one part of a store.",
             cure="Name the directory above it (the one that storePathRootDir says).",
         )
-    if files.exists(f"{root}/store/{LOG}"):
-        return StoreError(f"{root} is no store.", cure=f"Name {root}/store: that one is.")
-    if files.exists(f"{root}/{ROCKSDB_QUEUES}"):
+    for name in names:
+        if files.names(f"{root}/{name}/{LOG}"):
+            return StoreError(f"{fact}.", cure=f"Name {root}/{name}: that one is.")
+    if ROCKSDB_QUEUES in names:
         return StoreError(
-            f"{root} keeps its queues in RocksDB (storeType=defaultRocksDB) and has no commit log"
-            " here.",
+            f"{fact}: it keeps its queues in RocksDB (storeType=defaultRocksDB) and has no commit"
+            " log here.",
             cure=f"Name the log with {option}; queues in RocksDB cannot be read.",
         )
     return StoreError(
-        f"{log_paths} holds no commit log.",
-        cure="Name the directory that storePathRootDir says (it holds commitlog), and with"
-        f" {option} the one that storePathCommitLog says when the log lies elsewhere.",
+        f"{fact}: {log_paths} holds no commit log.",
+        cure="Name the directory that holds commitlog, consumequeue and config (the one that"
+        f" storePathRootDir says), and with {option} the one that storePathCommitLog says when the"
+        " log lies elsewhere.",
     )
 
 
@@ -341,63 +326,40 @@ def cannot_open(root: str, error: OSError) -> StoreError:
     )
 
 
-QUEUE_FILES_MAX = 64
-"""So many files of queues are asked: a large store has tens of thousands."""
-
-
-def fit_sizes(config: StoreConfig, files: Files) -> StoreConfig:
-    """`config` with the sizes of the files that are there.
+def fit_sizes(config: StoreConfig, files: Files, option: str = "storePathCommitLog") -> StoreConfig:
+    """`config` with the sizes of the files that are there: a copy of a store alone does not say
+    what mappedFileSizeCommitLog, …ConsumeQueue and …TimerLog were (docs/spec/store.md §1).
 
     Where files differ the most frequent size counts: opening the store then names the odd one.
-    Raises StoreError when `config.root` holds no store.
+    Raises StoreError when `config.root` holds no store; `option` says where a log lies elsewhere.
     """
-    log = config.commit_log_path
-    if not any(is_segment_name(name) for name in files.names(log)):
-        raise _no_store(config.root, log, files)
-    queue_files = _queue_files(files, config.consume_queue_path)
+
+    def paths(directory: str) -> Iterator[str]:
+        return (f"{directory}/{name}" for name in files.names(directory) if is_segment_name(name))
+
+    def size(found: Iterable[str], configured: int) -> int:
+        sizes: Counter[int] = Counter()
+        for path in found:
+            with closing(files.open(path)) as file:
+                sizes[file.size()] += 1
+        del sizes[0]  # the trace of a crash at the file's creation
+        return configured if not sizes or configured in sizes else sizes.most_common(1)[0][0]
+
+    log, queues = config.commit_log_path, config.consume_queue_path
+    if not any(paths(log)):
+        raise no_store(files, config.root, log, option)
+    queue_files = (
+        path
+        for topic in files.names(queues)
+        for queue_id in files.names(f"{queues}/{topic}")
+        for path in paths(f"{queues}/{topic}/{queue_id}")
+    )
+    timer_log = paths(f"{config.root}/timerlog")
     return replace(
         config,
-        commit_log_file_bytes=_size(files, _segments(files, log), config.commit_log_file_bytes),
-        consume_queue_file_bytes=_size(files, queue_files, config.consume_queue_file_bytes),
-        timer_log_file_bytes=_size(
-            files, _segments(files, f"{config.root}/timerlog"), config.timer_log_file_bytes
+        commit_log_file_bytes=size(paths(log), config.commit_log_file_bytes),
+        consume_queue_file_bytes=size(
+            islice(queue_files, QUEUE_FILES_MAX), config.consume_queue_file_bytes
         ),
+        timer_log_file_bytes=size(timer_log, config.timer_log_file_bytes),
     )
-
-
-def _segments(files: Files, directory: str) -> Iterator[str]:
-    return (f"{directory}/{name}" for name in files.names(directory) if is_segment_name(name))
-
-
-def _queue_files(files: Files, directory: str) -> Iterator[str]:
-    left = QUEUE_FILES_MAX
-    for topic in files.names(directory):
-        for queue in files.names(f"{directory}/{topic}"):
-            for path in _segments(files, f"{directory}/{topic}/{queue}"):
-                yield path
-                left -= 1
-                if not left:
-                    return
-
-
-def _size(files: Files, paths: Iterable[str], configured: int) -> int:
-    sizes: Counter[int] = Counter()
-    for path in paths:
-        with closing(files.open(path)) as file:
-            sizes[file.size()] += 1
-    del sizes[0]  # the trace of a crash at the file's creation
-    if not sizes or configured in sizes:
-        return configured
-    return sizes.most_common(1)[0][0]
-
-
-def _no_store(root: str, log: str, files: Files) -> StoreError:
-    names = files.names(root)
-    inner = [name for name in names if files.names(f"{root}/{name}/commitlog")]
-    if inner:
-        cure = f"The store is in {root}/{inner[0]}: name that directory."
-    elif files.exists(root):
-        cure = "Name the directory that holds commitlog, consumequeue and config."
-    else:
-        cure = "That directory does not exist: check the path."
-    return StoreError(f"{root} is not a message store: there is no log file in {log}.", cure=cure)

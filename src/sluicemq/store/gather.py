@@ -1,15 +1,13 @@
-"""Verdicts of expensive filters, which are found in another thread.
-
-Seven hundred conditions on two thousand messages take a quarter of a second: no reader may hold the
-loop so long. A read that has to know verdicts which take long ends with a `Judgement` instead: who
-asked runs it where he likes, keeps what it found, and reads again, which finds it here. A read that
-has come to something before it needs one ends there, as one whose time is up.
-
-Collecting the records of a read within its limits, as slices of the log.
+"""Collecting the records of a read within its limits, as slices of the log.
 
 No message is copied or decoded: units come in, adjacent records are one slice. With a filter of an
 ordinary pull it is also no more than the reader can hold (`Reach`), reckoned from the first match
 it has not consumed: a pull names the offset up to which everything is consumed.
+
+Seven hundred conditions on two thousand messages take a quarter of a second: no reader may hold the
+loop so long. A read that has to know verdicts which take long ends with a `Judgement` instead: the
+caller runs it in any thread, keeps what it found, and reads again, which finds it. A read that has
+come to something before it needs one ends there, as one whose time is up.
 """
 
 import struct
@@ -22,15 +20,28 @@ from typing import Any, Final, NamedTuple
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.store.log import CommitLog
 from sluicemq.store.queues import BLANK_SIZE, UNIT, UNIT_BYTES, Queue
-from sluicemq.store.sound import Soundness
+from sluicemq.store.sound import Soundness, Units
 
+PULL_SPAN_MAX: Final = 2000
+"""How far apart the matches may lie that a client of ordinary pulls has and has not consumed, as
+long as nothing else is known of it (`broker.consume.pacing`).
+
+The Java push consumer holds back for 50 ms when they span more (its consumeConcurrentlyMaxSpan):
+an answer of 32 matches of a rare tag would cost more than it brings."""
+NO_LIMIT: Final = 1 << 62
 WEIGHT_INLINE: Final = 512
-"""Of filters that are asked here, record by record: some 20 µs each."""
+"""Of filters that are asked at once, record by record: some 20 µs each."""
 RECORDS_S: Final = 0.002
 """After so long a read that looks at records ends."""
 FILTERS_KEPT: Final = 64
 RECORDS_KEPT: Final = 1024
 """Of each of them; it is asked about 256 at once."""
+_RUNS_BYTES_MIN: Final = 512 * UNIT_BYTES
+"""Fewer units are faster one by one, and ordinary pulls never have so many."""
+Select = Callable[[Units], Iterable[int]]
+"""Which of some units are wanted: their indices, ascending."""
+_unpack_units: Final = UNIT.iter_unpack
+_first_position: Final = struct.Struct(">q").unpack_from
 
 
 class Judgement(NamedTuple):
@@ -57,7 +68,7 @@ class JudgedRecords:
     def select(
         self,
         message_filter: MessageFilter,
-        units: memoryview | bytearray | bytes,
+        units: Units,
         properties_at: Callable[[int, int], Mapping[str, str]],
     ) -> Sequence[int]:
         """Which of some units a filter wants: their indices. `properties_at` reads those of a
@@ -68,21 +79,16 @@ class JudgedRecords:
         _, known = self._known.get(id(message_filter), (None, {}))
         places = [
             (index, position, size)
-            for index, (position, size, code) in enumerate(UNIT.iter_unpack(units))
+            for index, (position, size, code) in enumerate(_unpack_units(units))
             if size != BLANK_SIZE and message_filter.by_consume_queue(code)
         ]
-        missing = [(position, size) for _, position, size in places if position not in known]
-        if missing:
-            raise PostponedError(self._judgement(message_filter, missing, properties_at))
-        return [index for index, position, _ in places if known[position]]
-
-    def _judgement(
-        self,
-        message_filter: MessageFilter,
-        places: list[tuple[int, int]],
-        properties_at: Callable[[int, int], Mapping[str, str]],
-    ) -> Judgement:
-        read = [(position, properties_at(position, size)) for position, size in places]
+        read = [
+            (position, properties_at(position, size))
+            for _, position, size in places
+            if position not in known
+        ]
+        if not read:
+            return [index for index, position, _ in places if known[position]]
 
         def run() -> dict[int, bool]:
             matches = message_filter.by_commit_log
@@ -98,22 +104,7 @@ class JudgedRecords:
             if len(self._known) > FILTERS_KEPT:
                 self._known.popitem(last=False)
 
-        return Judgement(run, keep)
-
-
-PULL_SPAN_MAX: Final = 2000
-"""How far apart the matches may lie that a client of ordinary pulls has and has not consumed, as
-long as nothing else is known of it (`broker.pacing`).
-
-The Java push consumer holds back for 50 ms when they span more (its consumeConcurrentlyMaxSpan):
-an answer of 32 matches of a rare tag would cost more than it brings."""
-NO_LIMIT: Final = 1 << 62
-_RUNS_BYTES_MIN: Final = 512 * UNIT_BYTES
-"""Fewer units are faster one by one, and ordinary pulls never have so many."""
-Select = Callable[[memoryview | bytearray | bytes], Iterable[int]]
-"""Which of some units are wanted: their indices, ascending."""
-_unpack_units: Final = UNIT.iter_unpack
-_first_position: Final = struct.Struct(">q").unpack_from
+        raise PostponedError(Judgement(run, keep))
 
 
 class Reach(NamedTuple):
@@ -130,7 +121,12 @@ class Reach(NamedTuple):
 
 
 class Gather:
-    """Collects records within limits, as slices of the log."""
+    """Collects records within limits, as slices of the log.
+
+    `reach` None: the reader may hold any number. `held_from` is the first match that it holds (-1:
+    none that we know of), `last` the last one that it is given. `judgement`: the read cannot go on
+    without. `is_out_of_reach`: there is a match, and the reader has to ask for it once more.
+    """
 
     __slots__ = (
         "_base", "_bytes_max", "_count_max", "_is_bulk", "_limit", "_log", "_queue",
@@ -158,22 +154,18 @@ class Gather:
         self._view = memoryview(b"")  # the log file of the run, which holds [_base, _limit)
         self._base = self._limit = 0
         self.data: list[memoryview] = []
-        self.count = 0
-        self.size_bytes = 0
-        self.is_missing = False
-        self.reach: Reach | None = None  # None: the reader may hold any number
-        self.held_from = -1  # the first match that it holds; -1: none as far as we know
-        self.last = -1  # the last one that it is given
-        self.may_postpone = False
-        self.judgement: Judgement | None = None  # without which the read cannot go on
-        self.is_out_of_reach = False  # there is a match, and it has to ask for it once more
+        self.count = self.size_bytes = 0
+        self.is_missing = self.may_postpone = self.is_out_of_reach = False
+        self.reach: Reach | None = None
+        self.held_from = self.last = -1
+        self.judgement: Judgement | None = None
 
     @property
     def room(self) -> int:
         """How many more messages may come."""
         return 0 if self.is_missing else self._count_max - self.count
 
-    def take_all(self, units: memoryview | bytearray | bytes, offsets: Sequence[int]) -> int:
+    def take_all(self, units: Units, offsets: Sequence[int]) -> int:
         """Take the units in order; returns how many were dealt with. HOT.
 
         `offsets` are their queue offsets.
@@ -213,14 +205,18 @@ class Gather:
         self.size_bytes = total
         return done
 
-    def _take_runs(self, units: memoryview | bytearray | bytes) -> int:
+    def _take_runs(self, units: Units) -> int:
         """As many of the units as have room, run by run; 0 when they have to be looked at singly,
         and nothing has changed then."""
         from sluicemq.store.bulk import runs_of  # noqa: PLC0415 - NumPy for large reads only
 
         found = runs_of(units, self.room, self._bytes_max - self.size_bytes)
-        if found is None or not all(self._holds(*place) for place in found.places):
+        if found is None:
             return 0
+        for start, end in found.places:
+            segment = self._log.segments.at(start)
+            if segment is None or end > segment.end:  # one file of the log has to hold all of a run
+                return 0
         for start, end in found.places:
             if start != self._run_end:
                 self.close()
@@ -231,14 +227,7 @@ class Gather:
         self.size_bytes += found.size_bytes
         return found.messages
 
-    def _holds(self, start: int, end: int) -> bool:
-        """Does one file of the log hold all of a run?"""
-        segment = self._log.segments.at(start)
-        return segment is not None and end <= segment.end
-
-    def take_some(
-        self, units: memoryview | bytearray | bytes, position: int, indices: Iterable[int]
-    ) -> int:
+    def take_some(self, units: Units, position: int, indices: Iterable[int]) -> int:
         """Take the units at `indices`; returns the first index that found no room, or -1.
 
         `position` is the queue offset of the first unit. The chosen ones are put side by side

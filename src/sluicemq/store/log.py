@@ -1,7 +1,7 @@
 """The commit log: every record of every topic, one after the other, in files of a fixed size.
 
 Written once a turn, one pwrite per file touched; a file that has no room for the next record and
-8 bytes more is closed by a blank record (spec/store.md §2.2). Three positions, left to right:
+8 bytes more is closed by a blank record (docs/spec/store.md §2.2). Three positions, left to right:
 
     synced_offset <= written_offset        (and the writer's own, which the log does not know)
     on disk          in the kernel
@@ -19,19 +19,13 @@ later recovery would find records that nobody was told of. Three kinds of errors
     final     a failed sync, or a failed wipe: the kernel may have thrown the pages away, so the log
               takes no more writes, and what was not synced may come back after a restart or not
 
-Walking over the records of the commit log, checking each: for recovery.
-
-A record counts only when everything agrees: magic, its size with its parts, its stored physical
-offset with its position (so that stale bytes of an earlier life of the file never come back), and
-the body with its CRC. The walk ends at the first that does not (spec/store.md §7); a blank
-record leads to the next file.
-
-The CRC covers the body alone, and a torn write leaves zeros behind what arrived. A record can
-therefore look whole while its topic or properties are lost: neither may hold such zeros (`is_torn`;
-the writer refuses properties that would look so). With `forceVerifyPropCRC` a record also needs the
-checksum of its whole, see `record.checksum`.
-
-The common record (V1, IPv4) is read with one `struct` call, any other with the record codec.
+Reading it at a start, a record counts only when everything agrees (`read_scanned`): magic, its size
+with its parts, its stored physical offset with its position (so that stale bytes of an earlier life
+of the file never come back), and the body with its CRC (docs/spec/store.md §7). The CRC covers
+the body alone, and a torn write leaves zeros behind what arrived. A record can therefore look whole
+while its topic or properties are lost: neither may hold such zeros (`is_torn`; the writer refuses
+properties that would look so). With `forceVerifyPropCRC` a record also needs the checksum of its
+whole, see `record.checksum`.
 """
 
 import struct
@@ -51,11 +45,7 @@ from sluicemq.errors import (
 )
 from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files, cure_of
 from sluicemq.model.ids import tag_code
-from sluicemq.model.message import (
-    DELAY,
-    TAGS,
-    UNQUEUED,
-)
+from sluicemq.model.message import DELAY, TAGS, UNQUEUED
 from sluicemq.record.codec import body_crc_agrees, decode_properties, is_sealed, parse_head
 from sluicemq.record.layout import (
     BLANK,
@@ -71,22 +61,45 @@ from sluicemq.store.segments import Segment, SegmentFiles
 
 SIZE_KEY: Final = "mappedFileSizeCommitLog"
 BLANK_BYTES: Final = 8
+MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
+MULTI_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
+LIGHT_PREFIX: Final = "%LMQ%"
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+DELAYS_MS: Final = parse_delay_levels(DEFAULT_LEVELS)
+"""What a delayed message of level 1, 2, … waits for where messageDelayLevel is not known."""
+ZEROS_NEVER_STORED: Final = bytes(16)
+"""Properties hold no run of zeros as long as this, and do not end with a zero."""
+LOST_NAME: Final = "SLUICE_LOST"
+LOST_CODE: Final = int.from_bytes(b"LOST") << 32
+"""The tag code of a place holder (`offline.repair`): our readers pass over it. Its lower half, all
+that RocketMQ compares, is that of a message without a tag."""
+LOST_MARK: Final = int.from_bytes(b"SLUICELO")
+"""What a place holder has for the offset of its prepared message, which no ordinary one has."""
+_SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
+_TAGS_START: Final = TAGS.encode() + b"\x01"
+_MULTI_START: Final = MULTI_DISPATCH.encode() + b"\x01"
+_PROPERTY_END: Final = 2
+_unpack_head: Final = RECORD_HEAD.struct.unpack_from
+_unpack_begin: Final = BLANK.struct.unpack_from
+_SHORT: Final = struct.Struct(">h")
 
 
 class CommitLog:
-    """The files and how far they are written and synced. See the module for threads and errors."""
+    """The files and how far they are written and synced. See the module for threads and errors.
+
+    `requires_checksum`: a record counts only with its checksum property. `refusal`: why nothing may
+    be appended for the time being, since the disk is too full (`retain`). `failure` is final.
+    """
 
     def __init__(
         self, files: Files, directory: str, file_bytes: int, *, requires_checksum: bool = False
     ) -> None:
         self.segments = SegmentFiles(files, directory, file_bytes, SIZE_KEY, cuts_in_order=True)
         self.requires_checksum = requires_checksum
-        """A record counts only with its checksum property (`record.checksum`)."""
         self.written_offset = 0
         self.synced_offset = 0
         self.failure: OSError | None = None
         self.refusal: StoreFullError | None = None
-        """Why nothing may be appended for the time being: the disk is too full (`retention`)."""
         self._sync_lock = threading.Lock()
         self._unwiped: list[tuple[int, int]] = []  # (position, size) of what a write has begun
 
@@ -107,11 +120,18 @@ class CommitLog:
                 cure="Check the disk, then start the broker again: it recovers what is safe.",
             )
 
+    def fail(self, error: OSError) -> None:
+        """The log takes no more writes from now on. Raises StoreError."""
+        self.failure = error
+        self.check()
+
     def check_room(self) -> None:
         """Raises StoreError or StoreFullError when nothing may be appended."""
         self.check()
         if self.refusal is not None:
             raise StoreFullError(self.refusal.fact + ".", cure=self.refusal.cure)
+
+    # --- writing
 
     def write(self, pieces: Sequence[tuple[int, bytes]], end: int) -> None:
         """Write (position, bytes) pieces, each within one file, and let the log end at `end`.
@@ -131,7 +151,11 @@ class CommitLog:
             try:
                 self._wipe()
             except (OSError, StoreError):
-                raise self._uncertain(error) from error
+                raise StoreUncertainError(
+                    f"Writing the commit log in {self.segments.directory} failed half-way: {error}."
+                    " The message may come back when the broker is started again.",
+                    cure=cure_of(error),
+                ) from error
             raise self._write_error(error) from error
         begun.clear()
         self.written_offset = end
@@ -169,13 +193,6 @@ class CommitLog:
                     self.failure = error
                 raise
             self._unwiped.pop()
-
-    def _uncertain(self, error: OSError) -> StoreUncertainError:
-        return StoreUncertainError(
-            f"Writing the commit log in {self.segments.directory} failed half-way: {error}. The"
-            " message may come back when the broker is started again.",
-            cure=cure_of(error),
-        )
 
     def _write_error(self, error: OSError) -> StoreError:
         directory = self.segments.directory
@@ -217,19 +234,20 @@ class CommitLog:
             return target
 
     def _sync_segment(self, segment: Segment) -> None:
+        is_open = False
         try:
             file = segment.file()
+            is_open = True
+            file.sync()
         except OSError as error:
-            if error.errno in PASSING_ERRORS:
+            if not is_open and error.errno in PASSING_ERRORS:
                 raise self._write_error(error) from error
-            self.failure = error
-            self.check()
-        else:
-            try:
-                file.sync()
-            except OSError as error:
-                self.failure = error
-                self.check()
+            self.fail(error)
+
+    def close(self) -> None:
+        self.segments.close()
+
+    # --- reading
 
     def record(self, position: int, size: int) -> memoryview | None:
         """The bytes [position, + size) without copying; None when no file holds them all."""
@@ -239,31 +257,43 @@ class CommitLog:
         begin = position - segment.base
         return segment.view()[begin : begin + size]
 
-    def close(self) -> None:
-        self.segments.close()
+    def scanned_at(self, position: int, *, check_crc: bool = True) -> "Scanned | None":
+        """The record that begins there; None when none does that is wholly good."""
+        segment = self.segments.at(position)
+        if segment is None:
+            return None
+        at = position - segment.base
+        return read_scanned(segment.view(), at, segment.base, check_crc=check_crc)
 
+    def counted_at(self, position: int, *, check_crc: bool = True) -> "Scanned | None":
+        """As `scanned_at`, if it counts: with its checksum where the log requires one."""
+        scanned = self.scanned_at(position, check_crc=check_crc)
+        if scanned is None or not (check_crc and self.requires_checksum):
+            return scanned
+        record = self.record(position, scanned.size_bytes)
+        return scanned if record is not None and is_sealed(record) else None
 
-MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
-MULTI_OFFSETS: Final = "INNER_MULTI_QUEUE_OFFSET"
-LIGHT_PREFIX: Final = "%LMQ%"
-SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
-DELAYS_MS: Final = parse_delay_levels(DEFAULT_LEVELS)
-"""What a delayed message of level 1, 2, … waits for where messageDelayLevel is not known."""
-_SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
-_TAGS_START: Final = TAGS.encode() + b"\x01"
-_MULTI_START: Final = MULTI_DISPATCH.encode() + b"\x01"
-_PROPERTY_END: Final = 2
-ZEROS_NEVER_STORED: Final = bytes(16)
-"""Properties hold no run of zeros as long as this, and do not end with a zero."""
-LOST_NAME: Final = "SLUICE_LOST"
-LOST_CODE: Final = int.from_bytes(b"LOST") << 32
-"""The tag code of a place holder (`offline.repair`): our readers pass over it. Its lower half, all
-that RocketMQ compares, is that of a message without a tag."""
-LOST_MARK: Final = int.from_bytes(b"SLUICELO")
-"""What a place holder has for the offset of its prepared message, which no ordinary one has."""
-_unpack_head: Final = RECORD_HEAD.struct.unpack_from
-_unpack_begin: Final = BLANK.struct.unpack_from
-_SHORT: Final = struct.Struct(">h")
+    def skip_blank(self, position: int) -> int:
+        """Where the log goes on: behind a blank record, if there is one."""
+        segment = self.segments.at(position)
+        if segment is None or segment.end - position < BLANK_BYTES:
+            return position
+        return segment.end if is_blank(segment.view(), position - segment.base) else position
+
+    def scan(self, start: int, *, check_crc: bool = True) -> "Iterator[Scanned]":
+        """Every good record from `start` on, up to the first place where there is none."""
+        position = start
+        while (segment := self.segments.at(position)) is not None:
+            view = segment.view()
+            while segment.end - position >= BLANK_BYTES and not is_blank(
+                view, position - segment.base
+            ):
+                scanned = self.counted_at(position, check_crc=check_crc)
+                if scanned is None:
+                    return
+                yield scanned
+                position = scanned.end
+            position = segment.end
 
 
 class Scanned(NamedTuple):
@@ -285,7 +315,7 @@ class Scanned(NamedTuple):
 
     @property
     def is_queued(self) -> bool:
-        """Prepared and rolled-back messages stand in no queue (spec/store.md §3)."""
+        """Prepared and rolled-back messages stand in no queue (docs/spec/store.md §3)."""
         return not self.sys_flag & UNQUEUED
 
     @property
@@ -298,25 +328,22 @@ class Scanned(NamedTuple):
 
         `delays_ms` are the delays of level 1, 2, … (messageDelayLevel).
         """
-        properties = self.properties
+        encoded = self.properties
         if self.is_lost:
             return LOST_CODE
         if self.topic == _SCHEDULE_TOPIC:
-            return self._delayed_code(delays_ms)
-        at = properties.find(_TAGS_START)
+            properties = decode_properties(encoded)
+            delay = properties.get(DELAY, "")
+            if delay.isdecimal() and int(delay) > 0:
+                return self.store_time_ms + delays_ms[min(int(delay), len(delays_ms)) - 1]
+            return tag_code(properties.get(TAGS, ""))
+        at = encoded.find(_TAGS_START)
         if at < 0:
             return 0
-        if (at and properties[at - 1] != _PROPERTY_END) or properties.count(_TAGS_START) > 1:
-            return tag_code(decode_properties(properties).get(TAGS, ""))
-        end = properties.find(_PROPERTY_END, at)
-        return _code_of(properties[at + len(_TAGS_START) : end if end >= 0 else len(properties)])
-
-    def _delayed_code(self, delays_ms: Sequence[int]) -> int:
-        properties = decode_properties(self.properties)
-        delay = properties.get(DELAY, "")
-        if delay.isdecimal() and int(delay) > 0:
-            return self.store_time_ms + delays_ms[min(int(delay), len(delays_ms)) - 1]
-        return tag_code(properties.get(TAGS, ""))
+        if (at and encoded[at - 1] != _PROPERTY_END) or encoded.count(_TAGS_START) > 1:
+            return tag_code(decode_properties(encoded).get(TAGS, ""))
+        end = encoded.find(_PROPERTY_END, at)
+        return _code_of(encoded[at + len(_TAGS_START) : end if end >= 0 else len(encoded)])
 
     def stands_in(self, key: tuple[str, int], offset: int | None = None) -> bool:
         """Whether a queue holds it, at this offset; None: at any."""
@@ -325,7 +352,8 @@ class Scanned(NamedTuple):
         return any(found == key and offset in (None, at) for found, at in places)
 
     def other_queues(self) -> list[tuple[tuple[str, int], int]]:
-        """Further queues that the record stands in, with its offset there (spec/store.md §3.1)."""
+        """Further queues that the record stands in, with its offset there (docs/spec/store.md
+        §3.1)."""
         if _MULTI_START not in self.properties:
             return []
         properties = decode_properties(self.properties)
@@ -343,84 +371,10 @@ def _code_of(tag: bytes) -> int:
     return tag_code(tag.decode(errors="replace"))
 
 
-def scan_records(log: CommitLog, start: int, *, check_crc: bool = True) -> Iterator[Scanned]:
-    """Every good record from `start` on, up to the first place where there is none."""
-    position = start
-    while (segment := log.segments.at(position)) is not None:
-        view, base, size = segment.view(), segment.base, segment.size
-        at = position - base
-        while size - at >= BLANK_BYTES and not is_blank(view, at):
-            scanned = read_counting(log, view, at, base, check_crc=check_crc)
-            if scanned is None:
-                return
-            yield scanned
-            at += scanned.size_bytes
-        position = segment.end
-
-
-def read_counting(
-    log: CommitLog, view: memoryview, at: int, base: int, *, check_crc: bool
-) -> Scanned | None:
-    """The record, if it counts: with its checksum where the log requires one."""
-    scanned = read_scanned(view, at, base, check_crc=check_crc)
-    if scanned is None or not (check_crc and log.requires_checksum):
-        return scanned
-    return scanned if is_sealed(view[at : at + scanned.size_bytes]) else None
-
-
-def scan_end(log: CommitLog, end: int) -> int:
-    """Where appending goes on after the last good record ends at `end`: behind a blank record."""
-    segment = log.segments.at(end)
-    if segment is None or segment.end - end < BLANK_BYTES:
-        return end
-    return segment.end if is_blank(segment.view(), end - segment.base) else end
-
-
 def is_blank(view: memoryview, at: int) -> bool:
     """Whether a blank record at `at` says that the rest of the file holds nothing."""
     size, magic = _unpack_begin(view, at)
     return bool(magic == MAGIC_BLANK and size == len(view) - at)
-
-
-def read_scanned(view: memoryview, at: int, base: int, *, check_crc: bool) -> Scanned | None:
-    """The record at `at` of a file that begins at `base`; None when it is not wholly good."""
-    if len(view) - at < RECORD_BYTES_MIN:
-        return None
-    (
-        size,
-        magic,
-        crc,
-        queue_id,
-        _,
-        offset,
-        position,
-        flag,
-        _,
-        _,
-        time,
-        _,
-        _,
-        prepared,
-        body_bytes,
-    ) = _unpack_head(view, at)
-    if magic != MAGIC_V1 or flag & HOST_BITS:
-        return _read_other(view, at, base, check_crc=check_crc) if magic in MAGICS else None
-    body = at + RECORD_HEAD.size
-    topic = body + body_bytes + 1
-    if position != base + at or body_bytes < 0 or topic + 2 > len(view) or not time:
-        return None
-    properties = topic + view[topic - 1] + 2
-    if properties > len(view):
-        return None
-    end = properties + _SHORT.unpack_from(view, properties - 2)[0]
-    if end != at + size or end < properties or end > len(view):
-        return None
-    if check_crc and zlib.crc32(view[body : topic - 1]) & CRC_MASK != crc:
-        return None
-    name, rest = bytes(view[topic : properties - 2]), bytes(view[properties:end])
-    if check_crc and is_torn(name, rest):
-        return None
-    return Scanned(position, size, queue_id, offset, flag, time, name, rest, prepared)
 
 
 def is_torn(topic: bytes, properties: bytes) -> bool:
@@ -430,24 +384,40 @@ def is_torn(topic: bytes, properties: bytes) -> bool:
     )
 
 
-def _read_other(view: memoryview, at: int, base: int, *, check_crc: bool) -> Scanned | None:
-    try:
-        head = parse_head(view, at)
-    except ProtocolError:
+def read_scanned(view: memoryview, at: int, base: int, *, check_crc: bool) -> Scanned | None:
+    """The record at `at` of a file that begins at `base`; None when it is not wholly good.
+
+    The common record (V1, IPv4) is read with one `struct` call, any other with the record codec.
+    """
+    if len(view) - at < RECORD_BYTES_MIN:
         return None
-    if head.physical_offset != base + at or not head.store_time_ms:
+    (
+        size, magic, crc, queue_id, _, offset, position, flag, _, _, time, _, _, prepared,
+        body_bytes,
+    ) = _unpack_head(view, at)  # fmt: skip
+    if magic not in MAGICS or position != base + at:
         return None
-    topic, properties = bytes(view[head.topic]), bytes(view[head.properties])
-    if check_crc and (not body_crc_agrees(view, head) or is_torn(topic, properties)):
+    if magic != MAGIC_V1 or flag & HOST_BITS:
+        try:
+            head = parse_head(view, at)
+        except ProtocolError:
+            return None
+        time, prepared = head.store_time_ms, head.prepared_offset
+        topic, properties = bytes(view[head.topic]), bytes(view[head.properties])
+        is_whole = not check_crc or body_crc_agrees(view, head)
+    else:
+        body = at + RECORD_HEAD.size
+        name = body + body_bytes + 1
+        if body_bytes < 0 or name + 2 > len(view):
+            return None
+        begin = name + view[name - 1] + 2
+        if begin > len(view):
+            return None
+        end = begin + _SHORT.unpack_from(view, begin - 2)[0]
+        if end != at + size or end < begin or end > len(view):
+            return None
+        topic, properties = bytes(view[name : begin - 2]), bytes(view[begin:end])
+        is_whole = not check_crc or zlib.crc32(view[body : name - 1]) & CRC_MASK == crc
+    if not time or not is_whole or (check_crc and is_torn(topic, properties)):
         return None
-    return Scanned(
-        head.physical_offset,
-        head.size_bytes,
-        head.queue_id,
-        head.queue_offset,
-        head.sys_flag,
-        head.store_time_ms,
-        topic,
-        properties,
-        head.prepared_offset,
-    )
+    return Scanned(position, size, queue_id, offset, flag, time, topic, properties, prepared)

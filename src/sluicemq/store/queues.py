@@ -1,8 +1,6 @@
-"""Which topics and queue ids can be directories of a store.
+"""Consume queues: where each message of a topic's queue lies in the commit log.
 
-The queues: where each message of a topic's queue lies in the commit log.
-
-A queue is a sequence of units of 20 bytes (spec/store.md §3), unit n for queue offset n:
+A queue is a sequence of units of 20 bytes (docs/spec/store.md §3), unit n for queue offset n:
 
     | physical offset 8 | record size 4 | tag code 8 |
 
@@ -30,40 +28,7 @@ from sluicemq.model.topic import RETRY_PREFIX, RETRY_TOPIC_LENGTH_MAX, TOPIC_LEN
 from sluicemq.record import layout
 from sluicemq.record.layout import MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
 from sluicemq.store.directory import DeletedTopics
-from sluicemq.store.segments import Segment, SegmentFiles
-
-
-def is_possible(key: tuple[str, int]) -> bool:
-    """Whether there can be a directory for such a queue: what a record says may be damaged."""
-    topic, queue_id = key
-    is_name = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
-    return is_name and queue_id >= 0
-
-
-def check_topic(topic: str, *, long_topics: bool = True) -> None:
-    """Raises MessageIllegalError when the topic cannot be stored (spec/store.md §2.1)."""
-    is_retry = long_topics and topic.startswith(RETRY_PREFIX)
-    limit = RETRY_TOPIC_LENGTH_MAX if is_retry else TOPIC_LENGTH_MAX
-    size = len(topic.encode())
-    if not 0 < size <= limit:
-        raise MessageIllegalError(
-            f"The topic has {size} bytes, the limit is {limit}.", cure="Use a shorter name."
-        )
-    if "/" in topic or "\0" in topic or topic in (".", ".."):
-        raise MessageIllegalError(
-            f"The topic {topic!r} cannot name a directory.",
-            cure="Use letters, digits, and the characters _ - | %.",
-        )
-
-
-def check_queue(key: tuple[str, int], *, long_topics: bool = True) -> None:
-    """Raises MessageIllegalError when nothing can be stored in such a queue."""
-    check_topic(key[0], long_topics=long_topics)
-    if key[1] < 0:
-        raise MessageIllegalError(
-            f"The queue id {key[1]} is negative.", cure="Queue ids begin at 0."
-        )
-
+from sluicemq.store.segments import SegmentFiles
 
 UNIT: Final = layout.UNIT.struct
 UNIT_BYTES: Final = UNIT.size
@@ -76,6 +41,29 @@ GAP_MAX: Final = 64
 SIZE_KEY: Final = "mappedFileSizeConsumeQueue"
 TAIL_BYTES_MAX: Final = 4096 * UNIT_BYTES
 """A tail is written when it is this long, whatever the clock says."""
+
+
+def is_possible(key: tuple[str, int]) -> bool:
+    """Whether there can be a directory for such a queue: what a record says may be damaged."""
+    topic, queue_id = key
+    is_name = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
+    return is_name and queue_id >= 0
+
+
+def check_topic(topic: str, *, long_topics: bool = True) -> None:
+    """Raises MessageIllegalError when the topic cannot be stored (docs/spec/store.md §2.1)."""
+    is_retry = long_topics and topic.startswith(RETRY_PREFIX)
+    limit = RETRY_TOPIC_LENGTH_MAX if is_retry else TOPIC_LENGTH_MAX
+    size = len(topic.encode())
+    if not 0 < size <= limit:
+        raise MessageIllegalError(
+            f"The topic has {size} bytes, the limit is {limit}.", cure="Use a shorter name."
+        )
+    if not is_possible((topic, 0)):
+        raise MessageIllegalError(
+            f"The topic {topic!r} cannot name a directory.",
+            cure="Use letters, digits, and the characters _ - | %.",
+        )
 
 
 class Unit(NamedTuple):
@@ -102,9 +90,8 @@ class Queue:
     """One queue of one topic. The appending code reaches into its fields: see `writer`."""
 
     __slots__ = (
-        "committed_offset", "fixed_bytes", "magic", "next_offset", "offset_min",
-        "queue_id", "segments", "tail", "tail_start", "topic",
-        "topic_part", "unsynced", "visible_offset",
+        "committed_offset", "fixed_bytes", "key", "magic", "next_offset", "offset_min", "queue_id",
+        "segments", "tail", "tail_start", "topic", "topic_part", "unsynced", "visible_offset",
     )  # fmt: skip
 
     def __init__(
@@ -115,12 +102,11 @@ class Queue:
         key: tuple[str, int],
         unsynced: set[str] | None = None,
     ) -> None:
-        topic, queue_id = key
+        self.key = key
+        self.topic, self.queue_id = key
         self.unsynced = set() if unsynced is None else unsynced
-        name = topic.encode()
-        is_long = len(name) > TOPIC_LENGTH_MAX  # spec/store.md §2.1: V1's length is a signed byte
-        self.topic = topic
-        self.queue_id = queue_id
+        name = self.topic.encode()
+        is_long = len(name) > TOPIC_LENGTH_MAX  # docs/spec/store.md §2.1: V1's is a signed byte
         self.magic = MAGIC_V2 if is_long else MAGIC_V1
         self.topic_part = len(name).to_bytes(2 if is_long else 1, "big") + name
         self.fixed_bytes = RECORD_BYTES_MIN - 1 + len(self.topic_part)
@@ -130,14 +116,12 @@ class Queue:
 
     def reset(self, offset: int) -> None:
         """Without units, beginning at `offset`; the files are not touched."""
-        self.tail.clear()
-        self.tail_start = self.next_offset = self.committed_offset = offset
-        self.visible_offset = self.offset_min = offset
+        self.offset_min = offset
+        self._set_end(offset)
 
-    @property
-    def key(self) -> tuple[str, int]:
-        """Topic and queue id."""
-        return self.topic, self.queue_id
+    def _set_end(self, end: int) -> None:
+        self.tail.clear()
+        self.tail_start = self.next_offset = self.committed_offset = self.visible_offset = end
 
     # --- reading
 
@@ -162,7 +146,152 @@ class Queue:
         data = self.units(offset, 1) if offset < self.next_offset else b""
         return Unit._make(UNIT.unpack_from(data)) if len(data) else None
 
+    def peek(self, offset: int) -> Unit | None:
+        """As `unit`, but read without a map: recovery looks into many files once."""
+        segment = self.segments.at(offset * UNIT_BYTES)
+        if segment is None or (self.tail and offset >= self.tail_start):
+            return self.unit(offset)
+        return Unit._make(UNIT.unpack(segment.read(offset * UNIT_BYTES, UNIT_BYTES)))
+
+    def place_of(self, offset: int) -> int:
+        """Where the record of a queue offset lies in the log; -1 without one. Makes no map."""
+        unit = self.peek(offset) if self.segments.start <= offset * UNIT_BYTES else None
+        self.segments.release()
+        return -1 if unit is None or offset >= self.next_offset else unit.physical_offset
+
+    def first_from(self, log_offset: int) -> int:
+        """The first offset whose record lies at `log_offset` or behind; the end when none does."""
+        end = self.next_offset
+        first = self.segments.start // UNIT_BYTES if len(self.segments) else self.tail_start
+
+        def is_gone(unit: Unit) -> bool:
+            return unit.is_blank or unit.physical_offset < log_offset
+
+        def past_gap(offset: int) -> Unit | None:
+            """The unit there; where it is blank the next one that is not, if it is near."""
+            unit = self.peek(offset)
+            for at in range(offset + 1, min(offset + GAP_MAX, end)):
+                if unit is None or not unit.is_blank:
+                    break
+                unit = self.peek(at)
+            return unit
+
+        unit = self.peek(first) if first < end else None
+        found = first  # as a rule; and a damaged unit in the middle cannot mislead
+        if unit is None or is_gone(unit):
+            found = _bisect(first, end, is_gone, past_gap)
+            while found < end and (unit := self.peek(found)) is not None and unit.is_blank:
+                found += 1
+        self.segments.release()
+        return found
+
+    def correct_min(self, log_start: int) -> None:
+        """Set offset_min behind blank units and those whose records are deleted from the log."""
+        self.offset_min = self.first_from(log_start)
+
     # --- writing
+
+    def flush(self) -> list[str]:
+        """Write the committed part of the tail; returns the paths and directories to be synced.
+
+        On OSError nothing is lost: the units stay in memory and the next flush writes them.
+        """
+        touched: list[str] = []
+        segments = self.segments
+        position, stop = self.tail_start * UNIT_BYTES, self.committed_offset * UNIT_BYTES
+        done = 0
+        while position + done < stop:
+            segment = segments.at(position + done)
+            if segment is None:
+                if not len(segments):
+                    segments.make_directory(touched)
+                segment = segments.add(position + done - (position + done) % segments.file_bytes)
+                touched.append(segments.directory)
+                if position > segment.base:  # of a queue that does not begin at its file's start
+                    blanks = (position - segment.base) // UNIT_BYTES
+                    segment.write(BLANK_UNIT * blanks, segment.base)
+            piece = bytes(self.tail[done : min(segment.end, stop) - position])
+            segment.write(piece, position + done)
+            segment.release()
+            touched.append(segment.path)
+            done += len(piece)
+        if done:
+            del self.tail[:done]
+            self.tail_start = self.committed_offset
+        return touched
+
+    def mend(self, offset: int, data: bytes) -> None:
+        """Overwrite one unit that the files hold, and the tail if it has it. Raises OSError."""
+        at = (offset - self.tail_start) * UNIT_BYTES
+        if 0 <= at < len(self.tail):
+            self.tail[at : at + UNIT_BYTES] = data
+        segment = self.segments.at(offset * UNIT_BYTES)
+        if segment is not None:
+            segment.write(data, offset * UNIT_BYTES)
+            segment.release()
+            self.unsynced.add(segment.path)
+
+    def truncate(self, offset: int) -> None:
+        """Forget the units from `offset` on, in memory and in the files."""
+        if offset >= self.tail_start:
+            del self.tail[(offset - self.tail_start) * UNIT_BYTES :]
+            self.next_offset = self.committed_offset = self.visible_offset = offset
+        else:
+            self._set_end(offset)
+        self.offset_min = min(self.offset_min, offset)
+        if offset * UNIT_BYTES < self.segments.end:
+            self._cut(offset * UNIT_BYTES, keeps_file=True)
+
+    def _cut(self, position: int, *, keeps_file: bool = False) -> None:
+        """What was cut must not come back after an orderly stop: the next checkpoint syncs it."""
+        if self.segments.cut(position, keeps_file=keeps_file):
+            self.unsynced.add(self.segments.directory)
+            if self.segments.last is not None:
+                self.unsynced.add(self.segments.last.path)
+        self.segments.release()
+
+    # --- recovery
+
+    def load(
+        self,
+        *,
+        after_crash: bool,
+        before: int | None = None,
+        removes: bool = True,
+        log_start: int = 0,
+    ) -> None:
+        """Find the end in the files, of all units or of those `before` a place in the log, and
+        the first unit whose record the log, which begins at `log_start`, still has.
+
+        Takes a few reads, however long the queue is. After a crash what lies behind the end is
+        removed. With `removes` the last unit is in the tail afterwards, where recovery asks for
+        it; a flush writes it once more. Raises StoreDamagedError as `SegmentFiles.load`.
+        """
+        self.segments.load(is_derived=after_crash, removes=removes)
+        first = self.segments.start // UNIT_BYTES
+        self.reset(first)
+
+        def is_kept(unit: Unit) -> bool:
+            return unit.is_used and (
+                before is None or unit.is_blank or unit.physical_offset < before
+            )
+
+        # The end lies in the last block that was ever written, as a rule: one read of that.
+        position, data = self.segments.last_block(UNIT_BYTES)
+        block, units = position // UNIT_BYTES, list(map(Unit._make, UNIT.iter_unpack(data)))
+        if units and is_kept(units[0]):
+            end = block + bisect_left(units, True, key=lambda unit: not is_kept(unit))
+        else:
+            end = _bisect(first, block, is_kept, self.peek)
+        self._set_end(end)
+        self.correct_min(log_start)
+        last = self.next_offset - 1
+        if removes and last >= first and (unit := self.peek(last)) is not None:
+            self.tail_start = last
+            self.tail += UNIT.pack(*unit)
+        if after_crash:
+            self.truncate(self.next_offset)
+        self.segments.release()
 
     def put(self, offset: int, unit: Unit) -> bool:
         """Add a unit found in the log at recovery; True when it was not there yet.
@@ -171,20 +300,18 @@ class Queue:
         that is there already with a later place in the log means that the topic was deleted and
         made again: the queue begins anew there.
         """
-        if offset == self.next_offset:  # as a rule
-            self._add_unit(unit)
-            return True
         if offset < self.next_offset:
             known = self.unit(offset)
             if known is not None and known.physical_offset >= unit.physical_offset:
                 return False
             self.truncate(offset)
-        if self.next_offset == self.offset_min and offset != self.next_offset:
-            self._cut(0)
-            self.reset(offset)
-        self.tail += BLANK_UNIT * (offset - self.next_offset)
-        self.next_offset = offset
-        self._add_unit(unit)
+        if offset != self.next_offset:
+            if self.next_offset == self.offset_min:
+                self._cut(0)
+                self.reset(offset)
+            self.tail += BLANK_UNIT * (offset - self.next_offset)
+        self.tail += UNIT.pack(*unit)
+        self.next_offset = self.committed_offset = self.visible_offset = offset + 1
         return True
 
     def extend(self, offset: int, data: bytes) -> int | None:
@@ -208,194 +335,35 @@ class Queue:
         self.committed_offset = self.visible_offset = self.next_offset
         return count
 
-    def _add_unit(self, unit: Unit) -> None:
-        self.tail += UNIT.pack(*unit)
-        self.next_offset = self.committed_offset = self.visible_offset = self.next_offset + 1
 
-    def flush(self) -> list[str]:
-        """Write the committed part of the tail; returns the paths and directories to be synced.
+def _bisect(
+    low: int, high: int, is_before: Callable[[Unit], bool], look: Callable[[int], Unit | None]
+) -> int:
+    """The first offset in [low, high) whose unit is not `is_before`; `high` when all are."""
 
-        On OSError nothing is lost: the units stay in memory and the next flush writes them.
-        """
-        touched: list[str] = []
-        start, count = self.tail_start, self.committed_offset - self.tail_start
-        if count > 0:
-            data = bytes(self.tail[: count * UNIT_BYTES])
-            self._write(start * UNIT_BYTES, data, touched)
-            del self.tail[: count * UNIT_BYTES]
-            self.tail_start = start + count
-        return touched
+    def is_end(offset: int) -> bool:
+        unit = look(offset)
+        return unit is None or not is_before(unit)
 
-    def _write(self, position: int, data: bytes, touched: list[str]) -> None:
-        done = 0
-        while done < len(data):
-            segment = self.segments.at(position + done) or self._add(position + done, touched)
-            piece = data[done : done + segment.end - position - done]
-            segment.write(piece, position + done)
-            segment.release()
-            touched.append(segment.path)
-            done += len(piece)
-
-    def _add(self, position: int, touched: list[str]) -> Segment:
-        base = position - position % self.segments.file_bytes
-        if not len(self.segments):
-            self.segments.make_directory(touched)
-        segment = self.segments.add(base)
-        touched.append(self.segments.directory)
-        if position > base:  # the first file of a queue that does not begin at its start
-            segment.write(BLANK_UNIT * ((position - base) // UNIT_BYTES), base)
-        return segment
-
-    def mend(self, offset: int, data: bytes) -> None:
-        """Overwrite one unit that the files hold, and the tail if it has it. Raises OSError."""
-        at = (offset - self.tail_start) * UNIT_BYTES
-        if 0 <= at < len(self.tail):
-            self.tail[at : at + UNIT_BYTES] = data
-        segment = self.segments.at(offset * UNIT_BYTES)
-        if segment is not None:
-            segment.write(data, offset * UNIT_BYTES)
-            segment.release()
-            self.unsynced.add(segment.path)
-
-    # --- recovery
-
-    def load(
-        self,
-        *,
-        after_crash: bool,
-        before: int | None = None,
-        removes: bool = True,
-        log_start: int = 0,
-    ) -> None:
-        """Find the end in the files, of all units or of those `before` a place in the log, and
-        the first unit whose record the log, which begins at `log_start`, still has.
-
-        Takes a few reads, however long the queue is. After a crash what lies behind the end is
-        removed. With `removes` the last unit is in the tail afterwards, where recovery asks for
-        it; a flush writes it once more. Raises StoreDamagedError as `SegmentFiles.load`.
-        """
-        self.segments.load(is_derived=after_crash, removes=removes)
-        first = self.segments.start // UNIT_BYTES
-
-        def is_kept(unit: Unit) -> bool:
-            return unit.is_used and (
-                before is None or unit.is_blank or unit.physical_offset < before
-            )
-
-        self.reset(first)
-        self._set_end(self._find_end(is_kept))
-        self.correct_min(log_start)
-        last = self.next_offset - 1
-        if removes and last >= first and (unit := self.peek(last)) is not None:
-            self.tail_start = last
-            self.tail += UNIT.pack(*unit)
-        if after_crash:
-            self.truncate(self.next_offset)
-        self.segments.release()
-
-    def _find_end(self, is_kept: Callable[[Unit], bool]) -> int:
-        """The first offset in the files whose unit is not kept. It lies in the last block that was
-        ever written, as a rule: one read of that, else a search in what comes before."""
-        position, data = self.segments.last_block(UNIT_BYTES)
-        block, count = position // UNIT_BYTES, len(data) // UNIT_BYTES
-
-        def is_end(at: int) -> bool:
-            return not is_kept(Unit._make(UNIT.unpack_from(data, at * UNIT_BYTES)))
-
-        if not count or is_end(0):
-            return self._bisect(self.segments.start // UNIT_BYTES, block, is_kept)
-        return block + bisect_left(range(count), True, key=is_end)
-
-    def _set_end(self, end: int) -> None:
-        self.tail.clear()
-        self.tail_start = self.next_offset = self.committed_offset = self.visible_offset = end
-
-    def correct_min(self, log_start: int) -> None:
-        """Set offset_min behind blank units and those whose records are deleted from the log."""
-        self.offset_min = self.first_from(log_start)
-
-    def first_from(self, log_offset: int) -> int:
-        """The first offset whose record lies at `log_offset` or behind; the end when none does."""
-        end = self.next_offset
-        first = self.segments.start // UNIT_BYTES if len(self.segments) else self.tail_start
-
-        def is_gone(unit: Unit) -> bool:
-            return unit.is_blank or unit.physical_offset < log_offset
-
-        unit = self.peek(first) if first < end else None
-        found = first  # as a rule; and a damaged unit in the middle cannot mislead
-        if unit is None or is_gone(unit):
-            found = self._bisect(first, end, is_gone, self._peek_solid)
-            while found < end and (unit := self.peek(found)) is not None and unit.is_blank:
-                found += 1
-        self.segments.release()
-        return found
-
-    def place_of(self, offset: int) -> int:
-        """Where the record of a queue offset lies in the log; -1 without one. Makes no map."""
-        unit = self.peek(offset) if self.segments.start <= offset * UNIT_BYTES else None
-        self.segments.release()
-        return -1 if unit is None or offset >= self.next_offset else unit.physical_offset
-
-    def truncate(self, offset: int) -> None:
-        """Forget the units from `offset` on, in memory and in the files."""
-        if offset >= self.tail_start:
-            del self.tail[(offset - self.tail_start) * UNIT_BYTES :]
-            self.next_offset = self.committed_offset = self.visible_offset = offset
-        else:
-            self._set_end(offset)
-        self.offset_min = min(self.offset_min, offset)
-        if offset * UNIT_BYTES < self.segments.end:
-            self._cut(offset * UNIT_BYTES, keeps_file=True)
-
-    def _cut(self, position: int, *, keeps_file: bool = False) -> None:
-        """What was cut must not come back after an orderly stop: the next checkpoint syncs it."""
-        if self.segments.cut(position, keeps_file=keeps_file):
-            self.unsynced.add(self.segments.directory)
-            if self.segments.last is not None:
-                self.unsynced.add(self.segments.last.path)
-        self.segments.release()
-
-    def _bisect(
-        self,
-        low: int,
-        high: int,
-        is_before: Callable[[Unit], bool],
-        look: Callable[[int], Unit | None] | None = None,
-    ) -> int:
-        """The first offset in [low, high) whose unit is not `is_before`; `high` when all are."""
-        look = look or self.peek
-
-        def is_end(offset: int) -> bool:
-            unit = look(offset)
-            return unit is None or not is_before(unit)
-
-        found = low + bisect_left(range(low, high), True, key=is_end)
-        self.segments.release()
-        return found
-
-    def _peek_solid(self, offset: int) -> Unit | None:
-        """The unit there; where it is blank (a gap) the next one that is not, if it is near."""
-        unit = self.peek(offset)
-        for at in range(offset + 1, min(offset + GAP_MAX, self.next_offset)):
-            if unit is None or not unit.is_blank:
-                break
-            unit = self.peek(at)
-        return unit
-
-    def peek(self, offset: int) -> Unit | None:
-        """As `unit`, but read without a map: recovery looks into many files once."""
-        segment = self.segments.at(offset * UNIT_BYTES)
-        if segment is None or (self.tail and offset >= self.tail_start):
-            return self.unit(offset)
-        return Unit._make(UNIT.unpack(segment.read(offset * UNIT_BYTES, UNIT_BYTES)))
+    return low + bisect_left(range(low, high), True, key=is_end)
 
 
 class ConsumeQueues:
-    """All queues of a store, by (topic, queue id)."""
+    """All queues of a store, by (topic, queue id).
+
+    `dirty` queues have units that are not in their files, `unsynced` files and directories were
+    written since the last checkpoint took them; `deleted` topics have records that do not count.
+    `is_doubtful`: units were found wrong, the next start builds the queues anew.
+    """
 
     def __init__(
-        self, files: Files, directory: str, file_bytes: int, *, long_topics: bool = True
+        self,
+        files: Files,
+        directory: str,
+        file_bytes: int,
+        *,
+        long_topics: bool = True,
+        deleted: DeletedTopics | None = None,
     ) -> None:
         self._files = files
         self._directory = directory
@@ -403,13 +371,9 @@ class ConsumeQueues:
         self._long_topics = long_topics
         self.by_key: dict[tuple[str, int], Queue] = {}
         self.dirty: set[Queue] = set()
-        """Queues with units that are not in their files."""
         self.unsynced: set[str] = set()
-        """Files and directories written since the last checkpoint took them."""
-        self.deleted = DeletedTopics(files, "")
-        """Topics whose old records do not count."""
+        self.deleted = deleted or DeletedTopics(files, "")
         self.is_doubtful = False
-        """Whether units were found wrong: the next start builds the queues anew."""
 
     def __iter__(self) -> Iterator[Queue]:
         return iter(self.by_key.values())
@@ -423,23 +387,21 @@ class ConsumeQueues:
         log_start: int = 0,
         wanted: Callable[[str, int], bool] | None = None,
     ) -> None:
-        """Find all queues on disk and their ends (see `Queue.load`), or those that are `wanted`.
-
-        After a crash what lies behind the ends is removed. `removes=False` changes no file.
-        """
+        """Find all queues on disk and their ends (see `Queue.load`), or those that are `wanted`."""
         self.by_key.clear()
         self.dirty.clear()
         for key in self._on_disk():
-            if wanted is not None and not wanted(*key):
-                continue
-            queue = self._new(key)
-            queue.load(after_crash=after_crash, before=before, removes=removes, log_start=log_start)
+            if wanted is None or wanted(*key):
+                queue = self.open(key)
+                queue.load(
+                    after_crash=after_crash, before=before, removes=removes, log_start=log_start
+                )
 
     def is_size_plausible(self) -> bool:
         """Whether the files on disk, all of one other size, may well be of another setting."""
         sizes: set[int] = set()
-        for key in self._on_disk():
-            path = f"{self._directory}/{key[0]}/{key[1]}"
+        for topic, queue_id in self._on_disk():
+            path = f"{self._directory}/{topic}/{queue_id}"
             sizes.update(SegmentFiles(self._files, path, self._file_bytes, SIZE_KEY).sizes())
         is_other = self._file_bytes not in sizes
         return is_other and len(sizes) == 1 and all(s and not s % UNIT_BYTES for s in sizes)
@@ -454,26 +416,28 @@ class ConsumeQueues:
         """The queue, made when it is new. Raises MessageIllegalError when the name cannot be."""
         queue = self.by_key.get(key)
         if queue is None:
-            check_queue(key, long_topics=self._long_topics)
-            queue = self._new(key)
+            check_topic(key[0], long_topics=self._long_topics)
+            if key[1] < 0:
+                raise MessageIllegalError(
+                    f"The queue id {key[1]} is negative.", cure="Queue ids begin at 0."
+                )
+            queue = self.open(key)
         return queue
 
     def open(self, key: tuple[str, int]) -> Queue:
         """As `get`, for names that come from the log itself: they are not checked."""
-        return self.by_key.get(key) or self._new(key)
+        queue = self.by_key.get(key)
+        if queue is None:
+            directory = f"{self._directory}/{key[0]}/{key[1]}"
+            queue = Queue(self._files, directory, self._file_bytes, key, self.unsynced)
+            self.by_key[key] = queue
+        return queue
 
     def note(self, queue: Queue) -> None:
         """The queue has new units in its tail: a later flush writes them, this one if many."""
         self.dirty.add(queue)
         if len(queue.tail) >= TAIL_BYTES_MAX:
             self.unsynced.update(queue.flush())
-
-    def _new(self, key: tuple[str, int]) -> Queue:
-        directory = f"{self._directory}/{key[0]}/{key[1]}"
-        queue = self.by_key[key] = Queue(
-            self._files, directory, self._file_bytes, key, self.unsynced
-        )
-        return queue
 
     def flush(self) -> None:
         """Write all tails to the files. OSError leaves the rest for the next time."""
@@ -483,11 +447,11 @@ class ConsumeQueues:
 
     def truncate_log(self, end: int) -> None:
         """Drop the units whose records lie at `end` or later: the log does not hold them."""
-        for queue in self.by_key.values():
+        for queue in self:
             offset = queue.next_offset
             while offset > queue.offset_min:
                 unit = queue.unit(offset - 1)
-                if unit is None or (unit.is_used and unit.physical_offset + unit.size_bytes <= end):
+                if unit is None or (unit.is_used and unit.end <= end):
                     break
                 offset -= 1
             if offset < queue.next_offset:
@@ -509,11 +473,10 @@ class ConsumeQueues:
     def finish_deletions(self) -> None:
         """Remove the queues of deleted topics that a crash has left."""
         for (topic, _), queue in list(self.by_key.items()):
-            if topic not in self.deleted.ends:
-                continue
-            last = queue.unit(queue.next_offset - 1) if queue.next_offset else None
-            if last is not None and not self.deleted.counts(topic, last.physical_offset):
-                self.delete(topic)
+            if topic in self.deleted.ends:
+                last = queue.unit(queue.next_offset - 1) if queue.next_offset else None
+                if last is not None and not self.deleted.counts(topic, last.physical_offset):
+                    self.delete(topic)
 
     def remove_all(self) -> None:
         """Remove every queue with its files, loaded or not: they are built anew."""
@@ -527,9 +490,9 @@ class ConsumeQueues:
         start agrees with that of doubtful queues."""
         if self.is_doubtful:
             return -1, -1
-        ends = [queue.committed_offset for queue in self.by_key.values() if queue.committed_offset]
+        ends = [queue.committed_offset for queue in self if queue.committed_offset]
         return len(ends), sum(ends)
 
     def close(self) -> None:
-        for queue in self.by_key.values():
+        for queue in self:
             queue.segments.close()

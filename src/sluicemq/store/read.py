@@ -4,18 +4,18 @@
 no message is copied or decoded, adjacent ones are one slice. The filter's two stages
 (`model.subscription.MessageFilter`):
 
-    a set of tag codes    whole chunks of units at once (`tagscan`), chunks growing
+    a set of tag codes    whole chunks of units at once (`bulk.find_codes`), chunks growing
     else                  `by_consume_queue` for each unit
     then, if it reads     the properties of each candidate are cut out of its record and decoded
     properties
 
 A call looks at `scan_max` units at most (2,000 when records are read for it) and for a few
 milliseconds, so that no reader holds the loop; verdicts that take longer are left to a judgement
-(`judging`). The next offset it returns is behind everything it has looked at, and never behind a
+(`gather`). The next offset it returns is behind everything it has looked at, and never behind a
 match that it did not deliver.
 
-How much an ordinary pull gets is RocketMQ's rule (spec/store.md §10): 32 messages or 256 KiB of
-what is likely in memory (the newest 40 % of RAM), 8 or 64 KiB of what has to come from the disk.
+How much an ordinary pull gets is RocketMQ's rule (docs/spec/store.md §10): 32 messages or 256 KiB
+of what is likely in memory (the newest 40 % of RAM), 8 or 64 KiB of what has to come from the disk.
 With a filter it is also no more than the reader can hold (`gather.Reach`), reckoned from the first
 match it has not consumed: a pull names the offset up to which everything is consumed.
 """
@@ -45,9 +45,9 @@ from sluicemq.store.gather import (
     Reach,
     Select,
 )
-from sluicemq.store.log import CommitLog, read_scanned
+from sluicemq.store.log import CommitLog
 from sluicemq.store.queues import BLANK_SIZE, UNIT, UNIT_BYTES, ConsumeQueues, Queue
-from sluicemq.store.sound import Soundness
+from sluicemq.store.sound import Soundness, Units
 
 if TYPE_CHECKING:
     from sluicemq.store.bulk import TagHits
@@ -61,7 +61,7 @@ CHUNK_MIN: Final = 8
 _CHUNK_UNITS: Final = 256
 _READ_UNITS_MAX: Final = 4096
 EXTENSION_ADDRESS_MAX: Final = -(1 << 31) - 1
-"""Tag codes up to this are addresses in a ConsumeQueueExt file (spec/store.md §3.2)."""
+"""Tag codes up to this are addresses in a ConsumeQueueExt file (docs/spec/store.md §3.2)."""
 _unpack_units: Final = UNIT.iter_unpack
 _FLAGS: Final = RECORD_HEAD.only("sys_flag")
 _TIMES: Final = {bits: head.only("store_time") for bits, head in RECORD_HEADS.items()}
@@ -87,7 +87,7 @@ class ReadResult:
 
     `data` are slices of the log, whole records in order, adjacent ones merged; `count` is the
     number of messages in them, `size_bytes` their size; `scanned` how many units were looked at.
-    `judgement`: nothing was looked at, because something has to be found out first (`judging`).
+    `judgement`: nothing was looked at, because something has to be found out first (`gather`).
     With a reach the messages from `held_from` on, `span` offsets apart, are what the reader holds
     then; `is_out_of_reach`: there is a match at `next_offset`, to be asked for once more.
     """
@@ -107,10 +107,18 @@ class ReadResult:
 
 
 class LogReader:
-    """The reading half of a store."""
+    """The reading half of a store, up to `visible_end` of the log.
+
+    `columns`: what filters over properties are decided by, instead of reading each record.
+    """
 
     def __init__(
-        self, log: CommitLog, queues: ConsumeQueues, config: StoreConfig, clock: Clock
+        self,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        config: StoreConfig,
+        clock: Clock,
+        columns: PropertyColumns,
     ) -> None:
         self._log = log
         self._clock = clock
@@ -120,11 +128,9 @@ class LogReader:
         self._memory_bytes = memory_bytes() * config.memory_ratio // 100
         self._has_extension = log.segments.files.exists(f"{config.root}/consumequeue_ext")
         self._tag_hits: TagHits | None = None
-        self.visible_end = 0
-        """The end of the visible part of the log."""
+        self.visible_end = log.written_offset
         self.soundness = Soundness(log, queues, config.delay_levels_ms)
-        self.columns: PropertyColumns | None = None
-        """What filters over properties are decided by, instead of reading each record."""
+        self.columns: PropertyColumns | None = columns
 
     # --- by queue offset
 
@@ -158,29 +164,33 @@ class LogReader:
         gather = Gather(self._log, self.soundness, queue, *limits, is_bulk=bytes_max is not None)
         if message_filter is None:
             next_offset = _read_all(queue, offset, gather)
-            scanned = next_offset - offset
         else:
             if bytes_max is None:
                 gather.reach = reach or Reach(offset)
             gather.may_postpone = may_postpone
-            next_offset, scanned = self._read_some(queue, offset, gather, message_filter, scan_max)
+            next_offset = self._read_some(queue, offset, gather, message_filter, scan_max)
         gather.close()
-        if gather.count:
-            status = ReadStatus.FOUND
-        elif gather.is_missing:
-            return self._missing(queue, offset)
-        else:
-            status = ReadStatus.NO_MATCHED_MESSAGE
-            if gather.judgement is not None and next_offset == offset:
-                found = _nothing(status, offset, low, high)
-                found.judgement = gather.judgement
-                return found
-        taken = (gather.data, gather.count, gather.size_bytes, scanned)
-        if gather.reach is None:
-            return ReadResult(status, next_offset, low, high, *taken)
-        span = gather.last - gather.held_from if gather.count else 0
-        held = (gather.held_from, span, gather.is_out_of_reach)
-        return ReadResult(status, next_offset, low, high, *taken, *held)
+        status = ReadStatus.FOUND if gather.count else ReadStatus.NO_MATCHED_MESSAGE
+        if not gather.count and gather.is_missing:
+            # The unit is there and its record is not: it was deleted with the log's first files.
+            queue.correct_min(self._log.start)
+            low, high = queue.offset_min, queue.visible_offset
+            if low > offset:
+                return _nothing(ReadStatus.MESSAGE_WAS_REMOVING, low, low, high)
+            return _nothing(ReadStatus.OFFSET_FOUND_NULL, offset, low, high)
+        if gather.judgement is not None and not gather.count and next_offset == offset:
+            found = _nothing(status, offset, low, high)
+            found.judgement = gather.judgement
+            return found
+        found = ReadResult(
+            status, next_offset, low, high, gather.data, gather.count, gather.size_bytes,
+            next_offset - offset,
+        )  # fmt: skip
+        if gather.reach is not None:
+            found.held_from = gather.held_from
+            found.span = gather.last - gather.held_from if gather.count else 0
+            found.is_out_of_reach = gather.is_out_of_reach
+        return found
 
     def _limits(
         self, queue: Queue, offset: int, count_max: int, bytes_max: int | None
@@ -191,9 +201,8 @@ class LogReader:
         is_near = end - self._log.start <= self._memory_bytes  # usually all of it: no look-up then
         unit = None if is_near else queue.unit(offset)
         if unit is None or end - unit.physical_offset <= self._memory_bytes:
-            return min(
-                count_max, config.max_transfer_count_memory
-            ), config.max_transfer_bytes_memory
+            count_max = min(count_max, config.max_transfer_count_memory)
+            return count_max, config.max_transfer_bytes_memory
         return min(count_max, config.max_transfer_count_disk), config.max_transfer_bytes_disk
 
     def _read_some(
@@ -203,8 +212,8 @@ class LogReader:
         gather: Gather,
         message_filter: MessageFilter,
         scan_max: int | None,
-    ) -> tuple[int, int]:
-        """The next offset, and how many units were looked at."""
+    ) -> int:
+        """The next offset."""
         limit = self._config.filter_scan_units_max if scan_max is None else scan_max
         end = min(queue.visible_offset, offset + limit)
         consumed = -1 if gather.reach is None else gather.reach.consumed
@@ -212,12 +221,13 @@ class LogReader:
             consumed = -1  # nothing that the reader may have still
         codes = self._codes_alone(message_filter)
         if codes is not None:
-            if consumed >= 0 and _code_of(queue.units(consumed, 1)) in codes:
-                gather.held_from = consumed
+            if consumed >= 0:
+                unit = queue.unit(consumed)
+                if unit is not None and unit.tag_code in codes:
+                    gather.held_from = consumed
             if scan_max is None:
                 end = min(end, offset + TAG_SCAN_MAX)
-            position = self._read_tagged(queue, gather, codes, offset, end)
-            return position, position - offset
+            return self._read_tagged(queue, gather, codes, offset, end)
         select = self._slow_selection(message_filter)
         weight = getattr(message_filter, "weight", 0) if gather.may_postpone else 0
         if weight > WEIGHT_INLINE and not self._has_extension:
@@ -228,13 +238,11 @@ class LogReader:
             if consumed >= 0 and any(True for _ in select(queue.units(consumed, 1))):
                 gather.held_from = consumed
             end = min(end, offset + PROPERTY_SCAN_MAX)
-            position = self._read_selected(queue, gather, select, offset, end)
-            return position, position - offset
+            return self._read_selected(queue, gather, select, offset, end)
         vectorised = message_filter.vectorised  # type: ignore[attr-defined] # `column_scan` looked
         if consumed >= 0 and scan.holds(vectorised, queue, consumed, select):
             gather.held_from = consumed
-        position = scan.run(vectorised, queue, gather, offset, end, select, weight)
-        return position, position - offset
+        return scan.run(vectorised, queue, gather, offset, end, select, weight)
 
     def _read_selected(
         self, queue: Queue, gather: Gather, select: Select, offset: int, end: int
@@ -258,21 +266,15 @@ class LogReader:
             chunk = min(2 * chunk, _CHUNK_UNITS)
         return position
 
-    def _codes_alone(self, message_filter: MessageFilter) -> frozenset[int] | None:
-        """The codes, where they say everything."""
-        if message_filter.reads_properties or self._has_extension:
-            return None
-        return message_filter.tag_codes
-
     def _read_tagged(
         self, queue: Queue, gather: Gather, codes: frozenset[int], offset: int, end: int
     ) -> int:
         """Take what has one of the codes; returns where to go on. HOT."""
-        from sluicemq.store import bulk as tagscan  # noqa: PLC0415 - NumPy only when somebody filters
+        from sluicemq.store import bulk  # noqa: PLC0415 - NumPy only when somebody filters
 
         if self._tag_hits is None:
-            self._tag_hits = tagscan.TagHits()
-        position, chunk = offset, tagscan.CHUNK_UNITS_MIN
+            self._tag_hits = bulk.TagHits()
+        position, chunk = offset, bulk.CHUNK_UNITS_MIN
         while position < end:
             start, stop, indices = self._tag_hits.chunk(queue, codes, position, end, chunk)
             units = queue.units(start, stop - start) if stop > position else b""
@@ -283,8 +285,16 @@ class LogReader:
             if left >= 0:
                 return start + left
             position = stop
-            chunk = min(4 * chunk, tagscan.CHUNK_UNITS_MAX)
+            chunk = min(4 * chunk, bulk.CHUNK_UNITS_MAX)
         return position
+
+    # --- filters
+
+    def _codes_alone(self, message_filter: MessageFilter) -> frozenset[int] | None:
+        """The codes, where they say everything."""
+        if message_filter.reads_properties or self._has_extension:
+            return None
+        return message_filter.tag_codes
 
     def column_scan(self, queue: Queue, message_filter: MessageFilter) -> "ColumnScan | None":
         """How to read by columns; None where that cannot be."""
@@ -299,16 +309,16 @@ class LogReader:
         codes = self._codes_alone(message_filter)
         if codes is None:
             return self._slow_selection(message_filter)
-        from sluicemq.store import bulk as tagscan  # noqa: PLC0415 - NumPy only when somebody filters
+        from sluicemq.store import bulk  # noqa: PLC0415 - NumPy only when somebody filters
 
-        return partial(tagscan.find_codes, codes=codes)
+        return partial(bulk.find_codes, codes=codes)
 
     def _slow_selection(self, message_filter: MessageFilter) -> Select:
         by_consume_queue = message_filter.by_consume_queue
         by_commit_log = message_filter.by_commit_log
         reads_properties = message_filter.reads_properties
 
-        def by_record(units: memoryview | bytearray | bytes) -> Iterable[int]:
+        def by_record(units: Units) -> Iterable[int]:
             for index, (position, size, code) in enumerate(_unpack_units(units)):
                 if self._has_extension and code <= EXTENSION_ADDRESS_MAX:
                     code = tag_code(self._properties(position, size).get(TAGS, ""))  # noqa: PLW2901
@@ -320,22 +330,14 @@ class LogReader:
         return by_record
 
     def _properties(self, position: int, size: int) -> dict[str, str]:
-        if not self._is_readable(position, size):
-            return {}
-        record = self._log.record(position, size)
-        return decode_properties(record[properties_slice(record)]) if record is not None else {}
+        record = self._sound_record(position, size)
+        return {} if record is None else decode_properties(record[properties_slice(record)])
 
-    def _is_readable(self, position: int, size: int) -> bool:
+    def _sound_record(self, position: int, size: int) -> memoryview | None:
         sound = self.soundness
-        return sound.is_trusted(position) or sound.is_sound(position, size, is_whole=True)
-
-    def _missing(self, queue: Queue, offset: int) -> ReadResult:
-        """The unit is there and its record is not: it was deleted with the log's first files."""
-        queue.correct_min(self._log.start)
-        low, high = queue.offset_min, queue.visible_offset
-        if low > offset:
-            return _nothing(ReadStatus.MESSAGE_WAS_REMOVING, low, low, high)
-        return _nothing(ReadStatus.OFFSET_FOUND_NULL, offset, low, high)
+        if sound.is_trusted(position) or sound.is_sound(position, size, is_whole=True):
+            return self._log.record(position, size)
+        return None
 
     # --- by time
 
@@ -344,8 +346,8 @@ class LogReader:
     ) -> int:
         """`lower`: the first message stored at `time_ms` or later, the queue's end without one.
 
-        `upper`: the last message stored at `time_ms` or earlier, 0 without one (spec/delivery.md
-        §6). 0 for a queue that does not exist.
+        `upper`: the last message stored at `time_ms` or earlier, 0 without one (docs/spec/
+        delivery.md §6). 0 for a queue that does not exist.
         """
         queue = self._by_key.get((topic, queue_id))
         if queue is None or queue.offset_min >= queue.visible_offset:
@@ -365,9 +367,7 @@ class LogReader:
     def _time_at(self, queue: Queue, offset: int) -> int:
         """Of a message that is not there: -1, as if it were old."""
         unit = queue.unit(offset)
-        if unit is None or not self._is_readable(unit.physical_offset, unit.size_bytes):
-            return -1
-        record = self._log.record(unit.physical_offset, unit.size_bytes)
+        record = None if unit is None else self._sound_record(*unit[:2])
         if record is None:
             return -1
         time: int = _TIMES[_FLAGS.unpack_from(record)[0] & HOST_BITS].unpack_from(record)[0]
@@ -383,10 +383,10 @@ class LogReader:
     def earliest_time_ms(self, topic: str | None = None, queue_id: int | None = None) -> int:
         """The store time of the first message of a queue, or of the whole log; -1 without one."""
         if topic is None or queue_id is None:
-            segment = self._log.segments.at(self._log.start)
-            if segment is None or self.visible_end <= segment.base:
-                return -1
-            first = read_scanned(segment.view(), 0, segment.base, check_crc=False)
+            start = self._log.start
+            first = (
+                self._log.scanned_at(start, check_crc=False) if self.visible_end > start else None
+            )
             return -1 if first is None else first.store_time_ms
         queue = self._by_key.get((topic, queue_id))
         return -1 if queue is None else self.store_time_ms(topic, queue_id, queue.offset_min)
@@ -394,18 +394,15 @@ class LogReader:
     def latest_time_ms(self, topic: str | None = None, queue_id: int | None = None) -> int:
         """The store time of the last message of a queue, or of all queues; -1 without one."""
         if topic is None or queue_id is None:
-            keys = list(self._by_key)
-            return max((self.latest_time_ms(*key) for key in keys), default=-1)
+            return max((self.latest_time_ms(*key) for key in list(self._by_key)), default=-1)
         queue = self._by_key.get((topic, queue_id))
-        return (
-            -1 if queue is None else self.store_time_ms(topic, queue_id, queue.visible_offset - 1)
-        )
+        if queue is None:
+            return -1
+        return self.store_time_ms(topic, queue_id, queue.visible_offset - 1)
 
     # --- for the broker's own queues
 
-    def units(
-        self, topic: str, queue_id: int, offset: int, count: int
-    ) -> memoryview | bytearray | bytes:
+    def units(self, topic: str, queue_id: int, offset: int, count: int) -> Units:
         """Visible units of a queue from `offset` on as they are stored: at most `count`, empty when
         there is none. Fewer where a file ends."""
         queue = self._by_key.get((topic, queue_id))
@@ -413,11 +410,9 @@ class LogReader:
             return b""
         return queue.units(offset, min(count, queue.visible_offset - offset))
 
-    def sound_units(
-        self, topic: str, queue_id: int, offset: int, count: int
-    ) -> memoryview | bytearray | bytes:
-        """As `units`, for who goes by them to the records: wrong ones are mended from the log, and
-        blank where that is damaged."""
+    def sound_units(self, topic: str, queue_id: int, offset: int, count: int) -> Units:
+        """As `units`, to go by them to the records: wrong ones are mended from the log, and blank
+        where that is damaged."""
         units = self.units(topic, queue_id, offset, count)
         queue = self._by_key.get((topic, queue_id))
         if queue is None or not len(units):
@@ -426,8 +421,8 @@ class LogReader:
         return self.soundness.blank_bad(units, queue, offsets, is_whole=False)
 
     def view_at(self, physical_offset: int) -> memoryview | None:
-        """The log from `physical_offset` to its file's end, unchecked: for who has the place of a
-        record from a queue. None when the log does not hold it."""
+        """The log from `physical_offset`, the place of a record by its unit, to its file's end,
+        unchecked. None when the log does not hold it."""
         if not self._log.start <= physical_offset < self.visible_end:
             return None
         segment = self._log.segments.at(physical_offset)
@@ -439,17 +434,9 @@ class LogReader:
         """The record that begins there, wholly checked; None when none does."""
         if not self._log.start <= physical_offset < self.visible_end:
             return None
-        segment = self._log.segments.at(physical_offset)
-        if segment is None:
-            return None
-        view, at = segment.view(), physical_offset - segment.base
-        scanned = read_scanned(view, at, segment.base, check_crc=True)
-        return None if scanned is None else bytes(view[at : at + scanned.size_bytes])
-
-
-def _code_of(units: memoryview | bytearray) -> int | None:
-    """The tag code of the first unit."""
-    return UNIT.unpack_from(units)[2] if len(units) else None
+        scanned = self._log.scanned_at(physical_offset)
+        record = self._log.record(physical_offset, scanned.size_bytes) if scanned else None
+        return None if record is None else bytes(record)
 
 
 def _read_all(queue: Queue, offset: int, gather: Gather) -> int:
@@ -468,7 +455,7 @@ def _read_all(queue: Queue, offset: int, gather: Gather) -> int:
 
 
 def _outside(offset: int, low: int, high: int) -> ReadResult:
-    """The queue has no message at `offset` (spec/store.md §10)."""
+    """The queue has no message at `offset` (docs/spec/store.md §10)."""
     if high == 0:
         return _nothing(ReadStatus.NO_MESSAGE_IN_QUEUE, 0, low, high)
     if offset < low:

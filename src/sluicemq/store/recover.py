@@ -4,54 +4,46 @@
                                     last unit; a few reads, however large the store is
     crashed, our mark is there      queues are cut back to the mark, the log is walked from there
     crashed, no mark (Java's store) the walk begins at the newest file that the checkpoint's time
-                                    vouches for (spec/store.md §7), else at the first
+                                    vouches for (docs/spec/store.md §7), else at the first
     queues missing or too short     everything is walked, all queues are built anew
 
 Queues are found missing by the digest in the mark (how many, and the sum of their ends), by files
 that are missing or have a size of their own, by a first or last unit that does not lead to its
 record, by records in the log that lie before the first file's, or by a gap in offsets during a
-walk. The end of the
-log is the end of the last good record. What follows is a torn tail: later files are removed, the
-rest of the file is zeroed, both are synced before the first append, and units that point there are
-dropped. Bad bytes before the mark are damage, and the start stops with a report before anything
-is changed; in a store without a mark it is damage when a record behind the bad bytes is older than
-the checkpoint, which says that it and everything before was on disk.
+walk. The end of the log is the end of the last good record. What follows is a torn tail: later
+files are removed, the rest of the file is zeroed, both are synced before the first append, and
+units that point there are dropped. Bad bytes before the mark are damage, and the start stops with a
+report before anything is changed; in a store without a mark it is damage when a record behind the
+bad bytes is older than the checkpoint, which says that it and everything before was on disk.
+
+Bad bytes behind the mark with good records behind them have two causes. A power loss keeps some of
+the writes that were not synced and drops others, also earlier ones: what is dropped reads as zeros,
+up to the end of a write or in whole sectors (`is_lost_write`). Everything else is damage: a disk
+changes bits, it does not remove them.
 
 A record's queue and offset have no checksum. One that cannot be (it goes back in its queue, or
 skips more offsets than there was room for in the log) waits for the next one of its queue: only
-when that goes on from it the queue does as well, else the record is passed over, and the log of the
-broker says so.
-
-Long walks go in columns (`sweep`), a record where they do not help singly. Nothing is dispatched
-twice: a queue ignores units that it has (`Queue.put`).
+when that goes on from it the queue does as well, else the record is passed over and logged.
+Nothing is dispatched twice: a queue ignores units that it has (`Queue.put`).
 """
 
 import logging
+import struct
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sluicemq.errors import StoreDamagedError
-from sluicemq.record.layout import RECORD_BYTES_MIN
+from sluicemq.errors import ProtocolError, StoreDamagedError
+from sluicemq.record.codec import RecordHead, parse_head
+from sluicemq.record.layout import BLANK, MAGIC_BLANK, MAGIC_V1, RECORD_BYTES_MIN, RECORD_HEAD
 from sluicemq.store.directory import Checkpoint, Mark
-from sluicemq.store.log import (
-    DELAYS_MS,
-    LOST_CODE,
-    CommitLog,
-    Scanned,
-    read_scanned,
-    scan_end,
-    scan_records,
-)
+from sluicemq.store.log import BLANK_BYTES, DELAYS_MS, LOST_CODE, CommitLog, Scanned, read_scanned
 from sluicemq.store.queues import OFFSET_MAX, UNIT_BYTES, ConsumeQueues, Queue, Unit, is_possible
 from sluicemq.store.walk import (
-    bad_bytes,
-    bad_place,
-    damage_error,
-    is_lost_write,
+    SEARCH_BYTES_MAX,
+    explain,
     next_record,
     records_from,
-    require_own_files,
     sweep_records,
 )
 
@@ -61,6 +53,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CLEAN_TAIL_BYTES: Final = 16 << 20
+SECTOR_BYTES: Final = 512
+_ZEROS_MIN: Final = 2
+_SIZE_BYTES: Final = 4
+_MAGIC_START: Final = BLANK.struct.pack(0, MAGIC_V1)[4:7]
+_MAGIC_BLANK: Final = BLANK.struct.pack(0, MAGIC_BLANK)[4:]
+_POSITION: Final = struct.Struct(">q")
+_POSITION_AT: Final = RECORD_HEAD.at("physical_offset")
 
 
 class Recovered(NamedTuple):
@@ -106,21 +105,22 @@ class Recovery:
 
         Raises StoreDamagedError when files are missing, exchanged, or of another size.
         """
-        self._log.segments.load()
-        require_own_files(self._log)
+        log, before = self._log, None
+        log.segments.load()
+        _require_own_files(log)
         self._after_crash = after_crash
         self._mark = self._usable_mark()
-        if not after_crash:
-            self._load_queues()
-            return
-        self._start = self._mark.log_offset if self._mark is not None else self._start_by_time()
-        self._load_queues(before=self._start)
-
-    def _load_queues(self, before: int | None = None) -> None:
+        if after_crash and self._mark is not None:
+            before = self._start = self._mark.log_offset
+        elif after_crash:
+            before = self._start = log.start
+            for segment in reversed(list(log.segments)):
+                first = log.scanned_at(segment.base, check_crc=self._check_crc)
+                if first is not None and first.store_time_ms <= self._checkpoint.java_time_ms:
+                    before = self._start = segment.base
+                    break
         try:
-            self._queues.load(
-                after_crash=self._after_crash, before=before, log_start=self._log.start
-            )
+            self._queues.load(after_crash=after_crash, before=before, log_start=log.start)
         except StoreDamagedError as error:
             if self._queues.is_size_plausible():
                 raise  # the setting is wrong, not the files
@@ -134,25 +134,35 @@ class Recovery:
         before all are built anew. Raises StoreDamagedError when bytes before the mark are not what
         they must be.
         """
+        log, queues = self._log, self._queues
+        queues.finish_deletions()
+        if not self._is_incomplete:
+            self._is_incomplete = not all(map(self._begins_right, queues))
         start = None
-        self._queues.finish_deletions()
-        if not self._is_incomplete and not all(map(self._begins_right, self._queues)):
-            self._is_incomplete = True
         if not self._is_incomplete:
             start = self._start_crashed() if self._after_crash else self._start_stopped()
-        end = None if start is None else self._walk(start, may_gap=start == self._log.start)
+        end = None if start is None else self._walk(start, may_gap=start == log.start)
         is_rebuilt = end is None
         if end is None:
             self._require_whole_log()
             on_rebuild()
-            end = self._rebuild()
+            logger.warning("consume queues are missing or too short: building all from the log")
+            queues.remove_all()
+            self._by_name.clear()
+            self._suspects.clear()
+            self._added = 0
+            end = self._walk(log.start, may_gap=True)
+            end = log.start if end is None else end
         self._require_mark(end)
         self._finish(end)
-        return Recovered(end, self._time_ms or self._last_time(), self._added, is_rebuilt)
+        if not self._time_ms:
+            unit = self._last_unit()
+            last = self._record_of(unit) if unit is not None else None
+            self._time_ms = last.store_time_ms if last is not None else 0
+        return Recovered(end, self._time_ms, self._added, is_rebuilt)
 
     def _usable_mark(self) -> Mark | None:
-        mark = self._checkpoint.mark
-        segments = self._log.segments
+        mark, segments = self._checkpoint.mark, self._log.segments
         if mark is not None and mark.log_offset and not len(segments):
             raise StoreDamagedError(
                 f"There is no file in {segments.directory}, and the checkpoint says that"
@@ -161,71 +171,66 @@ class Recovery:
                 f" messages, remove checkpoint and consumequeue from {self._root}.",
             )
         if mark is not None and 0 <= mark.log_start < segments.start:
-            self._tell_missing_start(mark.log_start)
+            fact = (
+                f"{segments.directory} begins at {segments.start:020d}, and no retention has"
+                f" deleted what lies before: the log began at {mark.log_start} at the last"
+                " checkpoint."
+            )
+            if self._checkpoint.is_mark_newest:
+                raise StoreDamagedError(
+                    fact,
+                    cure="Bring the files back from a copy. If you removed them on purpose,"
+                    f" `sluice store repair {self._root} --write` lets the log begin there.",
+                )
+            logger.warning("%s RocketMQ has written here since: its retention may have.", fact)
         if mark is None or mark.log_offset < segments.start:
             return None
         if mark.log_offset > segments.end:
             raise self._damage(segments.end, mark)
         return mark
 
-    def _tell_missing_start(self, start: int) -> None:
-        """Raises, unless RocketMQ has worked here since and may have deleted the files."""
-        segments = self._log.segments
-        fact = (
-            f"{segments.directory} begins at {segments.start:020d}, and no retention has deleted"
-            f" what lies before: the log began at {start} at the last checkpoint."
-        )
-        if not self._checkpoint.is_mark_newest:
-            logger.warning("%s RocketMQ has written here since: its retention may have.", fact)
-            return
-        raise StoreDamagedError(
-            fact,
-            cure="Bring the files back from a copy. If you removed them on purpose,"
-            f" `sluice store repair {self._root} --write` lets the log begin there.",
-        )
-
     # --- where the walk begins; None: build everything anew
 
     def _start_stopped(self) -> int | None:
+        log, mark = self._log, self._mark
         for queue in self._queues:
             self._trim(queue)
         if self._is_incomplete:
             return None
-        mark = self._mark
-        if mark is not None and not self._has_record(mark.log_offset) and not self._agrees(mark):
-            return None
-        return max(self._end_of_units(), mark.log_offset if mark is not None else 0)
+        if mark is not None:
+            goes_on = next(log.scan(mark.log_offset, check_crc=False), None) is not None
+            if not goes_on and self._queues.totals() != (mark.queues, mark.units):
+                return None
+        last = self._last_unit()
+        return max(log.start, last.end if last else 0, mark.log_offset if mark else 0)
 
     def _start_crashed(self) -> int | None:
-        if self._mark is None:
+        mark = self._mark
+        if mark is None:
             return self._start
-        if not self._agrees(self._mark):
+        if self._queues.totals() != (mark.queues, mark.units):
             return None
         last = self._last_unit()  # its record is looked at again: the mark vouches for it
         is_there = last is not None and last.physical_offset >= self._log.start
         if last is not None and is_there and not self._record_of(last, check_crc=self._check_crc):
             return None  # queue or log are damaged: building anew finds out
         # What lies between it and the mark stands in no queue: topics that were deleted.
-        return self._mark.log_offset
-
-    def _agrees(self, mark: Mark) -> bool:
-        return self._queues.totals() == (mark.queues, mark.units)
-
-    def _has_record(self, position: int) -> bool:
-        """Whether the log goes on at `position`, maybe behind a blank record."""
-        return next(scan_records(self._log, position, check_crc=False), None) is not None
+        return mark.log_offset
 
     def _trim(self, queue: Queue) -> None:
-        """Drop units at the end whose records are not there."""
-        end = queue.next_offset
+        """Drop units at the end whose records are not there (any more: files may be deleted)."""
+        end, mark, log_start = queue.next_offset, self._mark, self._log.start
         while end > queue.offset_min:
             unit = queue.unit(end - 1)
-            if unit is not None and self._is_sound(queue, end - 1, unit):
-                break
-            mark = self._mark
-            if mark is not None and unit is not None and unit.physical_offset < mark.log_offset:
-                self._is_incomplete = True  # the mark vouches for it: queue or log are damaged
-                return
+            if unit is not None:
+                if unit.is_blank or 0 <= unit.physical_offset < log_start:
+                    break
+                record = self._record_of(unit)
+                if record is not None and (record.is_lost or record.stands_in(queue.key, end - 1)):
+                    break
+                if mark is not None and unit.physical_offset < mark.log_offset:
+                    self._is_incomplete = True  # the mark vouches for it: queue or log are damaged
+                    return
             end -= 1
         if end < queue.next_offset:
             logger.warning(
@@ -234,45 +239,34 @@ class Recovery:
             )  # fmt: skip
             queue.truncate(end)
 
-    def _is_sound(self, queue: Queue, offset: int, unit: Unit) -> bool:
-        """Its record is there, or was there before the log's first files were deleted."""
-        if unit.is_blank or 0 <= unit.physical_offset < self._log.start:
-            return True
-        record = self._record_of(unit)
-        return record is not None and (record.is_lost or record.stands_in(queue.key, offset))
-
     def _begins_right(self, queue: Queue) -> bool:
         """Whether the first unit of the first file leads to no other queue's record, and no record
         of the queue lies before that one's: retention removes such files of the log first."""
+        log, counts = self._log, self._queues.deleted.counts
         first = queue.segments.start // UNIT_BYTES
         unit = queue.peek(first) if first < queue.next_offset else None
         queue.segments.release()
-        end = self._start or self._log.segments.end
+        end = self._start or log.segments.end
         if unit is not None:
-            if unit.is_blank or unit.physical_offset < self._log.start:
+            if unit.is_blank or unit.physical_offset < log.start:
                 return True
             record = self._record_of(unit)
             if record is not None and not record.is_lost and not record.stands_in(queue.key, first):
                 return False
             end = unit.physical_offset
         is_cut = first > 0 and first * UNIT_BYTES % queue.segments.file_bytes == 0
-        if not is_cut or not self._queues.deleted.counts(queue.topic, end):
+        if not is_cut or not counts(queue.topic, end):
             return True
-        records = scan_records(self._log, self._log.start, check_crc=False)
-        earlier = takewhile(lambda record: record.position < end, records)
+        records = log.scan(log.start, check_crc=False)
         return not any(
             record.is_queued
             and record.stands_in(queue.key)
-            and self._queues.deleted.counts(queue.topic, record.position)
-            for record in earlier
+            and counts(queue.topic, record.position)
+            for record in takewhile(lambda record: record.position < end, records)
         )
 
     def _record_of(self, unit: Unit, *, check_crc: bool = False) -> Scanned | None:
-        segment = self._log.segments.at(unit.physical_offset)
-        if segment is None:
-            return None
-        at = unit.physical_offset - segment.base
-        scanned = read_scanned(segment.view(), at, segment.base, check_crc=check_crc)
+        scanned = self._log.scanned_at(unit.physical_offset, check_crc=check_crc)
         return scanned if scanned is not None and scanned.size_bytes == unit.size_bytes else None
 
     def _last_unit(self) -> Unit | None:
@@ -280,31 +274,26 @@ class Recovery:
         units = [q.unit(q.next_offset - 1) for q in self._queues if q.next_offset > 0]
         return max((unit for unit in units if unit is not None and not unit.is_blank), default=None)
 
-    def _end_of_units(self) -> int:
-        """The end of the last record that a queue knows; the log's start without any."""
-        unit = self._last_unit()
-        end = unit.physical_offset + unit.size_bytes if unit is not None else 0
-        return max(end, self._log.start)
-
-    def _start_by_time(self) -> int:
-        for segment in reversed(list(self._log.segments)):
-            first = read_scanned(segment.view(), 0, segment.base, check_crc=self._check_crc)
-            if first is not None and first.store_time_ms <= self._checkpoint.java_time_ms:
-                return segment.base
-        return self._log.start
-
     # --- walking
 
     def _walk(self, start: int, *, may_gap: bool) -> int | None:
-        """Put every record from `start` on into its queue; the end, or None at a gap."""
+        """Put every record from `start` on into its queue; the end, or None at a gap: the queue
+        lacks units before this one."""
         end = start
         for found in sweep_records(
             self._log, start, check_crc=self._check_crc, delays_ms=self._delays_ms
         ):
-            if isinstance(found, Scanned):
-                is_complete = self._dispatch(found, may_gap=may_gap)
-            else:
+            if not isinstance(found, Scanned):
                 is_complete = all(self._dispatch_group(g, may_gap=may_gap) for g in found.groups)
+            elif found.is_queued:
+                code = found.tag_code(self._delays_ms)
+                unit = Unit(found.position, found.size_bytes, code)
+                queue = self._queue(found.topic, found.queue_id)
+                is_complete = self._put(queue, found.queue_offset, unit, may_gap=may_gap)
+                for other, offset in found.other_queues() if is_complete else ():
+                    self._put(self._queues.open(other), offset, unit, may_gap=True)
+            else:
+                is_complete = True
             if not is_complete:
                 return None
             end = found.end
@@ -315,23 +304,10 @@ class Recovery:
             else:
                 _report_suspect(queue, offset, unit)
         self._suspects.clear()
-        return scan_end(self._log, end)
-
-    def _dispatch(self, scanned: Scanned, *, may_gap: bool) -> bool:
-        """False at a gap: the queue lacks units before this one."""
-        if not scanned.is_queued:
-            return True
-        queue = self._queue(scanned.topic, scanned.queue_id)
-        unit = Unit(scanned.position, scanned.size_bytes, scanned.tag_code(self._delays_ms))
-        if not self._put(queue, scanned.queue_offset, unit, may_gap=may_gap):
-            return False
-        return all(
-            self._put(self._queues.open(other), offset, unit, may_gap=True)
-            for other, offset in scanned.other_queues()
-        )
+        return self._log.skip_blank(end)
 
     def _dispatch_group(self, group: "Group", *, may_gap: bool) -> bool:
-        """As `_dispatch`, for many units of one queue."""
+        """Many units of one queue. False at a gap."""
         queue = self._queue(group.topic, group.queue_id)
         is_new = queue.topic not in self._queues.deleted.ends
         is_row = group.is_row and is_new and is_possible(queue.key)
@@ -362,7 +338,11 @@ class Recovery:
             self._place(queue, *suspect)
         elif suspect is not None:
             _report_suspect(queue, *suspect)
-        if not is_possible(queue.key) or not 0 <= offset <= self._offset_max(queue, unit):
+        offset_max = OFFSET_MAX
+        if not (self._log.start or queue.next_offset or unit.tag_code == LOST_CODE):
+            # The first of a queue in a whole log: no more than records fit before it.
+            offset_max = unit.physical_offset // RECORD_BYTES_MIN
+        if not is_possible(queue.key) or not 0 <= offset <= offset_max:
             _report_suspect(queue, offset, unit)
             return True
         if not _is_plausible(queue, offset, unit):
@@ -377,111 +357,109 @@ class Recovery:
         self._place(queue, offset, unit)
         return True
 
-    def _offset_max(self, queue: Queue, unit: Unit) -> int:
-        """A queue's first record in a whole log has no larger offset than records fit before it."""
-        if self._log.start or queue.next_offset or unit.tag_code == LOST_CODE:
-            return OFFSET_MAX
-        return unit.physical_offset // RECORD_BYTES_MIN
-
     def _place(self, queue: Queue, offset: int, unit: Unit) -> None:
         if queue.put(offset, unit):
             self._added += 1
             self._queues.note(queue)
 
-    def _rebuild(self) -> int:
-        logger.warning("consume queues are missing or too short: building all from the log")
-        self._queues.remove_all()
-        self._by_name.clear()
-        self._suspects.clear()
-        self._added = 0
-        end = self._walk(self._log.start, may_gap=True)
-        return self._log.start if end is None else end
-
     # --- the end
 
     def _finish(self, end: int) -> None:
-        log = self._log
-        is_clean = not self._after_crash and self._mark is not None and end == self._mark.log_offset
-        if self._zero_tail(end) if is_clean else log.segments.cut(end):
-            self._sync_log(from_offset=end - 1)
-            log.segments.files.sync_directory(log.segments.directory)
+        log, segments = self._log, self._log.segments
+        segment = segments.at(end)
+        if not self._after_crash and self._mark is not None and end == self._mark.log_offset:
+            # After an orderly stop zeros follow, unless others wrote there: a little is looked at,
+            # or a torn write over it could later mix old and new to one record.
+            is_changed = segment is not None and segment.zero_from(
+                end, min(end + CLEAN_TAIL_BYTES, segment.end)
+            )
+        else:
+            is_changed = segments.cut(end)
+        if is_changed:
+            self._sync_log(end - 1)
+            segments.files.sync_directory(segments.directory)
         if self._after_crash:
             # A killed process leaves written records that are not on disk: readers see them now.
-            self._sync_log(from_offset=self._start)
+            self._sync_log(self._start)
         self._queues.truncate_log(end)
         self._queues.deleted.cut(end)
         for queue in self._queues.dirty:  # of the others `load` has found it
             queue.correct_min(log.start)
         log.set_end(end)
 
-    def _zero_tail(self, end: int) -> bool:
-        """After an orderly stop zeros follow, unless others wrote there: a little is looked at, or
-        a torn write over it could later mix old and new to one record."""
-        segment = self._log.segments.at(end)
-        if segment is None:
-            return False
-        return segment.zero_from(end, min(end + CLEAN_TAIL_BYTES, segment.end))
-
-    def _sync_log(self, from_offset: int) -> None:
+    def _sync_log(self, start: int) -> None:
         for segment in self._log.segments:
-            if segment.end > from_offset:
+            if segment.end > start:
                 segment.file().sync()
                 segment.release()
-
-    def _last_time(self) -> int:
-        """The store time of the last record that a queue knows; 0 without one."""
-        unit = self._last_unit()
-        scanned = self._record_of(unit) if unit is not None else None
-        return scanned.store_time_ms if scanned is not None else 0
 
     # --- damage
 
     def _require_whole_log(self) -> None:
         """Raise for damage before the queues are removed: they tell a repair what was lost."""
-        mark = self._mark
+        mark, end = self._mark, self._log.start
         if mark is None:
             return
-        end = self._log.start
         for found in sweep_records(self._log, end, check_crc=self._check_crc):
             end = found.end
             if end >= mark.log_offset:
                 return
-        self._require_mark(scan_end(self._log, end))
+        self._require_mark(self._log.skip_blank(end))
 
     def _require_mark(self, end: int) -> None:
         """Raise for damage before the end that the checkpoint vouches for, and behind it."""
-        mark = self._mark
+        log, mark = self._log, self._mark
         if mark is not None and end < mark.log_offset:
             raise self._damage(end, mark)
-        place = bad_place(self._log, end)
-        found = next_record(self._log, place) if self._after_crash else None
+        found = next_record(log, end) if self._after_crash else None
         if found is None:
-            if self._after_crash and any(bad_bytes(self._log, place, place + RECORD_BYTES_MIN)):
+            if self._after_crash and any(_bytes_between(log, end, end + RECORD_BYTES_MIN)):
                 logger.warning("the log ends at %d: a torn record behind it is cut off", end)
             return
         known_ms = self._checkpoint.java_time_ms if mark is None else 0
         if found.store_time_ms <= known_ms:
             reason = f"everything stored until {known_ms} ms was safely on disk."
-            raise damage_error(self._log, place, f"The checkpoint says that {reason}", self._root)
+            raise self._damage_error(end, f"The checkpoint says that {reason}")
         if found.store_time_ms < self._time_ms:
             return  # RocketMQ does not wipe what it cuts off: of an earlier life of the file
-        data = bad_bytes(self._log, place, found.position)
-        ends_file = (place + len(data)) % self._log.segments.file_bytes == 0
-        if not is_lost_write(data, place, ends_file=ends_file):
+        data = _bytes_between(log, end, found.position)
+        ends_file = (end + len(data)) % log.segments.file_bytes == 0
+        if not is_lost_write(data, end, ends_file=ends_file):
             reason = "No power loss leaves that: writes that are lost read as zeros."
-            raise damage_error(self._log, place, reason, self._root)
+            raise self._damage_error(end, reason)
         logger.error(
             "the log ends at %d: a power loss has taken what was written there, and %d messages"
             " behind it, which were not synced either, are cut off",
-            end, sum(1 for _ in records_from(self._log, found.position)),
+            end, sum(1 for _ in records_from(log, found.position)),
         )  # fmt: skip
 
     def _damage(self, end: int, mark: Mark) -> StoreDamagedError:
-        return damage_error(
-            self._log, bad_place(self._log, end),
-            f"The checkpoint says that everything before {mark.log_offset} was safely on disk.",
-            self._root,
-        )  # fmt: skip
+        return self._damage_error(
+            end, f"The checkpoint says that everything before {mark.log_offset} was safely on disk."
+        )
+
+    def _damage_error(self, position: int, reason: str) -> StoreDamagedError:
+        """What the start stops with: the place, what is there, what is lost, the cure."""
+        segment = self._log.segments.at(position)
+        lost = "No good record was found behind it."
+        if segment is None:
+            directory = self._log.segments.directory
+            where = f"The commit log in {directory} is damaged at {position}: it ends there"
+        else:
+            at = position - segment.base
+            what = explain(segment.view(), at, segment.base)
+            where = f"The commit log is damaged at {position} (byte {at} of {segment.path}): {what}"
+            found = next_record(self._log, position)
+            if found is not None:
+                lost = (
+                    f"Good records go on at {found.position}: the {found.position - position} bytes"
+                    f" from {position} on hold no whole record."
+                )
+        return StoreDamagedError(
+            f"{where}. {reason} {lost}",
+            cure=f"Nothing was changed. `sluice store repair {self._root}` shows what can be saved,"
+            " with --write it saves it; or bring the files back from a copy.",
+        )
 
 
 def _is_plausible(queue: Queue, offset: int, unit: Unit) -> bool:
@@ -504,3 +482,90 @@ def _report_suspect(queue: Queue, offset: int, unit: Unit) -> None:
         " of queue %s/%d, which cannot be; stop the broker and run `sluice store repair`",
         unit.physical_offset, offset, queue.topic, queue.queue_id,
     )  # fmt: skip
+
+
+def _require_own_files(log: CommitLog) -> None:
+    """Raises StoreDamagedError when a file begins with the first record of another one: their names
+    were exchanged. Nothing but the first record of each is read."""
+    for segment in log.segments:
+        (position,) = _POSITION.unpack(segment.read(segment.base + _POSITION_AT, _POSITION.size))
+        segment.release()
+        other = log.segments.at(position) if position != segment.base else None
+        if other is None or other.base != position:
+            continue
+        if read_scanned(segment.view(), 0, position, check_crc=True) is not None:
+            raise StoreDamagedError(
+                f"{segment.path} holds the bytes of another file: its first record says that it"
+                f" lies at {position}, not at {segment.base}.",
+                cure=f"Its name must be {position:020d}: give the files their names back, or bring"
+                " them back from a copy.",
+            )
+
+
+# --- what a power loss leaves
+
+
+def _bytes_between(log: CommitLog, start: int, end: int) -> bytes:
+    """What lies between a bad place and the whole record at `end`, as far as its file goes."""
+    segment = log.segments.at(start)
+    if segment is None:
+        return b""
+    return segment.read(start, min(end, segment.end, start + SEARCH_BYTES_MAX) - start)
+
+
+def is_lost_write(data: bytes, start: int, *, ends_file: bool) -> bool:
+    """Whether bytes that hold no whole record, though whole ones follow, can be what a power loss
+    has left of writes: they lack their end, or a sector.
+
+    `start` is their place in the log; `ends_file`: the record that follows is in the next file.
+    """
+    if ends_file:  # it ends with a blank record, or else with what is missing
+        size, magic = data[:_SIZE_BYTES], data[_SIZE_BYTES:BLANK_BYTES]
+        if not any(data[BLANK_BYTES:]) and (
+            any(size)
+            if magic == _MAGIC_BLANK
+            else int.from_bytes(size) == len(data) and magic[-1] != 0
+        ):
+            return False  # a blank record of which one half is whole, the other wrong
+        at = data.find(_MAGIC_BLANK, _SIZE_BYTES)
+        while at >= 0:
+            if int.from_bytes(data[at - _SIZE_BYTES : at]) == len(data) - at + _SIZE_BYTES:
+                data = data[: at - _SIZE_BYTES]
+                break
+            at = data.find(_MAGIC_BLANK, at + 1)
+    if not data:
+        return True
+    head = _head_of(data)
+    # A record without properties ends with two zeros by nature.
+    is_bare = head is not None and head.properties.start == head.properties.stop
+    lacks_end = not data[head.topic.stop - 1 if head is not None and is_bare else -1]
+    return lacks_end or _lacks_sector(data, start, head)
+
+
+def _lacks_sector(data: bytes, start: int, head: RecordHead | None) -> bool:
+    """Whether zeros go from the beginning of a sector, or of a write, to the end of the sector.
+
+    A write begins with a record, so such zeros are no part of one whose beginning is there.
+    """
+    is_begun = data[_SIZE_BYTES:].startswith(_MAGIC_START)
+    is_placed = head is not None and head.physical_offset == start
+    first_end = len(data) if is_placed else RECORD_BYTES_MIN if is_begun else 0
+    for end in range(SECTOR_BYTES - start % SECTOR_BYTES, len(data), SECTOR_BYTES):
+        zeros = end - len(data[:end].rstrip(b"\0"))
+        if zeros >= SECTOR_BYTES:
+            return True
+        if zeros == end:  # a size begins with zeros by nature
+            if end >= _SIZE_BYTES or int.from_bytes(data[:_SIZE_BYTES]) != len(data):
+                return True
+        elif zeros >= _ZEROS_MIN and end > first_end:
+            return True
+    return False
+
+
+def _head_of(data: bytes) -> RecordHead | None:
+    """The head, when these bytes are one record by their sizes."""
+    try:
+        head = parse_head(data)
+    except ProtocolError:
+        return None
+    return head if head.size_bytes == len(data) else None

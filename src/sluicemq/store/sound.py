@@ -1,4 +1,4 @@
-"""Readers do not see damage: it is mended from the log, passed over, or refused, and always told.
+"""Readers do not see damage: it is mended from the log, passed over, or refused, and always logged.
 
 An ordinary start does not read the whole store, so a disk may have spoilt what lies far back. What
 this process has written itself is trusted; a record from before is looked at when it is read:
@@ -15,7 +15,7 @@ What does not agree is one of three things:
     the record is bad    the unit becomes a blank one: the reader goes on behind it, instead of
                          being handed nonsense or staying in front of it for ever
 
-Each is logged once, with the cure. Place holders of a repair (`scan.LOST_CODE`) are passed over in
+Each is logged once, with the cure. Place holders of a repair (`log.LOST_CODE`) are passed over in
 silence. Not seen here is a changed tag code in a unit whose message a tag filter leaves out: only
 `sluice store verify` compares those.
 """
@@ -28,7 +28,7 @@ from typing import Final
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.record.layout import MAGICS, RECORD_BYTES_MIN, RECORD_HEAD
-from sluicemq.store.log import LOST_CODE, CommitLog, Scanned, read_counting
+from sluicemq.store.log import LOST_CODE, CommitLog
 from sluicemq.store.queues import (
     BLANK_SIZE,
     BLANK_UNIT,
@@ -46,16 +46,14 @@ logger = logging.getLogger(__name__)
 REPORTS_MAX: Final = 1000
 """So many places are logged; the rest is only counted."""
 COLUMNS_MIN: Final = 256
-_HEAD: Final = RECORD_HEAD.only("size", "magic", "queue_id", "queue_offset", "physical_offset")
 MEND_BYTES_MAX: Final = 16 << 20
 """So much of the log is searched for the message of a wrong unit."""
+_HEAD: Final = RECORD_HEAD.only("size", "magic", "queue_id", "queue_offset", "physical_offset")
 Units = memoryview | bytearray | bytes
 
 
 class Soundness:
     """Looks at records written before `trusted_from`; knows what it has found."""
-
-    __slots__ = ("_delays_ms", "_found", "_log", "_queues", "trusted_from")
 
     def __init__(self, log: CommitLog, queues: ConsumeQueues, delays_ms: Sequence[int]) -> None:
         """`delays_ms` are the delays of level 1, 2, … (messageDelayLevel)."""
@@ -75,6 +73,13 @@ class Soundness:
         """Whether what lies there was written by this process."""
         return self.trusted_from <= position < self._log.written_offset
 
+    def is_sound(self, position: int, size: int, *, is_whole: bool) -> bool:
+        """Whether the record may be given to a reader. Damage is logged and counted."""
+        reason = self._fault(Unit(position, size, 0), None, is_whole=is_whole)
+        if reason:
+            self._note(position, reason)
+        return reason is None
+
     def blank_bad(
         self, units: Units, queue: Queue, offsets: Sequence[int], *, is_whole: bool
     ) -> Units:
@@ -84,50 +89,40 @@ class Soundness:
         their heads. Units whose records retention has removed stay: the caller knows what to do.
         Raises StoreDamagedError when the whole queue is wrong.
         """
+        segment = self._log.segments.at(UNIT.unpack_from(units)[0])
+        suspects: Sequence[int] = range(len(units) // UNIT_BYTES)
+        if not is_whole and segment is not None and len(suspects) >= COLUMNS_MIN:
+            from sluicemq.store.bulk import unproved_heads  # noqa: PLC0415 - NumPy: bulk reads
+
+            suspects = unproved_heads(segment.view(), segment.base, units, queue.queue_id, offsets)
         blanked: bytearray | None = None
-        for index in self._suspects(units, queue, offsets, is_whole=is_whole):
-            position, size, code = UNIT.unpack_from(units, index * UNIT_BYTES)
+        for index in suspects:
+            unit = Unit._make(UNIT.unpack_from(units, index * UNIT_BYTES))
+            position, size, code = unit
             if self.is_trusted(position) and code != LOST_CODE and size > 0:
                 continue
-            unit, offset = Unit(position, size, code), offsets[index]
-            reason = self._fault(unit, (queue, offset), is_whole=is_whole)
+            reason = self._fault(unit, (queue, offsets[index]), is_whole=is_whole)
             if reason is None:
                 continue
-            mended = self._mended(unit, queue, offset) if reason else None
+            mended = self._mended(unit, queue, offsets[index]) if reason else None
             if reason and mended is None:
                 self._note(position, reason)
             blanked = bytearray(units) if blanked is None else blanked
             blanked[index * UNIT_BYTES : (index + 1) * UNIT_BYTES] = mended or BLANK_UNIT
         return units if blanked is None else blanked
 
-    def _suspects(
-        self, units: Units, queue: Queue, offsets: Sequence[int], *, is_whole: bool
-    ) -> Sequence[int]:
-        """The numbers of the units that have to be looked at singly."""
-        segment = self._log.segments.at(UNIT.unpack_from(units)[0])
-        if is_whole or segment is None or len(units) < COLUMNS_MIN * UNIT_BYTES:
-            return range(len(units) // UNIT_BYTES)
-        from sluicemq.store.bulk import unproved_heads  # noqa: PLC0415 - NumPy for bulk reads only
-
-        return unproved_heads(segment.view(), segment.base, units, queue.queue_id, offsets)
-
-    def is_sound(self, position: int, size: int, *, is_whole: bool) -> bool:
-        """Whether the record may be given to a reader. Damage is logged and counted."""
-        reason = self._fault(Unit(position, size, 0), None, is_whole=is_whole)
-        return reason is None or (reason != "" and self._note(position, reason))
-
     def _fault(self, unit: Unit, place: tuple[Queue, int] | None, *, is_whole: bool) -> str | None:
         """Why the record may not be given to a reader (of a queue, at an offset of it); None when
         it may, "" when there never was one."""
-        position, size = unit.physical_offset, unit.size_bytes
-        if unit.tag_code == LOST_CODE or size == BLANK_SIZE:
+        position, size, code = unit
+        if code == LOST_CODE or size == BLANK_SIZE:
             return ""
         if 0 <= position < self._log.start:
             return None  # its file was deleted: that is no damage
         segment = self._log.segments.at(position)
         if segment is None:
             return f"no file of the log holds byte {position}"
-        view, at, base = segment.view(), position - segment.base, segment.base
+        view, at = segment.view(), position - segment.base
         if size < RECORD_BYTES_MIN or at + size > len(view):
             return f"a record of {size} bytes cannot be there"
         if not is_whole:
@@ -136,21 +131,12 @@ class Soundness:
             is_its = place is None or (queue_id, offset) == (place[0].queue_id, place[1])
             if is_record and is_its:
                 return None
-        record = self._record_at(position)
+        record = self._log.counted_at(position)
         if record is None or record.size_bytes != size:
-            return f"{explain(view, at, base)} ({segment.path})"
+            return f"{explain(view, at, segment.base)} ({segment.path})"
         if place is not None and not record.stands_in(place[0].key, place[1]):
             return "it says that it stands elsewhere than its queue says"
         return None
-
-    def _record_at(self, position: int) -> Scanned | None:
-        segment = self._log.segments.at(position)
-        if segment is None or not 0 <= position - segment.base <= segment.size - RECORD_BYTES_MIN:
-            return None
-        view, at, base = segment.view(), position - segment.base, segment.base
-        return read_counting(self._log, view, at, base, check_crc=True)
-
-    # --- what the log says instead
 
     def _mended(self, unit: Unit, queue: Queue, offset: int) -> bytes | None:
         """The unit as the log says it, written to the queue; None when it is the log that is bad.
@@ -164,10 +150,15 @@ class Soundness:
             for record in takewhile(lambda r: r.position < end, records_from(self._log, start)):
                 if record.is_queued and record.stands_in(queue.key, offset):
                     code = record.tag_code(self._delays_ms)
-                    found = Unit(record.position, record.size_bytes, code)
-                    return self._write(queue, offset, found)
-        other = self._record_at(unit.physical_offset)
-        if other is not None and before is None and behind is None:
+                    data = UNIT.pack(record.position, record.size_bytes, code)
+                    logger.warning(
+                        "queue %s/%d: the unit of message %d was damaged, and is what the log says"
+                        " again", queue.topic, queue.queue_id, offset,
+                    )  # fmt: skip
+                    with contextlib.suppress(OSError):  # the reader has it, and finds it next time
+                        queue.mend(offset, data)
+                    return data
+        if before is None and behind is None and self._log.counted_at(unit.physical_offset):
             self._queues.is_doubtful = True
             raise StoreDamagedError(
                 f"The queue {queue.topic}/{queue.queue_id} in {queue.segments.directory} is damaged"
@@ -186,21 +177,10 @@ class Soundness:
                 return unit
         return None
 
-    def _write(self, queue: Queue, offset: int, unit: Unit) -> bytes:
-        data = UNIT.pack(*unit)
-        logger.warning(
-            "queue %s/%d: the unit of message %d was damaged, and is what the log says again",
-            queue.topic, queue.queue_id, offset,
-        )  # fmt: skip
-        with contextlib.suppress(OSError):  # the reader has it, and finds it again the next time
-            queue.mend(offset, data)
-        return data
-
-    def _note(self, position: int, reason: str) -> bool:
+    def _note(self, position: int, reason: str) -> None:
         if position not in self._found and len(self._found) < REPORTS_MAX:
             logger.error(
                 "the record at %d of the log is damaged and is passed over: %s;"
                 " stop the broker and run `sluice store repair`", position, reason,
             )  # fmt: skip
         self._found.add(position)
-        return False

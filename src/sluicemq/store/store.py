@@ -1,24 +1,21 @@
 """The store: one face over log, queues, reading and recovery.
 
 Two threads may use it. One (the broker's loop) does everything; any other may call `sync`, which
-waits for the disk. A turn of the loop is: many `append`, one `commit`, then the answers.
+waits for the disk. A turn of the loop is: many `writer.append`, one `commit`, then the answers.
 
     ASYNC_FLUSH   `commit` makes the turn visible at once; `sync` runs on a timer
     SYNC_FLUSH    `commit` makes nothing visible; after `sync` returned an end, `publish(end)` does
 
-So what a reader has seen under SYNC_FLUSH is on disk (docs/design/0002). `tick` writes
-queue files and asks for checkpoints; the checkpoint itself waits for the disk and therefore is
-made at the end of a `sync`.
-
-Derived data other than the queues (the key index, columns) hangs on `consumers`: functions that
-are told which range of the log was just written, and walk it when they please.
+So what a reader has seen under SYNC_FLUSH is on disk (docs/design/0002-visible-means-safe.md).
+`tick` writes queue files and asks for checkpoints; the checkpoint itself waits for the disk and
+therefore is made at the end of a `sync`.
 """
 
 import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
@@ -37,18 +34,15 @@ from sluicemq.store.directory import (
     write_abort,
     write_checkpoint,
 )
-from sluicemq.store.figures import runtime_figures
 from sluicemq.store.index.file import is_index_name
 from sluicemq.store.index.keys import Keys
 from sluicemq.store.log import CommitLog
 from sluicemq.store.queues import ConsumeQueues, Queue
-from sluicemq.store.read import LogReader, ReadResult, ReadStatus
-from sluicemq.store.recover import Recovered, Recovery
+from sluicemq.store.read import LogReader
+from sluicemq.store.recover import Recovery
 from sluicemq.store.retain import Retention
 from sluicemq.store.segments import is_segment_name
 from sluicemq.store.writer import Writer, warn_clock
-
-__all__ = ["ReadResult", "ReadStatus", "Store"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,54 +70,59 @@ class Store:
     """A message store in a directory. Make one with `Store.open`.
 
     `writer` appends, `reader` reads what is visible, `keys` finds messages by their keys, `columns`
-    holds message properties for filters, `retention` deletes.
+    holds message properties for filters, `retention` deletes. The broker decides when the last
+    three work. `consumers` are told (start, end) of every range of the log that was written.
     """
 
     def __init__(
-        self,
-        config: StoreConfig,
-        files: Files,
-        clock: Clock,
-        log: CommitLog,
-        queues: ConsumeQueues,
-        keys: Keys,
-        recovered: Recovered,
-        sequence: int,
-        unlock: Callable[[], None],
+        self, config: StoreConfig, files: Files, clock: Clock, unlock: Callable[[], None]
     ) -> None:
+        """Load and recover. The directory is locked."""
         self._config = config
         self._files = files
         self._clock = clock
-        self._log = log
-        self._queues = queues
         self._unlock = unlock
         self._is_closed = False
+        self._abort_path, self._mark_path = f"{config.root}/abort", f"{config.root}/checkpoint"
+        after_crash = files.exists(self._abort_path)
+        self._log = log = CommitLog(
+            files, config.commit_log_path, config.commit_log_file_bytes,
+            requires_checksum=config.checksum_property_required,
+        )  # fmt: skip
+        self._queues = queues = ConsumeQueues(
+            files, config.consume_queue_path, config.consume_queue_file_bytes,
+            long_topics=config.version_by_topic_length,
+            deleted=DeletedTopics.load(files, config.root),
+        )  # fmt: skip
+        checkpoint = read_checkpoint(files, self._mark_path)
+        recovery = Recovery(
+            log, queues, checkpoint, check_crc=config.check_crc_on_recover, root=config.root,
+            delays_ms=config.delay_levels_ms,
+        )  # fmt: skip
+        recovery.load(after_crash=after_crash)
+        write_abort(files, self._abort_path)
+        self._durable = DurableMark(files, self._mark_path, checkpoint.mark)
+        self.recovered = recovery.run(self._distrust_queues)
+        self.keys = Keys(config, files, clock, log, checkpoint, after_crash=after_crash)
+        self.writer = Writer(
+            log, queues, config, clock, self.recovered.store_time_ms, self.keys.known
+        )
+        self.columns = PropertyColumns(config, files, clock, log, queues)
+        self.reader = LogReader(log, queues, config, clock, self.columns)
+        self.retention = Retention(
+            log, queues, config, files, clock, self._removable_end, self._mark_start
+        )
+        self.on_visible: Callable[[Visible], None] | None = None
+        self.consumers: list[Callable[[int, int], None]] = []
+        self.keys.follow(self.consumers, self.retention.on_start_moved, self.reader.record_at)
+        self.retention.on_start_moved.append(self.columns.start_moved)
         self._waiting: deque[_Turn] = deque()
-        self._durable = DurableMark(files, f"{config.root}/checkpoint", sequence)
         self._checkpoint_lock = threading.Lock()
         self._checkpoint_due: _CheckpointDue | None = None
         self._marked: tuple[int, ...] | None = None
         self._start_ms = clock.now_ms()
-        now = clock.monotonic_s()
-        self._sync_s = self._queues_flush_s = self._checkpoint_s = now
-        self.recovered = recovered
-        self.on_visible: Callable[[Visible], None] | None = None
-        self.consumers: list[Callable[[int, int], None]] = []
-        """Told (start, end) of every range of the log that was written."""
-        known = keys.known
-        self.writer = Writer(log, queues, config, clock, recovered.store_time_ms, known)
-        self.reader = reader = LogReader(log, queues, config, clock)
-        reader.visible_end = log.written_offset
-        self.columns = reader.columns = PropertyColumns(config, files, clock, log, queues)
-        """Of messages' properties; the broker lets them be built."""
-        self.retention = Retention(
-            log, queues, config, files, clock, self._removable_end, self._mark_start
-        )
-        """What is deleted, and when sends are refused; the broker runs it."""
-        self.keys = keys
-        """Messages by their keys; the broker lets the index catch up."""
-        keys.follow(self.consumers, self.retention.on_start_moved, reader.record_at)
-        self.retention.on_start_moved.append(self.columns.start_moved)
+        self._sync_s = self._queues_flush_s = self._checkpoint_s = clock.monotonic_s()
+        self._settle_recovery(after_crash=after_crash)
 
     @classmethod
     def open(
@@ -139,7 +138,7 @@ class Store:
             files.make_directory(config.root)
             check_directory(files, config)
             unlock = files.lock(f"{config.root}/lock")
-            return cls._open_locked(config, files, clock, unlock)
+            return cls(config, files, clock, unlock)
         except (SluiceError, OSError) as error:
             if unlock is not None:
                 unlock()
@@ -147,51 +146,17 @@ class Store:
                 raise cannot_open(config.root, error) from error
             raise
 
-    @classmethod
-    def _open_locked(
-        cls, config: StoreConfig, files: Files, clock: Clock, unlock: Callable[[], None]
-    ) -> "Store":
-        abort, checkpoint_path = f"{config.root}/abort", f"{config.root}/checkpoint"
-        after_crash = files.exists(abort)
-        log = CommitLog(
-            files,
-            config.commit_log_path,
-            config.commit_log_file_bytes,
-            requires_checksum=config.checksum_property_required,
-        )
-        queues = ConsumeQueues(
-            files,
-            config.consume_queue_path,
-            config.consume_queue_file_bytes,
-            long_topics=config.version_by_topic_length,
-        )
-        queues.deleted = DeletedTopics(files, f"{config.root}/config/deletedTopics.json")
-        queues.deleted.load()
-        checkpoint = read_checkpoint(files, checkpoint_path)
-        recovery = Recovery(
-            log, queues, checkpoint, check_crc=config.check_crc_on_recover, root=config.root,
-            delays_ms=config.delay_levels_ms,
-        )  # fmt: skip
-        recovery.load(after_crash=after_crash)
-        write_abort(files, abort)
+    def _distrust_queues(self) -> None:
+        """Make sure, durably, that no later start trusts the queues of this one."""
+        mark = self._durable.found
+        if mark is not None:
+            write_checkpoint(self._files, self._mark_path, mark.without_queues())
+        elif self._files.exists(self._mark_path):
+            self._files.remove(self._mark_path)
+            self._files.sync_directory(self._config.root)
 
-        def distrust_queues() -> None:
-            if checkpoint.mark is not None:
-                write_checkpoint(files, checkpoint_path, checkpoint.mark.without_queues())
-            elif files.exists(checkpoint_path):
-                files.remove(checkpoint_path)
-                files.sync_directory(config.root)
-
-        recovered = recovery.run(distrust_queues)
-        sequence = checkpoint.mark.sequence if checkpoint.mark is not None else 0
-        keys = Keys(config, files, clock, log, checkpoint, after_crash=after_crash)
-        store = cls(config, files, clock, log, queues, keys, recovered, sequence, unlock)
-        store._after_recovery(after_crash=after_crash)
-        return store
-
-    def _after_recovery(self, *, after_crash: bool) -> None:
-        recovered = self.recovered
-        now_ms = self._clock.now_ms()
+    def _settle_recovery(self, *, after_crash: bool) -> None:
+        recovered, now_ms = self.recovered, self._clock.now_ms()
         if now_ms < recovered.store_time_ms:
             warn_clock(now_ms, recovered.store_time_ms)
         if after_crash or recovered.units_added or recovered.is_rebuilt:
@@ -215,9 +180,9 @@ class Store:
         never was, queue offsets included, and the next one may succeed.
         """
         writer = self.writer
-        if writer.is_idle:
-            return self._log.written_offset
         start = self._log.written_offset
+        if writer.is_idle:
+            return start
         end = writer.commit()
         queues = [(queue, queue.next_offset) for queue in writer.touched]
         self._queues.dirty.update(writer.touched)
@@ -273,10 +238,9 @@ class Store:
     def tick(self) -> bool:
         """Cheap work for a timer of the loop: queue files, the next log file, checkpoint requests.
 
-        Returns whether a `sync` is due by the rules of ASYNC_FLUSH (spec/store.md §8).
+        Returns whether a `sync` is due by the rules of ASYNC_FLUSH (docs/spec/store.md §8).
         """
-        now = self._clock.monotonic_s()
-        config = self._config
+        now, config = self._clock.monotonic_s(), self._config
         self.keys.tick(self.writer.last_time_ms)
         if (now - self._queues_flush_s) * 1000 >= config.consume_queue_flush_interval_ms:
             self._queues_flush_s = now
@@ -285,11 +249,27 @@ class Store:
                 self._log.prepare_next()
             except OSError as error:  # it is made when it is needed
                 logger.warning("the next file of the log cannot be made yet: %s", error)
-        if (now - self._checkpoint_s) * 1000 >= self._checkpoint_interval_ms():
+        # Under SYNC_FLUSH somebody waits for every sync: rarely.
+        interval_ms = (
+            config.consume_queue_flush_thorough_interval_ms
+            if config.flush_sync
+            else config.flush_thorough_interval_ms
+        )
+        if (now - self._checkpoint_s) * 1000 >= interval_ms:
             self._checkpoint_s = now
             self._flush_queues()
             self._request_checkpoint()
-        return self._is_sync_due(now)
+        elapsed_ms = (now - self._sync_s) * 1000
+        if elapsed_ms < config.flush_interval_ms:
+            return False
+        pending = self._log.written_offset - self._log.synced_offset
+        is_thorough = elapsed_ms >= config.flush_thorough_interval_ms
+        is_due = self._checkpoint_due is not None or (
+            pending >= config.flush_pages_min * PAGE_BYTES or bool(pending and is_thorough)
+        )
+        if is_due:
+            self._sync_s = now
+        return is_due
 
     def _flush_queues(self) -> None:
         try:
@@ -297,35 +277,15 @@ class Store:
         except OSError as error:  # nothing is lost: the units stay in memory for the next time
             logger.warning("writing consume queues failed: %s", error)
 
-    def _checkpoint_interval_ms(self) -> int:
-        """Under SYNC_FLUSH somebody waits for every sync: rarely."""
-        config = self._config
-        if config.flush_sync:
-            return config.consume_queue_flush_thorough_interval_ms
-        return config.flush_thorough_interval_ms
-
-    def _is_sync_due(self, now: float) -> bool:
-        config = self._config
-        pending = self._log.written_offset - self._log.synced_offset
-        elapsed_ms = (now - self._sync_s) * 1000
-        if elapsed_ms < config.flush_interval_ms:
-            return False
-        is_thorough = elapsed_ms >= config.flush_thorough_interval_ms
-        if self._checkpoint_due is None and not (
-            pending >= config.flush_pages_min * PAGE_BYTES or (pending and is_thorough)
-        ):
-            return False
-        self._sync_s = now
-        return True
+    # --- checkpoints
 
     def _request_checkpoint(self) -> None:
         """Note what a mark at the present end needs; `sync` makes it, since it waits."""
         if self._checkpoint_due is not None or self._queues.dirty:
             return
-        totals, index_mark = self._queues.totals(), self.keys.mark()
         state = (
-            self._log.written_offset, *totals, self.writer.last_time_ms, *index_mark,
-            self._log.start,
+            self._log.written_offset, *self._queues.totals(), self.writer.last_time_ms,
+            *self.keys.mark(), self._log.start,
         )  # fmt: skip
         if state == self._marked and not self._queues.unsynced and self.keys.is_synced:
             return
@@ -343,7 +303,11 @@ class Store:
             try:
                 if self._log.synced_offset < due.mark.log_offset:
                     self._log.sync()
-                self._sync_paths(due.paths)
+                roots = (self._config.consume_queue_path, self._config.root)
+                # Thousands of queues: a commit of the file system's journal each would take long.
+                if len(due.paths) <= SYNC_EACH_MAX or not all(map(self._files.sync_all, roots)):
+                    for path in due.paths:
+                        self._sync_path(path)
                 self._write_mark(due.mark)
             except OSError as error:
                 if error.errno in PASSING_ERRORS:  # it is still due
@@ -352,16 +316,8 @@ class Store:
                         f" {error}.",
                         cure=cure_of(error),
                     ) from error
-                self._log.failure = error
-                self._log.check()
+                self._log.fail(error)
             self._checkpoint_due = None
-
-    def _mark_start(self, log_start: int) -> None:
-        """The durable mark says from now on that the log begins there. Raises OSError."""
-        with self._checkpoint_lock:
-            mark = self._durable.mark
-            if mark is not None and mark.log_start < log_start:
-                self._durable.write(mark._replace(log_start=log_start), self.keys.index_time_ms)
 
     def _write_mark(self, mark: Mark) -> None:
         """A full disk is no harm: the mark before holds, another is made later."""
@@ -372,13 +328,6 @@ class Store:
                 raise
             self._marked = None
             logger.warning("there is no room for a new checkpoint: %s", error)
-
-    def _sync_paths(self, paths: list[str]) -> None:
-        roots = (self._config.consume_queue_path, self._config.root)
-        if len(paths) > SYNC_EACH_MAX and all(map(self._files.sync_all, roots)):
-            return  # thousands of queues, a commit of the file system's journal each
-        for path in paths:
-            self._sync_path(path)
 
     def _sync_path(self, path: str) -> None:
         if not self._files.exists(path):
@@ -391,6 +340,18 @@ class Store:
         with gone, contextlib.closing(self._files.open(path)) as file:
             file.sync()
 
+    def _mark_start(self, log_start: int) -> None:
+        """The durable mark says from now on that the log begins there. Raises OSError."""
+        with self._checkpoint_lock:
+            mark = self._durable.mark
+            if mark is not None and mark.log_start < log_start:
+                self._durable.write(mark._replace(log_start=log_start), self.keys.index_time_ms)
+
+    def _removable_end(self) -> int:
+        """Files that end before it may be deleted: readers see beyond them, the mark is behind."""
+        mark = self._durable.mark
+        return 0 if mark is None else min(self.reader.visible_end, mark.log_offset)
+
     # --- what there is
 
     def queue_offsets(self, topic: str, queue_id: int) -> tuple[int, int]:
@@ -401,7 +362,7 @@ class Store:
     def queue_exists(self, topic: str, queue_id: int) -> bool:
         return (topic, queue_id) in self._queues.by_key
 
-    def queues(self) -> Iterable[tuple[str, int]]:
+    def queues(self) -> list[tuple[str, int]]:
         """(topic, queue id) of all queues."""
         return list(self._queues.by_key)
 
@@ -420,10 +381,32 @@ class Store:
         """Everything before is on disk."""
         return self._log.synced_offset
 
-    def _removable_end(self) -> int:
-        """Files that end before it may be deleted: readers see beyond them, the mark is behind."""
-        mark = self._durable.mark
-        return 0 if mark is None else min(self.reader.visible_end, mark.log_offset)
+    def runtime(self) -> dict[str, str]:
+        """The store's part of the broker's runtime information (docs/spec/admin.md §3)."""
+        log, now_ms = self._log, self._clock.now_ms()
+        total, free = self._files.usage(self._config.root)
+        ratio = f"{1 - free / total:.4f}" if total else "0"
+        seconds = max(0, now_ms - self._start_ms) // 1000
+        days, hours = seconds // 86_400, seconds // 3600 % 24
+        minutes, seconds = seconds // 60 % 60, seconds % 60
+        return {
+            "bootTimestamp": str(self._start_ms),
+            "runtime": f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]",
+            "commitLogMinOffset": str(log.start),
+            "commitLogMaxOffset": str(log.written_offset),
+            "commitLogDiskRatio": ratio,
+            f"commitLogDiskRatio_{self._config.commit_log_path}": ratio,
+            "consumeQueueDiskRatio": ratio,
+            "commitLogDirCapacity": f"Total : {_binary(total)}, Free : {_binary(free)}.",
+            "earliestMessageTimeStamp": str(self.reader.earliest_time_ms()),
+            "dispatchBehindBytes": "0",
+            "dispatchMaxBuffer": "0",
+            "pageCacheLockTimeMills": "0",
+            "remainTransientStoreBufferNumbs": "2147483647",
+            "remainHowManyDataToFlush": _binary(log.written_offset - log.synced_offset),
+        }
+
+    # --- the end of a topic, the end of all
 
     def delete_topic(self, topic: str) -> None:
         """Drop the queues of a topic with their files; its records stay in the log.
@@ -443,19 +426,10 @@ class Store:
             self._queues.delete(topic)
             self.columns.delete(topic)
         except OSError as error:  # half of it may be gone: the next start finishes it
-            self._log.failure = error
-            self._log.check()
+            self._log.fail(error)
         self._queues.flush()
         self._request_checkpoint()
         self._make_checkpoint()
-
-    def runtime(self) -> dict[str, str]:
-        """The store's part of the broker's runtime information (spec/admin.md §3)."""
-        usage = self._files.usage(self._config.root)
-        times = (self._start_ms, self._clock.now_ms(), self.reader.earliest_time_ms())
-        return runtime_figures(self._log, self._config.commit_log_path, usage, *times)
-
-    # --- the end
 
     def close(self) -> None:
         """Everything to disk, a mark, no `abort`, unlocked. After a disk error: only unlocked.
@@ -476,7 +450,7 @@ class Store:
                 self._make_checkpoint()
                 is_marked = self._marked is not None and not self._queues.dirty
                 if is_marked:  # else the next start looks at everything
-                    remove_abort(self._files, f"{self._config.root}/abort")
+                    remove_abort(self._files, self._abort_path)
         except (OSError, StoreError) as error:
             logger.error("the store in %s was not closed in order: %s", self._config.root, error)
             raise
@@ -486,3 +460,12 @@ class Store:
             self.columns.close()
             self._log.close()
             self._unlock()
+
+
+def _binary(size: float) -> str:
+    """1536 -> `1.5 KiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1024 or unit == "TiB":
+            break
+        size /= 1024
+    return f"{size:.1f} {unit}"

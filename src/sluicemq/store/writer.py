@@ -20,7 +20,7 @@ import logging
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.clock import Clock
 from sluicemq.config import StoreConfig
@@ -29,6 +29,7 @@ from sluicemq.model.ids import HOST_BYTES_IPV4
 from sluicemq.model.message import BORN_HOST_IPV6, INNER_BATCH, PREPARED, STORE_HOST_IPV6
 from sluicemq.record.codec import encode_record, seal, with_place
 from sluicemq.record.layout import (
+    BLANK,
     CRC_MASK,
     MAGIC_BLANK,
     MAGIC_V2,
@@ -49,7 +50,6 @@ CLOCK_STEP_BACK_MAX_MS: Final = 60_000
 _UNCOMMON: Final = PREPARED | INNER_BATCH | BORN_HOST_IPV6 | STORE_HOST_IPV6
 _HOSTS_IPV4: Final = 2 * HOST_BYTES_IPV4
 _CODE_BYTES: Final = 8
-_BLANK: Final = struct.Struct(">ii")
 _pack_head: Final = RECORD_HEAD.struct.pack
 _pack_length: Final = struct.Struct(">h").pack
 _pack_unit: Final = UNIT.pack
@@ -61,28 +61,6 @@ Part = tuple[int, bytes | memoryview, bytes, int]
 
 class Writer:
     """The turn being written, and where the next record goes."""
-
-    __slots__ = (
-        "_adds_checksum",
-        "_body_bytes_max",
-        "_by_key",
-        "_clock",
-        "_common_hosts",
-        "_file_bytes",
-        "_known_keys",
-        "_log",
-        "_now_ms",
-        "_parts",
-        "_pieces",
-        "_position",
-        "_queues",
-        "_room_end",
-        "_turn_room_end",
-        "_turn_start",
-        "last_time_ms",
-        "takes_columns",
-        "touched",
-    )
 
     def __init__(
         self, log: CommitLog, queues: ConsumeQueues, config: StoreConfig, clock: Clock,
@@ -105,17 +83,14 @@ class Writer:
         self._pieces: list[tuple[int, bytes]] = []  # of files that the turn has filled
         self._position = self._turn_start = log.written_offset
         # A record ends before this: 8 bytes before the end of the file it begins in.
-        self._room_end = self._turn_room_end = self._room_end_at(log.written_offset)
+        file_end = self._position + -self._position % self._file_bytes
+        if file_end == self._position and log.segments.at(self._position) is not None:
+            file_end += self._file_bytes  # else: at a file's very end there is no room
+        self._room_end = self._turn_room_end = file_end - BLANK_BYTES
         self._now_ms = 0
         self.last_time_ms = time_ms
         self.touched: list[Queue] = []
         """The queues that the turn has appended to."""
-
-    def _room_end_at(self, position: int) -> int:
-        """At a file's very end (or without any file) there is no room."""
-        if position % self._file_bytes == 0 and self._log.segments.at(position) is None:
-            return position - BLANK_BYTES
-        return position - position % self._file_bytes + self._file_bytes - BLANK_BYTES
 
     def append(
         self,
@@ -145,10 +120,13 @@ class Writer:
         if position == self._turn_start:
             self._begin()
         if sys_flag & _UNCOMMON or len(born_host) + len(store_host) != self._common_hosts:
-            return self._append_uncommon(
-                queue, body, properties, tag_code, flag, sys_flag, born_time_ms, born_host,
-                store_host, reconsume_times, prepared_offset,
+            properties = with_place(properties) if self._adds_checksum else properties
+            parts = [(flag, body, properties, tag_code)]
+            positions, offset = self._append_encoded(
+                queue, parts, sys_flag, born_time_ms, born_host, store_host, reconsume_times,
+                prepared_offset,
             )  # fmt: skip
+            return positions[0], offset
         body_bytes = len(body)
         properties_bytes = len(properties)
         size = queue.fixed_bytes + body_bytes + properties_bytes
@@ -180,7 +158,7 @@ class Writer:
 
     def delay_last(self, topic: str, queue_id: int, delay_ms: int) -> int:
         """The message just appended to a queue is due so long after its store time: its unit says
-        when, in place of a tag code (spec/delivery.md §1). Returns that time."""
+        when, in place of a tag code (docs/spec/delivery.md §1). Returns that time."""
         due_ms = self._now_ms + delay_ms
         tail = self._by_key[topic, queue_id].tail
         tail[-_CODE_BYTES:] = due_ms.to_bytes(_CODE_BYTES, "big")
@@ -197,60 +175,6 @@ class Writer:
                 warn_clock(now, last)
         self._now_ms = now
 
-    def _append_uncommon(
-        self,
-        queue: Queue,
-        body: bytes | bytearray | memoryview,
-        properties: bytes,
-        tag_code: int,
-        flag: int,
-        sys_flag: int,
-        born_time_ms: int,
-        born_host: bytes,
-        store_host: bytes,
-        reconsume_times: int,
-        prepared_offset: int,
-    ) -> tuple[int, int]:
-        """Any hosts, checksums; prepared and rolled-back messages, in no queue (offset 0)."""
-        if sys_flag & INNER_BATCH:
-            raise MessageIllegalError(
-                "The message is several in one record (sysFlag 0x80): they need a BatchCQ topic.",
-                cure="Send a batch of ordinary messages; SluiceMQ writes no batch queues.",
-            )
-        if self._adds_checksum:
-            properties = with_place(properties)
-        self._check(len(body), properties)
-        is_queued = not sys_flag & PREPARED
-        offset = queue.next_offset if is_queued else 0
-
-        def encode(position: int) -> bytes:
-            record = encode_record(
-                topic=queue.topic, queue_id=queue.queue_id, queue_offset=offset,
-                physical_offset=position, body=body, properties=properties, flag=flag,
-                sys_flag=sys_flag, born_time_ms=born_time_ms, born_host=born_host,
-                store_time_ms=self._now_ms, store_host=store_host,
-                reconsume_times=reconsume_times, prepared_offset=prepared_offset,
-                version2=queue.magic == MAGIC_V2,
-            )  # fmt: skip
-            return seal(record) if self._adds_checksum else record
-
-        try:
-            record = encode(self._position)
-            if self._position + len(record) > self._room_end:
-                record = encode(self._next_file(len(record)))
-            unit = _pack_unit(self._position, len(record), tag_code)
-        except (struct.error, ProtocolError) as error:
-            raise _illegal_number(error) from None
-        position = self._position
-        self._parts.append(record)
-        self._position = position + len(record)
-        if is_queued:
-            queue.tail += unit
-            if offset == queue.committed_offset:
-                self.touched.append(queue)
-            queue.next_offset = offset + 1
-        return position, offset
-
     def append_batch(
         self,
         topic: str,
@@ -261,71 +185,23 @@ class Writer:
         born_host: bytes,
         store_host: bytes,
     ) -> tuple[list[int], int]:
-        """Add the messages of a batch, all or none, all in one file (spec/store.md §2.5).
+        """Add the messages of a batch, all or none, all in one file (docs/spec/store.md §2.5).
 
         Returns the physical offsets and the first queue offset. Raises as `append`.
         """
         queue = self._queues.get((topic, queue_id))
         if self._adds_checksum:
             parts = [(flag, body, with_place(own), tag) for flag, body, own, tag in parts]
-        hosts = len(born_host) + len(store_host) - _HOSTS_IPV4
         body_bytes = sum([len(part[1]) for part in parts])
         self._check(body_bytes, b"")
-        size = len(parts) * (queue.fixed_bytes + hosts) + body_bytes
-        size += sum([len(part[2]) for part in parts])
         if self._position == self._turn_start:
             self._begin()
-        if self._position + size > self._room_end:
-            self._next_file(size)
-        if sys_flag & _UNCOMMON or hosts or self._adds_checksum:
-            work = self._append_batch_uncommon
-        else:
-            work = self._append_batch_plain
-        return work(queue, parts, sys_flag, born_time_ms, born_host, store_host)
-
-    def append_columns(
-        self, topic: str, queue_id: int, columns: "Columns"
-    ) -> tuple["Positions", int]:
-        """`append_batch` for common messages (both hosts IPv4) whose parts are right and that are
-        columns already (`record.batch_columns`). Raises as `append`."""
-        from sluicemq.record.batch_columns import lay_out  # noqa: PLC0415 - NumPy when needed
-
-        queue = self._queues.get((topic, queue_id))
-        heads, first = columns.heads, queue.next_offset
-        body_bytes = int(heads["body_length"].sum())
-        self._check(body_bytes, b"")
-        size = len(heads) * queue.fixed_bytes + body_bytes + int(columns.property_sizes.sum())
-        if self._position == self._turn_start:
-            self._begin()
-        if self._position + size > self._room_end:
-            self._next_file(size)
-        laid = lay_out(
-            columns, fixed_bytes=queue.fixed_bytes, topic_part=queue.topic_part,
-            magic=queue.magic, queue_id=queue.queue_id, queue_offset=first,
-            position=self._position, stored_ms=self._now_ms,
-        )  # fmt: skip
-        self._known_keys.note(topic, columns, laid, self._now_ms)
-        self._parts += laid.pieces
-        queue.tail += laid.units
-        if first == queue.committed_offset:
-            self.touched.append(queue)
-        queue.next_offset = first + len(heads)
-        self._position = laid.end
-        return laid.positions, first
-
-    def _append_batch_plain(
-        self,
-        queue: Queue,
-        parts: Sequence[Part],
-        sys_flag: int,
-        born_time_ms: int,
-        born_host: bytes,
-        store_host: bytes,
-    ) -> tuple[list[int], int]:
-        """`append` in a loop of its own, for there is room. Nothing changes before its end. HOT."""
+        if sys_flag & _UNCOMMON or len(born_host) + len(store_host) != self._common_hosts:
+            return self._append_encoded(queue, parts, sys_flag, born_time_ms, born_host, store_host)
         fixed_bytes, topic_part, magic = queue.fixed_bytes, queue.topic_part, queue.magic
-        queue_id, now_ms, first = queue.queue_id, self._now_ms, queue.next_offset
-        position, offset = self._position, first
+        property_bytes = sum([len(part[2]) for part in parts])
+        self._make_room(len(parts) * fixed_bytes + body_bytes + property_bytes)
+        now_ms, position, offset = self._now_ms, self._position, queue.next_offset
         records: list[bytes | bytearray | memoryview] = []
         units: list[bytes] = []
         positions: list[int] = []
@@ -347,38 +223,96 @@ class Writer:
                 offset += 1
         except struct.error as error:
             raise _illegal_number(error) from None
-        self._parts += records
-        queue.tail += b"".join(units)
-        if first == queue.committed_offset:
-            self.touched.append(queue)
-        queue.next_offset = offset
-        self._position = position
-        return positions, first
+        return positions, self._extend(queue, records, b"".join(units), len(units), position)
 
-    def _append_batch_uncommon(
+    def _append_encoded(
         self,
         queue: Queue,
-        parts: Sequence[Part],
+        parts: Sequence[tuple[int, bytes | bytearray | memoryview, bytes, int]],
         sys_flag: int,
         born_time_ms: int,
         born_host: bytes,
         store_host: bytes,
+        reconsume_times: int = 0,
+        prepared_offset: int = 0,
     ) -> tuple[list[int], int]:
-        before = len(self._parts), self._position, queue.next_offset, len(self.touched)
-        offsets = []
+        """What is not the common case, by the codec: IPv6, checksums; prepared and rolled-back
+        messages, which stand in no queue (offset 0)."""
+        if sys_flag & INNER_BATCH:
+            raise MessageIllegalError(
+                "The message is several in one record (sysFlag 0x80): they need a BatchCQ topic.",
+                cure="Send a batch of ordinary messages; SluiceMQ writes no batch queues.",
+            )
+        is_queued = not sys_flag & PREPARED
+        fixed_bytes = queue.fixed_bytes + len(born_host) + len(store_host) - _HOSTS_IPV4
+        self._make_room(sum([fixed_bytes + len(part[1]) + len(part[2]) for part in parts]))
+        first = queue.next_offset if is_queued else 0
+        position, offset = self._position, first
+        records: list[bytes] = []
+        units: list[bytes] = []
+        positions: list[int] = []
         try:
             for flag, body, properties, tag_code in parts:
-                position, _ = self.append(
-                    queue.topic, queue.queue_id, body, properties, tag_code, flag, sys_flag,
-                    born_time_ms, born_host, store_host,
+                self._check(len(body), properties)
+                record = encode_record(
+                    topic=queue.topic, queue_id=queue.queue_id, queue_offset=offset,
+                    physical_offset=position, body=body, properties=properties, flag=flag,
+                    sys_flag=sys_flag, born_time_ms=born_time_ms, born_host=born_host,
+                    store_time_ms=self._now_ms, store_host=store_host,
+                    reconsume_times=reconsume_times, prepared_offset=prepared_offset,
+                    version2=queue.magic == MAGIC_V2,
                 )  # fmt: skip
-                offsets.append(position)
-        except StoreError:
-            count, self._position, offset, touched = before
-            del self._parts[count:], self.touched[touched:]
-            _take_back(queue, offset)
-            raise
-        return offsets, before[2]
+                records.append(seal(record) if self._adds_checksum else record)
+                units.append(_pack_unit(position, len(record), tag_code))
+                positions.append(position)
+                position += len(record)
+                offset += is_queued
+        except (struct.error, ProtocolError) as error:
+            raise _illegal_number(error) from None
+        count = len(units) if is_queued else 0
+        self._extend(queue, records, b"".join(units[:count]), count, position)
+        return positions, first
+
+    def append_columns(
+        self, topic: str, queue_id: int, columns: "Columns"
+    ) -> tuple["Positions", int]:
+        """`append_batch` for common messages (both hosts IPv4) whose parts are right and that are
+        columns already (`record.batch_columns`). Raises as `append`."""
+        from sluicemq.record.batch_columns import lay_out  # noqa: PLC0415 - NumPy when needed
+
+        queue = self._queues.get((topic, queue_id))
+        heads = columns.heads
+        body_bytes = int(heads["body_length"].sum())
+        self._check(body_bytes, b"")
+        if self._position == self._turn_start:
+            self._begin()
+        property_bytes = int(columns.property_sizes.sum())
+        self._make_room(len(heads) * queue.fixed_bytes + body_bytes + property_bytes)
+        laid = lay_out(
+            columns, fixed_bytes=queue.fixed_bytes, topic_part=queue.topic_part,
+            magic=queue.magic, queue_id=queue.queue_id, queue_offset=queue.next_offset,
+            position=self._position, stored_ms=self._now_ms,
+        )  # fmt: skip
+        self._known_keys.note(topic, columns, laid, self._now_ms)
+        return laid.positions, self._extend(queue, laid.pieces, laid.units, len(heads), laid.end)
+
+    def _extend(
+        self, queue: Queue, records: Sequence[Any], units: bytes, count: int, end: int
+    ) -> int:
+        """Add what was made to the turn, which ends at `end` then; returns the first offset."""
+        first = queue.next_offset
+        self._parts += records
+        if count:
+            queue.tail += units
+            if first == queue.committed_offset:
+                self.touched.append(queue)
+            queue.next_offset = first + count
+        self._position = end
+        return first
+
+    def _make_room(self, size: int) -> None:
+        if self._position + size > self._room_end:
+            self._next_file(size)
 
     def _next_file(self, size: int) -> int:
         """Close the file with a blank record and go on in the next; returns the new position."""
@@ -391,15 +325,14 @@ class Writer:
         file_end = self._room_end + BLANK_BYTES
         room = file_end - self._position
         if room > 0:
-            self._parts.append(_BLANK.pack(room, MAGIC_BLANK))
-            self._close_piece()
+            self._parts.append(BLANK.struct.pack(room, MAGIC_BLANK))
+            self._close_piece(self._position + BLANK_BYTES)
         self._position = file_end
         self._room_end = file_end + self._file_bytes - BLANK_BYTES
         return file_end
 
-    def _close_piece(self) -> None:
+    def _close_piece(self, end: int) -> None:
         data = b"".join(self._parts)
-        end = self._position + BLANK_BYTES
         self._pieces.append((end - len(data), data))
         self._parts.clear()
 
@@ -411,40 +344,34 @@ class Writer:
         end = self._position
         if end == self._turn_start:
             return end
-        data = b"".join(self._parts)
-        self._pieces.append((end - len(data), data))
+        self._close_piece(end)
         try:
             self._log.check()
             self._log.write(self._pieces, end)
         except StoreError:
-            self._undo()
+            for queue in self.touched:
+                del queue.tail[(queue.committed_offset - queue.tail_start) * UNIT_BYTES :]
+                queue.next_offset = queue.committed_offset
+            self.touched.clear()
+            self._known_keys.take_back(self._turn_start)
+            self._position = self._turn_start
+            self._room_end = self._turn_room_end
             raise
-        self._parts.clear()
-        self._pieces.clear()
+        finally:
+            self._pieces.clear()
         self._turn_start = end
         self._turn_room_end = self._room_end
         self.last_time_ms = self._now_ms
         for queue in self.touched:
             queue.committed_offset = queue.next_offset
             if len(queue.tail) >= TAIL_BYTES_MAX:
-                self._flush(queue)
+                try:
+                    self._queues.note(queue)
+                except OSError as error:  # the units stay in memory, `tick` tries again
+                    logger.warning(
+                        "writing queue %s/%d failed: %s", queue.topic, queue.queue_id, error
+                    )
         return end
-
-    def _flush(self, queue: Queue) -> None:
-        try:
-            self._queues.note(queue)
-        except OSError as error:  # the units stay in memory, `tick` tries again
-            logger.warning("writing queue %s/%d failed: %s", queue.topic, queue.queue_id, error)
-
-    def _undo(self) -> None:
-        for queue in self.touched:
-            _take_back(queue, queue.committed_offset)
-        self.touched.clear()
-        self._known_keys.take_back(self._turn_start)
-        self._parts.clear()
-        self._pieces.clear()
-        self._position = self._turn_start
-        self._room_end = self._turn_room_end
 
     @property
     def is_idle(self) -> bool:
@@ -469,12 +396,6 @@ class Writer:
                 " crash they could not be told from a torn write.",
                 cure="Put binary values into the body, or encode them as text.",
             )
-
-
-def _take_back(queue: Queue, offset: int) -> None:
-    """Forget the units from `offset` on, which are in the tail still."""
-    del queue.tail[(offset - queue.tail_start) * UNIT_BYTES :]
-    queue.next_offset = offset
 
 
 def _illegal_number(error: Exception) -> MessageIllegalError:

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from sluicemq.broker.consume.delivered import BACKOFF_MIN_S, PATIENCE_MAX, SPAN_MAX, SPAN_MIN, Pace
 from sluicemq.store.gather import PULL_SPAN_MAX, Reach
-from sluicemq.store.store import ReadResult, ReadStatus
+from sluicemq.store.read import ReadResult, ReadStatus
 
 JAVA_PAUSE_S = 0.050
 

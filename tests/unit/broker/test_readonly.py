@@ -5,15 +5,15 @@ import struct
 from typing import Any
 
 import pytest
+from sluicemq.broker.readonly import REFUSED, refusals
+from sluicemq.protocol.codes import RequestCode
+from sluicemq.testing.broker import SteppedBroker, pull_fields, send_fields
 
-from simulation.stepped import SteppedBroker, pull_fields, send_fields
-from sluicemq.broker.admin.readonly import REFUSED, refusals
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import StoreError
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records
 from sluicemq.testing.files import CrashableFiles
-from sluicemq.wire.codes import RequestCode
 
 SIZES = StoreConfig(root="/store", commit_log_file_bytes=4096, consume_queue_file_bytes=400)
 
@@ -189,7 +189,7 @@ def tear(files: CrashableFiles, path: str, data: bytes) -> int:
     [
         ([], "does not exist"),
         (["/store/x"], "holds commitlog, consumequeue and config"),
-        (["/store/inner/commitlog/00000000000000000000"], "is in /store/inner"),
+        (["/store/inner/commitlog/00000000000000000000"], "Name /store/inner"),
     ],
     ids=["missing", "something else", "one level up"],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from sluicemq.errors import StoreDamagedError, StoreError, StoreLockedError
 from sluicemq.store.directory import read_checkpoint
-from sluicemq.store.log import LOST_CODE, LOST_NAME, CommitLog, scan_records
+from sluicemq.store.log import LOST_CODE, LOST_NAME, CommitLog
 from sluicemq.store.tools.repair import LostRange, RepairReport, repair
 
 LOG = "/store/commitlog/"
@@ -66,7 +66,7 @@ def _decode(data: bytes) -> list[Any]:
 def log_positions(bench: Any) -> set[int]:
     log = CommitLog(bench.files, "/store/commitlog", 4096)
     log.segments.load(removes=False)
-    return {record.position for record in scan_records(log, 0)}
+    return {record.position for record in log.scan(0)}
 
 
 def all_files(bench: Any, directory: str = "/store") -> dict[str, bytes]:
@@ -171,7 +171,7 @@ def test_place_holder_says_what_it_is(bench: Any) -> None:
     run(bench, write=True)
     log = CommitLog(bench.files, "/store/commitlog", 4096)
     log.segments.load()
-    record = next(r for r in scan_records(log, sent[9][3]))
+    record = next(r for r in log.scan(sent[9][3]))
     assert (record.topic, record.queue_id, record.queue_offset) == (b"A", 0, sent[9][2])
     assert record.properties == f"{LOST_NAME}\x011\x02".encode()
     assert record.is_lost

@@ -11,7 +11,7 @@ from sluicemq.record.layout import MAGIC_BLANK
 from sluicemq.store import log as scan
 from sluicemq.store import walk as walking
 from sluicemq.store.bulk import Sweep, unproved_heads
-from sluicemq.store.log import CommitLog, Scanned, scan_records
+from sluicemq.store.log import CommitLog, Scanned
 from sluicemq.store.walk import sweep_records
 from sluicemq.testing.files import CrashableFiles
 
@@ -90,7 +90,7 @@ def open_log(files: CrashableFiles) -> CommitLog:
 def singly(log: CommitLog, **options: Any) -> list[tuple[Any, ...]]:
     return [
         (r.topic, r.queue_id, r.queue_offset, r.position, r.size_bytes, r.tag_code())
-        for r in scan_records(log, 0, **options)
+        for r in log.scan(0, **options)
         if r.is_queued
     ]
 

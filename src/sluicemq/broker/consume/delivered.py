@@ -23,7 +23,7 @@ from typing import Final
 
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.store.gather import PULL_SPAN_MAX, Reach
-from sluicemq.store.store import ReadResult
+from sluicemq.store.read import ReadResult
 
 SPAN_MIN: Final = PULL_SPAN_MAX // 2
 """Half of Java's default is the Go client's."""

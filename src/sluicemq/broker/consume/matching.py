@@ -353,7 +353,7 @@ class Matching:
     def _count_tags(
         self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int
     ) -> Steps[int]:
-        from sluicemq.store import bulk as tagscan  # noqa: PLC0415 - NumPy only when somebody filters
+        from sluicemq.store import bulk  # noqa: PLC0415 - NumPy only when somebody filters
 
         assert wanted.codes is not None
         columns = self._store.columns
@@ -366,7 +366,7 @@ class Matching:
             units = self._store.reader.units(topic, queue_id, start, min(stop - start, TAG_UNITS))
             if not len(units):
                 break
-            hits = tagscan.find_codes(units, wanted.codes)  # type: ignore[arg-type]
+            hits = bulk.find_codes(units, wanted.codes)
             if hits:
                 total += yield from self._count_hits(wanted, bytes(units), hits, part)
             start += len(units) // UNIT_BYTES

@@ -43,7 +43,8 @@ from sluicemq.model.subscription import ALL, TAG, MessageFilter
 from sluicemq.model.topic import CONTRACT, PERM_READ, GroupConfig
 from sluicemq.net.peer import Peer
 from sluicemq.store.gather import Judgement, PostponedError, Reach
-from sluicemq.store.store import ReadResult, ReadStatus, Store
+from sluicemq.store.read import ReadResult, ReadStatus
+from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import SERVER_LANGUAGE, VERSION, Command

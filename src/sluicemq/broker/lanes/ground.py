@@ -23,7 +23,8 @@ from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.topic import RETRY_PREFIX
 from sluicemq.record.layout import RECORD_BEGIN
-from sluicemq.store.store import ReadStatus, Store
+from sluicemq.store.read import ReadStatus
+from sluicemq.store.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
 from sluicemq.files import Files
-from sluicemq.store.store import ReadResult, ReadStatus, Store
+from sluicemq.store.read import ReadResult, ReadStatus
+from sluicemq.store.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -1,29 +1,51 @@
-"""Choosing messages by their columns: what a filtered read does where there are blocks.
+"""Choosing messages by their columns: filtered reads, and ranges of a queue for readers in columns.
 
 A block of which the figures alone say that nothing in it matches is passed over and not even read
 (`pruned_to`). A filter's verdicts on a block are found once and kept for the next pulls of the same
 filter: of a block with many matches a pull takes 32 and the next one goes on behind them. Rows that
 columns cannot decide (a property that is none, a record that could not be decoded) are asked from
 the log, one by one, when it is their turn, and so many of them end the call.
+
+A store that is read in columns without a broker (`store.readonly`) copies no record and looks at
+none singly. Units of the queue come in chunks, a filter chooses among them, and what is left is
+given as places in the mapped files of the log, which `record.arrow` decodes where they lie:
+
+    units    | position size code | position size code | …      thousands at once
+    chosen   by tag codes; by property columns, sealed ones or such as are made on the way
+             (`blocks`); by the record where neither can say
+    proved   size, magic number, position, queue id and offset of each record: what a bulk read of
+             a broker looks at (`sound`); with `check_bodies` all of it, bodies with their CRC
+    Places   (a file of the log, where records begin in it)
+
+So the log is touched for matches alone. What is not there any more (retention) and what is damaged
+is an error, or with `skips` counted and passed over; blank units and place holders of a repair are
+no messages and nobody misses them.
 """
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import compress, islice
-from typing import TYPE_CHECKING, Final, NamedTuple
+from itertools import compress, islice, pairwise
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from sluicemq.model.subscription import BlockFilter
+from sluicemq.errors import OffsetOutOfRangeError, StoreDamagedError
+from sluicemq.model.subscription import BlockFilter, ColumnFilter, MessageFilter
 from sluicemq.record.columns import ColumnBlock
 from sluicemq.record.columns_build import ArrowColumns, build_block, merged_arrays
+from sluicemq.record.table import UNIT_COLUMNS, Positions
+from sluicemq.store.bulk import unproved_rows
 from sluicemq.store.columns.blocks import ColumnBlocks
 from sluicemq.store.columns.file import Head
 from sluicemq.store.gather import RECORDS_S, Gather, Judgement, PostponedError, Select
-from sluicemq.store.queues import UNIT_BYTES, Queue
+from sluicemq.store.log import LOST_CODE, CommitLog, read_scanned
+from sluicemq.store.queues import BLANK_SIZE, UNIT_BYTES, Queue
+from sluicemq.store.sound import Soundness, Units
+from sluicemq.store.walk import explain
 
 if TYPE_CHECKING:
     from sluicemq.clock import Clock
@@ -43,6 +65,12 @@ _KEPT: Final = 48
 _RULED_KEPT: Final = 1024
 _TRUE: Final = 1
 _NEEDS_RECORD: Final = 4
+RANGE_ROWS: Final = 16_384
+"""Units at once: their records (some MB) stay in the processor's cache while they are decoded."""
+RANGE_ROWS_FILTERED: Final = 65_536
+"""With a filter, whose matches are few: batches of some hundred rows cost Spark more."""
+RANGE_BYTES: Final = 64 * 1024 * 1024
+"""Of records in one `Places`: what is decoded of them has to fit Arrow's offsets, and memory."""
 
 
 class Candidates(NamedTuple):
@@ -100,7 +128,7 @@ class ColumnScan:
             block = self.blocks.block_at(queue, position, ROWS_MIN)
             few, at_once = min(2 * few, _SINGLES), min(few, records)
             stop = position + at_once if block is None else block.end
-            units = queue.units(position, min(end, stop) - position)
+            units: Units = queue.units(position, min(end, stop) - position)
             if not len(units):
                 gather.is_missing = True
                 break
@@ -166,22 +194,16 @@ class ColumnScan:
         if known is not None:  # what is kept cannot have given its id to another
             self._known.move_to_end(key)
             return known[2]
-        keep = partial(self._keep, key, block_filter, block)
+
+        def keep(found: Candidates) -> Candidates:
+            self._known[key] = (block_filter, block, found)
+            if len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+            return found
+
         if weight * block.rows > _WEIGHT_ROWS_INLINE:
             raise PostponedError(Judgement(partial(_candidates, block_filter, block), keep))
         return keep(_candidates(block_filter, block))
-
-    def _keep(
-        self,
-        key: tuple[int, int],
-        block_filter: BlockFilter,
-        block: ColumnBlock,
-        found: Candidates,
-    ) -> Candidates:
-        self._known[key] = (block_filter, block, found)
-        if len(self._known) > _KEPT:
-            self._known.popitem(last=False)
-        return found
 
 
 def _candidates(block_filter: BlockFilter, block: ColumnBlock) -> Candidates:
@@ -196,11 +218,11 @@ def _candidates(block_filter: BlockFilter, block: ColumnBlock) -> Candidates:
 def _choose(
     candidates: Candidates,
     first: int,
-    units: memoryview | bytearray,
+    units: Units,
     room: int,
     records: int,
     select: Select,
-) -> tuple[Iterable[int], memoryview | bytearray, int]:
+) -> tuple[Iterable[int], Units, int]:
     """Which of the units, the first one of row `first`, are chosen; the units that were dealt with;
     and how many records that reads at most. HOT."""
     end = first + len(units) // UNIT_BYTES
@@ -216,9 +238,7 @@ def _choose(
     return _asked(rows, asks, units, select), units, sum(asks)
 
 
-def _asked(
-    rows: list[int], asks: list[bool], units: memoryview | bytearray, select: Select
-) -> list[int]:
+def _asked(rows: list[int], asks: list[bool], units: Units, select: Select) -> list[int]:
     """Without the rows whose records say that they do not match."""
     asked = list(compress(rows, asks))
     found = select(b"".join([units[row * UNIT_BYTES : (row + 1) * UNIT_BYTES] for row in asked]))
@@ -233,3 +253,189 @@ def warm_up() -> None:
     merged_arrays([block, block._replace(columns=ArrowColumns({}))])
     # Where pandas is installed Arrow loads it here, for a quarter of a second.
     _ = ArrowColumns({"": pa.array([""]).dictionary_encode()})[""]
+
+
+# --- ranges
+
+
+class Places(NamedTuple):
+    """Records of one file of the log, in the queue's order: `view` is the whole file, whose first
+    byte is byte `base` of the log, and they begin at `starts` of it."""
+
+    view: memoryview
+    base: int
+    starts: Positions
+
+
+class _Rows(NamedTuple):
+    """Some units of the queue, with their queue offsets, in columns."""
+
+    positions: Positions
+    sizes: Positions
+    offsets: Positions
+
+    def part(self, rows: slice | NDArray[Any]) -> "_Rows":
+        return _Rows(self.positions[rows], self.sizes[rows], self.offsets[rows])
+
+
+class RangeScan:
+    """A look at a range of one queue. `gone` and `damaged` count what was passed over, `units` what
+    was looked at, `log_bytes` the size of the records that were told."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        sound: Soundness,
+        queue: Queue,
+        message_filter: MessageFilter | None,
+        select: Select | None,
+        columns: ColumnScan | None,
+        *,
+        skips: bool = False,
+        check_bodies: bool = False,
+    ) -> None:
+        """A filter chooses by `select`, and by `columns` where they are."""
+        self._log = log
+        self._sound = sound
+        self._queue = queue
+        self._filter = message_filter
+        self._select = select
+        self._columns = columns
+        self._skips = skips
+        self._check_bodies = check_bodies
+        self.gone = self.damaged = self.units = self.log_bytes = 0
+
+    def places(self, start: int, end: int) -> Iterator[Places]:
+        """Matches among the queue offsets [start, end), in order.
+
+        Raises OffsetOutOfRangeError when some are gone, StoreDamagedError for what is damaged, and
+        OSError.
+        """
+        low, high = self._queue.offset_min, self._queue.visible_offset
+        rows_max = RANGE_ROWS if self._filter is None else RANGE_ROWS_FILTERED
+        position, stop = min(max(start, low), end), min(end, high)
+        if position > start or stop < end:
+            self._lose(end - start - max(0, stop - position), start, end)
+        while position < stop:
+            try:
+                units = self._queue.units(position, min(rows_max, stop - position))
+            except FileNotFoundError:  # retention has removed it since
+                units = bytearray()
+            count = len(units) // UNIT_BYTES
+            if not count:  # on with the next file
+                per_file = self._queue.segments.file_bytes // UNIT_BYTES
+                count = min(stop, position - position % per_file + per_file) - position
+                self._lose(count, position, stop)
+            self.units += count
+            yield from self._placed(units, position)
+            position += count
+
+    def _placed(self, units: Units, offset: int) -> Iterator[Places]:
+        rows = np.frombuffer(units, UNIT_COLUMNS)
+        sizes = rows["size"].astype(np.int64)
+        used = (sizes != BLANK_SIZE) & (rows["code"] != LOST_CODE)
+        empty = np.flatnonzero(sizes <= 0)
+        if len(empty):
+            self._spoil(len(empty), offset + int(empty[0]), "its unit in the queue is empty")
+            used &= sizes > 0
+        if self._select is None:
+            chosen = np.flatnonzero(used)
+        else:
+            if self._columns is None or not len(units):
+                chosen = np.fromiter(self._select(units), np.int64)
+            else:
+                chosen = self._by_columns(self._columns, self._select, units, offset)
+            chosen = chosen[used[chosen]]
+        if not len(chosen):
+            return
+        found = _Rows(rows["position"].astype(np.int64), sizes, offset + np.arange(len(rows)))
+        if len(chosen) < len(rows):
+            found = found.part(chosen)
+        files = found.positions // self._log.segments.file_bytes
+        cuts = [0, *(np.flatnonzero(files[1:] != files[:-1]) + 1).tolist(), len(files)]
+        for begin, end in pairwise(cuts):
+            yield from self._in_file(found.part(slice(begin, end)))
+
+    def _by_columns(
+        self, columns: ColumnScan, select: Select, units: Units, offset: int
+    ) -> Positions:
+        """The numbers of the units that match, ascending."""
+        block_filter = cast("ColumnFilter", self._filter).vectorised  # `column_scan` has looked
+        found: list[int] = []
+        position, end = offset, offset + len(units) // UNIT_BYTES
+        while position < end:
+            block = columns.blocks.block_at(self._queue, position)
+            at = position - offset
+            stop = min(end, position + _SINGLES if block is None else block.end)
+            piece = units[at * UNIT_BYTES : (stop - offset) * UNIT_BYTES]
+            rows: Iterable[int]
+            if block is None:
+                rows = select(piece)
+            else:
+                first = block.first_offset
+                candidates = columns.candidates(block_filter, block)
+                rows, asks = candidates.between(position - first, stop - first)
+                rows = rows if asks is None else _asked(rows, asks, piece, select)
+            found += [row + at for row in rows]
+            position = stop
+        return np.array(found, np.int64)
+
+    def _in_file(self, rows: _Rows) -> Iterator[Places]:
+        """The places of rows whose records lie in one file."""
+        log, position = self._log, int(rows.positions[0])
+        segment = log.segments.at(position)
+        try:
+            view = None if segment is None else segment.view()
+        except FileNotFoundError:  # retention has just removed it
+            view = None
+        if segment is None or view is None:
+            first, count = int(rows.offsets[0]), len(rows.sizes)
+            if segment is None and position >= log.start:
+                self._spoil(count, first, f"no file of the log holds byte {position}")
+            else:
+                self._lose(count, first, int(rows.offsets[-1]) + 1)
+            return
+        base = segment.base
+        good = np.ones(len(rows.sizes), np.bool_)
+        for row in unproved_rows(view, base, *rows[:2], self._queue.queue_id, rows.offsets):
+            where, size = int(rows.positions[row]), int(rows.sizes[row])
+            good[row] = self._sound.is_sound(where, size, is_whole=False)
+        starts = rows.positions - base
+        if self._check_bodies:
+            for row, at in enumerate(starts.tolist()):
+                good[row] &= read_scanned(view, at, base, check_crc=True) is not None
+        if not good.all():
+            bad = np.flatnonzero(~good)
+            at = int(starts[bad[0]])
+            reason = explain(view, at, base) if 0 <= at < len(view) else "it cannot be there"
+            place = f"{reason} ({segment.path}, byte {at})"
+            self._spoil(len(bad), int(rows.offsets[bad[0]]), place)
+            starts, rows = starts[good], rows.part(good)
+        totals = np.cumsum(rows.sizes)
+        begin = 0
+        while begin < len(starts):
+            before = int(totals[begin - 1]) if begin else 0
+            end = max(begin + 1, int(np.searchsorted(totals, before + RANGE_BYTES, side="right")))
+            self.log_bytes += int(totals[end - 1]) - before
+            yield Places(view, base, starts[begin:end])
+            begin = end
+
+    def _lose(self, count: int, start: int, end: int) -> None:
+        self.gone += count
+        if not self._skips:
+            queue = self._queue
+            raise OffsetOutOfRangeError(
+                f"offsets {start} to {end} of queue {queue.queue_id} of {queue.topic!r} are not all"
+                f" there: it holds {queue.offset_min} to {queue.visible_offset}.",
+                cure="Retention deleted them, or the queue was reset: start from what is there.",
+            )
+
+    def _spoil(self, count: int, offset: int, reason: str) -> None:
+        self.damaged += count
+        if not self._skips:
+            queue = self._queue
+            raise StoreDamagedError(
+                f"the message at offset {offset} of queue {queue.queue_id} of {queue.topic!r} is"
+                f" damaged: {reason}.",
+                cure="`sluice store verify` shows all damage, `sluice store repair` mends.",
+            )

@@ -20,6 +20,7 @@ import numpy as np
 from sluicemq.record.layout import CRC_MASK
 from sluicemq.store.directory import read_checkpoint
 from sluicemq.store.log import is_torn
+from sluicemq.store.recover import is_lost_write
 from sluicemq.store.tools.check_files import (
     ERROR,
     KEPT_PER_KIND,
@@ -35,7 +36,7 @@ from sluicemq.store.tools.check_queues import QueueCheck
 from sluicemq.store.tools.columns import Columns, Mask, gather
 from sluicemq.store.tools.layout import BATCH_UNIT, StoreLayout, UnitFile, is_used
 from sluicemq.store.tools.walk import Damage, LogWalk
-from sluicemq.store.walk import SEARCH_BYTES_MAX, is_lost_write
+from sluicemq.store.walk import SEARCH_BYTES_MAX
 
 CRC_PROPERTY: Final = b"__CRC32#\x01"
 CRC_PROPERTY_BYTES: Final = 20
@@ -115,7 +116,7 @@ class _Verification:
         self._index.damage(damage)
 
     def _is_lost(self, start: int, end: int) -> bool:
-        """Whether a power loss may have taken what was there (`damage.is_lost_write`)."""
+        """Whether a power loss may have taken what was there (`recover.is_lost_write`)."""
         data = self._layout.log.read(start, min(end - start, SEARCH_BYTES_MAX))
         items = self._layout.log.items
         return is_lost_write(data, start, ends_file=any(item.base == end for item in items))

@@ -19,7 +19,7 @@ from sluicemq.errors import StoreDamagedError, StoreError
 from sluicemq.model.message import PREPARED, StoredMessage
 from sluicemq.record.codec import decode_record, decode_records
 from sluicemq.record.layout import RECORD_BYTES_MIN
-from sluicemq.store.log import CommitLog, scan_end, scan_records
+from sluicemq.store.log import CommitLog
 from sluicemq.store.store import Store, Visible
 from sluicemq.testing.files import CrashableFiles, PowerLost
 
@@ -299,10 +299,10 @@ class StoreWorld:
     def _stale_tail(self, rng: random.Random) -> None:
         """Behind the end lie bytes of an earlier life, or anything: RocketMQ does not zero."""
         log = self._log()
-        records = list(scan_records(log, log.start))
+        records = list(log.scan(log.start))
         if not records:
             return
-        end = scan_end(log, records[-1].end)
+        end = log.skip_blank(records[-1].end)
         segment = log.segments.at(end)
         old = rng.choice(records)
         data = bytes(log.record(old.position, old.size_bytes) or b"")
@@ -360,7 +360,7 @@ class StoreWorld:
         log = self._log()
         return [
             _found(decode_record(bytes(log.record(record.position, record.size_bytes) or b"")))
-            for record in scan_records(log, log.start)
+            for record in log.scan(log.start)
         ]
 
     def _check_index(self) -> None:
