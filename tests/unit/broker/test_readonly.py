@@ -5,15 +5,15 @@ import struct
 from typing import Any
 
 import pytest
-from sluicemq.broker.readonly import REFUSED, refusals
-from sluicemq.protocol.codes import RequestCode
-from sluicemq.testing.broker import SteppedBroker, pull_fields, send_fields
 
+from simulation.stepped import SteppedBroker, pull_fields, send_fields
+from sluicemq.broker.admin.readonly import REFUSED, refusals
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import StoreError
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records
 from sluicemq.testing.files import CrashableFiles
+from sluicemq.wire.codes import RequestCode
 
 SIZES = StoreConfig(root="/store", commit_log_file_bytes=4096, consume_queue_file_bytes=400)
 
