@@ -59,8 +59,7 @@ from sluicemq.record.table import (
     rows_at,
 )
 from sluicemq.store.log import DELAYS_MS, LOST_CODE, LOST_MARK, SCHEDULE_TOPIC, read_scanned
-from sluicemq.store.queues import BLANK_SIZE, UNIT_BYTES, Queue
-from sluicemq.store.sound import Units
+from sluicemq.store.queues import BLANK_SIZE, UNIT_BYTES, Queue, Units
 
 PIECE_BYTES: Final = 4 << 20
 CHUNK_UNITS_MIN: Final = 1024

@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple
 
 from sluicemq.model.subscription import MessageFilter
 from sluicemq.store.log import CommitLog
-from sluicemq.store.queues import BLANK_SIZE, UNIT, UNIT_BYTES, Queue
-from sluicemq.store.sound import Soundness, Units
+from sluicemq.store.queues import BLANK_SIZE, UNIT, UNIT_BYTES, Queue, Units
+from sluicemq.store.sound import Soundness
 
 PULL_SPAN_MAX: Final = 2000
 """How far apart the matches may lie that a client of ordinary pulls has and has not consumed, as

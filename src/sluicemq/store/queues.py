@@ -39,6 +39,7 @@ BLANK_UNIT: Final = UNIT.pack(0, BLANK_SIZE, 0)
 GAP_MAX: Final = 64
 """Blank units in a row that a search looks behind: a queue may lack some in its middle."""
 SIZE_KEY: Final = "mappedFileSizeConsumeQueue"
+Units = memoryview | bytearray | bytes
 TAIL_BYTES_MAX: Final = 4096 * UNIT_BYTES
 """A tail is written when it is this long, whatever the clock says."""
 

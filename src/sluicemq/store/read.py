@@ -46,8 +46,8 @@ from sluicemq.store.gather import (
     Select,
 )
 from sluicemq.store.log import CommitLog
-from sluicemq.store.queues import BLANK_SIZE, UNIT, UNIT_BYTES, ConsumeQueues, Queue
-from sluicemq.store.sound import Soundness, Units
+from sluicemq.store.queues import BLANK_SIZE, UNIT, UNIT_BYTES, ConsumeQueues, Queue, Units
+from sluicemq.store.sound import Soundness
 
 if TYPE_CHECKING:
     from sluicemq.store.bulk import TagHits

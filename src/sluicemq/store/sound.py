@@ -38,6 +38,7 @@ from sluicemq.store.queues import (
     ConsumeQueues,
     Queue,
     Unit,
+    Units,
 )
 from sluicemq.store.walk import explain, records_from
 
@@ -49,7 +50,6 @@ COLUMNS_MIN: Final = 256
 MEND_BYTES_MAX: Final = 16 << 20
 """So much of the log is searched for the message of a wrong unit."""
 _HEAD: Final = RECORD_HEAD.only("size", "magic", "queue_id", "queue_offset", "physical_offset")
-Units = memoryview | bytearray | bytes
 
 
 class Soundness:

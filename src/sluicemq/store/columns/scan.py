@@ -43,8 +43,8 @@ from sluicemq.store.columns.blocks import ColumnBlocks
 from sluicemq.store.columns.file import Head
 from sluicemq.store.gather import RECORDS_S, Gather, Judgement, PostponedError, Select
 from sluicemq.store.log import LOST_CODE, CommitLog, read_scanned
-from sluicemq.store.queues import BLANK_SIZE, UNIT_BYTES, Queue
-from sluicemq.store.sound import Soundness, Units
+from sluicemq.store.queues import BLANK_SIZE, UNIT_BYTES, Queue, Units
+from sluicemq.store.sound import Soundness
 from sluicemq.store.walk import explain
 
 if TYPE_CHECKING:
