@@ -6,7 +6,7 @@ forbids and articles have, are read as blanks, with a warning.
 
 The YAML is taken from libyaml's events, not from objects: no tags are followed, aliases are
 refused, and nesting is bounded, so a file cannot be a bomb. Read as RocketMQ does
-(`compatible.py`), aliases are followed, to a bounded number of nodes.
+(`_CompatibleReader`), aliases are followed, to a bounded number of nodes.
 
 The files of the rules: `plain_acl.yml` and all .yml and .yaml files below `acl` beside it.
 
@@ -27,9 +27,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import yaml  # type: ignore[import-untyped]
 
-from sluicemq.acl import compatible
-from sluicemq.acl.addresses import Pattern, parse_pattern
-from sluicemq.acl.rules import GROUP_PREFIX, Account, Permission, Rules, parse_permission
+from sluicemq.acl.addresses import Pattern, parse_compatible, parse_pattern
+from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF, Account, Permission, Rules, parse_permission
 from sluicemq.config.settings import ServerConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import Files, exposure
@@ -62,14 +61,14 @@ class Node(NamedTuple):
         return self.is_plain and self.value in ("", "~", "null", "Null", "NULL")
 
 
-class Loaded(NamedTuple):
-    """The rules of a file, and what its owner should know."""
+class Read(NamedTuple):
+    """The rules of a file or of all, and what their owner should know."""
 
     rules: Rules
     warnings: tuple[str, ...]
 
 
-def load_rules(text: str, name: str, *, is_compatible: bool = False) -> Loaded:
+def load_rules(text: str, name: str, *, is_compatible: bool = False) -> Read:
     """`name` is the file, for messages; `is_compatible` reads it as RocketMQ does. Raises
     ConfigurationError naming line and cure."""
     if len(text) > TEXT_BYTES_MAX:
@@ -78,22 +77,14 @@ def load_rules(text: str, name: str, *, is_compatible: bool = False) -> Loaded:
             cure="Split it into several files below conf/acl.",
         )
     warnings: list[str] = []
-    if "\t" in text:
-        text = _without_tabs(text, name, warnings)
-        if warnings and is_compatible:
-            raise ConfigurationError(warnings[0], cure="Or set sluiceAclCompatible = false.")
+    text = _without_tabs(text, name, warnings)
+    if warnings and is_compatible:
+        raise ConfigurationError(warnings[0], cure="Or set sluiceAclCompatible = false.")
     root = _Builder(name, with_aliases=is_compatible).build(text)
     if root is None:
-        return Loaded(Rules(), tuple(warnings))
+        return Read(Rules(), tuple(warnings))
     reader = (_CompatibleReader if is_compatible else _Reader)(name, warnings)
-    return Loaded(reader.rules(root), tuple(warnings))
-
-
-def plain_document(text: str) -> Any:
-    """The file's content as dicts, lists and texts; None when it is empty. For texts that load."""
-    builder = _Builder("plain_acl.yml", with_aliases=True)
-    root = builder.build(_without_tabs(text, "", []) if "\t" in text else text)
-    return None if root is None else _plain(root)
+    return Read(reader.rules(root), tuple(warnings))
 
 
 def load_credentials(text: str, name: str) -> tuple[str, str] | None:
@@ -101,7 +92,7 @@ def load_credentials(text: str, name: str) -> tuple[str, str] | None:
 
     Raises ConfigurationError, which shows neither.
     """
-    root = _Builder(name).build(_without_tabs(text, name, []) if "\t" in text else text)
+    root = _Builder(name).build(_without_tabs(text, name, []))
     found = {} if root is None else _plain(root)
     pair = [found.get(key) for key in ("accessKey", "secretKey")] if isinstance(found, dict) else []
     if not any(pair):
@@ -122,6 +113,8 @@ def _plain(node: Node) -> Any:
 
 
 def _without_tabs(text: str, name: str, warnings: list[str]) -> str:
+    if "\t" not in text:
+        return text
     lines: list[int] = []
 
     def blanks(found: re.Match[str]) -> str:
@@ -160,7 +153,14 @@ class _Builder:
                         raise self._wrong(event, "a second document begins", "Write one document.")
                     root = self._node(next(events), events, 0)
         except yaml.YAMLError as error:
-            raise self._broken(error) from None
+            mark = getattr(error, "problem_mark", None)
+            line = f":{mark.line + 1}" if mark is not None else ""
+            why = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+            raise ConfigurationError(
+                f"{self._name}{line} is no YAML: {why}.",
+                cure='Check the indentation there (blanks, no tabs), and put "*" and text with ": "'
+                " or # in quotes.",
+            ) from None
         return None if root is None or root.is_empty else root
 
     def _node(self, event: Any, events: Iterator[Any], depth: int) -> Node:
@@ -200,19 +200,16 @@ class _Builder:
             if not isinstance(key.value, str):
                 raise self._wrong(event, "a key is no text", "See docs/security.md.")
             if key.value == "<<" and key.is_plain and self._anchors is not None:
-                merged = {**self._merged(event, value), **merged}
+                several = value.value if isinstance(value.value, list) else [value]
+                for one in several:  # of several mappings the first counts
+                    if not isinstance(one.value, dict):
+                        raise self._wrong(
+                            event, "<< merges what is no mapping", "Write the keys out."
+                        )
+                    merged = {**one.value, **merged}
             else:
                 mapping[key.value] = value
         return Node({**merged, **mapping}, line)
-
-    def _merged(self, event: Any, node: Node) -> dict[str, Node]:
-        """What `<<` brings: of a mapping, or of several, of which the first counts."""
-        found: dict[str, Node] = {}
-        for one in reversed(node.value if isinstance(node.value, list) else [node]):
-            if not isinstance(one.value, dict):
-                raise self._wrong(event, "<< merges what is no mapping", "Write the keys out.")
-            found |= one.value
-        return found
 
     def _items(self, events: Iterator[Any], end: type[Any], depth: int) -> Iterator[Node]:
         for event in events:
@@ -222,16 +219,6 @@ class _Builder:
 
     def _wrong(self, event: Any, why: str, cure: str) -> ConfigurationError:
         return ConfigurationError(f"{self._name}:{event.start_mark.line + 1}: {why}.", cure=cure)
-
-    def _broken(self, error: yaml.YAMLError) -> ConfigurationError:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark is not None else ""
-        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
-        return ConfigurationError(
-            f"{self._name}{line} is no YAML: {problem}.",
-            cure='Check the indentation there (blanks, no tabs), and put "*" and text with ": " or'
-            " # in quotes.",
-        )
 
 
 class _Reader:
@@ -369,7 +356,9 @@ class _Reader:
 
 
 class _CompatibleReader(_Reader):
-    """The same as RocketMQ 5 reads them."""
+    """The same as RocketMQ 5 reads them (`sluiceAclCompatible`, spec/acl): a word that is no
+    permission, ANY among them, is DENY; empty parts of `=a=PUB` do not count; aliases and
+    merge keys are followed. It refuses tabs and an odd dataVersion."""
 
     def rules(self, root: Node) -> Rules:
         rules = super().rules(root)
@@ -383,13 +372,15 @@ class _CompatibleReader(_Reader):
     def _white(self, node: Node | None) -> Pattern | None:
         if node is None or node.is_empty:
             return None
-        return self._at(node, compatible.parse_address, self._text(node, "an address"))
+        return self._at(node, parse_compatible, self._text(node, "an address"))
 
     def _permission(self, node: Node, word: str) -> Permission:
-        return compatible.parse_word(word)
+        is_word = word.strip() in (*WORD_OF.values(), "SUB|PUB")
+        return parse_permission(word) if is_word else Permission.NOTHING
 
     def _entry(self, text: str) -> tuple[str, str] | None:
-        return compatible.split_entry(text)
+        parts = [part for part in text.split("=") if part]
+        return (parts[0].strip(), parts[1]) if len(parts) == 2 else None
 
 
 DIRECTORY_FILES_MAX: Final = 1000
@@ -404,13 +395,6 @@ class Texts(NamedTuple):
     def __repr__(self) -> str:
         """Without what they say: secrets."""
         return f"<{len(self.items)} files>"
-
-
-class Read(NamedTuple):
-    """Rules of all files, and warnings."""
-
-    rules: Rules
-    warnings: tuple[str, ...]
 
 
 class Source:
@@ -513,7 +497,13 @@ ACCOUNTS, WHITE, DATA_VERSION = "accounts", "globalWhiteRemoteAddresses", "dataV
 
 
 def with_account(text: str, access_key: str, changes: Mapping[str, Any], now_ms: int) -> str:
-    """The account with some of its keys set; a new one when there is none."""
+    """`plain_acl.yml`, text in and text out, with some keys of an account set; a new one when there
+    is none.
+
+    What others wrote stays, in its order; comments and spacing do not. Each change raises the
+    counter of `dataVersion`, as RocketMQ does. Nothing is checked: the caller loads the new text
+    before it writes it.
+    """
     document = _read_document(text)
     account = _find(document, access_key)
     if account is None:
@@ -548,17 +538,17 @@ def _version(document: Document) -> tuple[int, int]:
     entry = entries[0] if isinstance(entries, list) and entries else None
     if not isinstance(entry, dict):
         return 0, 0
-    counter, time_ms = (_integer(entry.get(name)) for name in ("counter", "timestamp"))
+    texts = [str(entry.get(name)) for name in ("counter", "timestamp")]
+    counter, time_ms = (
+        int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0 for text in texts
+    )
     return counter, time_ms
 
 
-def _integer(value: object) -> int:
-    text = str(value)
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else 0
-
-
 def _read_document(text: str) -> Document:
-    found = plain_document(text)
+    builder = _Builder("plain_acl.yml", with_aliases=True)
+    root = builder.build(_without_tabs(text, "", []))
+    found = None if root is None else _plain(root)
     return found if isinstance(found, dict) else {}
 
 
@@ -577,11 +567,7 @@ def _written(document: Document, now_ms: int) -> str:
             account["admin"] = True  # RocketMQ takes no text for it
         elif "admin" in account:
             account["admin"] = False
-    return _dumped(document)
-
-
-def _dumped(document: Document) -> str:
-    """Every text as itself: 12345678 gets quotes, and an account stays one."""
+    # Every text as itself: 12345678 gets quotes, and an account stays one.
     text = yaml.dump(
         document, Dumper=_DUMPER, sort_keys=False, allow_unicode=True, default_flow_style=False
     )

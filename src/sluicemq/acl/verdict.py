@@ -101,70 +101,45 @@ def _send(name: str) -> Need:
     return Need(asks=ask, text="PUB topic; of a retry topic SUB group")
 
 
+def _in_body(text: str, *, is_needed: bool = False, **paths: str) -> Need:
+    """Groups and topics in a JSON body: `consumers[].groupName` is that name in each object of the
+    list. An empty body, unless it `is_needed`, names nothing, as an absent field: the handler
+    refuses it."""
+
+    def ask(fields: Fields, body: bytes) -> Resources:
+        if not body and not is_needed:
+            return ()
+        value = fastjson.loads(body)
+        names = [
+            group(name) if kind == "group" else name
+            for kind, path in paths.items()
+            for name in _names(value, path.split("."))
+        ]
+        return tuple(Resource(name, SUB) for name in dict.fromkeys(names))
+
+    return Need(asks=ask, text=text)
+
+
+def _names(value: Any, path: list[str]) -> Iterator[str]:
+    """What stands at a path. An absent list is empty, null is none."""
+    if not isinstance(value, dict):
+        raise ProtocolError("The body has something else where an object must be.")
+    step, rest = path[0], path[1:]
+    if not rest:
+        yield str(value.get(step))
+    elif not step.endswith("[]"):
+        yield from _names(value.get(step), rest)
+    else:
+        items = value.get(step[:-2], [])
+        if not isinstance(items, list) or len(items) > BODY_NAMES_MAX:
+            raise ProtocolError("The body has no list where one must be, or one too long.")
+        for item in items:
+            yield from _names(item, rest)
+
+
 def _publishes(fields: Fields, body: bytes) -> Resources:
     """The topics that an epoch's rows go to: `topics` names them, separated by commas."""
     return tuple(Resource(name, PUB) for name in fields.get("topics", "").split(",") if name)
-
-
-def _json(body: bytes) -> Mapping[str, Any]:
-    value = fastjson.loads(body)
-    if not isinstance(value, dict):
-        raise ProtocolError("The body is no JSON object.")
-    return value
-
-
-def _objects(holder: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
-    """An absent list is empty, null is none."""
-    value = holder.get(name, [])
-    if not isinstance(value, list) or len(value) > BODY_NAMES_MAX:
-        raise ProtocolError("The body has no list where one must be, or one too long.")
-    for item in value:
-        if not isinstance(item, dict):
-            raise ProtocolError("The body has something else than objects in a list.")
-        yield item
-
-
-def _heartbeat(fields: Fields, body: bytes) -> Resources:
-    """Each group and each topic it subscribes to; a group's retry topic is the group."""
-    found: dict[Resource, None] = {}
-    for consumer in _objects(_json(body), "consumerDataSet"):
-        found[Resource(group(str(consumer.get("groupName"))), SUB)] = None
-        for subscription in _objects(consumer, "subscriptionDataSet"):
-            found[Resource(str(subscription.get("topic")), SUB)] = None
-    return tuple(found)
-
-
-def _lock(fields: Fields, body: bytes) -> Resources:
-    if not body:
-        return ()  # names nothing, as an absent field: the handler refuses it
-    value = _json(body)
-    found = {Resource(group(str(value.get("consumerGroup"))), SUB): None}
-    for queue in _objects(value, "mqSet"):
-        found[Resource(str(queue.get("topic")), SUB)] = None
-    return tuple(found)
-
-
-def _client_config(fields: Fields, body: bytes) -> Resources:
-    if not body:
-        return ()
-    value = _json(body)
-    subscription = value.get("subscriptionData")
-    if not isinstance(subscription, dict):
-        raise ProtocolError("The body has no subscriptionData.")
-    return (
-        Resource(group(str(value.get("group"))), SUB),
-        Resource(str(subscription.get("topic")), SUB),
-    )
-
-
-def _assignment(fields: Fields, body: bytes) -> Resources:
-    if not body:
-        return ()
-    value = _json(body)
-    return (
-        Resource(group(str(value.get("consumerGroup"))), SUB),
-        Resource(str(value.get("topic")), SUB),
-    )
 
 
 def _route(fields: Fields, body: bytes) -> Resources:
@@ -173,6 +148,7 @@ def _route(fields: Fields, body: bytes) -> Resources:
     return (Resource(topic, ANY),) if topic and topic != DEFAULT_TOPIC else ()
 
 
+_LOCK = _in_body("SUB group, SUB topics", group="consumerGroup", topic="mqSet[].topic")
 _PULL = _fields(topic=SUB, consumerGroup=SUB)
 _TOPIC = _fields(topic=ANY)
 _GROUP = _fields(group=SUB, consumerGroup=SUB)
@@ -194,12 +170,19 @@ NEEDS: Final[dict[int, Need]] = {
     R.QUERY_CONSUMER_OFFSET: _PULL,
     R.UPDATE_CONSUMER_OFFSET: _PULL,
     R.GET_CONSUMER_LIST_BY_GROUP: _fields(consumerGroup=SUB),
-    R.HEART_BEAT: Need(asks=_heartbeat, text="SUB consumer groups, SUB subscribed topics"),
+    R.HEART_BEAT: _in_body(
+        "SUB consumer groups, SUB subscribed topics",
+        is_needed=True,
+        group="consumerDataSet[].groupName",
+        topic="consumerDataSet[].subscriptionDataSet[].topic",
+    ),
     R.UNREGISTER_CLIENT: _fields(consumerGroup=SUB),
-    R.CHECK_CLIENT_CONFIG: Need(asks=_client_config, text="SUB group, SUB topic"),
-    R.LOCK_BATCH_MQ: Need(asks=_lock, text="SUB group, SUB topics"),
-    R.UNLOCK_BATCH_MQ: Need(asks=_lock, text="SUB group, SUB topics"),
-    R.QUERY_ASSIGNMENT: Need(asks=_assignment, text="SUB group, SUB topic"),
+    R.CHECK_CLIENT_CONFIG: _in_body(
+        "SUB group, SUB topic", group="group", topic="subscriptionData.topic"
+    ),
+    R.LOCK_BATCH_MQ: _LOCK,
+    R.UNLOCK_BATCH_MQ: _LOCK,
+    R.QUERY_ASSIGNMENT: _in_body("SUB group, SUB topic", group="consumerGroup", topic="topic"),
     R.POP_MESSAGE: _PULL,
     R.ACK_MESSAGE: _PULL,
     R.PEEK_MESSAGE: _PULL,
@@ -294,21 +277,15 @@ def identify(rules: Rules, request: Request) -> Verdict:
     if account.white is not None and account.white.matches(numbers):
         rule = f"{account.origin} whiteRemoteAddress {account.white.text}"
         return Verdict(True, "", rule, None)
-    if not _is_signed(account, request):
+    expected = sign(request.fields, request.body, account.secret_key, version=request.version)
+    given = request.fields.get(SIGNATURE, "").encode("utf-8", "replace")
+    if not hmac.compare_digest(expected.encode(), given):
         return Verdict(
             False,
             f"Check signature failed for accessKey={access_key}",
             f"{account.origin} secretKey",
         )
     return Verdict(True, "", f"{account.origin} secretKey", account)
-
-
-def _is_signed(account: Account, request: Request) -> bool:
-    given = request.fields.get(SIGNATURE)
-    if not given:
-        return False
-    expected = sign(request.fields, request.body, account.secret_key, version=request.version)
-    return hmac.compare_digest(expected.encode(), given.encode("utf-8", "replace"))
 
 
 def authorize(account: Account, code: int, need: Need, request: Request) -> Verdict:

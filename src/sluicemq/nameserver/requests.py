@@ -1,11 +1,5 @@
-"""The key-value configuration of a name server: the one thing it keeps on disk.
-
-    {"configTable": {"namespace": {"key": "value"}}}        kvConfig.json
-
-The namespace ORDER_TOPIC_CONFIG holds, for each strictly ordered topic, which brokers have how many
-queues (`broker-a:4;broker-b:2`). A change is answered after the file is written.
-
-The requests of a name server, one plain function each: (command, peer, parts, now) -> answer.
+"""The requests of a name server: `HANDLERS` says which function answers a code; its header is that
+of the code in `wire.headers`. The one thing kept on disk are the key-values.
 
 Codes, remarks and bodies: spec/namesrv.md, corrected by the recorded traffic. A typed answer
 header whose fields are all null is `{}`, not absent (traffic README 7): `fields={}` here.
@@ -15,7 +9,7 @@ import logging
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from sluicemq.acl.loading import Source
 from sluicemq.config import (
@@ -29,42 +23,14 @@ from sluicemq.errors import ConfigurationError, PermissionDeniedError, ProtocolE
 from sluicemq.files import Files, edit_text, load_text, read_text, replace_text
 from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD
 from sluicemq.model.ids import Host
-from sluicemq.model.topic import BrokerData
+from sluicemq.model.topic import ORDER_TOPICS, BrokerData
 from sluicemq.nameserver.reachable import Origin, Way, reachable_address
-from sluicemq.nameserver.routes import MasterAddresses, Registration, RouteTable, in_zone
+from sluicemq.nameserver.routes import Registration, RouteTable, in_zone
 from sluicemq.net.tls import server_tls
-from sluicemq.wire.bodies import (
-    STANDARD_JSON_VERSION_MIN,
-    ClusterInfo,
-    decode_topic_route,
-    encode_broker_member_group,
-    encode_cluster_info,
-    encode_kv_table,
-    encode_topic_list,
-    encode_topic_route,
-)
+from sluicemq.wire import bodies, headers
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
-from sluicemq.wire.headers import (
-    BrokerHeartbeatRequest,
-    BrokerRequest,
-    DeleteTopicInNameServerRequest,
-    GetBrokerMemberGroupRequest,
-    GetKvListRequest,
-    GetKvResponse,
-    GetRouteRequest,
-    GetTopicsByClusterRequest,
-    KvRequest,
-    PutKvRequest,
-    QueryDataVersionResponse,
-    RegisterBrokerRequest,
-    RegisterBrokerResponse,
-    TopicRequest,
-    WritePermissionAddedResponse,
-    WritePermissionRequest,
-    WritePermissionWipedResponse,
-)
 from sluicemq.wire.registration import decode_register_body
 from sluicemq.wire.tables import (
     decode_data_version,
@@ -73,19 +39,27 @@ from sluicemq.wire.tables import (
     encode_kv_config_file,
 )
 
-ORDER_TOPICS: Final = "ORDER_TOPIC_CONFIG"
+log = logging.getLogger("sluicemq.nameserver")
+
+UNIT: Final = 0x1
+UNIT_SUBSCRIPTION: Final = 0x2
+LOGGED_MAX: Final = 1000
+BLACK_LIST: Final = frozenset({"configStorePath", "kvConfigPath"})
+_HELP = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 
 Namespaces = dict[str, dict[str, str]]
 
 
 class KeyValues:
-    """Namespaces of keys and values, each change of which goes to the file at once."""
+    """Namespaces of keys and values (`kvConfig.json`), each change of which goes to the file at
+    once. ORDER_TOPIC_CONFIG holds, for each strictly ordered topic, which brokers have how many
+    queues (`broker-a:4;broker-b:2`)."""
 
     def __init__(self, files: Files, path: str) -> None:
         """Reads the file, or its `.bak`. Raises StoreDamagedError when neither can be read."""
         self._files = files
         self._path = path
-        self._namespaces: Namespaces = load_text(files, path, _parse) or {}
+        self._namespaces: Namespaces = load_text(files, path, _namespaces_of) or {}
 
     def get(self, namespace: str, key: str) -> str | None:
         return self._namespaces.get(namespace, {}).get(key)
@@ -97,44 +71,29 @@ class KeyValues:
 
     def put(self, namespace: str, key: str, value: str) -> None:
         """Raises OSError when the file cannot be written; then nothing has changed."""
-        changed = self._copy()
-        changed.setdefault(namespace, {})[key] = value
-        self._replace(changed)
+        self._replace(namespace, {**self._namespaces.get(namespace, {}), key: value})
 
     def delete(self, namespace: str, key: str) -> None:
         """A key that is not there is no error."""
-        if self.get(namespace, key) is not None:
-            changed = self._copy()
-            del changed[namespace][key]
-            self._replace(changed)
+        table = self._namespaces.get(namespace, {})
+        if key in table:
+            self._replace(namespace, {name: it for name, it in table.items() if name != key})
 
-    def _copy(self) -> Namespaces:
-        return {name: dict(table) for name, table in self._namespaces.items()}
-
-    def _replace(self, namespaces: Namespaces) -> None:
-        replace_text(self._files, self._path, encode_kv_config_file(namespaces))
-        self._namespaces = namespaces
+    def _replace(self, namespace: str, table: dict[str, str]) -> None:
+        changed = {**self._namespaces, namespace: table}
+        replace_text(self._files, self._path, encode_kv_config_file(changed))
+        self._namespaces = changed
 
 
-def _parse(text: str) -> Namespaces:
+def _namespaces_of(text: str) -> Namespaces:
     try:
         return decode_kv_config_file(text)
     except ProtocolError as error:
         raise ValueError(str(error)) from error
 
 
-log = logging.getLogger("sluicemq.nameserver")
-
-UNIT: Final = 0x1
-UNIT_SUBSCRIPTION: Final = 0x2
-ZLIB_FIRST_BYTE: Final = b"\x78"
-TOLD_MAX: Final = 1000
-BLACK_LIST: Final = frozenset({"configStorePath", "kvConfigPath"})
-_HELP = "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
-
-
 class Caller(Protocol):
-    """What handlers use of a connection (net.server.Peer)."""
+    """What handlers use of a connection (net.peer.Peer)."""
 
     @property
     def remote(self) -> Host: ...
@@ -152,7 +111,7 @@ class Parts:
     key_values: KeyValues
     files: Files
     started_ms: int
-    told: set[tuple[str, str]] = field(default_factory=set)
+    logged: set[tuple[str, str]] = field(default_factory=set)
     """Replaced addresses that are logged already."""
     changed_config: NameServerConfig | None = None
     """What a start would take now, once request 318 has changed something."""
@@ -162,7 +121,28 @@ class Parts:
         return self.changed_config or self.config
 
 
-Handler = Callable[[Command, Caller, Parts, int], Command]
+class Call(NamedTuple):
+    """Who asks, what, and when."""
+
+    command: Command
+    peer: Caller
+    now_ms: int
+
+
+Handler = Callable[[Parts, Any, Call], Command | None]
+"""(parts, header, call) -> the answer; None: all is well."""
+
+
+def answer(parts: Parts, command: Command, peer: Caller, now_ms: int) -> Command:
+    """The answer to a request. A body that cannot be read, or a disk that does not write, is an
+    answer too: code 1."""
+    declared = headers.REQUEST_HEADERS.get(command.code)
+    try:
+        header = None if declared is None else decode_header(declared, command.fields)
+        found = HANDLERS[command.code](parts, header, Call(command, peer, now_ms))
+    except (ProtocolError, OSError) as error:
+        return failure(ResponseCode.SYSTEM_ERROR, str(error))
+    return success() if found is None else found
 
 
 def success(fields: dict[str, str] | None = None, body: bytes = b"") -> Command:
@@ -178,193 +158,109 @@ def failure(code: ResponseCode, remark: str) -> Command:
 # ----------------------------------------------------------------------------------- brokers
 
 
-def register_broker(command: Command, peer: Caller, parts: Parts, now_ms: int) -> Command:
-    """103. Java brokers say `compressed=false` even when they compressed: the body tells."""
-    request = decode_header(RegisterBrokerRequest, command.fields)
-    if request.body_crc32 and zlib.crc32(command.body) & 0x7FFFFFFF != request.body_crc32:
+def register_broker(
+    parts: Parts, header: headers.RegisterBrokerRequest, call: Call
+) -> Command | None:
+    """103."""
+    command, peer, now_ms = call
+    if header.body_crc32 and zlib.crc32(command.body) & 0x7FFFFFFF != header.body_crc32:
         return failure(ResponseCode.SYSTEM_ERROR, "crc32 not match")
-    compressed = request.compressed or bytes(command.body[:1]) == ZLIB_FIRST_BYTE
-    body = decode_register_body(command.body, compressed=compressed, version=command.version)
-    known = parts.table.broker(request.broker)
+    body = decode_register_body(command.body, compressed=header.compressed, version=command.version)
+    known = parts.table.broker(header.broker)
+    fields = command.fields or {}
+    interfaces = (part.strip() for part in fields.get(INTERFACES_FIELD, "").split(","))
     master = parts.table.register(
         Registration(
-            cluster=request.cluster,
-            broker=request.broker,
-            broker_id=request.broker_id,
-            address=request.address,
-            ha_address=request.ha_address,
-            timeout_ms=request.heartbeat_timeout_ms,
-            acting_master_enable=request.acting_master_enable,
-            zone=request.zone,
+            cluster=header.cluster,
+            broker=header.broker,
+            broker_id=header.broker_id,
+            address=header.address,
+            ha_address=header.ha_address,
+            timeout_ms=header.heartbeat_timeout_ms,
+            acting_master_enable=header.acting_master_enable,
+            zone=header.zone,
             topics=body.table.topics,
             is_complete=parts.config.delete_topic_with_registration,
             version=body.table.data_version,
-            origin=_origin(command.fields or {}, peer),
+            origin=Origin(
+                source=peer.remote.address,
+                reached=peer.local.address,
+                fixed=fields.get(FIXED_FIELD, "") == "true",
+                interfaces=tuple(part for part in interfaces if part),
+            ),
             connection=peer,
         ),
         now_ms,
     )
-    if known is None or known.addresses.get(request.broker_id) != request.address:
+    if known is None or known.addresses.get(header.broker_id) != header.address:
         log.info(
             "broker %s (id %d) of %s registers as %s from %s",
-            request.broker, request.broker_id, request.cluster, request.address, peer.remote,
+            header.broker, header.broker_id, header.cluster, header.address, peer.remote,
         )  # fmt: skip
-    return _registered(master, parts)
-
-
-def _registered(master: MasterAddresses, parts: Parts) -> Command:
-    fields = encode_header(
-        RegisterBrokerResponse(ha_address=master.ha_address, master_address=master.address)
+    told = encode_header(
+        headers.RegisterBrokerResponse(ha_address=master.ha_address, master_address=master.address)
     )
     orders = parts.key_values.namespace(ORDER_TOPICS)
     if orders is None or not parts.config.return_order_config_to_broker:
-        return success(fields)
-    return success(fields, encode_kv_table(orders))
+        return success(told)
+    return success(told, bodies.encode_kv_table(orders))
 
 
-def _origin(fields: Mapping[str, str], peer: Caller) -> Origin:
-    interfaces = fields.get(INTERFACES_FIELD, "")
-    return Origin(
-        source=peer.remote.address,
-        reached=peer.local.address,
-        fixed=fields.get(FIXED_FIELD, "") == "true",
-        interfaces=tuple(part.strip() for part in interfaces.split(",") if part.strip()),
-    )
-
-
-def unregister_broker(command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> Command:
+def unregister_broker(parts: Parts, header: headers.BrokerRequest, _call: Call) -> None:
     """104."""
-    request = decode_header(BrokerRequest, command.fields)
-    parts.table.unregister(request.cluster, request.broker, request.address)
-    log.info("broker %s at %s unregisters", request.broker, request.address)
-    return success()
+    parts.table.unregister(header.cluster, header.broker, header.address)
+    log.info("broker %s at %s unregisters", header.broker, header.address)
 
 
-def query_data_version(command: Command, _peer: Caller, parts: Parts, now_ms: int) -> Command:
+def query_data_version(parts: Parts, header: headers.BrokerRequest, call: Call) -> Command:
     """322: may the broker skip its registration?"""
-    request = decode_header(BrokerRequest, command.fields)
-    held = parts.table.version_of(request.cluster, request.address)
-    parts.table.refresh(request.cluster, request.address, now_ms)
-    changed = held is None or held != decode_data_version(command.body or b"{}")
+    held = parts.table.version_of(header.cluster, header.address)
+    parts.table.refresh(header.cluster, header.address, call.now_ms)
+    changed = held is None or held != decode_data_version(call.command.body or b"{}")
     body = b"" if held is None else encode_data_version(held)
-    return success(encode_header(QueryDataVersionResponse(changed=changed)), body)
+    return success(encode_header(headers.QueryDataVersionResponse(changed=changed)), body)
 
 
-def broker_heartbeat(command: Command, _peer: Caller, parts: Parts, now_ms: int) -> Command:
+def broker_heartbeat(parts: Parts, header: headers.BrokerHeartbeatRequest, call: Call) -> None:
     """904."""
-    request = decode_header(BrokerHeartbeatRequest, command.fields)
-    parts.table.refresh(request.cluster, request.address, now_ms)
-    return success()
+    parts.table.refresh(header.cluster, header.address, call.now_ms)
 
 
-def get_broker_member_group(command: Command, peer: Caller, parts: Parts, _now_ms: int) -> Command:
+def get_broker_member_group(
+    parts: Parts, header: headers.GetBrokerMemberGroupRequest, call: Call
+) -> Command:
     """901."""
-    request = decode_header(GetBrokerMemberGroupRequest, command.fields)
-    data = parts.table.broker(request.broker)
-    if data is None or data.cluster != request.cluster:
-        addresses: Mapping[int, str] = {}
-    else:
-        addresses = _for_client(data, peer, parts).addresses
-    return success(body=encode_broker_member_group(request.cluster, request.broker, addresses))
+    data = parts.table.broker(header.broker)
+    addresses: Mapping[int, str] = {}
+    if data is not None and data.cluster == header.cluster:
+        addresses = _for_client(data, call.peer, parts).addresses
+    body = bodies.encode_broker_member_group(header.cluster, header.broker, addresses)
+    return success(body=body)
 
 
-def wipe_write_permission(command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> Command:
+def wipe_write_permission(
+    parts: Parts, header: headers.WritePermissionRequest, _call: Call
+) -> Command:
     """205."""
-    broker = decode_header(WritePermissionRequest, command.fields).broker
-    count = parts.table.wipe_write_permission(broker)
-    log.info("write permission of broker %s taken from %d topics", broker, count)
-    return success(encode_header(WritePermissionWipedResponse(topic_count=count)))
+    count = parts.table.wipe_write_permission(header.broker)
+    log.info("write permission of broker %s taken from %d topics", header.broker, count)
+    return success(encode_header(headers.WritePermissionWipedResponse(topic_count=count)))
 
 
-def add_write_permission(command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> Command:
+def add_write_permission(
+    parts: Parts, header: headers.WritePermissionRequest, _call: Call
+) -> Command:
     """327."""
-    broker = decode_header(WritePermissionRequest, command.fields).broker
-    count = parts.table.add_write_permission(broker)
-    log.info("write permission of broker %s given to %d topics", broker, count)
-    return success(encode_header(WritePermissionAddedResponse(topic_count=count)))
+    count = parts.table.add_write_permission(header.broker)
+    log.info("write permission of broker %s given to %d topics", header.broker, count)
+    return success(encode_header(headers.WritePermissionAddedResponse(topic_count=count)))
 
 
-def get_cluster_info(_command: Command, peer: Caller, parts: Parts, _now_ms: int) -> Command:
+def get_cluster_info(parts: Parts, _header: None, call: Call) -> Command:
     """106: integer keys for every version."""
-    brokers = {data.broker: _for_client(data, peer, parts) for data in parts.table.brokers()}
+    brokers = {data.broker: _for_client(data, call.peer, parts) for data in parts.table.brokers()}
     clusters = {name: tuple(members) for name, members in parts.table.clusters().items()}
-    return success(body=encode_cluster_info(ClusterInfo(brokers, clusters)))
-
-
-# ----------------------------------------------------------------------------------- topics
-
-
-def get_route(command: Command, peer: Caller, parts: Parts, now_ms: int) -> Command:
-    """105."""
-    request = decode_header(GetRouteRequest, command.fields)
-    config = parts.config
-    if config.wait_for_service and now_ms - parts.started_ms < config.wait_for_service_s * 1000:
-        return failure(ResponseCode.SYSTEM_ERROR, "name server not ready")
-    route = parts.table.route(request.topic, acting_master=config.acting_master_support)
-    if route is None:
-        remark = f"No topic route info in name server for the topic: {request.topic}{_HELP}"
-        return failure(ResponseCode.TOPIC_NOT_EXIST, remark)
-    if request.zone_mode == "true" and request.zone:
-        route = in_zone(route, request.zone)
-    orders = parts.key_values.get(ORDER_TOPICS, request.topic)
-    route = replace(
-        route,
-        brokers=tuple(_for_client(data, peer, parts) for data in route.brokers),
-        order_topic_config=orders if config.order_message_enable else None,
-    )
-    standard = command.version >= STANDARD_JSON_VERSION_MIN or bool(request.standard_json_only)
-    return success(body=encode_topic_route(route, standard=standard))
-
-
-def register_topic(command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> Command:
-    """217: always success."""
-    topic = decode_header(TopicRequest, command.fields).topic
-    if command.body:
-        parts.table.register_topic(topic, decode_topic_route(command.body).queues)
-    return success()
-
-
-def delete_topic(command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> Command:
-    """216."""
-    request = decode_header(DeleteTopicInNameServerRequest, command.fields)
-    parts.table.delete_topic(request.topic, request.cluster or None)
-    return success()
-
-
-def get_all_topics(_command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> Command:
-    """206."""
-    if not parts.config.all_topic_list_enable:
-        return failure(ResponseCode.SYSTEM_ERROR, "disable")
-    return success(body=encode_topic_list(parts.table.topics()))
-
-
-def get_topics_of_cluster(command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> Command:
-    """224."""
-    cluster = decode_header(GetTopicsByClusterRequest, command.fields).cluster
-    if not parts.config.topic_list_enable:
-        return failure(ResponseCode.SYSTEM_ERROR, "disable")
-    return success(body=encode_topic_list(parts.table.topics_of_cluster(cluster)))
-
-
-def get_system_topics(_command: Command, peer: Caller, parts: Parts, _now_ms: int) -> Command:
-    """304: clusters and brokers have topics of their names; the broker's address is for 305."""
-    clusters = parts.table.clusters()
-    names = {*clusters, *(broker for members in clusters.values() for broker in members)}
-    addresses = [
-        address
-        for data in parts.table.brokers()
-        for address in _for_client(data, peer, parts).addresses.values()
-    ]
-    return success(body=encode_topic_list(names, addresses[0] if addresses else None))
-
-
-def _unit_topics(wanted: Callable[[int], bool]) -> Handler:
-    def handler(_command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> Command:
-        if not parts.config.topic_list_enable:
-            return failure(ResponseCode.SYSTEM_ERROR, "disable")
-        return success(body=encode_topic_list(parts.table.topics_with_flags(wanted)))
-
-    return handler
+    return success(body=bodies.encode_cluster_info(bodies.ClusterInfo(brokers, clusters)))
 
 
 def _for_client(data: BrokerData, peer: Caller, parts: Parts) -> BrokerData:
@@ -375,68 +271,140 @@ def _for_client(data: BrokerData, peer: Caller, parts: Parts) -> BrokerData:
     addresses = {}
     for broker_id, registered in data.addresses.items():
         origin = parts.table.origin_of(data.cluster, registered)
-        addresses[broker_id], reason = reachable_address(registered, origin, way)
-        told = (registered, addresses[broker_id])
-        if reason and told not in parts.told and len(parts.told) < TOLD_MAX:
-            parts.told.add(told)
+        address, reason = reachable_address(registered, origin, way)
+        addresses[broker_id] = address
+        pair = (registered, address)
+        if reason and pair not in parts.logged and len(parts.logged) < LOGGED_MAX:
+            parts.logged.add(pair)
             log.info(
                 "broker %s registered as %s; clients that come to %s are told %s, because %s; "
                 "set brokerIP1 to fix its address",
-                data.broker, registered, way.local, addresses[broker_id], reason,
+                data.broker, registered, way.local, address, reason,
             )  # fmt: skip
     return replace(data, addresses=addresses)
+
+
+# ----------------------------------------------------------------------------------- topics
+
+
+def get_route(parts: Parts, header: headers.GetRouteRequest, call: Call) -> Command:
+    """105."""
+    config, peer = parts.config, call.peer
+    waited_ms = call.now_ms - parts.started_ms
+    if config.wait_for_service and waited_ms < config.wait_for_service_s * 1000:
+        return failure(ResponseCode.SYSTEM_ERROR, "name server not ready")
+    route = parts.table.route(header.topic, acting_master=config.acting_master_support)
+    if route is None:
+        remark = f"No topic route info in name server for the topic: {header.topic}{_HELP}"
+        return failure(ResponseCode.TOPIC_NOT_EXIST, remark)
+    if header.zone_mode == "true" and header.zone:
+        route = in_zone(route, header.zone)
+    orders = parts.key_values.get(ORDER_TOPICS, header.topic)
+    route = replace(
+        route,
+        brokers=tuple(_for_client(data, peer, parts) for data in route.brokers),
+        order_topic_config=orders if config.order_message_enable else None,
+    )
+    is_new = call.command.version >= bodies.STANDARD_JSON_VERSION_MIN
+    standard = is_new or bool(header.standard_json_only)
+    return success(body=bodies.encode_topic_route(route, standard=standard))
+
+
+def register_topic(parts: Parts, header: headers.TopicRequest, call: Call) -> None:
+    """217: always success."""
+    if call.command.body:
+        queues = bodies.decode_topic_route(call.command.body).queues
+        parts.table.register_topic(header.topic, queues)
+
+
+def delete_topic(parts: Parts, header: headers.DeleteTopicInNameServerRequest, _call: Call) -> None:
+    """216."""
+    parts.table.delete_topic(header.topic, header.cluster or None)
+
+
+def get_all_topics(parts: Parts, _header: None, _call: Call) -> Command:
+    """206."""
+    return _topic_list(parts.config.all_topic_list_enable, parts.table.topics)
+
+
+def get_topics_of_cluster(
+    parts: Parts, header: headers.GetTopicsByClusterRequest, _call: Call
+) -> Command:
+    """224."""
+    return _topic_list(
+        parts.config.topic_list_enable, lambda: parts.table.topics_of_cluster(header.cluster)
+    )
+
+
+def _unit_topics(wanted: Callable[[int], bool]) -> Handler:
+    return lambda parts, _header, _call: _topic_list(
+        parts.config.topic_list_enable, lambda: parts.table.topics_with_flags(wanted)
+    )
+
+
+def _topic_list(is_enabled: bool, topics: Callable[[], list[str]]) -> Command:
+    if not is_enabled:
+        return failure(ResponseCode.SYSTEM_ERROR, "disable")
+    return success(body=bodies.encode_topic_list(topics()))
+
+
+def get_system_topics(parts: Parts, _header: None, call: Call) -> Command:
+    """304: clusters and brokers have topics of their names; the broker's address is for 305."""
+    clusters = parts.table.clusters()
+    names = {*clusters, *(broker for members in clusters.values() for broker in members)}
+    addresses = [
+        address
+        for data in parts.table.brokers()
+        for address in _for_client(data, call.peer, parts).addresses.values()
+    ]
+    return success(body=bodies.encode_topic_list(names, addresses[0] if addresses else None))
 
 
 # ----------------------------------------------------------------- key-values, configuration
 
 
-def put_kv(command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> Command:
+def put_kv(parts: Parts, header: headers.PutKvRequest, _call: Call) -> None:
     """100."""
-    request = decode_header(PutKvRequest, command.fields)
-    parts.key_values.put(request.namespace, request.key, request.value)
-    return success()
+    parts.key_values.put(header.namespace, header.key, header.value)
 
 
-def get_kv(command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> Command:
+def get_kv(parts: Parts, header: headers.KvRequest, _call: Call) -> Command:
     """101."""
-    request = decode_header(KvRequest, command.fields)
-    value = parts.key_values.get(request.namespace, request.key)
-    fields = encode_header(GetKvResponse(value=value))
+    value = parts.key_values.get(header.namespace, header.key)
+    fields = encode_header(headers.GetKvResponse(value=value))
     if value is None:
-        remark = f"No config item, Namespace: {request.namespace} Key: {request.key}"
+        remark = f"No config item, Namespace: {header.namespace} Key: {header.key}"
         return Command(ResponseCode.QUERY_NOT_FOUND, fields, remark=remark)
     return success(fields)
 
 
-def delete_kv(command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> Command:
+def delete_kv(parts: Parts, header: headers.KvRequest, _call: Call) -> None:
     """102."""
-    request = decode_header(KvRequest, command.fields)
-    parts.key_values.delete(request.namespace, request.key)
-    return success()
+    parts.key_values.delete(header.namespace, header.key)
 
 
-def get_kv_list(command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> Command:
+def get_kv_list(parts: Parts, header: headers.GetKvListRequest, _call: Call) -> Command:
     """219."""
-    namespace = decode_header(GetKvListRequest, command.fields).namespace
-    table = parts.key_values.namespace(namespace)
+    table = parts.key_values.namespace(header.namespace)
     if table is None:
-        return failure(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {namespace}")
-    return success(body=encode_kv_table(table))
+        remark = f"No config item, Namespace: {header.namespace}"
+        return failure(ResponseCode.QUERY_NOT_FOUND, remark)
+    return success(body=bodies.encode_kv_table(table))
 
 
-def get_config(_command: Command, _peer: Caller, parts: Parts, _now_ms: int) -> Command:
+def get_config(parts: Parts, _header: None, _call: Call) -> Command:
     """319."""
     text = settings_text({Part.NAME_SERVER: parts.config}, {Part.NAME_SERVER: parts.at_next_start})
     return success(body=text.encode())
 
 
-def update_config(command: Command, peer: Caller, parts: Parts, _now_ms: int) -> Command:
+def update_config(parts: Parts, _header: None, call: Call) -> Command:
     """318: checked as a whole, written to the file, then in force or kept for the next start."""
     try:
         change = change_settings(
             {Part.NAME_SERVER: parts.config},
             {Part.NAME_SERVER: parts.at_next_start},
-            bytes(command.body).decode(),
+            bytes(call.command.body).decode(),
             BLACK_LIST | set(parts.config.config_black_list),
         )
         if change.pending:
@@ -447,11 +415,10 @@ def update_config(command: Command, peer: Caller, parts: Parts, _now_ms: int) ->
             edit_text(parts.files, path, edited)
     except PermissionDeniedError as error:
         return failure(ResponseCode.NO_PERMISSION, error.remark)
-    except (ConfigurationError, UnicodeDecodeError, OSError) as error:
+    except (ConfigurationError, UnicodeDecodeError) as error:
         return failure(ResponseCode.SYSTEM_ERROR, str(error))
-    log.info(
-        "%s changed the configuration: %s", peer.remote, ", ".join(change.entries) or "nothing"
-    )
+    changed = ", ".join(change.entries) or "nothing"
+    log.info("%s changed the configuration: %s", call.peer.remote, changed)
     for warning in change.warnings:
         log.warning("configuration changed at run time: %s", warning)
     parts.config = change.in_force[Part.NAME_SERVER]
@@ -468,18 +435,6 @@ def _check_start(config: NameServerConfig, files: Files) -> None:
     if config.acl_enable:
         source = Source.of(files, config)
         source.read(source.texts())
-
-
-def tolerant(handler: Handler) -> Handler:
-    """A body that cannot be read, or a disk that does not write, is an answer: code 1."""
-
-    def answer(command: Command, peer: Caller, parts: Parts, now_ms: int) -> Command:
-        try:
-            return handler(command, peer, parts, now_ms)
-        except (ProtocolError, OSError) as error:
-            return failure(ResponseCode.SYSTEM_ERROR, str(error))
-
-    return answer
 
 
 HANDLERS: Final[Mapping[int, Handler]] = {

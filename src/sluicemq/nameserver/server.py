@@ -7,14 +7,13 @@ Name servers know nothing of each other: a broker registers with each.
 
 import asyncio
 import contextlib
-import functools
 import logging
 
 from sluicemq.acl.guard import Guard
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import NameServerConfig
 from sluicemq.files import SYSTEM_FILES, Files
-from sluicemq.nameserver.requests import HANDLERS, Handler, KeyValues, Parts, tolerant
+from sluicemq.nameserver.requests import HANDLERS, KeyValues, Parts, answer
 from sluicemq.nameserver.routes import RouteTable
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.limits import WITH_MESSAGES, ServerLimits
@@ -50,7 +49,7 @@ class NameServer:
         self.parts = Parts(config, RouteTable(), key_values, files, self._now_ms())
         self.guard = Guard.of(files, clock, config)
         self.dispatcher = Dispatcher(
-            {int(code): self._bind(tolerant(handler)) for code, handler in HANDLERS.items()},
+            dict.fromkeys(HANDLERS, self._answer),
             before=None if self.guard is None else self.guard.before,
             with_messages=WITH_MESSAGES,
         )
@@ -124,11 +123,8 @@ class NameServer:
         self._schedule()
         self.tick()
 
-    def _bind(self, handler: Handler) -> functools.partial[Command]:
-        return functools.partial(self._handle, handler)
-
-    def _handle(self, handler: Handler, command: Command, peer: Peer) -> Command:
-        return handler(command, peer, self.parts, self._now_ms())
+    def _answer(self, command: Command, peer: Peer) -> Command:
+        return answer(self.parts, command, peer, self._now_ms())
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic_s() * 1000)

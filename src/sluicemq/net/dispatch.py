@@ -37,14 +37,15 @@ from sluicemq.wire.frames import (
     FLAG_ONEWAY,
     FLAG_RESPONSE,
     FRAME_BYTES_MAX,
+    HEADER_MASK,
     JSON,
     SERVER_LANGUAGE,
     Command,
     check_total,
     command_of,
+    decode,
     encode,
     encode_answer,
-    read_frame,
 )
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,6 @@ Quick = Callable[[dict[str, Any], bytes, Peer], bool]
 
 _loads: Final = orjson.loads
 _PREFIX: Final = struct.Struct(">II")
-_HEADER_MASK: Final = 0xFFFFFF
 LOGGED_MAX: Final = 256
 """Kinds of trouble that are logged; a peer that invents codes cannot fill the disk."""
 
@@ -118,12 +118,12 @@ class Dispatcher:
         while size - position >= 8:
             total, mark = unpack(data, position)
             end = position + 4 + total
-            header_end = position + 8 + (mark & _HEADER_MASK)
+            header_end = position + 8 + (mark & HEADER_MASK)
             if end > size and total <= frame_bytes_max:
                 break
             try:
                 if header_end > end or total > frame_bytes_max or mark > HEADER_BYTES_MAX:
-                    command = self._read_odd(data[position:end], total, mark)
+                    command = self._read_odd(data, position + 4, end, mark)
                 else:
                     header, body = data[position + 8 : header_end], data[header_end:end]
                     values = quick = None
@@ -172,14 +172,14 @@ class Dispatcher:
             return self._failure(error, command)
         return b"" if outcome is None or command.flag & FLAG_ONEWAY else outcome
 
-    def _read_odd(self, frame: bytes, total: int, mark: int) -> Command:
+    def _read_odd(self, data: bytes, start: int, end: int, mark: int) -> Command:
         """A frame with impossible lengths, or with another header than JSON."""
-        check_total(total, self.frame_bytes_max)
-        if mark & _HEADER_MASK > HEADER_BYTES_MAX:
+        check_total(end - start, self.frame_bytes_max)
+        if mark & HEADER_MASK > HEADER_BYTES_MAX:
             raise ProtocolError(
-                f"A header has {mark & _HEADER_MASK} bytes, the limit is {HEADER_BYTES_MAX}."
+                f"A header has {mark & HEADER_MASK} bytes, the limit is {HEADER_BYTES_MAX}."
             )
-        return read_frame(frame, 0, len(frame))
+        return decode(data, start, end)
 
     def _checked(self, command: Command, peer: Peer) -> Outcome:
         """What `before` says to a request; None lets it pass."""

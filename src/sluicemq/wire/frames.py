@@ -1,25 +1,18 @@
-"""A command: the one thing that travels, as a request or as the answer to one.
+"""Commands, which travel as requests and answers, and their frames; without I/O.
 
-Frame, all integers big-endian:
+All integers are big-endian (spec/remoting.md §1-4):
 
     | total 4 | serialisation 1, header length 3 | header | body |
 
 `total` does not count its own four bytes. The header is JSON (0) or ROCKETMQ binary (1); peers
 may use either on any frame, a server answers in JSON always (as the real one does by default).
 
-Frames to commands and back, without I/O (layout: `command.py`; facts: spec/remoting.md §1-4).
-
 JSON headers are read with orjson; whatever it refuses but fastjson reads (a lone surrogate, bytes
-that are not UTF-8, numbers as text, unquoted keys) goes a second, slow and tolerant way. Field
+that are not UTF-8, numbers as text, integer keys) goes a second, slow and tolerant way. Field
 values are text after decoding, always: Java peers tolerate numbers there.
 
 `encode` writes JSON unless the command says BINARY. Binary cannot carry codes above 32,767 and
 drops empty values (spec/remoting.md §3); `encode` refuses the first and follows the second.
-
-A connection without I/O: bytes in any pieces go in, whole commands come out.
-
-`FrameReader` keeps the pieces of an unfinished frame in a list and joins them once, when the last
-one is there: a frame of 16 MiB that arrives in pieces of 64 KiB is copied once, not 256 times.
 """
 
 import struct
@@ -48,16 +41,9 @@ class Command:
     """
 
     __slots__ = (
-        "body",
-        "code",
-        "fields",
-        "flag",
-        "language",
-        "opaque",
-        "remark",
-        "serialization",
+        "body", "code", "fields", "flag", "language", "opaque", "remark", "serialization",
         "version",
-    )
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -112,47 +98,39 @@ HEADER_VALUES_MAX: Final = 4096
 _LANGUAGE_NUMBERS: Final = {name: number for number, name in enumerate(LANGUAGES)}
 _OTHER: Final = _LANGUAGE_NUMBERS["OTHER"]
 _PREFIX: Final = struct.Struct(">II")
-_MARK: Final = struct.Struct(">I")
+_NUMBER: Final = struct.Struct(">I")
 _BINARY_FIXED: Final = struct.Struct(">hBhiii")
 _LENGTH: Final = struct.Struct(">i")
 _SHORT: Final = struct.Struct(">h")
-_HEADER_MASK: Final = 0xFFFFFF
-
-_loads = orjson.loads
+HEADER_MASK: Final = 0xFFFFFF
+"""The length of a header beside its serialisation."""
 
 
 # ------------------------------------------------------------------------------------ decoding
 
 
-def decode(frame: bytes | memoryview) -> Command:
-    """One frame without its leading total -> Command whose body is a slice of `frame`.
+def decode(data: bytes | memoryview, start: int = 0, end: int | None = None) -> Command:
+    """The frame in `data[start:end]`, without its leading total -> Command.
 
-    A memoryview stays a memoryview (no copy of the body). Raises ProtocolError.
+    Its body is a slice: of a memoryview a view, without a copy. Raises ProtocolError.
     """
-    if len(frame) < 4:
-        raise ProtocolError(f"A frame of {len(frame)} bytes has no room for a header length.")
-    mark = _MARK.unpack_from(frame)[0]
-    end = 4 + (mark & _HEADER_MASK)
-    if end > len(frame):
+    end = len(data) if end is None else end
+    if end - start < 4:
+        raise ProtocolError(f"A frame of {end - start} bytes has no room for a header length.")
+    mark = _NUMBER.unpack_from(data, start)[0]
+    header_end = start + 4 + (mark & HEADER_MASK)
+    if header_end > end:
         raise ProtocolError(
-            f"A header of {end - 4} bytes does not fit into a frame of {len(frame)} bytes."
+            f"A header of {mark & HEADER_MASK} bytes does not fit into a frame of "
+            f"{end - start} bytes."
         )
-    return decode_header_bytes(mark >> 24, bytes(frame[4:end]), frame[end:])
-
-
-def decode_header_bytes(serialization: int, header: bytes, body: bytes | memoryview) -> Command:
-    """The bytes of a header (0 JSON, 1 binary) and a body -> Command. Raises ProtocolError."""
-    if serialization == JSON:
-        return decode_json(header, body)
-    if serialization == BINARY:
+    header, body = bytes(data[start + 4 : header_end]), data[header_end:end]
+    if mark >> 24 == BINARY:
         return _decode_binary(header, body)
-    raise ProtocolError(f"{serialization} is not a serialisation: 0 is JSON, 1 is ROCKETMQ.")
-
-
-def decode_json(header: bytes, body: bytes | memoryview) -> Command:
-    """A JSON header -> Command. Raises ProtocolError."""
+    if mark >> 24 != JSON:
+        raise ProtocolError(f"{mark >> 24} is not a serialisation: 0 is JSON, 1 is ROCKETMQ.")
     try:
-        values = _loads(header)
+        values = orjson.loads(header)
     except ValueError:
         values = None
     return command_of(values, header, body)
@@ -190,15 +168,20 @@ def _decode_odd_json(header: bytes, body: bytes | memoryview) -> Command:
     values = fastjson.loads(header, HEADER_VALUES_MAX)
     if not isinstance(values, dict):
         raise ProtocolError("A JSON header is not an object.")
-    remark = values.get("remark")
+    fields, remark, language = (values.get(it) for it in ("extFields", "remark", "language"))
+    if fields is not None and not isinstance(fields, dict):
+        raise ProtocolError("The header's extFields are not an object.")
+    if isinstance(language, int) and 0 <= language < len(LANGUAGES):
+        language = LANGUAGES[language]
+    text = fastjson.text
     return Command(
         _number(values, "code"),
-        _texts(values.get("extFields")),
+        fields and {text(name): text(it) for name, it in fields.items() if it is not None},
         body,
         _number(values, "opaque"),
         _number(values, "flag"),
-        remark if remark is None or isinstance(remark, str) else fastjson.text(remark),
-        _language(values.get("language")),
+        None if remark is None else text(remark),
+        language if isinstance(language, str) else "OTHER",
         _number(values, "version"),
     )
 
@@ -215,34 +198,37 @@ def _number(values: Mapping[Any, Any], key: str) -> int:
     return number
 
 
-def _texts(fields: Any) -> dict[str, str] | None:
-    if fields is None:
-        return None
-    if not isinstance(fields, dict):
-        raise ProtocolError("The header's extFields are not an object.")
-    return {
-        fastjson.text(name): fastjson.text(value)
-        for name, value in fields.items()
-        if value is not None
-    }
-
-
-def _language(value: Any) -> str:
-    if isinstance(value, int) and 0 <= value < len(LANGUAGES):
-        return LANGUAGES[value]
-    return value if isinstance(value, str) else "OTHER"
-
-
 def _decode_binary(header: bytes, body: bytes | memoryview) -> Command:
+    """An empty name or value stands for null (spec/remoting.md §3): such a field is absent."""
+    fields: dict[str, str] = {}
     try:
         code, language, version, opaque, flag, remark_size = _BINARY_FIXED.unpack_from(header)
         remark, position = _binary_text(header, _BINARY_FIXED.size, remark_size)
         (fields_size,) = _LENGTH.unpack_from(header, position)
-        fields = _binary_fields(header, position + 4, fields_size)
+        position += 4
+        end = position + fields_size
+        if fields_size < 0 or end > len(header):
+            raise ProtocolError(f"Fields of {fields_size} bytes do not fit into the binary header.")
+        while position < end:
+            size = _SHORT.unpack_from(header, position)[0]
+            name, position = _binary_text(header, position + 2, size)
+            size = _LENGTH.unpack_from(header, position)[0]
+            value, position = _binary_text(header, position + 4, size)
+            if name and value:
+                fields[name] = value
     except struct.error as error:
         raise ProtocolError(f"A binary header of {len(header)} bytes is cut short.") from error
-    name = LANGUAGES[language] if language < len(LANGUAGES) else "OTHER"
-    return Command(code, fields, body, opaque, flag, remark or None, name, version, BINARY)
+    return Command(
+        code,
+        fields if fields_size else None,
+        body,
+        opaque,
+        flag,
+        remark or None,
+        LANGUAGES[language] if language < len(LANGUAGES) else "OTHER",
+        version,
+        BINARY,
+    )
 
 
 def _binary_text(header: bytes, start: int, size: int) -> tuple[str, int]:
@@ -252,59 +238,39 @@ def _binary_text(header: bytes, start: int, size: int) -> tuple[str, int]:
     return header[start:end].decode("utf-8", "replace"), end
 
 
-def _binary_fields(header: bytes, start: int, size: int) -> dict[str, str] | None:
-    """An empty name or value stands for null (spec/remoting.md §3): such a field is absent."""
-    end = start + size
-    if size < 0 or end > len(header):
-        raise ProtocolError(f"Fields of {size} bytes do not fit into the binary header.")
-    fields: dict[str, str] = {}
-    position = start
-    while position < end:
-        name, position = _binary_text(header, position + 2, _SHORT.unpack_from(header, position)[0])
-        value, position = _binary_text(
-            header, position + 4, _LENGTH.unpack_from(header, position)[0]
-        )
-        if name and value:
-            fields[name] = value
-    return fields if size else None
-
-
 # ------------------------------------------------------------------------------------ encoding
 
 
 def encode(command: Command) -> bytes:
     """Command -> whole frame with its leading total. Raises ProtocolError when it cannot travel."""
-    return frame(_encode_header(command), command.body, command.serialization)
+    return frame(_header(command), command.body, command.serialization)
 
 
 def encode_start(command: Command) -> bytes:
     """The frame up to its body, for who sends a large body as it is. Raises ProtocolError."""
-    header = _encode_header(command)
-    return _frame_start(len(header), len(command.body), command.serialization) + header
-
-
-def _encode_header(command: Command) -> bytes:
-    return _encode_binary(command) if command.serialization == BINARY else _encode_json(command)
+    return _start(_header(command), len(command.body), command.serialization)
 
 
 def frame(header: bytes, body: bytes | memoryview = b"", serialization: int = JSON) -> bytes:
     """Header bytes and body -> whole frame. Raises ProtocolError above the limits."""
-    prefix = _frame_start(len(header), len(body), serialization)
-    return b"".join((prefix, header, body)) if body else prefix + header
+    start = _start(header, len(body), serialization)
+    return b"".join((start, body)) if body else start
 
 
-def _frame_start(header_bytes: int, body_bytes: int, serialization: int) -> bytes:
-    total = 4 + header_bytes + body_bytes
-    if total > FRAME_BYTES_MAX or header_bytes > _HEADER_MASK:
+def _start(header: bytes, body_bytes: int, serialization: int) -> bytes:
+    total = 4 + len(header) + body_bytes
+    if total > FRAME_BYTES_MAX or len(header) > HEADER_MASK:
         raise ProtocolError(
             f"A frame of {total} bytes is above the limit of {FRAME_BYTES_MAX}.",
             cure="Send a smaller body.",
         )
-    return _PREFIX.pack(total, serialization << 24 | header_bytes)
+    return _PREFIX.pack(total, serialization << 24 | len(header)) + header
 
 
-def _encode_json(command: Command) -> bytes:
-    """Keys in alphabetical order, nulls left out, as the Java peers write them."""
+def _header(command: Command) -> bytes:
+    """JSON: keys in alphabetical order, nulls left out, as the Java peers write them."""
+    if command.serialization == BINARY:
+        return _encode_binary(command)
     values: dict[str, Any] = {"code": command.code}
     if command.fields is not None:
         values["extFields"] = command.fields
@@ -371,9 +337,10 @@ def encode_answer(
     )
 
 
+# --------------------------------------------------------------------------------- connections
+
 LOOSE_MAX: Final = 1024
 """More pieces than 16 MiB have in reads of 64 KiB, so that honest frames are joined only once."""
-_TOTAL: Final = struct.Struct(">I")
 TLS_HELLO: Final = 0x16
 """First byte of a TLS connection; a frame never begins with it (its total would be 369 MB)."""
 
@@ -389,20 +356,9 @@ def check_total(total: int, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         )
 
 
-def read_frame(data: bytes, start: int, end: int) -> Command:
-    """The frame that lies in `data[start:end]`, `start` at its total. Raises ProtocolError."""
-    mark = _PREFIX.unpack_from(data, start)[1]
-    header_end = start + 8 + (mark & 0xFFFFFF)
-    if header_end > end:
-        raise ProtocolError(
-            f"A header of {mark & 0xFFFFFF} bytes does not fit into a frame of "
-            f"{end - start - 4} bytes."
-        )
-    return decode_header_bytes(mark >> 24, data[start + 8 : header_end], data[header_end:end])
-
-
 class Pieces:
-    """The unfinished end of a stream: joins when a frame can be whole.
+    """The unfinished end of a stream, joined once, when a frame can be whole: 16 MiB that arrive
+    in pieces of 64 KiB are copied once, not 256 times.
 
     A peer that sends single bytes must not cost an object a byte: after `LOOSE_MAX` pieces the last
     ones become one.
@@ -426,18 +382,15 @@ class Pieces:
             self._parts.append(data)
             self._size += len(data)
             if self._size < self._needed:
-                self._tidy()
+                self._loose += 1
+                if self._loose == LOOSE_MAX:
+                    self._parts[-LOOSE_MAX:] = [b"".join(self._parts[-LOOSE_MAX:])]
+                    self._loose = 0
                 return None
             data = b"".join(self._parts)
             self._parts.clear()
             self._size = self._loose = 0
         return data
-
-    def _tidy(self) -> None:
-        self._loose += 1
-        if self._loose == LOOSE_MAX:
-            self._parts[-LOOSE_MAX:] = [b"".join(self._parts[-LOOSE_MAX:])]
-            self._loose = 0
 
     def keep(self, rest: bytes) -> bytes | None:
         """Keep `rest`, which begins at a frame; returns it instead when that frame is whole.
@@ -446,7 +399,7 @@ class Pieces:
         """
         self._needed = 4
         if len(rest) >= 4:
-            total = _TOTAL.unpack_from(rest)[0]
+            total = _NUMBER.unpack_from(rest)[0]
             check_total(total, self._frame_bytes_max)
             self._needed = 4 + total
             if len(rest) >= self._needed:
@@ -478,12 +431,12 @@ class FrameReader:
         commands: list[Command] = []
         position, size = 0, len(whole)
         while size - position >= 4:
-            total = _TOTAL.unpack_from(whole, position)[0]
+            total = _NUMBER.unpack_from(whole, position)[0]
             check_total(total, self._frame_bytes_max)
             end = position + 4 + total
             if end > size:
                 break
-            commands.append(read_frame(whole, position, end))
+            commands.append(decode(whole, position + 4, end))
             position = end
         if position < size:
             self._pieces.keep(whole[position:] if position else whole)

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulation.stepped import SteppedBroker
-from sluicemq.acl import compatible
-from sluicemq.acl.addresses import numbers_of, parse_pattern
+from sluicemq.acl.addresses import numbers_of, parse_compatible, parse_pattern
 from sluicemq.acl.guard import Guard
 from sluicemq.acl.loading import Source, load_rules
 from sluicemq.acl.rules import Permission
@@ -61,7 +60,7 @@ def test_any_text_is_a_pattern_or_an_error_with_a_cure(text: str) -> None:
     with contextlib.suppress(ConfigurationError):
         assert parse_pattern(text).matches(numbers_of("10.0.0.1")) in (True, False)
     with contextlib.suppress(ConfigurationError):
-        found = compatible.parse_address(text)
+        found = parse_compatible(text)
         assert found is None or found.matches(numbers_of("10.0.0.1")) in (True, False)
 
 

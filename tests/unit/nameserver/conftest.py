@@ -9,7 +9,7 @@ import pytest
 from sluicemq.config import NameServerConfig
 from sluicemq.files import SYSTEM_FILES
 from sluicemq.model.ids import Host
-from sluicemq.nameserver.requests import HANDLERS, KeyValues, Parts, tolerant
+from sluicemq.nameserver.requests import KeyValues, Parts, answer
 from sluicemq.nameserver.routes import RouteTable
 from sluicemq.wire.frames import Command
 
@@ -47,6 +47,6 @@ def ask(parts: Parts) -> Ask:
         version: int = 479,
     ) -> Command:
         command = Command(code, fields, body, version=version)
-        return tolerant(HANDLERS[code])(command, peer, parts, now_ms)
+        return answer(parts, command, peer, now_ms)
 
     return ask

@@ -12,8 +12,7 @@ import pytest
 from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD
 from sluicemq.model.ids import Host
 from sluicemq.model.topic import DataVersion, TopicConfig
-from sluicemq.nameserver.requests import HANDLERS, Parts
-from sluicemq.wire.declare import HeaderError
+from sluicemq.nameserver.requests import Parts
 from sluicemq.wire.frames import Command
 from sluicemq.wire.registration import RegisterBody, encode_register_body
 from sluicemq.wire.tables import TopicTable
@@ -91,9 +90,9 @@ def test_a_body_that_is_no_json_is_an_answer(ask: Ask) -> None:
     assert answer.remark
 
 
-def test_a_missing_field_is_named(parts: Parts) -> None:
-    with pytest.raises(HeaderError, match="<brokerName> is null"):
-        HANDLERS[103](Command(103, {}), None, parts, 0)  # type: ignore[arg-type]
+def test_a_missing_field_is_named(ask: Ask) -> None:
+    answer = ask(103, {})
+    assert (answer.code, answer.remark) == (1, "the custom field <brokerName> is null")
 
 
 def test_a_slave_is_told_where_its_master_is(ask: Ask) -> None:
