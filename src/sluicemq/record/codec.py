@@ -388,32 +388,32 @@ _decompress = decompress  # `decode_record` has a parameter of the same name
 
 CHECKSUM_NAME: Final = "__CRC32#"
 CHECKSUM_BYTES: Final = 20
-_START: Final = f"{CHECKSUM_NAME}\x01".encode()
+CHECKSUM_START: Final = f"{CHECKSUM_NAME}\x01".encode()
 _END: Final = bytes((VALUE_END,))
 _DIGITS: Final = 10
-_PLACE: Final = _START + b"0" * _DIGITS + _END
+_CHECKSUM_PLACE: Final = CHECKSUM_START + b"0" * _DIGITS + _END
 
 
 def with_place(properties: bytes) -> bytes:
     """The properties with a place for the checksum behind them; one that a client sent is gone."""
-    if _START in properties:
+    if CHECKSUM_START in properties:
         pieces = properties.split(_END)
-        properties = _END.join(piece for piece in pieces if not piece.startswith(_START))
+        properties = _END.join(piece for piece in pieces if not piece.startswith(CHECKSUM_START))
     if properties and not properties.endswith(_END):
         properties += _END
-    return properties + _PLACE
+    return properties + _CHECKSUM_PLACE
 
 
 def seal(record: bytes) -> bytes:
     """The record with its checksum filled in; its properties have come from `with_place`."""
     content = record[:-CHECKSUM_BYTES]
-    return content + _START + _digits(zlib.crc32(content)) + _END
+    return content + CHECKSUM_START + _digits(zlib.crc32(content)) + _END
 
 
 def is_sealed(record: Buffer) -> bool:
     """Whether the record (all of it, nothing else) ends with a checksum that agrees."""
     content = memoryview(record)[:-CHECKSUM_BYTES]
-    return bytes(record[len(content) :]) == _START + _digits(zlib.crc32(content)) + _END
+    return bytes(record[len(content) :]) == CHECKSUM_START + _digits(zlib.crc32(content)) + _END
 
 
 def _digits(crc: int) -> bytes:

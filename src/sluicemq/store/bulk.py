@@ -112,6 +112,11 @@ class Sweep:
         self.count = count
 
     @property
+    def records(self) -> Records:
+        """All about them."""
+        return self._records.part(slice(self.count))
+
+    @property
     def start(self) -> int:
         """Position in the log of the first record."""
         return self._records.base + int(self._records.starts[0])

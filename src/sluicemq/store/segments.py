@@ -110,6 +110,11 @@ class Segment:
         """A copy by pread: for single looks into files that need no map."""
         return self.file().pread(size, offset - self.base)
 
+    def data_start(self, offset: int) -> int | None:
+        """The first offset, from this one on, that may hold other bytes than zeros."""
+        found = self.file().data_start(offset - self.base)
+        return None if found is None else self.base + found
+
     def zero_from(self, offset: int, end: int | None = None) -> bool:
         """Make [offset, end) read as zeros, `end` being the file's; True when bytes were changed.
 

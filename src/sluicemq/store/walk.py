@@ -6,10 +6,9 @@ does without NumPy. Behind a bad place reports and readers that pass over it go 
 record; the rule is `log.read_scanned`, which `explain` asks clause by clause.
 """
 
-import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from sluicemq.errors import ProtocolError
 from sluicemq.record.codec import body_crc_agrees, parse_head
@@ -24,7 +23,6 @@ from sluicemq.record.layout import (
     RECORD_HEAD,
 )
 from sluicemq.store.log import BLANK_BYTES, DELAYS_MS, CommitLog, Scanned, is_blank, read_scanned
-from sluicemq.store.segments import Segment
 
 if TYPE_CHECKING:
     from sluicemq.store.bulk import Sweep
@@ -35,9 +33,10 @@ SINGLES_BETWEEN: Final = 32
 """So many are read one by one where columns do not help, more each time, up to the number above."""
 SEARCH_BYTES_MAX: Final = 64 << 20
 """How far behind a bad place the next good record is looked for, for a report."""
+RECORD_BYTES_MAX: Final = 1 << 29
 _CHUNK_BYTES: Final = 1 << 20
 _MAGIC_START: Final = BLANK.struct.pack(0, MAGIC_V1)[4:7]
-_POSITION: Final = struct.Struct(">q")
+_MAGIC_BLANK: Final = BLANK.struct.pack(0, MAGIC_BLANK)[4:]
 _POSITION_AT: Final = RECORD_HEAD.at("physical_offset")
 _SIZE_BYTES: Final = 4
 
@@ -82,7 +81,11 @@ def next_record(log: CommitLog, position: int) -> Scanned | None:
     segment = log.segments.at(position)
     if segment is None:
         return None
-    found = _find_record(segment, position - segment.base + 1)
+    found = None
+    stop = min(segment.end, position + SEARCH_BYTES_MAX)
+    place = next_good(segment, position + 1, stop, segment.end, takes_blank=False)
+    if place is not None:
+        found = read_scanned(segment.view(), place - segment.base, segment.base, check_crc=True)
     while found is None and (segment := log.segments.at(segment.end)) is not None:
         found = read_scanned(segment.view(), 0, segment.base, check_crc=True)
     return found
@@ -101,31 +104,66 @@ def records_from(log: CommitLog, start: int) -> Iterator[Scanned]:
         end = found.position
 
 
-def _find_record(segment: Segment, at: int) -> Scanned | None:
-    """The first whole record that begins at `at` of a file or behind.
+class LogBytes(Protocol):
+    """Bytes of a log, by their positions."""
 
-    Read without the map: a hole that is read through it may need room on the disk (SIGBUS).
+    def read(self, position: int, size: int, /) -> bytes:
+        """Fewer where a file ends."""
+
+    def data_start(self, position: int, /) -> int | None:
+        """The first position in the same file, from this one on, that may hold other bytes than
+        zeros; None when there is none."""
+
+
+def next_good(
+    log: LogBytes, start: int, stop: int, file_end: int, *, takes_blank: bool = True
+) -> int | None:
+    """Where the next good record begins, from `start` on and before `stop` of a file that ends at
+    `file_end`; or (`takes_blank`) the blank record that ends the file. None without one.
+
+    THE answer for recovery, verify and repair: what `read_scanned` takes counts. Read without the
+    map: a hole that is read through it may need room on the disk (SIGBUS).
     """
-    view, file = segment.view(), segment.file()
-    place, stop = file.data_start(at), at + SEARCH_BYTES_MAX
-    while place is not None and place < stop:
-        chunk = file.pread(_CHUNK_BYTES, place)
-        found = chunk.find(_MAGIC_START, _SIZE_BYTES)
-        while found >= 0:
-            begin = place + found - _SIZE_BYTES
-            # Its position comes first, which hardly any other bytes have.
-            if (
-                begin + RECORD_BYTES_MIN <= len(view)
-                and _POSITION.unpack_from(view, begin + _POSITION_AT)[0] == segment.base + begin
-            ):
-                record = read_scanned(view, begin, segment.base, check_crc=True)
-                if record is not None:
-                    return record
-            found = chunk.find(_MAGIC_START, found + 1)
-        if len(chunk) < _CHUNK_BYTES:
+    found = log.data_start(start)
+    while found is not None and found < stop:
+        place = max(start, found - _SIZE_BYTES)  # a size begins with zeros
+        data = log.read(place, min(_CHUNK_BYTES, file_end - place))
+        for at in _magics_in(data):
+            position = place + at - _SIZE_BYTES
+            head = data[at - _SIZE_BYTES : at + RECORD_BYTES_MIN]
+            if _is_good(log, head, position, file_end, takes_blank=takes_blank):
+                return position
+        start = place + len(data) - RECORD_BYTES_MIN
+        if len(data) < _CHUNK_BYTES or start >= stop:
             return None
-        place = file.data_start(place + len(chunk) - BLANK_BYTES)
+        found = log.data_start(start)
     return None
+
+
+def _magics_in(data: bytes) -> list[int]:
+    """Where the magic number of a record or blank record may stand, in order."""
+    places = []
+    for magic in (_MAGIC_START, _MAGIC_BLANK):
+        found = data.find(magic, _SIZE_BYTES)
+        while 0 <= found <= len(data) - len(_MAGIC_BLANK):
+            places.append(found)
+            found = data.find(magic, found + 1)
+    return sorted(places)
+
+
+def _is_good(
+    log: LogBytes, data: bytes, position: int, file_end: int, *, takes_blank: bool
+) -> bool:
+    """Its position is looked at first: hardly any other bytes have it."""
+    size, magic = BLANK.struct.unpack_from(data)
+    if magic == MAGIC_BLANK:
+        return takes_blank and bool(size == file_end - position)
+    if not RECORD_BYTES_MIN <= size <= min(file_end - position, RECORD_BYTES_MAX):
+        return False
+    if data[_POSITION_AT : _POSITION_AT + 8] != position.to_bytes(8):
+        return False
+    record = memoryview(log.read(position, size))
+    return read_scanned(record, 0, position, check_crc=True) is not None
 
 
 def explain(view: memoryview, at: int, base: int) -> str:

@@ -1,5 +1,6 @@
 """`verify` says what is wrong with a damaged store, where, and how bad it is; and nothing else."""
 
+import random
 import struct
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,11 +16,11 @@ from sluicemq.record.codec import encode_properties
 from sluicemq.store.directory import read_checkpoint, write_checkpoint
 from sluicemq.store.store import Store
 from sluicemq.store.tools.check_index import expected_entries
-from sluicemq.store.tools.columns import Columns
 from sluicemq.store.tools.dump import Selection, dump_queues, list_queues
 from sluicemq.store.tools.layout import StoreLayout
+from sluicemq.store.tools.repair import repair
 from sluicemq.store.tools.verify import Verified, verify
-from sluicemq.store.tools.walk import LogWalk
+from sluicemq.store.tools.walk import LogWalk, Run
 
 HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
 HOST_IPV6 = bytes(15) + b"\x01" + struct.pack(">i", 10911)
@@ -118,6 +119,22 @@ def test_a_body_that_changed_is_named_by_its_place(root: Path, sent: Places) -> 
     assert [(f.kind, f.place) for f in result.findings.kept if f.severity != "note"] == [
         ("body-crc", f"commitlog {place}")
     ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_repair_finds_damage_where_verify_does(root: Path, sent: Places, seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(rng.randint(1, 4)):
+        start = sent[rng.randrange(len(sent) - 6)][1] + rng.randrange(400)
+        size = rng.choice([1, 1, 4, 40, 900])
+        size = min(size, LOG - start % LOG)
+        change(root, start, rng.choice([bytes(size), b"\xff" * size, rng.randbytes(size)]))
+    verified = check(root).findings
+    log_kinds = ("damage", "body-crc", "torn-record")
+    places = {f.place for f in verified.kept if f.kind in log_kinds and f.severity == "error"}
+    repaired = repair(str(root))
+    assert {f"commitlog {damaged.start}" for damaged in repaired.damaged} <= places
+    assert bool(repaired.damaged) is bool(places)
 
 
 def test_damaged_bytes_are_bridged_and_the_lost_messages_named(root: Path, sent: Places) -> None:
@@ -325,10 +342,9 @@ def test_keys_of_many_records_are_hashed_as_java_does(root: Path, sent: Places) 
     layout = StoreLayout.find(str(root))
     found = []
     for run in LogWalk(layout.log):
-        if isinstance(run, Columns):
-            rows, hashes = expected_entries(run)
-            places = run.positions[rows].tolist()
-            found += list(zip(places, hashes.tolist(), strict=True))
+        if isinstance(run, Run):
+            keys = expected_entries(run)
+            found += list(zip(keys.positions.tolist(), keys.hashes.tolist(), strict=True))
     layout.close()
     wanted = [
         (place, java(f"{topic}#{key}"))

@@ -139,6 +139,17 @@ def test_columns_end_where_the_scan_ends(seed: int) -> None:
         assert swept(log, check_crc=check_crc)[0] == singly(log, check_crc=check_crc)
 
 
+@pytest.mark.parametrize("number", [21, 200, 400])
+def test_a_wrong_magic_number_among_good_records_ends_the_columns(number: int) -> None:
+    files, _ = make_log(random.Random(3), "sizes")
+    place = singly(open_log(files))[number][3]
+    name = f"/log/{place - place % FILE_BYTES:020d}"
+    files.open(name).pwrite(b"\xdb", place % FILE_BYTES + 4)
+    log = open_log(files)
+    assert swept(log)[0] == singly(log)
+    assert singly(log)[-1][3] < place
+
+
 def test_log_that_requires_checksums_ends_at_the_first_record_without() -> None:
     files, _ = make_log(random.Random(1), "plain")
     log = open_log(files)

@@ -28,13 +28,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.files import File, Files
-from sluicemq.model.message import KEYS, ROLLED_BACK, TRANSACTION_MASK, UNIQ_KEY
 from sluicemq.record.layout import INDEX_ENTRY, INDEX_HEADER
+from sluicemq.record.table import Mask, Positions
 from sluicemq.store.directory import Mark
+from sluicemq.store.index.columns import columns_of
 from sluicemq.store.tools.check_files import ERROR, NOTE, WARNING, Findings
-from sluicemq.store.tools.columns import Columns, Mask, Positions, java_hashes
 from sluicemq.store.tools.layout import StoreLayout
-from sluicemq.store.tools.walk import Damage
+from sluicemq.store.tools.walk import Hole, Run
 
 HEADER: Final = INDEX_HEADER.struct
 ENTRY: Final = INDEX_ENTRY.dtype
@@ -223,9 +223,6 @@ def _search(file: File, header: IndexHeader) -> int | None:
     return None
 
 
-_SPACE = 0x20
-
-
 class IndexCheck:
     """Give it each run of records and each damage in the order of the log, then call `finish`."""
 
@@ -262,26 +259,26 @@ class IndexCheck:
 
     # --- while walking
 
-    def records(self, columns: Columns) -> None:
+    def add(self, run: Run) -> None:
         """Compare the entries of all records of a run."""
-        rows, hashes = expected_entries(columns)
+        keys = expected_entries(run)
         if not self._has_index:
-            self._missing += len(rows)
+            self._missing += len(keys.positions)
             return
-        start, end = columns.base + int(columns.starts[0]), int(columns.ends[-1]) + columns.base
-        found = self._take(start, end)
+        records = run.records
+        found = self._take(records.base + int(records.starts[0]), run.end)
         if not found:
-            self._note_missing(columns.positions[rows])
-        elif len(found) > 1 or not self._agrees(*found[0], columns, rows, hashes):
-            self._compare(found, columns, rows, hashes)
+            self._note_missing(keys.positions)
+        elif len(found) > 1 or not self._agrees(*found[0], keys):
+            self._compare(found, keys)
 
-    def damage(self, damage: Damage) -> None:
+    def damage(self, hole: Hole) -> None:
         """Entries that lead into damaged bytes are told as one."""
-        if self._has_index and not damage.is_gap:
-            count = sum(int(mask.sum()) for _, mask in self._take(damage.start, damage.end))
+        if self._has_index and not hole.is_missing:
+            count = sum(int(mask.sum()) for _, mask in self._take(hole.start, hole.end))
             if count:
                 self._findings.add(
-                    NOTE, "index", f"commitlog {damage.start}",
+                    NOTE, "index", f"commitlog {hole.start}",
                     f"{count} entries of the index lead into damaged bytes",
                 )  # fmt: skip
 
@@ -322,18 +319,16 @@ class IndexCheck:
         for text in file.problems():
             self._findings.add(self._severity(path), "index", self._layout.name_of(path), text)
 
-    def _agrees(
-        self, file: IndexFile, mask: Mask, columns: Columns, rows: Positions, hashes: Positions
-    ) -> bool:
-        if int(mask.sum()) != len(rows):
+    def _agrees(self, file: IndexFile, mask: Mask, keys: "Entries") -> bool:
+        if int(mask.sum()) != len(keys.positions):
             return False
-        positions = columns.positions[rows]
-        if (file.positions[mask] != positions).any() or (file.hashes[mask] != hashes).any():
+        if (file.positions[mask] != keys.positions).any() or (
+            file.hashes[mask] != keys.hashes
+        ).any():
             return False
-        self._indexed_end = int(positions[-1])
-        times = columns.store_time[rows]
-        self._check_ends(file, np.flatnonzero(mask), times)
-        wrong = file.times[mask] != file.expected_times(times)
+        self._indexed_end = int(keys.positions[-1])
+        self._check_ends(file, np.flatnonzero(mask), keys.times_ms)
+        wrong = file.times[mask] != file.expected_times(keys.times_ms)
         for number in (np.flatnonzero(mask)[wrong] + 1).tolist():
             self._wrong_time(file, number)
         return True
@@ -363,17 +358,11 @@ class IndexCheck:
             f" message at {file.positions[number - 1]}",
         )  # fmt: skip
 
-    def _compare(
-        self,
-        found: list[tuple[IndexFile, Mask]],
-        columns: Columns,
-        rows: Positions,
-        hashes: Positions,
-    ) -> None:
+    def _compare(self, found: list[tuple[IndexFile, Mask]], keys: "Entries") -> None:
         """Entry by entry, where files or orders differ."""
-        positions = columns.positions[rows]
-        wanted = Counter(zip(positions.tolist(), hashes.tolist(), strict=True))
-        times = dict(zip(positions.tolist(), columns.store_time[rows].tolist(), strict=True))
+        positions = keys.positions.tolist()
+        wanted = Counter(zip(positions, keys.hashes.tolist(), strict=True))
+        times = dict(zip(positions, keys.times_ms.tolist(), strict=True))
         known = set(wanted)
         for file, mask in found:
             for at in np.flatnonzero(mask).tolist():
@@ -448,74 +437,17 @@ def _number(path: str) -> int:
     return int(path.rpartition("/")[2])
 
 
-def expected_entries(columns: Columns) -> tuple[Positions, Positions]:
-    """(row, hash) of each entry that the index must hold for these records, in its order."""
-    texts = columns.texts
-    ids, names = columns.topics
-    seeds = np.array([_seed(name) for name in names], np.int64)
-    indexed = (columns.sys_flag & TRANSACTION_MASK) != ROLLED_BACK
-    all_rows: list[Positions] = []
-    all_hashes: list[Positions] = []
-    for name in (UNIQ_KEY, KEYS):
-        rows, starts, ends = _last_of_each(*texts.values(name.encode()))
-        keep = indexed[rows]
-        rows, starts, ends = rows[keep], starts[keep], ends[keep]
-        if name == KEYS:
-            rows, starts, ends = _split(texts.text, rows, starts, ends)
-        if len(rows):
-            all_rows.append(rows)
-            found = java_hashes(texts.text, starts, ends, seeds[ids[rows]])
-            all_hashes.append(_key_hashes(found.astype(np.int64)))
-    if not all_rows:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    rows = np.concatenate(all_rows)
-    hashes: Positions = np.concatenate(all_hashes)
-    order = np.argsort(rows, kind="stable")
-    return rows[order], hashes[order]
+class Entries(NamedTuple):
+    """What the index must hold, a row an entry: where the record lies, the key's hash, its time."""
+
+    positions: Positions
+    hashes: Positions
+    times_ms: Positions
 
 
-def _seed(topic: bytes) -> int:
-    """The hash of `topic#`, as an unsigned number."""
-    data = np.frombuffer(topic + b"#", np.uint8)
-    return int(java_hashes(data, np.array([0]), np.array([len(data)]))[0]) & 0xFFFFFFFF
-
-
-def _key_hashes(hashes: Positions) -> Positions:
-    """Java's abs, whose one negative result counts as 0."""
-    result = np.abs(hashes)
-    result[hashes == -(1 << 31)] = 0
-    return result
-
-
-def _last_of_each(
-    rows: Positions, starts: Positions, ends: Positions
-) -> tuple[Positions, Positions, Positions]:
-    """A name that a record has twice counts once."""
-    if len(rows) < 2:
-        return rows, starts, ends
-    last = np.append(rows[1:] != rows[:-1], True)
-    return rows[last], starts[last], ends[last]
-
-
-def _split(
-    text: np.ndarray[tuple[int], np.dtype[np.uint8]],
-    rows: Positions,
-    starts: Positions,
-    ends: Positions,
-) -> tuple[Positions, Positions, Positions]:
-    """The parts of each value, which one space separates; empty ones are left out."""
-    spaces = np.flatnonzero(text == _SPACE)
-    if not len(spaces) or not len(rows):
-        return rows, starts, ends
-    inside = np.searchsorted(starts, spaces, side="right") - 1
-    good = (inside >= 0) & (spaces < ends[np.maximum(inside, 0)])
-    spaces, inside = spaces[good], inside[good]
-    begin = np.concatenate((starts, spaces + 1))
-    owner = np.concatenate((np.arange(len(rows)), inside))
-    order = np.argsort(begin, kind="stable")
-    begin, owner = begin[order], owner[order]
-    stop = np.append(begin[1:] - 1, 0)
-    is_last = np.append(owner[1:] != owner[:-1], True)
-    stop[is_last] = ends[owner[is_last]]
-    some = stop > begin
-    return rows[owner[some]], begin[some], stop[some]
+def expected_entries(run: Run) -> Entries:
+    """Of these records, in the order of the index."""
+    records = run.records
+    found = columns_of(records.raw.data, records.starts)
+    positions = records.starts[found.records] + records.base
+    return Entries(positions, found.hashes.astype(np.int64), found.times_ms)

@@ -16,11 +16,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from sluicemq.errors import ProtocolError
-from sluicemq.model.message import DELAY, PREPARED, TAGS
+from sluicemq.model.message import DELAY, TAGS
 from sluicemq.record.codec import decode_properties, parse_head
-from sluicemq.store.log import LIGHT_PREFIX, MULTI_DISPATCH, SCHEDULE_TOPIC, Scanned
+from sluicemq.record.table import Mask, Positions
+from sluicemq.store.bulk import Group
+from sluicemq.store.log import LIGHT_PREFIX, SCHEDULE_TOPIC, Scanned, read_scanned
 from sluicemq.store.tools.check_files import ERROR, NOTE, WARNING, Findings
-from sluicemq.store.tools.columns import Columns, Mask, Positions, java_hashes
 from sluicemq.store.tools.layout import (
     QueueKey,
     StoreLayout,
@@ -31,11 +32,9 @@ from sluicemq.store.tools.layout import (
     is_used,
     read_extension,
 )
-from sluicemq.store.tools.walk import Damage
+from sluicemq.store.tools.walk import Hole, Run
 
-INNER_BATCH: Final = 0x80
 STRAYS_MAX: Final = 100_000
-_QUEUE_BITS: Final = 1 << 33
 _SPARSE: Final = 64
 
 
@@ -81,39 +80,27 @@ class QueueCheck:
 
     # --- while walking
 
-    def records(self, columns: Columns) -> None:
+    def add(self, run: Run) -> None:
         """Compare the units of all records of a run."""
-        queued = (columns.sys_flag & (PREPARED | INNER_BATCH)) == 0
-        codes = tag_codes(columns)
-        ids, names = columns.topics
-        rows = np.flatnonzero(queued)
-        group = ids[rows] * _QUEUE_BITS + columns.queue_id[rows] + (_QUEUE_BITS >> 1)
-        order = np.argsort(group, kind="stable")
-        edges = np.flatnonzero(np.diff(group[order])) + 1
-        for part in np.split(rows[order], edges) if len(rows) else ():
-            topic = names[int(ids[part[0]])].decode("utf-8", "replace")
-            self._match((topic, int(columns.queue_id[part[0]])), columns, part, codes[part])
-        multi, _, _ = columns.texts.values(MULTI_DISPATCH.encode())
-        for row in np.unique(multi[queued[multi]]).tolist():
-            self._check_others(columns, row)
+        for group in run.groups:
+            self._match((group.topic.decode("utf-8", "replace"), group.queue_id), group)
 
-    def _match(self, key: QueueKey, columns: Columns, rows: Positions, codes: Positions) -> None:
-        queue = self.queues.get(key)
-        offsets = columns.queue_offset[rows]
+    def _match(self, key: QueueKey, group: Group) -> None:
+        queue, wanted, offsets = self.queues.get(key), group.units, group.offsets
+        positions = wanted["position"].astype(np.int64)
         if queue is None:
-            self._stray(key, offsets, columns.positions[rows], None)
+            self._stray(key, offsets, positions, None)
             return
         units, there = _units_at(queue.units, offsets)
-        placed = there & (units["position"] == columns.positions[rows])
-        placed &= units["size"] == columns.sizes[rows]
+        placed = there & (units["position"] == positions) & (units["size"] == wanted["size"])
         queue.seen[offsets[placed] - queue.units.first] = True
-        if placed.all() and (units["code"] == codes).all():  # as a rule
+        if placed.all() and (units["code"] == wanted["code"]).all():  # as a rule
             return
         if not placed.all():
             known = np.where(there, units["position"], -1)[~placed]
-            self._stray(key, offsets[~placed], columns.positions[rows][~placed], known)
-        for at in np.flatnonzero(placed & (units["code"] != codes)).tolist():
-            self._check_code(key, int(offsets[at]), int(units["code"][at]), columns, int(rows[at]))
+            self._stray(key, offsets[~placed], positions[~placed], known)
+        for at in np.flatnonzero(placed & (units["code"] != wanted["code"])).tolist():
+            self._check_code(key, int(offsets[at]), int(units["code"][at]), wanted[at])
 
     def _stray(
         self, key: QueueKey, offsets: Positions, positions: Positions, known: Positions | None
@@ -125,11 +112,12 @@ class QueueCheck:
         if len(offsets) > room:
             self._findings.count(ERROR, "record-without-unit", len(offsets) - max(room, 0))
 
-    def _check_code(
-        self, key: QueueKey, offset: int, code: int, columns: Columns, row: int
-    ) -> None:
+    def _check_code(self, key: QueueKey, offset: int, code: int, wanted: Any) -> None:
         """A code that is not simply the hash of the tag."""
-        record = scanned(columns, row)
+        position, size, expected = wanted.tolist()
+        data = memoryview(self._layout.log.read(position, size))
+        record = read_scanned(data, 0, position, check_crc=False)
+        assert record is not None  # the walk has just read it
         place = f"{key[0]}/{key[1]} offset {offset}"
         if is_address(code):
             found = read_extension(self._layout.extensions.get(key), code)
@@ -145,7 +133,7 @@ class QueueCheck:
                     f" its record {record.store_time_ms}",
                 )  # fmt: skip
             code = found.tag_code
-        if code == record.tag_code():
+        if code == expected:
             return
         if key[0] == SCHEDULE_TOPIC and (level := _delay_level(record)):
             self._delays[level].append((code - record.store_time_ms, place))
@@ -154,29 +142,8 @@ class QueueCheck:
         self._findings.add(
             ERROR, "tag-code", place,
             f"its unit has code {code}, the record at {record.position} has tag {tag!r}"
-            f" (code {record.tag_code()})",
+            f" (code {expected})",
         )  # fmt: skip
-
-    def _check_others(self, columns: Columns, row: int) -> None:
-        record = scanned(columns, row)
-        position = np.array([record.position])
-        for key, offset in record.other_queues():
-            queue = self.queues.get(key)
-            if queue is None:
-                self._stray(key, np.array([offset]), position, None)
-                continue
-            units, there = _units_at(queue.units, np.array([offset]))
-            if not there[0] or units["position"][0] != record.position:
-                known = np.array([units["position"][0] if there[0] else -1])
-                self._stray(key, np.array([offset]), position, known)
-                continue
-            queue.seen[offset - queue.units.first] = True
-            expected = (record.size_bytes, record.tag_code())
-            if (int(units["size"][0]), int(units["code"][0])) != expected:
-                self._findings.add(
-                    ERROR, "unit", f"{key[0]}/{key[1]} offset {offset}",
-                    f"size and code of its unit are not those of the record at {record.position}",
-                )  # fmt: skip
 
     # --- at the end
 
@@ -187,13 +154,13 @@ class QueueCheck:
             found[key] = max(found.get(key, 0), end)
         return found
 
-    def finish(self, log_start: int, log_end: int, damages: list[Damage]) -> None:
+    def finish(self, log_start: int, log_end: int, holes: list[Hole]) -> None:
         """Look at every unit that no record claimed, and at every record without a unit."""
         self._finish_delays()
         for stray in self._strays:
             self._finish_stray(stray)
         for key, queue in sorted(self.queues.items()):
-            self._finish_queue(key, queue, log_start, log_end, damages)
+            self._finish_queue(key, queue, log_start, log_end, holes)
 
     def _finish_delays(self) -> None:
         """Delay times differ from the default table: in order when all of a level are the same."""
@@ -242,7 +209,7 @@ class QueueCheck:
         self._findings.add(severity, kind, place, text)
 
     def _finish_queue(
-        self, key: QueueKey, queue: CheckedQueue, start: int, end: int, damages: list[Damage]
+        self, key: QueueKey, queue: CheckedQueue, start: int, end: int, holes: list[Hole]
     ) -> None:
         name = f"{key[0]}/{key[1]}"
         may_be_gone, last = True, -1
@@ -262,7 +229,7 @@ class QueueCheck:
             else:
                 odd = ~seen
             for at in np.flatnonzero(odd).tolist():
-                self._explain(f"{name} offset {offset + at}", units[at], end, damages)
+                self._explain(f"{name} offset {offset + at}", units[at], end, holes)
             last = self._check_order(name, offset, units, seen, last)
         if (stale := queue.units.data_behind()) is not None:
             self._findings.add(
@@ -285,7 +252,7 @@ class QueueCheck:
             )  # fmt: skip
         return int(positions[-1])
 
-    def _explain(self, place: str, unit: Any, end: int, damages: list[Damage]) -> None:
+    def _explain(self, place: str, unit: Any, end: int, holes: list[Hole]) -> None:
         position, size = int(unit["position"]), int(unit["size"])
         if size <= 0 or position < 0:
             text = f"it is no unit (position {position}, size {size}), and more follow"
@@ -299,9 +266,10 @@ class QueueCheck:
                 f"its record [{position}, {position + size}) lies behind the end of the log, {end}"
             )
             self._findings.add(severity, "unit-behind-log", place, text)
-        elif any(damage.start <= position < damage.end for damage in damages):
-            text = f"its record at {position} lies in damaged bytes: the message is lost"
-            self._findings.add(ERROR, "lost-message", place, text)
+        elif any(hole.start <= position < hole.end for hole in holes):
+            if not any(hole.is_record and hole.start == position for hole in holes):  # told already
+                text = f"its record at {position} lies in damaged bytes: the message is lost"
+                self._findings.add(ERROR, "lost-message", place, text)
         else:
             self._findings.add(ERROR, "unit", place, self._what_is_at(position, size))
 
@@ -318,29 +286,6 @@ class QueueCheck:
             f"its unit says {position}, where a record of {head.size_bytes} bytes is that says"
             f" {topic}/{head.queue_id} offset {head.queue_offset}"
         )
-
-
-def tag_codes(columns: Columns) -> Positions:
-    """The hash of each record's tag, 0 without one."""
-    codes = np.zeros(len(columns), np.int64)
-    rows, starts, ends = columns.texts.values(TAGS.encode())
-    if len(rows):
-        codes[rows] = java_hashes(columns.texts.text, starts, ends)
-    return codes
-
-
-def scanned(columns: Columns, row: int) -> Scanned:
-    """One row as recovery sees it."""
-    return Scanned(
-        int(columns.positions[row]),
-        int(columns.sizes[row]),
-        int(columns.queue_id[row]),
-        int(columns.queue_offset[row]),
-        int(columns.sys_flag[row]),
-        int(columns.store_time[row]),
-        columns.part(row, "topic"),
-        columns.part(row, "properties"),
-    )
 
 
 def _units_at(units: UnitFile, offsets: Positions) -> tuple[UnitArray, Mask]:

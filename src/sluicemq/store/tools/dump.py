@@ -23,11 +23,11 @@ from sluicemq.model.ids import java_hash
 from sluicemq.model.message import BORN_HOST_IPV6, KEYS, TRANSACTION_MASK, UNIQ_KEY, StoredMessage
 from sluicemq.record.codec import decode_properties, decode_record, decompress, parse_head
 from sluicemq.record.layout import CRC_MASK
+from sluicemq.record.table import Records
 from sluicemq.store.directory import CHECKPOINT_BYTES, slots_of
 from sluicemq.store.log import SCHEDULE_TOPIC
 from sluicemq.store.tools.check_files import JSON_DOCUMENTS, read_document
 from sluicemq.store.tools.check_index import HEADER, IndexFile, IndexHeader, load_index
-from sluicemq.store.tools.columns import Columns
 from sluicemq.store.tools.layout import (
     BATCH_UNIT,
     QueueKey,
@@ -41,7 +41,7 @@ from sluicemq.store.tools.layout import (
     read_extension,
     read_file,
 )
-from sluicemq.store.tools.walk import Blank, Damage, LogWalk
+from sluicemq.store.tools.walk import Blank, Hole, LogWalk, Run, last_data, record_in
 
 _HEAD_BYTES = 76
 _JAVA_FIELDS = ("log_time_ms", "queue_time_ms", "index_time_ms", "flushed_offset", "confirm_offset")
@@ -259,46 +259,49 @@ def dump_log(
     layout: StoreLayout, selection: Selection, body: str = BODY_TEXT
 ) -> Iterator[dict[str, Any]]:
     """Messages in the order of the log; damage, blank ends of files, and the tail between them."""
-    walk = LogWalk(layout.log)
-    for found in walk:
-        if isinstance(found, Columns):
-            for row in _wanted_rows(found, selection):
-                value = _message(found, row, selection, body)
-                if value is not None:
-                    yield value
-        elif isinstance(found, Damage):
+    holes: list[Hole] = []
+    for found in LogWalk(layout.log):
+        if isinstance(found, Hole) and not found.is_record:
+            holes.append(found)  # damage when something good follows, else the tail
+            continue
+        for hole in holes:
             yield {
-                "kind": "damage", "position": found.start, "end": found.end,
-                "reason": found.reason,
+                "kind": "damage", "position": hole.start, "end": hole.end, "reason": hole.reason,
             }  # fmt: skip
-        elif isinstance(found, Blank) and selection.is_everything:
-            yield {"kind": "blank", "position": found.start, "end": found.end}
-    if walk.tail is not None:
-        tail = walk.tail
-        yield {"kind": "tail", "position": tail.start, "end": tail.end, "reason": tail.reason}
+        holes.clear()
+        if isinstance(found, Blank):
+            if selection.is_everything:
+                yield {"kind": "blank", "position": found.start, "end": found.end}
+            continue
+        records = found.records if isinstance(found, Run) else record_in(layout.log, found)
+        for row in _wanted_rows(records, selection):
+            value = _message(records, row, selection, body)
+            if value is not None:
+                yield value
+    if holes and (end := last_data(layout.log, holes[0].start)) is not None:
+        yield {
+            "kind": "tail", "position": holes[0].start, "end": end, "reason": holes[0].reason,
+        }  # fmt: skip
 
 
-def _wanted_rows(columns: Columns, selection: Selection) -> list[int]:
-    good = (columns.queue_offset >= selection.offset_min) & (
-        columns.queue_offset <= selection.offset_max
-    )
-    good &= (columns.store_time >= selection.time_min_ms) & (
-        columns.store_time <= selection.time_max_ms
-    )
+def _wanted_rows(records: Records, selection: Selection) -> list[int]:
+    offsets, times = records.number("queue_offset"), records.number("store_time")
+    good = (offsets >= selection.offset_min) & (offsets <= selection.offset_max)
+    good &= (times >= selection.time_min_ms) & (times <= selection.time_max_ms)
     if selection.queue_id is not None:
-        good &= columns.queue_id == selection.queue_id
+        good &= records.number("queue_id") == selection.queue_id
     if selection.topic is not None:
-        ids, names = columns.topics
+        names, ids = records.topics
         name = selection.topic.encode()
         good &= ids == (names.index(name) if name in names else -1)
     return list(np.flatnonzero(good).tolist())
 
 
-def _message(columns: Columns, row: int, selection: Selection, body: str) -> dict[str, Any] | None:
+def _message(records: Records, row: int, selection: Selection, body: str) -> dict[str, Any] | None:
     decides = selection.key is not None or selection.matches is not None
-    if decides and not selection.wants(decode_properties(columns.part(row, "properties"))):
+    if decides and not selection.wants(decode_properties(records.properties_of(row))):
         return None
-    return message_value(bytes(columns.record(row)), body)
+    return message_value(bytes(records.record(row)), body)
 
 
 def message_value(record: bytes, body: str) -> dict[str, Any]:

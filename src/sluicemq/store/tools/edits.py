@@ -16,6 +16,7 @@ import json
 from typing import Any, Final
 
 from sluicemq.files import File, Files
+from sluicemq.store.tools.layout import read_or_zeros
 
 BATCH_BYTES: Final = 8 << 20
 _PIECE_BYTES: Final = 1 << 20
@@ -178,11 +179,4 @@ class Edits:
 
 
 def _read(file: File, size: int, offset: int) -> bytes:
-    """The bytes that are there; zeros for what the disk cannot read any more."""
-    try:
-        return file.pread(size, offset)
-    except OSError:
-        if size <= _BLOCK_BYTES:
-            return bytes(size)
-        half = max(_BLOCK_BYTES, size // 2 // _BLOCK_BYTES * _BLOCK_BYTES)
-        return _read(file, half, offset) + _read(file, size - half, offset + half)
+    return read_or_zeros(lambda at, count: file.pread(count, at), offset, size)

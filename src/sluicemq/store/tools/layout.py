@@ -24,7 +24,7 @@ The end of a queue is behind its last used unit, wherever a damaged one lies bef
 import struct
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -32,9 +32,9 @@ from numpy.typing import NDArray
 
 from sluicemq.files import SYSTEM_FILES, File, Files
 from sluicemq.record import layout
+from sluicemq.record.table import Mask
 from sluicemq.store.directory import LOG, no_store
 from sluicemq.store.segments import is_segment_name
-from sluicemq.store.tools.columns import Mask
 
 QueueKey = tuple[str, int]
 
@@ -46,6 +46,7 @@ CONFIG: Final = "config"
 CHECKPOINT: Final = "checkpoint"
 ABORT: Final = "abort"
 _INDEX_NAME_DIGITS: Final = 17
+_BLOCK_BYTES: Final = 4096
 
 
 class SeriesFile(NamedTuple):
@@ -229,6 +230,18 @@ def _queues(files: Files, directory: str) -> Iterator[tuple[QueueKey, Series]]:
             if name.isascii() and name.isdigit():
                 shown = topic.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
                 yield (shown, int(name)), Series.load(files, [f"{directory}/{topic}/{name}"])
+
+
+def read_or_zeros(read: Callable[[int, int], bytes], position: int, size: int) -> bytes:
+    """`read(position, size)`; zeros for blocks that the disk cannot read any more."""
+    try:
+        return read(position, size)
+    except OSError:
+        if size <= _BLOCK_BYTES:
+            return bytes(size)
+        half = max(_BLOCK_BYTES, size // 2 // _BLOCK_BYTES * _BLOCK_BYTES)
+        rest = read_or_zeros(read, position + half, size - half)
+        return read_or_zeros(read, position, half).ljust(half, b"\0") + rest
 
 
 def file_size(files: Files, path: str) -> int:

@@ -32,13 +32,13 @@ from numpy.typing import NDArray
 from sluicemq.model.message import PREPARED
 from sluicemq.model.topic import TOPIC_LENGTH_MAX
 from sluicemq.record.codec import encode_record
-from sluicemq.record.layout import MAGIC_BLANK, RECORD_BYTES_MIN
+from sluicemq.record.layout import BLANK, MAGIC_BLANK, RECORD_BYTES_MIN
 from sluicemq.record.table import UNIT_COLUMNS
-from sluicemq.store.bulk import Group, Sweep
-from sluicemq.store.log import LOST_CODE, LOST_MARK, LOST_NAME, SCHEDULE_TOPIC, Scanned
+from sluicemq.store.bulk import Group
+from sluicemq.store.log import LOST_CODE, LOST_MARK, LOST_NAME, SCHEDULE_TOPIC
 from sluicemq.store.queues import OFFSET_MAX, UNIT_BYTES, is_possible
 from sluicemq.store.tools.layout import Series
-from sluicemq.store.tools.salvage import BLANK_BYTES, Hole
+from sluicemq.store.tools.walk import Hole, Run
 
 QueueKey = tuple[str, int]
 _READ_UNITS: Final = 1 << 17
@@ -125,17 +125,9 @@ class Census:
         self.doubtful: set[int] = set()
         """Positions of records that may or may not be right: no queue gets them, they stay."""
 
-    def add(self, found: Sweep | Scanned) -> None:
-        if isinstance(found, Scanned):
-            self.records += 1
-            if found.is_queued:
-                place = _Place(found.queue_offset, found.position, found.end, found.is_lost)
-                self._add(self._key(found.topic, found.queue_id), place)
-                for key, offset in found.other_queues():
-                    self._add(key, place._replace(offset=offset))
-            return
-        self.records += found.count
-        for group in found.groups:
+    def add(self, run: Run) -> None:
+        self.records += len(run)
+        for group in run.groups:
             self._add_group(group)
 
     def _key(self, topic: bytes, queue_id: int) -> QueueKey:
@@ -342,7 +334,7 @@ def build_bridge(
 ) -> Bridge:
     """Fill the hole. `time_ms` is the store time that its records bear; it is at the log's end
     (`is_last`) or has good records behind it. What finds no room is `left_out`."""
-    room_end = hole.end - (BLANK_BYTES if hole.end == file_end else 0)
+    room_end = hole.end - (BLANK.size if hole.end == file_end else 0)
     is_marked = sum(_size(item, True) for item in lost) <= room_end - hole.start
     pieces: list[Piece] = []
     placed: list[Lost] = []
@@ -413,7 +405,7 @@ def _close_file(at: int, file_end: int, time_ms: int) -> list[Piece]:
     """A blank record. One more record before it: a file must not begin with a blank one, since
     brokers look at the first record of a file to see how old it is."""
     pieces: list[Piece] = []
-    if file_end - at >= _FILLER_BYTES + BLANK_BYTES:
+    if file_end - at >= _FILLER_BYTES + BLANK.size:
         pieces += _filler(at, _FILLER_BYTES, time_ms)
         at += _FILLER_BYTES
     if file_end > at:

@@ -29,15 +29,14 @@ import orjson
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreError
 from sluicemq.files import SYSTEM_FILES, Files, read_text
-from sluicemq.store.bulk import Sweep
 from sluicemq.store.directory import Checkpoint, Mark, read_checkpoint, write_checkpoint
-from sluicemq.store.log import DELAYS_MS, Scanned
+from sluicemq.store.log import DELAYS_MS
 from sluicemq.store.queues import ConsumeQueues
 from sluicemq.store.tools.edits import Edits
 from sluicemq.store.tools.layout import Series, StoreLayout
 from sluicemq.store.tools.lost import Bridge, Census, Lost, build_bridge
 from sluicemq.store.tools.requeue import Requeue
-from sluicemq.store.tools.salvage import Hole, Salvage
+from sluicemq.store.tools.walk import Blank, Hole, LogWalk, Run, last_data
 
 
 class LostRange(NamedTuple):
@@ -219,8 +218,7 @@ class _Repair:
         mark = self._checkpoint.mark
         safe_end = (mark.log_offset if mark is not None else 0) if layout.was_interrupted else None
         requeue = Requeue(
-            layout.queues, layout.queue_path, self._queue_bytes, _topics(layout), None, safe_end,
-            self._delays_ms,
+            layout.queues, layout.queue_path, self._queue_bytes, _topics(layout), None, safe_end
         )  # fmt: skip
         holes: list[Hole] = []
         times: list[int] = []
@@ -228,6 +226,9 @@ class _Repair:
         walk = self._walk()
         for found in self._steps(walk):
             if isinstance(found, Hole):
+                if holes and holes[-1].end == found.start and found.start % self._log_bytes:
+                    holes[-1] = holes[-1]._replace(end=found.end)
+                    continue
                 holes.append(found)
                 times.append(time_ms)
             else:
@@ -245,21 +246,19 @@ class _Repair:
         report.wrong_units = requeue.wrong_units
         report.missing_queues = len(requeue.missing_queues)
 
-    def _walk(self) -> Salvage:
+    def _walk(self) -> LogWalk:
         """As far as the files, or the mark, say that the log goes."""
-        walk = Salvage(self._log, self._log_bytes, self._delays_ms)
-        mark = self._checkpoint.mark
-        if mark is not None and mark.log_offset > walk.stop:
-            files = -(-(mark.log_offset - walk.stop) // self._log_bytes)
-            walk.stop += files * self._log_bytes
-        return walk
+        size, mark = self._log_bytes, self._checkpoint.mark
+        stop = max(self._log.items[-1].base + 1, mark.log_offset if mark is not None else 0)
+        extents = [(base, base + size) for base in range(self._log.start, stop, size)]
+        return LogWalk(self._log, extents, self._delays_ms, is_forgiving=True)
 
-    def _steps(self, walk: Salvage) -> Iterator[Sweep | Scanned | Hole]:
-        told = walk.position
-        total = max(self._data_end() - walk.position, 1)
-        begin = walk.position
+    def _steps(self, walk: LogWalk) -> Iterator[Run | Hole]:
+        told = begin = walk.position
+        total = max(self._data_end() - begin, 1)
         for found in walk:
-            yield found
+            if not isinstance(found, Blank):
+                yield found
             if walk.position - told > 1 << 22:
                 told = walk.position
                 self._progress(min(told - begin, total), total)
@@ -302,7 +301,8 @@ class _Repair:
         safe_end = mark.log_offset if mark is not None else 0
         real = [n for n, hole in enumerate(holes) if hole.start < max(end, safe_end)]
         tail = holes[len(real) :]
-        self.report.tail_bytes = self._used_bytes(tail, max(end, safe_end))
+        used = last_data(self._log, tail[0].start) if tail else None
+        self.report.tail_bytes = max((used or 0) - max(end, safe_end), 0)
         holes, times = [holes[n] for n in real], [times[n] for n in real]
         lost = census.lost(holes, self.layout.queues)
         whole = {hole.start: key for hole, key in census.contradicted.items()}
@@ -332,18 +332,6 @@ class _Repair:
             for hole, items in zip(holes, by_hole, strict=True)
         ]  # fmt: skip
         self.report.lost = _ranges(lost)
-
-    def _used_bytes(self, holes: list[Hole], start: int) -> int:
-        """How far behind the end there are other bytes than zeros."""
-        last = start
-        for hole in holes:
-            at = hole.start
-            while at < hole.end and (found := self._log.data_start(at)) is not None:
-                data = self._log.read(found, min(1 << 20, hole.end - found))
-                used = len(data.rstrip(b"\0"))
-                last = found + used if used else last
-                at = found + max(len(data), 1)
-        return last - start
 
     def _log_path(self, base: int) -> str:
         return f"{self.layout.log_paths[0]}/{base:020d}"
@@ -420,11 +408,10 @@ class _Repair:
         self.layout = layout = self._find()
         self._log = layout.log
         requeue = Requeue(
-            layout.queues, layout.queue_path, self._queue_bytes, _topics(layout), edits,
-            delays_ms=self._delays_ms,
+            layout.queues, layout.queue_path, self._queue_bytes, _topics(layout), edits
         )  # fmt: skip
         requeue.skip = self._found.doubtful
-        walk = Salvage(self._log, self._log_bytes, self._delays_ms)
+        walk = self._walk()
         for found in self._steps(walk):
             if isinstance(found, Hole):
                 if found.start < end:

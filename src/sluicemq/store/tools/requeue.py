@@ -8,18 +8,17 @@ Units of records that retention has removed from the log stay. A queue without a
 but not when the broker's table of topics is there and does not know its topic: it was deleted.
 """
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sluicemq.record.table import UNIT_COLUMNS
-from sluicemq.store.bulk import Sweep
-from sluicemq.store.log import DELAYS_MS, LOST_CODE, Scanned
+from sluicemq.store.log import LOST_CODE
 from sluicemq.store.queues import BLANK_UNIT, UNIT, UNIT_BYTES, is_possible
 from sluicemq.store.tools.edits import Edits
 from sluicemq.store.tools.layout import Series
+from sluicemq.store.tools.walk import Run
 
 QueueKey = tuple[str, int]
 GAP_MAX: Final = 1 << 22
@@ -43,11 +42,9 @@ class Requeue:
         topics: frozenset[str] | None,
         edits: Edits | None,
         safe_end: int | None = None,
-        delays_ms: Sequence[int] = DELAYS_MS,
     ) -> None:
         """`safe_end`: units of records from there on are not missed (after a crash the next start
-        makes them). `delays_ms`: see `Scanned.tag_code`."""
-        self._delays_ms = delays_ms
+        makes them)."""
         self._queues = queues
         self._directory = directory
         self._file_bytes = file_bytes
@@ -66,16 +63,8 @@ class Requeue:
         """Complete after `finish`."""
         self.missing_queues: set[QueueKey] = set()
 
-    def add(self, found: Sweep | Scanned) -> None:
-        if isinstance(found, Scanned):
-            if found.is_queued and found.position not in self.skip:
-                code = found.tag_code(self._delays_ms)
-                unit = UNIT.pack(found.position, found.size_bytes, code)
-                self._put((self._name(found.topic), found.queue_id), found.queue_offset, unit)
-                for key, offset in found.other_queues():
-                    self._put(key, offset, unit)
-            return
-        for group in found.groups:
+    def add(self, run: Run) -> None:
+        for group in run.groups:
             key = (self._name(group.topic), group.queue_id)
             is_plain = not self.skip or not np.isin(group.units["position"], [*self.skip]).any()
             if group.is_row and is_plain:

@@ -1,48 +1,61 @@
-"""Walking over a whole commit log, sound or not: runs of records, and the places between them.
+"""The one walk over a commit log, sound or not: good records, and the bytes between them.
 
-Unlike recovery, which stops at the first bad byte, the walk goes on behind damage: it looks for the
-next place that says of itself, in its physical offset, that it lies there, and whose lengths agree
-with its size. Bodies are not looked at here.
+A record counts as at recovery (`scan.read_scanned`: place, lengths, CRC of the body, no lost
+sector). Recovery stops at the first that does not; this walk goes on behind it, at the next place
+that `damage.next_good` accepts. Verify, repair and dump all walk here, so they cannot disagree.
 
-    Columns   a run of records that follow each other, as long as one piece of reading
-    Damage    bytes that are no records, with records or a file's proper end behind them
-    Blank     the unused end of a file
+    Run     good records that follow each other
+    Hole    bytes of one file that are no good record: a record whose lengths alone are right, or
+            anything else up to the next good one
+    Blank   the unused end of a file
 
-What remains at the end is the tail: `LogWalk.end` is where the log ends, `tail` says what lies
-behind it.
+Holes with nothing good behind them are the tail: `LogWalk.end` is where good records end.
 """
 
-import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from sluicemq.errors import ProtocolError
 from sluicemq.record.codec import parse_head
-from sluicemq.record.layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_BYTES_MIN
-from sluicemq.store.tools.columns import Columns
-from sluicemq.store.tools.layout import Series, SeriesFile
+from sluicemq.record.layout import BLANK, MAGIC_BLANK, MAGICS, RECORD_BYTES_MIN
+from sluicemq.record.table import UNIT_COLUMNS, Records
+from sluicemq.store.bulk import Group, Sweep, sweep_piece
+from sluicemq.store.log import DELAYS_MS, Scanned, read_scanned
+from sluicemq.store.tools.layout import Series, read_or_zeros
+from sluicemq.store.walk import RECORD_BYTES_MAX, explain, next_good
 
-PIECE_BYTES: Final = 8 << 20
-_RECORD_BYTES_MAX: Final = 1 << 27
-_TWO: Final = struct.Struct(">ii")
-_LONG: Final = struct.Struct(">q")
-_PHYSICAL_AT: Final = 28
-_MAGIC_START: Final = struct.pack(">i", MAGIC_V1)[:3]
-_BLANK: Final = struct.pack(">i", MAGIC_BLANK)
-_BLANK_BYTES: Final = 8
-_MAGICS: Final = (MAGIC_V1, MAGIC_V2)
+WINDOW_BYTES: Final = 8 << 20
+_SINGLES: Final = 256
+"""So many records are read one by one where columns do not help."""
 
 
-class Damage(NamedTuple):
-    """The bytes [start, end) are no records; `reason` says what is wrong at `start`."""
+class Run:
+    """Good records that follow each other."""
+
+    def __init__(self, found: Sweep | Scanned, records: Records, groups: list[Group]) -> None:
+        self.records = records
+        self.groups = groups
+        """The units of the queues in which they stand, by queue."""
+        self.end = found.end
+        self.store_time_ms = found.store_time_ms
+        """Of the last one."""
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+
+class Hole(NamedTuple):
+    """The bytes [start, end) of one file; `reason` says what is wrong at `start`."""
 
     start: int
     end: int
     reason: str
-    is_gap: bool = False
-    """The bytes are not there at all: a file is missing."""
+    is_record: bool = False
+    """The lengths and the place of one record are right."""
+    is_missing: bool = False
+    """There are no such bytes: a file is missing."""
 
 
 class Blank(NamedTuple):
@@ -52,209 +65,165 @@ class Blank(NamedTuple):
     end: int
 
 
-class Tail(NamedTuple):
-    """What lies behind the end of the log: up to `end` there are bytes that are not zero."""
-
-    start: int
-    end: int
-    reason: str
-
-
-class _Piece(NamedTuple):
-    """What a look at a piece of a file found: the starts of records, and why they end at `stop`:
-    `more`, `blank` (the file's proper end), or what is wrong there."""
-
-    starts: list[int]
-    stop: int
-    reason: str
-
-
-MORE: Final = "more"
-BLANK: Final = "blank"
-
-
 class LogWalk:
-    """One walk. Iterate once; `end` and `tail` are there after that, `position` meanwhile."""
+    """One walk; iterate once. `position` tells how far it is, `end` is behind the last good record
+    (or the blank record that closes its file), `whole_end` behind the last with right lengths."""
 
-    def __init__(self, log: Series, start: int | None = None) -> None:
+    def __init__(
+        self,
+        log: Series,
+        extents: Iterable[tuple[int, int]] | None = None,
+        delays_ms: Sequence[int] = DELAYS_MS,
+        *,
+        is_forgiving: bool = False,
+    ) -> None:
+        """`extents`: where each file begins and ends, or should; as they do without it.
+        `delays_ms`: see `Scanned.tag_code`. `is_forgiving`: blocks that the disk cannot read and
+        bytes that a file lacks count as zeros, else the first raise OSError."""
         self._log = log
-        self.position = log.start if start is None else start
-        self.end = self.position
-        self.tail: Tail | None = None
+        self._extents = _extents(log) if extents is None else list(extents)
+        self._delays_ms = delays_ms
+        self._is_forgiving = is_forgiving
+        self.position = self.end = self.whole_end = log.start
 
-    def __iter__(self) -> Iterator[Columns | Damage | Blank]:
-        items = self._log.items
-        first = self._log.index_at(self.position)
-        for index in range(len(items) if first is None else first, len(items)):
-            item = items[index]
-            if self.position < item.base:
-                yield Damage(self.position, item.base, "a file is missing", is_gap=True)
-                self.position = item.base
-            yield from self._file(item, index)
-            if self.tail is not None or self.position < item.end:
+    @property
+    def stop(self) -> int:
+        """Where the last file ends."""
+        return self._extents[-1][1] if self._extents else 0
+
+    def __iter__(self) -> Iterator[Run | Hole | Blank]:
+        for start, end in self._extents:
+            self.position = start
+            if self._log.index_at(start) is None:
+                yield Hole(start, end, "the file is missing", is_missing=True)
+            else:
+                yield from self._file(end)
+            self.position = end
+
+    def _file(self, file_end: int) -> Iterator[Run | Hole | Blank]:
+        while self.position < file_end:
+            base, view = self.position, self._window(self.position, file_end)
+            for found in self._runs(view, base):
+                yield found
+                self.position = self.end = self.whole_end = found.end
+            at, room = self.position - base, file_end - self.position
+            if base + len(view) < file_end and self._is_cut(view, at, room):
+                continue  # the record goes on behind the window: look again from its beginning
+            if room < BLANK.size or _is_blank(view, at, room):
+                if room >= BLANK.size:
+                    yield Blank(self.position, file_end)
+                self.position = self.end = self.whole_end = file_end
                 return
+            yield self._hole(view, at, file_end)
 
-    def _file(self, item: SeriesFile, index: int) -> Iterator[Columns | Damage | Blank]:
-        """One file; `position` stays inside it when the log ends there."""
-        while item.end - self.position >= _BLANK_BYTES:
-            columns, reason = self._run(item)
-            if columns is not None:
-                yield columns
-                self.end = self.position
-            if reason == MORE:
-                continue
-            if reason == BLANK:
-                yield Blank(self.position, item.end)
-                break
-            found = self._next_good(item, self.position + 1)
-            if found is None and not self._goes_on(index + 1):
-                self._note_tail(index, reason)
+    def _runs(self, view: memoryview, base: int) -> Iterator[Run]:
+        """The good records from `position` on that lie wholly in the window."""
+        singles = 0
+        while (at := self.position - base) < len(view):
+            if not singles:
+                swept = sweep_piece(view, at, base, check_crc=True, delays_ms=self._delays_ms)
+                if swept is not None:
+                    yield Run(swept, swept.records, swept.groups)
+                    continue
+            singles = (singles or _SINGLES) - 1
+            found = read_scanned(view, at, base, check_crc=True)
+            if found is None:
                 return
-            stop = item.end if found is None else found
-            yield Damage(self.position, stop, reason)
-            self.position = self.end = stop
-        self.position = item.end
+            raw = np.frombuffer(view, np.uint8, found.size_bytes, at)
+            records = Records(raw, np.zeros(1, np.int64), found.position)
+            yield Run(found, records, self._groups(found))
 
-    def _run(self, item: SeriesFile) -> tuple[Columns | None, str]:
-        """The records that begin in the next piece of a file, and why there are no more."""
-        base = self.position
-        data = self._log.read(base, min(PIECE_BYTES, item.end - base))
-        piece = find_starts(data, item.end - base)
-        if len(data) < _BLANK_BYTES:
-            return None, "the file is shorter than it was"
-        if not piece.starts and piece.reason == MORE:  # one record is longer than the piece
-            size = _TWO.unpack_from(data)[0]
-            data = self._log.read(base, size)
-            piece = find_starts(data, item.end - base)
-            if len(data) < size:
-                return None, "the file ends inside the record"
-        if not piece.starts:
-            return None, piece.reason
-        raw = np.frombuffer(data, np.uint8)
-        columns = Columns(raw, base, np.array(piece.starts, np.int64))
-        if columns.bad_row is None:
-            self.position = base + piece.stop
-            return columns, piece.reason
-        bad = piece.starts[columns.bad_row]
-        self.position = base + bad
-        return (columns if len(columns) else None), explain(data, bad, base)
+    def _groups(self, found: Scanned) -> list[Group]:
+        """The units of one record: it may stand in several queues."""
+        if not found.is_queued:
+            return []
+        unit = (found.position, found.size_bytes, found.tag_code(self._delays_ms))
+        own = (found.topic, found.queue_id, found.queue_offset)
+        others = [(key[0].encode(), key[1], offset) for key, offset in found.other_queues()]
+        return [
+            Group(topic, queue_id, np.array([offset]), np.array([unit], UNIT_COLUMNS))
+            for topic, queue_id, offset in (own, *others)
+        ]
 
-    def _next_good(self, item: SeriesFile, start: int) -> int | None:
-        """The next record of the file, or its blank record, from `start` on."""
-        position = start
-        while (found := self._data_start(position, item)) is not None:
-            data = self._log.read(found, min(PIECE_BYTES, item.end - found))
-            if not data:
-                return None
-            for at in _candidates(data, item.end - found):
-                if self._is_good(data, at, found, item):
-                    return found + at
-            if found + len(data) >= item.end:
-                return None
-            position = found + len(data) - _PHYSICAL_AT - 8
-        return None
-
-    def _data_start(self, position: int, item: SeriesFile) -> int | None:
-        if position >= item.end:
-            return None
-        found = self._log.data_start(position)
-        # A sound record begins with zeros (its size), which may lie before the data.
-        return None if found is None else max(position, found - 4)
-
-    def _is_good(self, data: bytes, at: int, base: int, item: SeriesFile) -> bool:
-        size, magic = _TWO.unpack_from(data, at)
-        if magic == MAGIC_BLANK:
-            return bool(size == item.end - base - at)
-        if not RECORD_BYTES_MIN <= size <= item.end - base - at:
-            return False
-        if _LONG.unpack_from(data, at + _PHYSICAL_AT)[0] != base + at:
-            return False
+    def _hole(self, view: memoryview, at: int, file_end: int) -> Hole:
+        start = self.position
+        if self._log.index_at(start) is None:
+            self.position = file_end
+            return Hole(start, file_end, "the file is too short")
+        reason = explain(view, at, start - at)
         try:
-            return parse_head(self._log.read(base + at, size)).store_time_ms > 0
+            head = parse_head(view, at)
         except ProtocolError:
-            return False
+            head = None
+        if head is not None and head.physical_offset == start and head.store_time_ms > 0:
+            self.position = self.whole_end = start + head.size_bytes
+            return Hole(start, self.position, reason, is_record=True)
+        found = next_good(self, start + 1, file_end, file_end)
+        self.position = file_end if found is None else found
+        return Hole(start, self.position, reason)
 
-    def _goes_on(self, index: int) -> bool:
-        """Whether a later file holds records."""
-        return any(self._next_good(item, item.base) is not None for item in self._log.items[index:])
+    def _is_cut(self, view: memoryview, at: int, room: int) -> bool:
+        """Whether a record may begin at `at` that the window does not wholly hold."""
+        if len(view) - at < RECORD_BYTES_MIN:
+            return at > 0
+        size, magic = BLANK.struct.unpack_from(view, at)
+        is_plausible = magic in MAGICS and RECORD_BYTES_MIN <= size <= room
+        return bool(is_plausible and at > 0 and at + size > len(view))
 
-    def _note_tail(self, index: int, reason: str) -> None:
-        last = self.position
-        for item in self._log.items[index:]:
-            last = max(last, self._last_data(max(self.position, item.base), item))
-        if last > self.position:
-            self.tail = Tail(self.position, last, reason)
+    def _window(self, position: int, file_end: int) -> memoryview:
+        """The next bytes; more of them when one record is longer."""
+        size = min(WINDOW_BYTES, file_end - position)
+        data = self.read(position, size)
+        claimed, magic = BLANK.struct.unpack_from(data) if len(data) >= BLANK.size else (0, 0)
+        if magic in MAGICS and size < claimed <= min(file_end - position, RECORD_BYTES_MAX):
+            data = self.read(position, claimed)
+        return memoryview(data)
 
-    def _last_data(self, position: int, item: SeriesFile) -> int:
-        """The end of what is not zero in a file, from `position` on; 0 when all is."""
-        last = 0
-        while position < item.end and (found := self._log.data_start(position)) is not None:
-            data = self._log.read(found, min(PIECE_BYTES, item.end - found))
-            if not data:
-                break
+    def read(self, position: int, size: int) -> bytes:
+        """Bytes of the log."""
+        if not self._is_forgiving:
+            return self._log.read(position, size)
+        return read_or_zeros(self._log.read, position, size).ljust(size, b"\0")
+
+    def data_start(self, position: int) -> int | None:
+        """See `Series.data_start`; None where there is no file."""
+        return self._log.data_start(position)
+
+
+def _extents(log: Series) -> list[tuple[int, int]]:
+    """The files, and the gaps between them."""
+    found: list[tuple[int, int]] = []
+    end = log.start
+    for item in log.items:
+        if end < item.base:
+            found.append((end, item.base))
+        if end < item.end:
+            found.append((max(end, item.base), item.end))
+            end = item.end
+    return found
+
+
+def _is_blank(view: memoryview, at: int, room: int) -> bool:
+    if len(view) - at < BLANK.size:
+        return False
+    size, magic = BLANK.struct.unpack_from(view, at)
+    return bool(magic == MAGIC_BLANK and size == room)
+
+
+def record_in(log: Series, hole: Hole) -> Records:
+    """The record whose lengths are right, but that does not count."""
+    raw = np.frombuffer(log.read(hole.start, hole.end - hole.start), np.uint8)
+    return Records(raw, np.zeros(1, np.int64), hole.start)
+
+
+def last_data(log: Series, start: int) -> int | None:
+    """Behind the last byte of the log, from `start` on, that is not zero; None without one."""
+    last = None
+    for item in log.items:
+        position = max(start, item.base)
+        while position < item.end and (found := log.data_start(position)) is not None:
+            data = log.read(found, min(WINDOW_BYTES, item.end - found))
             used = len(data.rstrip(b"\0"))
             last = found + used if used else last
-            position = found + len(data)
-        return last
-
-
-def find_starts(data: bytes, room: int) -> _Piece:
-    """Where records begin in `data`, one behind the other; `room` is what the file has from there.
-
-    HOT: a step a record. Only sizes and magics are looked at.
-    """
-    starts: list[int] = []
-    add, unpack = starts.append, _TWO.unpack_from
-    at, end = 0, len(data)
-    last = end - _BLANK_BYTES
-    while at <= last:
-        size, magic = unpack(data, at)
-        if magic not in _MAGICS:
-            is_end = magic == MAGIC_BLANK and size == room - at
-            return _Piece(starts, at, BLANK if is_end else explain(data, at, 0))
-        if size < RECORD_BYTES_MIN:
-            return _Piece(starts, at, _wrong_size(size))
-        if size > end - at:
-            too_long = size > room - at or size > _RECORD_BYTES_MAX
-            return _Piece(starts, at, _wrong_size(size) if too_long else MORE)
-        add(at)
-        at += size
-    return _Piece(starts, at, MORE)
-
-
-def _wrong_size(size: int) -> str:
-    return f"it says that it has {size} bytes"
-
-
-def explain(data: bytes, at: int, base: int) -> str:
-    """Why no good record stands at `at` of a piece that lies at `base`."""
-    size, magic = _TWO.unpack_from(data, at)
-    if magic not in (MAGIC_V1, MAGIC_V2):
-        if not size and not magic:
-            return "there are zeros"
-        return f"no record begins there (its magic is {magic & 0xFFFFFFFF:#010x})"
-    try:
-        head = parse_head(data, at)
-    except ProtocolError:
-        return "its lengths do not agree with its size"
-    if head.physical_offset != base + at:
-        return f"the record there says that it lies at {head.physical_offset}"
-    return f"its store time is {head.store_time_ms}"
-
-
-def _candidates(data: bytes, room: int) -> Iterator[int]:
-    """Places where a record or the blank record may begin, in order."""
-    places = [
-        at for at in _finds(data, _MAGIC_START)
-        if at >= 0 and at + _PHYSICAL_AT + 8 <= len(data)
-    ]  # fmt: skip
-    places += [at for at in _finds(data, _BLANK) if at >= 0]
-    return iter(sorted(places))
-
-
-def _finds(data: bytes, pattern: bytes) -> Iterator[int]:
-    """Where a record would begin whose magic begins with the pattern."""
-    found = data.find(pattern)
-    while found >= 0:
-        yield found - 4
-        found = data.find(pattern, found + 1)
+            position = found + max(len(data), 1)
+    return last
