@@ -54,7 +54,8 @@ from sluicemq.model.topic import (
 from sluicemq.net.channel import Channel, ChannelPool
 from sluicemq.net.network import Network
 from sluicemq.net.peer import Peer
-from sluicemq.wire import bodies, registration, tables
+from sluicemq.wire import bodies, tables
+from sluicemq.wire import tables as registration
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command

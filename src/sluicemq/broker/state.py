@@ -37,8 +37,8 @@ from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds
 from sluicemq.net.dispatch import finish_answer
+from sluicemq.net.limits import Shares
 from sluicemq.net.peer import Peer
-from sluicemq.net.shares import Shares
 from sluicemq.store.directory import cannot_open
 from sluicemq.store.store import Store
 from sluicemq.wire.frames import Command

@@ -31,10 +31,10 @@ from sluicemq.wire import bodies, headers
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import decode_header, encode_header
 from sluicemq.wire.frames import Command
-from sluicemq.wire.registration import decode_register_body
 from sluicemq.wire.tables import (
     decode_data_version,
     decode_kv_config_file,
+    decode_register_body,
     encode_data_version,
     encode_kv_config_file,
 )

@@ -29,9 +29,15 @@ from typing import Any, Final
 import orjson
 
 from sluicemq.errors import ProtocolError, RequestError, SluiceError, StoreFullError
-from sluicemq.net.limits import HEADER_BYTES_MAX, REFUSED_MAX, check_request
+from sluicemq.net.limits import (
+    HEADER_BYTES_MAX,
+    NOBODY_WAITS,
+    REFUSED_MAX,
+    AnyShares,
+    Shares,
+    check_request,
+)
 from sluicemq.net.peer import Peer
-from sluicemq.net.shares import NOBODY_WAITS, AnyShares, Shares
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import (
     FLAG_ONEWAY,

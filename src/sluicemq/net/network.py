@@ -2,11 +2,24 @@
 
 Servers ask a network for a listener and clients ask it for a channel; neither knows what carries
 the bytes. So the same classes run over TCP and, in tests, inside one process.
+
+The same frames without sockets: a Dispatcher and a Channel in one process.
+
+For embedded brokers, tests and simulation. Bytes travel by `loop.call_soon`, so a call never
+re-enters its caller, and arrive in order. Nothing is lost and nothing is limited here.
+
+    network = MemoryNetwork()
+    network.serve("broker:10911", dispatcher)
+    channel = await network.dial("broker:10911")
 """
 
+import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from sluicemq.errors import ConfigurationError, ConnectionLostError, ProtocolError
+from sluicemq.model.ids import Host
 from sluicemq.net import channel as dialer
 from sluicemq.net.channel import DIAL_TIMEOUT_S, Channel, OnClose, OnRequest
 from sluicemq.net.dispatch import Dispatcher
@@ -15,6 +28,7 @@ from sluicemq.net.peer import Peer
 from sluicemq.net.server import RemotingServer
 from sluicemq.net.tls import ServerTls, Tls
 from sluicemq.net.tls_stream import Door
+from sluicemq.wire.frames import Pieces
 
 OnPeer = Callable[[Peer], None]
 
@@ -102,3 +116,179 @@ def secured(network: Network, tls: Tls | None, server_tls: ServerTls | None = No
     """The network with TLS. Only sockets have it: what stays in one process needs none, and a
     network that was made with TLS keeps its own."""
     return Sockets(tls, server_tls) if network is SOCKETS else network
+
+
+_CLIENT_PORT_FIRST = 40_000
+_SERVER_PORTS = itertools.cycle(range(20_000, 40_000))
+"""Of the process, so that two networks do not share an address: clients remember addresses."""
+
+
+class _Wire:
+    """One direction: bytes written here arrive at `deliver` in the next turn of the loop."""
+
+    __slots__ = ("_deliver", "_on_close", "closed")
+
+    def __init__(self, deliver: Callable[[bytes], None], on_close: Callable[[], None]) -> None:
+        self._deliver = deliver
+        self._on_close = on_close
+        self.closed = False
+
+    def write(self, data: bytes, /) -> None:
+        if not self.closed:
+            asyncio.get_running_loop().call_soon(self._deliver, bytes(data))
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            asyncio.get_running_loop().call_soon(self._on_close)
+
+
+class _Link:
+    """A served connection: the server's Pieces and Peer on one end, a Channel on the other."""
+
+    def __init__(self, endpoint: "_Endpoint", channel: Channel, remote: Host, local: Host) -> None:
+        self._endpoint = endpoint
+        self._channel = channel
+        self._pieces = Pieces(endpoint.dispatcher.frame_bytes_max)
+        self._open = True
+        self._to_client = _Wire(channel.received, self.lose)
+        self._to_server = _Wire(self._received, self.lose)
+        self.peer = Peer(self._to_client, remote, local)
+        channel.connected(self._to_server, remote)
+
+    def _received(self, data: bytes) -> None:
+        if self.peer.closed:
+            return
+        whole = self._pieces.add(data)
+        try:
+            while whole:
+                used, answers = self._endpoint.dispatcher.feed(whole, self.peer)
+                self.peer.write(answers)
+                if used == len(whole):
+                    return
+                whole = self._pieces.keep(whole[used:] if used else whole)
+        except ProtocolError:
+            self.peer.close()
+
+    def lose(self) -> None:
+        """The connection is gone on both ends."""
+        if not self._open:
+            return
+        self._open = False
+        self._to_client.closed = self._to_server.closed = True
+        self.peer.lost()
+        self._endpoint.links.discard(self)
+        if self._endpoint.on_disconnect is not None:
+            self._endpoint.on_disconnect(self.peer)
+        self._channel.disconnected(None)
+
+
+class _Endpoint:
+    """One dispatcher at one address."""
+
+    __slots__ = ("dispatcher", "links", "on_connect", "on_disconnect")
+
+    def __init__(
+        self, dispatcher: Dispatcher, on_connect: OnPeer | None, on_disconnect: OnPeer | None
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.on_connect = on_connect
+        self.on_disconnect = on_disconnect
+        self.links: set[_Link] = set()
+
+
+class MemoryListener:
+    """Serves a dispatcher at ports of a memory network; the face of `net.network.Listener`."""
+
+    def __init__(
+        self, network: "MemoryNetwork", dispatcher: Dispatcher, on_disconnect: OnPeer | None
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.ports: tuple[int, ...] = ()
+        self._network = network
+        self._on_disconnect = on_disconnect
+        self._host = ""
+
+    async def start(self, host: str | None, ports: Sequence[int]) -> None:
+        self._host = host or "127.0.0.1"
+        found = tuple(port or next(_SERVER_PORTS) for port in ports)
+        for port in found:
+            if self._network.serves(f"{self._host}:{port}"):
+                raise ConfigurationError(
+                    f"Port {port} is in use already in this memory network.",
+                    cure="Close what serves it, or use port 0.",
+                )
+        self.ports = found
+        for port in found:
+            self._network.serve(
+                f"{self._host}:{port}", self.dispatcher, on_disconnect=self._on_disconnect
+            )
+
+    async def close(self) -> None:
+        """Answers that were written are on their way before the connections end."""
+        await asyncio.sleep(0)
+        for port in self.ports:
+            self._network.stop(f"{self._host}:{port}")
+
+
+class MemoryNetwork:
+    """Addresses are any texts `host:port`; hosts have to be IP addresses when they are stored."""
+
+    def __init__(self) -> None:
+        self._endpoints: dict[str, _Endpoint] = {}
+        self._port = _CLIENT_PORT_FIRST
+
+    def serve(
+        self,
+        address: str,
+        dispatcher: Dispatcher,
+        *,
+        on_connect: OnPeer | None = None,
+        on_disconnect: OnPeer | None = None,
+    ) -> None:
+        """Serve `dispatcher` at `address`."""
+        self._endpoints[address] = _Endpoint(dispatcher, on_connect, on_disconnect)
+
+    def listener(
+        self,
+        dispatcher: Dispatcher,
+        *,
+        on_disconnect: OnPeer | None = None,
+        limits: ServerLimits = SERVER_LIMITS,
+    ) -> MemoryListener:
+        """For `net.network.Network`. Nothing is limited here, so `limits` are not looked at."""
+        del limits
+        return MemoryListener(self, dispatcher, on_disconnect)
+
+    def serves(self, address: str) -> bool:
+        """Whether somebody serves there."""
+        return address in self._endpoints
+
+    def stop(self, address: str) -> None:
+        """Stop serving there; its connections break."""
+        endpoint = self._endpoints.pop(address, None)
+        for link in tuple(endpoint.links if endpoint else ()):
+            link.lose()
+
+    async def dial(
+        self,
+        address: str,
+        *,
+        timeout_s: float = 0.0,
+        on_request: OnRequest | None = None,
+        on_close: OnClose | None = None,
+    ) -> Channel:
+        """Like `dialer.dial`. Raises ConnectionLostError when nobody serves there."""
+        del timeout_s  # nothing here takes time
+        endpoint = self._endpoints.get(address)
+        if endpoint is None:
+            raise ConnectionLostError(f"Nobody serves {address} in this process.")
+        self._port += 1
+        host, _, port = address.rpartition(":")
+        channel = Channel(address, on_request=on_request, on_close=on_close)
+        local = Host(host if host[:1].isdigit() or ":" in host else "127.0.0.1", int(port or 0))
+        link = _Link(endpoint, channel, Host("127.0.0.1", self._port), local)
+        endpoint.links.add(link)
+        if endpoint.on_connect is not None:
+            endpoint.on_connect(link.peer)
+        return channel

@@ -26,8 +26,7 @@ from sluicemq.config import NameServerConfig, load_broker_config
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.nameserver.server import NameServer
-from sluicemq.net.memory import MemoryNetwork
-from sluicemq.net.network import SOCKETS, Network
+from sluicemq.net.network import SOCKETS, MemoryNetwork, Network
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.testing.virtual import VirtualClock
 

@@ -19,7 +19,7 @@ from sluicemq.broker.metrics import BrokerCollector
 from sluicemq.errors import RequestError
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import GroupConfig
-from sluicemq.net.shares import Shares
+from sluicemq.net.limits import Shares
 from sluicemq.wire import bodies
 from sluicemq.wire.frames import Command
 

@@ -14,8 +14,7 @@ from sluicemq.model.ids import Host
 from sluicemq.model.topic import DataVersion, TopicConfig
 from sluicemq.nameserver.requests import Parts
 from sluicemq.wire.frames import Command
-from sluicemq.wire.registration import RegisterBody, encode_register_body
-from sluicemq.wire.tables import TopicTable
+from sluicemq.wire.tables import RegisterBody, TopicTable, encode_register_body
 
 Ask = Callable[..., Command]
 EDITION = DataVersion(1, 100)

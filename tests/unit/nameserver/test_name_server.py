@@ -9,8 +9,7 @@ from sluicemq.model.ids import Host
 from sluicemq.nameserver.server import NameServer
 from sluicemq.net.peer import Peer
 from sluicemq.wire.frames import FLAG_ONEWAY, Command, decode, encode
-from sluicemq.wire.registration import RegisterBody, encode_register_body
-from sluicemq.wire.tables import TopicTable
+from sluicemq.wire.tables import RegisterBody, TopicTable, encode_register_body
 
 
 class Wire:

@@ -7,7 +7,7 @@ import pytest
 from sluicemq.errors import ConnectionLostError
 from sluicemq.net.channel import Channel
 from sluicemq.net.dispatch import Dispatcher
-from sluicemq.net.memory import MemoryNetwork
+from sluicemq.net.network import MemoryNetwork
 from sluicemq.net.peer import Peer
 from sluicemq.wire.frames import Command
 

@@ -6,7 +6,7 @@ import pytest
 
 from simulation.stepped import ManualClock, SteppedBroker
 from sluicemq.net.dispatch import Dispatcher
-from sluicemq.net.shares import TURN_S, WORKS_MAX, Shares
+from sluicemq.net.limits import TURN_S, WORKS_MAX, Shares
 from sluicemq.wire.frames import Command, decode, encode
 
 

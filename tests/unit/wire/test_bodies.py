@@ -17,7 +17,8 @@ from sluicemq.model.topic import (
     TopicConfig,
     TopicRoute,
 )
-from sluicemq.wire import bodies, registration, tables
+from sluicemq.wire import bodies, tables
+from sluicemq.wire import tables as registration
 
 VERSION = DataVersion(counter=3, timestamp_ms=1795226971780, state_version=1)
 TOPIC = TopicConfig("T", 4, 4, 6)
@@ -94,7 +95,7 @@ def test_a_broken_compressed_registration_is_refused(data: bytes) -> None:
 def test_a_registration_that_inflates_without_end_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sluicemq.wire.registration.INFLATED_BYTES_MAX", 1000)
+    monkeypatch.setattr("sluicemq.wire.tables.INFLATED_BYTES_MAX", 1000)
     with pytest.raises(ProtocolError, match="1000"):
         registration.decode_register_body(zlib.compress(bytes(100_000)), compressed=True)
 
