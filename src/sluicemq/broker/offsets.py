@@ -1,7 +1,12 @@
-"""Offsets that were reset while consumers go on reading: 222's promise.
+"""How far each group has consumed each queue, and its file (config/consumerOffset.json).
 
-An offset that is only written into the table does not last: a consumer that reads the queue has
-messages under way and commits them over it. So each reset stays *pending* until the consumer knows:
+The key is `topic@group`, as in RocketMQ's file. Any value is taken, also one below the last
+(spec/delivery.md §5). `pulled` is how far a group has fetched; it is shown by tools and kept in
+memory only. The file is written every few seconds: after a crash a group may see messages again.
+
+An offset that is reset (222) while consumers go on reading does not last if it is only written into
+the table: they have messages under way and commit them over it. So each reset stays *pending* until
+the consumer knows:
 
     pending   every commit of the group on that queue is dropped; the next pull is answered with 21
               (OFFSET_RESET) and the new offset                     -> told
@@ -16,16 +21,11 @@ again, `TELLS_MAX` times, because a program that pulls where it likes is not to 
 What is pending stands in `config/sluiceOffsetResets.json` before 222 is answered, so that a broker
 that dies tells the consumers when it is back (RocketMQ forgets it, and ignores the file). One that
 dies just after a consumer has heard tells it once more: messages repeat.
-
-How far each group has consumed each queue, and its file (config/consumerOffset.json).
-
-The key is `topic@group`, as in RocketMQ's file. Any value is taken, also one below the last
-(spec/delivery.md §5). `pulled` is how far a group has fetched; it is shown by tools and kept in
-memory only. The file is written every few seconds: after a crash a group may see messages again.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
@@ -38,20 +38,22 @@ from sluicemq.model.topic import DataVersion
 from sluicemq.wire import tables
 from sluicemq.wire.tables import Unknown
 
+log = logging.getLogger(__name__)
+
+SEPARATOR: Final = "@"
+COMMITS_PER_VERSION: Final = 500  # spec/store.md §11
 TELLS_MAX: Final = 3
 
 Key = tuple[str, str, int]
 """(group, topic, queue id)"""
 
 
+@dataclass(slots=True)
 class _Reset:
-    __slots__ = ("offset", "tells", "told", "told_at")
-
-    def __init__(self, offset: int) -> None:
-        self.offset = offset
-        self.told = ""
-        self.told_at = -1
-        self.tells = 0
+    offset: int
+    told: str = ""
+    told_at: int = -1
+    tells: int = 0
 
 
 class Resets:
@@ -142,12 +144,6 @@ class Resets:
             raise ValueError(f"a reset lacks a field: {error}") from error
 
 
-log = logging.getLogger(__name__)
-
-SEPARATOR: Final = "@"
-COMMITS_PER_VERSION: Final = 500  # spec/store.md §11
-
-
 class Offsets:
     """topic@group -> queue id -> next offset to consume."""
 
@@ -155,18 +151,25 @@ class Offsets:
         self._clock = clock
         self.table: dict[str, dict[int, int]] = {}
         self.pulled: dict[str, dict[int, int]] = {}
-        self.resets = Resets(self._resets_changed)
+        self.resets = Resets(self._reset_changed)
         self.is_urgent = False
         """A reset is to be on disk before it is answered."""
         self.version = DataVersion()
         self._unknown = Unknown()
         self._commits = 0
         directory = f"{settings.store.root}/config"
-        self.document = Document(files, f"{directory}/consumerOffset.json", self._render)
+
+        def render() -> str:
+            return tables.encode_consumer_offsets_file(self.snapshot())
+
+        def render_resets() -> str:
+            return orjson.dumps({"resets": self.resets.objects()}).decode()
+
+        self.document = Document(files, f"{directory}/consumerOffset.json", render)
         self.resets_document = Document(
-            files, f"{directory}/sluiceOffsetResets.json", self._render_resets
+            files, f"{directory}/sluiceOffsetResets.json", render_resets
         )
-        self._light_document = Document(files, f"{directory}/lmqConsumerOffset.json", self._render)
+        self._light_document = Document(files, f"{directory}/lmqConsumerOffset.json", render)
 
     def load(self) -> None:
         """A broker with light queues (enableLmq) had it all in another file: that one is read when
@@ -183,36 +186,26 @@ class Offsets:
         if pending is not None:
             self.resets.load(pending.get("resets", ()))
 
-    def _resets_changed(self) -> None:
+    def _reset_changed(self) -> None:
         self.resets_document.changed = True
-
-    def _render_resets(self) -> str:
-        return orjson.dumps({"resets": self.resets.objects()}).decode()
-
-    def _render(self) -> str:
-        return tables.encode_consumer_offsets_file(self.snapshot())
 
     def snapshot(self) -> tables.ConsumerOffsets:
         """The table as 43 and the file carry it."""
         return tables.ConsumerOffsets(self.table, self.version, self._unknown)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """A consumer's commit: dropped while it does not know of a reset (`resets.py`)."""
-        if self.resets and self.resets.blocks(group, topic, queue_id):
-            return
-        self._set(group, topic, queue_id, offset)
-
-    def put(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Where the group is, as its lanes say."""
-        self._set(group, topic, queue_id, offset)
+        """A consumer's commit: dropped while it does not know of a reset (`Resets`). HOT."""
+        if (group, topic, queue_id) not in self.resets.table:
+            self.put(group, topic, queue_id, offset)
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """The group goes on at `offset`, whatever its consumers commit meanwhile."""
         self.resets.put(group, topic, queue_id, offset)
         self.is_urgent = True
-        self._set(group, topic, queue_id, offset)
+        self.put(group, topic, queue_id, offset)
 
-    def _set(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+    def put(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Where the group is, whoever says so. HOT."""
         key = f"{topic}@{group}"
         queues = self.table.get(key)
         if queues is None:

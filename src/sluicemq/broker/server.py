@@ -47,6 +47,7 @@ from sluicemq.store.store import Store
 
 log = logging.getLogger("sluicemq.broker")
 T = TypeVar("T")
+Chore = Callable[[], Awaitable[None] | None]
 
 VIP_PORT_BELOW: Final = 2  # spec/remoting.md §1
 SWEEP_S: Final = 0.2
@@ -148,7 +149,7 @@ class Broker:
             ),
             call_soon=loop.call_soon,
             call_later=loop.call_later,
-            run_sync=self._run_sync,
+            run_sync=lambda done: in_executor(self._executor)(self.store.sync, done),
             announce=self._announcements.hold,
             elsewhere=in_executor(self._executor),
             compute=calmly(in_executor(self._computer)),
@@ -264,67 +265,52 @@ class Broker:
                     await self._in_executor(lambda: None)
         self._announcements.release()
 
-    # ---------------------------------------------------------------------- answers for later
-
-    def _run_sync(self, done: Callable[[int | BaseException], None]) -> None:
-        """Starts an fsync in the executor."""
-        in_executor(self._executor)(self.store.sync, done)
-
     # ---------------------------------------------------------------------------------- chores
 
     async def _live(self) -> None:
+        core = self.core
+        chores: list[tuple[Callable[[], float], Chore]] = [
+            # RocketMQ's JSON of topics and groups lags by as much.
+            (lambda: TABLES_S, lambda: self._save(*core.journaled)),
+            (lambda: self.settings.broker.consumer_offset_flush_interval_ms / 1000,
+             self._save_offsets),
+            (lambda: FILTERS_PERIOD_S, self._save_filters),
+            (lambda: self.settings.store.flush_interval_ms / 1000, self._flush),
+            (lambda: self.settings.store.delay_offset_flush_interval_ms / 1000,
+             self._save_delayed),
+            (lambda: self.settings.store.timer_flush_interval_ms / 1000, self._save_timers),
+            (lambda: INDEX_S, self._index),
+            (lambda: COLUMNS_S, self._columns),
+            (lambda: 1.0, core.second),
+            (lambda: EXPIRY_SWEEP_S, core.expire_clients),
+        ]  # fmt: skip
+        if core.guard is not None:
+            chores.append((lambda: LOOK_S, self._look_at_rules))
+        if not self.settings.is_read_only:
+            chores.append((lambda: CLEAN_S, lambda: self._take(core.cleaning.run())))
         async with asyncio.TaskGroup() as group:
             group.create_task(self._announcements.run())
-            group.create_task(self._each(lambda: TABLES_S, self._save_tables))
-            group.create_task(self._each(self._offsets_period_s, self._save_offsets))
-            group.create_task(self._each(lambda: FILTERS_PERIOD_S, self._save_filters))
-            group.create_task(self._each(self._flush_period_s, self._flush))
-            group.create_task(self._each(self._delay_period_s, self._save_delayed))
-            group.create_task(self._each(self._timer_period_s, self._save_timers))
-            group.create_task(self._each(lambda: INDEX_S, self._index))
-            group.create_task(self._each(lambda: COLUMNS_S, self._columns))
-            group.create_task(self._each(lambda: 1.0, self._second))
-            if self.core.guard is not None:
-                group.create_task(self._each(lambda: LOOK_S, self._look_at_rules))
-            if not self.settings.is_read_only:
-                group.create_task(self._each(lambda: CLEAN_S, self._clean))
-            group.create_task(self._each(lambda: EXPIRY_SWEEP_S, self._expire_clients))
+            for period_s, chore in chores:
+                group.create_task(self._each(period_s, chore))
 
-    async def _each(
-        self, period_s: Callable[[], float], chore: Callable[[], Awaitable[None]]
-    ) -> None:
+    async def _each(self, period_s: Callable[[], float], chore: Chore) -> None:
         """Does a chore again and again; a failure is logged, once for each text."""
         said = ""
         while True:
             await asyncio.sleep(self._stretch(period_s()))
             try:
-                await chore()
+                if (work := chore()) is not None:
+                    await work
                 said = ""
             except Exception as error:
                 if str(error) != said:
                     said = str(error)
                     log.error("%s", error, exc_info=not isinstance(error, SluiceError))
 
-    def _offsets_period_s(self) -> float:
-        return self.settings.broker.consumer_offset_flush_interval_ms / 1000
-
-    def _flush_period_s(self) -> float:
-        return self.settings.store.flush_interval_ms / 1000
-
-    async def _save_tables(self) -> None:
-        """RocketMQ's JSON of topics and groups lags by as much."""
-        await self._save(*self.core.journaled)
-
     async def _save_offsets(self) -> None:
         offsets, lanes = self.core.offsets, self.core.lanes
         lanes.ground.flush()
         await self._save(offsets.document, offsets.resets_document)
-
-    def _delay_period_s(self) -> float:
-        return self.settings.store.delay_offset_flush_interval_ms / 1000
-
-    def _timer_period_s(self) -> float:
-        return self.settings.store.timer_flush_interval_ms / 1000
 
     async def _save_delayed(self) -> None:
         self.core.delayed.clean()
@@ -379,19 +365,10 @@ class Broker:
             else:
                 await asyncio.sleep(step)
 
-    async def _second(self) -> None:
-        self.core.second()
-
     async def _look_at_rules(self) -> None:
         """An edit of plain_acl.yml is in force as a whole, between two requests."""
         if (guard := self.core.guard) is not None:
             guard.settle(await self._in_executor(guard.look))
-
-    async def _clean(self) -> None:
-        await self._take(self.core.cleaning.run())
-
-    async def _expire_clients(self) -> None:
-        self.core.expire_clients()
 
     def _sweep(self) -> None:
         self.core.sweep()

@@ -95,7 +95,7 @@ class BrokerState:
         # Consumers.
         self.polls = LongPolls(turns.write, settings.broker.parked_pulls_max, self.shares)
         self.lanes = Lanes(
-            settings, topics, offsets, store, files, clock, self.polls.look_again, call_soon,
+            settings, topics, offsets, store, files, clock, self.polls.wake, call_soon,
             elsewhere,
         )  # fmt: skip
         self.contracts = Contracts(groups, settings, clock)

@@ -116,18 +116,13 @@ RunSync = Callable[[Callable[[int | BaseException], None]], None]
 class Answers:
     """Answers that leave together. `announcing`: of sends that have made a topic."""
 
-    __slots__ = ("announcing", "frames", "started_s")
+    __slots__ = ("announcing", "count", "frames", "started_s")
 
     def __init__(self) -> None:
+        self.count = 0
         self.frames: dict[Peer, list[bytes]] = {}
         self.announcing: list[tuple[Peer, bytes]] = []
         self.started_s = 0.0
-
-    def __bool__(self) -> bool:
-        return bool(self.frames or self.announcing)
-
-    def __len__(self) -> int:
-        return sum(map(len, self.frames.values())) + len(self.announcing)
 
     def __iter__(self) -> Iterator[tuple[Peer, bytes]]:
         """Connection and answer, without those that nobody wants."""
@@ -137,6 +132,7 @@ class Answers:
 
     def join(self, others: "Answers") -> None:
         """Takes over others, which leave at the same time."""
+        self.count += others.count
         for peer, frames in others.frames.items():
             self.frames.setdefault(peer, []).extend(frames)
         self.announcing += others.announcing
@@ -166,7 +162,11 @@ class Turns:
         self._run_sync = run_sync
         self._announce = announce
         self._sync_timeout_s = sync_timeout_s
-        self._begin()
+        self._written = self._synced = Answers()
+        """The turn's answers: those that leave after the commit, and those that wait for the fsync
+        after it. Without fsyncs they are the same."""
+        if run_sync is not None:
+            self._synced = Answers()
         self._next: Answers | None = None
         """They wait for the next fsync, `_syncing` for the one that runs."""
         self._syncing: Answers | None = None
@@ -183,13 +183,6 @@ class Turns:
         """Called when a commit has failed: what the turn had appended never was."""
         store.on_visible = self.visible
 
-    def _begin(self) -> None:
-        """The turn's answers: those that leave after the commit, and those that wait for the fsync
-        after it. Without fsyncs they are the same."""
-        self._written = self._synced = Answers()
-        if self._run_sync is not None:
-            self._synced = Answers()
-
     # ------------------------------------------------------------------------- during a turn
 
     def hold(self, peer: Peer, answer: bytes, waits: bool = True, announces: bool = False) -> None:
@@ -197,6 +190,7 @@ class Turns:
         if not self._is_scheduled:
             self.soon()
         answers = self._synced if waits else self._written
+        answers.count += 1
         if announces:
             answers.announcing.append((peer, answer))
             return
@@ -246,7 +240,9 @@ class Turns:
         """Commits the turn and lets its answers go."""
         self._is_scheduled = False
         written, synced = self._written, self._synced
-        self._begin()
+        self._written = self._synced = Answers()
+        if self._run_sync is not None:
+            self._synced = Answers()
         written.started_s = synced.started_s = self._started_s
         own, self._has_own = self._has_own, False
         self.turns += 1
@@ -264,7 +260,7 @@ class Turns:
             self.flush()
             return
         self._release(written)
-        if self._run_sync is not None and (synced or written or own):
+        if self._run_sync is not None and (synced.count or written.count or own):
             # Also for those alone that do not wait: others see their messages after the fsync.
             if self._next is None:
                 self._next = synced
@@ -275,7 +271,7 @@ class Turns:
 
     def _release(self, answers: Answers) -> None:
         """What was waited for is done: the answers leave, and who waits for messages is woken."""
-        if answers:
+        if answers.count:
             for peer, frames in answers.frames.items():
                 if peer in self._outgoing:
                     self._outgoing[peer] += frames
@@ -283,7 +279,7 @@ class Turns:
                     self._outgoing[peer] = frames
             for peer, answer in answers.announcing:
                 self._announce(peer, answer)
-            seconds, count = self._clock.monotonic_s() - answers.started_s, len(answers)
+            seconds, count = self._clock.monotonic_s() - answers.started_s, answers.count
             self.latency_counts[bisect_left(LATENCY_BOUNDS_S, seconds)] += count
             self.latency_sum_s += seconds * count
         queues, self._visible = self._visible, []
@@ -323,11 +319,15 @@ class Turns:
 
     def expire(self, now_s: float) -> None:
         """Answers the sends whose fsync takes too long, and tries one again that has to be."""
-        for answers in filter(None, (self._syncing, self._next)):
-            if now_s - answers.started_s > self._sync_timeout_s:
+        for answers in (self._syncing, self._next):
+            if (
+                answers is not None
+                and answers.count
+                and now_s - answers.started_s > self._sync_timeout_s
+            ):
                 log.warning(
                     "the fsync takes more than %s s: %d sends are answered FLUSH_DISK_TIMEOUT",
-                    self._sync_timeout_s, len(answers),
+                    self._sync_timeout_s, answers.count,
                 )  # fmt: skip
                 for peer, answer in answers:
                     late = decode(answer[4:])
@@ -336,7 +336,7 @@ class Turns:
                         "the fsync takes longer than syncFlushTimeout; the message is stored."
                     )
                     self.write(peer, encode(late))
-                answers.frames, answers.announcing = {}, []
+                answers.count, answers.frames, answers.announcing = 0, {}, []
                 answers.started_s = now_s
         self._start_sync()
         self.flush()
@@ -345,10 +345,10 @@ class Turns:
     def is_idle(self) -> bool:
         """Is no answer held?"""
         is_syncing = self._syncing is not None or self._next is not None
-        return not (self._written or self._synced or is_syncing)
+        return not (self._written.count or self._synced.count or is_syncing)
 
     def _fail(self, answers: Answers, error: BaseException, *, is_written: bool = False) -> None:
-        log.error("%d messages are refused: %s", len(answers), error)
+        log.error("%d messages are refused: %s", answers.count, error)
         if isinstance(error, StoreUncertainError):
             remark = str(error)
         elif is_written:

@@ -14,6 +14,7 @@ The number of parked pulls is bounded: `park` refuses and the caller answers at 
 import heapq
 import logging
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Final
 
@@ -50,10 +51,6 @@ class LongPolls:
     def __len__(self) -> int:
         return self._size
 
-    @property
-    def is_full(self) -> bool:
-        return self._size >= self.size_max
-
     def park(self, parked: Parked, peer: Peer) -> bool:
         """Keeps the pull; False when too many wait already."""
         if self._size >= self.size_max or len(self._by_peer.get(peer, ())) >= PEER_MAX:
@@ -64,96 +61,69 @@ class LongPolls:
         self._size += 1
         return True
 
-    def wake(self, topic: str, queue_id: int, offset_max: int) -> None:
-        """Messages of the queue below `offset_max` are visible now."""
-        key = (topic, queue_id)
-        waiting = self._by_queue.get(key)
-        if waiting is None:
-            return
-        for parked, peer in tuple(waiting.items()):
-            if not parked.is_done and offset_max > parked.scan_offset:
-                self._look_soon(parked, peer)
+    def wake(self, topic: str, queue_id: int, offset_max: int | None = None) -> None:
+        """Messages of the queue below `offset_max` are visible now; None: something besides
+        messages has changed, a group was sent to another place. Each pull looks when the turn has
+        time for it; once, however often it is woken until then. HOT."""
+        waiting = self._by_queue.get((topic, queue_id))
+        for parked, peer in tuple(waiting.items()) if waiting is not None else ():
+            is_new = offset_max is None or offset_max > parked.scan_offset
+            if parked.is_done or parked.is_looking or not is_new:
+                continue
+            if self._shares.has_to_wait(peer):
+                parked.is_looking = True
+                self._shares.add(peer, partial(self.look, parked, peer))
+            else:
+                begin_s = self._shares.now_s()
+                self.look(parked, peer, self._write)
+                self._shares.spent(peer, begin_s)
 
-    def look_again(self, topic: str, queue_id: int) -> None:
-        """Something besides messages has changed: a group was sent to another place."""
-        for parked, peer in tuple(self._by_queue.get((topic, queue_id), {}).items()):
-            if not parked.is_done:
-                self._look_soon(parked, peer)
-
-    def _look_soon(self, parked: Parked, peer: Peer) -> None:
-        """Now, when the turn has time for it; once, however often it is woken until then."""
-        if parked.is_looking:
-            return
-        if self._shares.has_to_wait(peer):
-            parked.is_looking = True
-            self._shares.add(peer, lambda: self.look(parked, peer))
-        else:
-            begin_s = self._shares.now_s()
-            self._look_now(parked, peer, self._write)
-            self._shares.spent(peer, begin_s)
-
-    def look(self, parked: Parked, peer: Peer) -> None:
-        """A pull looks again, at any time: its answer leaves at once."""
-        self._look_now(parked, peer, Peer.write)
-
-    def _look_now(self, parked: Parked, peer: Peer, write: Callable[[Peer, bytes], None]) -> None:
+    def look(
+        self,
+        parked: Parked,
+        peer: Peer,
+        write: Callable[[Peer, bytes], None] = Peer.write,
+        *,
+        is_last: bool = False,
+    ) -> None:
+        """A pull looks again, at any time: its answer leaves at once. An error is its answer and
+        nobody else's. HOT."""
         parked.is_looking = False
-        answer = None if parked.is_done else _look(parked, False)
-        if answer is not None:
-            self._drop_from_queue(parked)
-            self._forget(peer, parked)
-            write(peer, answer)
+        if parked.is_done:
+            return
+        try:
+            answer = parked.look(parked, is_last)
+        except Exception as error:
+            log.exception("a waiting pull of %s:%d failed", parked.topic, parked.queue_id)
+            remark = f"{type(error).__name__}: {error}"
+            answer = encode_answer(parked.command, ResponseCode.SYSTEM_ERROR, remark=remark)
+        if answer is not None or is_last:
+            self._forget(parked, peer)
+            write(peer, answer or b"")
 
     def expire(self, now_s: float) -> None:
         """Answers the pulls whose time is over."""
-        deadlines = self._deadlines
-        while deadlines and deadlines[0][0] <= now_s:
-            _, _, peer, parked = heapq.heappop(deadlines)
-            if parked.is_done:
-                continue
-            self._drop_from_queue(parked)
-            answer = _look(parked, True) or b""
-            self._forget(peer, parked)
-            self._write(peer, answer)
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, _, peer, parked = heapq.heappop(self._deadlines)
+            self.look(parked, peer, self._write, is_last=True)
 
     def disconnect(self, peer: Peer) -> None:
         """The connection is gone: its pulls are forgotten."""
-        for parked in self._by_peer.pop(peer, ()):
-            parked.is_done = True
-            self._size -= 1
-            self._drop_from_queue(parked)
-        self._compact()
+        for parked in tuple(self._by_peer.get(peer, ())):
+            self._forget(parked, peer)
 
-    def _forget(self, peer: Peer, parked: Parked) -> None:
+    def _forget(self, parked: Parked, peer: Peer) -> None:
         parked.is_done = True
         self._size -= 1
-        mine = self._by_peer.get(peer)
-        if mine is not None:
-            mine.discard(parked)
-            if not mine:
-                del self._by_peer[peer]
-        self._compact()
-
-    def _drop_from_queue(self, parked: Parked) -> None:
         key = (parked.topic, parked.queue_id)
-        waiting = self._by_queue.get(key)
-        if waiting is not None:
-            waiting.pop(parked, None)
-            if not waiting:
-                del self._by_queue[key]
-
-    def _compact(self) -> None:
-        """Answered pulls stay in the heap until their deadline, unless they are most of it."""
+        waiting, mine = self._by_queue[key], self._by_peer[peer]
+        del waiting[parked]
+        if not waiting:
+            del self._by_queue[key]
+        mine.discard(parked)
+        if not mine:
+            del self._by_peer[peer]
+        # Answered pulls stay in the heap until their deadline, unless they are most of it.
         if len(self._deadlines) > 64 and len(self._deadlines) > 4 * self._size:
             self._deadlines = [entry for entry in self._deadlines if not entry[3].is_done]
             heapq.heapify(self._deadlines)
-
-
-def _look(parked: Parked, is_last: bool) -> bytes | None:
-    """What a pull finds; an error is its answer and nobody else's."""
-    try:
-        return parked.look(parked, is_last)
-    except Exception as error:
-        log.exception("a waiting pull of %s:%d failed", parked.topic, parked.queue_id)
-        remark = f"{type(error).__name__}: {error}"
-        return encode_answer(parked.command, ResponseCode.SYSTEM_ERROR, remark=remark)

@@ -119,7 +119,7 @@ class OffsetAdmin:
         for queue, offset in offsets.items():
             if not self.consumers.lanes.reset(group, queue.topic, queue.queue_id, offset):
                 self.offsets.reset(group, queue.topic, queue.queue_id, offset)
-            self.polls.look_again(queue.topic, queue.queue_id)
+            self.polls.wake(queue.topic, queue.queue_id)
         self.turns.soon()
 
     def _let_consumers_reset(
