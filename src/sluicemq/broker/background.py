@@ -1,9 +1,4 @@
-"""How long the loop waits for the interpreter while another thread computes.
-
-Python hands over after 5 ms, which is several times the p99 of a send. While the executor decodes
-columns or judges blocks of them it hands over after a tenth of a millisecond.
-
-Long answers: work that reads millions of messages, done beside everything else.
+"""Long answers: work that reads millions of messages, done beside everything else.
 
 Such work is a generator. What it yields is where others may have their turn: None, or a job that
 another thread does (`run_elsewhere`), whose result it gets. It runs in slices of about a
@@ -12,10 +7,12 @@ longer. So an answer over millions of messages costs nobody else more than a sli
 its first slice is answered at once.
 
 Jobs elsewhere are done one after the other, first for whoever has used least: one may compute for
-seconds there, and the loop goes on beside it.
+seconds there, and the loop goes on beside it. Python hands over between threads after 5 ms, which
+is several times the p99 of a send; while another thread computes it hands over after a tenth of a
+millisecond (`calm`).
 
-No asyncio here: without `call_later` and `run_elsewhere` everything happens
-in turns that a test or a simulator steps.
+`Background` needs no asyncio: without `call_later` and `run_elsewhere` everything happens in turns
+that a test or a simulator steps.
 """
 
 import asyncio
@@ -25,6 +22,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -61,36 +59,30 @@ def in_executor(executor: Executor) -> Elsewhere:
 @contextlib.contextmanager
 def calm() -> Iterator[None]:
     """For the time of the block another thread computes."""
-    _begin()
+    _busy.append(None)
+    sys.setswitchinterval(CALM_S)
     try:
         yield
     finally:
-        _end()
+        _busy.pop()
+        if not _busy:
+            sys.setswitchinterval(USUAL_S)
 
 
 def calmly(elsewhere: Elsewhere) -> Elsewhere:
     """The same for jobs that are done elsewhere."""
 
     def run(job: Callable[[], Any], done: Callable[[Any], None]) -> None:
+        stack = contextlib.ExitStack()
+        stack.enter_context(calm())
+
         def ended(outcome: Any) -> None:
-            _end()
+            stack.close()
             done(outcome)
 
-        _begin()
         elsewhere(job, ended)
 
     return run
-
-
-def _begin() -> None:
-    _busy.append(None)
-    sys.setswitchinterval(CALM_S)
-
-
-def _end() -> None:
-    _busy.pop()
-    if not _busy:
-        sys.setswitchinterval(USUAL_S)
 
 
 log = logging.getLogger(__name__)
@@ -104,14 +96,14 @@ LONG_S: Final = 0.002
 WORKS_MAX: Final = 64
 
 
+@dataclass(slots=True, eq=False)
 class _Work:
-    __slots__ = ("on_end", "outcome", "peer", "steps")
+    """`outcome`: of the job that it waits for."""
 
-    def __init__(self, steps: Steps[Any], peer: Peer | None, on_end: Callable[[Any], None]) -> None:
-        self.steps = steps
-        self.peer = peer
-        self.on_end = on_end
-        self.outcome: Any = None  # of the job that it waits for
+    steps: Steps[Any]
+    peer: Peer | None
+    on_end: Callable[[Any], None]
+    outcome: Any = None
 
 
 class Background:

@@ -8,11 +8,10 @@ from sluicemq.broker.access import Access
 from sluicemq.broker.admin import readonly
 from sluicemq.broker.admin.retention import Cleaning, GroupWatch
 from sluicemq.broker.background import Background, Elsewhere, in_place
-from sluicemq.broker.consume.clients import Consumers, Producers
+from sluicemq.broker.consume.clients import Consumers, Producers, QueueLocks
 from sluicemq.broker.consume.contract import Contracts
 from sluicemq.broker.consume.filter_watch import FilterWatch
 from sluicemq.broker.consume.filters import ConsumerFilters
-from sluicemq.broker.consume.locks import QueueLocks
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.consume.pull import Pull
 from sluicemq.broker.documents import Document

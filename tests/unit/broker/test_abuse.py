@@ -7,7 +7,8 @@ import orjson
 import pytest
 
 from simulation.stepped import ManualClock, SteppedBroker, pull_fields, send_fields
-from sluicemq.broker.consume import clients, locks, longpoll
+from sluicemq.broker.consume import clients, longpoll
+from sluicemq.broker.consume import clients as locks
 from sluicemq.config import BrokerConfig
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.peer import Peer

@@ -1,6 +1,6 @@
 """What is kept is bounded by bytes, and what was asked for longest ago goes first."""
 
-from sluicemq.broker.lanes.byte_cache import ENTRY_BYTES, ByteCache, kept
+from sluicemq.broker.lanes.rules import ENTRY_BYTES, ByteCache, kept
 
 
 def counted(bytes_max: int) -> tuple[ByteCache[str], list[str]]:

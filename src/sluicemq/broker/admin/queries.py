@@ -7,8 +7,7 @@ Answers follow the real broker's, odd ones included: 30 for a queue that a topic
 from typing import Final, Literal
 
 from sluicemq.broker.access import SUB, Access
-from sluicemq.broker.consume.clients import Consumers
-from sluicemq.broker.consume.locks import QueueLocks
+from sluicemq.broker.consume.clients import Consumers, QueueLocks
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings

@@ -1,4 +1,5 @@
-"""How far apart the messages may lie that a filtering consumer has in hand: learned from its pulls.
+"""What groups got: sums that pulls add to, and how far apart the messages may lie that a filtering
+consumer has in hand, which is learned from its pulls.
 
 RocketMQ's push consumers stop for 50 ms when the first and the last message of a queue that they
 have not finished lie too far apart (consumeConcurrentlyMaxSpan: 2,000 offsets in Java). A filter
@@ -15,8 +16,6 @@ begun to consume what it just got. What lies out of its reach is then not given 
 more*: an answer without messages, which the client follows with a pull at once, and by then it has
 consumed. When that goes on in vain (a slow consumer, or one that does not tell) it is given after
 all, each time a little sooner, and the client's own limit does the rest.
-
-What groups got: sums that pulls add to, and that metrics and `filter_watch` read.
 """
 
 from typing import Final

@@ -19,8 +19,8 @@ from sluicemq.broker.consume.matching import RECORDS_A_STEP
 from sluicemq.broker.consume.offset_admin import check_group, known_topic
 from sluicemq.broker.consume.pull import Pull
 from sluicemq.broker.groups import Groups
-from sluicemq.broker.lanes.file import show, shown
 from sluicemq.broker.lanes.rules import atoms_of
+from sluicemq.broker.lanes.table import show, shown
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.topics import Topics
 from sluicemq.errors import FilterError, RequestError

@@ -12,7 +12,7 @@ because stored messages do not change. How fast both go is where an estimate of 
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -181,19 +181,27 @@ class Matching:
         key = (group, topic, queue_id)
         first, end = self._store.queue_offsets(topic, queue_id)
         start = min(max(start, first), end)
+        count = partial(self.count, topic, queue_id, wanted)
         known = self._known(key, wanted, first)
         if known is not None and known.start <= start <= known.end <= end:
-            passed = yield from self._passed(topic, queue_id, wanted, known, start)
-            arrived = yield from self.count(topic, queue_id, wanted, known.end, end)
-            count = known.count - passed + arrived
+            if start - known.start <= known.end - start:  # the shorter part tells of both
+                passed = yield from count(known.start, start)
+            else:
+                passed = known.count - (yield from count(start, known.end))
+            arrived = yield from count(known.end, end)
+            total = known.count - passed + arrived
             passed, arrived = known.passed + passed, known.arrived + arrived
             samples = known.samples.copy()
         else:
-            count = yield from self._count_again(topic, queue_id, wanted, known, start, end)
+            if known is not None and start < known.start <= known.end <= end:  # it went back
+                before = yield from count(start, known.start)
+                total = before + known.count + (yield from count(known.end, end))
+            else:
+                total = yield from count(start, end)
             passed, arrived, samples = 0, 0, deque(maxlen=SAMPLES_KEPT)
         samples.append((now_s, passed, arrived))
         place = self._place(topic, queue_id, end - 1)
-        tally = Tally(start, end, count, place, passed, arrived, samples)
+        tally = Tally(start, end, total, place, passed, arrived, samples)
         went = self._store.queue_offsets(topic, queue_id)[0] > start  # while we were counting
         if not went and (place >= 0 or start == end):
             self._tallies[key] = (wanted.key, tally)
@@ -215,25 +223,6 @@ class Matching:
     def _place(self, topic: str, queue_id: int, offset: int) -> int:
         units = self._store.reader.units(topic, queue_id, offset, 1) if offset >= 0 else b""
         return int(UNIT.unpack(units)[0]) if len(units) else -1
-
-    def _passed(
-        self, topic: str, queue_id: int, wanted: Wanted, known: Tally, start: int
-    ) -> Steps[int]:
-        """Matches that a range leaves behind when it moves on, from the shorter part of it."""
-        if start - known.start <= known.end - start:
-            return (yield from self.count(topic, queue_id, wanted, known.start, start))
-        return known.count - (yield from self.count(topic, queue_id, wanted, start, known.end))
-
-    def _count_again(
-        self, topic: str, queue_id: int, wanted: Wanted, known: Tally | None, start: int, end: int
-    ) -> Steps[int]:
-        """Of a new range, or of one that went back, to which there is something to be added."""
-        if known is None or not start < known.start <= known.end <= end:
-            return (yield from self.count(topic, queue_id, wanted, start, end))
-        before = yield from self.count(topic, queue_id, wanted, start, known.start)
-        return before + known.count + (
-            yield from self.count(topic, queue_id, wanted, known.end, end)
-        )  # fmt: skip
 
     def count(self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int) -> Steps[int]:
         """Matches among the messages [start, end)."""
@@ -314,10 +303,14 @@ class Matching:
         if blocks is None:
             yield from self._verdicts_of_records(topic, queue_id, wanted, start, end)
             return
-        assert wanted.vectorised is not None
+        vectorised = wanted.vectorised
+        assert vectorised is not None
         for block in blocks:
             judged: list[NDArray[np.uint8]] = []
-            judge = partial(_judge, wanted.vectorised, block, judged)
+
+            def judge(block: ColumnBlock = block) -> None:  # in any thread
+                judged.append(vectorised.verdicts(block))  # noqa: B023 - before the next block
+
             if wanted.is_quick_on(block.rows):
                 judge()
             else:
@@ -325,17 +318,12 @@ class Matching:
             verdicts = judged[0]
             if NEEDS_RECORD in verdicts:
                 verdicts = verdicts.copy()
-                yield from self._decide(topic, queue_id, wanted, block.first_offset, verdicts)
+                asked = iter((verdicts == NEEDS_RECORD).nonzero()[0].tolist())
+                while chunk := list(islice(asked, RECORDS_A_STEP)):
+                    at = partial(self.records.at, topic, queue_id)
+                    found = [at(block.first_offset + row) for row in chunk]
+                    yield from _judge_records(wanted, chunk, found, verdicts)
             yield block.first_offset, verdicts
-
-    def _decide(
-        self, topic: str, queue_id: int, wanted: Wanted, first: int, verdicts: "NDArray[np.uint8]"
-    ) -> Iterator[Job | None]:
-        """By the records, what the columns cannot tell."""
-        rows = iter((verdicts == NEEDS_RECORD).nonzero()[0].tolist())
-        while chunk := list(islice(rows, RECORDS_A_STEP)):
-            found = [self.records.at(topic, queue_id, first + row) for row in chunk]
-            yield from _judge_records(wanted, chunk, found, verdicts)
 
     def _verdicts_of_records(
         self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int
@@ -382,15 +370,21 @@ class Matching:
     ) -> Steps[int]:
         """Of units with a code that is wanted, those whose tag is; `part` has the tags of all
         units in the queue from the first of these on."""
-        if part is not None:
-            block = yield from self._in_memory(part)
-            count = None if block is None else _count_rows(wanted, block, hits)
-        elif (picked := self._picked(units, hits)) is not None:
-            found: list[ColumnBlock] = []
-            yield lambda: found.append(picked())
-            count = _count_rows(wanted, found[0], range(len(hits)))
-        else:
-            count = None
+        block: ColumnBlock | None = None
+        if isinstance(part, ColumnBlock):
+            block = part
+        elif part is not None:
+            yield part.run
+            self._store.columns.loaded(part)
+            block = None if part.block is None else part.block.part(part.start, part.stop)
+        count = None if block is None else _count_rows(wanted, block, hits)
+        if part is None and len(hits) >= RECORDS_A_STEP:  # few ones are read one by one
+            begins = [hit * UNIT_BYTES for hit in hits]
+            joined = b"".join([units[begin : begin + UNIT_BYTES] for begin in begins])
+            if (picked := self._store.columns.picked(joined)) is not None:
+                made: list[ColumnBlock] = []
+                yield lambda: made.append(picked())
+                count = _count_rows(wanted, made[0], range(len(hits)))
         if count is not None:
             return count
         total, coming = 0, iter(hits)
@@ -398,23 +392,6 @@ class Matching:
             total += sum(tag in wanted.tags for tag in self.records.of_hits(units, chunk))
             yield None
         return total
-
-    def _picked(self, units: bytes, hits: list[int]) -> "Callable[[], ColumnBlock] | None":
-        """Columns of many hits, made at once; few ones are read one by one."""
-        if len(hits) < RECORDS_A_STEP:
-            return None
-        begins = [hit * UNIT_BYTES for hit in hits]
-        return self._store.columns.picked(
-            b"".join([units[begin : begin + UNIT_BYTES] for begin in begins])
-        )
-
-    def _in_memory(self, load: "ColumnBlock | Load") -> "Steps[ColumnBlock | None]":
-        if isinstance(load, ColumnBlock):
-            return load
-        yield load.run
-        self._store.columns.loaded(load)
-        block = load.block
-        return None if block is None else block.part(load.start, load.stop)
 
 
 def _count_rows(wanted: Wanted, block: "ColumnBlock", rows: Sequence[int]) -> int | None:
@@ -468,10 +445,3 @@ def _judge_records(
     for start in range(0, len(rows), ROWS_A_STEP):
         judge(start, start + ROWS_A_STEP)
         yield None
-
-
-def _judge(
-    vectorised: "Vectorised | RuleColumns", block: "ColumnBlock", judged: "list[NDArray[np.uint8]]"
-) -> None:
-    """Any thread."""
-    judged.append(vectorised.verdicts(block))

@@ -23,8 +23,8 @@ from sluicemq.broker.consume.contract import STRICT
 from sluicemq.broker.consume.delivered import Delivered
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.groups import Groups
-from sluicemq.broker.lanes.byte_cache import ByteCache
 from sluicemq.broker.lanes.filters import rule_filter
+from sluicemq.broker.lanes.rules import ByteCache
 from sluicemq.broker.lanes.table import READ, Do, Step, note
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings

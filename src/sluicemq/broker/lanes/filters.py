@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from sluicemq.broker.lanes.byte_cache import kept
 from sluicemq.broker.lanes.rules import (
     EVERYTHING,
     LANE,
@@ -25,6 +24,7 @@ from sluicemq.broker.lanes.rules import (
     Rule,
     atom_bytes,
     codes_of,
+    kept,
     matcher,
     parse_key,
     rule_bytes,

@@ -1,4 +1,4 @@
-"""Which messages belong to a lane: rules over expressions, and the filter a rule makes.
+"""Which messages belong to a lane: rules over expressions.
 
 An *atom* is one expression: of tags, of SQL92; on a retry topic the whole subscription of a lane
 (asked about the topic a message came from) or the name of a lane (a message says by whom it was
@@ -12,16 +12,19 @@ are as small as those of two. Tags and names of lanes in an order are looked up,
 
 Whether an atom matches depends on the message alone, so lanes whose rules exclude each other never
 get the same message, whatever they read when.
+
+What is made of the texts that clients name is kept while it fits into so many bytes (`kept`): a
+client may name any expression, of any length, so a number of entries bounds nothing.
 """
 
 import hashlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 from weakref import WeakValueDictionary
 
 import orjson
 
-from sluicemq.broker.lanes.byte_cache import kept
 from sluicemq.errors import FilterError
 from sluicemq.filter.nodes import render
 from sluicemq.filter.parser import compile_sql92
@@ -30,6 +33,54 @@ from sluicemq.model.ids import java_hash
 from sluicemq.model.message import RETRY_TOPIC, TAGS
 from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
 from sluicemq.model.topic import RETRY_PREFIX
+
+T = TypeVar("T")
+BYTES_MAX: Final = 4 << 20
+ENTRY_BYTES: Final = 512
+
+
+class ByteCache(Generic[T]):
+    """A function that keeps what it found; the one that was not asked for longest goes first."""
+
+    def __init__(
+        self, function: Callable[..., T], size_of: Callable[..., int], bytes_max: int
+    ) -> None:
+        self._function = function
+        self._size_of = size_of
+        self._bytes_max = bytes_max
+        self._found: OrderedDict[tuple[object, ...], tuple[T, int]] = OrderedDict()
+        self.size_bytes = 0
+        self.__doc__ = function.__doc__
+
+    def __call__(self, *arguments: Any) -> T:
+        known = self._found.get(arguments)
+        if known is not None:
+            self._found.move_to_end(arguments)
+            return known[0]
+        made = self._function(*arguments)
+        size_bytes = ENTRY_BYTES + self._size_of(*arguments)
+        if size_bytes <= self._bytes_max:
+            self._found[arguments] = (made, size_bytes)
+            self.size_bytes += size_bytes
+        while self.size_bytes > self._bytes_max:
+            _, (_, gone_bytes) = self._found.popitem(last=False)
+            self.size_bytes -= gone_bytes
+        return made
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
+def kept(
+    size_of: Callable[..., int], bytes_max: int = BYTES_MAX
+) -> Callable[[Callable[..., T]], ByteCache[T]]:
+    """Keeps what a function finds; `size_of` its arguments: about so many bytes is it."""
+
+    def decorate(function: Callable[..., T]) -> ByteCache[T]:
+        return ByteCache(function, size_of, bytes_max)
+
+    return decorate
+
 
 LANE_PROPERTY: Final = "SLUICE_LANE"
 """Of a message that was sent back: the lane that it returns to."""

@@ -12,7 +12,7 @@ import logging
 from collections.abc import MutableMapping
 from typing import Final
 
-from sluicemq.broker.consume.locks import QueueLocks
+from sluicemq.broker.consume.clients import QueueLocks
 from sluicemq.broker.groups import Groups
 from sluicemq.broker.topics import Topic, Topics
 from sluicemq.clock import Clock
