@@ -2,14 +2,16 @@
 
 The same decisions as the asyncio producer (queue choice, retries, deadline, checks) from the same
 core; every call waits for its answer. No background thread: nothing is sent that was not asked for
-(transactions, which brokers ask about, have one: `client.sync.transactions`).
+(transactions and requests, which brokers come back to, have one: `client.sync.inbound`).
 
     with Producer("127.0.0.1:9876") as producer:
         producer.send("flights", body, tag="UA")
 """
 
-from collections.abc import Sequence
-from typing import Any, Unpack
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Unpack
 
 from sluicemq.client.core.answers import SendResult
 from sluicemq.client.core.messages import (
@@ -23,19 +25,19 @@ from sluicemq.client.core.names import Credentials
 from sluicemq.client.core.replies import REPLY_TIMEOUT_S
 from sluicemq.client.core.sending import RETRIES, SEND_TIMEOUT_MS, Selector, Sender
 from sluicemq.client.core.talks import Talk
-from sluicemq.client.core.tracing import Tracing, trace_topic
+from sluicemq.client.core.tracing import LINGER_S, RECORDS_MAX, Tracing, trace_hint, trace_topic
 from sluicemq.client.core.transactions import TransactionListener, TransactionResult
 from sluicemq.client.identity import MessageIds
 from sluicemq.client.sync.cluster import Cluster
-from sluicemq.client.sync.replies import Requester
-from sluicemq.client.sync.tracing import TraceWriter
-from sluicemq.client.sync.transactions import Transaction, Transactions
+from sluicemq.client.sync.inbound import Inbound, Transaction
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.model.message import WAIT, Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
 from sluicemq.net.tls import Tls
 
+_log = logging.getLogger("sluicemq.client")
 DEFAULT_GROUP = "sluicemq-producer"
+_CLOSE_S: Final = 3.0
 
 
 class Producer(Cluster):
@@ -75,9 +77,8 @@ class Producer(Cluster):
         )
         self.group = self._sender.group
         self.timeout_ms = timeout_ms
-        self.transactions = Transactions(self, self.group, listener)
-        self.transactions.trace = self.trace
-        self._requester = Requester(self, self.group)
+        self.inbound = Inbound(self, self.group, listener)
+        self.inbound.trace = self.trace
         self._trace_writer = None if self.trace is None else TraceWriter(self.trace, self._trace)
 
     def send(
@@ -144,7 +145,7 @@ class Producer(Cluster):
     ) -> StoredMessage:
         """Sends a message and waits for the reply of whoever consumes it; see the asyncio one."""
         outgoing = self._sender.prepare(make_message(topic, body, **options))
-        return self._requester.request(outgoing, self.send_outgoing, timeout_s)
+        return self.inbound.request(outgoing, self.send_outgoing, timeout_s)
 
     def transaction(
         self,
@@ -166,7 +167,7 @@ class Producer(Cluster):
             return self._sender.send(half, queue)
 
         outgoing = self._sender.prepare(make_message(topic, body, **options))
-        return Transaction(self, self.transactions, outgoing, send, check_after_s)
+        return Transaction(self, self.inbound, outgoing, send, check_after_s)
 
     def send_in_transaction(
         self, message: Message, argument: Any = None, *, check_after_s: int | None = None
@@ -174,18 +175,18 @@ class Producer(Cluster):
         """RocketMQ's form: stores the half message, lets the listener execute the local
         transaction, tells the broker how that ended. Raises as `send`, and ConfigurationError
         without a listener."""
-        self.transactions.expect_listener()
+        self.inbound.expect_listener()
         outgoing, send = self._sender.prepare(message), self._sender.send
-        return self.run(self.transactions.send(message, outgoing, argument, check_after_s, send))
+        return self.run(self.inbound.send(message, outgoing, argument, check_after_s, send))
 
     def answer_checks(self, *topics: str) -> None:
         """Makes this producer known to the brokers of the topics before it sends there: they may
         ask its listener about transactions that other processes of the group have left. Without
         topics: to the brokers that create topics. Raises RouteNotFoundError.
         """
-        self.transactions.expect_listener()
+        self.inbound.expect_listener()
         for topic in topics or (DEFAULT_TOPIC,):
-            self.transactions.introduce(topic)
+            self.inbound.introduce(topic)
 
     def _trace(self, message: Message) -> None:
         """On the trace writer's thread."""
@@ -194,8 +195,75 @@ class Producer(Cluster):
 
     def close(self) -> None:
         """Closes every connection; further calls raise ClosedError."""
-        self.transactions.close()
-        self._requester.close()
+        self.inbound.close()
         if self._trace_writer is not None:
             self._trace_writer.close()
         super().close()
+
+
+class TraceWriter:
+    """Writes what one producer has noted: a thread that begins with the first note, sends about
+    once a second, and never lets an error reach whom it tells of. `send` stores a message, or
+    raises."""
+
+    def __init__(
+        self, tracing: Tracing, send: Callable[[Message], None], linger_s: float = LINGER_S
+    ) -> None:
+        self.tracing = tracing
+        self._send = send
+        self._linger_s = linger_s
+        self._work = threading.Event()
+        self._full = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = self._has_warned = False
+        tracing.on_work = self._wake
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            with self._lock:
+                if self._thread is None and not self._closed:
+                    self._thread = threading.Thread(
+                        target=self._run, name="sluicemq trace", daemon=True
+                    )
+                    self._thread.start()
+        if not self._work.is_set():
+            self._work.set()
+        if len(self.tracing) >= RECORDS_MAX and not self._full.is_set():
+            self._full.set()
+
+    def _run(self) -> None:
+        while not self._closed or self.tracing:
+            self._work.wait()
+            self._work.clear()
+            self._full.wait(self._linger_s)
+            if not self._closed:
+                self._full.clear()
+            if not self.flush() and self._closed:
+                return
+
+    def flush(self) -> bool:
+        """Sends all that is noted; False when that failed. Raises nothing."""
+        while (batch := self.tracing.take()) is not None:
+            try:
+                self._send(batch.message)
+            except Exception as error:  # noqa: BLE001 - a trace must not disturb what it tells of
+                self.tracing.lost(batch.record_count)
+                level = logging.DEBUG if self._has_warned else logging.WARNING
+                self._has_warned = True
+                _log.log(level, "traces cannot be written%s: %s", trace_hint(error), error)
+                return False
+        return True
+
+    def close(self) -> None:
+        """Writes what is left, for a few seconds at most."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        if thread is not None:
+            self._full.set()
+            self._work.set()
+            thread.join(_CLOSE_S)
+        self.tracing.lost(len(self.tracing))
+        if self.tracing.dropped:
+            _log.warning("%d trace records were not written", self.tracing.dropped)
