@@ -1,6 +1,7 @@
 """`sluice topic` and `sluice cluster`: topics with their queues, brokers and how they do."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
@@ -13,8 +14,9 @@ from sluicemq.cli.output import (
 )
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError, SluiceError
-from sluicemq.model.topic import DLQ_PREFIX, MASTER_ID, MESSAGE_TYPES, RETRY_PREFIX
+from sluicemq.model.topic import DLQ_PREFIX, MASTER_ID, MESSAGE_TYPE, MESSAGE_TYPES, RETRY_PREFIX
 
+F = TypeVar("F", bound=Callable[..., Any])
 SYSTEM_PREFIXES = (RETRY_PREFIX, DLQ_PREFIX, "rmq_sys_", "RMQ_SYS_")
 SYSTEM_TOPICS = frozenset({
     "TBW102", "SCHEDULE_TOPIC_XXXX", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "BenchmarkTest",
@@ -57,63 +59,85 @@ def list_topics(admin: Admin, show_all: bool, as_json: bool) -> None:
 
 def _attributes(
     _context: click.Context, _option: click.Parameter, texts: tuple[str, ...]
-) -> dict[str, str]:
-    found = dict(text.partition("=")[::2] for text in texts)
-    if not all(found.values()) or len(found) < len(texts):
-        raise click.BadParameter("write KEY=VALUE, each KEY once.")
+) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        is_removal = key.startswith("-") and not separator
+        key = key.removeprefix("-") if is_removal else key
+        if not key or key[0] == "-" or key in found or bool(value) == is_removal:
+            raise click.BadParameter("write KEY=VALUE, or -KEY to take it away, each KEY once.")
+        found[key] = None if is_removal else value
     return found
 
 
-@topic.command("create")
-@click.argument("name")
-@click.option("-q", "--queues", type=int, default=8, show_default=True, help="Queues a broker.")
-@click.option(
-    "--perm",
-    type=click.Choice(["2", "4", "6"]),
-    default="6",
-    show_default=True,
-    help="2 write, 4 read, 6 both.",
-)
-@click.option("-c", "--cluster", help="Only the brokers of that cluster.")
-@click.option(
-    "-o/-O",
-    "--order/--no-order",
-    default=None,
-    help="Strict order: the number of queues stays while a broker is away.",
-)
-@click.option(
-    "--type",
-    "message_type",
-    type=click.Choice([one.lower() for one in MESSAGE_TYPES], case_sensitive=False),
-    help="Which messages it is for (message.type); RocketMQ's proxy holds senders to it.",
-)
-@click.option(
-    "--attribute", "attributes", metavar="KEY=VALUE", multiple=True, callback=_attributes,
-    help="Another attribute of RocketMQ's; again for each.",
-)  # fmt: skip
-@admin_options
-def create(
-    admin: Admin,
-    name: str,
-    queues: int,
-    perm: str,
-    cluster: str | None,
-    order: bool | None,
-    message_type: str | None,
-    attributes: dict[str, str],
-    as_json: bool,
-) -> None:
-    """Create or change topic NAME on every broker."""
-    brokers = admin.create_topic(
-        name, queues=queues, perm=int(perm), cluster=cluster, order=order, type=message_type,
-        attributes=attributes,
+def _topic_options(queues: int | None, perm: str | None) -> Callable[[F], F]:
+    """What a topic can be, with the defaults where nothing is said."""
+    options = (
+        click.argument("name"),
+        click.option(
+            "-q", "--queues", type=int, default=queues, show_default=True, help="Queues a broker."
+        ),
+        click.option(
+            "--perm", type=click.Choice(["2", "4", "6"]), default=perm, show_default=True,
+            help="2 write, 4 read, 6 both.",
+        ),
+        click.option("-c", "--cluster", help="Only the brokers of that cluster."),
+        click.option(
+            "-o/-O", "--order/--no-order", default=None,
+            help="Strict order: the number of queues stays while a broker is away.",
+        ),
+        click.option(
+            "--type",
+            type=click.Choice([one.lower() for one in MESSAGE_TYPES], case_sensitive=False),
+            help="Which messages it is for (message.type); RocketMQ's proxy holds senders to it.",
+        ),
+        click.option(
+            "--attribute", "attributes", metavar="KEY=VALUE|-KEY", multiple=True,
+            callback=_attributes,
+            help="Another attribute of RocketMQ's; -KEY takes it away; again for each.",
+        ),
     )  # fmt: skip
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+@topic.command("create")
+@_topic_options(queues=8, perm="6")
+@admin_options
+def create(admin: Admin, name: str, queues: int, perm: str, as_json: bool, **options: Any) -> None:
+    """Create or change topic NAME on every broker."""
+    _change(admin, name, queues, as_json, perm=int(perm), **options)
+
+
+@topic.command("update")
+@_topic_options(queues=None, perm=None)
+@admin_options
+def update(
+    admin: Admin, name: str, queues: int | None, perm: str | None, as_json: bool, **options: Any
+) -> None:
+    """Change topic NAME on every broker; what is not given stays as it is."""
+    now = admin.route(name).queues[0]
+    options["perm"] = now.perm if perm is None else int(perm)
+    options["write_queues"] = queues or now.write_queues
+    if options["order"] is None and any(one.order for one in admin.topic_configs(name).values()):
+        options["order"] = True
+    _change(admin, name, queues or now.read_queues, as_json, **options)
+
+
+def _change(admin: Admin, name: str, queues: int, as_json: bool, **options: Any) -> None:
+    brokers = admin.create_topic(name, queues=queues, **options)
     print_result(
         {"topic": name, "queues": queues, "brokers": brokers},
         f"Topic {name} has {queues} queues on {', '.join(brokers)}.",
         as_json=as_json,
     )
-    route = admin.find_route(name) if order else None
+    route = admin.find_route(name) if options["order"] else None
     if route is not None and not route.order_topic_config:
         click.echo(
             "The name server keeps the order table but does not hand it out, so the order is not "
@@ -126,8 +150,16 @@ def create(
 @click.argument("name")
 @admin_options
 def show(admin: Admin, name: str, as_json: bool) -> None:
-    """Queues of topic NAME with their offsets, and the groups that read it."""
+    """Queues of topic NAME with their offsets, its type and attributes, the groups that read it."""
     groups = admin.groups_of_topic(name)
+    brokers: list[dict[str, Any]] = [
+        {
+            "broker": broker,
+            "type": config.attributes.get(MESSAGE_TYPE, "").lower(),
+            "attributes": dict(config.attributes),
+        }
+        for broker, config in admin.topic_configs(name).items()
+    ]
     records: list[dict[str, Any]] = [
         {
             "broker": queue.broker,
@@ -140,10 +172,17 @@ def show(admin: Admin, name: str, as_json: bool) -> None:
         for queue, stats in admin.topic_offsets(name).items()
     ]
     if as_json:
-        print_json({"topic": name, "groups": groups, "queues": records})
+        print_json({"topic": name, "brokers": brokers, "groups": groups, "queues": records})
         return
     columns = "broker queue_id offset_min offset_max messages last_message:time"
     print_records(records, columns=columns, title=name, empty="No queues.")
+    kinds: dict[str, list[str]] = {}
+    for one in brokers:
+        texts = [f"{k}={v}" for k, v in sorted(one["attributes"].items()) if k != MESSAGE_TYPE]
+        text = "; ".join([f"Type {one['type'] or 'not set'}", *texts])
+        kinds.setdefault(text, []).append(one["broker"])
+    for text, names in kinds.items():
+        click.echo(f"{text}." if len(kinds) == 1 else f"{', '.join(names)}: {text}.")
     total = sum(record["messages"] for record in records)
     click.echo(f"{total:,} messages. Groups: {', '.join(groups) or 'none'}.")
 

@@ -45,6 +45,28 @@ def test_a_topic_has_the_type_and_the_attributes_that_it_was_created_with(sluice
     assert attributes_of(cluster, "t") == {"message.type": "DELAY", "reserve.time": "7"}
 
 
+def test_an_attribute_is_shown_and_can_be_taken_away(sluice, cluster):
+    sluice(
+        "topic", "create", "t", "-q", "3", "-o", "--type", "FIFO", "--attribute", "reserve.time=7"
+    )
+    (shown,) = records(sluice("topic", "show", "t", "--json"))
+    attributes = {"message.type": "FIFO", "reserve.time": "7"}
+    assert shown["brokers"] == [{"broker": "broker-a", "type": "fifo", "attributes": attributes}]
+    assert "Type fifo; reserve.time=7." in sluice("topic", "show", "t").output
+    updated = sluice("topic", "update", "t", "--attribute", "-reserve.time")
+    assert updated.stdout == "Topic t has 3 queues on broker-a.\n"
+    with Admin(cluster.addresses) as admin:
+        assert admin.topic_configs("t")["broker-a"].order
+    assert attributes_of(cluster, "t") == {"message.type": "FIFO"}
+    with Admin(cluster.addresses) as admin:
+        admin.create_topic("t", attributes={"message.type": None, "reserve.time": "5"})
+    assert attributes_of(cluster, "t") == {"reserve.time": "5"}
+    refused = sluice("topic", "create", "t", "--attribute", "-no.such")
+    assert (refused.exit_code, "no.such" in refused.stderr) == (1, True)
+    for wrong in ("", "-", "=", "k=", "-k=v", "k"):
+        assert sluice("topic", "create", "t", "--attribute", wrong).exit_code == 2, wrong
+
+
 def attributes_of(cluster, topic):
     with Admin(cluster.addresses) as admin:
         (address,) = admin.masters().values()

@@ -27,6 +27,7 @@ class AdminOperations:
     queues = operation(topic_talks.queues)
     create_topic = operation(topic_talks.create_topic)
     delete_topic = operation(topic_talks.delete_topic)
+    topic_configs = operation(topic_talks.topic_configs)
     topic_offsets = operation(topic_talks.topic_offsets)
     groups_of_topic = operation(topic_talks.groups_of_topic)
 

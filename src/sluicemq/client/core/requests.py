@@ -6,7 +6,7 @@ its letters itself (spec/remoting.md §8) behind a test that compares it with th
 command made here has no opaque yet: the connection gives it one.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from sluicemq.model.message import StoredMessage
@@ -287,8 +287,11 @@ def delete_order(topic: str) -> Command:
     return _command(RequestCode.DELETE_KV_CONFIG, header)
 
 
-def update_topic(config: TopicConfig) -> Command:
-    """Creates or changes a topic on one broker."""
+def update_topic(config: TopicConfig, attributes: Mapping[str, str | None]) -> Command:
+    """Creates or changes a topic on one broker; an attribute that is None is taken away."""
+    changes = [
+        f"-{key}" if value is None else f"+{key}={value}" for key, value in attributes.items()
+    ]
     header = headers.CreateTopicRequest(
         topic=config.name,
         default_topic=DEFAULT_TOPIC,
@@ -298,7 +301,7 @@ def update_topic(config: TopicConfig) -> Command:
         filter_type=config.filter_type,
         sys_flag=config.sys_flag,
         order=config.order,
-        attributes=",".join(f"+{key}={value}" for key, value in config.attributes.items()) or None,
+        attributes=",".join(changes) or None,
     )
     return _command(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
 
@@ -319,6 +322,12 @@ def delete_topic_on_name_server(name: str, cluster: str) -> Command:
     """Drops a topic from the routes of one name server."""
     header = headers.DeleteTopicInNameServerRequest(topic=name, cluster=cluster)
     return _command(RequestCode.DELETE_TOPIC_IN_NAMESRV, header)
+
+
+def topic_config(name: str) -> Command:
+    """What one broker keeps of a topic; RocketMQ knows this from 5 on."""
+    header = headers.GetTopicConfigRequest(topic=name, logical=True)
+    return _command(RequestCode.GET_TOPIC_CONFIG, header)
 
 
 def topic_stats(name: str) -> Command:

@@ -11,6 +11,7 @@ from sluicemq.client.core import requests
 from sluicemq.client.core.answers import (
     QUERY_NOT_FOUND,
     SUCCESS,
+    TOPIC_NOT_EXIST,
     expect_success,
     is_refused,
     number,
@@ -29,7 +30,9 @@ from sluicemq.model.topic import (
     TopicRoute,
 )
 from sluicemq.wire import bodies, fastjson
+from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
+from sluicemq.wire.tables import decode_topic_config
 
 # -------------------------------------------------------------------- clusters and brokers
 
@@ -128,12 +131,13 @@ def create_topic(
     cluster: str | None = None,
     order: bool | None = None,
     type: str | None = None,  # noqa: A002 - what RocketMQ calls it
-    attributes: Mapping[str, str] | None = None,
+    attributes: Mapping[str, str | None] | None = None,
 ) -> Talk[list[str]]:
     """Creates or changes a topic on every master (of one cluster); returns the broker names.
 
     `type` is "normal", "fifo", "delay" or "transaction", the attribute message.type;
-    `attributes` are others to be set. What is not given stays as it is.
+    `attributes` are others to be set, or taken away where the value is None. What is not given
+    stays as it is.
 
     `order`: True makes it a topic of strict order: producers keep the number of its queues also
     while a broker is away (the name servers need orderMessageEnable=true); False ends that.
@@ -141,7 +145,7 @@ def create_topic(
     """
     writers = queues if write_queues is None else write_queues
     changes = _checked_topic(name, min(queues, writers), perm, type, attributes or {})
-    config = TopicConfig(name, queues, writers, perm, order=bool(order), attributes=changes)
+    config = TopicConfig(name, queues, writers, perm, order=bool(order))
     found = yield from masters(directory, cluster)
     if not found:
         raise ConfigurationError("no broker is registered.", cure="Start one: sluice broker.")
@@ -150,16 +154,20 @@ def create_topic(
         for server in directory.name_servers:
             command = requests.put_order(name, value) if order else requests.delete_order(name)
             yield from directory.ask(server, command)
-    yield from ask_each(found, requests.update_topic(config))
+    yield from ask_each(found, requests.update_topic(config, changes))
     directory.routes.forget(name)
     return sorted(found)
 
 
 def _checked_topic(
-    name: str, queues_min: int, perm: int, message_type: str | None, attributes: Mapping[str, str]
-) -> dict[str, str]:
-    """The attributes to set. Raises ConfigurationError for what cannot be, or cannot be sent; which
-    attributes there are the brokers say."""
+    name: str,
+    queues_min: int,
+    perm: int,
+    message_type: str | None,
+    attributes: Mapping[str, str | None],
+) -> dict[str, str | None]:
+    """The attributes to set and to take away. Raises ConfigurationError for what cannot be, or
+    cannot be sent; which attributes there are the brokers say."""
     check_topic(name)
     if queues_min < 1:
         raise ConfigurationError(
@@ -170,7 +178,7 @@ def _checked_topic(
             f"the permission is {perm}.", cure="It is 2 (write), 4 (read) or 6 (both)."
         )
     for key, value in attributes.items():
-        if not key or {",", "="} & set(key) or not value or "," in value:
+        if not key or {",", "="} & set(key) or value == "" or "," in (value or ""):
             raise ConfigurationError(
                 f"the attribute {key!r} = {value!r} cannot be sent.",
                 cure="Neither is empty or holds a comma, a name no equals sign.",
@@ -196,6 +204,15 @@ def delete_topic(directory: Directory, name: str, *, cluster: str | None = None)
         if cluster is None:
             yield Call(server, requests.delete_order(name))
     directory.routes.drop(name)
+
+
+def topic_configs(directory: Directory, topic: str) -> Talk[dict[str, TopicConfig]]:
+    """Broker name -> what its master keeps of a topic, with its attributes; RocketMQ 4 does not
+    tell. Raises RouteNotFoundError."""
+    brokers = masters_of_topic((yield from directory.route(topic)))
+    absent = {TOPIC_NOT_EXIST, int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)}
+    answers = yield from ask_each(brokers, requests.topic_config(topic), absent=absent)
+    return {name: decode_topic_config(answer.body) for name, _, answer in answers}
 
 
 def topic_offsets(directory: Directory, topic: str) -> Talk[dict[MessageQueue, bodies.QueueStats]]:
