@@ -72,6 +72,8 @@ _TAGS: Final = np.uint64(int.from_bytes(b"TAGS"))
 _LOW_HALF: Final = np.uint64(0xFFFFFFFF)
 _DISPATCH: Final = np.uint64(int.from_bytes(b"DISPATCH"))
 """The last eight bytes of INNER_MULTI_DISPATCH."""
+_TAG_BYTES_MAX: Final = 40
+"""Longer ones are hashed singly."""
 _LOW_WORD: Final = 16
 _HIGH_WORD: Final = 12
 
@@ -230,11 +232,11 @@ def _tag_codes(records: Records, count: int) -> tuple[Positions, Mask, Mask]:
         odd[owners[~is_name]] = True
         odd[owners[1:][owners[1:] == owners[:-1]]] = True
         starts = equals[hits] + 1
-        value_ends = np.flatnonzero(flat == VALUE_END)
-        ends = value_ends[np.searchsorted(value_ends, starts)]
+        is_end = rows_at(flat, starts, _TAG_BYTES_MAX) == VALUE_END
+        lengths = is_end.argmax(axis=1)
         following = np.append(equals, len(flat))[hits + 1]
-        hashes, is_odd = java_hashes(flat, starts, ends - starts)
-        odd[owners[is_odd | (following < ends)]] = True
+        hashes, is_odd = java_hashes(flat, starts, lengths)
+        odd[owners[is_odd | (following < starts + lengths) | ~is_end.any(axis=1)]] = True
         codes[owners] = hashes.view(np.int32)
     is_lost = records.number("prepared_offset")[:count] == LOST_MARK
     codes[is_lost] = LOST_CODE

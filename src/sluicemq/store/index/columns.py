@@ -1,30 +1,24 @@
-"""The keys of many records at once, as columns (NumPy): what `index_keys` does, a thousandfold.
+"""The keys of many records at once, and the slots of an index file, as columns (NumPy).
 
-Only the properties are looked at, never the bodies. Each row's properties are copied into a row of
-a matrix, with a separator 0x02 behind the last one and zeros after it:
+What `hashes` does singly, a thousandfold: only the properties are looked at, never the bodies. Each
+row's properties are copied into a row of a matrix, with a separator 0x02 behind the last one and
+zeros after it:
 
     matrix    a=1 2 UNIQ_KEY=7F00… 2 KEYS=k1 k2 2 0 0 0
     separators of the flat matrix -> properties begin behind them -> the first 8 bytes say which
     are UNIQ_KEY or KEYS -> intervals of keys, words of KEYS split at spaces
 
-Java's string hash of `topic#key` is a polynomial in 31 modulo 2^32 over UTF-16 units, which are the
-bytes as long as all of them are ASCII. So hash(topic#key) follows from the hashes of topic and key,
-each a product of a matrix of bytes with powers of 31; as rows are aligned left, the surplus factor
-is divided out (31 is odd, so it has an inverse).
+Java's string hash of `topic#key` follows from the hashes of `topic#` and of the key, which
+`record.table.java_hashes` finds. Rows that are not common (very long properties, text beyond ASCII)
+go the scalar way, alone. A batch on its way into the log may have the table of its properties
+already (`columns_of_batch`): then its keys are found without a look at the log.
 
-Rows that are not common (very long properties, text beyond ASCII) go the scalar way, alone.
-
-A batch on its way into the log may have the table of its properties already (`columns_of_batch`):
-then its keys are found without a look at the log.
-
-The hash slots of one index file, in memory (NumPy): slot -> number of its newest entry.
-
-An anonymous array of 4 bytes a slot (20 MB with RocketMQ's default of 5,000,000), of which the
-system provides only the pages that are touched. Entries of a batch are linked in columns: sorted
-by slot, each entry's predecessor is its neighbour, or what the slot held before.
-
-Slots are derived: entries say their hashes, so `restore` builds them again, whatever a crash left
-in the file. What changed is remembered by blocks, and written when the index is flushed.
+Slots (slot -> number of its newest entry) are an anonymous array of 4 bytes a slot (20 MB with
+RocketMQ's default of 5,000,000), of which the system provides only the pages that are touched.
+Entries of a batch are linked in columns: sorted by slot, each entry's predecessor is its neighbour,
+or what the slot held before. Slots are derived: entries say their hashes, so `restore` builds them
+again, whatever a crash left in the file. What changed is remembered by blocks, and written when the
+index is flushed.
 """
 
 import logging
@@ -38,42 +32,45 @@ from numpy.typing import NDArray
 from sluicemq.model.ids import java_hash
 from sluicemq.record.batch_columns import Columns as Batch
 from sluicemq.record.layout import BLANK, INDEX_ENTRY, MAGIC_BLANK, MAGICS, RECORD_BYTES_MIN
-from sluicemq.record.table import Bytes, Positions, gather, leading_starts
+from sluicemq.record.table import (
+    POWERS,
+    Bytes,
+    Mask,
+    Positions,
+    Records,
+    gather,
+    java_hashes,
+    leading_starts,
+    rows_at,
+)
 from sluicemq.store.index.hashes import HASH_MIN, ROLLBACK, keyed_hashes
 from sluicemq.store.log import BLANK_BYTES
 
 logger = logging.getLogger(__name__)
-
-Hashes = NDArray[np.uint32]
 
 PROPERTIES_BYTES_MAX: Final = 1024
 """Longer properties would make the matrix too wide: such rows go the scalar way."""
 ROWS_MIN: Final = 24
 """For fewer records the plain way is faster: setting up columns costs a hundred microseconds."""
 _FAST_BYTES: Final = 1 << 14
-_PAD_BYTES: Final = 1 << 12
-_TOPIC_BYTES_MAX: Final = 255
-_SHORT_KEY_BYTES: Final = 40
-_ASCII_END: Final = 0x80
+_LOOK_BYTES: Final = 8
 _UNIQUE_NAME: Final = int(np.frombuffer(b"UNIQ_KEY", "<u8")[0])
 _KEYS_NAME: Final = struct.unpack("<Q", b"KEYS\x01\0\0\0")[0]
 _KEYS_MASK: Final = (1 << 40) - 1
 _UNIQUE: Final = b"UNIQ_KEY\x01"
 _NAMES: Final = (_UNIQUE, b"KEYS\x01")
-_POWERS = np.ones(PROPERTIES_BYTES_MAX + 8, np.uint32)
-np.cumprod(np.full(PROPERTIES_BYTES_MAX + 7, 31, np.uint32), dtype=np.uint32, out=_POWERS[1:])
-_INVERSES = np.ones_like(_POWERS)
-np.cumprod(
-    np.full(PROPERTIES_BYTES_MAX + 7, pow(31, -1, 1 << 32), np.uint32),
-    dtype=np.uint32,
-    out=_INVERSES[1:],
-)
+_unpack_begin: Final = BLANK.struct.unpack_from
+BLOCK_SLOTS: Final = 1024
+STEP_SLOTS: Final = 1 << 18
+STEP_ENTRIES: Final = 1 << 16
+ENTRY_TYPE: Final = INDEX_ENTRY.dtype
+Numbers = NDArray[np.int32]
 
 
 class Columns(NamedTuple):
     """One row a key: its hash, the number of its record (in `starts`), the record's store time."""
 
-    hashes: NDArray[np.int32]
+    hashes: Numbers
     records: Positions
     times_ms: Positions
 
@@ -91,61 +88,73 @@ def walk(view: memoryview, at: int, stop: int) -> tuple[Positions, int]:
         found = leading_starts(np.frombuffer(view[at:stop], np.uint8)) + at
         if len(found):
             at = int(found[-1])
-            at += BLANK.struct.unpack_from(view, at)[0]
-    starts, end = _walk_on(view, at, stop)
-    return (np.append(found, starts) if starts else found), end
-
-
-def _walk_on(view: memoryview, at: int, stop: int) -> tuple[list[int], int]:
+            at += _unpack_begin(view, at)[0]
     starts: list[int] = []
-    append, unpack, limit = starts.append, BLANK.struct.unpack_from, len(view)
-    while at < stop and limit - at >= BLANK_BYTES:
-        size, magic = unpack(view, at)
+    limit, end = len(view), 0
+    while at < stop and limit - at >= BLANK_BYTES and not end:
+        size, magic = _unpack_begin(view, at)
         if magic in MAGICS and RECORD_BYTES_MIN <= size <= limit - at:
-            append(at)
+            starts.append(at)
             at += size
         else:
             if magic != MAGIC_BLANK:
                 logger.warning("no record begins at %d of a log file: its rest is not indexed", at)
-            return starts, limit
-    return starts, at if at >= stop else limit
+            end = limit
+    end = end or (at if at >= stop else limit)
+    return (np.append(found, starts).astype(np.int64) if starts else found), end
 
 
 def columns_of(view: memoryview, starts: Positions) -> Columns:
     """The keys of the records at `starts`, in order. The records are whole and checked."""
-    if len(starts) < ROWS_MIN:
-        return plain_columns(view, starts)
-    return key_columns(view, starts)
+    return (plain_columns if len(starts) < ROWS_MIN else key_columns)(view, starts)
+
+
+def plain_columns(view: memoryview, starts: Positions) -> Columns:
+    """One record at a time."""
+    found = [keyed_hashes(view, start) for start in starts.tolist()]
+    counts = [len(one.hashes) for one in found]
+    return Columns(
+        np.array([value for one in found for value in one.hashes], np.int32),
+        np.repeat(np.arange(len(found)), counts),
+        np.repeat(np.array([one.store_time_ms for one in found], np.int64), counts),
+    )
 
 
 def key_columns(view: memoryview, starts: Positions) -> Columns:
     """The same in columns, for at least one record."""
-    raw = np.frombuffer(view, np.uint8)
-    places = starts
-    end = int(starts[-1])
-    end += BLANK.struct.unpack_from(view, end)[0]
-    if end + _PAD_BYTES > len(raw):  # so near the end of the file that rows would reach beyond it
-        raw = np.concatenate((raw[starts[0] : end], np.zeros(_PAD_BYTES, np.uint8)))
-        places = starts - starts[0]
-    heads = _heads(raw, places)
-    common = heads.properties_bytes <= PROPERTIES_BYTES_MAX
-    found = _common_keys(raw, heads, common)
-    return _with_odd(view, starts, heads, found, common)
-
-
-def plain_columns(view: memoryview, starts: Positions) -> Columns:
-    """The same, one record at a time."""
-    hashes: list[int] = []
-    records: list[int] = []
-    times: list[int] = []
-    for record, start in enumerate(starts.tolist()):
-        found = keyed_hashes(view, start)
-        hashes += found.hashes
-        records += [record] * len(found.hashes)
-        times += [found.store_time_ms] * len(found.hashes)
-    return Columns(
-        np.array(hashes, np.int32), np.array(records, np.int64), np.array(times, np.int64)
-    )
+    last = int(starts[-1])
+    raw = np.frombuffer(view[int(starts[0]) : last + _unpack_begin(view, last)[0]], np.uint8)
+    records = Records(raw, starts - starts[0])
+    # Without keys to index are those that were rolled back, and whose lengths do not agree.
+    is_keyed = records.good & (records.sys_flag & ROLLBACK != ROLLBACK)
+    sizes = np.where(is_keyed, records.property_lengths, 0)
+    is_odd = sizes > PROPERTIES_BYTES_MAX
+    rows = np.flatnonzero((sizes > 0) & ~is_odd)
+    numbers, hashes = np.empty(0, np.int64), np.empty(0, np.uint32)
+    if len(rows):
+        flat, width = _matrix(raw, records.property_starts[rows], sizes[rows])
+        keys = _find_keys(flat, width)
+        topics, topic_of = records.topics
+        prefixes = [_prefix(str(topic, "utf-8", "replace")) for topic in topics]
+        numbers = rows[keys.rows]
+        hashes, is_bad = _hashes(flat, keys, np.array(prefixes, np.uint32)[topic_of[numbers]])
+        if is_bad.any():
+            is_odd[numbers[is_bad]] = True
+            good = ~is_odd[numbers]
+            numbers, hashes = numbers[good], hashes[good]
+    signed = _signed(hashes)
+    if is_odd.any():
+        odd = [
+            (record, value)
+            for record in np.flatnonzero(is_odd).tolist()
+            for value in keyed_hashes(view, int(starts[record])).hashes
+        ]
+        added = np.array(odd, np.int64).reshape(-1, 2)
+        numbers = np.concatenate((numbers, added[:, 0]))
+        signed = np.concatenate((signed, added[:, 1].astype(np.int32)))
+        order = np.argsort(numbers, kind="stable")
+        numbers, signed = numbers[order], signed[order]
+    return Columns(signed, numbers, records.number("store_time")[numbers])
 
 
 def columns_of_batch(topic: str, batch: Batch, stored_ms: int) -> Columns | None:
@@ -155,7 +164,7 @@ def columns_of_batch(topic: str, batch: Batch, stored_ms: int) -> Columns | None
         return None
     if (batch.heads["sys_flag"] & ROLLBACK == ROLLBACK).any():
         return None
-    numbers = np.arange(len(table))
+    rows = np.arange(len(table))
     found = []
     for name in _NAMES:
         turn = table.turn_of(name[:-1])
@@ -163,90 +172,51 @@ def columns_of_batch(topic: str, batch: Batch, stored_ms: int) -> Columns | None
             starts, ends = table.values(turn)
             if (starts == ends).any():
                 return None
-            found.append(_Keys(numbers, starts, ends))
+            found.append(_Keys(rows, starts, ends))
         elif name == _UNIQUE:
             found.append(_Keys(*[np.empty(0, np.int64)] * 3))
     keys = found[0] if len(found) == 1 else _merged(found[0], _split(table.flat, found[1]))
-    bad = np.zeros(len(table), np.bool_)
-    hashes = _hashes(table.flat, keys.starts, keys.ends - keys.starts, bad, keys.rows)
-    if bad.any():
+    prefix = np.array([_prefix(topic)], np.uint32)
+    hashes, is_bad = _hashes(table.flat, keys, prefix)
+    if is_bad.any():
         return None
-    prefix = np.uint32(java_hash(f"{topic}#") & 0xFFFFFFFF)
-    signed = _signed(hashes + prefix * _POWERS[keys.ends - keys.starts])
-    return Columns(signed, keys.rows, np.full(len(signed), stored_ms))
-
-
-class _Heads(NamedTuple):
-    """Where the variable parts of each record lie in `raw`. Records without keys to index (rolled
-    back, no properties, lengths that do not make up its size) have properties of length 0."""
-
-    topics: Positions
-    topic_bytes: Positions
-    properties: Positions
-    properties_bytes: Positions
-    times_ms: Positions
-
-
-def _heads(raw: Bytes, places: Positions) -> _Heads:
-    flags = gather(raw, places + 39, "u1")  # the low byte holds all the bits wanted
-    born_extra = (flags & 0x10).astype(np.int64) * 12 >> 4
-    extra = born_extra + ((flags & 0x20).astype(np.int64) * 12 >> 5)
-    times = gather(raw, places + 56 + born_extra, ">i8").astype(np.int64)
-    last = places + gather(raw, places, ">i4") - 3  # where the properties' length is at the latest
-    at = places + 84 + extra
-    body_bytes = gather(raw, np.minimum(at, last), ">i4").astype(np.int64)
-    at += 4 + body_bytes
-    whole = (body_bytes >= 0) & (at <= last)
-    at = np.where(whole, at, last)
-    topic_bytes = gather(raw, at, "u1").astype(np.int64)
-    is_second = gather(raw, places + 7, "u1") == 0xAB
-    if is_second.any():
-        topic_bytes[is_second] = gather(raw, at[is_second], ">i2")
-        at += is_second
-    topics = at + 1
-    at = np.clip(topics + topic_bytes, topics, last + 1)
-    sizes = gather(raw, at, ">i2").astype(np.int64)
-    whole &= (topic_bytes >= 0) & (at + 2 + sizes == last + 3)
-    sizes[(flags & ROLLBACK == ROLLBACK) | ~whole] = 0
-    return _Heads(topics, topic_bytes, at + 2, sizes, times)
+    return Columns(_signed(hashes), keys.rows, np.full(len(hashes), stored_ms))
 
 
 class _Keys(NamedTuple):
-    """Intervals of keys in a flat matrix, and whether each is a unique key."""
+    """Intervals of keys in a flat matrix, and the row of each."""
 
     rows: Positions
     starts: Positions
     ends: Positions
 
 
-def _common_keys(raw: Bytes, heads: _Heads, common: NDArray[np.bool_]) -> tuple[Positions, Hashes]:
-    """Record numbers and hashes of the keys of the common rows; a row that turns out odd (text
-    beyond ASCII) is struck from `common`."""
-    rows = np.flatnonzero(common & (heads.properties_bytes > 0))
-    if not len(rows):
-        return np.empty(0, np.int64), np.empty(0, np.uint32)
-    flat, width = _matrix(raw, heads.properties[rows], heads.properties_bytes[rows])
-    keys = _find_keys(flat, width)
-    bad = np.zeros(len(rows), np.bool_)
-    hashes = _hashes(flat, keys.starts, keys.ends - keys.starts, bad, keys.rows)
-    topic_bytes = heads.topic_bytes[rows]
-    bad |= topic_bytes > _TOPIC_BYTES_MAX
-    numbers = np.arange(len(rows))
-    topics = _hashes(raw, heads.topics[rows], np.minimum(topic_bytes, 255), bad, numbers)
-    prefixes = topics * np.uint32(31) + np.uint32(ord("#"))
-    hashes += prefixes[keys.rows] * _POWERS[keys.ends - keys.starts]
-    if bad.any():
-        common[rows[bad]] = False
-        good = ~bad[keys.rows]
-        return rows[keys.rows[good]], hashes[good]
-    return rows[keys.rows], hashes
+def _prefix(topic: str) -> int:
+    """The hash of what stands before a key, as an unsigned number."""
+    return java_hash(f"{topic}#") & 0xFFFFFFFF
+
+
+def _hashes(
+    flat: Bytes, keys: _Keys, prefixes: NDArray[np.uint32]
+) -> tuple[NDArray[np.uint32], Mask]:
+    """The hashes of keys behind their prefixes, and which of them the scalar way has to find."""
+    sizes = keys.ends - keys.starts
+    hashes, is_odd = java_hashes(flat, keys.starts, sizes)
+    return hashes + prefixes * POWERS[np.minimum(sizes, len(POWERS) - 1)], is_odd
+
+
+def _signed(hashes: NDArray[np.uint32]) -> Numbers:
+    """As the index has them: never negative."""
+    found = np.abs(hashes.astype(np.int32))
+    found[found == HASH_MIN] = 0
+    return np.asarray(found)
 
 
 def _matrix(raw: Bytes, places: Positions, sizes: Positions) -> tuple[Bytes, int]:
     """The properties as rows of one width, flat: each closed by a separator, zeros behind it."""
-    width = int(sizes.max()) + 1 + 8  # the closing separator, and room to look at 8 bytes
-    rows = gather(raw, places, f"V{width}").view(np.uint8).reshape(-1, width)
-    flat = np.zeros(rows.size + _PAD_BYTES, np.uint8)
+    width = int(sizes.max()) + 1 + _LOOK_BYTES  # the closing separator, and room to look
+    rows = rows_at(raw, places, width)
+    flat = np.zeros(rows.size + _LOOK_BYTES, np.uint8)
     matrix = flat[: rows.size].reshape(rows.shape)
     np.multiply(rows, np.arange(width) < sizes[:, np.newaxis], out=matrix)
     matrix[np.arange(len(rows)), sizes] = 2
@@ -298,67 +268,7 @@ def _split(flat: Bytes, keys: _Keys) -> _Keys:
     return _Keys(rows[whole], starts[whole], ends[whole])
 
 
-def _hashes(
-    raw: Bytes, starts: Positions, sizes: Positions, bad: NDArray[np.bool_], rows: Positions
-) -> Hashes:
-    """Java's hash of the ASCII text at these places; `bad` is set for rows with other bytes."""
-    if not len(starts):
-        return np.empty(0, np.uint32)
-    width = int(sizes.max())
-    short = sizes <= _SHORT_KEY_BYTES
-    if width > _SHORT_KEY_BYTES and short.any():  # a few long keys must not widen all
-        hashes = np.empty(len(starts), np.uint32)
-        for part in (short, ~short):
-            hashes[part] = _hashes(raw, starts[part], sizes[part], bad, rows[part])
-        return hashes
-    if not width:
-        return np.zeros(len(starts), np.uint32)
-    text = gather(raw, starts, f"V{width}").view(np.uint8).reshape(-1, width)
-    if (sizes != width).any():
-        text = text * (np.arange(width) < sizes[:, np.newaxis])
-    if text.max() >= _ASCII_END:
-        bad[rows[(text >= _ASCII_END).any(axis=1)]] = True
-    weights = _POWERS[width - 1 :: -1] if width > 1 else _POWERS[:1]
-    hashes = text.astype(np.uint32) @ np.ascontiguousarray(weights)
-    return np.asarray(hashes * _INVERSES[width - sizes])
-
-
-def _with_odd(
-    view: memoryview,
-    starts: Positions,
-    heads: _Heads,
-    found: tuple[Positions, Hashes],
-    common: NDArray[np.bool_],
-) -> Columns:
-    records, raw_hashes = found
-    hashes = _signed(raw_hashes)
-    if not common.all():
-        odd = [
-            (record, value)
-            for record in map(int, np.flatnonzero(~common))
-            for value in keyed_hashes(view, int(starts[record])).hashes
-        ]
-        added = np.array(odd, np.int64).reshape(-1, 2)
-        records = np.concatenate((records, added[:, 0]))
-        hashes = np.concatenate((hashes, added[:, 1].astype(np.int32)))
-        order = np.argsort(records, kind="stable")
-        records, hashes = records[order], hashes[order]
-    return Columns(hashes, records, heads.times_ms[records])
-
-
-def _signed(hashes: Hashes) -> NDArray[np.int32]:
-    """As the index has them: never negative."""
-    found = np.abs(hashes.astype(np.int32))
-    found[found == HASH_MIN] = 0
-    return np.asarray(found)
-
-
-BLOCK_SLOTS: Final = 1024
-STEP_SLOTS: Final = 1 << 18
-STEP_ENTRIES: Final = 1 << 16
-ENTRY_TYPE: Final = INDEX_ENTRY.dtype
-
-Numbers = NDArray[np.int32]
+# --- slots
 
 
 class Linked(NamedTuple):
