@@ -65,14 +65,6 @@ def fit_geometry(path: str, size: int, configured: Geometry) -> Geometry:
     )
 
 
-class Hit(NamedTuple):
-    """An entry whose hash is the one asked for: where its record lies, when it was stored (ms),
-    give or take what `seconds` cannot say: up to 999 ms later."""
-
-    offset: int
-    time_ms: int
-
-
 class IndexFile:
     """An index file. `count` is the number that the next entry gets, 1 in an empty file."""
 
@@ -244,8 +236,9 @@ class IndexFile:
 
     # --- asking
 
-    def find(self, value: int, begin_ms: int, end_ms: int) -> Iterator[Hit]:
-        """Entries with this hash, newest first, that may be of that time."""
+    def find(self, value: int, begin_ms: int, end_ms: int) -> Iterator[int]:
+        """Where the records of entries with this hash lie, newest first, that may be of that time:
+        seconds leave out up to 999 ms."""
         view = self._segment.view()
         slot = value % self.geometry.slots
         if self._slots is not None:
@@ -261,7 +254,7 @@ class IndexFile:
             if time_ms + 999 < begin_ms:
                 return
             if found == value and time_ms <= end_ms:
-                yield Hit(offset, time_ms)
+                yield offset
             limit, number = number, previous
 
     def release(self) -> None:

@@ -1,17 +1,8 @@
-"""Keys that the index need not look for: the writer had them in its hands.
-
-A batch that is written as columns (`record.batch_columns`) has the table of its properties, so its
-keys are known when it is appended, and where its records begin. Both are kept here until the index
-comes there; then it does not read the log. What is not here is read, and nothing depends on its
-being here: after a restart, or when the index is far behind, it is not.
-
-A turn that fails is taken back here, too.
-
-The key index: from `topic#key` to the places of messages in the log (spec/store.md §4).
+"""The key index: from `topic#key` to the places of messages in the log (docs/spec/store.md §4).
 
 Built behind the log, never on the way of a send: `note` remembers that the log grew, `catch_up`
-walks what was noted, in slices, and puts the keys into the last file in batches (`index_columns`,
-`index_slots`). A query catches up first, so that nobody sees the delay.
+walks what was noted, in slices, and puts the keys into the last file in batches (`columns`). A
+query catches up first, so that nobody sees the delay.
 
     log     ....................|=========noted=========|
                                 position             goal
@@ -25,12 +16,18 @@ an orderly stop; after a crash files that RocketMQ's checkpoint does not vouch f
 Holes in an index that others wrote (a crash can make them there), and files that are missing
 though the mark counted them, are looked for in the background, and all is built again when a key is
 missing.
+
+A batch that is written as columns (`record.batch_columns`) has the table of its properties, so its
+keys and places are known when it is appended. `KnownKeys` keeps both until the index comes there;
+then it does not read the log. What is not there is read: after a restart, or when the index is far
+behind.
 """
 
 import logging
 import struct
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -48,8 +45,17 @@ if TYPE_CHECKING:
     from sluicemq.record.table import Positions
     from sluicemq.store.index.columns import Columns
 
+logger = logging.getLogger(__name__)
+
 BATCHES_MAX: Final = 256
 """The newest that are remembered: some ten megabytes."""
+SLICE_BYTES: Final = 1 << 20
+"""Of the log, in one go: some 3,000 small messages, two milliseconds. In smaller slices the
+calls of NumPy, each with a price of its own, cost more than the work they do."""
+STEP_COST_BYTES: Final = 1 << 19
+"""What one step of getting ready counts for."""
+QUERY_BACKLOG_MAX: Final = 16 << 20
+"""A query waits for so much of the log to be indexed, not for more: the loop is held so long."""
 
 
 class Known(NamedTuple):
@@ -81,7 +87,7 @@ class KnownKeys:
             self._batches.append(Known(start, laid.end, laid.positions, columns))
 
     def take_back(self, position: int) -> None:
-        """What was appended from there on has never been."""
+        """What was appended from there on has never been: its turn failed."""
         while self._batches and self._batches[-1].start >= position:
             self._batches.pop()
 
@@ -102,42 +108,22 @@ class KnownKeys:
                 break
             found.append(self._batches.popleft())
             end = first.end
-        return _joined(found) if found else None
+        if len(found) < 2:
+            return found[0] if found else None
+        import numpy as np  # noqa: PLC0415 - it is there when there are batches
 
-
-def _joined(batches: list[Known]) -> Known:
-    if len(batches) == 1:
-        return batches[0]
-    import numpy as np  # noqa: PLC0415 - it is there when there are batches
-
-    columns = batches[0].columns
-    counts = np.cumsum([0] + [len(one.starts) for one in batches[:-1]])
-    records = [one.columns.records + before for one, before in zip(batches, counts, strict=True)]
-    return Known(
-        batches[0].start,
-        batches[-1].end,
-        np.concatenate([one.starts for one in batches]),
-        columns._replace(
-            hashes=np.concatenate([one.columns.hashes for one in batches]),
-            records=np.concatenate(records),
-            times_ms=np.concatenate([one.columns.times_ms for one in batches]),
-        ),
-    )
-
-
-logger = logging.getLogger(__name__)
-
-SLICE_BYTES: Final = 1 << 20
-"""Of the log, in one go: some 3,000 small messages, two milliseconds. In smaller slices the
-calls of NumPy, each with a price of its own, cost more than the work they do."""
-STEP_COST_BYTES: Final = 1 << 19
-"""What one step of getting ready counts for."""
-QUERY_BACKLOG_MAX: Final = 16 << 20
-"""A query waits for so much of the log to be indexed, not for more: the loop is held so long."""
+        before = np.cumsum([0] + [len(one.starts) for one in found[:-1]])
+        hashes, records, times_ms = zip(*(one.columns for one in found), strict=True)
+        columns = found[0].columns._replace(
+            hashes=np.concatenate(hashes),
+            records=np.concatenate([own + n for own, n in zip(records, before, strict=True)]),
+            times_ms=np.concatenate(times_ms),
+        )
+        return Known(position, end, np.concatenate([one.starts for one in found]), columns)
 
 
 class IndexMark(NamedTuple):
-    """See `checkpoint.Mark`; no offset where nothing is known."""
+    """See `directory.Mark`; no offset where nothing is known."""
 
     offset: int = 0
     entries: int = 0
@@ -146,7 +132,11 @@ class IndexMark(NamedTuple):
 
 
 class KeyIndex:
-    """The index of one store. Everything but `paths_to_sync`'s syncs happens in one thread."""
+    """The index of one store. Everything but `paths_to_sync`'s syncs happens in one thread.
+
+    `known` is what the writer knows. `before_full` is told the last store time of a file that is
+    full, before its header says so.
+    """
 
     def __init__(
         self, files: Files, directory: str, log: CommitLog, geometry: Geometry, clock: Clock
@@ -164,9 +154,11 @@ class KeyIndex:
         self._marked_name = 0  # the last file that the durable mark at our start speaks of
         self._skip = 0  # keys of the record at `position` that are in already
         self.known = KnownKeys()
-        """What the writer knows, so that it need not be read."""
         self.before_full: Callable[[int], None] = lambda end_ms: None
-        """Told the last store time of a file that is full, before its header says so."""
+
+    @property
+    def _last(self) -> IndexFile | None:
+        return self._index_files[-1] if self._index_files else None
 
     # --- opening
 
@@ -186,7 +178,7 @@ class KeyIndex:
         if after_crash:
             names = self._drop_after_crash(names, mark, java_time_ms)
         self._index_files = [self._open(name) for name in names]
-        last = self._index_files[-1] if self._index_files else None
+        last = self._last
         found = last.name if last is not None else 0
         # Fewer than the mark says: the last flush failed, after the entries were safe.
         is_torn = after_crash or (last is not None and last.count < mark.entries)
@@ -207,30 +199,27 @@ class KeyIndex:
 
     def _is_unborn(self, name: str) -> bool:
         """A last file without any size is the trace of a crash, or an error, at its creation."""
-        file = self._files.open(f"{self._directory}/{name}")
-        try:
+        with closing(self._files.open(f"{self._directory}/{name}")) as file:
             return file.size() == 0
-        finally:
-            file.close()
 
     def _drop_after_crash(self, names: list[str], mark: IndexMark, java_time_ms: int) -> list[str]:
         """Keep the files that the mark, or without one RocketMQ's checkpoint, vouches for."""
-        if mark.offset:
-            keep = [name for name in names if int(name) <= mark.file]
-        else:
-            keep = list(takewhile(lambda name: self._is_vouched_for(name, java_time_ms), names))
+
+        def is_vouched_for(name: str) -> bool:
+            if mark.offset:
+                return int(name) <= mark.file
+            try:
+                file = self._open(name)
+            except (StoreDamagedError, struct.error):
+                return False
+            return not file.is_empty and 0 < file.end_ms <= java_time_ms
+
+        keep = list(takewhile(is_vouched_for, names))
         for name in reversed(names[len(keep) :]):
             self._files.remove(f"{self._directory}/{name}")
         if len(keep) < len(names):
             self._files.sync_directory(self._directory)
         return keep
-
-    def _is_vouched_for(self, name: str, java_time_ms: int) -> bool:
-        try:
-            file = self._open(name)
-        except (StoreDamagedError, struct.error):
-            return False
-        return not file.is_empty and 0 < file.end_ms <= java_time_ms
 
     def _go_on_by_headers(self, end: int) -> None:
         """Others wrote the files: complete up to the last record that has an entry, or the log
@@ -252,16 +241,14 @@ class KeyIndex:
 
     def _restore(self, file: IndexFile, count: int) -> None:
         file.count = count
-        end_ms = self._time_of(file, count - 1) if count > 1 else 0
+        end_ms = 0
+        if count > 1:
+            offset = file.offset_of(count - 1)
+            segment = self._log.segments.at(offset)
+            end_ms = file.end_ms  # about it, when the record is gone
+            if segment is not None:
+                end_ms = keys_of(segment.view(), offset - segment.base).store_time_ms
         self._preparing.append(file.restore(count, end_ms))
-
-    def _time_of(self, file: IndexFile, number: int) -> int:
-        """The store time of an entry's record (ms); about it when the record is gone."""
-        offset = file.offset_of(number)
-        segment = self._log.segments.at(offset)
-        if segment is None:
-            return file.end_ms
-        return keys_of(segment.view(), offset - segment.base).store_time_ms
 
     def _remove_last(self) -> None:
         file = self._index_files.pop()
@@ -295,7 +282,14 @@ class KeyIndex:
         while self._preparing or self._position < self._goal or self._proof is not None:
             if left is not None and left <= 0:
                 return False
-            used = self._step(SLICE_BYTES if left is None else min(left, SLICE_BYTES))
+            used = STEP_COST_BYTES
+            if self._preparing:
+                if next(self._preparing[0], self) is self:
+                    self._preparing.popleft()
+            elif self._position < self._goal:
+                used = self._index_slice(SLICE_BYTES if left is None else min(left, SLICE_BYTES))
+            elif self._proof is not None and next(self._proof, self) is self:
+                self._proof = None
             left = None if left is None else left - used
         return True
 
@@ -305,25 +299,15 @@ class KeyIndex:
             self.catch_up(QUERY_BACKLOG_MAX)
         return self.is_current
 
-    def _step(self, bytes_max: int) -> int:
-        """Do a little of what is to be done; returns what it counts for."""
-        if self._preparing:
-            if next(self._preparing[0], self) is self:
-                self._preparing.popleft()
-        elif self._position < self._goal:
-            return self._index_slice(bytes_max)
-        elif self._proof is not None and next(self._proof, self) is self:
-            self._proof = None
-        return STEP_COST_BYTES
-
     def _index_slice(self, bytes_max: int) -> int:
         """Index records from `position` on; returns how many bytes of the log that was."""
         before = self._position = max(self._position, self._log.start)
-        segment = self._log.segments.at(before)
+        segment, last = self._log.segments.at(before), self._last
         if segment is None:
             self._position = self._goal
             return self._goal - before
-        if not self._make_ready():
+        if last is not None and not last.is_ready and last.room:
+            self._preparing.append(last.load())  # its slots have to come into memory first
             return STEP_COST_BYTES
         following = self.known.next_start(before)
         if following == before and not self._skip:
@@ -332,24 +316,16 @@ class KeyIndex:
                 self._put(known.columns, 0, known.starts)
                 self._position = known.end
                 return known.end - before
-        from sluicemq.store.index import columns as index_columns  # noqa: PLC0415 - NumPy when there is something
+        from sluicemq.store.index import columns  # noqa: PLC0415 - NumPy when there is something
 
         view, base = segment.view(), segment.base
         ends = before + bytes_max, self._goal, segment.end, following or self._goal
         stop = max(min(ends), before + 1) - base
-        starts, end = index_columns.walk(view, before - base, stop)
+        starts, end = columns.walk(view, before - base, stop)
         if len(starts):
-            self._put(index_columns.columns_of(view, starts), base, starts)
+            self._put(columns.columns_of(view, starts), base, starts)
         self._position, self._skip = max(base + end, before), 0
         return self._position - before
-
-    def _make_ready(self) -> bool:
-        """False when the last file's slots have to come into memory first."""
-        last = self._index_files[-1] if self._index_files else None
-        if last is None or last.is_ready or last.room == 0:
-            return True
-        self._preparing.append(last.load())
-        return False
 
     def _put(self, columns: "Columns", base: int, starts: "Positions") -> None:
         done = self._skip
@@ -369,8 +345,7 @@ class KeyIndex:
             raise
 
     def _file_with_room(self) -> IndexFile:
-        files = self._index_files
-        last = files[-1] if files else None
+        last = self._last
         if last is not None and last.room > 0:
             return last
         if last is not None:
@@ -380,20 +355,16 @@ class KeyIndex:
             last.release()
         if not self._files.exists(self._directory):
             self._files.make_directory(self._directory)
-        path = f"{self._directory}/{self._new_name(last):0{NAME_DIGITS}d}"
-        files.append(IndexFile.create(self._files, path, self._geometry, last))
-        return files[-1]
-
-    def _new_name(self, last: IndexFile | None) -> int:
-        """The local time in ms, as digits; later than the last one's whatever the clock says, and
-        than the one in the mark: after a crash the mark must not vouch for another file."""
+        # The local time in ms, as digits; later than the last one's whatever the clock says, and
+        # than the one in the mark: after a crash the mark must not vouch for another file.
         now_ms = self._clock.now_ms()
         moment = datetime.fromtimestamp(now_ms // 1000, UTC).astimezone()
         name = int(f"{moment:%Y%m%d%H%M%S}{now_ms % 1000:03d}")
         name = max(name, self._marked_name + 1, 0 if last is None else last.name + 1)
-        while self._files.exists(f"{self._directory}/{name:0{NAME_DIGITS}d}"):
+        while self._files.exists(path := f"{self._directory}/{name:0{NAME_DIGITS}d}"):
             name += 1
-        return name
+        self._index_files.append(IndexFile.create(self._files, path, self._geometry, last))
+        return self._index_files[-1]
 
     # --- proving what others wrote
 
@@ -402,46 +373,35 @@ class KeyIndex:
         offset = self._log.start
         for file in list(self._index_files):
             while offset < file.begin_offset:
-                found, offset = self._first_keyed(offset, file.begin_offset)
+                found, offset = self._look(offset, file.begin_offset)
                 if found:
                     logger.warning(
                         "the key index in %s lacks messages at %d: building it anew",
                         self._directory, offset,
                     )  # fmt: skip
-                    self._start_anew()
+                    while self._index_files:
+                        self._remove_last()
+                    self._position, self._skip = self._log.start, 0
+                    self._preparing.clear()
                     return
                 yield
-            offset = self._behind(file.end_offset)
+            if self._log.segments.at(file.end_offset) is None:
+                offset = max(file.end_offset, self._log.start)
+            else:  # behind the record that begins there
+                offset = self._look(file.end_offset, file.end_offset + 1)[1]
 
-    def _first_keyed(self, offset: int, end: int) -> tuple[bool, int]:
-        """Looks at a slice of the log: (whether a record there has keys, where it ended)."""
+    def _look(self, offset: int, end: int) -> tuple[bool, int]:
+        """At a slice of the log: (whether a record there has keys, where it ended)."""
         segment = self._log.segments.at(offset)
         if segment is None:
             return False, end
-        from sluicemq.store.index import columns as index_columns  # noqa: PLC0415 - NumPy when there is something
+        from sluicemq.store.index import columns  # noqa: PLC0415 - NumPy when there is something
 
         view, base = segment.view(), segment.base
         stop = min(offset + SLICE_BYTES, end, segment.end) - base
-        starts, stop = index_columns.walk(view, offset - base, stop)
-        found = len(starts) and len(index_columns.columns_of(view, starts).hashes)
+        starts, stop = columns.walk(view, offset - base, stop)
+        found = len(starts) and len(columns.columns_of(view, starts).hashes)
         return bool(found), max(base + stop, offset + 1)
-
-    def _behind(self, offset: int) -> int:
-        """The end of the record that begins there."""
-        segment = self._log.segments.at(offset)
-        if segment is None:
-            return max(offset, self._log.start)
-        from sluicemq.store.index import columns as index_columns  # noqa: PLC0415 - NumPy when there is something
-
-        at = offset - segment.base
-        starts, stop = index_columns.walk(segment.view(), at, at + 1)
-        return segment.base + stop if len(starts) else offset
-
-    def _start_anew(self) -> None:
-        while self._index_files:
-            self._remove_last()
-        self._position, self._skip = self._log.start, 0
-        self._preparing.clear()
 
     # --- asking
 
@@ -452,15 +412,14 @@ class KeyIndex:
         for file in reversed(self._index_files):
             if file.is_empty or file.begin_ms > end_ms or file.end_ms + 999 < begin_ms:
                 continue
-            for hit in file.find(value, begin_ms, end_ms):
-                yield hit.offset
+            yield from file.find(value, begin_ms, end_ms)
             if file.begin_ms < begin_ms:
                 return
 
     @property
     def last(self) -> tuple[int, int]:
         """Store time (ms) and place of the newest message that has an entry; (0, 0): none."""
-        file = self._index_files[-1] if self._index_files else None
+        file = self._last
         return (0, 0) if file is None else (file.end_ms, file.end_offset)
 
     # --- durability
@@ -469,7 +428,7 @@ class KeyIndex:
         """What may be claimed once the paths of `paths_to_sync` are synced."""
         if self._proof is not None or self._skip:
             return IndexMark()
-        last = self._index_files[-1] if self._index_files else None
+        last = self._last
         if last is None:
             return IndexMark(self._position, files=0)
         return IndexMark(self._position, last.count, last.name, len(self._index_files))
@@ -492,14 +451,14 @@ class KeyIndex:
     @property
     def is_flushed(self) -> bool:
         """Whether slots and headers lie in the files as they are."""
-        return not self._index_files or self._index_files[-1].is_flushed
+        return self._last is None or self._last.is_flushed
 
     def flush(self) -> None:
         """Write slots and header of the last file, so that RocketMQ could go on with it.
 
         Raises OSError.
         """
-        last = self._index_files[-1] if self._index_files else None
+        last = self._last
         if last is not None and not last.is_flushed:
             self._unsynced.add(last.path)  # before: of a write that fails something may arrive
             last.flush()
@@ -511,10 +470,10 @@ class KeyIndex:
         """
         removed = []
         while len(self._index_files) > 1 and self._index_files[0].end_offset < log_offset:
-            file = self._index_files[0]
+            file, *others = self._index_files
             self._files.remove(file.path)
             file.close()
-            self._index_files = self._index_files[1:]
+            self._index_files = others
             self._unsynced.discard(file.path)
             removed.append(file.path)
         return removed

@@ -123,38 +123,25 @@ class Keys:
         if index is None:
             return None
         with self._lock:
-            return self._find(index, topic, key, count_max, begin_ms, end_ms, is_unique=is_unique)
-
-    def _find(
-        self,
-        index: KeyIndex,
-        topic: str,
-        key: str,
-        count_max: int,
-        begin_ms: int,
-        end_ms: int,
-        *,
-        is_unique: bool,
-    ) -> Found:
-        if not self._try(index.catch_up_for_query):
-            return Found([], behind_bytes=max(index.backlog_bytes, 1))
-        records: list[bytes] = []
-        seen: set[int] = set()
-        for offset in islice(index.query(topic, key, begin_ms, end_ms), CANDIDATES_MAX):
-            if len(records) >= count_max:
-                break
-            record = None if offset in seen else self._record_at(offset)
-            seen.add(offset)
-            if record is None:
-                continue
-            found = keys_of(record)
-            if (
-                found.topic == topic
-                and begin_ms <= found.store_time_ms <= end_ms
-                and (found.unique_key == key or (not is_unique and key in found.keys))
-            ):
-                records.append(record)
-        return Found(records, *(index.last if seen else (0, 0)))
+            if not self._try(index.catch_up_for_query):
+                return Found([], behind_bytes=max(index.backlog_bytes, 1))
+            records: list[bytes] = []
+            seen: set[int] = set()
+            for offset in islice(index.query(topic, key, begin_ms, end_ms), CANDIDATES_MAX):
+                if len(records) >= count_max:
+                    break
+                record = None if offset in seen else self._record_at(offset)
+                seen.add(offset)
+                if record is None:
+                    continue
+                found = keys_of(record)
+                if (
+                    found.topic == topic
+                    and begin_ms <= found.store_time_ms <= end_ms
+                    and (found.unique_key == key or (not is_unique and key in found.keys))
+                ):
+                    records.append(record)
+            return Found(records, *(index.last if seen else (0, 0)))
 
     # --- what the store does with it
 
@@ -166,15 +153,16 @@ class Keys:
     ) -> None:
         """Hear of what is written and deleted, and where records are read."""
         self._record_at = record_at
-        if self.index is not None:
-            consumers.append(self.index.note)
-            on_start_moved.append(self._remove_before)
-
-    def _remove_before(self, log_start: int) -> None:
         index = self.index
-        if index is not None:
+        if index is None:
+            return
+        consumers.append(index.note)
+
+        def remove_before(log_start: int) -> None:
             with self._lock:
                 self._try(lambda: index.remove_before(log_start) is not None)
+
+        on_start_moved.append(remove_before)
 
     def catch_up(self, bytes_max: int = SLICE_BYTES) -> bool:
         """Index about so many bytes of the log; True when nothing is left (or nothing can be
@@ -228,9 +216,19 @@ class Keys:
     def flush_due(self) -> None:
         """Write slots and headers if it is time. In any thread."""
         due_ms, self._flush_due_ms = self._flush_due_ms, None
-        if due_ms is not None:
-            with self._lock:
-                self._flush(due_ms)
+        index = self.index
+        if due_ms is None or index is None:
+            return
+
+        def flush() -> bool:
+            # What came since the flush became due may be indexed already.
+            self._vouch(max(index.time_ms(due_ms), index.last[0]))
+            index.flush()
+            return True
+
+        with self._lock:
+            if not self._is_flushed(due_ms):
+                self._try(flush)
 
     def finish(self, log_time_ms: int) -> None:
         """Before the last mark: everything into the files."""
@@ -243,19 +241,6 @@ class Keys:
         return index is None or (
             index.is_flushed and index.time_ms(log_time_ms) == self._index_time_ms
         )
-
-    def _flush(self, log_time_ms: int) -> None:
-        index = self.index
-        if index is None or self._is_flushed(log_time_ms):
-            return
-
-        def flush() -> bool:
-            # What came since the flush became due may be indexed already.
-            self._vouch(max(index.time_ms(log_time_ms), index.last[0]))
-            index.flush()
-            return True
-
-        self._try(flush)
 
     def _vouch(self, time_ms: int) -> None:
         """Before files say it: after a kill RocketMQ throws away those that are newer than this."""
