@@ -15,7 +15,7 @@ import logging
 import math
 import socket
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import (
@@ -47,18 +47,13 @@ EXPIRE_SLACK_S: Final = 0.001
 """Timers of some loops fire up to so much early."""
 
 
-class _Call:
+class _Call(NamedTuple):
     """A call that waits for its answer, until `deadline_s` of the loop's time."""
 
-    __slots__ = ("code", "deadline_s", "future", "timeout_s")
-
-    def __init__(
-        self, future: asyncio.Future[Command], code: int, timeout_s: float, deadline_s: float
-    ) -> None:
-        self.future = future
-        self.code = code
-        self.timeout_s = timeout_s
-        self.deadline_s = deadline_s
+    future: asyncio.Future[Command]
+    code: int
+    timeout_s: float
+    deadline_s: float
 
 
 class Channel:
@@ -169,16 +164,15 @@ class Channel:
             if call.deadline_s > now_s + EXPIRE_SLACK_S:
                 earliest_s = min(earliest_s, call.deadline_s)
             elif not call.future.done():
-                call.future.set_exception(self._late(call))
+                late = RequestTimeoutError(
+                    f"{self.address} did not answer request {call.code} within "
+                    f"{call.timeout_s:g} s.",
+                    cure="Is the server overloaded, or the network slow?",
+                )
+                call.future.set_exception(late)
         self._timer, self._look_at_s = None, math.inf
         if self._calls and earliest_s < math.inf:
             self._look_at(max(earliest_s, now_s + EXPIRE_GAP_S))
-
-    def _late(self, call: _Call) -> RequestTimeoutError:
-        return RequestTimeoutError(
-            f"{self.address} did not answer request {call.code} within {call.timeout_s:g} s.",
-            cure="Is the server overloaded, or the network slow?",
-        )
 
     # ------------------------------------------------------------------- what the carrier tells
 
@@ -214,10 +208,8 @@ class Channel:
                 answer = self._on_request(command, self)
         except Exception:
             log.exception("request %d of %s failed here", command.code, self.address)
-        if answer is not None and not command.is_oneway and not self.closed:
-            answer.opaque = command.opaque
-            answer.flag |= FLAG_RESPONSE
-            self._send(answer)
+        if answer is not None and not command.is_oneway:
+            self.answer(command.opaque, answer)
 
     def answer(self, opaque: int, answer: Command) -> None:
         """The answer to a request of the server that `on_request` left for later; dropped when the
@@ -308,7 +300,14 @@ async def dial(
     channel = Channel(address, on_request=on_request, on_close=on_close)
     options: dict[str, Any] = {}
     if tls is not None:
-        options = await _tls_options(tls, host)
+        from sluicemq.net.tls_contexts import client_context  # noqa: PLC0415 - OpenSSL, on demand
+
+        options = {
+            # Reading all the authorities of a system takes tens of milliseconds.
+            "ssl": await asyncio.to_thread(client_context, tls),
+            "server_hostname": tls.server_name or host.address,
+            "ssl_shutdown_timeout": TLS_SHUTDOWN_S,
+        }
         channel.is_tls = True
     try:
         async with asyncio.timeout(timeout_s):
@@ -323,17 +322,6 @@ async def dial(
     except OSError as error:
         raise cannot_connect(address, error, is_tls=tls is not None) from error
     return channel
-
-
-async def _tls_options(tls: Tls, host: Host) -> dict[str, Any]:
-    from sluicemq.net.tls_contexts import client_context  # noqa: PLC0415 - OpenSSL, on demand
-
-    return {
-        # Reading all the authorities of a system takes tens of milliseconds.
-        "ssl": await asyncio.to_thread(client_context, tls),
-        "server_hostname": tls.server_name or host.address,
-        "ssl_shutdown_timeout": TLS_SHUTDOWN_S,
-    }
 
 
 def cannot_connect(address: str, error: OSError, *, is_tls: bool = False) -> ConnectionLostError:

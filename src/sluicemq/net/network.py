@@ -1,12 +1,9 @@
-"""What connects clients and servers: a port with two makes, sockets and memory (`net.memory`).
+"""What connects clients and servers: sockets, or memory.
 
 Servers ask a network for a listener and clients ask it for a channel; neither knows what carries
-the bytes. So the same classes run over TCP and, in tests, inside one process.
-
-The same frames without sockets: a Dispatcher and a Channel in one process.
-
-For embedded brokers, tests and simulation. Bytes travel by `loop.call_soon`, so a call never
-re-enters its caller, and arrive in order. Nothing is lost and nothing is limited here.
+the bytes. So the same classes run over TCP and, in embedded brokers, tests and simulations, inside
+one process. In memory bytes travel by `loop.call_soon`, so a call never re-enters its caller, and
+arrive in order; nothing is lost and nothing is limited.
 
     network = MemoryNetwork()
     network.serve("broker:10911", dispatcher)
@@ -16,18 +13,19 @@ re-enters its caller, and arrive in order. Nothing is lost and nothing is limite
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from sluicemq.errors import ConfigurationError, ConnectionLostError, ProtocolError
 from sluicemq.model.ids import Host
-from sluicemq.net import channel as dialer
-from sluicemq.net.channel import DIAL_TIMEOUT_S, Channel, OnClose, OnRequest
+from sluicemq.net.channel import Channel, Dial, OnClose, OnRequest, dial
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
 from sluicemq.net.peer import Peer
 from sluicemq.net.server import RemotingServer
 from sluicemq.net.tls import ServerTls, Tls
-from sluicemq.net.tls_stream import Door
+from sluicemq.net.tls_stream import TlsAcceptor
 from sluicemq.wire.frames import Pieces
 
 OnPeer = Callable[[Peer], None]
@@ -49,14 +47,8 @@ class Listener(Protocol):
 class Network(Protocol):
     """Makes listeners and channels that reach each other."""
 
-    async def dial(
-        self,
-        address: str,
-        *,
-        timeout_s: float = DIAL_TIMEOUT_S,
-        on_request: OnRequest | None = None,
-        on_close: OnClose | None = None,
-    ) -> Channel:
+    @property
+    def dial(self) -> Dial:
         """Raises ConnectionLostError, RequestTimeoutError."""
         ...
 
@@ -73,23 +65,12 @@ class Sockets:
     """TCP, with TLS for those who want it: `tls` for what is dialled, `server_tls` for what is
     served (None: plain connections only)."""
 
-    __slots__ = ("_server_tls", "_tls")
+    __slots__ = ("_server_tls", "dial")
 
     def __init__(self, tls: Tls | None = None, server_tls: ServerTls | None = None) -> None:
-        self._tls = tls
-        self._server_tls = server_tls
-
-    async def dial(
-        self,
-        address: str,
-        *,
-        timeout_s: float = DIAL_TIMEOUT_S,
-        on_request: OnRequest | None = None,
-        on_close: OnClose | None = None,
-    ) -> Channel:
-        return await dialer.dial(
-            address, timeout_s=timeout_s, on_request=on_request, on_close=on_close, tls=self._tls
-        )
+        self.dial: Dial = partial(dial, tls=tls)
+        is_off = server_tls is None or server_tls.mode == "disabled"
+        self._server_tls = None if is_off else server_tls
 
     def listener(
         self,
@@ -98,15 +79,8 @@ class Sockets:
         on_disconnect: OnPeer | None = None,
         limits: ServerLimits = SERVER_LIMITS,
     ) -> RemotingServer:
-        server_tls = self._server_tls
-        if server_tls is not None and server_tls.mode == "disabled":
-            server_tls = None
-        return RemotingServer(
-            dispatcher,
-            on_disconnect=on_disconnect,
-            limits=limits,
-            tls=None if server_tls is None else Door(server_tls),
-        )
+        tls = None if self._server_tls is None else TlsAcceptor(self._server_tls)
+        return RemotingServer(dispatcher, on_disconnect=on_disconnect, limits=limits, tls=tls)
 
 
 SOCKETS = Sockets()
@@ -183,22 +157,18 @@ class _Link:
         self._channel.disconnected(None)
 
 
+@dataclass(slots=True)
 class _Endpoint:
     """One dispatcher at one address."""
 
-    __slots__ = ("dispatcher", "links", "on_connect", "on_disconnect")
-
-    def __init__(
-        self, dispatcher: Dispatcher, on_connect: OnPeer | None, on_disconnect: OnPeer | None
-    ) -> None:
-        self.dispatcher = dispatcher
-        self.on_connect = on_connect
-        self.on_disconnect = on_disconnect
-        self.links: set[_Link] = set()
+    dispatcher: Dispatcher
+    on_connect: OnPeer | None
+    on_disconnect: OnPeer | None
+    links: set[_Link] = field(default_factory=set)
 
 
 class MemoryListener:
-    """Serves a dispatcher at ports of a memory network; the face of `net.network.Listener`."""
+    """Serves a dispatcher at ports of a memory network."""
 
     def __init__(
         self, network: "MemoryNetwork", dispatcher: Dispatcher, on_disconnect: OnPeer | None
@@ -213,7 +183,7 @@ class MemoryListener:
         self._host = host or "127.0.0.1"
         found = tuple(port or next(_SERVER_PORTS) for port in ports)
         for port in found:
-            if self._network.serves(f"{self._host}:{port}"):
+            if f"{self._host}:{port}" in self._network.endpoints:
                 raise ConfigurationError(
                     f"Port {port} is in use already in this memory network.",
                     cure="Close what serves it, or use port 0.",
@@ -235,7 +205,7 @@ class MemoryNetwork:
     """Addresses are any texts `host:port`; hosts have to be IP addresses when they are stored."""
 
     def __init__(self) -> None:
-        self._endpoints: dict[str, _Endpoint] = {}
+        self.endpoints: dict[str, _Endpoint] = {}
         self._port = _CLIENT_PORT_FIRST
 
     def serve(
@@ -247,7 +217,7 @@ class MemoryNetwork:
         on_disconnect: OnPeer | None = None,
     ) -> None:
         """Serve `dispatcher` at `address`."""
-        self._endpoints[address] = _Endpoint(dispatcher, on_connect, on_disconnect)
+        self.endpoints[address] = _Endpoint(dispatcher, on_connect, on_disconnect)
 
     def listener(
         self,
@@ -256,17 +226,12 @@ class MemoryNetwork:
         on_disconnect: OnPeer | None = None,
         limits: ServerLimits = SERVER_LIMITS,
     ) -> MemoryListener:
-        """For `net.network.Network`. Nothing is limited here, so `limits` are not looked at."""
-        del limits
+        del limits  # nothing is limited here
         return MemoryListener(self, dispatcher, on_disconnect)
-
-    def serves(self, address: str) -> bool:
-        """Whether somebody serves there."""
-        return address in self._endpoints
 
     def stop(self, address: str) -> None:
         """Stop serving there; its connections break."""
-        endpoint = self._endpoints.pop(address, None)
+        endpoint = self.endpoints.pop(address, None)
         for link in tuple(endpoint.links if endpoint else ()):
             link.lose()
 
@@ -278,9 +243,9 @@ class MemoryNetwork:
         on_request: OnRequest | None = None,
         on_close: OnClose | None = None,
     ) -> Channel:
-        """Like `dialer.dial`. Raises ConnectionLostError when nobody serves there."""
+        """Raises ConnectionLostError when nobody serves there."""
         del timeout_s  # nothing here takes time
-        endpoint = self._endpoints.get(address)
+        endpoint = self.endpoints.get(address)
         if endpoint is None:
             raise ConnectionLostError(f"Nobody serves {address} in this process.")
         self._port += 1

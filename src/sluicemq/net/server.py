@@ -17,12 +17,12 @@ A chunk with forty frames is one pass and one write. These bound a connection (a
   had its budget, whoever used it (`shares`);
 - silence: after `idle_timeout_s` without a byte in either direction it is closed. A sweep counts;
   there is no timer a connection;
-- patience: a frame that is not whole `frame_timeout_s` after its first byte closes it, and so do
+- time for a frame: one that is not whole `frame_timeout_s` after its first byte closes it, as do
   unfinished frames of all connections together above `pending_bytes_max`;
-- company: so many connections an address, loopback aside; and in all as many as the process has
+- neighbours: so many connections an address, loopback aside; and in all as many as the process has
   descriptors for, beside its files (see `descriptors`).
 
-TLS starts on the same ports (spec/remoting.md §1): with a `Door` a connection stands behind
+TLS starts on the same ports (spec/remoting.md §1): with a `TlsAcceptor` a connection stands behind
 `FirstByte` until its first byte tells, see `tls_stream.py`.
 """
 
@@ -43,12 +43,12 @@ from sluicemq.net.limits import (
     PENDING_SMALL,
     REFUSED_MAX,
     SERVER_LIMITS,
-    Crowd,
+    AddressLimit,
     Pending,
     ServerLimits,
 )
 from sluicemq.net.peer import NOWHERE, Peer, host_of
-from sluicemq.net.tls_stream import Door, FirstByte, TlsStream
+from sluicemq.net.tls_stream import FirstByte, TlsAcceptor, TlsStream
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import TLS_HELLO, Command, Pieces, encode_answer
 
@@ -113,21 +113,9 @@ class Connection(asyncio.Protocol):
     """One accepted socket: bytes in, frames to the dispatcher, answers out."""
 
     __slots__ = (
-        "_blocked",
-        "_dispatcher",
-        "_held",
-        "_is_trusted",
-        "_loop",
-        "_pieces",
-        "_resting",
-        "_server",
-        "_shares",
-        "_transport",
-        "_turn_bytes",
-        "_waiting",
-        "frame_sweeps",
-        "peer",
-    )
+        "_blocked", "_dispatcher", "_held", "_is_trusted", "_loop", "_pieces", "_resting",
+        "_server", "_shares", "_transport", "_turn_bytes", "_waiting", "frame_sweeps", "peer",
+    )  # fmt: skip
 
     def __init__(self, server: "RemotingServer", dispatcher: Dispatcher) -> None:
         self._server = server
@@ -177,7 +165,11 @@ class Connection(asyncio.Protocol):
         peer.idle_sweeps = 0
         self._turn_bytes += len(data)
         if self._turn_bytes > TURN_BYTES_MAX:
-            self._rest()
+            self._turn_bytes = 0
+            if not self._resting:
+                self._resting = True
+                self._transport.pause_reading()
+                self._loop.call_soon(self._rested)
         if self._waiting is not None:
             self._waiting += data
         else:
@@ -206,7 +198,10 @@ class Connection(asyncio.Protocol):
                 data = whole
                 whole = self._pieces.keep(data)
         except ProtocolError as error:
-            self._refuse(data, error)
+            text = str(error)
+            if data[:1] == bytes((TLS_HELLO,)):
+                text = "it speaks TLS, which this port does not serve. Turn TLS off in the client."
+            self.refuse(text)
             return
         if len(self._pieces) > PENDING_SMALL or self._held:
             self._hold(len(self._pieces))
@@ -247,13 +242,6 @@ class Connection(asyncio.Protocol):
         self.peer.closed = True
         self._transport.abort()
 
-    def _rest(self) -> None:
-        self._turn_bytes = 0
-        if not self._resting:
-            self._resting = True
-            self._transport.pause_reading()
-            self._loop.call_soon(self._rested)
-
     def _rested(self) -> None:
         self._resting = False
         self._listen()
@@ -262,12 +250,6 @@ class Connection(asyncio.Protocol):
         is_kept = self._resting or self._blocked or self._waiting is not None
         if not is_kept and not self._transport.is_closing():
             self._transport.resume_reading()
-
-    def _refuse(self, data: bytes, error: ProtocolError) -> None:
-        text = str(error)
-        if data[:1] == bytes((TLS_HELLO,)):
-            text = "it speaks TLS, which this port does not serve. Turn TLS off in the client."
-        self.refuse(text)
 
     def refuse(self, text: str) -> None:
         """Say why, and close."""
@@ -290,7 +272,7 @@ class RemotingServer:
         on_connect: OnPeer | None = None,
         on_disconnect: OnPeer | None = None,
         limits: ServerLimits = SERVER_LIMITS,
-        tls: Door | None = None,
+        tls: TlsAcceptor | None = None,
     ) -> None:
         """`tls`: None serves plain connections only."""
         self.dispatcher = dispatcher
@@ -302,7 +284,7 @@ class RemotingServer:
         self.ports: tuple[int, ...] = ()
         self._on_connect = on_connect
         self._on_disconnect = on_disconnect
-        self._crowd = Crowd(limits.connections_per_address_max)
+        self._addresses = AddressLimit(limits.connections_per_address_max)
         self._sweep_s = min(limits.idle_timeout_s, limits.frame_timeout_s) / SWEEPS_PER_TIMEOUT
         self._idle_sweeps_max = math.ceil(limits.idle_timeout_s / self._sweep_s)
         self._frame_sweeps_max = math.ceil(limits.frame_timeout_s / self._sweep_s)
@@ -364,41 +346,28 @@ class RemotingServer:
             try:
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await self._gone.wait()
-            except TimeoutError:
-                await self._abort_all()
+            except TimeoutError:  # clients that do not take what was written to them
+                for connection in tuple(self._connections.values()):
+                    connection.abort()
+                await self._gone.wait()
         for listener in listeners:
             await listener.wait_closed()
-
-    async def _abort_all(self) -> None:
-        """For clients that do not take what was written to them."""
-        for connection in tuple(self._connections.values()):
-            connection.abort()
-        await self._gone.wait()
 
     # ------------------------------------------------------------------ told by connections
 
     def opened(self, connection: Connection, number: int) -> None:
         """A connection was accepted, its descriptor is `number`; one too many or too late is
         closed at once."""
-        if self._closing:
-            connection.abort()
-            return
+        excess = ""
         if number >= descriptors.sockets_end():
-            self.complain(connection.peer, descriptors.shortage())
-            connection.abort()
-            return
-        if len(self._connections) >= self._connections_max:
-            self.complain(
-                connection.peer,
-                f"there are {self._connections_max} connections, which is the limit",
-            )
-            connection.abort()
-            return
-        if not self._crowd.enter(connection.peer.remote.address):
-            self.complain(
-                connection.peer,
-                f"it is more than the {self._crowd.max} that one address may have",
-            )
+            excess = descriptors.shortage()
+        elif len(self._connections) >= self._connections_max:
+            excess = f"there are {self._connections_max} connections, which is the limit"
+        elif not self._closing and not self._addresses.enter(connection.peer.remote.address):
+            excess = f"it is more than the {self._addresses.max} that one address may have"
+        if self._closing or excess:
+            if not self._closing:
+                self.complain(connection.peer, excess)
             connection.abort()
             return
         self._connections[connection.peer] = connection
@@ -409,7 +378,7 @@ class RemotingServer:
         """A connection is gone."""
         if self._connections.pop(connection.peer, None) is None:
             return  # it was one too many
-        self._crowd.leave(connection.peer.remote.address)
+        self._addresses.leave(connection.peer.remote.address)
         if self._on_disconnect is not None:
             self._on_disconnect(connection.peer)
         if not self._connections:

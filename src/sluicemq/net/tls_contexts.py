@@ -82,12 +82,12 @@ def _one(name: str) -> tuple[int, int, int] | None:
 
 def client_context(tls: Tls) -> ssl.SSLContext:
     """The context for the next connection of a client. Raises ConfigurationError."""
-    return _client(tls).look(at_once=True)
+    return _watched_client(tls).look(at_once=True)
 
 
 @functools.lru_cache(CONTEXTS_MAX)
-def _client(tls: Tls) -> Watched:
-    return Watched(lambda: _new_client_context(tls), tls.files, "TLS of the client")
+def _watched_client(tls: Tls) -> Watched:
+    return Watched(functools.partial(_new_client_context, tls), tls.files, "TLS of the client")
 
 
 def _new_client_context(tls: Tls) -> ssl.SSLContext:
@@ -112,13 +112,6 @@ def server_contexts(tls: ServerTls) -> Watched | None:
     """The contexts of a server; None when it has no certificate and, in test mode, makes one when
     somebody asks. Raises ConfigurationError for files that cannot be used, and for settings that
     promise more than they hold."""
-    _check(tls)
-    if not tls.certificate:
-        return None
-    return Watched(lambda: _new_server_context(tls), tls.files, "TLS of the server")
-
-
-def _check(tls: ServerTls) -> None:
     if tls.client_auth != "none" and not tls.ca:
         raise ConfigurationError(
             f"tls.server.need.client.auth = {tls.client_auth} without tls.server.trustCertPath: "
@@ -126,22 +119,23 @@ def _check(tls: ServerTls) -> None:
             cure="Set tls.server.trustCertPath to the certificates of the authority that signs "
             "those of clients.",
         )
-    if tls.certificate or tls.test_mode or tls.mode == "permissive":
-        return
-    raise ConfigurationError(
-        f"tls.server.mode = {tls.mode} without a certificate.",
-        cure="Set tls.server.certPath and tls.server.keyPath.",
-    )
+    if not (tls.certificate or tls.test_mode or tls.mode == "permissive"):
+        raise ConfigurationError(
+            f"tls.server.mode = {tls.mode} without a certificate.",
+            cure="Set tls.server.certPath and tls.server.keyPath.",
+        )
 
+    def made() -> ssl.SSLContext:
+        context = _server_context()
+        _load_chain(
+            context, tls.certificate, tls.key or None, tls.key_password, "tls.server.certPath"
+        )
+        if tls.client_auth != "none":
+            _load_ca(context, tls.ca, "tls.server.trustCertPath")
+            context.verify_mode = _AUTH[tls.client_auth]
+        return context
 
-def _new_server_context(tls: ServerTls) -> ssl.SSLContext:
-    context = _server_context()
-    key = tls.key or None
-    _load_chain(context, tls.certificate, key, tls.key_password, "tls.server.certPath")
-    if tls.client_auth != "none":
-        _load_ca(context, tls.ca, "tls.server.trustCertPath")
-        context.verify_mode = _AUTH[tls.client_auth]
-    return context
+    return Watched(made, tls.files, "TLS of the server") if tls.certificate else None
 
 
 def _server_context() -> ssl.SSLContext:

@@ -8,8 +8,9 @@ on buffers in memory (`ssl.SSLObject`), so that the bytes that were read already
 first input; asyncio's and uvloop's own upgrade of a transport would have lost them. A plain
 connection pays one comparison in its life and holds no object of this module.
 
-Handshakes cost a signature each, on the loop that serves everybody. `Door` bounds them: so many a
-turn of the loop, so many unfinished ones, in all and of one address, and so many seconds for each.
+Handshakes cost a signature each, on the loop that serves everybody. `TlsAcceptor` bounds them: so
+many a turn of the loop, so many unfinished ones, in all and of one address, and so many seconds for
+each.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ import ssl
 from typing import Final, Protocol
 
 from sluicemq.errors import ConfigurationError
-from sluicemq.net.limits import Crowd
+from sluicemq.net.limits import AddressLimit
 from sluicemq.net.peer import Peer
 from sluicemq.net.tls import ServerTls
 from sluicemq.net.tls_contexts import Watched, self_signed_context, server_contexts
@@ -63,11 +64,11 @@ class Inner(Protocol):
 class FirstByte(asyncio.Protocol):
     """Stands before a connection until its first byte is there."""
 
-    __slots__ = ("_door", "_inner", "_transport")
+    __slots__ = ("_acceptor", "_inner", "_transport")
 
-    def __init__(self, inner: Inner, door: "Door") -> None:
+    def __init__(self, inner: Inner, acceptor: "TlsAcceptor") -> None:
         self._inner = inner
-        self._door = door
+        self._acceptor = acceptor
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -76,8 +77,8 @@ class FirstByte(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if data[0] == TLS_HELLO:
-            self._door.upgrade(self._inner, self._transport, data)
-        elif self._door.is_enforcing:
+            self._acceptor.upgrade(self._inner, self._transport, data)
+        elif self._acceptor.is_enforcing:
             self._inner.refuse(
                 "it speaks plainly, and tls.server.mode is enforcing. Turn TLS on in the client."
             )
@@ -93,32 +94,20 @@ class TlsStream(asyncio.Protocol):
     """One accepted TLS connection, between its socket and its `Connection`."""
 
     __slots__ = (
-        "_door",
-        "_hello_bytes",
-        "_incoming",
-        "_inner",
-        "_outgoing",
-        "_timer",
-        "_tls",
-        "_transport",
-        "is_open",
-    )
+        "_acceptor", "_hello_bytes", "_incoming", "_inner", "_outgoing", "_timer", "_tls",
+        "_transport", "is_open",
+    )  # fmt: skip
 
-    def __init__(self, inner: Inner, transport: asyncio.Transport, door: "Door") -> None:
+    def __init__(self, inner: Inner, transport: asyncio.Transport, acceptor: "TlsAcceptor") -> None:
         self._inner = inner
         self._transport = transport
-        self._door = door
+        self._acceptor = acceptor
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._tls: ssl.SSLObject | None = None
         self._hello_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self.is_open = False
-
-    @property
-    def address(self) -> str:
-        """Of the client, without its port."""
-        return self._inner.peer.remote.address
 
     # ------------------------------------------------------------------- what the socket tells
 
@@ -131,7 +120,7 @@ class TlsStream(asyncio.Protocol):
         if self._hello_bytes > HELLO_BYTES_MAX:
             self.fail(f"its TLS handshake is longer than {HELLO_BYTES_MAX} bytes")
         elif self._tls is not None:
-            self._door.wish(self)
+            self._acceptor.wish(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
@@ -147,13 +136,19 @@ class TlsStream(asyncio.Protocol):
 
     def wait(self, timeout_s: float) -> None:
         """It has so many seconds from now on."""
-        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._expire, timeout_s)
+
+        def expire() -> None:
+            self._timer = None
+            self.fail(f"its TLS handshake was not finished within {timeout_s:g} s")
+            self._transport.abort()
+
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, expire)
 
     def begin(self, context: ssl.SSLContext) -> None:
         """The certificate is there: shake hands with what came in so far."""
         if not self._inner.peer.closed:
             self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-            self._door.wish(self)
+            self._acceptor.wish(self)
 
     def step(self) -> None:
         """One step of the handshake, when the loop has a turn for it."""
@@ -174,21 +169,16 @@ class TlsStream(asyncio.Protocol):
 
     def fail(self, text: str) -> None:
         """Say why, and close."""
-        self._door.failures += 1
+        self._acceptor.failures += 1
         self._leave()
         self._inner.refuse(text)
-
-    def _expire(self, timeout_s: float) -> None:
-        self._timer = None
-        self.fail(f"its TLS handshake was not finished within {timeout_s:g} s")
-        self._transport.abort()
 
     def _leave(self) -> None:
         """The handshake is over, whatever its end."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._door.left(self)
+        self._acceptor.left(self)
 
     # ------------------------------------------------------------------------------------ bytes
 
@@ -266,7 +256,7 @@ def _why(error: BaseException) -> str:
     return str(reason).lower().replace("_", " ") if reason else str(error) or "closed"
 
 
-class Door:
+class TlsAcceptor:
     """What the TLS connections of one server share: certificate, limits, counts."""
 
     def __init__(self, settings: ServerTls) -> None:
@@ -281,7 +271,7 @@ class Door:
         self._loop: asyncio.AbstractEventLoop
         self._look_timer: asyncio.TimerHandle | None = None
         self._unfinished: dict[TlsStream, str] = {}
-        self._crowd = Crowd(settings.handshakes_per_address_max)
+        self._addresses = AddressLimit(settings.handshakes_per_address_max)
         self._wishes: dict[TlsStream, None] = {}
         self._has_turn = False
 
@@ -313,10 +303,10 @@ class Door:
             self.failures += 1
             inner.refuse(f"{settings.handshakes_max} TLS handshakes are unfinished, the limit")
             return
-        if not self._crowd.enter(address):
+        if not self._addresses.enter(address):
             self.failures += 1
             inner.refuse(
-                f"{self._crowd.max} TLS handshakes of its address are unfinished, the limit"
+                f"{self._addresses.max} TLS handshakes of its address are unfinished, the limit"
             )
             return
         stream = TlsStream(inner, transport, self)
@@ -363,7 +353,7 @@ class Door:
             return
         self.finished += stream.is_open
         self._wishes.pop(stream, None)
-        self._crowd.leave(address)
+        self._addresses.leave(address)
 
     def wish(self, stream: TlsStream) -> None:
         """It has bytes for a step of its handshake."""

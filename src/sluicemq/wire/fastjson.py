@@ -140,7 +140,10 @@ class _Parser:
         self._enter()
         values: dict[Any, Any] = {}
         while self._peek() != "}":
-            key = self._key()
+            key = self._value()
+            if isinstance(key, list):
+                raise self._error("a key that is not a list")
+            key = object_key(key) if isinstance(key, dict) else key
             self._take(":")
             values[key] = self._value()
             if self._peek() != "}":
@@ -148,15 +151,6 @@ class _Parser:
         self._position += 1
         self._depth -= 1
         return values
-
-    def _key(self) -> Any:
-        key = self._value()
-        return object_key(key) if isinstance(key, dict) else self._plain_key(key)
-
-    def _plain_key(self, key: Any) -> Any:
-        if isinstance(key, list):
-            raise self._error("a key that is not a list")
-        return key
 
     def _array(self) -> list[Any]:
         self._enter()
@@ -300,36 +294,23 @@ def dumps(value: Any) -> bytes:
 
 def _write(value: Any, parts: list[str]) -> None:
     if isinstance(value, dict):
-        _write_object(value, parts)
+        begin = "{"
+        order = {key: (0, key) if isinstance(key, int) else (1, str(key)) for key in value}
+        for key in sorted(value, key=order.__getitem__):  # integers first, then texts and objects
+            if value[key] is not None:
+                parts.append(begin)
+                _write(dict(key) if isinstance(key, tuple) else key, parts)
+                parts.append(":")
+                _write(value[key], parts)
+                begin = ","
+        parts.append("}" if begin == "," else "{}")
     elif isinstance(value, list | tuple):
-        parts.append("[")
         for index, item in enumerate(value):
-            if index:
-                parts.append(",")
+            parts.append("," if index else "[")
             _write(item, parts)
-        parts.append("]")
+        parts.append("]" if value else "[]")
     else:
         parts.append(_scalar(value))
-
-
-def _write_object(value: Mapping[Any, Any], parts: list[str]) -> None:
-    parts.append("{")
-    first = True
-    for key in sorted(value, key=_sort_key):
-        item = value[key]
-        if item is None:
-            continue
-        if not first:
-            parts.append(",")
-        first = False
-        _write(dict(key) if isinstance(key, tuple) else key, parts)
-        parts.append(":")
-        _write(item, parts)
-    parts.append("}")
-
-
-def _sort_key(key: Any) -> tuple[int, int, str]:
-    return (0, key, "") if isinstance(key, int) else (1, 0, str(key))
 
 
 def _scalar(value: Any) -> str:
@@ -391,7 +372,12 @@ def _write_pretty_object(values: Mapping[Any, Any], line: str, parts: list[str])
     for key, item in values.items():
         if item is None:
             continue
-        name = str(key) if isinstance(key, int) else inner + _pretty_key(key)
+        if isinstance(key, int):
+            name = str(key)
+        else:
+            name = inner + (
+                _scalar(str(key)) if isinstance(key, str) else dumps(dict(key)).decode()
+            )
         if item.__class__ is int or item.__class__ is Pretty:
             parts.append(f"{begin}{name}:{item}")
         else:
@@ -399,10 +385,6 @@ def _write_pretty_object(values: Mapping[Any, Any], line: str, parts: list[str])
             _write_pretty(item, inner, parts)
         begin = ","
     parts.append(f"{line}}}" if begin == "," else "{}")
-
-
-def _pretty_key(key: str | ObjectKey) -> str:
-    return dumps(dict(key)).decode() if isinstance(key, tuple) else _scalar(str(key))
 
 
 def text(value: Any) -> str:

@@ -12,10 +12,11 @@ import pytest
 
 from sluicemq.errors import RequestError
 from sluicemq.files import descriptors
+from sluicemq.model.addresses import is_loopback
 from sluicemq.model.ids import Host
 from sluicemq.net import limits
 from sluicemq.net.dispatch import Dispatcher
-from sluicemq.net.limits import Crowd, LogLimit, Pending, ServerLimits, check_request, is_exempt
+from sluicemq.net.limits import AddressLimit, LogLimit, Pending, ServerLimits, check_request
 from sluicemq.net.peer import Peer
 from sluicemq.net.server import RemotingServer
 from sluicemq.wire.codes import RequestCode
@@ -61,7 +62,7 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
 
 
 def test_an_address_has_so_many_connections_and_gets_one_back_when_one_ends() -> None:
-    crowd = Crowd(2)
+    crowd = AddressLimit(2)
     assert crowd.enter("10.0.0.1")
     assert crowd.enter("10.0.0.1")
     assert not crowd.enter("10.0.0.1")
@@ -75,15 +76,15 @@ def test_an_address_has_so_many_connections_and_gets_one_back_when_one_ends() ->
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.8.9.1", "::1"])
 def test_loopback_has_any_number_of_connections(address: str) -> None:
-    crowd = Crowd(1)
+    crowd = AddressLimit(1)
     assert all(crowd.enter(address) for _ in range(3))
-    assert is_exempt(address)
-    assert not is_exempt("10.0.0.1")
-    assert not is_exempt("no address")
+    assert is_loopback(address)
+    assert not is_loopback("10.0.0.1")
+    assert not is_loopback("no address")
 
 
 def test_no_limit_is_zero() -> None:
-    crowd = Crowd(0)
+    crowd = AddressLimit(0)
     assert all(crowd.enter("10.0.0.1") for _ in range(3))
 
 
@@ -93,7 +94,7 @@ async def test_one_connection_too_many_of_an_address_is_closed_and_the_others_ar
     async with serving(
         Dispatcher({7: ok}), limits=ServerLimits(connections_per_address_max=1)
     ) as server:
-        monkeypatch.setattr(server, "_crowd", Crowd(1, lambda _: False))
+        monkeypatch.setattr(server, "_addresses", AddressLimit(1, lambda _: False))
         reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
         writer.write(encode(Command(7, {}, b"", 1)))
         await reader.read(10)

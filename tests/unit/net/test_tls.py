@@ -27,7 +27,7 @@ from sluicemq.net.network import SOCKETS, secured
 from sluicemq.net.peer import Peer
 from sluicemq.net.server import Connection, RemotingServer
 from sluicemq.net.tls import ServerTls, Tls
-from sluicemq.net.tls_stream import Door
+from sluicemq.net.tls_stream import TlsAcceptor
 from sluicemq.wire.frames import Command, encode
 from waiting import until
 
@@ -69,7 +69,7 @@ def echo(command: Command, _: Peer) -> Command:
 
 @contextlib.asynccontextmanager
 async def serving(settings: ServerTls | None, **options: Any) -> AsyncIterator[RemotingServer]:
-    door = None if settings is None else Door(settings)
+    door = None if settings is None else TlsAcceptor(settings)
     server = RemotingServer(Dispatcher({10: echo}), tls=door, **options)
     await server.start("127.0.0.1", [0])
     try:
@@ -552,8 +552,10 @@ def test_one_address_may_not_take_all_handshakes(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    crowd = tls_stream.Crowd
-    monkeypatch.setattr(tls_stream, "Crowd", lambda count: crowd(count, lambda address: False))
+    crowd = tls_stream.AddressLimit
+    monkeypatch.setattr(
+        tls_stream, "AddressLimit", lambda count: crowd(count, lambda address: False)
+    )
 
     async def check() -> None:
         async with serving(replace(settings, handshakes_per_address_max=2)) as server:
@@ -648,7 +650,7 @@ def test_a_turn_of_the_loop_computes_few_handshakes(run: Any, settings: ServerTl
     """So that a thousand clients that come at once do not stop those who are there."""
 
     async def check() -> None:
-        door = Door(settings)
+        door = TlsAcceptor(settings)
         door.open()
         turn, steps = 0, []
 
