@@ -1,30 +1,20 @@
-"""As what each property is read: the literal beside it decides, not the message.
-
-A property is a string. Beside a whole number it is converted by Integer.valueOf (Long.valueOf above
-2,147,483,647), beside a float by Double.valueOf; a value that cannot be converted ends the
-evaluation and the message is not delivered (spec/filter.md §7).
-
-What compiles and surprises: one rule a function, each looks at one node.
-
-Facts: spec/filter.md §6 "Consequences" and §7.
-
-Warnings that need the whole expression: one property read in two ways, and misspelt names.
-
-Each is a message that is lost although one of the comparisons would take it: the conversion that
-fails in the other ends the evaluation (spec/filter.md §7).
-
-What a consumer is told before it starts: errors that refuse the expression, and warnings.
+"""What a consumer is told before it starts: errors that refuse the expression, and warnings.
 
 An error does not compile (spec/filter.md §6). A warning compiles in RocketMQ and does something
 else than it seems to: text after a complete expression is ignored (so it is refused where somebody
 writes an expression for us, see `parser.compile_whole`), NOT binds to one word, a bare property is
-never true. Look-alike characters of other alphabets are mended in place and the check
-goes on, so that one run names all of them and what lies behind them.
+never true. Some need the whole expression: a property is a string, and the literal beside it
+decides as what it is read (Integer.valueOf, above 2,147,483,647 Long.valueOf, beside a float
+Double.valueOf). A value that cannot be converted ends the evaluation, also where another comparison
+would take the message (§7).
+
+Look-alike characters of other alphabets are mended in place and the check goes on, so that one run
+names all of them and what lies behind them.
 """
 
 from collections.abc import Callable, Iterator
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sluicemq.filter.evaluate import constant_of
 from sluicemq.filter.findings import (
@@ -178,121 +168,114 @@ def _beside(node: Node, subject: Node, other: Node) -> Iterator[Use]:
     yield Use(subject.name, read_as, node, literal_text(other), other.position)
 
 
-def tree_warnings(tree: Node) -> Iterator[Finding]:
-    """The warnings of a whole tree."""
+def node_warnings(tree: Node) -> Iterator[Finding]:
+    """The warnings about single nodes."""
     nodes = [node for level in levels(tree) for node in level]
     # What stands under a misplaced NOT has its warning already.
     told = {id(found.operand) for node in nodes if (found := _misplaced_not(node))}
     for node in nodes:
         for rule in _RULES:
-            if id(node) not in told and (finding := rule(node)):
-                yield finding
+            if id(node) in told or not isinstance(node, rule.kind) or not rule.applies(node):
+                continue
+            token = rule.token.format(n=node)
+            what, instead = rule.what.format(n=node), rule.instead.format(n=node)
+            yield _warning(rule.at(node).position, len(token), rule.code, what, instead)
 
 
-def _bare_property(node: Node) -> Finding | None:
-    if not isinstance(node, Truth) or not isinstance(node.operand, Property):
-        return None
-    name = node.operand.name
-    what = f"The bare property {name} is never TRUE: a property is a string."
-    cure = f"Write {name} = TRUE or {name} IS NOT NULL."
-    return _warning(node.position, name, "bare-property", what, cure)
+def _first_operand(node: Any) -> Node:
+    found: Node = node.left if isinstance(node, Equal) else node.operand
+    return found
 
 
 def _misplaced_not(node: Node) -> Not | None:
-    left = node.left if isinstance(node, Equal) else None
-    if isinstance(node, IsNull | Match):
-        left = node.operand
+    left = _first_operand(node) if isinstance(node, Equal | IsNull | Match) else None
     return left if isinstance(left, Not) else None
 
 
-def _not_binds_tight(node: Node) -> Finding | None:
-    found = _misplaced_not(node)
-    if found is None:
-        return None
-    what = "NOT belongs to the one word after it, not to the whole comparison."
-    cure = "Put the comparison in parentheses, for example NOT (a = 5)."
-    return _warning(found.position, "NOT", "not-binds-tight", what, cure)
+class _Rule(NamedTuple):
+    """A warning about one node. `token` is what the carets stand under; texts may name `{n}`."""
+
+    kind: type | tuple[type, ...]
+    applies: Callable[[Any], bool]
+    token: str
+    code: str
+    what: str
+    instead: str
+    at: Callable[[Any], Node] = lambda node: node
 
 
-def _condition_against_string(node: Node) -> Finding | None:
-    if not isinstance(node, Equal) or not is_boolean(node.left) or isinstance(node.left, Not):
-        return None
-    if java_class(node.right) is not JavaClass.STRING:
-        return None
-    what = "A condition on the left of a string cannot be evaluated: no message matches."
-    return _warning(
-        node.position, "=", "boolean-on-left", what, "Write it the other way: a = TRUE."
-    )
+_RULES = (
+    _Rule(
+        Truth, lambda n: isinstance(n.operand, Property), "{n.operand.name}", "bare-property",
+        "The bare property {n.operand.name} is never TRUE: a property is a string.",
+        "Write {n.operand.name} = TRUE or {n.operand.name} IS NOT NULL.",
+    ),
+    _Rule(
+        (Equal, IsNull, Match), lambda n: _misplaced_not(n) is not None, "NOT", "not-binds-tight",
+        "NOT belongs to the one word after it, not to the whole comparison.",
+        "Put the comparison in parentheses, for example NOT (a = 5).",
+        _first_operand,
+    ),
+    _Rule(
+        Equal,
+        lambda n: (
+            is_boolean(n.left)
+            and not isinstance(n.left, Not)
+            and java_class(n.right) is JavaClass.STRING
+        ),
+        "=", "boolean-on-left",
+        "A condition on the left of a string cannot be evaluated: no message matches.",
+        "Write it the other way: a = TRUE.",
+    ),
+    _Rule(
+        Equal,
+        lambda n: (
+            not isinstance(n.left, Not)
+            and (is_boolean(n.left) or is_boolean(n.right))
+            and (java_class(n.left).is_number or java_class(n.right).is_number)
+        ),
+        "=", "boolean-and-number", "A condition never equals a number.",
+        "Write = TRUE or = FALSE.",
+    ),
+    _Rule(
+        (Equal, Order), lambda n: isinstance(n.left, Literal) and isinstance(n.right, Literal),
+        "=", "constant", "This compares two constants: it is the same for every message.",
+        "Compare with a property.",
+    ),
+    _Rule(
+        Equal,
+        lambda n: n.negated and isinstance(n.left, Literal) and isinstance(n.right, Property),
+        "{n.left.text}", "constant-on-left",
+        "With the constant on the left <> matches messages without {n.right.name} too.",
+        "Write {n.right.name} <> {n.left.text}.", _first_operand,
+    ),
+    _Rule(
+        Negate, lambda n: java_class(n) is JavaClass.NULL, "-", "minus",
+        "Minus works on numbers only; of anything else the result is always null.",
+        "Write the minus before the number.",
+    ),
+    _Rule(
+        Literal,
+        lambda n: isinstance(n.value, int) and n.text[-1:] in ("l", "L") and n.value <= INTEGER_MAX,
+        "{n.text}", "long-suffix",
+        f"The suffix of {{n.text}} changes nothing: values above {INTEGER_MAX} do not match.",
+        "For larger values compare with a float: {n.value}.0.",
+    ),
+    _Rule(
+        Match, lambda n: not n.search, "{n.operator}", "empty-search",
+        "{n.operator} with an empty string is FALSE for every message, with NOT too.",
+        "Write a IS NOT NULL.",
+    ),
+    _Rule(
+        Property, lambda n: n.name != "TAGS" and n.name.upper() in ("TAGS", "TAG"), "{n.name}",
+        "tag-name", "A message's tag is the property TAGS; {n.name} is another property.",
+        "Write TAGS for the tag.",
+    ),
+)  # fmt: skip
 
 
-def _always_unequal(node: Node) -> Finding | None:
-    if not isinstance(node, Equal) or isinstance(node.left, Not):
-        return None
-    classes = [java_class(node.left), java_class(node.right)]
-    if JavaClass.BOOLEAN not in classes or not any(found.is_number for found in classes):
-        return None
-    what = "A condition never equals a number."
-    return _warning(node.position, "=", "boolean-and-number", what, "Write = TRUE or = FALSE.")
-
-
-def _constant(node: Node) -> Finding | None:
-    if not isinstance(node, Equal | Order) or not isinstance(node.left, Literal):
-        return None
-    if not isinstance(node.right, Literal):
-        return None
-    what = "This compares two constants: it is the same for every message."
-    return _warning(node.position, "=", "constant", what, "Compare with a property.")
-
-
-def _constant_on_left(node: Node) -> Finding | None:
-    if not isinstance(node, Equal) or not node.negated or not isinstance(node.left, Literal):
-        return None
-    if not isinstance(node.right, Property):
-        return None
-    what = f"With the constant on the left <> matches messages without {node.right.name} too."
-    cure = f"Write {node.right.name} <> {node.left.text}."
-    return _warning(node.left.position, node.left.text, "constant-on-left", what, cure)
-
-
-def _negated_no_number(node: Node) -> Finding | None:
-    if not isinstance(node, Negate) or java_class(node) is not JavaClass.NULL:
-        return None
-    what = "Minus works on numbers only; of anything else the result is always null."
-    return _warning(node.position, "-", "minus", what, "Write the minus before the number.")
-
-
-def _suffix_does_not_widen(node: Node) -> Finding | None:
-    if not isinstance(node, Literal) or not isinstance(node.value, int):
-        return None
-    if node.text[-1:] not in ("l", "L") or node.value > INTEGER_MAX:
-        return None
-    what = f"The suffix of {node.text} changes nothing: values above {INTEGER_MAX} do not match."
-    cure = f"For larger values compare with a float: {node.value}.0."
-    return _warning(node.position, node.text, "long-suffix", what, cure)
-
-
-def _empty_search(node: Node) -> Finding | None:
-    if not isinstance(node, Match) or node.search:
-        return None
-    what = f"{node.operator} with an empty string is FALSE for every message, with NOT too."
-    return _warning(node.position, node.operator, "empty-search", what, "Write a IS NOT NULL.")
-
-
-_RULES: tuple[Callable[[Node], Finding | None], ...] = (
-    _bare_property,
-    _not_binds_tight,
-    _condition_against_string,
-    _always_unequal,
-    _constant,
-    _constant_on_left,
-    _negated_no_number,
-    _suffix_does_not_widen,
-    _empty_search,
-)
-
-
-def _warning(position: int, token: str, code: str, what: str, instead: str) -> Finding:
-    return Finding(position, len(token), code, what, instead, Severity.WARNING)
+def _warning(position: int, length: int, code: str, what: str, instead: str) -> Finding:
+    return Finding(position, length, code, what, instead, Severity.WARNING)
 
 
 _OR_NONE = {
@@ -304,54 +287,48 @@ _WIDTH = [JavaClass.INTEGER, JavaClass.LONG, JavaClass.DOUBLE]
 
 
 def mixed_warnings(tree: Node) -> Iterator[Finding]:
-    """The warnings about a property's several uses, and about names."""
-    uses = sorted(property_uses(tree), key=lambda use: use.name)
+    """The warnings about a property's several uses."""
+    uses = sorted(property_uses(tree), key=lambda use: (use.name, use.position))
     for _, group in groupby(uses, key=lambda use: use.name):
-        alike = sorted(group, key=lambda use: use.position)
-        yield from _two_number_classes(alike)
-        yield from _number_in_quotes(alike)
+        alike = list(group)
+        numbers = [use for use in alike if use.read_as in _WIDTH]
+        if numbers:
+            yield from _of_two_classes(numbers)
+            yield from _numbers_in_quotes(alike)
     for level in levels(tree):
         for node in level:
             if isinstance(node, Or):
                 yield from _text_behind_number(node)
-            if isinstance(node, Property):
-                yield from _tag_name(node)
 
 
-def _two_number_classes(uses: list[Use]) -> Iterator[Finding]:
+def _of_two_classes(numbers: list[Use]) -> Iterator[Finding]:
     """`price > 30 AND price < 99.5`: 30.5 is an error for the first."""
-    numbers = [use for use in uses if use.read_as in _WIDTH]
-    widest = max((use.read_as for use in numbers), key=_WIDTH.index, default=None)
+    widest = max((use.read_as for use in numbers), key=_WIDTH.index)
+    other = next(use for use in numbers if use.read_as is widest)
+    lost = "30.5" if widest is JavaClass.DOUBLE else "3000000000"
     for use in numbers:
-        if use.read_as is widest or widest is None:
-            continue
-        other = next(other for other in numbers if other.read_as is widest)
-        lost = "30.5" if widest is JavaClass.DOUBLE else "3000000000"
-        what = (
-            f"{use.name} is read as {use.read_as.value} beside {use.text} and as {widest.value} "
-            f"beside {other.text}: a value such as {lost} is an error for the first, and the "
-            "message does not match."
-        )
-        cure = f"{float_cure(use.text)} A float takes whole numbers too."
-        yield _warning_at(use.position, use.length, "mixed-numbers", what, cure)
+        if use.read_as is not widest:
+            what = (
+                f"{use.name} is read as {use.read_as.value} beside {use.text} and as"
+                f" {widest.value} beside {other.text}: a value such as {lost} is an error for the"
+                " first, and the message does not match."
+            )
+            cure = f"{float_cure(use.text)} A float takes whole numbers too."
+            yield _warning(use.position, use.length, "mixed-numbers", what, cure)
 
 
-def _number_in_quotes(uses: list[Use]) -> Iterator[Finding]:
+def _numbers_in_quotes(uses: list[Use]) -> Iterator[Finding]:
     """`a = '5' OR a > 7`: the first compares characters."""
-    if not any(use.read_as in _WIDTH for use in uses):
-        return
     for use in uses:
         text = use.text[1:-1]
-        if not isinstance(use.node, Equal) or use.read_as is not JavaClass.STRING:
-            continue
-        if use.text[:1] == "'" and double_or_none(text) is not None:
+        is_text = isinstance(use.node, Equal) and use.read_as is JavaClass.STRING
+        if is_text and use.text[:1] == "'" and double_or_none(text) is not None:
             what = (
                 f"{use.text} is a string: {use.name} is compared with it character by character "
                 "('5' is not '5.0'), and elsewhere as a number."
             )
-            yield _warning_at(
-                use.position, use.length, "number-in-quotes", what, f"Write {text} without quotes."
-            )
+            cure = f"Write {text} without quotes."
+            yield _warning(use.position, use.length, "number-in-quotes", what, cure)
 
 
 def _text_behind_number(node: Or) -> Iterator[Finding]:
@@ -366,7 +343,7 @@ def _text_behind_number(node: Or) -> Iterator[Finding]:
                     f"{use.text} stands before it, and '{text}' is an error there."
                 )
                 cure = f"Put {name} = '{text}' first; OR ends at the first TRUE."
-                yield _warning_at(position, len(text) + 2, "string-behind-number", what, cure)
+                yield _warning(position, len(text) + 2, "string-behind-number", what, cure)
         for use in property_uses(part):
             if use.read_as in _WIDTH:
                 numbers.setdefault(use.name, use)
@@ -385,36 +362,36 @@ def _texts(part: Node) -> Iterator[tuple[str, str, int]]:
             return
 
 
-def _tag_name(node: Property) -> Iterator[Finding]:
-    if node.name != "TAGS" and node.name.upper() in ("TAGS", "TAG"):
-        what = f"A message's tag is the property TAGS; {node.name} is another property."
-        yield _warning_at(
-            node.position, len(node.name), "tag-name", what, "Write TAGS for the tag."
-        )
-
-
-def _warning_at(position: int, length: int, code: str, what: str, instead: str) -> Finding:
-    return Finding(position, length, code, what, instead, Severity.WARNING)
-
-
 FINDINGS_MAX = 50
 
 
 def check(text: str) -> list[Finding]:
     """All findings about a SQL92 expression, in the order of their places; [] when it is fine."""
     findings: list[Finding] = []
-    mended = text
     while len(findings) < FINDINGS_MAX:
         try:
-            tree, rest = _parse(mended)
+            tree, rest = _parse(text)
         except Rejected as rejected:
-            findings.append(rejected.finding)
-            if rejected.finding.code != LOOK_ALIKE_CODE:
+            found = rejected.finding
+            findings.append(found)
+            if found.code != LOOK_ALIKE_CODE:
                 break
-            mended = _mend(mended, rejected.finding)
-        else:
-            findings += _warnings(mended, tree, rest)
-            break
+            # Only the marks at the ends: a quoted text keeps what stands between its quotes.
+            marks = list(text)
+            for at in (found.position, found.position + found.length - 1):
+                marks[at] = marks[at].translate(LOOK_ALIKES)
+            text = "".join(marks)
+            continue
+        findings += node_warnings(tree)
+        findings += mixed_warnings(tree)
+        if rest is not None:
+            # The last bare property is what remains of a condition that RocketMQ could not read on.
+            read = len(text[:rest].rstrip())
+            findings = [
+                one for one in findings
+                if one.code != "bare-property" or one.position + one.length < read
+            ] + [rest_warning(text, rest)]  # fmt: skip
+        break
     return sorted(findings, key=lambda finding: finding.position)
 
 
@@ -433,16 +410,16 @@ def check_tags(expression: str | None) -> list[Finding]:
         return []
     if not tags:
         what = "There is no tag in it: it matches no message."
-        return [_tag_warning(0, len(text), "no-tag", what, "Write TagA || TagB, or *.")]
+        return [_warning(0, len(text), "no-tag", what, "Write TagA || TagB, or *.")]
     findings = []
     if ALL in tags:
         what = "Among other tags * is a tag of that name; it does not mean everything."
-        findings.append(_tag_warning(text.index(ALL), 1, "star-tag", what, "Write * alone."))
+        findings.append(_warning(text.index(ALL), 1, "star-tag", what, "Write * alone."))
     for tag in sorted(tags):
         if "|" in tag:
             what = f"A single | belongs to the tag: {tag!r} is one tag."
             cure = f"Tags are separated by {SEPARATOR}."
-            findings.append(_tag_warning(text.index(tag), len(tag), "single-bar", what, cure))
+            findings.append(_warning(text.index(tag), len(tag), "single-bar", what, cure))
     return findings
 
 
@@ -468,31 +445,3 @@ def _parse(text: str) -> tuple[Node, int | None]:
     from sluicemq.filter.syntax import parse  # noqa: PLC0415 - lark: only SQL92 users pay for it
 
     return parse(text)
-
-
-def _mend(text: str, finding: Finding) -> str:
-    end = finding.position + finding.length
-    # Only the marks at the ends: a quoted text keeps what stands between its quotes.
-    ends = {finding.position, end - 1}
-    return "".join(
-        character.translate(LOOK_ALIKES) if at in ends else character
-        for at, character in enumerate(text)
-    )
-
-
-def _warnings(text: str, tree: Node, rest: int | None) -> list[Finding]:
-    warnings = [*tree_warnings(tree), *mixed_warnings(tree)]
-    if rest is None:
-        return warnings
-    # The last bare property is what remains of a condition that RocketMQ could not read on.
-    read = text[:rest].rstrip()
-    kept = [
-        warning
-        for warning in warnings
-        if warning.code != "bare-property" or warning.position + warning.length < len(read)
-    ]
-    return [*kept, rest_warning(text, rest)]
-
-
-def _tag_warning(position: int, length: int, code: str, what: str, instead: str) -> Finding:
-    return Finding(position, length, code, what, instead, Severity.WARNING)

@@ -10,7 +10,8 @@ parts that are reached can raise (spec/filter.md §7).
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from functools import singledispatch
+from typing import Any, TypeAlias, cast
 
 from sluicemq.errors import FilterEvaluationError
 from sluicemq.filter.java import (
@@ -64,12 +65,13 @@ _MIRRORED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
 def compile_verdict(node: Node) -> Verdict:
     """The closure of a condition. Raises FilterEvaluationError when called on a value in it that
     cannot be converted."""
-    return _COMPILERS[type(node)](node)
+    return compile_value(node)
 
 
+@singledispatch
 def compile_value(node: Node) -> Value:
     """The closure of any node."""
-    return _COMPILERS[type(node)](node)
+    raise TypeError(node)
 
 
 def constant_of(node: Node) -> int | float | None:
@@ -82,17 +84,20 @@ def constant_of(node: Node) -> int | float | None:
     return None
 
 
-def _property(node: Property) -> Value:
+@compile_value.register
+def _(node: Property) -> Value:
     name = node.name
     return lambda properties: properties.get(name)
 
 
-def _literal(node: Literal) -> Value:
+@compile_value.register
+def _(node: Literal) -> Value:
     value = node.value
     return lambda properties: value
 
 
-def _negate(node: Negate) -> Value:
+@compile_value.register
+def _(node: Negate) -> Value:
     constant = constant_of(node)
     if constant is not None:
         return lambda properties: constant
@@ -104,12 +109,14 @@ def _negate(node: Negate) -> Value:
     return null
 
 
-def _truth(node: Truth) -> Verdict:
+@compile_value.register
+def _(node: Truth) -> Verdict:
     operand = compile_value(node.operand)
     return lambda properties: None if operand(properties) is None else False
 
 
-def _not(node: Not) -> Verdict:
+@compile_value.register
+def _(node: Not) -> Verdict:
     return _negated(compile_verdict(node.operand))
 
 
@@ -121,10 +128,17 @@ def _negated(verdict: Verdict) -> Verdict:
     return negated
 
 
-def _and(node: And) -> Verdict:
+@compile_value.register
+def _(node: And) -> Verdict:
     parts = tuple(map(compile_verdict, node.parts))
-    if len(parts) == 2:
-        return _both(*parts)
+    left, right = parts[0], parts[-1]
+
+    def both(properties: Properties) -> bool | None:
+        first = left(properties)
+        if first is False:
+            return False
+        second = right(properties)
+        return second if first or second is False else None
 
     def every(properties: Properties) -> bool | None:
         result: bool | None = True
@@ -136,21 +150,11 @@ def _and(node: And) -> Verdict:
                 result = None
         return result
 
-    return every
+    return both if len(parts) == 2 else every
 
 
-def _both(left: Verdict, right: Verdict) -> Verdict:
-    def both(properties: Properties) -> bool | None:
-        first = left(properties)
-        if first is False:
-            return False
-        second = right(properties)
-        return second if first or second is False else None
-
-    return both
-
-
-def _or(node: Or) -> Verdict:
+@compile_value.register
+def _(node: Or) -> Verdict:
     parts = tuple(map(compile_verdict, node.parts))
 
     def some(properties: Properties) -> bool | None:
@@ -166,33 +170,26 @@ def _or(node: Or) -> Verdict:
     return some
 
 
-def _equal(node: Equal) -> Verdict:
-    verdict = _equal_to_string(node) or _equal_to_number(node) or _equal_in_general(node)
+@compile_value.register
+def _(node: Equal) -> Verdict:
+    left, right = node.left, node.right
+    wanted = constant_of(right)
+    if isinstance(left, Property) and isinstance(right, Literal) and isinstance(right.value, str):
+        verdict = _equal_to_text(left.name, right.value)
+    elif isinstance(left, Property) and wanted is not None:
+        # Constants are never NaN or zero as floats: Python's == is Double.compareTo == 0.
+        verdict = _number_test(left.name, java_class(right), lambda number: number == wanted)
+    else:
+        verdict = _equal_in_general(left, right)
     return _negated(verdict) if node.negated else verdict
 
 
-def _equal_to_string(node: Equal) -> Verdict | None:
-    """`property = 'text'`."""
-    if not isinstance(node.left, Property) or not isinstance(node.right, Literal):
-        return None
-    name, wanted = node.left.name, node.right.value
-    if not isinstance(wanted, str):
-        return None
-
+def _equal_to_text(name: str, wanted: str) -> Verdict:
     def equal(properties: Properties) -> bool | None:
         text = properties.get(name)
         return None if text is None else text == wanted
 
     return equal
-
-
-def _equal_to_number(node: Equal) -> Verdict | None:
-    """`property = number`."""
-    wanted = constant_of(node.right)
-    if not isinstance(node.left, Property) or wanted is None:
-        return None
-    # Constants are never NaN or zero as floats, so Python's == is Double.compareTo == 0.
-    return _number_test(node.left.name, java_class(node.right), lambda number: number == wanted)
 
 
 def _number_test(name: str, wanted: JavaClass, test: Callable[[Any], bool]) -> Verdict:
@@ -206,9 +203,9 @@ def _number_test(name: str, wanted: JavaClass, test: Callable[[Any], bool]) -> V
     return verdict
 
 
-def _equal_in_general(node: Equal) -> Verdict:
-    left, right = compile_value(node.left), compile_value(node.right)
-    same = _sameness(node.left, node.right)
+def _equal_in_general(left_node: Node, right_node: Node) -> Verdict:
+    left, right = compile_value(left_node), compile_value(right_node)
+    same = _sameness(left_node, right_node)
 
     def equal(properties: Properties) -> bool | None:
         first, second = left(properties), right(properties)
@@ -224,18 +221,14 @@ def _sameness(left: Node, right: Node) -> Callable[[Any, Any], bool]:
     first, second = java_class(left), java_class(right)
     if first is second and first in (JavaClass.STRING, JavaClass.BOOLEAN):
         return operator.eq
+    if second is JavaClass.BOOLEAN and first is JavaClass.STRING:
+        return lambda text, flag: boolean_of(text) == flag
+    if first is JavaClass.BOOLEAN and second is JavaClass.STRING:
+        return _class_cast
     if JavaClass.BOOLEAN in (first, second):
-        return _boolean_sameness(first, second)
+        return lambda one, other: False  # Boolean and number: never equal
     compare = _comparison(left, right)
     return lambda one, other: compare(one, other) == 0
-
-
-def _boolean_sameness(first: JavaClass, second: JavaClass) -> Callable[[Any, Any], bool]:
-    if first is JavaClass.STRING:
-        return lambda text, flag: boolean_of(text) == flag
-    if second is JavaClass.STRING:
-        return _class_cast
-    return lambda one, other: False  # Boolean and number: never equal
 
 
 def _class_cast(flag: bool, text: str) -> bool:
@@ -246,7 +239,8 @@ def _class_cast(flag: bool, text: str) -> bool:
     )
 
 
-def _order(node: Order) -> Verdict:
+@compile_value.register
+def _(node: Order) -> Verdict:
     if isinstance(node.left, Property) and constant_of(node.right) is not None:
         return _order_to_number(node.left, node.operator, node.right)
     if isinstance(node.right, Property) and constant_of(node.left) is not None:
@@ -278,20 +272,13 @@ def _order_to_number(subject: Property, symbol: str, bound_node: Node) -> Verdic
 def _comparison(left: Node, right: Node) -> Callable[[Any, Any], int]:
     """compareTo of two present values, none of them Boolean, after RocketMQ's conversions."""
     first, second = java_class(left), java_class(right)
-    wanted = _common_class(first, second)
+    # A string goes to the number's class, two strings to Double, numbers to the wider class.
+    classes = (JavaClass.DOUBLE, JavaClass.LONG, JavaClass.INTEGER)
+    wanted = next((one for one in classes if one in (first, second)), JavaClass.DOUBLE)
     from_left = _conversion(left, first, wanted)
     from_right = _conversion(right, second, wanted)
     sign = compare_doubles if wanted is JavaClass.DOUBLE else compare_whole_numbers
     return lambda one, other: sign(from_left(one), from_right(other))
-
-
-def _common_class(first: JavaClass, second: JavaClass) -> JavaClass:
-    """A string goes to the number's class, two strings to Double, numbers to the wider class."""
-    pair = {first, second}
-    for wanted in (JavaClass.DOUBLE, JavaClass.LONG, JavaClass.INTEGER):
-        if wanted in pair:
-            return wanted
-    return JavaClass.DOUBLE
 
 
 def _conversion(node: Node, have: JavaClass, wanted: JavaClass) -> Callable[[Any], Any]:
@@ -301,31 +288,29 @@ def _conversion(node: Node, have: JavaClass, wanted: JavaClass) -> Callable[[Any
     return float if wanted is JavaClass.DOUBLE else int
 
 
-def _between(node: Between) -> Verdict:
-    wanted = java_class(node.low)
+@compile_value.register
+def _(node: Between) -> Verdict:
+    wanted, is_outside = java_class(node.low), node.negated
     low, high = constant_of(node.low), constant_of(node.high)
-    if low is None or high is None or java_class(node.high) is not wanted:
-        return _between_in_general(node)
-    if not isinstance(node.value, Property):
-        return _between_in_general(node)
-    return _number_test(node.value.name, wanted, _range_test(low, high, node.negated))
+    is_plain = isinstance(node.value, Property) and java_class(node.high) is wanted
+    if low is None or high is None or not is_plain:
+        return compile_verdict(between_as_orders(node))
+    name = cast("Property", node.value).name
+    if is_outside:
+        return _number_test(name, wanted, lambda number: number < low or not number <= high)
+    return _number_test(name, wanted, lambda number: low <= number <= high)
 
 
-def _range_test(low: float, high: float, negated: bool) -> Callable[[Any], bool]:
-    if negated:
-        return lambda number: number < low or not number <= high
-    return lambda number: low <= number <= high
-
-
-def _between_in_general(node: Between) -> Verdict:
+def between_as_orders(node: Between) -> Node:
     """By its definition: each bound compares in its own class."""
-    value, low, high, where = node.value, node.low, node.high, node.position
+    value, where = node.value, node.position
     if node.negated:
-        return _or(Or((Order("<", value, low, where), Order(">", value, high, where))))
-    return _and(And((Order(">=", value, low, where), Order("<=", value, high, where))))
+        return Or((Order("<", value, node.low, where), Order(">", value, node.high, where)))
+    return And((Order(">=", value, node.low, where), Order("<=", value, node.high, where)))
 
 
-def _in(node: In) -> Verdict:
+@compile_value.register
+def _(node: In) -> Verdict:
     name, values, negated = node.operand.name, frozenset(node.values), node.negated
 
     def contained(properties: Properties) -> bool | None:
@@ -335,25 +320,20 @@ def _in(node: In) -> Verdict:
     return contained
 
 
-def _match(node: Match) -> Verdict:
-    operand = compile_value(node.operand)
-    if not node.search:
+@compile_value.register
+def _(node: Match) -> Verdict:
+    operand, negated = compile_value(node.operand), node.negated
+    if not (search := node.search):
         return lambda properties: False
-    found, negated = _search(node.operator, node.search), node.negated
+    plain = found = _SEARCHES[node.operator]
+    if has_surrogate(search):  # half a character: only Java's UTF-16 view can contain it
+        found = lambda text, wanted: plain(utf16_units(text), wanted)  # noqa: E731
 
     def match(properties: Properties) -> bool:
         text = operand(properties)
-        return found(text) is not negated if isinstance(text, str) else False
+        return found(text, search) is not negated if isinstance(text, str) else False
 
     return match
-
-
-def _search(symbol: str, search: str) -> Callable[[str], bool]:
-    if has_surrogate(search):  # half a character: only Java's UTF-16 view can contain it
-        plain = _SEARCHES[symbol]
-        return lambda text: plain(utf16_units(text), search)
-    compare = _SEARCHES[symbol]
-    return lambda text: compare(text, search)
 
 
 _SEARCHES: dict[str, Callable[[str, str], bool]] = {
@@ -363,23 +343,7 @@ _SEARCHES: dict[str, Callable[[str, str], bool]] = {
 }
 
 
-def _is_null(node: IsNull) -> Verdict:
+@compile_value.register
+def _(node: IsNull) -> Verdict:
     operand, negated = compile_value(node.operand), node.negated
     return lambda properties: (operand(properties) is None) is not negated
-
-
-_COMPILERS: dict[type, Callable[[Any], Value]] = {
-    Property: _property,
-    Literal: _literal,
-    Negate: _negate,
-    Truth: _truth,
-    Not: _not,
-    And: _and,
-    Or: _or,
-    Equal: _equal,
-    Order: _order,
-    Between: _between,
-    In: _in,
-    Match: _match,
-    IsNull: _is_null,
-}

@@ -33,7 +33,7 @@ from itertools import groupby, product
 from typing import Any, TypeAlias
 
 from sluicemq.errors import FilterEvaluationError
-from sluicemq.filter.evaluate import Verdict, compile_verdict, constant_of
+from sluicemq.filter.evaluate import Verdict, between_as_orders, compile_verdict, constant_of
 from sluicemq.filter.nodes import (
     And,
     Between,
@@ -87,27 +87,19 @@ def stub(number: int) -> Node:
 def lookup_table(node: Node, operands: int) -> bytes:
     """The outcomes of a node whose conditions are `stub(0)` (and `stub(1)`), for all their sets."""
     verdict = compile_verdict(node)
-    single = {
-        chosen: 1 << verdict_of(verdict, _stub_properties(chosen))
-        for chosen in product(range(4), repeat=operands)
-    }
-    return bytes(_united(single, sets) for sets in product(range(16), repeat=operands))
-
-
-def _stub_properties(chosen: tuple[int, ...]) -> dict[str, str]:
-    return {
-        f"stub{number}": _STUB_VALUES[verdict]
-        for number, verdict in enumerate(chosen)
-        if verdict != NULL
-    }
-
-
-def _united(single: dict[tuple[int, ...], int], sets: tuple[int, ...]) -> int:
-    united = 0
-    for chosen, outcome in single.items():
-        if all(members >> verdict & 1 for members, verdict in zip(sets, chosen, strict=True)):
-            united |= outcome
-    return united
+    single = {}
+    for chosen in product(range(4), repeat=operands):
+        numbered = enumerate(chosen)
+        properties = {f"stub{n}": _STUB_VALUES[one] for n, one in numbered if one != NULL}
+        single[chosen] = 1 << verdict_of(verdict, properties)
+    table = bytearray()
+    for sets in product(range(16), repeat=operands):
+        united = 0
+        for chosen, outcome in single.items():
+            if all(members >> one & 1 for members, one in zip(sets, chosen, strict=True)):
+                united |= outcome
+        table.append(united)
+    return bytes(table)
 
 
 @cache
@@ -243,14 +235,6 @@ def _inner_plan(node: Node) -> Plan:
     return Atom(plan.names[0], node, plan.verdict, absent, plan.unknown)
 
 
-def _as_orders(node: Between) -> Node:
-    """By its definition (evaluate.py): each bound compares in its own class."""
-    value, where = node.value, node.position
-    if node.negated:
-        return Or((Order("<", value, node.low, where), Order(">", value, node.high, where)))
-    return And((Order(">=", value, node.low, where), Order("<=", value, node.high, where)))
-
-
 def _split(node: Node, names: frozenset[str], plan_of: Callable[[Node], Plan]) -> Plan:
     """One step down; a Several where there is nothing to split."""
     if not names:
@@ -263,7 +247,7 @@ def _split(node: Node, names: frozenset[str], plan_of: Callable[[Node], Plan]) -
         case Not(operand=operand):
             return Join((plan_of(operand),), not_table())
         case Between():
-            return plan_of(_as_orders(node))
+            return plan_of(between_as_orders(node))
         case _:
             return _join_of_conditions(node, plan_of) or Several(
                 tuple(sorted(names)), node, compile_verdict(node), _possible(node)

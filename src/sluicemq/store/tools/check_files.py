@@ -13,14 +13,21 @@ a file has another size than it expects (spec/store.md §1).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from sluicemq.errors import ProtocolError
 from sluicemq.store.directory import CHECKPOINT_BYTES, SLOTS, slots_of
 from sluicemq.store.log import SCHEDULE_TOPIC
 from sluicemq.store.segments import is_segment_name
-from sluicemq.store.tools.layout import QueueKey, Series, StoreLayout, file_size, read_file
+from sluicemq.store.tools.layout import (
+    QueueKey,
+    Series,
+    StoreLayout,
+    file_size,
+    read_file,
+    usual_size,
+)
 from sluicemq.wire.fastjson import loads
 
 ERROR: Final = "error"
@@ -85,7 +92,14 @@ _SLOT_BYTES: Final = 1024
 
 def check_series(layout: StoreLayout, findings: Findings) -> None:
     """Sizes and names of all files of log and queues."""
-    _check_empty(layout, findings, layout.log_paths)
+    for directory in layout.log_paths:
+        for name in layout.files.names(directory):
+            path = f"{directory}/{name}"
+            if is_segment_name(name) and not file_size(layout.files, path):
+                findings.add(
+                    NOTE, "empty-file", layout.name_of(path),
+                    "it has no bytes: the trace of a crash at its creation",
+                )  # fmt: skip
     _check_sizes(layout, findings, "commitlog", [layout.log], gaps=False)
     for kind, queues in (
         ("consumequeue", layout.queues),
@@ -95,24 +109,12 @@ def check_series(layout: StoreLayout, findings: Findings) -> None:
         _check_sizes(layout, findings, kind, queues.values(), gaps=True)
 
 
-def _check_empty(layout: StoreLayout, findings: Findings, directories: Iterable[str]) -> None:
-    for directory in directories:
-        for name in layout.files.names(directory):
-            path = f"{directory}/{name}"
-            if is_segment_name(name) and not file_size(layout.files, path):
-                findings.add(
-                    NOTE, "empty-file", layout.name_of(path),
-                    "it has no bytes: the trace of a crash at its creation",
-                )  # fmt: skip
-
-
 def _check_sizes(
     layout: StoreLayout, findings: Findings, kind: str, all_series: Iterable[Series], *, gaps: bool
 ) -> None:
     """`gaps`: say where files are missing (of the log the walk says it)."""
     every = list(all_series)
-    sizes = Counter(item.size for series in every for item in series.items)
-    usual = max(sizes, key=lambda size: (sizes[size], size), default=0)
+    usual = usual_size(every)
     for series in every:
         end = None
         for item in series.items:
@@ -212,52 +214,31 @@ def check_documents(layout: StoreLayout, findings: Findings, ends: Mapping[Queue
         try:
             value = read_document(layout, path)
         except ProtocolError as error:
-            _add_unreadable(layout, findings, path, error)
+            try:
+                has_backup = read_document(layout, f"{path}.bak") is not None
+            except ProtocolError:
+                has_backup = False
+            backup = "its .bak can be read" if has_backup else "there is no .bak that can be read"
+            severity = WARNING if has_backup else ERROR
+            findings.add(severity, "document", name, f"{error.fact}; {backup}")
             continue
-        if name.endswith("/consumerOffset.json"):
-            _check_progress(findings, name, value, ends)
-        elif name.endswith("/delayOffset.json"):
-            _check_delays(findings, name, value, ends)
-
-
-def _add_unreadable(
-    layout: StoreLayout, findings: Findings, path: str, error: ProtocolError
-) -> None:
-    try:
-        has_backup = read_document(layout, f"{path}.bak") is not None
-    except ProtocolError:
-        has_backup = False
-    findings.add(
-        WARNING if has_backup else ERROR, "document", layout.name_of(path),
-        f"{error.fact}; its .bak can be read" if has_backup
-        else f"{error.fact}; there is no .bak that can be read",
-    )  # fmt: skip
-
-
-def _table(value: Any, name: str) -> dict[Any, Any]:
-    table = value.get(name) if isinstance(value, dict) else None
-    return table if isinstance(table, dict) else {}
-
-
-def _check_progress(
-    findings: Findings, name: str, value: Any, ends: Mapping[QueueKey, int]
-) -> None:
-    for key, offsets in _table(value, "offsetTable").items():
-        topic, _, group = str(key).partition("@")
-        for queue_id, offset in offsets.items() if isinstance(offsets, dict) else ():
-            end = ends.get((topic, int(queue_id)))
+        for who, queue, offset in _progress(name, value):
+            end = ends.get(queue)
             if end is not None and isinstance(offset, int) and offset > end:
-                findings.add(
-                    WARNING, "progress", name,
-                    f"group {group} is at {offset} of {topic}/{queue_id}, which ends at {end}",
-                )  # fmt: skip
+                text = f"{who} is at {offset} of {queue[0]}/{queue[1]}, which ends at {end}"
+                findings.add(WARNING, "progress", name, text)
 
 
-def _check_delays(findings: Findings, name: str, value: Any, ends: Mapping[QueueKey, int]) -> None:
-    for level, offset in _table(value, "offsetTable").items():
-        end = ends.get((SCHEDULE_TOPIC, int(level) - 1))
-        if end is not None and isinstance(offset, int) and offset > end:
-            findings.add(
-                WARNING, "progress", name,
-                f"delay level {level} is at {offset}, its queue ends at {end}",
-            )  # fmt: skip
+def _progress(name: str, value: Any) -> Iterator[tuple[str, QueueKey, Any]]:
+    """(who, queue, offset) of the documents that say how far somebody is."""
+    table = value.get("offsetTable") if isinstance(value, dict) else None
+    if not isinstance(table, dict):
+        return
+    if name.endswith("/consumerOffset.json"):
+        for key, offsets in table.items():
+            topic, _, group = str(key).partition("@")
+            for queue_id, offset in offsets.items() if isinstance(offsets, dict) else ():
+                yield f"group {group}", (topic, int(queue_id)), offset
+    elif name.endswith("/delayOffset.json"):
+        for level, offset in table.items():
+            yield f"delay level {level}", (SCHEDULE_TOPIC, int(level) - 1), offset

@@ -104,8 +104,7 @@ class Series:
     @property
     def file_bytes(self) -> int:
         """The size that most files have; 0 without files."""
-        counted = Counter(item.size for item in self.items)
-        return max(counted, key=lambda size: (counted[size], size), default=0)
+        return usual_size([self])
 
     def index_at(self, position: int) -> int | None:
         """Which file holds the position."""
@@ -134,6 +133,21 @@ class Series:
         item = self.items[index]
         found = self._file(item.path).data_start(position - item.base)
         return item.base + found if found is not None and found < item.size else None
+
+    def data(
+        self, start: int = 0, end: int | None = None, align: int = 1
+    ) -> Iterator[tuple[int, bytes]]:
+        """(position, bytes) of the pieces in [start, end) that may hold other bytes than zeros;
+        they begin at multiples of `align`, and have as many bytes."""
+        for item in self.items:
+            at, stop = max(item.base, start), item.end if end is None else min(item.end, end)
+            while at < stop and (found := self.data_start(at)) is not None and found < stop:
+                at = max(at, found - found % align)
+                piece = self.read(at, min(READ_BYTES, stop - at))
+                if len(piece) < align:
+                    break
+                yield at, piece[: len(piece) // align * align]
+                at += len(piece) // align * align
 
     def _file(self, path: str) -> File:
         self.is_used = True
@@ -224,6 +238,12 @@ class StoreLayout:
             series.close()
 
 
+def usual_size(every: Iterable[Series]) -> int:
+    """The size that most files have; 0 without files."""
+    counted = Counter(item.size for series in every for item in series.items)
+    return max(counted, key=lambda size: (counted[size], size), default=0)
+
+
 def _queues(files: Files, directory: str) -> Iterator[tuple[QueueKey, Series]]:
     for topic in files.names(directory):
         for name in files.names(f"{directory}/{topic}"):
@@ -300,18 +320,14 @@ class UnitFile:
         self.unit_bytes = kind.itemsize
         self.first = series.start // self.unit_bytes
         self.room = series.end // self.unit_bytes
-        self.end = self._find_end()
-
-    def _find_end(self) -> int:
-        """Behind the last used unit, found from the back."""
-        for item in reversed(self.series.items):
-            end = 0
-            for start, units in self._pieces(item.base // self.unit_bytes, item.end):
-                used = np.flatnonzero(is_used(units))
-                end = start + int(used[-1]) + 1 if len(used) else end
-            if end:
-                return end
-        return self.first
+        self.end = self.first
+        for item in reversed(series.items):
+            for at, data in series.data(item.base, item.end, self.unit_bytes):
+                used = np.flatnonzero(is_used(np.frombuffer(data, kind)))
+                if len(used):
+                    self.end = at // self.unit_bytes + int(used[-1]) + 1
+            if self.end > self.first:
+                break
 
     def pieces(self, start: int | None = None, end: int | None = None) -> Iterator[tuple[int, Any]]:
         """(first offset, units) up to the queue's end, or `end`; what is missing is left out."""
@@ -330,20 +346,6 @@ class UnitFile:
             yield offset, units
             offset += len(units)
 
-    def _pieces(self, offset: int, end_bytes: int) -> Iterator[tuple[int, UnitArray]]:
-        """The units of a file that may hold something."""
-        size = self.unit_bytes
-        while offset * size < end_bytes:
-            found = self.series.data_start(offset * size)
-            if found is None:
-                return
-            offset = max(offset, found // size)
-            units = self.read(offset, min(READ_UNITS, end_bytes // size - offset))
-            if not len(units):
-                return
-            yield offset, units
-            offset += len(units)
-
     def read(self, offset: int, count: int) -> UnitArray:
         """Up to `count` units from an offset; fewer where files end."""
         data = self.series.read(offset * self.unit_bytes, count * self.unit_bytes)
@@ -351,14 +353,10 @@ class UnitFile:
 
     def data_behind(self) -> int | None:
         """Where bytes that are not zero lie behind the end; None when there are none."""
-        for item in self.series.items:
-            at = max(self.end * self.unit_bytes, item.base)
-            while at < item.end and (found := self.series.data_start(at)) is not None:
-                data = self.series.read(found, min(READ_BYTES, item.end - found))
-                zeros = len(data) - len(data.lstrip(b"\0"))
-                if zeros < len(data):
-                    return found + zeros
-                at = found + max(len(data), 1)
+        for at, data in self.series.data(self.end * self.unit_bytes):
+            zeros = len(data) - len(data.lstrip(b"\0"))
+            if zeros < len(data):
+                return at + zeros
         return None
 
 

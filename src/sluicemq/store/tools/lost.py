@@ -41,7 +41,6 @@ from sluicemq.store.tools.layout import Series
 from sluicemq.store.tools.walk import Hole, Run
 
 QueueKey = tuple[str, int]
-_READ_UNITS: Final = 1 << 17
 
 
 class Lost(NamedTuple):
@@ -295,16 +294,8 @@ def _rising(units: Iterator[tuple[int, int]]) -> dict[int, int]:
 
 def _units(series: Series) -> Iterator[tuple[int, NDArray[Any]]]:
     """(queue offset of the first, units) of the parts of the files that may hold something."""
-    for item in series.items:
-        at = item.base
-        while at < item.end and (found := series.data_start(at)) is not None:
-            at = max(at, found - found % UNIT_BYTES)
-            data = series.read(at, min(_READ_UNITS * UNIT_BYTES, item.end - at))
-            count = len(data) // UNIT_BYTES
-            if not count:
-                break
-            yield at // UNIT_BYTES, np.frombuffer(data, UNIT_COLUMNS, count)
-            at += count * UNIT_BYTES
+    for at, data in series.data(align=UNIT_BYTES):
+        yield at // UNIT_BYTES, np.frombuffer(data, UNIT_COLUMNS)
 
 
 FILLER_BYTES_MAX: Final = 1 << 20

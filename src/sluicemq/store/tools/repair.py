@@ -33,7 +33,7 @@ from sluicemq.store.directory import Checkpoint, Mark, read_checkpoint, write_ch
 from sluicemq.store.log import DELAYS_MS
 from sluicemq.store.queues import ConsumeQueues
 from sluicemq.store.tools.edits import Edits
-from sluicemq.store.tools.layout import Series, StoreLayout
+from sluicemq.store.tools.layout import Series, StoreLayout, usual_size
 from sluicemq.store.tools.lost import Bridge, Census, Lost, build_bridge
 from sluicemq.store.tools.requeue import Requeue
 from sluicemq.store.tools.walk import Blank, Hole, LogWalk, Run, last_data
@@ -188,7 +188,9 @@ class _Repair:
             )
         self._files = layout.files
         self._log_bytes = log_file_bytes or layout.log.file_bytes
-        self._queue_bytes = queue_file_bytes or _common_size(layout.queues.values())
+        self._queue_bytes = (
+            queue_file_bytes or usual_size(layout.queues.values()) or QUEUE_FILE_BYTES
+        )
         self._checkpoint = _checkpoint(layout)
         self._log = self._usable_log(layout)
         self._found = _Found([], [], [], 0, [], 0)
@@ -468,15 +470,6 @@ def _checkpoint(layout: StoreLayout) -> Checkpoint:
         return read_checkpoint(layout.files, layout.checkpoint_path)
     except OSError:
         return Checkpoint(0, None)
-
-
-def _common_size(queues: Any) -> int:
-    """The size that most queue files have."""
-    counted: dict[int, int] = {}
-    for series in queues:
-        for item in series.items:
-            counted[item.size] = counted.get(item.size, 0) + 1
-    return max(counted, key=lambda size: (counted[size], size), default=QUEUE_FILE_BYTES)
 
 
 def _topics(layout: StoreLayout) -> frozenset[str] | None:

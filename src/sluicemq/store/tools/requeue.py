@@ -191,12 +191,14 @@ class Requeue:
                 start = max(position or 0, item.base)
                 if start >= item.end:
                     continue
-                if edits is not None and start == item.base and end is not None and end:
+                if edits is not None and start == item.base and end:
                     edits.remove_file(item.path, item.size)
                 elif edits is not None:
                     edits.zero(item.path, start - item.base, item.size)
                 elif self._safe_end is None:
-                    self.wrong_units += _used_units(series, start, item.end)
+                    for _, data in series.data(start, item.end, UNIT_BYTES):
+                        rows = np.frombuffer(data, np.uint8).reshape(-1, UNIT_BYTES)
+                        self.wrong_units += int(np.count_nonzero(rows.any(axis=1)))
         if edits is not None:
             edits.flush()
 
@@ -218,33 +220,11 @@ def _wrong_rows(old: bytes, new: bytes) -> tuple[NDArray[Any], int]:
     return np.flatnonzero(~same), int(np.count_nonzero(later))
 
 
-def _used_units(series: Series, start: int, end: int) -> int:
-    """How many units in [start, end) (bytes) hold other bytes than zeros."""
-    used = 0
-    at = start
-    while at < end and (found := series.data_start(at)) is not None and found < end:
-        at = max(at, found - found % UNIT_BYTES)
-        data = series.read(at, min(1 << 20, end - at) // UNIT_BYTES * UNIT_BYTES)
-        if not data:
-            break
-        rows = np.frombuffer(data, np.uint8, len(data) // UNIT_BYTES * UNIT_BYTES)
-        used += int(np.count_nonzero(rows.reshape(-1, UNIT_BYTES).any(axis=1)))
-        at += len(data)
-    return used
-
-
 def _first_behind(series: Series, log_end: int) -> int | None:
     """Where the first unit stands (bytes) that points behind the end of the log."""
-    for item in series.items:
-        at = item.base
-        while at < item.end and (found := series.data_start(at)) is not None:
-            at = max(at, found - found % UNIT_BYTES)
-            data = series.read(at, min(1 << 20, item.end - at) // UNIT_BYTES * UNIT_BYTES)
-            units = np.frombuffer(data, UNIT_COLUMNS, len(data) // UNIT_BYTES)
-            behind = np.flatnonzero((units["position"] >= log_end) & (units["size"] > 0))
-            if len(behind):
-                return at + int(behind[0]) * UNIT_BYTES
-            if not len(units):
-                break
-            at += len(units) * UNIT_BYTES
+    for at, data in series.data(align=UNIT_BYTES):
+        units = np.frombuffer(data, UNIT_COLUMNS)
+        behind = np.flatnonzero((units["position"] >= log_end) & (units["size"] > 0))
+        if len(behind):
+            return at + int(behind[0]) * UNIT_BYTES
     return None

@@ -219,11 +219,7 @@ def record_in(log: Series, hole: Hole) -> Records:
 def last_data(log: Series, start: int) -> int | None:
     """Behind the last byte of the log, from `start` on, that is not zero; None without one."""
     last = None
-    for item in log.items:
-        position = max(start, item.base)
-        while position < item.end and (found := log.data_start(position)) is not None:
-            data = log.read(found, min(WINDOW_BYTES, item.end - found))
-            used = len(data.rstrip(b"\0"))
-            last = found + used if used else last
-            position = found + max(len(data), 1)
+    for at, data in log.data(start):
+        used = len(data.rstrip(b"\0"))
+        last = at + used if used else last
     return last
