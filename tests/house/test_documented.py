@@ -104,7 +104,7 @@ def answered(directory: Path) -> set[int]:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Dict)
         for key in node.keys
-        if isinstance(key, ast.Attribute) and ast.unparse(key.value) == "RequestCode"
+        if isinstance(key, ast.Attribute) and ast.unparse(key.value) in ("RequestCode", "Code")
     }
 
 

@@ -27,10 +27,9 @@ from functools import partial
 from typing import Any, Final
 
 from sluicemq.broker.background import calm
-from sluicemq.broker.groups import Groups
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Topics
+from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.turns import failed
 from sluicemq.clock import Clock
 from sluicemq.config import BrokerConfig

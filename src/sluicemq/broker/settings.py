@@ -6,13 +6,16 @@ Who precomputes something from them asks to be told (`on_change`).
 from collections.abc import Callable
 
 from sluicemq.config import BrokerConfig, Change, Configs, Part, StoreConfig
+from sluicemq.model.ids import Host, encode_host
 
 
 class Settings:
     """`broker` and `store` are the values of now; read them anew each time. `is_read_only` says
     that nothing of the store may change (`readonly.py`)."""
 
-    __slots__ = ("_at_next_start", "_listeners", "broker", "is_read_only", "store")
+    __slots__ = (
+        "_at_next_start", "_listeners", "broker", "host", "is_read_only", "store", "store_host",
+    )  # fmt: skip
 
     def __init__(
         self, broker: BrokerConfig, store: StoreConfig, *, is_read_only: bool = False
@@ -22,6 +25,12 @@ class Settings:
         self.is_read_only = is_read_only
         self._listeners: list[Callable[[], None]] = []
         self._at_next_start: Configs | None = None
+        self.move(Host("127.0.0.1", 10911))
+
+    def move(self, host: Host) -> None:
+        """The address in records and message ids is this one; `store_host` when encoded."""
+        self.host = host
+        self.store_host = encode_host(host)
 
     @property
     def in_force(self) -> Configs:

@@ -16,7 +16,6 @@ from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.consume.pull import Pull
 from sluicemq.broker.documents import Document
 from sluicemq.broker.epochs.epochs import Epochs
-from sluicemq.broker.groups import Groups
 from sluicemq.broker.lanes.table import Lanes
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.produce.intake import Intake
@@ -26,7 +25,7 @@ from sluicemq.broker.produce.send import Send
 from sluicemq.broker.produce.sendback import SendBack
 from sluicemq.broker.runtime import Days, Rates, RuntimeInfo
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC, Topics
+from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC, Groups, Topics
 from sluicemq.broker.transactions.checkback import CheckBack
 from sluicemq.broker.transactions.checks import TransactionChecks
 from sluicemq.broker.transactions.transactions import Transactions
@@ -68,7 +67,8 @@ class BrokerState:
         compute: Elsewhere | None = None,
     ) -> None:
         self.settings, self.store, self.files, self.clock = settings, store, files, clock
-        self.host, self.elsewhere, self._announce = host, elsewhere, announce
+        self.elsewhere, self._announce = elsewhere, announce
+        settings.move(host)
         # What is known of topics, groups and clients.
         self.topics = topics = Topics(settings, files, clock)
         self.groups = groups = Groups(settings, files, clock)
@@ -112,26 +112,22 @@ class BrokerState:
         )
         self.delayed.call_later = call_later
         self.transactions = Transactions(
-            settings, topics, offsets, store, intake, turns, clock, host,
+            settings, topics, offsets, store, intake, turns, clock,
             CheckBack(self.producers, settings.broker.broker_name),
         )  # fmt: skip
         self.checks = TransactionChecks(settings, self.transactions, clock)
         self.epochs = Epochs(
-            settings, topics, store, intake, turns, files=files, clock=clock, host=host,
+            settings, topics, store, intake, turns, files=files, clock=clock,
             call_soon=call_soon, run_sync=run_sync,
         )  # fmt: skip
         self.retries = Retries(topics, groups, self.locks, clock)
-        self.send = Send(
-            settings, topics, self.retries, store, intake, turns, clock, host, unique_ids
-        )
+        self.send = Send(settings, topics, self.retries, store, intake, turns, clock, unique_ids)
         self.send.batches.on_staged = self.epochs.on_staged
         self.send_back = SendBack(
-            settings, topics, self.retries, store, intake, host, consumers, self.access
+            settings, topics, self.retries, store, intake, consumers, self.access
         )
         self.questions = Questions(clock)
-        self.replies = Replies(
-            settings, topics, self.producers, intake, self.questions, clock, host
-        )
+        self.replies = Replies(settings, topics, self.producers, intake, self.questions, clock)
         # Who watches.
         self.watch = GroupWatch(offsets, store, clock)
         self.cleaning = Cleaning(settings, topics, self.watch, store, clock, turns.end)
@@ -209,11 +205,8 @@ class BrokerState:
 
     def move(self, host: Host) -> None:
         """The host that stands in records and message ids is this one."""
-        self.send.move(host)
-        self.send_back.move(host)
-        self.transactions.move(host)
-        self.replies.move(host)
-        self.epochs.move(host)
+        self.settings.move(host)
+        self.send.prepare()
 
     def disconnected(self, peer: Peer) -> None:
         """A connection is gone."""

@@ -1,19 +1,21 @@
-"""The topics of a broker: their settings, their file, and how a send makes a new one.
+"""The topics and the consumer groups of a broker: their settings, their files, how new ones come.
 
 A `Topic` lives as long as the broker knows the name; its `config` is exchanged when it changes. It
 holds what the send path needs so that a send does one dict look-up. Counters are plain integers
 that `metrics.py` reads.
 
 A topic that a send names and nobody made is created from the topic that the producer names
-(TBW102 as a rule) when that one has the inherit bit (spec/remoting.md §16).
+(TBW102 as a rule) when that one has the inherit bit (spec/remoting.md §16). A group that connects
+and is not known is made with the defaults when autoCreateSubscriptionGroup=true.
 """
 
 import dataclasses
 import logging
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from sluicemq.broker.documents import Document
 from sluicemq.broker.settings import Settings
@@ -25,18 +27,23 @@ from sluicemq.model.topic import (
     COMPACTION,
     DEFAULT_TOPIC,
     DLQ_PREFIX,
+    GROUP_LENGTH_MAX,
     PERM_INHERIT,
     PERM_READ,
     PERM_WRITE,
     RETRY_PREFIX,
     RETRY_TOPIC_LENGTH_MAX,
     DataVersion,
+    GroupConfig,
     TopicConfig,
 )
 from sluicemq.wire import tables
-from sluicemq.wire.tables import Texts, Unknown, topic_from, topic_object
+from sluicemq.wire.tables import Texts, Unknown, group_from, group_object, topic_from, topic_object
 
 log = logging.getLogger(__name__)
+
+Config = TypeVar("Config", TopicConfig, GroupConfig)
+Item = TypeVar("Item")
 
 READ_WRITE: Final = PERM_READ | PERM_WRITE
 _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
@@ -54,6 +61,132 @@ _SYSTEM_NAMES: Final = NOT_FOR_SENDS | {DEFAULT_TOPIC, "BenchmarkTest", "RMQ_SYS
 SYSTEM_PREFIX: Final = "rmq_sys_"
 LIGHT_PREFIX: Final = "%LMQ%"  # light queues have no topic (spec/store.md §3.1)
 RECORD_BYTES: Final = 91  # of a record without body, topic and properties (spec/store.md §2.1)
+SYSTEM_GROUPS: Final = (
+    "TOOLS_CONSUMER", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_OWNER", "CID_RMQ_SYS_TRANS",
+)  # fmt: skip
+
+
+def _fault(kind: str, name: str, length_max: int) -> str | None:
+    if not name.strip():
+        return f"The specified {kind} is blank."
+    if not _NAME.fullmatch(name):
+        return f"The specified {kind} contains illegal characters, allowing only ^{_NAME.pattern}$"
+    if len(name) > length_max:
+        return f"The specified {kind} has {len(name)} characters; the limit is {length_max}."
+    return None
+
+
+def topic_fault(name: str, length_max: int) -> str | None:
+    """Why a topic cannot have this name; None when it can. `length_max` in characters."""
+    if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
+        length_max = RETRY_TOPIC_LENGTH_MAX
+    return _fault("topic", name, length_max)
+
+
+def group_fault(name: str) -> str | None:
+    """Why a group cannot have this name; None when it can."""
+    return _fault("group", name, GROUP_LENGTH_MAX)
+
+
+class Table(ABC, Generic[Config, Item]):
+    """Topics or groups by name, and their file; a change is in its journal before it is made.
+
+    `on_change(name)` is called after each change. `table` holds for each name what `_item` makes of
+    its settings.
+    """
+
+    def __init__(self, settings: Settings, files: Files, clock: Clock, path: str) -> None:
+        self._settings = settings
+        self._clock = clock
+        self.table: dict[str, Item] = {}
+        self.version = DataVersion()
+        self.on_change: Callable[[str], None] = lambda name: None
+        self._unknown = Unknown()
+        self._texts: Texts[Config] = {}
+        self.document = Document(
+            files, f"{settings.store.root}/config/{path}", self._render, lambda: self.version
+        )
+
+    _kind: str
+    _values: Callable[[Config], dict[str, Any]]
+
+    @abstractmethod
+    def _render(self) -> Callable[[], str]: ...
+
+    @abstractmethod
+    def _set(self, config: Config) -> None:
+        """Put into the table."""
+
+    @abstractmethod
+    def config_of(self, name: str) -> Config | None:
+        """The settings of a topic or group."""
+
+    def _load(
+        self,
+        known: Iterable[Config],
+        parse: Callable[[Mapping[Any, Any], str], Config],
+        system: Iterable[Config],
+    ) -> None:
+        """What the file says, the changes after it, and what every broker has."""
+        for config in known:
+            self._set(config)
+        changes = self.document.journaled(self.table)
+        for change in changes:
+            self.table.pop(change.name, None)
+            if change.value is not None:
+                self._set(parse(change.value, change.name))
+        missing = [config for config in system if config.name not in self.table]
+        for config in missing:
+            self._set(config)
+        if changes:
+            self.version = max(self.version, changes[-1].version)
+        if missing or changes:
+            self._bump()
+
+    def _bump(self) -> None:
+        self.version = self.version.next(self._clock.now_ms())
+        self.document.changed = True
+
+    def put(self, *configs: Config, is_asked: bool = True) -> None:
+        """Creates or changes, all or none; what is just so already stays. Raises StoreError when
+        that cannot be kept, unless nobody has asked for it (`Document.record`)."""
+        news = [config for config in configs if self.config_of(config.name) != config]
+        if not news:
+            return
+        self._record({config.name: self._values(config) for config in news}, is_asked=is_asked)
+        for config in news:
+            verb = "changed" if config.name in self.table else "created"
+            self._set(config)
+            log.info("%s %s: %s", self._kind, verb, config)
+            self.on_change(config.name)
+
+    def remove(self, name: str) -> bool:
+        """Raises StoreError when that cannot be kept."""
+        if name not in self.table:
+            return False
+        self._record({name: None})
+        del self.table[name]
+        self._unknown.items.pop(name, None)
+        log.info("%s %s deleted", self._kind, name)
+        self.on_change(name)
+        return True
+
+    def _record(
+        self, values: Mapping[str, dict[str, Any] | None], *, is_asked: bool = True
+    ) -> None:
+        version = self.version.next(self._clock.now_ms())
+        self.document.record(version, values, is_asked=is_asked)
+        self.version = version
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.table
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self.table.values())
+
+    def __len__(self) -> int:
+        return len(self.table)
 
 
 class Topic:
@@ -96,19 +229,6 @@ class Topic:
         )
 
 
-def name_fault(name: str, length_max: int) -> str | None:
-    """Why a topic cannot have this name; None when it can. `length_max` in characters."""
-    if not name.strip():
-        return "The specified topic is blank."
-    if not _NAME.fullmatch(name):
-        return "The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
-    if name.startswith((RETRY_PREFIX, DLQ_PREFIX)):
-        length_max = RETRY_TOPIC_LENGTH_MAX
-    if len(name) > length_max:
-        return f"The specified topic has {len(name)} characters; the limit is {length_max}."
-    return None
-
-
 def system_topics(config: BrokerConfig) -> Iterator[TopicConfig]:
     """The topics every broker has, as RocketMQ's tools expect them (spec/store.md §11)."""
 
@@ -135,47 +255,46 @@ def system_topics(config: BrokerConfig) -> Iterator[TopicConfig]:
     yield topic(TIMER_TOPIC)
 
 
-class Topics:
-    """All topics by name. `on_change(topic name)` is called after each change."""
+class Topics(Table[TopicConfig, Topic]):
+    """All topics by name."""
+
+    _kind = "topic"
+    _values = staticmethod(topic_object)
 
     def __init__(self, settings: Settings, files: Files, clock: Clock) -> None:
-        self._settings = settings
+        super().__init__(settings, files, clock, "topics.json")
         self._queues_default = settings.broker.default_topic_queues
-        self._clock = clock
-        self.table: dict[str, Topic] = {}
         self.get = self.table.get  # one call less on the send path
-        self.version = DataVersion()
-        self._unknown = Unknown()
-        self.on_change: Callable[[str], None] = lambda name: None
-        self._texts: Texts[TopicConfig] = {}
-        self.document = Document(
-            files, f"{settings.store.root}/config/topics.json", self._render, lambda: self.version
-        )
 
-    # ------------------------------------------------------------------------------- the file
+    def _set(self, config: TopicConfig) -> None:
+        topic = self.table.get(config.name)
+        if topic is None:
+            self.table[config.name] = Topic(config)
+        else:
+            topic.change(config)
+
+    def config_of(self, name: str) -> TopicConfig | None:
+        topic = self.table.get(name)
+        return None if topic is None else topic.config
+
+    def _render(self) -> Callable[[], str]:
+        return partial(tables.encode_topic_table_file, self.snapshot(), self._texts)
+
+    def snapshot(self) -> tables.TopicTable:
+        """The table as 21, 103 and the file carry it."""
+        return tables.TopicTable(self.configs(), self.version, self._unknown)
+
+    def configs(self) -> dict[str, TopicConfig]:
+        return {name: topic.config for name, topic in self.table.items()}
 
     def load(self) -> None:
         """Reads the file and adds the system topics. Raises StoreDamagedError."""
-        found = self.document.load(tables.decode_topic_table_file)
-        if found is not None:
-            self.version, self._unknown = found.data_version, found.unknown
-            for config in found.topics.values():
-                self.table[config.name] = Topic(config)
-        changes = self.document.journaled(self.table)
-        for change in changes:
-            self.table.pop(change.name, None)
-            if change.value is not None:
-                self.table[change.name] = Topic(topic_from(change.value, change.name))
-        for topic in self.table.values():
+        found = self.document.load(tables.decode_topic_table_file) or tables.TopicTable()
+        self.version, self._unknown = found.data_version, found.unknown
+        self._load(found.topics.values(), topic_from, system_topics(self._settings.broker))
+        for topic in self:
             if topic.config.attributes.get(CLEANUP_POLICY) == COMPACTION:
                 log.warning("topic %s: all messages are shown, none compacted", topic.name)
-        missing = [t for t in system_topics(self._settings.broker) if t.name not in self.table]
-        for config in missing:
-            self.table[config.name] = Topic(config)
-        if changes:
-            self.version = max(self.version, changes[-1].version)
-        if missing or changes:
-            self._bump()
 
     def adopt(self, queues: Iterable[tuple[str, int]]) -> None:
         """Add the topics that only the store knows, from its (topic, queue id).
@@ -197,57 +316,6 @@ class Topics:
             self.table[name] = Topic(TopicConfig(name, count, count, READ_WRITE))
         if counts:
             self._bump()
-
-    def _render(self) -> Callable[[], str]:
-        return partial(tables.encode_topic_table_file, self.snapshot(), self._texts)
-
-    def snapshot(self) -> tables.TopicTable:
-        """The table as 21, 103 and the file carry it."""
-        return tables.TopicTable(self.configs(), self.version, self._unknown)
-
-    def configs(self) -> dict[str, TopicConfig]:
-        return {name: topic.config for name, topic in self.table.items()}
-
-    def _bump(self) -> None:
-        self.version = self.version.next(self._clock.now_ms())
-        self.document.changed = True
-
-    # -------------------------------------------------------------------------------- changes
-
-    def put(self, *configs: TopicConfig, is_asked: bool = True) -> None:
-        """Creates or changes topics, all or none; what is just so already stays. Raises StoreError
-        when that cannot be kept, unless nobody has asked for it (`Document.record`)."""
-        found = [(self.table.get(config.name), config) for config in configs]
-        news = [(old, config) for old, config in found if old is None or old.config != config]
-        if not news:
-            return
-        values = {config.name: topic_object(config) for _, config in news}
-        self._record(values, is_asked=is_asked)
-        for topic, config in news:
-            if topic is None:
-                self.table[config.name] = Topic(config)
-            else:
-                topic.change(config)
-            log.info("topic %s: %s", "created" if topic is None else "changed", config)
-            self.on_change(config.name)
-
-    def remove(self, name: str) -> bool:
-        """Raises StoreError when that cannot be kept."""
-        if name not in self.table:
-            return False
-        self._record({name: None})
-        del self.table[name]
-        self._unknown.items.pop(name, None)
-        log.info("topic %s deleted", name)
-        self.on_change(name)
-        return True
-
-    def _record(
-        self, values: Mapping[str, dict[str, Any] | None], *, is_asked: bool = True
-    ) -> None:
-        version = self.version.next(self._clock.now_ms())
-        self.document.record(version, values, is_asked=is_asked)
-        self.version = version
 
     def ensure(self, name: str, queues: int, sys_flag: int = 0) -> Topic:
         """The topic, created with so many queues for reading and writing when it is missing."""
@@ -295,11 +363,51 @@ class Topics:
             or name == f"{config.cluster_name}_REPLY_TOPIC"
         )
 
-    def __contains__(self, name: str) -> bool:
-        return name in self.table
 
-    def __iter__(self) -> Iterator[Topic]:
-        return iter(self.table.values())
+class Groups(Table[GroupConfig, GroupConfig]):
+    """All consumer groups by name."""
 
-    def __len__(self) -> int:
-        return len(self.table)
+    _kind = "group"
+    _values = staticmethod(group_object)
+
+    def __init__(self, settings: Settings, files: Files, clock: Clock) -> None:
+        super().__init__(settings, files, clock, "subscriptionGroup.json")
+        self.forbidden: dict[str, dict[str, int]] = {}
+
+    def _set(self, config: GroupConfig) -> None:
+        self.table[config.name] = config
+
+    def config_of(self, name: str) -> GroupConfig | None:
+        return self.table.get(name)
+
+    def _render(self) -> Callable[[], str]:
+        return partial(tables.encode_group_table_file, self.snapshot(), self._texts)
+
+    def snapshot(self) -> tables.GroupTable:
+        """The table as 201 and the file carry it."""
+        return tables.GroupTable(dict(self.table), self.version, self.forbidden, self._unknown)
+
+    def load(self) -> None:
+        """Reads the file and adds RocketMQ's own groups. Raises StoreDamagedError."""
+        found = self.document.load(tables.decode_group_table_file) or tables.GroupTable()
+        self.version, self._unknown = found.data_version, found.unknown
+        self.forbidden = {group: dict(bits) for group, bits in found.forbidden.items()}
+        self._load(found.groups.values(), group_from, map(GroupConfig, SYSTEM_GROUPS))
+
+    def may_read(self, group: str, topic: str) -> bool:
+        """Is the group not kept from the topic? (Set with RocketMQ's tools, spec/admin.md 353.)"""
+        return not self.forbidden.get(group, {}).get(topic, 0) & PERM_READ
+
+    def find(self, name: str) -> GroupConfig | None:
+        """The group; made with the defaults where that is allowed; None when there is none."""
+        config = self.table.get(name)
+        broker = self._settings.broker
+        if (
+            config is None
+            and broker.auto_create_group
+            and len(self.table) < broker.auto_groups_max
+            and not group_fault(name)
+        ):
+            config = GroupConfig(name)
+            self.put(config, is_asked=False)
+        return config

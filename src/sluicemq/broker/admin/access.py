@@ -7,8 +7,9 @@ Reading and writing happen elsewhere, one change after the other.
 Secrets go in and never come out: 54 shows `******`.
 """
 
-import collections
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from sluicemq.acl import loading as edit
@@ -25,7 +26,7 @@ from sluicemq.net.dispatch import finish_answer
 from sluicemq.net.peer import Peer
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.declare import decode_header, encode_header
+from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command, encode_answer
 from sluicemq.wire.headers import (
     AccessVersionResponse,
@@ -42,29 +43,21 @@ UPDATE_FAILED, DELETE_FAILED, WHITE_FAILED = 209, 210, 211
 """Numbers that RocketMQ has given to answers of POP as well."""
 
 
+@dataclass(slots=True, eq=False)
 class AccessAdmin:
     """The request family about access rules."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        guard: Guard | None,
-        files: Files,
-        clock: Clock,
-        elsewhere: Elsewhere,
-    ) -> None:
-        self._settings = settings
-        self._guard = guard
-        self._files = files
-        self._clock = clock
-        self._elsewhere = elsewhere
-        self._waiting: collections.deque[Callable[[], None]] = collections.deque()
+    settings: Settings
+    guard: Guard | None
+    files: Files
+    clock: Clock
+    elsewhere: Elsewhere
+    waiting: deque[Callable[[], None]] = field(default_factory=deque, init=False)
 
     # --- changes
 
-    def update_account(self, command: Command, peer: Peer) -> None:
+    def update_account(self, header: UpdateAccountRequest, command: Command, peer: Peer) -> None:
         """50."""
-        header = decode_header(UpdateAccountRequest, command.fields)
         guard = self._in_force()
         account = guard.rules.accounts.get(header.access_key)
         place = guard.path if account is None else account.origin.rpartition(":")[0]
@@ -76,9 +69,9 @@ class AccessAdmin:
 
         self._change(command, peer, change, UPDATE_FAILED)
 
-    def delete_account(self, command: Command, peer: Peer) -> None:
+    def delete_account(self, header: DeleteAccountRequest, command: Command, peer: Peer) -> None:
         """51: out of every file, lest another's entry comes to light."""
-        access_key = decode_header(DeleteAccountRequest, command.fields).access_key
+        access_key = header.access_key
         if access_key not in self._in_force().rules.accounts:
             raise RequestError(DELETE_FAILED, f"there is no account {access_key}.")
 
@@ -87,9 +80,10 @@ class AccessAdmin:
 
         self._change(command, peer, change, DELETE_FAILED)
 
-    def update_white_addresses(self, command: Command, peer: Peer) -> None:
+    def update_white_addresses(
+        self, header: UpdateWhiteAddressesRequest, command: Command, peer: Peer
+    ) -> None:
         """53."""
-        header = decode_header(UpdateWhiteAddressesRequest, command.fields)
         failed = WHITE_FAILED
         guard = self._in_force()
         place, known = header.file or guard.path, guard.paths
@@ -108,7 +102,7 @@ class AccessAdmin:
         guard = self._in_force()
 
         def work() -> Any:
-            write_changed(self._files, guard.source, change)
+            write_changed(self.files, guard.source, change)
             return guard.look()
 
         def done(found: Any) -> None:
@@ -124,14 +118,14 @@ class AccessAdmin:
         """One after the other: each begins with what the one before has written."""
 
         def ended(found: Any) -> None:
-            self._waiting.popleft()
+            self.waiting.popleft()
             done(found)
-            if self._waiting:
-                self._waiting[0]()
+            if self.waiting:
+                self.waiting[0]()
 
-        self._waiting.append(lambda: self._elsewhere(work, ended))
-        if len(self._waiting) == 1:
-            self._waiting[0]()
+        self.waiting.append(lambda: self.elsewhere(work, ended))
+        if len(self.waiting) == 1:
+            self.waiting[0]()
 
     # --- questions
 
@@ -148,7 +142,7 @@ class AccessAdmin:
                 _answer(peer, command, ResponseCode.SYSTEM_ERROR, str(found))
                 return
             objects = {path: data_version_object(one) for path, one in found.items()}
-            config = self._settings.broker
+            config = self.settings.broker
             header = AccessVersionResponse(
                 version=_json(objects.get(guard.path)),
                 all_versions=_json(objects),
@@ -172,19 +166,19 @@ class AccessAdmin:
 
     def status(self, command: Command, peer: Peer) -> Command:
         """900121: ours."""
-        guard = self._guard
+        guard = self.guard
         body = {"enabled": False} if guard is None else {"enabled": True, **guard.status()}
         return Command(ResponseCode.SUCCESS, body=fastjson.dumps_strict(body))
 
     def _in_force(self) -> Guard:
-        if self._guard is None:
+        if self.guard is None:
             raise RequestError(
                 ResponseCode.SYSTEM_ERROR, "this broker has no access control: aclEnable is false."
             )
-        return self._guard
+        return self.guard
 
     def _now_ms(self) -> int:
-        return self._clock.now_ms()
+        return self.clock.now_ms()
 
 
 def write_changed(files: Files, source: Source, change: Change) -> None:

@@ -10,16 +10,13 @@ Changes are answered when they are on disk and the name servers know them (`Anno
 a topic and sends to it finds it.
 """
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from sluicemq.broker.groups import Groups
-from sluicemq.broker.groups import name_fault as group_fault
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Topics
-from sluicemq.broker.topics import name_fault as topic_fault
+from sluicemq.broker.topics import Groups, Topics, group_fault, topic_fault
 from sluicemq.broker.turns import Announced
 from sluicemq.errors import RequestError
 from sluicemq.model.topic import (
@@ -37,7 +34,7 @@ from sluicemq.net.peer import Peer
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.declare import decode_header, encode_header
+from sluicemq.wire.declare import encode_header
 from sluicemq.wire.forms import as_object, load_object, take_list
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import (
@@ -53,6 +50,7 @@ from sluicemq.wire.headers import (
 )
 from sluicemq.wire.tables import group_from, topic_from
 
+QUEUES_MAX: Final = 65_536
 _INT64_MAX: Final = 2**63 - 1
 _UNSUPPORTED: Final = {
     (MESSAGE_TYPE, "MIXED"): "MIXED message type is not supported.",
@@ -105,9 +103,9 @@ def parsed_changes(text: str) -> Iterable[tuple[str, str | None]]:
     for change in filter(None, (part.strip() for part in text.split(","))):
         key, separator, value = change.partition("=")
         if separator and not key.startswith("+"):
-            raise _refusal(f"add/alter attribute format is wrong: {key}: write +key=value.")
+            raise _wrong(f"add/alter attribute format is wrong: {key}: write +key=value.")
         if not separator and not key.startswith("-"):
-            raise _refusal(f"delete attribute format is wrong: {key}: write -key, or +key=value.")
+            raise _wrong(f"delete attribute format is wrong: {key}: write -key, or +key=value.")
         yield key, value if separator else None
 
 
@@ -125,22 +123,22 @@ def changed_attributes(
     for change, value in changes:
         sign, key = change[:1], change[1:]
         if not key or "+" in key or "-" in key:
-            raise _refusal(f"kv string format wrong: {change!r} is neither +key=value nor -key.")
+            raise _wrong(f"kv string format wrong: {change!r} is neither +key=value nor -key.")
         if key in seen:
-            raise _refusal(f"key duplication: {change}")
+            raise _wrong(f"key duplication: {change}")
         seen.add(key)
         if sign not in "+-":
-            raise _refusal(f"wrong format key: {change}: write +key=value or -key.")
+            raise _wrong(f"wrong format key: {change}: write +key=value or -key.")
         if sign == "-" and old is None:
-            raise _refusal(f"only add attribute is supported while creating topic. key: {key}")
+            raise _wrong(f"only add attribute is supported while creating topic. key: {key}")
         if sign == "-" and key not in attributes:
-            raise _refusal(f"attempt to delete a nonexistent key: {key}")
+            raise _wrong(f"attempt to delete a nonexistent key: {key}")
         attribute = known.get(key)
         if attribute is None:
             names = ", ".join(sorted(known))
-            raise _refusal(f"unsupported key: {key}. The attributes are {names}.")
+            raise _wrong(f"unsupported key: {key}. The attributes are {names}.")
         if old is not None and not attribute.is_changeable:
-            raise _refusal(f"attempt to update an unchangeable attribute. key: {key}")
+            raise _wrong(f"attempt to update an unchangeable attribute. key: {key}")
         if sign == "-":
             del attributes[key]
         else:
@@ -151,140 +149,105 @@ def changed_attributes(
 def _checked(attribute: Attribute, key: str, value: str) -> str:
     fault = attribute.fault_of(value)
     if fault:
-        raise _refusal(f"{fault} ({key}={value})")
+        raise _wrong(f"{fault} ({key}={value})")
     if (key, value) in _UNSUPPORTED:
-        raise RequestError(ResponseCode.INVALID_PARAMETER, _UNSUPPORTED[key, value])
+        raise _invalid(_UNSUPPORTED[key, value])
     return value
 
 
-def _refusal(remark: str) -> RequestError:
+def _invalid(remark: str) -> RequestError:
+    return RequestError(ResponseCode.INVALID_PARAMETER, remark)
+
+
+def _wrong(remark: str) -> RequestError:
     return RequestError(ResponseCode.SYSTEM_ERROR, remark)
 
 
-QUEUES_MAX = 65_536
-
-
+@dataclass(slots=True, eq=False)
 class Metadata:
     """The request family about topics and groups."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        topics: Topics,
-        groups: Groups,
-        offsets: Offsets,
-        store: Store,
-        end_turn: Callable[[], None],
-    ) -> None:
-        self._end_turn = end_turn
-        self._settings = settings
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._store = store
+    settings: Settings
+    topics: Topics
+    groups: Groups
+    offsets: Offsets
+    store: Store
+    end_turn: Callable[[], None]
 
     # -------------------------------------------------------------------------------- topics
 
-    def create_topic(self, command: Command, peer: Peer) -> Announced:
+    def create_topic(self, header: CreateTopicRequest, command: Command, peer: Peer) -> Announced:
         """17: creates or changes. The remark is what the real broker answers."""
-        header = decode_header(CreateTopicRequest, command.fields)
-        old = self._topics.get(header.topic)
-        made = changed_attributes(
-            None if old is None else old.config.attributes,
-            parsed_changes(header.attributes or ""),
-            OF_TOPICS,
-        )
         config = TopicConfig(
             header.topic, header.read_queues, header.write_queues, header.perm,
             header.filter_type or "SINGLE_TAG", header.sys_flag or 0, header.order,
-            made,
         )  # fmt: skip
-        self._check_topic(config)
-        self._topics.put(config)
+        self.topics.put(self._topic(config, parsed_changes(header.attributes or "")))
         return Announced(Command(ResponseCode.SUCCESS, remark="not set any response code"))
 
     def create_topics(self, command: Command, peer: Peer) -> Announced:
         """18: all or none."""
-        values = load_object(command.body, "topic list")
-        configs = [
-            topic_from(as_object(item, "A topic")) for item in take_list(values, "topicConfigList")
-        ]
-        checked = []
-        for config in configs:
-            self._check_topic(config)
-            old = self._topics.get(config.name)
-            made = changed_attributes(
-                None if old is None else old.config.attributes, config.attributes.items(), OF_TOPICS
-            )
-            checked.append(dataclasses.replace(config, attributes=made))
-        self._topics.put(*checked)
+        items = take_list(load_object(command.body, "topic list"), "topicConfigList")
+        configs = [topic_from(as_object(item, "A topic")) for item in items]
+        self.topics.put(*[self._topic(config, config.attributes.items()) for config in configs])
         return Announced(Command(ResponseCode.SUCCESS))
 
-    def _check_topic(self, config: TopicConfig) -> None:
-        """Raises RequestError for what a topic cannot be."""
+    def _topic(self, config: TopicConfig, changes: Iterable[tuple[str, str | None]]) -> TopicConfig:
+        """What a topic becomes. Raises RequestError for what it cannot be."""
         fault = topic_fault(config.name, TOPIC_LENGTH_MAX)
         if fault is not None:
-            raise RequestError(ResponseCode.INVALID_PARAMETER, fault)
-        if self._settings.broker.validate_system_topic and self._topics.is_system(config.name):
-            raise RequestError(
-                ResponseCode.INVALID_PARAMETER,
-                f"The topic[{config.name}] is conflict with system topic.",
-            )
+            raise _invalid(fault)
+        self._check_system(config.name)
         for count in (config.read_queues, config.write_queues):
             if not 0 <= count <= QUEUES_MAX:
-                raise RequestError(
-                    ResponseCode.INVALID_PARAMETER,
-                    f"A topic cannot have {count} queues: the limit is {QUEUES_MAX}.",
-                )
+                raise _invalid(f"A topic cannot have {count} queues: the limit is {QUEUES_MAX}.")
+        old = self.topics.config_of(config.name)
+        attributes = changed_attributes(None if old is None else old.attributes, changes, OF_TOPICS)
+        return replace(config, attributes=attributes)
 
-    def delete_topic(self, command: Command, peer: Peer) -> Announced:
+    def _check_system(self, name: str) -> None:
+        if self.settings.broker.validate_system_topic and self.topics.is_system(name):
+            raise _invalid(f"The topic[{name}] is conflict with system topic.")
+
+    def delete_topic(self, header: TopicRequest, command: Command, peer: Peer) -> Announced:
         """215: its queues and offsets go too; the records stay in the log until it is cleaned."""
-        name = decode_header(TopicRequest, command.fields).topic
-        if not name.strip():
-            raise RequestError(ResponseCode.INVALID_PARAMETER, "The specified topic is blank.")
-        if self._settings.broker.validate_system_topic and self._topics.is_system(name):
-            raise RequestError(
-                ResponseCode.INVALID_PARAMETER,
-                f"The topic[{name}] is conflict with system topic.",
-            )
-        is_known = name in self._topics or any(name == topic for topic, _ in self._store.queues())
-        if not is_known:  # a name that no topic can have is no path either
+        name = header.topic
+        self._check_system(name)
+        if name in self.topics or any(name == topic for topic, _ in self.store.queues()):
+            self.topics.remove(name)
+            # The store commits before it deletes: answers that wait for a commit have to be settled
+            # by their own one, which may fail.
+            self.end_turn()
+            self.store.delete_topic(name)
+        else:  # a name that no topic can have is no path either
             fault = topic_fault(name, TOPIC_LENGTH_MAX)
             if fault is not None:
-                raise RequestError(ResponseCode.INVALID_PARAMETER, fault)
-            self._offsets.forget_topic(name)
-            return Announced(Command(ResponseCode.SUCCESS))
-        self._topics.remove(name)
-        # The store commits before it deletes: answers that wait for a commit have to be settled by
-        # their own one, which may fail.
-        self._end_turn()
-        self._store.delete_topic(name)
-        self._offsets.forget_topic(name)
+                raise _invalid(fault)
+        self.offsets.forget_topic(name)
         return Announced(Command(ResponseCode.SUCCESS))
 
-    def all_topics(self, command: Command, peer: Peer) -> Command:
+    def all_topics(self, header: GetAllTopicsRequest, command: Command, peer: Peer) -> Command:
         """21: everything at once; tools that page are told so by the total (spec/admin.md §1)."""
-        header = decode_header(GetAllTopicsRequest, command.fields)
         fields = None
         if header.topic_sequence is not None:
-            fields = encode_header(GetAllTopicsResponse(topic_count=len(self._topics)))
+            fields = encode_header(GetAllTopicsResponse(topic_count=len(self.topics)))
         return Command(
-            ResponseCode.SUCCESS, fields, tables.encode_topic_table(self._topics.snapshot())
+            ResponseCode.SUCCESS, fields, tables.encode_topic_table(self.topics.snapshot())
         )
 
-    def topic(self, command: Command, peer: Peer) -> Command:
+    def topic(self, header: GetTopicConfigRequest, command: Command, peer: Peer) -> Command:
         """351."""
-        name = decode_header(GetTopicConfigRequest, command.fields).topic
-        topic = self._topics.get(name)
-        if topic is None:
-            return Command(
-                ResponseCode.TOPIC_NOT_EXIST, remark=f"No topic in this broker. topic: {name}"
+        name = header.topic
+        config = self.topics.config_of(name)
+        if config is None:
+            raise RequestError(
+                ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {name}"
             )
-        return Command(ResponseCode.SUCCESS, body=tables.encode_topic_config(topic.config))
+        return Command(ResponseCode.SUCCESS, body=tables.encode_topic_config(config))
 
     def system_topics(self, command: Command, peer: Peer) -> Command:
         """305."""
-        names = sorted(name for name in self._topics.table if self._topics.is_system(name))
+        names = sorted(name for name in self.topics.table if self.topics.is_system(name))
         return Command(ResponseCode.SUCCESS, body=bodies.encode_topic_list(names))
 
     # -------------------------------------------------------------------------------- groups
@@ -296,61 +259,55 @@ class Metadata:
 
     def create_groups(self, command: Command, peer: Peer) -> Announced:
         """225: all or none."""
-        values = load_object(command.body, "group list")
-        items = take_list(values, "groupConfigList")
+        items = take_list(load_object(command.body, "group list"), "groupConfigList")
         self._put_groups([group_from(as_object(item, "A group")) for item in items])
         return Announced(Command(ResponseCode.SUCCESS))
 
     def _put_groups(self, configs: list[GroupConfig]) -> None:
+        checked = []
         for config in configs:
             fault = group_fault(config.name)
             if fault is not None:
-                raise RequestError(ResponseCode.INVALID_PARAMETER, fault)
+                raise _invalid(fault)
             if not 0 <= config.retry_queues <= QUEUES_MAX:
-                raise RequestError(
-                    ResponseCode.INVALID_PARAMETER,
+                raise _invalid(
                     f"A group cannot have {config.retry_queues} retry queues: the limit is "
-                    f"{QUEUES_MAX}.",
+                    f"{QUEUES_MAX}."
                 )
-        checked = []
-        for config in configs:
-            old = self._groups.table.get(config.name)
-            made = changed_attributes(
+            old = self.groups.config_of(config.name)
+            attributes = changed_attributes(
                 None if old is None else old.attributes, config.attributes.items(), OF_GROUPS
             )
-            checked.append(dataclasses.replace(config, attributes=made))
-        self._groups.put(*checked)
+            checked.append(replace(config, attributes=attributes))
+        self.groups.put(*checked)
 
-    def delete_group(self, command: Command, peer: Peer) -> Announced:
+    def delete_group(self, header: DeleteGroupRequest, command: Command, peer: Peer) -> Announced:
         """207. Its offsets stay unless the tool says otherwise."""
-        header = decode_header(DeleteGroupRequest, command.fields)
-        self._groups.remove(header.group)
+        self.groups.remove(header.group)
         if header.clean_offset:
-            self._offsets.forget_group(header.group)
+            self.offsets.forget_group(header.group)
         return Announced(Command(ResponseCode.SUCCESS))
 
-    def all_groups(self, command: Command, peer: Peer) -> Command:
+    def all_groups(self, header: GetAllGroupsRequest, command: Command, peer: Peer) -> Command:
         """201, as 21."""
-        header = decode_header(GetAllGroupsRequest, command.fields)
         fields = None
         if header.group_sequence is not None:
-            fields = encode_header(GetAllGroupsResponse(group_count=len(self._groups)))
+            fields = encode_header(GetAllGroupsResponse(group_count=len(self.groups)))
         return Command(
-            ResponseCode.SUCCESS, fields, tables.encode_group_table(self._groups.snapshot())
+            ResponseCode.SUCCESS, fields, tables.encode_group_table(self.groups.snapshot())
         )
 
-    def group(self, command: Command, peer: Peer) -> Command:
+    def group(self, header: GetGroupConfigRequest, command: Command, peer: Peer) -> Command:
         """352: makes the group where groups are made on their own."""
-        name = decode_header(GetGroupConfigRequest, command.fields).group
-        config = self._groups.find(name)
+        name = header.group
+        config = self.groups.find(name)
         if config is None:
-            return Command(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                remark=f"No group in this broker. group: {name}",
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"No group in this broker. group: {name}"
             )
         return Command(ResponseCode.SUCCESS, body=tables.encode_group_config(config))
 
     def all_offsets(self, command: Command, peer: Peer) -> Command:
         """43."""
-        body = tables.encode_consumer_offsets(self._offsets.snapshot())
+        body = tables.encode_consumer_offsets(self.offsets.snapshot())
         return Command(ResponseCode.SUCCESS, body=body)

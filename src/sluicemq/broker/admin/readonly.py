@@ -15,10 +15,9 @@ from dataclasses import replace
 from typing import Final
 
 from sluicemq.broker.documents import Document
-from sluicemq.broker.groups import Groups
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Topics
+from sluicemq.broker.topics import Groups, Topics
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.config.settings import host_name
 from sluicemq.files import SYSTEM_FILES, Files

@@ -1,17 +1,17 @@
 """What the tools ask about the running broker: 25 26 28 202 203 204 208 300."""
 
 import logging
+from dataclasses import dataclass, field
 from typing import Final
 
 from sluicemq.acl.loading import Source
 from sluicemq.broker.admin.retention import GroupWatch
 from sluicemq.broker.consume.clients import Consumers, Member, Producers
-from sluicemq.broker.groups import Groups
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.registration import credentials_of
 from sluicemq.broker.runtime import Rates, RuntimeInfo
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Topic, Topics
+from sluicemq.broker.topics import Groups, Topic, Topics
 from sluicemq.clock import Clock
 from sluicemq.config import BrokerConfig, Part, change_settings, edit_properties, settings_text
 from sluicemq.errors import ConfigurationError, RequestError
@@ -22,7 +22,7 @@ from sluicemq.net.tls import server_tls
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.declare import decode_header, encode_header
+from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import (
     ConsumerGroupRequest,
@@ -37,44 +37,33 @@ log = logging.getLogger(__name__)
 BLACK_LIST: Final = frozenset({"brokerConfigPath"})
 
 
+@dataclass(slots=True, eq=False)
 class Admin:
     """The request family of the tools."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        topics: Topics,
-        groups: Groups,
-        offsets: Offsets,
-        consumers: Consumers,
-        producers: Producers,
-        store: Store,
-        runtime: RuntimeInfo,
-        rates: Rates,
-        watch: GroupWatch,
-        files: Files,
-        clock: Clock,
-    ) -> None:
-        self._settings = settings
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._consumers = consumers
-        self._producers = producers
-        self._store = store
-        self._runtime = runtime
-        self._rates = rates
-        self._watch = watch
-        self._files = files
-        self._clock = clock
-        self._version = DataVersion(0, clock.now_ms())
+    settings: Settings
+    topics: Topics
+    groups: Groups
+    offsets: Offsets
+    consumers: Consumers
+    producers: Producers
+    store: Store
+    runtime: RuntimeInfo
+    rates: Rates
+    watch: GroupWatch
+    files: Files
+    clock: Clock
+    version: DataVersion = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.version = DataVersion(0, self.clock.now_ms())
 
     # ---------------------------------------------------------------------------- the broker
 
     def change_config(self, command: Command, peer: Peer) -> Command:
         """25: changes settings and writes them to the broker's file. What takes effect at the next
         start is named in the remark."""
-        settings = self._settings
+        settings = self.settings
         try:
             change = change_settings(
                 settings.in_force,
@@ -88,11 +77,10 @@ class Admin:
             raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         path = settings.broker.config_path
         if path and change.entries:
-            old = read_text(self._files, path) or ""
-            new = edit_properties(old, change.entries)
-            edit_text(self._files, path, new)
+            old = read_text(self.files, path) or ""
+            edit_text(self.files, path, edit_properties(old, change.entries))
         settings.apply(change)
-        self._version = DataVersion(self._version.counter + 1, self._clock.now_ms())
+        self.version = DataVersion(self.version.counter + 1, self.clock.now_ms())
         names = ", ".join(change.entries) or "nothing"
         log.info("%s changed the configuration: %s", peer.remote, names)
         for warning in change.warnings:
@@ -107,90 +95,94 @@ class Admin:
         credentials_of(config.inner_credentials)
         server_contexts(server_tls(config))
         if config.acl_enable:
-            source = Source.of(self._files, config)
+            source = Source.of(self.files, config)
             source.read(source.texts())
 
     def config(self, command: Command, peer: Peer) -> Command:
         """26."""
-        text = settings_text(self._settings.in_force, self._settings.at_next_start)
-        version = tables.encode_data_version(self._version).decode()
+        text = settings_text(self.settings.in_force, self.settings.at_next_start)
+        version = tables.encode_data_version(self.version).decode()
         fields = encode_header(GetBrokerConfigResponse(version=version))
         return Command(ResponseCode.SUCCESS, fields, text.encode())
 
-    def runtime(self, command: Command, peer: Peer) -> Command:
+    def runtime_info(self, command: Command, peer: Peer) -> Command:
         """28."""
-        return Command(ResponseCode.SUCCESS, body=bodies.encode_kv_table(self._runtime.table()))
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_kv_table(self.runtime.table()))
 
     # --------------------------------------------------------------------- topics and groups
 
-    def topic_stats(self, command: Command, peer: Peer) -> Command:
+    def topic_stats(self, header: TopicRequest, command: Command, peer: Peer) -> Command:
         """202."""
-        topic = self._known_topic(decode_header(TopicRequest, command.fields).topic)
+        name = header.topic
+        topic = self.topics.get(name)
+        if topic is None:
+            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
         queues = {}
         for queue_id in range(topic.queues):
-            low, high = self._store.queue_offsets(topic.name, queue_id)
-            time_ms = (
-                self._store.reader.store_time_ms(topic.name, queue_id, high - 1) if high else 0
-            )
-            queue = MessageQueue(topic.name, self._settings.broker.broker_name, queue_id)
+            low, high = self.store.queue_offsets(topic.name, queue_id)
+            time_ms = self.store.reader.store_time_ms(topic.name, queue_id, high - 1) if high else 0
+            queue = MessageQueue(topic.name, self.settings.broker.broker_name, queue_id)
             queues[queue] = bodies.QueueStats(low, high, max(time_ms, 0))
-        stats = bodies.TopicStats(queues, self._rates.rate(f"in:{topic.name}", 60))
+        stats = bodies.TopicStats(queues, self.rates.rate(f"in:{topic.name}", 60))
         return Command(ResponseCode.SUCCESS, body=bodies.encode_topic_stats(stats))
 
-    def consume_stats(self, command: Command, peer: Peer) -> Command:
+    def consume_stats(
+        self, header: GetConsumeStatsRequest, command: Command, peer: Peer
+    ) -> Command:
         """208: a topic, some topics, or all on which the group has offsets."""
-        header = decode_header(GetConsumeStatsRequest, command.fields)
         names = set(filter(None, (header.topic_list or "").split(";")))
         if header.topic:
             names.add(header.topic)
         if not names:
-            names = self._offsets.topics_of(header.group)
-            group = self._consumers.groups.get(header.group)
+            names = self.offsets.topics_of(header.group)
+            group = self.consumers.groups.get(header.group)
             names |= set(group.watches) if group is not None else set()
         queues: dict[MessageQueue, bodies.QueueProgress] = {}
         for name in sorted(names):
-            topic = self._topics.get(name)
+            topic = self.topics.get(name)
             if topic is None:
                 log.info("group %s has offsets of topic %s, which is gone", header.group, name)
                 continue
             queues |= self._progress(header.group, topic)
-        rate = sum(self._rates.rate(f"out:{name}@{header.group}", 60) for name in names)
+        rate = sum(self.rates.rate(f"out:{name}@{header.group}", 60) for name in names)
         stats = bodies.ConsumeStats(queues, rate)
         return Command(ResponseCode.SUCCESS, body=bodies.encode_consume_stats(stats))
 
     def _progress(self, group: str, topic: Topic) -> dict[MessageQueue, bodies.QueueProgress]:
         found = {}
         for queue_id in range(topic.config.read_queues):
-            end = self._store.queue_offsets(topic.name, queue_id)[1]
-            known = self._offsets.committed(group, topic.name, queue_id)
-            risk = self._watch.risk(topic.name, queue_id, known)
+            end = self.store.queue_offsets(topic.name, queue_id)[1]
+            known = self.offsets.committed(group, topic.name, queue_id)
+            risk = self.watch.risk(topic.name, queue_id, known)
             committed = max(known, 0)
-            time_ms = self._store.reader.store_time_ms(topic.name, queue_id, committed - 1)
-            queue = MessageQueue(topic.name, self._settings.broker.broker_name, queue_id)
+            time_ms = self.store.reader.store_time_ms(topic.name, queue_id, committed - 1)
+            queue = MessageQueue(topic.name, self.settings.broker.broker_name, queue_id)
             found[queue] = bodies.QueueProgress(
                 end,
                 committed,
                 max(time_ms, 0),
-                max(committed, self._offsets.fetched(group, topic.name, queue_id)),
+                max(committed, self.offsets.fetched(group, topic.name, queue_id)),
                 *(risk or ()),
             )
         return found
 
-    def groups_of_topic(self, command: Command, peer: Peer) -> Command:
+    def groups_of_topic(self, header: TopicRequest, command: Command, peer: Peer) -> Command:
         """300: groups that subscribe to the topic now or have offsets of it."""
-        name = decode_header(TopicRequest, command.fields).topic
-        groups = self._consumers.groups_of(name) | self._offsets.groups_of(name)
+        name = header.topic
+        groups = self.consumers.groups_of(name) | self.offsets.groups_of(name)
         return Command(ResponseCode.SUCCESS, body=bodies.encode_group_list(sorted(groups)))
 
     # -------------------------------------------------------------------------------- clients
 
-    def consumer_connections(self, command: Command, peer: Peer) -> Command:
+    def consumer_connections(
+        self, header: ConsumerGroupRequest, command: Command, peer: Peer
+    ) -> Command:
         """203."""
-        name = decode_header(ConsumerGroupRequest, command.fields).group
-        group = self._consumers.groups.get(name)
+        name = header.group
+        group = self.consumers.groups.get(name)
         if group is None:
-            return Command(
-                ResponseCode.CONSUMER_NOT_ONLINE, remark=f"the consumer group[{name}] not online"
+            raise RequestError(
+                ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online"
             )
         answer = bodies.ConsumerConnections(
             tuple(_connection(member) for member in group.members.values()),
@@ -201,22 +193,16 @@ class Admin:
         )
         return Command(ResponseCode.SUCCESS, body=bodies.encode_consumer_connections(answer))
 
-    def producer_connections(self, command: Command, peer: Peer) -> Command:
+    def producer_connections(
+        self, header: GetProducerConnectionsRequest, command: Command, peer: Peer
+    ) -> Command:
         """204."""
-        name = decode_header(GetProducerConnectionsRequest, command.fields).group
-        members = self._producers.groups.get(name)
+        name = header.group
+        members = self.producers.groups.get(name)
         if members is None:
-            return Command(
-                ResponseCode.SYSTEM_ERROR, remark=f"the producer group[{name}] not exist"
-            )
+            raise RequestError(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
         body = bodies.encode_producer_connections(_connection(m) for m in members.values())
         return Command(ResponseCode.SUCCESS, body=body)
-
-    def _known_topic(self, name: str) -> Topic:
-        topic = self._topics.get(name)
-        if topic is None:
-            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
-        return topic
 
 
 def _connection(member: Member) -> bodies.Connection:

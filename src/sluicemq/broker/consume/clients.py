@@ -20,10 +20,10 @@ from typing import Final
 
 from sluicemq.broker.consume.contract import ContractError, Contracts
 from sluicemq.broker.consume.filters import ConsumerFilters
-from sluicemq.broker.groups import Groups
 from sluicemq.broker.lanes.rules import normal_atom, parse_key, subscription_key
 from sluicemq.broker.lanes.table import LaneReader, Lanes
 from sluicemq.broker.settings import Settings
+from sluicemq.broker.topics import Groups
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError
 from sluicemq.filter.subscriptions import Sql92Filter, is_tag_kind, make_filter, subscribe

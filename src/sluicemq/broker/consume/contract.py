@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from sluicemq.broker.groups import Groups
 from sluicemq.broker.lanes.rules import parse_key
 from sluicemq.broker.settings import Settings
+from sluicemq.broker.topics import Groups
 from sluicemq.clock import Clock
 from sluicemq.model.topic import CONTRACT, CONTRACTS
 from sluicemq.net.peer import Peer

@@ -18,11 +18,10 @@ from sluicemq.broker.consume.filter_watch import FilterWatch, QueueMatches, Trou
 from sluicemq.broker.consume.matching import RECORDS_A_STEP
 from sluicemq.broker.consume.offset_admin import check_group, known_topic
 from sluicemq.broker.consume.pull import Pull
-from sluicemq.broker.groups import Groups
 from sluicemq.broker.lanes.rules import atoms_of
 from sluicemq.broker.lanes.table import show, shown
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.topics import Topics
+from sluicemq.broker.topics import Groups, Topics
 from sluicemq.errors import FilterError, RequestError
 from sluicemq.filter.subscriptions import preparation, subscribe
 from sluicemq.model.subscription import TAG, Subscription

@@ -16,9 +16,8 @@ from typing import Final
 from sluicemq.broker.background import Steps
 from sluicemq.broker.consume.clients import Consumers, Member, Producers
 from sluicemq.broker.consume.contract import ContractError
-from sluicemq.broker.groups import Groups
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Topics
+from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.turns import Announced, Postponed
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError

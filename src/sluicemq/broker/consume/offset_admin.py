@@ -20,10 +20,9 @@ from typing import Final
 from sluicemq.broker.background import Steps
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.longpoll import LongPolls
-from sluicemq.broker.groups import Groups
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Topic, Topics
+from sluicemq.broker.topics import Groups, Topic, Topics
 from sluicemq.broker.turns import Announced, Postponed, Turns
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError

@@ -22,13 +22,12 @@ from sluicemq.broker.consume.clients import CLIENT_FIELD, ConsumerGroup, Consume
 from sluicemq.broker.consume.contract import STRICT
 from sluicemq.broker.consume.delivered import Delivered
 from sluicemq.broker.consume.longpoll import LongPolls
-from sluicemq.broker.groups import Groups
 from sluicemq.broker.lanes.filters import rule_filter
 from sluicemq.broker.lanes.rules import ByteCache
 from sluicemq.broker.lanes.table import READ, Do, Step, note
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Topic, Topics
+from sluicemq.broker.topics import Groups, Topic, Topics
 from sluicemq.broker.turns import Parked, Postponed
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError, RequestError

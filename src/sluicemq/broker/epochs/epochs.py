@@ -32,18 +32,16 @@ from sluicemq.broker.epochs.table import (
 from sluicemq.broker.produce.batch import OnStaged
 from sluicemq.broker.produce.intake import Intake
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.slices import Slice, Worker
 from sluicemq.broker.topics import Topics
 from sluicemq.broker.turns import Announced, RunSync, Turns
+from sluicemq.broker.work import Slice, Worker
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.files import Files
-from sluicemq.model.ids import Host, encode_host
 from sluicemq.net.peer import Peer
 from sluicemq.store.store import Store
 from sluicemq.wire import staging
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.declare import decode_header
 from sluicemq.wire.declare import encode_header as encoded
 from sluicemq.wire.frames import SERVER_LANGUAGE, Command
 from sluicemq.wire.headers import CommitEpochRequest, CommitEpochResponse
@@ -90,7 +88,6 @@ class Epochs:
         *,
         files: Files,
         clock: Clock,
-        host: Host,
         call_soon: Callable[[Callable[[], None]], object],
         run_sync: RunSync | None,
     ) -> None:
@@ -110,16 +107,11 @@ class Epochs:
         self._is_syncing = False
         self.published = 0
         """Messages, since the start."""
-        self.move(host)
 
     @property
     def on_staged(self) -> OnStaged:
         """Told of each batch that is staged."""
         return self._reader.seen.note
-
-    def move(self, host: Host) -> None:
-        """The host that stands in our records is this one."""
-        self._host = encode_host(host)
 
     def load(self) -> None:
         """Blocking: read what is recorded; what was interrupted goes on with `run`."""
@@ -128,9 +120,10 @@ class Epochs:
 
     # ------------------------------------------------------------------------------- requests
 
-    def commit(self, command: Command, peer: Peer) -> Command | Announced:
+    def commit(
+        self, header: CommitEpochRequest, command: Command, peer: Peer
+    ) -> Command | Announced:
         """900201."""
-        header = decode_header(CommitEpochRequest, command.fields)
         before = self._topics.version
         self._ensure_topics()
         answer = self._answer(header, command)
@@ -266,7 +259,16 @@ class Epochs:
         """A record of ours; its offset."""
         now_ms = self._clock.now_ms()
         _, offset = self._store.writer.append(
-            EPOCH_TOPIC, 0, body, PROPERTIES, 0, 0, 0, now_ms, self._host, self._host
+            EPOCH_TOPIC,
+            0,
+            body,
+            PROPERTIES,
+            0,
+            0,
+            0,
+            now_ms,
+            self._settings.store_host,
+            self._settings.store_host,
         )
         return offset
 

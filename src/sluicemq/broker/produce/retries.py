@@ -10,11 +10,11 @@ there such a failure is a dead letter again at once (spec/delivery.md §4, §17 
 
 import logging
 from collections.abc import MutableMapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from sluicemq.broker.consume.clients import QueueLocks
-from sluicemq.broker.groups import Groups
-from sluicemq.broker.topics import Topic, Topics
+from sluicemq.broker.topics import Groups, Topic, Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.model.message import DELAY, TIMER_PROPERTIES
@@ -29,24 +29,24 @@ _CLIENT_SAYS_MAX_SINCE: Final = 121  # V3_4_9: maxReconsumeTimes of a request co
 _DELAYS: Final = (DELAY, *TIMER_PROPERTIES)
 
 
+@dataclass(slots=True, eq=False)
 class Retries:
     """The rules, the two topics, and how much went there."""
 
-    def __init__(self, topics: Topics, groups: Groups, locks: QueueLocks, clock: Clock) -> None:
-        self._topics = topics
-        self._groups = groups
-        self._locks = locks
-        self._clock = clock
-        self._said_s: dict[str, float] = {}
-        self.retried: dict[str, int] = {}
-        """Messages that will come again, by group."""
-        self.dead: dict[str, int] = {}
-        """Dead letters, by group."""
+    topics: Topics
+    groups: Groups
+    locks: QueueLocks
+    clock: Clock
+    said_s: dict[str, float] = field(default_factory=dict, init=False)
+    retried: dict[str, int] = field(default_factory=dict, init=False)
+    """Messages that will come again, by group."""
+    dead: dict[str, int] = field(default_factory=dict, init=False)
+    """Dead letters, by group."""
 
     def config(self, group: str) -> GroupConfig:
         """The group's settings; made where that is allowed. Raises RequestError when there is no
         such group."""
-        config = self._groups.find(group)
+        config = self.groups.find(group)
         if config is None:
             raise RequestError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
@@ -65,16 +65,16 @@ class Retries:
     def is_ordered(self, group: str) -> bool:
         """Does the group consume in order now? It has tried at its own place: what it gives up
         is a dead letter."""
-        return self._locks.holds_any(group)
+        return self.locks.holds_any(group)
 
     def retry_topic(self, config: GroupConfig, *, is_unit: bool) -> Topic:
         """Made when it is missing."""
         sys_flag = UNIT_SYS_FLAG if is_unit else 0
-        return self._topics.ensure(RETRY_PREFIX + config.name, config.retry_queues, sys_flag)
+        return self.topics.ensure(RETRY_PREFIX + config.name, config.retry_queues, sys_flag)
 
     def dead_letters(self, group: str) -> Topic:
         """Made when it is missing."""
-        return self._topics.ensure(DLQ_PREFIX + group, 1)
+        return self.topics.ensure(DLQ_PREFIX + group, 1)
 
     def bury(self, group: str, properties: MutableMapping[str, str]) -> Topic:
         """A message becomes a dead letter, at once: its delays are taken off. Returns its topic."""
@@ -88,9 +88,9 @@ class Retries:
             self.retried[group] = self.retried.get(group, 0) + 1
             return
         count = self.dead[group] = self.dead.get(group, 0) + 1
-        now_s = self._clock.monotonic_s()
-        if now_s - self._said_s.get(group, -SAY_PERIOD_S) >= SAY_PERIOD_S:
-            self._said_s[group] = now_s
+        now_s = self.clock.monotonic_s()
+        if now_s - self.said_s.get(group, -SAY_PERIOD_S) >= SAY_PERIOD_S:
+            self.said_s[group] = now_s
             log.warning(
                 "group %s gives up on message %s after %d retries: it goes to %s (%d dead letters "
                 "since the start; this is said once a minute)",

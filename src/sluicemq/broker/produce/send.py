@@ -2,8 +2,8 @@
 
 `Send.send_quick` is the hot path: it takes the letters from the header as it came, looks the topic
 up, appends and formats the answer in one go. Everything that is not the plain case (unknown topic,
-retry topic, batch, a property that needs care, a bad field) goes through `_send_any`, which does
-the same work by the book. tests/unit/broker/test_send.py holds the two equal.
+retry topic, batch, a property that needs care, a bad field) goes through `send`, which does
+the same work with care. tests/unit/broker/test_send.py holds the two equal.
 
 What a message cannot be (a half or a delayed one in a batch) is refused, so that it is never stored
 as an ordinary message.
@@ -17,23 +17,22 @@ from typing import Any, Final
 import orjson
 
 from sluicemq.broker.produce.batch import BatchIntake, Origin, refuse_in_batch
-from sluicemq.broker.produce.intake import ILLEGAL, Draft, Intake
+from sluicemq.broker.produce.intake import ILLEGAL, Draft, Intake, code_of
 from sluicemq.broker.produce.retries import Retries
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import HALF_TOPIC, Topic, Topics, name_fault
+from sluicemq.broker.topics import HALF_TOPIC, Topic, Topics, topic_fault
 from sluicemq.broker.turns import Durable, Turns
 from sluicemq.clock import Clock
 from sluicemq.errors import MessageIllegalError, RequestError, StoreError, StoreFullError
-from sluicemq.model.ids import Host, UniqueIds, encode_host
+from sluicemq.model.ids import UniqueIds
 from sluicemq.model.message import PREPARED, TRAN_MSG, TRANSACTION_MASK
 from sluicemq.model.topic import PERM_WRITE, RETRY_PREFIX
 from sluicemq.net.peer import Peer
 from sluicemq.record import property_text as text
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import FLAG_ONEWAY, SERVER_LANGUAGE, VERSION, Command
-from sluicemq.wire.headers import BRIEF_FIELD, SendMessageRequest, SendMessageRequestV2
+from sluicemq.wire.headers import BRIEF_FIELD, SendMessageRequest
 
 _pack_prefix: Final = struct.Struct(">II").pack
 _MONTH_MS: Final = 31 * 24 * 3600 * 1000
@@ -61,7 +60,6 @@ class Send:
         intake: Intake,
         turns: Turns,
         clock: Clock,
-        store_host: Host,
         unique_ids: UniqueIds,
     ) -> None:
         self._settings = settings
@@ -80,17 +78,13 @@ class Send:
         self.batches = BatchIntake(settings, store, intake, self.sizes)
         self.fifo: dict[str, int] = {}
         """Messages with a sharding key, by topic."""
-        settings.on_change(self._prepare)
-        self.move(store_host)
+        settings.on_change(self.prepare)
+        self.prepare()
 
-    def move(self, store_host: Host) -> None:
-        """The host that stands in records and message ids is this one."""
-        self.store_host = encode_host(store_host)
-        self._id_prefix = self.store_host.hex().upper()
-        self._prepare()
-
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
         """What settings give to every message and answer."""
+        self.store_host = self._settings.store_host
+        self._id_prefix = self.store_host.hex().upper()
         config = self._settings.broker
         self._region = config.region
         self._properties_max = config.properties_length_max
@@ -117,7 +111,7 @@ class Send:
     # ---------------------------------------------------------------------------- the hot path
 
     def send_quick(self, header: dict[str, Any], body: bytes, peer: Peer) -> bool:
-        """310. HOT: one plain message; False for all else, which goes to `_send_any`.
+        """310. HOT: one plain message; False for all else, which goes to `send`.
 
         Nothing has changed when it is False, whatever the reason.
         """
@@ -183,36 +177,37 @@ class Send:
         self._hold(peer, _pack_prefix(length + 4, length) + answer)
         return True
 
-    # ------------------------------------------------------------------------------ by the book
+    # ------------------------------------------------------------------------------ with care
 
-    def send_long(self, command: Command, peer: Peer) -> Durable | Command:
-        """10: the names of the Go client."""
-        return self._send_any(decode_header(SendMessageRequest, command.fields), command, peer)
-
-    def send_letters(self, command: Command, peer: Peer) -> Durable | Command:
-        return self._send_any(decode_header(SendMessageRequestV2, command.fields), command, peer)
-
-    def send_batch(self, command: Command, peer: Peer) -> Durable | Command:
-        """320: always letters, whatever the flag `m` says."""
-        header = decode_header(SendMessageRequestV2, command.fields)
-        return self._answered(self._batch, header, command, peer)
-
-    def _send_any(
-        self, header: SendMessageRequest, command: Command, peer: Peer
-    ) -> Durable | Command:
+    def send(self, header: SendMessageRequest, command: Command, peer: Peer) -> Durable | Command:
+        """310 (letters), 10 (the names of the Go client)."""
         work = self._batch if header.batch else self._single
         return self._answered(work, header, command, peer)
+
+    def send_batch(
+        self, header: SendMessageRequest, command: Command, peer: Peer
+    ) -> Durable | Command:
+        """320: always letters, whatever the flag `m` says."""
+        return self._answered(self._batch, header, command, peer)
 
     def _answered(
         self, work: Work, header: SendMessageRequest, command: Command, peer: Peer
     ) -> Durable | Command:
+        """Failed sends carry region and trace switch too (spec/traffic item 11)."""
         try:
             return work(header, command, peer)
-        except RequestError as refusal:
-            self.failures += 1
-            return self._refused(refusal.code, refusal.remark)
+        except RequestError as error:
+            code, remark = error.code, error.remark
+        except MessageIllegalError as error:
+            limit = self._settings.store.message_bytes_max
+            code, remark = code_of(error), f"{ILLEGAL.format(limit)} {error}"
+        except StoreFullError as error:
+            code, remark = code_of(error), str(error)
         except (StoreError, OSError) as error:
-            return self._store_refuses(error)
+            code, remark = code_of(error), f"{type(error).__name__}: {error}"
+        self.failures += 1
+        fields = {"TRACE_ON": self._trace, "MSG_REGION": self._region}
+        return Command(code, fields, remark=remark)
 
     def _single(self, header: SendMessageRequest, command: Command, peer: Peer) -> Durable:
         topics_before = len(self._topics)
@@ -226,7 +221,7 @@ class Send:
         for name, value in self._added.items():
             properties.setdefault(name, value)
         if "UNIQ_KEY" not in properties:
-            properties["UNIQ_KEY"] = self._unique_id()
+            properties["UNIQ_KEY"] = self._unique_ids.next(self._clock.now_ms() % _MONTH_MS)
         draft = Draft(
             topic.name, queue_id, command.body, properties, header.born_time_ms,
             peer.remote_bytes, self.store_host, header.flag, header.sys_flag,
@@ -236,13 +231,17 @@ class Send:
         if header.topic.startswith(RETRY_PREFIX):
             group = header.topic.removeprefix(RETRY_PREFIX)
             self._retries.stored(group, topic, properties["UNIQ_KEY"], draft.reconsume_times)
-        # A half message enters its own topic when it is committed.
-        self._count(
-            self._by_name.get(HALF_TOPIC, topic) if draft.topic == HALF_TOPIC else topic,
-            len(command.body), stored.properties_bytes, "__SHARDINGKEY" in properties,
-        )  # fmt: skip
+        # A prepared message enters its own topic when it is committed.
+        counted = self._by_name.get(HALF_TOPIC, topic) if draft.topic == HALF_TOPIC else topic
+        body_bytes = len(command.body)
+        counted.messages_in += 1
+        counted.bytes_in += body_bytes + stored.properties_bytes + counted.record_bytes
+        self.sizes[(body_bytes - 1).bit_length()] += 1
+        if "__SHARDINGKEY" in properties:
+            self.fifo[counted.name] = self.fifo.get(counted.name, 0) + 1
+        message_id = f"{self._id_prefix}{stored.physical_offset:016X}"
         return self._success(
-            command, queue_id, stored.queue_offset, self._offset_id(stored.physical_offset),
+            command, queue_id, stored.queue_offset, message_id,
             properties["UNIQ_KEY"], _waits(properties), topic,
             len(self._topics) == topics_before, draft.answer_fields,
         )  # fmt: skip
@@ -278,7 +277,7 @@ class Send:
         name = header.topic
         topic = self._topics.get(name)
         if topic is None:
-            fault = name_fault(name, self._settings.broker.topic_length_max)
+            fault = topic_fault(name, self._settings.broker.topic_length_max)
             if fault is not None:
                 raise RequestError(ResponseCode.INVALID_PARAMETER, fault)
         elif topic.is_forbidden:
@@ -352,7 +351,9 @@ class Send:
             return Durable(b"", waits)
         identity = b""
         if unique_id:
-            identity = b'"transactionId":%b,' % orjson.dumps(_clean(unique_id))
+            identity = b'"transactionId":%b,' % orjson.dumps(
+                unique_id.encode("utf-8", "replace").decode()
+            )
         if added:
             identity += orjson.dumps(added)[1:-1] + b","
         header = self._answer_any % (
@@ -361,49 +362,18 @@ class Send:
         answer = _pack_prefix(len(header) + 4, len(header)) + header
         return Durable(answer, waits, announces=not known and topic.name in self._topics)
 
-    def _refused(self, code: int, remark: str) -> Command:
-        """Failed sends carry region and trace switch too (spec/traffic item 11)."""
-        fields = {"TRACE_ON": self._trace, "MSG_REGION": self._region}
-        return Command(code, fields, remark=remark)
-
-    def _store_refuses(self, error: Exception) -> Command:
-        self.failures += 1
-        if isinstance(error, MessageIllegalError):
-            limit = self._settings.store.message_bytes_max
-            return self._refused(ResponseCode.MESSAGE_ILLEGAL, f"{ILLEGAL.format(limit)} {error}")
-        if isinstance(error, StoreFullError):
-            return self._refused(ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
-        return self._refused(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
-
-    def _count(self, topic: Topic, body_bytes: int, stored_bytes: int, is_fifo: bool) -> None:
-        topic.messages_in += 1
-        topic.bytes_in += body_bytes + stored_bytes + topic.record_bytes
-        self.sizes[(body_bytes - 1).bit_length()] += 1
-        if is_fifo:
-            self.fifo[topic.name] = self.fifo.get(topic.name, 0) + 1
-
-    def _offset_id(self, physical_offset: int) -> str:
-        return f"{self._id_prefix}{physical_offset:016X}"
-
-    def _unique_id(self) -> str:
-        return self._unique_ids.next(self._clock.now_ms() % _MONTH_MS)
-
 
 def _waits(properties: dict[str, str]) -> bool:
     """Does the producer want to wait for the fsync? As Java reads it: not unless it says true."""
     return properties.get("WAIT", "true").lower() == "true"
 
 
-def _clean(value: str) -> str:
-    return value.encode("utf-8", "replace").decode()
-
-
 def _check_kind(properties: dict[str, str], sys_flag: int) -> None:
-    """Raises RequestError when flags and properties disagree whether it is a half message: it would
-    be hidden for ever, or shown at once."""
+    """Raises RequestError when flags and properties disagree whether it is a prepared message: it
+    would be hidden for ever, or shown at once."""
     kind = sys_flag & TRANSACTION_MASK
-    is_half = properties.get(TRAN_MSG, "").lower() == "true"
-    if kind not in (0, PREPARED) or (kind and not is_half):
+    is_prepared = properties.get(TRAN_MSG, "").lower() == "true"
+    if kind not in (0, PREPARED) or (kind and not is_prepared):
         raise RequestError(
             ResponseCode.MESSAGE_ILLEGAL,
             f"the sysFlag {sys_flag:#x} says another kind of message than the property TRAN_MSG="

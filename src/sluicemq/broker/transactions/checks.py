@@ -18,11 +18,11 @@ from itertools import islice, takewhile
 from typing import Final, NamedTuple
 
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.slices import Slice
 from sluicemq.broker.topics import LIMIT_TOPIC
 from sluicemq.broker.transactions.open import OpenTransaction
 from sluicemq.broker.transactions.prepared import properties_of
 from sluicemq.broker.transactions.transactions import GIVEN_UP, Transactions
+from sluicemq.broker.work import Slice
 from sluicemq.clock import Clock
 from sluicemq.errors import StoreError
 from sluicemq.model.message import PRODUCER_GROUP, REAL_TOPIC, UNIQ_KEY

@@ -30,7 +30,7 @@ from sluicemq.model.message import (
 from sluicemq.net.peer import Peer
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.declare import decode_header, encode_header
+from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command, encode_answer
 from sluicemq.wire.headers import (
     EndTransactionRequest,
@@ -57,9 +57,8 @@ class TransactionRequests:
 
     # --- by a producer
 
-    def end(self, command: Command, peer: Peer) -> Durable | None:
+    def end(self, header: EndTransactionRequest, command: Command, peer: Peer) -> Durable | None:
         """37. What is undecided is not answered, as clients know it."""
-        header = decode_header(EndTransactionRequest, command.fields)
         transactions, outcome = self.transactions, header.outcome
         if header.is_check_answer:
             asked = transactions.table.at(header.half_queue_offset)
@@ -123,9 +122,8 @@ class TransactionRequests:
 
     # --- by hand
 
-    def listed(self, command: Command, peer: Peer) -> Command:
+    def listed(self, header: ListTransactionsRequest, command: Command, peer: Peer) -> Command:
         """900111: open transactions, by the offsets of their messages."""
-        header = decode_header(ListTransactionsRequest, command.fields)
         count_max = min(max(header.count_max or PAGE_MAX, 1), PAGE_MAX)
         after = -1 if header.after is None else header.after
         table = self.transactions.table
@@ -162,9 +160,8 @@ class TransactionRequests:
             transaction.offset, transaction.physical_offset, len(record.body),
         )  # fmt: skip
 
-    def resolve(self, command: Command, peer: Peer) -> Durable:
+    def resolve(self, header: ResolveTransactionRequest, command: Command, peer: Peer) -> Durable:
         """900112: an operator decides."""
-        header = decode_header(ResolveTransactionRequest, command.fields)
         if header.outcome not in _REMARKS:
             raise RequestError(ResponseCode.INVALID_PARAMETER, "commitOrRollback is 8 or 12.")
         transaction = self.transactions.table.find(header.transaction_id)

@@ -26,7 +26,6 @@ from typing import Final
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.produce.intake import Intake
 from sluicemq.broker.produce.redelivery import Record
-from sluicemq.broker.progress import Progress
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import HALF_TOPIC, LIMIT_TOPIC, OP_TOPIC, Topics
 from sluicemq.broker.transactions.checkback import CheckBack
@@ -46,9 +45,9 @@ from sluicemq.broker.transactions.prepared import (
     properties_of,
 )
 from sluicemq.broker.turns import Turns
+from sluicemq.broker.work import Progress
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError, StoreError
-from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.message import COMMITTED, REAL_TOPIC, ROLLED_BACK, TRANSACTION_MASK
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
@@ -73,7 +72,6 @@ class Transactions:
         intake: Intake,
         turns: Turns,
         clock: Clock,
-        host: Host,
         check_back: CheckBack,
     ) -> None:
         self._settings = settings
@@ -83,7 +81,6 @@ class Transactions:
         self._intake = intake
         self._turns = turns
         self._clock = clock
-        self._host = encode_host(host)
         self.check_back = check_back
         self.reader = PreparedReader(store)
         self._preparing = Preparing(settings, intake)
@@ -98,10 +95,6 @@ class Transactions:
         self.committed: dict[str, int] = {}
         self.rolled_back: dict[str, int] = {}
         turns.on_failed.append(self._turn_failed)
-
-    def move(self, host: Host) -> None:
-        """The host in ops is this one."""
-        self._host = encode_host(host)
 
     # ------------------------------------------------------------------------------ the start
 
@@ -216,11 +209,10 @@ class Transactions:
         self._expect(undo)
 
     def _append_op(self, offset: int) -> None:
-        now_ms = self._clock.now_ms()
+        now_ms, host = self._clock.now_ms(), self._settings.store_host
         self._store.writer.append(
-            OP_TOPIC, 0, op_body(offset), OP_PROPERTIES, OP_TAG_CODE, 0, 0, now_ms, self._host,
-            self._host,
-        )  # fmt: skip
+            OP_TOPIC, 0, op_body(offset), OP_PROPERTIES, OP_TAG_CODE, 0, 0, now_ms, host, host
+        )
 
     def copy(self, transaction: OpenTransaction, record: Record, checks: int) -> None:
         """The message once more, at the end of its queue; asked about when it can be seen, if it

@@ -17,12 +17,12 @@ from sluicemq.broker.documents import Document
 from sluicemq.broker.produce.intake import Intake
 from sluicemq.broker.produce.redelivery import Redelivery
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.slices import Slice
 from sluicemq.broker.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.broker.turns import Turns
 from sluicemq.broker.waiting.levels import Schedule
 from sluicemq.broker.waiting.rewrite import DelayRewrite
 from sluicemq.broker.waiting.timers import Timers
+from sluicemq.broker.work import Slice
 from sluicemq.clock import Clock
 from sluicemq.errors import StoreError
 from sluicemq.files import Files

@@ -16,10 +16,9 @@ from typing import Any, Final, NamedTuple
 
 from sluicemq.broker.documents import Document
 from sluicemq.broker.produce.redelivery import Record, Redelivery, read_record
-from sluicemq.broker.progress import Progress
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.slices import Slice
 from sluicemq.broker.topics import SCHEDULE_TOPIC
+from sluicemq.broker.work import Progress, Slice
 from sluicemq.clock import Clock
 from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import ProtocolError

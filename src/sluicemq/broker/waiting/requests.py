@@ -12,18 +12,18 @@ offset 17 of the queue of level 3, `T:…:52` the unit at 52 of a second.
 import base64
 import binascii
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sluicemq.broker.produce.intake import Draft, Intake
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.slices import Slice
 from sluicemq.broker.topics import Topics
 from sluicemq.broker.turns import Durable
 from sluicemq.broker.waiting.delivery import Delayed
 from sluicemq.broker.waiting.timers import FROM_END, TimedMessage
+from sluicemq.broker.work import Slice
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
-from sluicemq.model.ids import Host, encode_host
 from sluicemq.model.message import KEYS, REAL_TOPIC, TAGS, UNIQ_KEY
 from sluicemq.model.recall import RecallHandle, parse_recall_handle
 from sluicemq.model.topic import PERM_WRITE
@@ -31,7 +31,7 @@ from sluicemq.net.peer import Peer
 from sluicemq.record import property_text as text
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.declare import decode_header, encode_header
+from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command, encode_answer
 from sluicemq.wire.headers import (
     CancelDelayedRequest,
@@ -54,32 +54,21 @@ class _Item(NamedTuple):
     next_cursor: str
 
 
+@dataclass(slots=True, eq=False)
 class Pending:
     """The request family of messages that wait."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        topics: Topics,
-        delayed: Delayed,
-        intake: Intake,
-        clock: Clock,
-        store_host: Host,
-    ) -> None:
-        self._settings = settings
-        self._topics = topics
-        self._schedule = delayed.schedule
-        self._timers = delayed.timers
-        self._intake = intake
-        self._clock = clock
-        self._store_host = encode_host(store_host)
+    settings: Settings
+    topics: Topics
+    delayed: Delayed
+    intake: Intake
+    clock: Clock
 
     # --- taking back
 
-    def recall(self, command: Command, peer: Peer) -> Durable:
+    def recall(self, header: RecallMessageRequest, command: Command, peer: Peer) -> Durable:
         """370. Succeeds whether the message exists or not, as RocketMQ's."""
-        header = decode_header(RecallMessageRequest, command.fields)
-        config = self._settings.broker
+        config = self.settings.broker
         if not config.recall_enable:
             raise RequestError(
                 ResponseCode.NO_PERMISSION,
@@ -90,7 +79,7 @@ class Pending:
             raise RequestError(
                 ResponseCode.SERVICE_NOT_AVAILABLE, "the broker takes no messages at the moment."
             )
-        if header.topic not in self._topics:
+        if header.topic not in self.topics:
             raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"the topic[{header.topic}] not exist")
         handle = parse_recall_handle(header.recall_handle)
         if handle is None:
@@ -100,11 +89,11 @@ class Pending:
         return self._take_back(handle, command, peer)
 
     def _take_back(self, handle: RecallHandle, command: Command, peer: Peer) -> Durable:
-        broker = self._settings.broker.broker_name
+        broker = self.settings.broker.broker_name
         if handle.broker != broker:
             raise _illegal(f"the handle is one of broker {handle.broker}; this is {broker}.")
-        left_ms = handle.time_ms - self._clock.now_ms()
-        if not 0 < left_ms < self._settings.store.timer_delay_max_s * 1000:
+        left_ms = handle.time_ms - self.clock.now_ms()
+        if not 0 < left_ms < self.settings.store.timer_delay_max_s * 1000:
             raise _illegal(
                 "it is too late: the message is delivered, or about to be."
                 if left_ms <= 0
@@ -117,20 +106,19 @@ class Pending:
             "TIMER_DELIVER_MS": str(handle.time_ms),
         }
         draft = Draft(
-            handle.topic, 0, b"0", marks, self._clock.now_ms(), peer.remote_bytes,
-            self._store_host,
+            handle.topic, 0, b"0", marks, self.clock.now_ms(), peer.remote_bytes,
+            self.settings.store_host,
         )  # fmt: skip
-        try:
-            self._intake.accept(draft)
-        except RequestError as refusal:
-            raise RequestError(refusal.code, refusal.remark) from refusal
-        region = self._settings.broker.region
+        self.intake.accept(draft)
+        region = self.settings.broker.region
         fields = encode_header(SendMessageResponse(message_id=handle.unique_id, region=region))
         return Durable(encode_answer(command, ResponseCode.SUCCESS, fields))
 
-    def cancel(self, command: Command, peer: Peer) -> Command | Durable:
+    def cancel(
+        self, header: CancelDelayedRequest, command: Command, peer: Peer
+    ) -> Command | Durable:
         """900102: ours; a delayed or a timed message by the handle of the list."""
-        given = decode_header(CancelDelayedRequest, command.fields).handle
+        given = header.handle
         timed = parse_recall_handle(given)
         if timed is not None:
             return self._take_back(timed, command, peer)
@@ -138,24 +126,23 @@ class Pending:
         if place is None:
             raise _illegal(f"{given!r} is no handle: take it from `sluice delay list`.")
         queue_id, offset, unique_id = place
-        waiting = self._schedule.find(queue_id, offset)
-        if waiting is None or waiting.due_ms <= self._clock.now_ms():
+        waiting = self.delayed.schedule.find(queue_id, offset)
+        if waiting is None or waiting.due_ms <= self.clock.now_ms():
             raise _illegal("it is too late: the message is delivered, cancelled, or about to be.")
         properties = waiting.record.properties if waiting.record is not None else b""
         own = text.value_of(properties, UNIQ_KEY.encode()) or b""
         if own.decode("utf-8", "replace") != unique_id:
             raise _illegal("the handle is of another broker or store.")
-        self._schedule.cancel(queue_id, offset)
+        self.delayed.schedule.cancel(queue_id, offset)
         fields = encode_header(SendMessageResponse(message_id=unique_id))
         return Command(ResponseCode.SUCCESS, fields)
 
     # --- what waits
 
-    def listed(self, command: Command, peer: Peer) -> Command:
+    def listed(self, header: ListDelayedRequest, command: Command, peer: Peer) -> Command:
         """900101: ours; a page of what waits, of a topic, with a key, or all."""
-        header = decode_header(ListDelayedRequest, command.fields)
         count_max = min(max(header.count_max or PAGE_MAX, 1), PAGE_MAX)
-        work = Slice(self._clock, _PAGE_S, 10 * PAGE_MAX)
+        work = Slice(self.clock, _PAGE_S, 10 * PAGE_MAX)
         found: list[bodies.WaitingMessage] = []
         cursor: str | None = None
         for item in self._from(header.cursor or "L:0:0"):
@@ -171,18 +158,18 @@ class Pending:
     def _from(self, cursor: str) -> Iterator[_Item]:
         kind, first, second = _parse_cursor(cursor)
         if kind == "L":  # those of levels come first
-            for queue_id in self._schedule.queue_ids:
+            for queue_id in self.delayed.schedule.queue_ids:
                 if queue_id >= first:
                     yield from self._of_level(queue_id, second if queue_id == first else 0)
             first, second = 0, FROM_END
-        for timed in self._timers.pending(first, second):
+        for timed in self.delayed.timers.pending(first, second):
             message = None if timed.record is None else self._timed(timed)
             yield _Item(message, f"T:{timed.slot_ms}:{timed.next_unit}")
 
     def _of_level(self, queue_id: int, offset: int) -> Iterator[_Item]:
-        for waiting in self._schedule.pending(queue_id, offset):
+        for waiting in self.delayed.schedule.pending(queue_id, offset):
             message = None
-            if waiting.record is not None and waiting.due_ms > self._clock.now_ms():
+            if waiting.record is not None and waiting.due_ms > self.clock.now_ms():
                 own = text.as_dict(waiting.record.properties.decode("utf-8", "replace"))
                 handle = _place(queue_id, waiting.queue_offset, own.get(UNIQ_KEY, ""))
                 message = _listed(
@@ -193,11 +180,11 @@ class Pending:
 
     def _timed(self, timed: TimedMessage) -> bodies.WaitingMessage | None:
         record = timed.record
-        if record is None or timed.due_ms <= self._clock.now_ms():
+        if record is None or timed.due_ms <= self.clock.now_ms():
             return None
         own = text.as_dict(record.properties.decode("utf-8", "replace"))
         handle = RecallHandle(
-            own.get(REAL_TOPIC, ""), self._settings.broker.broker_name,
+            own.get(REAL_TOPIC, ""), self.settings.broker.broker_name,
             int(own.get("TIMER_OUT_MS", "0")) + 1, own.get(UNIQ_KEY, ""),
         ).encode()  # fmt: skip
         return _listed(own, 0, timed.due_ms, record.store_time_ms, len(record.body), handle)
@@ -206,15 +193,15 @@ class Pending:
 
     def delay_offsets(self, command: Command, peer: Peer) -> Command:
         """45: the text of delayOffset.json."""
-        return Command(ResponseCode.SUCCESS, body=self._schedule.table().encode())
+        return Command(ResponseCode.SUCCESS, body=self.delayed.schedule.table().encode())
 
     def timer_checkpoint(self, command: Command, peer: Peer) -> Command:
         """60: the 56 bytes of timercheck."""
-        return Command(ResponseCode.SUCCESS, body=self._timers.files.checkpoint.encode())
+        return Command(ResponseCode.SUCCESS, body=self.delayed.timers.files.checkpoint.encode())
 
     def timer_metrics(self, command: Command, peer: Peer) -> Command:
         """61: the text of timermetrics."""
-        return Command(ResponseCode.SUCCESS, body=self._timers.metrics.text().encode())
+        return Command(ResponseCode.SUCCESS, body=self.delayed.timers.metrics.text().encode())
 
 
 def _is_meant(message: bodies.WaitingMessage, header: ListDelayedRequest) -> bool:

@@ -29,10 +29,10 @@ from typing import Final, NamedTuple
 from sluicemq.broker.produce.intake import Draft, Intake
 from sluicemq.broker.produce.redelivery import Record, Redelivery, read_record, topic_name
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.slices import Slice
 from sluicemq.broker.topics import TIMER_TOPIC
 from sluicemq.broker.waiting.rewrite import TIMER_DELETES, TIMER_OUT, exact_due_ms
 from sluicemq.broker.waiting.timer_files import Saving, TimerFiles, TimerMetrics
+from sluicemq.broker.work import Slice
 from sluicemq.clock import Clock
 from sluicemq.errors import StoreError
 from sluicemq.files import Files

@@ -1,10 +1,16 @@
-"""A slice of work on the loop's thread: so long, or so many things, then others have their turn.
+"""Work that the broker does by itself, on the loop's thread: in slices, remembered as far as safe.
 
-Who has a hundred thousand things to do asks `is_over` between two of them. Time is looked at only
-now and then, and under a clock that stands still (a test's) the count is the limit.
+A slice is so long, or so many things, then others have their turn. Who has a hundred thousand
+things to do asks `is_over` between two of them. Time is looked at only now and then, and under a
+clock that stands still (a test's) the count is the limit.
+
+Who delivers delayed messages, or marks transactions as done, remembers where to go on. That place
+may be written to disk only when everything before it is on disk: or a crash would leave a place
+behind messages that are gone. So each place goes with the end of the log at that time.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -13,6 +19,7 @@ from sluicemq.clock import Clock
 log = logging.getLogger(__name__)
 
 LOOK_EVERY: Final = 16
+_MARKS_MAX: Final = 4096
 
 
 class Slice:
@@ -87,3 +94,29 @@ class Worker:
 
     def succeeded(self) -> None:
         self._complaint = ""
+
+
+class Progress:
+    """`value` is where to go on now; `safe` where to go on after a crash."""
+
+    __slots__ = ("_marks", "_safe", "value")
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+        self._safe = value
+        self._marks: deque[tuple[int, int]] = deque()
+
+    def advance(self, value: int, log_end: int) -> None:
+        """Everything before `value` is stored, and the log ends at `log_end`."""
+        self.value = value
+        marks = self._marks
+        if len(marks) == _MARKS_MAX:  # nobody asks: a later place says the same
+            marks.pop()
+        marks.append((value, log_end))
+
+    def safe(self, synced_offset: int) -> int:
+        """The newest value whose log is on disk up to `synced_offset`."""
+        marks = self._marks
+        while marks and marks[0][1] <= synced_offset:
+            self._safe = marks.popleft()[0]
+        return self._safe
