@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import pairwise
 
-from sluicemq.broker.consume.delivered import BACKOFF_MIN_S, PATIENCE_MAX, SPAN_MAX, SPAN_MIN, Pace
+from sluicemq.broker.consume.delivered import ASK_AGAIN_MAX, BACKOFF_MIN_S, SPAN_MAX, SPAN_MIN, Pace
 from sluicemq.store.gather import PULL_SPAN_MAX, Reach
 from sluicemq.store.read import ReadResult, ReadStatus
 
@@ -80,7 +80,7 @@ def patient(pace: Pace) -> bool:
 
 def test_patience_ends_when_it_is_in_vain_and_grows_back_when_it_is_not() -> None:
     pace = Pace()
-    for wanted in (PATIENCE_MAX, PATIENCE_MAX // 2):
+    for wanted in (ASK_AGAIN_MAX, ASK_AGAIN_MAX // 2):
         waited = 0
         while patient(pace):
             pace.answered(0, out_of_reach(5000), 1.0)
@@ -94,7 +94,7 @@ def test_patience_ends_when_it_is_in_vain_and_grows_back_when_it_is_not() -> Non
     while patient(pace):
         pace.answered(0, out_of_reach(5000), 1.0)
         waited += 1
-    assert waited == PATIENCE_MAX
+    assert waited == ASK_AGAIN_MAX
 
 
 def test_what_a_parked_pull_finds_is_always_given() -> None:

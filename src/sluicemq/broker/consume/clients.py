@@ -305,8 +305,8 @@ class Consumers:
         key = subscription_key(data.group, data.subscriptions) if is_shared else ""
         try:
             if key:
-                elders = self._elders(group, member)
-                self.contracts.refuse(group.name, member.client_id, key, elders, member.peer)
+                counting = self._counting(group, member)
+                self.contracts.refuse(group.name, member.client_id, key, counting, member.peer)
         except ContractError:
             self.unregister(group.name, member.peer, member.client_id)
             raise
@@ -336,7 +336,7 @@ class Consumers:
             self._notify(group, keys)
         return old not in {0, fingerprint}
 
-    def _elders(self, group: ConsumerGroup, member: Member) -> dict[str, str]:
+    def _counting(self, group: ConsumerGroup, member: Member) -> dict[str, str]:
         """The members whose subscription counts in a strict group: of the oldest lane; with those
         that are waited for."""
         others = group.others(member)

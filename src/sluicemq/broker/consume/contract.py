@@ -19,8 +19,8 @@ after its last heartbeat. So nobody takes a group over in a gap.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
@@ -64,23 +64,23 @@ class Refusal:
     logged_s: float
 
 
+@dataclass(slots=True, eq=False)
 class Contracts:
     """What the groups' contracts say, and whom they refused."""
 
-    def __init__(self, groups: Groups, settings: Settings, clock: Clock) -> None:
-        self._groups = groups
-        self._settings = settings
-        self._clock = clock
-        self._claims: dict[str, dict[str, Claim]] = {}
-        self._warned: set[tuple[str, str]] = set()
-        self.conflicts: dict[str, int] = {}
-        """Subscriptions that differed from their group's, by group."""
-        self.refused: dict[tuple[str, str], Refusal] = {}
-        """(group, client id) -> why it is not a member, until it is one or its connection ends."""
+    groups: Groups
+    settings: Settings
+    clock: Clock
+    conflicts: dict[str, int] = field(default_factory=dict)
+    """Subscriptions that differed from their group's, by group."""
+    refused: dict[tuple[str, str], Refusal] = field(default_factory=dict)
+    """(group, client id) -> why it is not a member, until it is one or its connection ends."""
+    _claims: dict[str, dict[str, Claim]] = field(default_factory=dict)
+    _warned: set[tuple[str, str]] = field(default_factory=set)
 
     def of(self, group: str) -> str:
         """The group's contract; a value that nobody knows is the default."""
-        config = self._groups.table.get(group)
+        config = self.groups.table.get(group)
         said = config.attributes.get(CONTRACT) if config is not None else None
         return said if said in CONTRACTS else COMPATIBLE
 
@@ -104,7 +104,7 @@ class Contracts:
         held = self._claims.get(group)
         if held is None:
             return {}
-        limit_ms = self._clock.now_ms() - self._settings.broker.client_expiry_ms
+        limit_ms = self.clock.now_ms() - self.settings.broker.client_expiry_ms
         for client_id in [client_id for client_id, c in held.items() if c.seen_ms < limit_ms]:
             del held[client_id]
         if not held or self.of(group) != STRICT:
@@ -124,14 +124,23 @@ class Contracts:
             self.refused.pop((group, client_id), None)
             return
         other, said = next(iter(different.items()))
+        claims, where = self.claims(group), " that are online"
+        if different.keys() <= claims.keys():  # all are away, and waited for
+            seen_ms = max(claims[client_id].seen_ms for client_id in different)
+            until_ms = seen_ms + self.settings.broker.client_expiry_ms
+            until = datetime.fromtimestamp(until_ms / 1000, UTC)
+            where = (
+                " that lost the connection without saying that they leave and are waited for until "
+                f"{until:%Y-%m-%dT%H:%M:%SZ}"
+            )
         why = (
             f"group {group} has the contract strict, and {client_id} subscribes something else "
-            f"than {len(different)} member(s){self._whereabouts(group, different)}, {other} among "
+            f"than {len(different)} member(s){where}, {other} among "
             f"them: {difference(said, key)}. Give it another group, the same subscription, or set "
             f"the contract to lanes: sluice group update {group} --contract lanes"
         )
         known = self.refused.get((group, client_id))
-        now_s = self._clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         if known is None:
             self._count(group)
         if known is None or now_s - known.logged_s >= REMIND_S:
@@ -153,19 +162,6 @@ class Contracts:
         """Whom we refused on this connection is gone."""
         for item in [item for item, refusal in self.refused.items() if refusal.peer is peer]:
             del self.refused[item]
-
-    def _whereabouts(self, group: str, members: Collection[str]) -> str:
-        """Until when it waits for members that are all away."""
-        claims = self.claims(group)
-        if not all(client_id in claims for client_id in members):
-            return " that are online"
-        seen_ms = max(claims[client_id].seen_ms for client_id in members)
-        until_ms = seen_ms + self._settings.broker.client_expiry_ms
-        until = datetime.fromtimestamp(until_ms / 1000, UTC)
-        return (
-            " that lost the connection without saying that they leave and are waited for until "
-            f"{until:%Y-%m-%dT%H:%M:%SZ}"
-        )
 
     def split(self, group: str, client_id: str, key: str, others: Mapping[str, str]) -> None:
         """A member with a subscription of its own comes into a group: it gets a lane."""
@@ -197,16 +193,13 @@ class Contracts:
 def difference(old: str, new: str) -> str:
     """Two subscriptions, topic by topic where they differ."""
     before, after = parse_key(old), parse_key(new)
-    lines = [
-        f"{topic}: {_show(before.get(topic))} -> {_show(after.get(topic))}"
+
+    def show(atom: Iterable[str] | None) -> str:
+        kind, text = atom or ("", "")
+        return f"{kind} {text!r}" if kind else "nothing"
+
+    return "; ".join(
+        f"{topic}: {show(before.get(topic))} -> {show(after.get(topic))}"
         for topic in sorted({*before, *after})
         if before.get(topic) != after.get(topic)
-    ]
-    return "; ".join(lines)
-
-
-def _show(atom: Iterable[str] | None) -> str:
-    if atom is None:
-        return "nothing"
-    kind, text = atom
-    return f"{kind} {text!r}"
+    )

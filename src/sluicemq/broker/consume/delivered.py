@@ -18,6 +18,7 @@ consumed. When that goes on in vain (a slow consumer, or one that does not tell)
 all, each time a little sooner, and the client's own limit does the rest.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 from sluicemq.model.subscription import MessageFilter
@@ -33,19 +34,19 @@ LATE_S: Final = 0.040
 SLOW_S: Final = 0.200
 BACKOFF_MIN_S: Final = 0.25
 BACKOFF_MAX_S: Final = 60.0
-PATIENCE_MAX: Final = 16
+ASK_AGAIN_MAX: Final = 16
 
 
+@dataclass(slots=True)
 class _Queue:
-    __slots__ = ("answered_s", "held_from", "next_offset", "patience", "span", "waited")
+    """`span`: that the last answer tries out; 0: none."""
 
-    def __init__(self) -> None:
-        self.answered_s = 0.0
-        self.span = 0  # that the last answer tries out; 0: none
-        self.next_offset = -1
-        self.held_from = -1
-        self.patience = PATIENCE_MAX
-        self.waited = 0
+    answered_s: float = 0.0
+    span: int = 0
+    next_offset: int = -1
+    held_from: int = -1
+    ask_again_max: int = ASK_AGAIN_MAX
+    waited: int = 0
 
 
 class Pace:
@@ -84,7 +85,7 @@ class Pace:
             queue = self._queues[queue_id] = _Queue()
         if consumed is None and queue.next_offset == offset and queue.held_from >= 0:
             consumed = queue.held_from  # nothing yet, of what it got
-        is_patient = not is_parked and queue.waited < queue.patience
+        is_patient = not is_parked and queue.waited < queue.ask_again_max
         return Reach(offset if consumed is None else consumed, self.span_max, is_patient)
 
     def answered(self, queue_id: int, result: ReadResult, now_s: float) -> None:
@@ -96,8 +97,8 @@ class Pace:
             queue.held_from = result.held_from
             queue.span = result.span if 2 * result.span > self.span_max else 0
             if queue.waited:
-                in_vain = queue.waited >= queue.patience
-                queue.patience = queue.patience // 2 if in_vain else PATIENCE_MAX
+                in_vain = queue.waited >= queue.ask_again_max
+                queue.ask_again_max = queue.ask_again_max // 2 if in_vain else ASK_AGAIN_MAX
             queue.waited = 0
         elif result.is_out_of_reach:
             queue.waited += 1

@@ -6,9 +6,9 @@ at no more than the asker allows, the newest messages of each queue.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import orjson
 
@@ -65,7 +65,7 @@ class FilterAdmin:
 
     def _lag(self, header: FilteredLagRequest) -> Steps[Command]:
         group = header.group
-        names = self.watch.topics(group) | self.offsets.topics_of(group)
+        names = self.watch.topics_of(group) | self.offsets.topics_of(group)
         topics = [header.topic] if header.topic else sorted(names)
         found = []
         for topic in topics:
@@ -149,11 +149,19 @@ class FilterAdmin:
                 start = end - max((end - start) * rows_max // stored, 1)  # noqa: PLW2901
             yield from self._try_queue(trial, weight, topic, queue_id, start, end)
         report = yield trial.report
-        samples = set(_samples(report))
+        at = self.watch.matching.records.at
+        places = sorted({(str(sample.source), sample.offset) for sample in _samples(report)})
         body = {
             "report": report,
             "stored": stored,
-            "messages": [self._message(topic, sample) for sample in sorted(samples, key=_place)],
+            "messages": [
+                {
+                    "queueId": int(source),
+                    "queueOffset": offset,
+                    "properties": at(topic, int(source), offset) or {},
+                }
+                for source, offset in places
+            ],
         }
         data = yield partial(orjson.dumps, body, default=str)
         return Command(ResponseCode.SUCCESS, {}, data)
@@ -182,11 +190,6 @@ class FilterAdmin:
                 trial.add(part, queue_id, properties_of)
                 yield None
 
-    def _message(self, topic: str, sample: "Sample") -> dict[str, Any]:
-        queue_id = int(str(sample.source))
-        properties = self.watch.matching.records.at(topic, queue_id, sample.offset)
-        return {"queueId": queue_id, "queueOffset": sample.offset, "properties": properties or {}}
-
     def lanes(self, header: ConsumerGroupRequest, command: Command, peer: Peer) -> Command:
         """900133: ours. A group's contract, its lanes and whom it refused."""
         name = header.group
@@ -213,10 +216,6 @@ def _samples(report: "Report") -> Iterator["Sample"]:
         yield from report.difference.samples_there
 
 
-def _place(sample: "Sample") -> tuple[str, int]:
-    return str(sample.source), sample.offset
-
-
 def _parsed(topic: str, expression: str, kind: str | None) -> Subscription:
     try:
         return subscribe(topic, expression, kind or None)
@@ -236,7 +235,7 @@ def _lanes(topic: str, queues: list[QueueMatches]) -> Iterator[bodies.LaneMatchi
             expression,
             tuple(sorted(lane.members)),
             tuple(
-                _queue_matching(replace(queue, committed=item.tally.start, tally=item.tally))
+                _queue_matching(queue._replace(committed=item.tally.start, tally=item.tally))
                 for queue, item in own
             ),
         )

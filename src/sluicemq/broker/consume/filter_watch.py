@@ -1,21 +1,18 @@
-"""Lag of a group with lanes: what each lane still has to get, by its own offset and rules.
-
-The group's own offset is the least of its lanes': from there on most may be delivered already. A
-lane's messages are those from its place on that its rules there want. The rules of a group exclude
-each other, so the sum over the lanes is what nobody was given yet, each message once.
-
-What filters do, made visible: exact lag, and evaluations that failed, by cause and group.
+"""What filters do, made visible: exact lag, and evaluations that failed, by cause and group.
 
 Pulls count what they let through and keep back, a sum for each pull. All else happens beside them:
 every ten seconds, and when somebody asks, the messages that a group has fetched since are looked at
 again, in slices, for evaluations that failed (`Troubles`), and those before it are counted that
 match (`Matching`). So the way of a message costs nothing more, and the figures are exact: each
 message is looked at once for each time that a group has passed it.
+
+The own offset of a group with lanes is the least of its lanes': from there on most may be delivered
+already. A lane's messages are those from its place on that its rules there want. The rules of a
+group exclude each other, so the sum over the lanes is what nobody was given yet.
 """
 
 import math
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -42,8 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class LaneTally:
+class LaneTally(NamedTuple):
     """A lane in one queue of a topic. `tally`: from its offset on."""
 
     lane: Lane
@@ -126,8 +122,7 @@ class Troubles:
         self.reasons[reason] = self.reasons.get(reason, 0) + count
 
 
-@dataclass(frozen=True, slots=True)
-class QueueMatches:
+class QueueMatches(NamedTuple):
     """One queue of a group. `tally` is None when it is not known what the group wants."""
 
     queue_id: int
@@ -138,53 +133,46 @@ class QueueMatches:
     lanes: tuple[LaneTally, ...] = ()
 
 
+@dataclass(slots=True, eq=False)
 class FilterWatch:
-    """Knows what the filters of all groups do."""
+    """Knows what the filters of all groups do. `matches` is as the last survey found it, of groups
+    with a filter: matching messages before the group, and the seconds until it has none."""
 
-    def __init__(
-        self,
-        store: Store,
-        topics: Topics,
-        offsets: Offsets,
-        consumers: Consumers,
-        filters: ConsumerFilters,
-        pull: Pull,
-        background: Background,
-        clock: Clock,
-    ) -> None:
-        self._store = store
-        self._topics = topics
-        self._offsets = offsets
-        self._consumers = consumers
-        self._filters = filters
-        self._pull = pull
-        self._background = background
-        self._clock = clock
-        self._survey_s = clock.monotonic_s() + SURVEY_PERIOD_S
-        self._is_surveying = False
-        self._wanted: dict[tuple[str, str], Wanted | None] = {}
-        self.matching = Matching(store)
-        self.troubles: dict[Pair, Troubles] = {}
-        self.matches: dict[Pair, tuple[int, float | None]] = {}
-        """As the last survey found it, of groups with a filter: matching messages before the group,
-        and the seconds until it has none."""
+    store: Store
+    topics: Topics
+    offsets: Offsets
+    consumers: Consumers
+    filters: ConsumerFilters
+    pull: Pull
+    background: Background
+    clock: Clock
+    troubles: dict[Pair, Troubles] = field(default_factory=dict)
+    matches: dict[Pair, tuple[int, float | None]] = field(default_factory=dict)
+    matching: Matching = field(init=False)
+    _survey_s: float = field(init=False)
+    _is_surveying: bool = False
+    _wanted: dict[tuple[str, str], Wanted | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.matching = Matching(self.store)
+        self._survey_s = self.clock.monotonic_s() + SURVEY_PERIOD_S
 
     # --- what a group wants
 
     def subscription(self, group: str, topic: str) -> Subscription | None:
         """What its members say; else the SQL92 expression that is kept of it; None: not known."""
-        watch = self._consumers.watch(group, topic)
+        watch = self.consumers.watch(group, topic)
         if watch is not None:
             return watch.subscription
-        kept = self._filters.table.get(group, {}).get(topic)
+        kept = self.filters.table.get(group, {}).get(topic)
         if kept is None:
             return None
         return Subscription(topic, kept.expression, kept.kind, version=kept.version)
 
-    def topics(self, group: str) -> set[str]:
+    def topics_of(self, group: str) -> set[str]:
         """Topics of which it is known what the group wants."""
-        found = self._consumers.groups.get(group)
-        return {*(found.watches if found is not None else ()), *self._filters.table.get(group, ())}
+        found = self.consumers.groups.get(group)
+        return {*(found.watches if found is not None else ()), *self.filters.table.get(group, ())}
 
     def wanted(self, subscription: Subscription) -> Steps[Wanted | None]:
         """Compiled, and kept for a while; None when it does not compile."""
@@ -207,17 +195,17 @@ class FilterWatch:
         """The queues of a topic, for a group with this subscription; for one with lanes see
         `progress`."""
         found: list[QueueMatches] = []
-        known = self._topics.get(topic)
+        known = self.topics.get(topic)
         wanted = None if subscription is None else (yield from self.wanted(subscription))
         for queue_id in range(known.config.read_queues if known is not None else 0):
-            committed = self._offsets.committed(group, topic, queue_id)
+            committed = self.offsets.committed(group, topic, queue_id)
             tally = None
             if wanted is not None:
-                now_s = self._clock.monotonic_s()
+                now_s = self.clock.monotonic_s()
                 tally = yield from self.matching.lag(
                     group, topic, queue_id, wanted, committed, now_s
                 )
-            first, end = self._store.queue_offsets(topic, queue_id)
+            first, end = self.store.queue_offsets(topic, queue_id)
             end = end if tally is None else tally.end
             found.append(QueueMatches(queue_id, committed, first, end, tally))
             yield None
@@ -225,37 +213,31 @@ class FilterWatch:
 
     def progress(self, group: str, topic: str) -> Steps[list[QueueMatches]]:
         """The queues of a topic for a group as it is: by its lanes where it has some."""
-        made = self._consumers.lanes.table.get(group)
-        known = self._topics.get(topic)
+        made = self.consumers.lanes.table.get(group)
+        known = self.topics.get(topic)
         if made is None or known is None:
             return (yield from self.lag(group, topic, self.subscription(group, topic)))
         found = []
         for queue_id in range(known.config.read_queues):
-            now_s = self._clock.monotonic_s()
+            now_s = self.clock.monotonic_s()
             lanes = yield from lane_lag(self.matching, made, topic, queue_id, now_s)
-            found.append(self._of_lanes(group, topic, queue_id, lanes))
+            first, end = self.store.queue_offsets(topic, queue_id)
+            committed, whole = self.offsets.committed(group, topic, queue_id), None
+            if lanes:  # it is where its last lane is, and has to get what any of them has to
+                tallies = [item.tally for item in lanes]
+                whole = max(tallies, key=lambda t: math.inf if t.eta_s is None else t.eta_s)
+                committed, end = min(tally.start for tally in tallies), whole.end
+                count = sum(tally.count for tally in tallies)
+                whole = replace(whole, start=committed, count=count)
+            found.append(QueueMatches(queue_id, committed, first, end, whole, tuple(lanes)))
             yield None
         return found
-
-    def _of_lanes(
-        self, group: str, topic: str, queue_id: int, lanes: list[LaneTally]
-    ) -> QueueMatches:
-        """The group is where its last lane is, and has to get what any of them has to."""
-        first, end = self._store.queue_offsets(topic, queue_id)
-        if not lanes:
-            committed = self._offsets.committed(group, topic, queue_id)
-            return QueueMatches(queue_id, committed, first, end, None)
-        tallies = [item.tally for item in lanes]
-        slowest = max(tallies, key=lambda tally: math.inf if tally.eta_s is None else tally.eta_s)
-        committed = min(tally.start for tally in tallies)
-        whole = replace(slowest, start=committed, count=sum(tally.count for tally in tallies))
-        return QueueMatches(queue_id, committed, first, whole.end, whole, tuple(lanes))
 
     # --- evaluations that failed
 
     def look(self, group: str, topic: str) -> Steps[None]:
         """Looks at what the group has fetched through a filter since the last time."""
-        delivered = self._pull.delivered.get((topic, group))
+        delivered = self.pull.delivered.get((topic, group))
         if delivered is None or not delivered.runs:
             return
         looked, delivered.runs = delivered.runs, {}
@@ -266,19 +248,14 @@ class FilterWatch:
                 if wanted is None:
                     continue
                 for start, end in zip(ends[::2], ends[1::2], strict=True):
-                    yield from self._look_at(topic, queue_id, wanted, start, end, troubles)
-
-    def _look_at(
-        self, topic: str, queue_id: int, wanted: Wanted, start: int, end: int, troubles: Troubles
-    ) -> Steps[None]:
-        start = max(start, self._store.queue_offsets(topic, queue_id)[0])
-        for found in self.matching.verdicts(topic, queue_id, wanted, start, end):
-            if callable(found):
-                yield found
-                continue
-            if found is not None:
-                self._explain(topic, queue_id, wanted, *found, troubles)
-            yield None
+                    low = max(start, self.store.queue_offsets(topic, queue_id)[0])
+                    for found in self.matching.verdicts(topic, queue_id, wanted, low, end):
+                        if callable(found):
+                            yield found
+                            continue
+                        if found is not None:
+                            self._explain(topic, queue_id, wanted, *found, troubles)
+                        yield None
 
     def _explain(
         self,
@@ -312,26 +289,23 @@ class FilterWatch:
 
     def run(self) -> None:
         """A survey of all filters when it is time."""
-        now_s = self._clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         if now_s < self._survey_s or self._is_surveying:
             return
         self._survey_s = now_s + SURVEY_PERIOD_S
-        looked = [pair for pair, delivered in self._pull.delivered.items() if delivered.runs]
-        filtering = list(self._filtering())
+        looked = [pair for pair, delivered in self.pull.delivered.items() if delivered.runs]
+        filtering = [
+            (name, subscription)
+            for name, group in self.consumers.groups.items()
+            for topic in group.watches
+            if (subscription := self.subscription(name, topic)) is not None
+            and (not subscription.is_everything or name in self.consumers.lanes.table)
+        ]
         if looked or filtering:
             self._is_surveying = True
-            self._background.add(self._survey(looked, filtering))
+            self.background.add(self._survey(looked, filtering))
         else:
             self.matches = {}
-
-    def _filtering(self) -> Iterator[tuple[str, Subscription]]:
-        """Groups online with a filter."""
-        for name, group in self._consumers.groups.items():
-            for topic in group.watches:
-                subscription = self.subscription(name, topic)
-                has_filter = subscription is not None and not subscription.is_everything
-                if subscription is not None and (has_filter or name in self._consumers.lanes.table):
-                    yield name, subscription
 
     def _survey(self, looked: list[Pair], filtering: list[tuple[str, Subscription]]) -> Steps[None]:
         found: dict[Pair, tuple[int, float | None]] = {}
@@ -351,7 +325,7 @@ class FilterWatch:
     def runtime(self) -> dict[str, str]:
         """For 28: what each filter has let through, kept back, and failed on."""
         table = {}
-        for (topic, group), delivered in self._pull.delivered.items():
+        for (topic, group), delivered in self.pull.delivered.items():
             troubles = self.troubles.get((topic, group))
             if delivered.filtered or troubles is not None:
                 errors = 0 if troubles is None else troubles.total

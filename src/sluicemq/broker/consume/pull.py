@@ -14,6 +14,7 @@ sluiceBulkPullBytesMax) instead of 32 messages. A Java broker ignores the field.
 
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -23,6 +24,7 @@ from sluicemq.broker.consume.contract import STRICT
 from sluicemq.broker.consume.delivered import Delivered
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.lanes.filters import rule_filter
+from sluicemq.broker.lanes.group import GroupLanes
 from sluicemq.broker.lanes.rules import ByteCache
 from sluicemq.broker.lanes.table import READ, Do, Step, note
 from sluicemq.broker.offsets import Offsets
@@ -143,38 +145,37 @@ class Reading:
             raise
 
 
+@dataclass(slots=True, eq=False)
 class Pull:
     """The request family of pulling consumers."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        topics: Topics,
-        groups: Groups,
-        offsets: Offsets,
-        consumers: Consumers,
-        polls: LongPolls,
-        store: Store,
-        clock: Clock,
-        after_turn: Callable[[Callable[[], None]], object],
-        background: Background,
-    ) -> None:
-        self._settings = settings
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._consumers = consumers
-        self._lanes = consumers.lanes.table
-        self._polls = polls
-        self._store = store
-        self._clock = clock
-        self._after_turn = after_turn
-        self._background = background
-        self._given: dict[Peer, int] = {}
-        self._filters = ByteCache(_make_filter, _filter_bytes, FILTERS_BYTES_MAX)
-        self.delivered: dict[tuple[str, str], Delivered] = {}
-        self.found = 0
-        self.missed = 0
+    settings: Settings
+    topics: Topics
+    groups: Groups
+    offsets: Offsets
+    consumers: Consumers
+    polls: LongPolls
+    store: Store
+    clock: Clock
+    after_turn: Callable[[Callable[[], None]], object]
+    background: Background
+    delivered: dict[tuple[str, str], Delivered] = field(default_factory=dict)
+    found: int = 0
+    missed: int = 0
+    _given: dict[Peer, int] = field(default_factory=dict)
+    _filters: ByteCache[MessageFilter | None] = field(init=False)
+    _lanes: dict[str, GroupLanes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._lanes = self.consumers.lanes.table
+
+        def filter_bytes(kind: str, expression: str) -> int:
+            return (4 if is_tag_kind(kind) else 96) * len(expression)  # about
+
+        def filter_of(kind: str, expression: str) -> MessageFilter | None:
+            return make_filter(subscribe("", expression, kind))
+
+        self._filters = ByteCache(filter_of, filter_bytes, FILTERS_BYTES_MAX)
 
     def pull(self, command: Command, peer: Peer) -> bytes | Command | Parked | Postponed | None:
         """11 and 361. HOT."""
@@ -191,14 +192,14 @@ class Pull:
         consumed = reading.number("commitOffset") if sys_flag & COMMIT_OFFSET else -1
         if consumed >= 0:
             reading.consumed = consumed
-        if reading.group in self._lanes or self._offsets.resets.table:
+        if reading.group in self._lanes or self.offsets.resets.table:
             step = self._step(reading)
             if step.do is Do.WAIT and sys_flag & SUSPEND:
                 return self._parked(reading, command, reading.offset, HELD_MS)
             if step.do is not Do.READ:
                 return self._instead(reading, opaque, step)
         if consumed >= 0 and reading.group not in self._lanes:
-            self._offsets.commit(reading.group, *reading.queue, consumed)
+            self.offsets.commit(reading.group, *reading.queue, consumed)
         result = self._read(reading, reading.offset)
         if result.status is not _FOUND:
             return self._found_nothing(reading, command, result)
@@ -230,15 +231,15 @@ class Pull:
 
         Raises PullRefusedError, PostponedError.
         """
-        group = self._groups.table.get(reading.group) or self._groups.find(reading.group)
-        topic = self._topics.get(reading.topic)
+        group = self.groups.table.get(reading.group) or self.groups.find(reading.group)
+        topic = self.topics.get(reading.topic)
         if (
             group is None
             or topic is None
             or not group.consume_enable
-            or not self._settings.broker.broker_permission & topic.config.perm & PERM_READ
+            or not self.settings.broker.broker_permission & topic.config.perm & PERM_READ
             or not 0 <= reading.queue_id < topic.config.read_queues
-            or reading.group in self._groups.forbidden
+            or reading.group in self.groups.forbidden
         ):
             self._refuse(reading, group, topic)
         assert group is not None
@@ -252,13 +253,13 @@ class Pull:
         key = (reading.topic, reading.group)
         delivered = self.delivered.get(key)
         if delivered is None:
-            pulled = self._offsets.pulled_by(reading.group, reading.topic)
+            pulled = self.offsets.pulled_by(reading.group, reading.topic)
             delivered = self.delivered[key] = Delivered(pulled)
         reading.delivered = delivered
 
     def _refuse(self, reading: Reading, group: GroupConfig | None, topic: Topic | None) -> None:
         """Raises PullRefusedError for the first thing in the way; none may be."""
-        config, name = self._settings.broker, reading.group
+        config, name = self.settings.broker, reading.group
         if not config.broker_permission & PERM_READ:
             what = f"the broker[{config.broker_name}] pulling message is forbidden"
             raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 1)
@@ -274,7 +275,7 @@ class Pull:
         if not topic.is_readable:
             what = f"the topic[{reading.topic}] pulling message is forbidden"
             raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 3)
-        if not self._groups.may_read(name, reading.topic):
+        if not self.groups.may_read(name, reading.topic):
             what = f"the consumer group[{name}] is forbidden for topic[{reading.topic}]"
             raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 5)
         if not 0 <= reading.queue_id < topic.config.read_queues:
@@ -292,7 +293,7 @@ class Pull:
         if expression == ALL and kind == TAG:
             return None
         if not is_tag_kind(kind):
-            if not self._settings.broker.enable_property_filter:
+            if not self.settings.broker.enable_property_filter:
                 raise PullRefusedError(ResponseCode.SYSTEM_ERROR, SQL92_IS_OFF)
             for job in preparation(expression, kind):
                 raise PostponedError(Judgement(job, lambda _: None))
@@ -306,7 +307,7 @@ class Pull:
 
     def _filter_of_group(self, reading: Reading, config: GroupConfig) -> MessageFilter | None:
         """What the group's heartbeats say."""
-        group = self._consumers.groups.get(reading.group)
+        group = self.consumers.groups.get(reading.group)
         if group is None:
             raise PullRefusedError(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist\n{FAQ}"
@@ -324,7 +325,7 @@ class Pull:
         if watch.subscription.version < reading.number("subVersion"):
             raise _old_subscription()
         if not is_tag_kind(watch.subscription.kind):
-            if not self._settings.broker.enable_property_filter:
+            if not self.settings.broker.enable_property_filter:
                 raise PullRefusedError(ResponseCode.SYSTEM_ERROR, SQL92_IS_OFF)
             if watch.is_broken:
                 raise PullRefusedError(
@@ -345,7 +346,7 @@ class Pull:
         member = group.find(reading.peer, reading.fields)
         if member is None:
             client_id = reading.fields.get(CLIENT_FIELD)
-            contracts = self._consumers.contracts
+            contracts = self.consumers.contracts
             refused = contracts.why_refused(reading.group, reading.peer, client_id)
             raise _unknown_subscription(f": {refused or 'no heartbeat of it has come yet'}")
         lanes = self._lanes.get(reading.group)
@@ -367,9 +368,9 @@ class Pull:
         header = decode_header(PullMessageRequest, reading.fields)
         if not header.bulk:
             return None
-        config = self._settings.broker
+        config = self.settings.broker
         if not self._given:
-            self._after_turn(self._given.clear)
+            self.after_turn(self._given.clear)
         given = self._given.get(reading.peer, 0)
         room = config.write_buffer_bytes_max + config.bulk_pull_bytes_max - given
         limit = min(header.message_bytes_max or room, room, config.bulk_pull_bytes_max)
@@ -381,9 +382,9 @@ class Pull:
 
     def _step(self, reading: Reading) -> Step:
         """What a new pull has to do. Its commit counts before it hears of another lane."""
-        lane = self._consumers.lane_of(reading.group, reading.peer, reading.fields)
+        lane = self.consumers.lane_of(reading.group, reading.peer, reading.fields)
         if lane is None:
-            moved = self._offsets.resets.tell(reading.group, *reading.queue, reading.offset)
+            moved = self.offsets.resets.tell(reading.group, *reading.queue, reading.offset)
             return READ if moved is None else Step(Do.MOVE, offset=moved)
         if reading.consumed is not None:
             lane.commit(reading.queue, reading.consumed)
@@ -397,14 +398,14 @@ class Pull:
         step = READ
         lane = None
         if name in self._lanes:
-            lane = self._consumers.lane_of(name, reading.peer, reading.fields)
+            lane = self.consumers.lane_of(name, reading.peer, reading.fields)
         if lane is not None:
             step = lane.looks_again(queue, offset, reading.lane)
-        elif self._offsets.resets.table:
-            moved = self._offsets.resets.tell(name, *queue, offset, is_parked=True)
+        elif self.offsets.resets.table:
+            moved = self.offsets.resets.tell(name, *queue, offset, is_parked=True)
             step = READ if moved is None else Step(Do.MOVE, offset=moved)
         if step.do is Do.READ and not reading.sys_flag & SUBSCRIPTION:
-            watch = self._consumers.watch(name, reading.topic)
+            watch = self.consumers.watch(name, reading.topic)
             if watch is not None and watch.filter is not reading.filter:
                 # The group has another expression than when it asked. The real broker reads with
                 # the new one, and a Java client drops what does not match the old one.
@@ -417,7 +418,7 @@ class Pull:
         offset = reading.offset if step.do is Do.WAIT else step.offset
         if step.do is Do.MOVE:
             reading.delivered.pulled[reading.queue_id] = offset
-        low, high = self._store.queue_offsets(*reading.queue)
+        low, high = self.store.queue_offsets(*reading.queue)
         return self._empty(reading, opaque, code, (offset, high, low), why)
 
     # ------------------------------------------------------------------------------- reading
@@ -428,7 +429,7 @@ class Pull:
         count = reading.count_max if reading.count_max > 0 else 1
         reach = room = place = None
         if reading.group in self._lanes:
-            lane = self._consumers.lane_of(reading.group, reading.peer, reading.fields)
+            lane = self.consumers.lane_of(reading.group, reading.peer, reading.fields)
             place = lane.place(reading.queue) if lane is not None else None
         if place is not None:
             rule, until = place.rule_at(offset)
@@ -439,9 +440,9 @@ class Pull:
             reach = None if consumed is None else Reach(consumed)
         elif message_filter is not None and reading.bytes_max is None:
             if not is_parked:
-                delivered.pace.asked(reading.queue_id, self._clock.monotonic_s())
+                delivered.pace.asked(reading.queue_id, self.clock.monotonic_s())
             reach = delivered.pace.reach(reading.queue_id, offset, consumed, is_parked)
-        result = self._store.reader.read(
+        result = self.store.reader.read(
             reading.topic, reading.queue_id, offset, count, reading.bytes_max, message_filter,
             room, reach, may_postpone=place is None,
         )  # fmt: skip
@@ -450,7 +451,7 @@ class Pull:
         if place is not None:
             note(place, offset, result)
         elif reach is not None:
-            delivered.pace.answered(reading.queue_id, result, self._clock.monotonic_s())
+            delivered.pace.answered(reading.queue_id, result, self.clock.monotonic_s())
         if scanned and message_filter is not None and message_filter.reads_properties:
             delivered.looked(message_filter, reading.queue_id, offset, offset + scanned)
         return result
@@ -460,13 +461,13 @@ class Pull:
     def _parked(
         self, reading: Reading, command: Command, scan_offset: int, wait_max_ms: int | None = None
     ) -> Parked:
-        config = self._settings.broker
+        config = self.settings.broker
         wait_ms = min(max(reading.number("suspendTimeoutMillis"), 0), SUSPEND_MS_MAX)
         if not config.long_polling_enable:
             wait_ms = config.short_polling_ms
         if wait_max_ms is not None:
             wait_ms = wait_max_ms
-        deadline_s = self._clock.monotonic_s() + wait_ms / 1000
+        deadline_s = self.clock.monotonic_s() + wait_ms / 1000
         look = partial(self._look, reading)
         return Parked(command, reading.topic, reading.queue_id, scan_offset, deadline_s, look)
 
@@ -489,7 +490,7 @@ class Pull:
                 if result.next_offset < result.offset_max:
                     parked.is_looking = True
                     steps = self._look_on(parked, reading.peer, result.judgement)
-                    self._background.add(steps, reading.peer)
+                    self.background.add(steps, reading.peer)
                 return None
             if code == ResponseCode.PULL_NOT_FOUND:
                 return None
@@ -503,7 +504,7 @@ class Pull:
         yield None
         if job is not None:
             job.keep((yield job.run))
-        self._polls.look(parked, peer)
+        self.polls.look(parked, peer)
 
     # ------------------------------------------------------------------------------- answers
 
@@ -551,15 +552,6 @@ def _old_subscription() -> PullRefusedError:
     return PullRefusedError(
         ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"
     )
-
-
-def _make_filter(kind: str, expression: str) -> MessageFilter | None:
-    return make_filter(subscribe("", expression, kind))
-
-
-def _filter_bytes(kind: str, expression: str) -> int:
-    """About as much is made of an expression."""
-    return (4 if is_tag_kind(kind) else 96) * len(expression)
 
 
 def _code(result: ReadResult, offset: int) -> int:
