@@ -1,12 +1,11 @@
-"""How fast something counts: per second over the last 10, 60 and 600 s, as RocketMQ's tools show.
-
-Once a second `sample` remembers the counters; a rate is a difference of two samples. Nothing
-happens where the counting is done.
-
-The broker's runtime information (28): every key that RocketMQ's tools read (spec/admin.md §3).
+"""The broker's runtime information (28): every key that RocketMQ's tools read (spec/admin.md §3).
 
 Numbers of thread pools are there because clusterList fails without them; we have none, so queues
 are empty and waits are 0.
+
+How fast something counts is shown as a rate over the last 10, 60 and 600 s: once a second `sample`
+remembers the counters, and a rate is a difference of two samples. Nothing happens where the
+counting is done.
 """
 
 from bisect import bisect_right
@@ -133,12 +132,15 @@ class RuntimeInfo:
 
     def table(self) -> dict[str, str]:
         """All keys."""
-        counters = self.counters()
+        from sluicemq import __version__  # noqa: PLC0415 - the package imports nothing of ours
+
+        counters, rates = self.counters(), self.rates
+        put, times = counters["put"], self.turns.latency_counts
         table = {
             "brokerActive": "true",
             "brokerVersion": str(VERSION),
             "brokerVersionDesc": VERSION_NAME,
-            "sluiceVersion": _own_version(),
+            "sluiceVersion": __version__,
             "sluiceFeatures": _FEATURES,
             "startAcceptSendRequestTimeStamp": "0",
             "EndTransactionQueueSize": "0",
@@ -149,64 +151,38 @@ class RuntimeInfo:
             "timerEnqueueTps": "0.0",
             "timerDequeueTps": "0.0",
             "sluiceParkedPulls": str(len(self.polls)),
-        }
-        table |= self._pools() | self._days_table(counters) | self._put_table(counters)
-        for part in self.more:
-            table |= part()
-        return table | self.store.runtime()
-
-    def _pools(self) -> dict[str, str]:
-        table = {}
-        for name, capacity in _POOLS:
-            table[f"{name}ThreadPoolQueueSize"] = "0"
-            table[f"{name}ThreadPoolQueueCapacity"] = str(capacity)
-            table[f"{name}ThreadPoolQueueHeadWaitTimeMills"] = "0"
-        return table
-
-    def _days_table(self, counters: Mapping[str, int]) -> dict[str, str]:
-        table = {}
-        for word, name in (("Put", "put"), ("Get", "get")):
-            table[f"msg{word}TotalYesterdayMorning"] = str(self.days.yesterday.get(name, 0))
-            table[f"msg{word}TotalTodayMorning"] = str(self.days.morning.get(name, 0))
-            table[f"msg{word}TotalTodayNow"] = str(counters[name])
-        return table
-
-    def _put_table(self, counters: Mapping[str, int]) -> dict[str, str]:
-        turns, put = self.turns, counters["put"]
-        return {
-            "putTps": self.rates.text("put"),
-            "getFoundTps": self.rates.text("found"),
-            "getMissTps": self.rates.text("miss"),
-            "getTotalTps": self.rates.text("found", "miss"),
-            "getTransferredTps": self.rates.text("get"),
+            "putTps": rates.text("put"),
+            "getFoundTps": rates.text("found"),
+            "getMissTps": rates.text("miss"),
+            "getTotalTps": rates.text("found", "miss"),
+            "getTransferredTps": rates.text("get"),
             "putMessageTimesTotal": str(put),
             "putMessageFailedTimes": str(self.send.failures),
             "putMessageSizeTotal": str(counters["put_bytes"]),
             "putMessageAverageSize": str(counters["put_bytes"] / put if put else 0.0),
-            "putMessageEntireTimeMax": str(round(_slowest_s(turns.latency_counts) * 1000)),
+            "putMessageEntireTimeMax": str(round(_quantile_s(times, 1.0) * 1000)),
             "getMessageEntireTimeMax": "0",
-            "putMessageDistributeTime": _distribution(turns.latency_counts),
-            "putLatency99": f"{_quantile_s(turns.latency_counts, 0.99) * 1000:.2f}",
-            "putLatency999": f"{_quantile_s(turns.latency_counts, 0.999) * 1000:.2f}",
+            "putMessageDistributeTime": _distribution(times),
+            "putLatency99": f"{_quantile_s(times, 0.99) * 1000:.2f}",
+            "putLatency999": f"{_quantile_s(times, 0.999) * 1000:.2f}",
         }
-
-
-def _own_version() -> str:
-    from sluicemq import __version__  # noqa: PLC0415 - the package imports nothing of ours
-
-    return __version__
-
-
-def _slowest_s(counts: list[int]) -> float:
-    """The upper bound of the last bucket with something in it."""
-    bounds = (*LATENCY_BOUNDS_S, 10.0)
-    return max((bound for bound, count in zip(bounds, counts, strict=True) if count), default=0.0)
+        for name, capacity in _POOLS:
+            table[f"{name}ThreadPoolQueueSize"] = "0"
+            table[f"{name}ThreadPoolQueueCapacity"] = str(capacity)
+            table[f"{name}ThreadPoolQueueHeadWaitTimeMills"] = "0"
+        for word, name in (("Put", "put"), ("Get", "get")):
+            table[f"msg{word}TotalYesterdayMorning"] = str(self.days.yesterday.get(name, 0))
+            table[f"msg{word}TotalTodayMorning"] = str(self.days.morning.get(name, 0))
+            table[f"msg{word}TotalTodayNow"] = str(counters[name])
+        for part in self.more:
+            table |= part()
+        return table | self.store.runtime()
 
 
 def _quantile_s(counts: list[int], share: float) -> float:
-    bounds = (*LATENCY_BOUNDS_S, 10.0)
+    """The upper bound of the bucket in which this share of all is reached; 0.0 without any."""
     wanted, seen = sum(counts) * share, 0
-    for bound, count in zip(bounds, counts, strict=True):
+    for bound, count in zip((*LATENCY_BOUNDS_S, 10.0), counts, strict=True):
         seen += count
         if count and seen >= wanted:
             return bound

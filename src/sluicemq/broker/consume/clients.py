@@ -36,76 +36,6 @@ from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import ConsumerGroupRequest
 
-LEASE_S: Final = 60.0
-LEASES_MAX: Final = 100_000
-"""Of all groups. Groups and queues are what clients say; 100,000 leases have 40 MB."""
-
-
-class QueueLocks:
-    """Leases of queues: group -> queue -> (client id, end of the lease)."""
-
-    __slots__ = ("_clock", "_drop_again_s", "_groups", "_size")
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._groups: dict[str, dict[MessageQueue, tuple[str, float]]] = {}
-        self._size = 0
-        self._drop_again_s = 0.0
-
-    def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-        """Takes or renews what is free, expired or the client's own; returns what it holds now."""
-        now = self._clock.monotonic_s()
-        leases = self._groups.get(group, {})
-        held = set()
-        for queue in queues:
-            owner, end = leases.get(queue, ("", 0.0))
-            if queue not in leases:
-                if self._size >= LEASES_MAX:
-                    self._drop_expired(now)
-                if self._size >= LEASES_MAX:
-                    continue
-                self._size += 1
-            if owner == client_id or end <= now:
-                leases[queue] = (client_id, now + LEASE_S)
-                held.add(queue)
-        if leases:
-            self._groups[group] = leases
-        return held
-
-    def _drop_expired(self, now: float) -> None:
-        """At most once a second: what is full stays so for a while."""
-        if now < self._drop_again_s:
-            return
-        self._drop_again_s = now + 1.0
-        for group, leases in list(self._groups.items()):
-            for queue in [queue for queue, (_, end) in leases.items() if end <= now]:
-                del leases[queue]
-                self._size -= 1
-            if not leases:
-                del self._groups[group]
-
-    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Gives up those of the queues that the client holds."""
-        leases = self._groups.get(group, {})
-        for queue in queues:
-            if queue in leases and leases[queue][0] == client_id:
-                del leases[queue]
-                self._size -= 1
-        if not leases:
-            self._groups.pop(group, None)
-
-    def holds_any(self, group: str) -> bool:
-        """Does the group consume in order right now? (An unexpired lease says so.)"""
-        now = self._clock.monotonic_s()
-        lane = f"{group}@"
-        return any(
-            end > now
-            for name, leases in self._groups.items()
-            if name == group or name.startswith(lane)
-            for _, end in leases.values()
-        )
-
-
 log = logging.getLogger(__name__)
 
 CLIENT_FIELD: Final = "sluiceClientId"
@@ -119,7 +49,7 @@ NAME_MAX: Final = 255
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One connection in one group. `key` is its subscription as text (`lane_rules.py`), "" for one
+    """One connection in one group. `key` is its subscription as text (`lanes/rules.py`), "" for one
     that assigns queues by itself."""
 
     client_id: str
@@ -401,7 +331,7 @@ class Consumers:
         Raises ContractError.
         """
         group = self.groups.get(name)
-        mine = normal_atom(subscription)
+        mine = normal_atom(subscription.kind, subscription.expression)
         others = {other: claim.key for other, claim in self.contracts.claims(name).items()}
         for member in group.members.values() if group is not None else ():
             others[member.client_id] = member.key
@@ -525,3 +455,73 @@ class Producers:
                 dead.append(member.peer)
                 self.unregister(group, member.peer)
         return dead
+
+
+LEASE_S: Final = 60.0
+LEASES_MAX: Final = 100_000
+"""Of all groups. Groups and queues are what clients say; 100,000 leases have 40 MB."""
+
+
+class QueueLocks:
+    """Leases of queues: group -> queue -> (client id, end of the lease)."""
+
+    __slots__ = ("_clock", "_drop_again_s", "_groups", "_size")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._groups: dict[str, dict[MessageQueue, tuple[str, float]]] = {}
+        self._size = 0
+        self._drop_again_s = 0.0
+
+    def lock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+        """Takes or renews what is free, expired or the client's own; returns what it holds now."""
+        now = self._clock.monotonic_s()
+        leases = self._groups.get(group, {})
+        held = set()
+        for queue in queues:
+            owner, end = leases.get(queue, ("", 0.0))
+            if queue not in leases:
+                if self._size >= LEASES_MAX:
+                    self._drop_expired(now)
+                if self._size >= LEASES_MAX:
+                    continue
+                self._size += 1
+            if owner == client_id or end <= now:
+                leases[queue] = (client_id, now + LEASE_S)
+                held.add(queue)
+        if leases:
+            self._groups[group] = leases
+        return held
+
+    def _drop_expired(self, now: float) -> None:
+        """At most once a second: what is full stays so for a while."""
+        if now < self._drop_again_s:
+            return
+        self._drop_again_s = now + 1.0
+        for group, leases in list(self._groups.items()):
+            for queue in [queue for queue, (_, end) in leases.items() if end <= now]:
+                del leases[queue]
+                self._size -= 1
+            if not leases:
+                del self._groups[group]
+
+    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
+        """Gives up those of the queues that the client holds."""
+        leases = self._groups.get(group, {})
+        for queue in queues:
+            if queue in leases and leases[queue][0] == client_id:
+                del leases[queue]
+                self._size -= 1
+        if not leases:
+            self._groups.pop(group, None)
+
+    def holds_any(self, group: str) -> bool:
+        """Does the group consume in order right now? (An unexpired lease says so.)"""
+        now = self._clock.monotonic_s()
+        lane = f"{group}@"
+        return any(
+            end > now
+            for name, leases in self._groups.items()
+            if name == group or name.startswith(lane)
+            for _, end in leases.values()
+        )

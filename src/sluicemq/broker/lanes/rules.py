@@ -270,41 +270,29 @@ def _begins_one(order: Order, others: Iterable[Order]) -> bool:
 # ------------------------------------------------------------------------------ subscriptions
 
 
-def normal_expression(subscription: Subscription) -> tuple[str, str]:
-    """(kind, expression) so that two spellings of the same are equal."""
-    if is_tag_kind(subscription.kind):
-        try:
-            text, tags, _ = parse_tags(subscription.expression)
-        except FilterError:
-            return TAG, subscription.expression
-        return TAG, "||".join(sorted(tags)) if tags else text
-    if subscription.kind != SQL92:  # nobody's: it must not be taken for a kind of our own
-        return f"?{subscription.kind}", subscription.expression
-    try:
-        return subscription.kind, render(compile_sql92(subscription.expression).tree)
-    except FilterError:
-        return subscription.kind, subscription.expression.strip()
-
-
 def subscription_key(group: str, subscriptions: Iterable[Subscription]) -> str:
     """All topics and expressions but the group's own retry topic, as text; "" without any."""
     own = RETRY_PREFIX + group
     wanted = sorted(
-        (item.topic, *_normal(item.topic, item.kind, item.expression))
+        (item.topic, *normal_atom(item.kind, item.expression))
         for item in subscriptions
         if item.topic != own
     )
     return orjson.dumps(wanted).decode() if wanted else ""
 
 
-def normal_atom(subscription: Subscription) -> Atom:
-    """A topic's expression as lanes compare it."""
-    return Atom(*_normal(subscription.topic, subscription.kind, subscription.expression))
-
-
 @kept(_text_bytes)
-def _normal(topic: str, kind: str, expression: str) -> tuple[str, str]:
-    return normal_expression(Subscription(topic, expression, kind or TAG))
+def normal_atom(kind: str, expression: str) -> Atom:
+    """An expression as lanes compare it: two spellings of the same are equal."""
+    try:
+        if is_tag_kind(kind):
+            text, tags, _ = parse_tags(expression)
+            return Atom(TAG, "||".join(sorted(tags)) if tags else text)
+        if kind == SQL92:
+            return Atom(kind, render(compile_sql92(expression).tree))
+    except FilterError:
+        return Atom(TAG, expression) if is_tag_kind(kind) else Atom(kind, expression.strip())
+    return Atom(f"?{kind}", expression)  # nobody's: it must not be taken for a kind of our own
 
 
 @kept(_text_bytes)
@@ -387,11 +375,6 @@ def claimed(topic: str, keys: Sequence[str]) -> tuple[Order | None, ...]:
     return (after(None, *(atom for key in keys for atom in atoms_of(key).get(topic, ()))),)
 
 
-@kept(_text_bytes)
-def _named(key: str) -> Rule:
-    return clause([_name(key)])
-
-
 def _names_and_wholes(keys: Sequence[str]) -> tuple[Order | None, Order | None]:
     parts = [part for key in keys for part in parts_of(key)]
     return after(None, *map(_name, parts)), after(None, *(Atom(WHOLE, part) for part in parts))
@@ -407,7 +390,7 @@ def _retry_claims(live: Sequence[str], idle: Sequence[str]) -> dict[str, Rule]:
     for key in live:
         whole = Atom(WHOLE, key)
         none = frozenset(order for order in (live_names, older) if order is not None)
-        found[key] = _named(key) | {Clause(frozenset([whole]), none)}
+        found[key] = clause([_name(key)]) | {Clause(frozenset([whole]), none)}
         older = after(older, whole)
     older = None
     for key in idle:
