@@ -5,7 +5,7 @@
     close   name servers told, what is held settled, connections closed, everything on disk
 
 Blocking calls (fsync, files) go through one executor. Changes of topics and groups are announced
-(`announcing.py`).
+(`registration.py`).
 """
 
 import asyncio

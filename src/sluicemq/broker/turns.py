@@ -2,7 +2,7 @@
 
     Durable      leaves when the turn's messages are safe: here
     Parked       a pull that waits for messages: `consume/longpoll.py`
-    Announced    leaves when a change is on disk and the name servers know of it: `announcing.py`
+    Announced    leaves when a change is on disk and the name servers know of it: `registration.py`
     Postponed    is worked at in steps: `background.py`
 
 A turn is what happens in one iteration of the event loop. Handlers append messages to the store,

@@ -3,7 +3,7 @@
 A group's attribute `sluice.contract` says so; RocketMQ keeps an attribute that it does not know.
 
     compatible   the default. As in RocketMQ while all members have the same subscription; members
-                 with another one get a lane of their own (`lanes.py`), and the log, a metric and
+                 with another one get a lane of their own (`lanes/`), and the log, a metric and
                  `sluice group show` warn
     lanes        the same, wanted: no warning
     strict       the second, different subscription is refused at its heartbeat, with both
