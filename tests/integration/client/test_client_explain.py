@@ -41,7 +41,7 @@ def codes(found: MessageExplained | GroupExplained) -> list[Code]:
 
 async def forget(mq: EmbeddedSluice, topic: str) -> None:
     """The name server forgets a topic that its broker has."""
-    command = requests.delete_topic_on_name_server(topic, "DefaultCluster")
+    command = requests.delete_topic_on_name_server(topic=topic, cluster="DefaultCluster")
     await mq.cluster.ask(NAME_SERVERS, command)
     mq.cluster.routes.drop(topic)
 

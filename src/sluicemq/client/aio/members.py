@@ -321,7 +321,7 @@ class Member:
 
     async def _members_at(self, address: str) -> tuple[str, ...] | None:
         """None when that broker is away."""
-        answer = await self._ask(address, requests.consumer_list(self.group))
+        answer = await self._ask(address, requests.consumer_list(group=self.group))
         if answer is None:
             return None
         return tuple(decode_consumer_list(answer.body)) if answer.code == SUCCESS else ()

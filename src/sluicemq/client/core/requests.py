@@ -1,26 +1,26 @@
 """What the client asks for: values in, commands out.
 
-Every request of the client is built here, so that the asyncio shell and the blocking shell send the
-same bytes. Headers are the declared ones of `protocol.headers`; only `send`, the hot one, writes
-its letters itself (spec/remoting.md §8) behind a test that compares it with the declared header. A
-command made here has no opaque yet: the connection gives it one.
+Every request of the client is made here, so that the asyncio shell and the blocking shell send the
+same bytes. A request that is its header is declared as such, in the table below: it takes the
+header's fields by name. Only `send`, the hot one, writes its letters itself (spec/remoting.md §8)
+behind a test that compares it with the declared header. A command made here has no opaque yet: the
+connection gives it one.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, ParamSpec
 
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.recall import RecallHandle
 from sluicemq.model.subscription import TAG, Subscription
 from sluicemq.model.topic import (
     DEFAULT_TOPIC,
-    ORDER_TOPICS,
     GroupConfig,
     MessageQueue,
     TopicConfig,
 )
 from sluicemq.wire import bodies, headers, tables
-from sluicemq.wire.codes import RequestCode
+from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import FLAG_ONEWAY, Command
 from sluicemq.wire.headers import (
@@ -33,20 +33,85 @@ from sluicemq.wire.headers import (
 
 NEW_TOPIC_QUEUES: Final = 4
 """Queues of a topic that the broker creates on our first send (defaultTopicQueueNums)."""
-_SEND: Final = int(RequestCode.SEND_MESSAGE_V2)
-_SEND_BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
+_SEND: Final = int(Code.SEND_MESSAGE_V2)
+_SEND_BATCH: Final = int(Code.SEND_BATCH_MESSAGE)
 _QUEUES: Final = str(NEW_TOPIC_QUEUES)
+P = ParamSpec("P")
 
 
-def _command(code: RequestCode, header: Any = None, *, oneway: bool = False) -> Command:
+def request(code: Code, header: Any = None, body: bytes = b"", *, oneway: bool = False) -> Command:
+    """A command with a declared header."""
     fields = None if header is None else encode_header(header)
-    return Command(int(code), fields, flag=FLAG_ONEWAY if oneway else 0)
+    return Command(int(code), fields, body, flag=FLAG_ONEWAY if oneway else 0)
+
+
+def _place(queue: MessageQueue) -> dict[str, Any]:
+    return {"topic": queue.topic, "queue_id": queue.queue_id, "broker": queue.broker or None}
+
+
+def _of(code: Code, header: Callable[P, object]) -> Callable[P, Command]:
+    """A request that is its header, with the header's fields."""
+
+    def make(*arguments: P.args, **fields: P.kwargs) -> Command:
+        return request(code, header(*arguments, **fields))
+
+    return make
+
+
+def _of_queue(code: Code, header: type) -> Callable[[MessageQueue], Command]:
+    """A request about a queue and nothing else."""
+    return lambda queue: request(code, header(**_place(queue)))
+
+
+def _bare(code: Code) -> Callable[[], Command]:
+    """A request without a header."""
+    return lambda: request(code)
+
+
+# Clusters, brokers and topics; the first ones are asked of a name server.
+cluster_info = _bare(Code.GET_BROKER_CLUSTER_INFO)
+topic_list = _bare(Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+put_kv = _of(Code.PUT_KV_CONFIG, headers.PutKvRequest)
+delete_kv = _of(Code.DELETE_KV_CONFIG, headers.KvRequest)
+delete_topic_on_name_server = _of(
+    Code.DELETE_TOPIC_IN_NAMESRV, headers.DeleteTopicInNameServerRequest
+)
+delete_topic_on_broker = _of(Code.DELETE_TOPIC_IN_BROKER, headers.TopicRequest)
+topic_config = _of(Code.GET_TOPIC_CONFIG, headers.GetTopicConfigRequest)
+topic_stats = _of(Code.GET_TOPIC_STATS_INFO, headers.TopicRequest)
+groups_of_topic = _of(Code.QUERY_TOPIC_CONSUME_BY_WHO, headers.TopicRequest)
+runtime_info = _bare(Code.GET_BROKER_RUNTIME_INFO)
+access_status = _bare(Code.SLUICE_ACCESS_STATUS)
+
+# Queues.
+offset_min = _of_queue(Code.GET_MIN_OFFSET, headers.QueueRequest)
+offset_max = _of_queue(Code.GET_MAX_OFFSET, headers.GetMaxOffsetRequest)
+earliest_time = _of_queue(Code.GET_EARLIEST_MSG_STORETIME, headers.QueueRequest)
+
+# Groups; `consumer_list` is answered with code 1 when nobody is there, `consumer_connections`
+# with 206.
+all_groups = _bare(Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+group_lanes = _of(Code.SLUICE_GROUP_LANES, headers.ConsumerGroupRequest)
+consumer_list = _of(Code.GET_CONSUMER_LIST_BY_GROUP, headers.ConsumerGroupRequest)
+consumer_connections = _of(Code.GET_CONSUMER_CONNECTION_LIST, headers.ConsumerGroupRequest)
+consume_stats = _of(Code.GET_CONSUME_STATS, headers.GetConsumeStatsRequest)
+filtered_lag = _of(Code.SLUICE_FILTERED_LAG, headers.FilteredLagRequest)
+clone_offsets = _of(Code.CLONE_GROUP_OFFSET, headers.CloneGroupOffsetRequest)
+running_info = _of(Code.GET_CONSUMER_RUNNING_INFO, headers.GetConsumerRunningInfoRequest)
+consume_directly = _of(Code.CONSUME_MESSAGE_DIRECTLY, headers.ConsumeMessageDirectlyRequest)
+
+# Messages, delayed ones and transactions.
+message_at = _of(Code.VIEW_MESSAGE_BY_ID, headers.ViewMessageRequest)
+list_delayed = _of(Code.SLUICE_LIST_DELAYED, headers.ListDelayedRequest)
+cancel_delayed = _of(Code.SLUICE_CANCEL_DELAYED, headers.CancelDelayedRequest)
+list_transactions = _of(Code.SLUICE_LIST_TRANSACTIONS, headers.ListTransactionsRequest)
+resolve_transaction = _of(Code.SLUICE_RESOLVE_TRANSACTION, headers.ResolveTransactionRequest)
 
 
 def route(topic: str) -> Command:
     """Where a topic lives; asked of a name server."""
-    return _command(
-        RequestCode.GET_ROUTEINFO_BY_TOPIC,
+    return request(
+        Code.GET_ROUTEINFO_BY_TOPIC,
         headers.GetRouteRequest(topic=topic, standard_json_only=True),
     )
 
@@ -96,18 +161,7 @@ def recall(group: str, handle: RecallHandle) -> Command:
     header = headers.RecallMessageRequest(
         group=group, topic=handle.topic, recall_handle=handle.encode(), broker=handle.broker
     )
-    return _command(RequestCode.RECALL_MESSAGE, header)
-
-
-def list_delayed(topic: str | None, key: str | None, cursor: str | None, count: int) -> Command:
-    """A page of the messages that wait on a SluiceMQ broker."""
-    header = headers.ListDelayedRequest(topic=topic, key=key, cursor=cursor, count_max=count)
-    return _command(RequestCode.SLUICE_LIST_DELAYED, header)
-
-
-def cancel_delayed(handle: str) -> Command:
-    """Never deliver a message that waits on a SluiceMQ broker."""
-    return _command(RequestCode.SLUICE_CANCEL_DELAYED, headers.CancelDelayedRequest(handle=handle))
+    return request(Code.RECALL_MESSAGE, header)
 
 
 def send_back(
@@ -124,21 +178,7 @@ def send_back(
         reconsume_times_max=times_max,
         broker=record.broker or None,
     )
-    return _command(RequestCode.CONSUMER_SEND_MSG_BACK, header)
-
-
-def lock_queues(group: str, client_id: str, queues: Iterable[MessageQueue]) -> Command:
-    """These queues of one broker for this client alone, for a minute."""
-    command = _command(RequestCode.LOCK_BATCH_MQ)
-    command.body = bodies.encode_lock_batch(bodies.LockBatch(group, client_id, tuple(queues)))
-    return command
-
-
-def unlock_queues(group: str, client_id: str, queues: Iterable[MessageQueue]) -> Command:
-    """They are free for others."""
-    command = _command(RequestCode.UNLOCK_BATCH_MQ)
-    command.body = bodies.encode_lock_batch(bodies.LockBatch(group, client_id, tuple(queues)))
-    return command
+    return request(Code.CONSUMER_SEND_MSG_BACK, header)
 
 
 def pull(
@@ -185,7 +225,7 @@ def pull(
         broker=queue.broker or None,
         bulk=bulk or None,
     )
-    return _command(RequestCode.PULL_MESSAGE, header)
+    return request(Code.PULL_MESSAGE, header)
 
 
 def offset_of_group(group: str, queue: MessageQueue, *, zero_if_young: bool = False) -> Command:
@@ -193,8 +233,8 @@ def offset_of_group(group: str, queue: MessageQueue, *, zero_if_young: bool = Fa
     broker to say 0 instead for a queue that has lost nothing yet, as Java's consumers do
     (spec/remoting.md §14)."""
     zero = None if zero_if_young else False
-    return _command(
-        RequestCode.QUERY_CONSUMER_OFFSET,
+    return request(
+        Code.QUERY_CONSUMER_OFFSET,
         headers.QueryConsumerOffsetRequest(group=group, zero_if_not_found=zero, **_place(queue)),
     )
 
@@ -202,17 +242,7 @@ def offset_of_group(group: str, queue: MessageQueue, *, zero_if_young: bool = Fa
 def commit_offset(group: str, queue: MessageQueue, offset: int, *, oneway: bool = False) -> Command:
     """Sets the committed offset of a group."""
     header = headers.UpdateConsumerOffsetRequest(group=group, commit_offset=offset, **_place(queue))
-    return _command(RequestCode.UPDATE_CONSUMER_OFFSET, header, oneway=oneway)
-
-
-def offset_min(queue: MessageQueue) -> Command:
-    """The first offset that is still stored."""
-    return _command(RequestCode.GET_MIN_OFFSET, headers.QueueRequest(**_place(queue)))
-
-
-def offset_max(queue: MessageQueue) -> Command:
-    """The offset that the next message will get."""
-    return _command(RequestCode.GET_MAX_OFFSET, headers.GetMaxOffsetRequest(**_place(queue)))
+    return request(Code.UPDATE_CONSUMER_OFFSET, header, oneway=oneway)
 
 
 def offset_by_time(queue: MessageQueue, time_ms: int, *, upper: bool = False) -> Command:
@@ -220,152 +250,7 @@ def offset_by_time(queue: MessageQueue, time_ms: int, *, upper: bool = False) ->
     header = headers.SearchOffsetRequest(
         time_ms=time_ms, boundary="UPPER" if upper else "LOWER", **_place(queue)
     )
-    return _command(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
-
-
-def earliest_time(queue: MessageQueue) -> Command:
-    """When the first stored message of a queue was stored; -1 when there is none."""
-    header = headers.QueueRequest(**_place(queue))
-    return _command(RequestCode.GET_EARLIEST_MSG_STORETIME, header)
-
-
-def consumer_list(group: str) -> Command:
-    """The ids of the members of a group; code 1 when nobody is there."""
-    return _command(
-        RequestCode.GET_CONSUMER_LIST_BY_GROUP, headers.ConsumerGroupRequest(group=group)
-    )
-
-
-def heartbeat(value: bodies.Heartbeat, *, asks_lanes: bool = False) -> Command:
-    """I am here, with these groups and subscriptions; a broker that is asked says that it has
-    lanes."""
-    command = _command(RequestCode.HEART_BEAT)
-    if asks_lanes:
-        command.fields = {"sluiceLanes": "true"}
-    command.body = bodies.encode_heartbeat(value)
-    return command
-
-
-def unregister(
-    client_id: str, *, producer: str | None = None, consumer: str | None = None
-) -> Command:
-    """Takes this client out of a group at once."""
-    header = headers.UnregisterClientRequest(
-        client_id=client_id, producer_group=producer, consumer_group=consumer
-    )
-    return _command(RequestCode.UNREGISTER_CLIENT, header)
-
-
-def check_subscription(client_id: str, group: str, subscription: Subscription) -> Command:
-    """Can the broker serve this subscription? 23 when it does not compile, 1 when SQL92 is off."""
-    command = _command(RequestCode.CHECK_CLIENT_CONFIG)
-    command.body = bodies.encode_check_client_config(
-        bodies.CheckClientConfig(client_id, group, subscription)
-    )
-    return command
-
-
-def cluster_info() -> Command:
-    """All clusters and brokers; asked of a name server."""
-    return _command(RequestCode.GET_BROKER_CLUSTER_INFO)
-
-
-def topic_list() -> Command:
-    """All topics; asked of a name server."""
-    return _command(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-
-
-def put_order(topic: str, value: str) -> Command:
-    """Makes a topic one of strict order at a name server; `value` is `broker:queues;…`."""
-    header = headers.PutKvRequest(namespace=ORDER_TOPICS, key=topic, value=value)
-    return _command(RequestCode.PUT_KV_CONFIG, header)
-
-
-def delete_order(topic: str) -> Command:
-    """Takes that back."""
-    header = headers.KvRequest(namespace=ORDER_TOPICS, key=topic)
-    return _command(RequestCode.DELETE_KV_CONFIG, header)
-
-
-def update_topic(config: TopicConfig, attributes: Mapping[str, str | None]) -> Command:
-    """Creates or changes a topic on one broker; an attribute that is None is taken away."""
-    changes = [
-        f"-{key}" if value is None else f"+{key}={value}" for key, value in attributes.items()
-    ]
-    header = headers.CreateTopicRequest(
-        topic=config.name,
-        default_topic=DEFAULT_TOPIC,
-        read_queues=config.read_queues,
-        write_queues=config.write_queues,
-        perm=config.perm,
-        filter_type=config.filter_type,
-        sys_flag=config.sys_flag,
-        order=config.order,
-        attributes=",".join(changes) or None,
-    )
-    return _command(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
-
-
-def update_group(config: GroupConfig) -> Command:
-    """Creates or changes a consumer group on one broker."""
-    command = _command(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
-    command.body = tables.encode_group_config(config)
-    return command
-
-
-def delete_topic_on_broker(name: str) -> Command:
-    """Drops a topic on one broker."""
-    return _command(RequestCode.DELETE_TOPIC_IN_BROKER, headers.TopicRequest(topic=name))
-
-
-def delete_topic_on_name_server(name: str, cluster: str) -> Command:
-    """Drops a topic from the routes of one name server."""
-    header = headers.DeleteTopicInNameServerRequest(topic=name, cluster=cluster)
-    return _command(RequestCode.DELETE_TOPIC_IN_NAMESRV, header)
-
-
-def topic_config(name: str) -> Command:
-    """What one broker keeps of a topic; RocketMQ knows this from 5 on."""
-    header = headers.GetTopicConfigRequest(topic=name, logical=True)
-    return _command(RequestCode.GET_TOPIC_CONFIG, header)
-
-
-def topic_stats(name: str) -> Command:
-    """First and last offset of each queue of a topic on one broker."""
-    return _command(RequestCode.GET_TOPIC_STATS_INFO, headers.TopicRequest(topic=name))
-
-
-def groups_of_topic(name: str) -> Command:
-    """The groups that read a topic on one broker."""
-    return _command(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, headers.TopicRequest(topic=name))
-
-
-def consume_stats(group: str, topic: str | None = None) -> Command:
-    """Committed and last offset of each queue that a group reads on one broker."""
-    return _command(
-        RequestCode.GET_CONSUME_STATS, headers.GetConsumeStatsRequest(group=group, topic=topic)
-    )
-
-
-def all_groups() -> Command:
-    """All consumer group settings of one broker."""
-    return _command(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-
-
-def group_lanes(group: str) -> Command:
-    """A group's contract and its lanes on one SluiceMQ broker."""
-    return _command(RequestCode.SLUICE_GROUP_LANES, headers.ConsumerGroupRequest(group=group))
-
-
-def runtime_info() -> Command:
-    """The counters of one broker."""
-    return _command(RequestCode.GET_BROKER_RUNTIME_INFO)
-
-
-def message_at(topic: str, physical_offset: int) -> Command:
-    """One message by its place in the commit log."""
-    header = headers.ViewMessageRequest(topic=topic, physical_offset=physical_offset)
-    return _command(RequestCode.VIEW_MESSAGE_BY_ID, header)
+    return request(Code.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
 
 def messages_by_key(
@@ -376,30 +261,7 @@ def messages_by_key(
         topic=topic, key=key, count_max=count_max, begin_time_ms=begin_ms, end_time_ms=end_ms,
         is_unique_key=is_unique,
     )  # fmt: skip
-    return _command(RequestCode.QUERY_MESSAGE, header)
-
-
-def _place(queue: MessageQueue) -> dict[str, Any]:
-    return {"topic": queue.topic, "queue_id": queue.queue_id, "broker": queue.broker or None}
-
-
-def list_transactions(
-    group: str | None, topic: str | None, after: int | None, count: int
-) -> Command:
-    """A page of the undecided transactions of a SluiceMQ broker."""
-    header = headers.ListTransactionsRequest(group=group, topic=topic, after=after, count_max=count)
-    return _command(RequestCode.SLUICE_LIST_TRANSACTIONS, header)
-
-
-def access_status() -> Command:
-    """How the access rules of a SluiceMQ broker stand."""
-    return Command(RequestCode.SLUICE_ACCESS_STATUS)
-
-
-def resolve_transaction(transaction_id: str, outcome: int) -> Command:
-    """Commit (8) or roll back (12) a transaction on a SluiceMQ broker."""
-    header = headers.ResolveTransactionRequest(transaction_id=transaction_id, outcome=outcome)
-    return _command(RequestCode.SLUICE_RESOLVE_TRANSACTION, header)
+    return request(Code.QUERY_MESSAGE, header)
 
 
 def reset_offsets(group: str, topic: str, time_ms: int) -> Command:
@@ -407,50 +269,7 @@ def reset_offsets(group: str, topic: str, time_ms: int) -> Command:
     header = headers.ResetOffsetRequest(
         topic=topic, group=group, time_ms=time_ms, force=True, queue_id=-1, offset=-1
     )
-    return _command(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
-
-
-def clone_offsets(source: str, target: str, topic: str | None) -> Command:
-    """Gives one group the offsets of another on one broker."""
-    header = headers.CloneGroupOffsetRequest(
-        source_group=source, target_group=target, topic=topic, offline=False
-    )
-    return _command(RequestCode.CLONE_GROUP_OFFSET, header)
-
-
-def consumer_connections(group: str) -> Command:
-    """Who of a group is connected to one broker; 206 when nobody is."""
-    header = headers.ConsumerGroupRequest(group=group)
-    return _command(RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
-
-
-def running_info(group: str, client_id: str, *, stack: bool) -> Command:
-    """What a consumer does; the broker asks it."""
-    header = headers.GetConsumerRunningInfoRequest(
-        group=group, client_id=client_id, stack_enable=stack
-    )
-    return _command(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
-
-
-def consume_directly(group: str, client_id: str, offset_message_id: str, topic: str) -> Command:
-    """Lets a consumer handle a stored message now; the broker sends it to it."""
-    header = headers.ConsumeMessageDirectlyRequest(
-        group=group, client_id=client_id, message_id=offset_message_id, topic=topic
-    )
-    return _command(RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
-
-
-def filtered_lag(
-    group: str, topic: str | None = None, subscription: Subscription | None = None
-) -> Command:
-    """How many messages before a group match, exactly; only SluiceMQ brokers know it."""
-    header = headers.FilteredLagRequest(
-        group=group,
-        topic=topic,
-        expression=None if subscription is None else subscription.expression,
-        kind=None if subscription is None else subscription.kind,
-    )
-    return _command(RequestCode.SLUICE_FILTERED_LAG, header)
+    return request(Code.INVOKE_BROKER_TO_RESET_OFFSET, header)
 
 
 def try_filter(
@@ -470,4 +289,65 @@ def try_filter(
         end_ms=end_ms,
         count_max=count_max,
     )
-    return _command(RequestCode.SLUICE_TRY_FILTER, header)
+    return request(Code.SLUICE_TRY_FILTER, header)
+
+
+def heartbeat(value: bodies.Heartbeat, *, asks_lanes: bool = False) -> Command:
+    """I am here, with these groups and subscriptions; a broker that is asked says that it has
+    lanes."""
+    command = request(Code.HEART_BEAT, body=bodies.encode_heartbeat(value))
+    command.fields = {"sluiceLanes": "true"} if asks_lanes else None
+    return command
+
+
+def unregister(
+    client_id: str, *, producer: str | None = None, consumer: str | None = None
+) -> Command:
+    """Takes this client out of a group at once."""
+    header = headers.UnregisterClientRequest(
+        client_id=client_id, producer_group=producer, consumer_group=consumer
+    )
+    return request(Code.UNREGISTER_CLIENT, header)
+
+
+def check_subscription(client_id: str, group: str, subscription: Subscription) -> Command:
+    """Can the broker serve this subscription? 23 when it does not compile, 1 when SQL92 is off."""
+    asked = bodies.CheckClientConfig(client_id, group, subscription)
+    return request(Code.CHECK_CLIENT_CONFIG, body=bodies.encode_check_client_config(asked))
+
+
+def lock_queues(group: str, client_id: str, queues: Iterable[MessageQueue]) -> Command:
+    """These queues of one broker for this client alone, for a minute."""
+    body = bodies.encode_lock_batch(bodies.LockBatch(group, client_id, tuple(queues)))
+    return request(Code.LOCK_BATCH_MQ, body=body)
+
+
+def unlock_queues(group: str, client_id: str, queues: Iterable[MessageQueue]) -> Command:
+    """They are free for others."""
+    body = bodies.encode_lock_batch(bodies.LockBatch(group, client_id, tuple(queues)))
+    return request(Code.UNLOCK_BATCH_MQ, body=body)
+
+
+def update_topic(config: TopicConfig, attributes: Mapping[str, str | None]) -> Command:
+    """Creates or changes a topic on one broker; an attribute that is None is taken away."""
+    changes = [
+        f"-{key}" if value is None else f"+{key}={value}" for key, value in attributes.items()
+    ]
+    header = headers.CreateTopicRequest(
+        topic=config.name,
+        default_topic=DEFAULT_TOPIC,
+        read_queues=config.read_queues,
+        write_queues=config.write_queues,
+        perm=config.perm,
+        filter_type=config.filter_type,
+        sys_flag=config.sys_flag,
+        order=config.order,
+        attributes=",".join(changes) or None,
+    )
+    return request(Code.UPDATE_AND_CREATE_TOPIC, header)
+
+
+def update_group(config: GroupConfig) -> Command:
+    """Creates or changes a consumer group on one broker."""
+    body = tables.encode_group_config(config)
+    return request(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=body)

@@ -381,7 +381,7 @@ def _group(admin: Admin, group: str, masters: Mapping[str, str]) -> GroupSubscri
     clients: dict[str, str] = {}
     brokers: dict[str, Subscription] = {}
     for address in masters.values():
-        answer = admin.call(address, requests.consumer_connections(group))
+        answer = admin.call(address, requests.consumer_connections(group=group))
         if answer.code == SUCCESS:
             told = bodies.decode_consumer_connections(answer.body)
             clients |= {one.client_id: address for one in told.connections}
@@ -399,7 +399,9 @@ def _group(admin: Admin, group: str, masters: Mapping[str, str]) -> GroupSubscri
 
 def _said(admin: Admin, group: str, client_id: str, address: str) -> dict[str, Subscription] | None:
     try:
-        answer = admin.call(address, requests.running_info(group, client_id, stack=False))
+        answer = admin.call(
+            address, requests.running_info(group=group, client_id=client_id, stack_enable=False)
+        )
         if answer.code != SUCCESS:
             return None
         info = bodies.decode_running_info(answer.body)

@@ -204,7 +204,7 @@ def _members(
     clients: dict[str, str] = {}
     subscriptions: dict[str, Subscription] = {}
     for own, address in brokers.items():
-        answer = yield Call(address, requests.consumer_connections(name))
+        answer = yield Call(address, requests.consumer_connections(group=name))
         if answer.code != SUCCESS:
             continue
         connected = bodies.decode_consumer_connections(answer.body)
@@ -217,7 +217,8 @@ def _members(
         if len(found) < MEMBERS_ASKED_MAX:
             no_answer = (RequestError, RequestTimeoutError, ConnectionLostError, ProtocolError)
             with contextlib.suppress(*no_answer):
-                answer = yield Call(address, requests.running_info(name, client_id, stack=False))
+                command = requests.running_info(group=name, client_id=client_id, stack_enable=False)
+                answer = yield Call(address, command)
                 if answer.code == SUCCESS:
                     info = bodies.decode_running_info(answer.body)
                     own_topics = {item.topic: item for item in info.subscriptions}
@@ -227,7 +228,7 @@ def _members(
 
 
 def _queues(name: str, address: str, topic: str | None = None) -> Talk[list[QueueFacts]]:
-    answer = yield Call(address, requests.consume_stats(name, topic))
+    answer = yield Call(address, requests.consume_stats(group=name, topic=topic))
     if answer.code != SUCCESS:
         return []
     return [
@@ -243,7 +244,9 @@ def _copies(
     topic = RETRY_PREFIX + name
     due: dict[str, int] = {}
     for broker, address in brokers.items():
-        command = requests.list_delayed(topic, message.message_id, None, COUNT_MAX)
+        command = requests.list_delayed(
+            topic=topic, key=message.message_id, cursor=None, count_max=COUNT_MAX
+        )
         answer = yield Call(address, command)
         if answer.code == SUCCESS:
             times = [item.due_ms for item in bodies.decode_waiting(answer.body)]

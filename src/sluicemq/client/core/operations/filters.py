@@ -80,7 +80,7 @@ def matching(
     messages before it match, exactly, by broker. A RocketMQ broker does not know."""
     found = []
     for broker, address in (yield from masters(directory)).items():
-        answer = yield Call(address, requests.filtered_lag(group, topic))
+        answer = yield Call(address, requests.filtered_lag(group=group, topic=topic))
         if answer.code == SUCCESS:
             topics = tuple(bodies.decode_group_matching(answer.body))
             found.append(TopicMatching(broker, True, topics))
@@ -172,7 +172,7 @@ def lag(directory: Directory, group: str | None = None) -> Talk[list[QueueLag]]:
 def _first_offsets(brokers: Mapping[str, str], topic: str) -> Talk[dict[MessageQueue, int]]:
     """The first stored offset of each queue of a topic that the brokers have."""
     found: dict[MessageQueue, int] = {}
-    command = requests.topic_stats(topic)
+    command = requests.topic_stats(topic=topic)
     for _, _, answer in (yield from ask_each(brokers, command, absent=NOTHING_THERE)):
         stats = bodies.decode_topic_stats(answer.body)
         found |= {queue: item.offset_min for queue, item in stats.queues.items()}
@@ -281,7 +281,7 @@ def _with_shares(report: dict[str, Any]) -> dict[str, Any]:
 
 def _subscription_of(group: str, topic: str, address: str) -> Talk[Subscription]:
     """What a group that is online wants, as its broker says."""
-    answer = yield Call(address, requests.consumer_connections(group))
+    answer = yield Call(address, requests.consumer_connections(group=group))
     if answer.code == SUCCESS:
         known = bodies.decode_consumer_connections(answer.body).subscriptions.get(topic)
         if known is not None:

@@ -89,7 +89,7 @@ class GroupContract:
 def contract(directory: Directory, group: str) -> Talk[list[GroupContract]]:
     """A group's contract, its lanes and whom it refused, by broker; none from RocketMQ."""
     absent = {GROUP_NOT_EXIST, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
-    answers = yield from ask_masters(directory, requests.group_lanes(group), absent=absent)
+    answers = yield from ask_masters(directory, requests.group_lanes(group=group), absent=absent)
     found = []
     for broker, _, answer in answers:
         known = orjson.loads(bytes(answer.body))
@@ -132,7 +132,7 @@ def change_contract(directory: Directory, group: str, contract: str) -> Talk[lis
 
 def members(directory: Directory, group: str) -> Talk[list[str]]:
     """Client ids of the members of a group that are online, over all masters."""
-    command = requests.consumer_list(group)
+    command = requests.consumer_list(group=group)
     found: set[str] = set()
     for _, _, answer in (yield from ask_masters(directory, command, absent={SYSTEM_ERROR})):
         found.update(bodies.decode_consumer_list(answer.body))
@@ -161,7 +161,7 @@ def progress(
     directory: Directory, group: str, topic: str | None = None
 ) -> Talk[list[QueueProgress]]:
     """How far a group is in each queue it has offsets for."""
-    command = requests.consume_stats(group, topic)
+    command = requests.consume_stats(group=group, topic=topic)
     found: dict[MessageQueue, QueueProgress] = {}
     for _, _, answer in (yield from ask_masters(directory, command, absent=NOTHING_THERE)):
         for queue, item in bodies.decode_consume_stats(answer.body).queues.items():
@@ -265,7 +265,7 @@ class ConsumerClient:
 
 def consumers(directory: Directory, group: str) -> Talk[list[ConsumerClient]]:
     """The members of a group that are online, each with one broker that knows it."""
-    command = requests.consumer_connections(group)
+    command = requests.consumer_connections(group=group)
     absent = {ResponseCode.CONSUMER_NOT_ONLINE}
     found: dict[str, ConsumerClient] = {}
     for _, address, answer in (yield from ask_masters(directory, command, absent=absent)):
@@ -304,7 +304,7 @@ def running_info(
     """What a consumer is and does; with `stack` the stacks of its threads and tasks. Raises
     ConfigurationError when it is not online, RequestError when it does not answer."""
     client = yield from _consumer(directory, group, client_id)
-    command = requests.running_info(group, client_id, stack=stack)
+    command = requests.running_info(group=group, client_id=client_id, stack_enable=stack)
     answer = yield from directory.ask(client.broker_address, command)
     return bodies.decode_running_info(answer.body)
 
@@ -324,7 +324,10 @@ def consume_directly(
     known = yield from masters(directory)
     address = known.get(message.broker, str(message.store_host))
     command = requests.consume_directly(
-        group, client.client_id, message.offset_message_id, message.topic
+        group=group,
+        client_id=client.client_id,
+        message_id=message.offset_message_id,
+        topic=message.topic,
     )
     answer = yield Call(address, command)
     if answer.code == SYSTEM_ERROR and "not online" in (answer.remark or ""):

@@ -112,7 +112,7 @@ def _message_at(directory: Directory, message_id: str) -> Talk[StoredMessage | N
         return None
     known = yield from masters(directory)
     for name, address in sorted(known.items(), key=lambda item: item[1] != str(host)):
-        answer = yield Call(address, requests.message_at("", offset))
+        answer = yield Call(address, requests.message_at(topic="", physical_offset=offset))
         if answer.code == SUCCESS:
             for message in decode_records(answer.body, broker=name):
                 if message.offset_message_id == message_id.upper():
@@ -138,7 +138,7 @@ def delayed(
         cursor: str | None = None
         while len(mine) < count_max:
             page = min(count_max - len(mine), PAGE_MAX)
-            command = requests.list_delayed(topic, key, cursor, page)
+            command = requests.list_delayed(topic=topic, key=key, cursor=cursor, count_max=page)
             answer = yield from directory.ask(address, command)
             mine += bodies.decode_waiting(answer.body)
             cursor = (answer.fields or {}).get("cursor")
@@ -150,7 +150,7 @@ def delayed(
 
 def cancel_delayed(directory: Directory, address: str, handle: str) -> Talk[None]:
     """Never deliver a message that `delayed` lists. Raises RequestError when it is too late."""
-    yield from directory.ask(address, requests.cancel_delayed(handle))
+    yield from directory.ask(address, requests.cancel_delayed(handle=handle))
 
 
 def transactions(
@@ -168,7 +168,9 @@ def transactions(
         after: int | None = None
         while len(mine) < count_max:
             page = min(count_max - len(mine), PAGE_MAX)
-            command = requests.list_transactions(group, topic, after, page)
+            command = requests.list_transactions(
+                group=group, topic=topic, after=after, count_max=page
+            )
             answer = yield from directory.ask(address, command)
             mine += bodies.decode_open_transactions(answer.body)
             text = (answer.fields or {}).get("after")
@@ -187,7 +189,8 @@ def resolve_transaction(
     Only SluiceMQ brokers answer. Raises RequestError.
     """
     for address in (yield from masters(directory)).values():
-        answer = yield Call(address, requests.resolve_transaction(transaction_id, int(state)))
+        command = requests.resolve_transaction(transaction_id=transaction_id, outcome=int(state))
+        answer = yield Call(address, command)
         if answer.code != QUERY_NOT_FOUND:
             expect_success(answer, address)
             return address

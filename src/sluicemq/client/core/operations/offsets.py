@@ -113,7 +113,7 @@ def _commit_where_needed(
             continue
         route = yield from directory.route(queue.topic)
         address = masters_of_topic(route).get(queue.broker, "")
-        answer = yield Call(address, requests.consumer_list(group))
+        answer = yield Call(address, requests.consumer_list(group=group))
         if answer.code != SUCCESS:
             yield from directory.ask(queue, requests.commit_offset(group, queue, change.new))
 
@@ -154,7 +154,10 @@ def clone_offsets(
     known = yield from masters(directory)
     involved = {change.queue.broker for change in planned}
     brokers = {name: address for name, address in known.items() if name in involved}
-    yield from ask_each(brokers, requests.clone_offsets(source, target, topic))
+    command = requests.clone_offsets(
+        source_group=source, target_group=target, topic=topic, offline=False
+    )
+    yield from ask_each(brokers, command)
     if target not in (yield from groups(directory)):
         yield from create_group(directory, GroupConfig(target))
     yield from _commit_where_needed(directory, target, {one.queue: one for one in planned})

@@ -25,6 +25,7 @@ from sluicemq.model.topic import (
     MASTER_ID,
     MESSAGE_TYPE,
     MESSAGE_TYPES,
+    ORDER_TOPICS,
     MessageQueue,
     TopicConfig,
     TopicRoute,
@@ -152,7 +153,9 @@ def create_topic(
     if order is not None:  # first, so that the brokers hear of it when they register the topic
         value = ";".join(f"{broker}:{writers}" for broker in sorted(found))
         for server in directory.name_servers:
-            command = requests.put_order(name, value) if order else requests.delete_order(name)
+            command = requests.delete_kv(namespace=ORDER_TOPICS, key=name)
+            if order:
+                command = requests.put_kv(namespace=ORDER_TOPICS, key=name, value=value)
             yield from directory.ask(server, command)
     yield from ask_each(found, requests.update_topic(config, changes))
     directory.routes.forget(name)
@@ -196,13 +199,13 @@ def _checked_topic(
 def delete_topic(directory: Directory, name: str, *, cluster: str | None = None) -> Talk[None]:
     """Deletes a topic on every master, then on every name server."""
     info = yield from cluster_info(directory)
-    yield from ask_each(masters_of(info, cluster), requests.delete_topic_on_broker(name))
+    yield from ask_each(masters_of(info, cluster), requests.delete_topic_on_broker(topic=name))
     for server in directory.name_servers:
         for cluster_name in info.clusters if cluster is None else [cluster]:
-            command = requests.delete_topic_on_name_server(name, cluster_name)
+            command = requests.delete_topic_on_name_server(topic=name, cluster=cluster_name)
             yield from directory.ask(server, command)
         if cluster is None:
-            yield Call(server, requests.delete_order(name))
+            yield Call(server, requests.delete_kv(namespace=ORDER_TOPICS, key=name))
     directory.routes.drop(name)
 
 
@@ -211,7 +214,7 @@ def topic_configs(directory: Directory, topic: str) -> Talk[dict[str, TopicConfi
     tell. Raises RouteNotFoundError."""
     brokers = masters_of_topic((yield from directory.route(topic)))
     absent = {TOPIC_NOT_EXIST, int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)}
-    answers = yield from ask_each(brokers, requests.topic_config(topic), absent=absent)
+    answers = yield from ask_each(brokers, requests.topic_config(topic=topic, logical=True), absent=absent)
     return {name: decode_topic_config(answer.body) for name, _, answer in answers}
 
 
@@ -219,7 +222,7 @@ def topic_offsets(directory: Directory, topic: str) -> Talk[dict[MessageQueue, b
     """Queue -> first offset, next offset, time of the last message."""
     brokers = masters_of_topic((yield from directory.route(topic)))
     found: dict[MessageQueue, bodies.QueueStats] = {}
-    for _, _, answer in (yield from ask_each(brokers, requests.topic_stats(topic))):
+    for _, _, answer in (yield from ask_each(brokers, requests.topic_stats(topic=topic))):
         found |= bodies.decode_topic_stats(answer.body).queues
     return dict(sorted(found.items()))
 
@@ -228,7 +231,7 @@ def groups_of_topic(directory: Directory, topic: str) -> Talk[list[str]]:
     """The groups that read a topic, or have offsets in it."""
     brokers = masters_of_topic((yield from directory.route(topic)))
     found: set[str] = set()
-    for _, _, answer in (yield from ask_each(brokers, requests.groups_of_topic(topic))):
+    for _, _, answer in (yield from ask_each(brokers, requests.groups_of_topic(topic=topic))):
         found.update(bodies.decode_group_list(answer.body))
     return sorted(found - {topic})  # A Java broker lists the topic itself (spec/traffic, item 29).
 
@@ -267,7 +270,7 @@ def earliest_time_ms(directory: Directory, queue: MessageQueue) -> Talk[int]:
 
 def latest_time_ms(directory: Directory, queue: MessageQueue) -> Talk[int]:
     """When the last stored message was stored; -1 without one."""
-    answer = yield from directory.ask(queue, requests.topic_stats(queue.topic))
+    answer = yield from directory.ask(queue, requests.topic_stats(topic=queue.topic))
     stats = bodies.decode_topic_stats(answer.body).queues.get(queue)
     return stats.last_time_ms if stats is not None and stats.last_time_ms > 0 else -1
 
