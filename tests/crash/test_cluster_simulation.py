@@ -26,7 +26,7 @@ from sluicemq.broker.transactions.open import OpenTransaction
 from sluicemq.broker.transactions.transactions import Transactions
 from sluicemq.broker.waiting.rewrite import DelayRewrite
 from sluicemq.client.aio import readers as reader
-from sluicemq.client.aio.ordered import Lane, OrderedFeed
+from sluicemq.client.aio.feeds import Lane, OrderedFeed
 from sluicemq.client.aio.readers import SendBack
 from sluicemq.client.core.inflight import InFlight
 from sluicemq.model.message import COMMITTED, ROLLED_BACK

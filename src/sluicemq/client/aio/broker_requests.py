@@ -12,17 +12,17 @@ something is answered by the client's own loop:
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, Protocol
 
 from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.consumer import PushConsumer
 from sluicemq.client.aio.members import Member
 from sluicemq.client.aio.producer import Requester
-from sluicemq.client.aio.received import ReceivedMessage
+from sluicemq.client.aio.readers import Out
+from sluicemq.client.aio.received import Detached, ReceivedMessage
 from sluicemq.client.aio.tasks import Tasks
 from sluicemq.client.core.replies import take_reply
-from sluicemq.client.core.tracing import Delivery
 from sluicemq.client.stacks import stacks
 from sluicemq.errors import ProtocolError, RetryLaterError
 from sluicemq.model.message import StoredMessage
@@ -203,16 +203,17 @@ class Asked:
     def _notes(self, member: Member) -> dict[str, str]:
         """Which messages the application has now, the oldest first."""
         now_s = self._owner.cluster.clock.monotonic_s()
-        out: list[tuple[float, StoredMessage]] = []
+        out: list[Out] = []
         for queue in member.readers.queues:
             reader = member.readers.get(queue)
             out += list(reader.out.values()) if reader is not None else []
-        out.sort(key=lambda item: item[0])
+        out.sort(key=lambda item: item.since_s)
         notes = {"messagesOut": str(len(out))}
-        for number, (since_s, record) in enumerate(out[:OUT_SHOWN_MAX]):
+        for number, item in enumerate(out[:OUT_SHOWN_MAX]):
+            record = item.message.record
             notes[f"out{number:02d}"] = (
                 f"{record.message_id} of {record.topic} queue {record.queue_id} offset "
-                f"{record.queue_offset}, for {now_s - since_s:.1f} s"
+                f"{record.queue_offset}, for {now_s - item.since_s:.1f} s"
             )
         return notes
 
@@ -255,19 +256,18 @@ class Asked:
         return take_reply(command, self._requester.awaited)
 
 
-class _Direct:
-    """Where a message comes from that is handled on request: nothing follows from what becomes of
-    it."""
+class _Direct(Detached):
+    """Of a message that is handled on request."""
 
     def __init__(self, cluster: Cluster, group: str) -> None:
-        self._cluster = cluster
         self.group = group
         self.is_rejected = False
-
-    def ack(self, generation: int, offset: int) -> bool:
-        return True
+        self._cluster = cluster
 
     def owns(self, generation: int) -> bool:
+        return True
+
+    def ack(self, message: ReceivedMessage) -> bool:
         return True
 
     async def reject(
@@ -276,10 +276,7 @@ class _Direct:
         self.is_rejected = True
         return True
 
-    def taken(self, record: StoredMessage) -> Delivery | None:
-        return None
-
-    async def reply(self, record: StoredMessage, body: bytes, message_id: str) -> Mapping[str, Any]:
+    async def reply(self, record: StoredMessage, body: bytes, message_id: str) -> object:
         return await self._cluster.send_reply(record, body, message_id)
 
 

@@ -16,13 +16,14 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Self
 
-from sluicemq.client.aio.members import Member
-from sluicemq.client.aio.ordered import OrderedFeed
-from sluicemq.client.aio.received import Feed, ReceivedMessage
+from sluicemq.client.aio.feeds import Feed, OrderedFeed
+from sluicemq.client.aio.members import Memberships
+from sluicemq.client.aio.readers import Readers
+from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.tasks import Tasks
-from sluicemq.client.core.consuming import make_subscription, retry_delay_s
+from sluicemq.client.core.consuming import ConsumeOptions, make_subscription, retry_delay_s
 from sluicemq.client.core.tracing import Outcome
 from sluicemq.errors import ClosedError, ConfigurationError, RetryLaterError, SluiceError
 from sluicemq.model.subscription import Subscription
@@ -31,18 +32,6 @@ _log = logging.getLogger("sluicemq.client")
 Handler = Callable[[Any], Awaitable[Any] | Any]
 """Gets a ReceivedMessage, or a list of them."""
 BATCH_MAX: Final = 1024
-
-
-class Groups(Protocol):
-    """What consumers need of a `Sluice`: members by group, and the check for conflicts."""
-
-    async def join(self, group: str, subscription: Subscription, feed: Feed) -> Member: ...
-
-    async def change(
-        self, group: str, topic: str, *, tags: str | None = None, where: str | None = None
-    ) -> Subscription: ...
-
-    async def leave(self, group: str, topic: str) -> None: ...
 
 
 class MessageStream:
@@ -55,14 +44,18 @@ class MessageStream:
     """
 
     def __init__(
-        self, groups: Groups, group: str, subscription: Subscription, *, ordered: bool = False
+        self,
+        groups: Memberships,
+        options: ConsumeOptions,
+        group: str,
+        subscription: Subscription,
     ) -> None:
         self.group = group
-        self._ordered = ordered
         self.subscription = subscription
         self._groups = groups
+        self._options = options
         self._feed: Feed | None = None
-        self._held: dict[int, ReceivedMessage] = {}
+        self._readers: Readers | None = None
         self._starting = asyncio.Lock()
 
     async def start(self) -> None:
@@ -73,8 +66,9 @@ class MessageStream:
         """
         async with self._starting:
             if self._feed is None:
-                feed = (OrderedFeed if self._ordered else Feed)(is_shareable=True)
-                member = await self._groups.join(self.group, self.subscription, feed)
+                feed = (OrderedFeed if self._options.ordered else Feed)(is_shareable=True)
+                member = await self._groups.join(self.group, self.subscription, feed, self._options)
+                self._readers = member.readers
                 self._feed = member.feed_of(self.subscription.topic) or feed
 
     async def receive(self) -> ReceivedMessage:
@@ -82,10 +76,7 @@ class MessageStream:
         if self._feed is None:
             await self.start()
         assert self._feed is not None
-        message = await self._feed.get(self)
-        message.held_by(self._held)
-        message.taken()
-        return message
+        return await self._feed.get(self)
 
     async def receive_many(
         self, count_max: int = 100, timeout_s: float | None = None
@@ -130,14 +121,9 @@ class MessageStream:
         """Leaves; messages handed out and not acknowledged will be delivered again."""
         async with self._starting:
             feed, self._feed = self._feed, None
-            if feed is None:
+            if feed is None or self._readers is None:
                 return
-            held = sorted(
-                (message for message in self._held.values() if message.is_current),
-                key=lambda message: message.queue_offset,
-            )
-            self._held = {}
-            feed.put_back(held)
+            feed.put_back(self._readers.out_of(self))
             feed.expel(self, ClosedError(f"the subscription of {self.group!r} is closed."))
             await self._groups.leave(self.group, self.subscription.topic)
 
@@ -170,13 +156,13 @@ class PushConsumer:
 
     def __init__(
         self,
-        groups: Groups,
+        groups: Memberships,
+        options: ConsumeOptions,
         group: str,
         handler: Handler,
         *,
         concurrency: int = 20,
         version_ms: Callable[[], int] = lambda: 0,
-        ordered: bool = False,
         batch_max: int | None = None,
     ) -> None:
         """`batch_max` None: the handler gets single messages."""
@@ -189,12 +175,12 @@ class PushConsumer:
         self.batch_max = batch_max
         self.group = group
         self._groups = groups
+        self._options = options
         self._handler = handler
-        self.is_ordered = ordered
         self.concurrency = self._concurrency = concurrency
         self._version_ms = version_ms
         self._subscriptions: dict[str, Subscription] = {}
-        self._feed = OrderedFeed() if ordered else Feed()
+        self._feed = OrderedFeed() if options.ordered else Feed()
         self._tasks = Tasks()
         self._pool: ThreadPoolExecutor | None = None
         self._busy = 0
@@ -225,7 +211,7 @@ class PushConsumer:
         joined: list[str] = []
         try:
             for topic, subscription in self._subscriptions.items():
-                await self._groups.join(self.group, subscription, self._feed)
+                await self._groups.join(self.group, subscription, self._feed, self._options)
                 joined.append(topic)
         except BaseException:
             for topic in joined:
@@ -251,7 +237,7 @@ class PushConsumer:
             return
         wanted = make_subscription(topic, tags=tags, where=where, version=self._version_ms())
         if self._started:
-            await self._groups.join(self.group, wanted, self._feed)
+            await self._groups.join(self.group, wanted, self._feed, self._options)
         self._subscriptions[topic] = wanted
 
     async def unsubscribe(self, topic: str) -> None:
@@ -290,8 +276,6 @@ class PushConsumer:
 
     async def _handle(self, messages: list[ReceivedMessage]) -> None:
         self._busy += 1
-        for message in messages:
-            message.taken()
         try:
             await self._call(messages if self.batch_max is not None else messages[0])
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
@@ -322,21 +306,21 @@ class PushConsumer:
         for message in messages[done:]:
             message.finished(outcome)
         for message in messages[done:]:
-            await self._reject(message, level, suspend_s)
+            try:
+                await message.reject(level, suspend_s=suspend_s)
+            except SluiceError as failure:
+                delay_s = retry_delay_s(message.attempt)
+                _log.warning(
+                    "group %s: %s could not be sent back, it is handled again here in %g s: %s",
+                    self.group, message, delay_s, failure,
+                )  # fmt: skip
+                message.attempt += 1
+                self._feed.suspend(message, delay_s)
 
-    async def _reject(
-        self, message: ReceivedMessage, level: int | None, suspend_s: float | None
-    ) -> None:
-        try:
-            await message.reject(level, suspend_s=suspend_s)
-        except SluiceError as failure:
-            delay_s = retry_delay_s(message.attempt)
-            _log.warning(
-                "group %s: %s could not be sent back, it is handled again here in %g s: %s",
-                self.group, message, delay_s, failure,
-            )  # fmt: skip
-            message.attempt += 1
-            asyncio.get_running_loop().call_later(delay_s, self._feed.put_back, [message])
+    @property
+    def is_ordered(self) -> bool:
+        """Whether it consumes one message of a queue at a time."""
+        return self._options.ordered
 
     @property
     def is_running(self) -> bool:

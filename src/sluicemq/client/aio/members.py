@@ -24,12 +24,12 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Final, cast
+from typing import Any, Final
 
 from sluicemq.client.aio.cluster import Cluster
-from sluicemq.client.aio.ordered import OrderedFeed, OrderedReaders, OrderedRetrySink
-from sluicemq.client.aio.readers import Readers, SendBack
-from sluicemq.client.aio.received import Feed, RetrySink, Sink
+from sluicemq.client.aio.feeds import Feed, RetrySink
+from sluicemq.client.aio.ordered import OrderedReaders
+from sluicemq.client.aio.readers import Readers, Reading, SendBack
 from sluicemq.client.aio.tasks import Tasks
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import (
@@ -107,22 +107,19 @@ class Member:
 
     def _make_readers(self) -> Readers:
         cluster, group, options = self._cluster, self.group, self.options
-        if not self.retry:
-            return Readers(cluster, group, options, on_pending=self._beat_soon, filtered_here=True)
-        send_back = None
-        if self._has_retry_topic:
-            send_back = SendBack(cluster, group, options.retry.times_max)
-        if not options.ordered:
-            return Readers(cluster, group, options, on_pending=self._beat_soon, send_back=send_back)
-        return OrderedReaders(
+        reading = Reading(
             cluster,
-            self._keeper.client_id,
             group,
             options,
-            on_pending=self._beat_soon,
-            on_change=self.notice,
-            send_back=send_back,
+            self._beat_soon,
+            filtered_here=not self.retry,
+            send_back=(
+                SendBack(cluster, group, options.retry.times_max) if self._has_retry_topic else None
+            ),
         )
+        if self.retry and options.ordered:
+            return OrderedReaders(reading, self._keeper.client_id, self.notice)
+        return Readers(reading)
 
     @property
     def topics(self) -> list[str]:
@@ -410,7 +407,8 @@ class Member:
     async def _take(self, queue: MessageQueue, subscription: Subscription, *, is_new: bool) -> bool:
         """Begins to read a queue; False when its broker is away, or another member is not done
         with it (the next balance tries again)."""
-        sink = self._sink_for(queue.topic)
+        is_retry = queue.topic == self._retry_topic
+        sink = RetrySink(self._feeds) if is_retry else self._feeds[queue.topic]
         try:
             has_begun = await self.readers.add(queue, subscription, sink, is_new=is_new)
         except SluiceError as error:
@@ -420,13 +418,6 @@ class Member:
         if wanted is not None:  # it may have changed while brokers were asked
             self.readers.change(wanted)
         return has_begun
-
-    def _sink_for(self, topic: str) -> Sink:
-        if topic != self._retry_topic:
-            return self._feeds[topic]
-        if self.options.ordered:
-            return OrderedRetrySink(cast(dict[str, OrderedFeed], self._feeds))
-        return RetrySink(self._feeds)
 
     async def _members(self, route: TopicRoute) -> tuple[str, ...]:
         """Asked of the first broker that answers: every consumer beats at all of them."""
@@ -510,17 +501,17 @@ class Memberships:
         feed: Feed,
         options: ConsumeOptions,
         *,
-        retry: bool,
+        retry: bool = True,
     ) -> Member:
         """A consumer enters a group. Raises what `Member.add` does, SubscriptionConflictError and
         ConfigurationError."""
         self._on_join()
         try:
-            self._enter(group, subscription)
+            self._register(_registry.enter, group, subscription)
         except SubscriptionConflictError:
             if not await self._is_shared(subscription.topic):
                 raise
-            self._enter(group, subscription, shared=True)
+            self._register(_registry.enter, group, subscription, shared=True)
         key = (group, subscription.topic)
         try:
             async with self._joining:
@@ -533,23 +524,18 @@ class Memberships:
                     await self._add(member, subscription, feed)
                 self._users[key] = self._users.get(key, 0) + 1
         except BaseException:
-            self._leave(group, subscription.topic)
+            self._register(_registry.leave, group, subscription.topic)
             raise
         return member
 
-    def _enter(self, group: str, subscription: Subscription, *, shared: bool = False) -> None:
+    def _register(
+        self, change: Callable[..., None], *subscription: Any, shared: bool = False
+    ) -> None:
+        """Notes a change in the table of this process."""
+        servers, client_id = self._cluster.name_servers, self._keeper.client_id
+        more = {"shared": True} if shared else {}
         with _registry_lock:
-            _registry.enter(
-                self._cluster.name_servers,
-                group,
-                subscription,
-                self._keeper.client_id,
-                shared=shared,
-            )
-
-    def _leave(self, group: str, topic: str) -> None:
-        with _registry_lock:
-            _registry.leave(self._cluster.name_servers, group, topic, self._keeper.client_id)
+            change(servers, *subscription, client_id, **more)
 
     async def _is_shared(self, topic: str) -> bool:
         """Does every broker of a topic serve members that want different things?"""
@@ -593,27 +579,17 @@ class Memberships:
             if (wanted.kind, wanted.expression) == (known.kind, known.expression):
                 return known
             try:
-                self._change(group, wanted)
+                self._register(_registry.change, group, wanted)
             except SubscriptionConflictError:
                 if not await self._is_shared(topic):
                     raise
-                self._change(group, wanted, shared=True)
+                self._register(_registry.change, group, wanted, shared=True)
             try:
                 await member.change(wanted)
             except BaseException:
-                self._change(group, known, shared=True)
+                self._register(_registry.change, group, known, shared=True)
                 raise
             return wanted
-
-    def _change(self, group: str, subscription: Subscription, *, shared: bool = False) -> None:
-        with _registry_lock:
-            _registry.change(
-                self._cluster.name_servers,
-                group,
-                subscription,
-                self._keeper.client_id,
-                shared=shared,
-            )
 
     async def leave(self, group: str, topic: str) -> None:
         """A consumer leaves a group; the last one ends the membership."""
@@ -629,39 +605,10 @@ class Memberships:
                     del self._members[group]
                     await member.close()
         if users >= 0:
-            self._leave(group, topic)
+            self._register(_registry.leave, group, topic)
 
     async def close(self) -> None:
         """Leaves what consumers that were dropped without a close have left."""
         for group, topic in list(self._users):
             self._users[group, topic] = 1
             await self.leave(group, topic)
-
-
-class Joiner:
-    """How one consumer enters groups: with its options."""
-
-    __slots__ = ("_memberships", "_options", "_retry")
-
-    def __init__(
-        self, memberships: Memberships, options: ConsumeOptions, *, retry: bool = True
-    ) -> None:
-        self._memberships = memberships
-        self._options = options
-        self._retry = retry
-
-    async def join(self, group: str, subscription: Subscription, feed: Feed) -> Member:
-        """See `Memberships.join`."""
-        return await self._memberships.join(
-            group, subscription, feed, self._options, retry=self._retry
-        )
-
-    async def change(
-        self, group: str, topic: str, *, tags: str | None = None, where: str | None = None
-    ) -> Subscription:
-        """See `Memberships.change`."""
-        return await self._memberships.change(group, topic, tags=tags, where=where)
-
-    async def leave(self, group: str, topic: str) -> None:
-        """See `Memberships.leave`."""
-        await self._memberships.leave(group, topic)

@@ -1,17 +1,15 @@
-"""Which queues this client may consume in order: leases at their brokers (41, 42).
-
-A broker gives a queue of a group to one client for 60 s. We ask again every 20 s, and hand nothing
-out when the last confirmation was asked for more than 30 s ago: another client cannot have the
-queue before its 60 s are over, by whichever clock. A broker that says no means that the queue is
-lost; one that does not answer is asked again every second.
-
-Consuming in order: one message of a queue at a time, by the one client that has its lease.
+"""Consuming in order: one message of a queue at a time, by the one client that has its lease.
 
     broker  --41-->  Leases           who may read a queue
                      OrderedReaders   lock, then look where the group stands, then read; on the way
                                       out: finish, commit, unlock
                      OrderedFeed      a lane a queue: its next message leaves when the last one is
                                       acknowledged, or comes first again after a rest
+
+A broker gives a queue of a group to one client for 60 s. We ask again every 20 s, and hand nothing
+out when the last confirmation was asked for more than 30 s ago: another client cannot have the
+queue before its 60 s are over, by whichever clock. A broker that says no means that the queue is
+lost; one that does not answer is asked again every second.
 
 A lease that is lost stops its lane at once: nothing more is handed out or committed. The handler
 that still runs is waited for before this process reads the queue again.
@@ -20,19 +18,18 @@ that still runs is waited for before this process reads the queue again.
 import asyncio
 import contextlib
 import logging
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
 from sluicemq.client.aio.cluster import Cluster
-from sluicemq.client.aio.readers import QueueReader, Readers, SendBack
-from sluicemq.client.aio.received import Feed, ReceivedMessage, RetrySink, Sink
+from sluicemq.client.aio.feeds import Sink
+from sluicemq.client.aio.readers import QueueReader, Readers, Reading
+from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import expect_success
 from sluicemq.client.core.consuming import (
     LEVEL_DEAD,
     ORDERED_TIMES_MAX,
-    ConsumeOptions,
     times_so_far,
 )
 from sluicemq.errors import SluiceError
@@ -41,6 +38,8 @@ from sluicemq.model.topic import MessageQueue
 from sluicemq.wire.bodies import decode_locked_queues
 
 _log = logging.getLogger("sluicemq.client")
+FINISH_S: Final = 5.0
+"""How long closing waits for a handler that still runs."""
 LEASE_S: Final = 60.0
 """How long a broker keeps a queue for its client (spec/remoting.md §15)."""
 TRUSTED_S: Final = 30.0
@@ -155,242 +154,37 @@ class Leases:
         return len(self._asked_s)
 
 
-class NoLeases:
-    """For a broadcasting group: every client reads every queue, nobody is kept out."""
-
-    def is_held(self, queue: MessageQueue) -> bool:
-        """Always."""
-        del queue
-        return True
-
-    async def acquire(self, queue: MessageQueue) -> bool:
-        """Always."""
-        del queue
-        return True
-
-    async def release(self, queue: MessageQueue) -> None:
-        """Nobody waits for it."""
-
-    async def renew_forever(self) -> None:
-        """Nothing ends."""
-
-
-FINISH_S: Final = 5.0
-"""How long closing waits for a handler that still runs."""
-
-
-class Lane:
-    """The messages of one queue that wait, and those that are out: one, or one batch."""
-
-    __slots__ = ("is_queued", "is_resting", "origin", "out", "owner", "waiting")
-
-    def __init__(self, origin: "OrderedReader") -> None:
-        self.origin = origin
-        self.waiting: deque[ReceivedMessage] = deque()
-        self.out: dict[int, ReceivedMessage] = {}
-        self.owner: object = None
-        self.is_resting = False
-        self.is_queued = False
-
-    @property
-    def is_ready(self) -> bool:
-        """May its next message be handed out now?"""
-        return (
-            bool(self.waiting) and not self.out and not self.is_resting and self.origin.may_hand_out
-        )
-
-
-class OrderedFeed(Feed):
-    """Messages that wait for takers, a lane for each queue."""
-
-    __slots__ = ("_lanes", "_ready")
-
-    def __init__(self, *, is_shareable: bool = False) -> None:
-        super().__init__(is_shareable=is_shareable)
-        self._lanes: dict[object, Lane] = {}
-        self._ready: deque[Lane] = deque()
-
-    def __len__(self) -> int:
-        return sum(lane.is_ready for lane in self._ready)
-
-    def put(self, messages: list[ReceivedMessage]) -> None:
-        for message in messages:
-            self._lane(message).waiting.append(message)
-        for lane in dict.fromkeys(self._lane(message) for message in messages):
-            self._offer(lane)
-
-    def put_back(self, messages: list[ReceivedMessage]) -> None:
-        for message in reversed(messages):
-            lane = self._lane(message)
-            lane.waiting.appendleft(message)
-            self._returned(lane, message.queue_offset)
-
-    def suspend(self, message: ReceivedMessage, seconds: float) -> None:
-        """The message comes first again, after a rest; of a batch all in their order."""
-        lane = self._lane(message)
-        older = sum(item.queue_offset < message.queue_offset for item in lane.waiting)
-        lane.waiting.insert(older, message)
-        lane.is_resting = True
-        asyncio.get_running_loop().call_later(seconds, self._go_on, lane)
-        self._returned(lane, message.queue_offset)
-
-    def _go_on(self, lane: Lane) -> None:
-        lane.is_resting = False
-        self._offer(lane)
-
-    def _lane(self, message: ReceivedMessage) -> Lane:
-        origin = message.origin
-        lane = self._lanes.get(origin)
-        if lane is None:
-            assert isinstance(origin, OrderedReader)
-            lane = self._lanes[origin] = Lane(origin)
-        return lane
-
-    def _offer(self, lane: Lane) -> None:
-        if lane.waiting and not lane.out and not lane.is_resting and not lane.is_queued:
-            lane.is_queued = True
-            self._ready.append(lane)
-            self._wake(1)
-
-    def _take(self, owner: object) -> ReceivedMessage | None:
-        while self._ready:
-            lane = self._ready.popleft()
-            lane.is_queued = False
-            if lane.is_ready:
-                message = lane.waiting.popleft()
-                lane.out[message.queue_offset] = message
-                lane.owner = owner
-                return message
-        return None
-
-    def more(self, first: ReceivedMessage, count_max: int) -> list[ReceivedMessage]:
-        lane, messages = self._lane(first), [first]
-        while len(messages) < count_max and lane.waiting and lane.origin.may_hand_out:
-            message = lane.waiting.popleft()
-            lane.out[message.queue_offset] = message
-            messages.append(message)
-        return messages
-
-    def _rest(self, lane: Lane) -> None:
-        """Nothing of the lane is out any more."""
-        lane.out.clear()
-        lane.owner = None
-        lane.origin.rested()
-
-    def _returned(self, lane: Lane, offset: int) -> None:
-        """A message is not out any more; the lane goes on when none is."""
-        if lane.out.pop(offset, None) is not None and not lane.out:
-            self._rest(lane)
-        self._offer(lane)
-
-    # --- what its readers say
-
-    def finished(self, origin: object, offset: int) -> None:
-        """The message that was out is done."""
-        lane = self._lanes.get(origin)
-        if lane is not None and offset in lane.out:
-            self._returned(lane, offset)
-
-    def is_busy(self, origin: object) -> bool:
-        """Is a message of that reader out?"""
-        lane = self._lanes.get(origin)
-        return lane is not None and bool(lane.out)
-
-    def resume(self, origin: object) -> None:
-        """Its lease is good again."""
-        lane = self._lanes.get(origin)
-        if lane is not None:
-            self._offer(lane)
-
-    def forget(self, origin: object) -> None:
-        """The reader has ended."""
-        lane = self._lanes.pop(origin, None)
-        if lane is not None:
-            lane.waiting.clear()
-
-    def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None:
-        for lane in self._lanes.values():
-            lane.waiting = deque(item for item in lane.waiting if not unwanted(item))
-
-    def expel(self, owner: object, error: BaseException) -> None:
-        super().expel(owner, error)
-        for lane in tuple(self._lanes.values()):
-            if lane.out and lane.owner is owner:
-                self._rest(lane)
-                self._offer(lane)
-
-
-class OrderedSink(Sink, Protocol):
-    """Where an ordered reader puts messages and hears of them."""
-
-    def suspend(self, message: ReceivedMessage, seconds: float) -> None: ...
-
-    def finished(self, origin: object, offset: int) -> None: ...
-
-    def is_busy(self, origin: object) -> bool: ...
-
-    def resume(self, origin: object) -> None: ...
-
-    def forget(self, origin: object) -> None: ...
-
-
-class OrderedRetrySink(RetrySink):
-    """The retry topic of an ordered group: there is something in it when the group once consumed
-    another way."""
-
-    __slots__ = ("_ordered",)
-
-    def __init__(self, feeds: Mapping[str, OrderedFeed]) -> None:
-        super().__init__(feeds)
-        self._ordered = feeds
-
-    def suspend(self, message: ReceivedMessage, seconds: float) -> None:
-        feed = self._ordered.get(message.topic) or next(iter(self._ordered.values()), None)
-        if feed is not None:
-            feed.suspend(message, seconds)
-
-    def finished(self, origin: object, offset: int) -> None:
-        for feed in self._ordered.values():
-            feed.finished(origin, offset)
-
-    def is_busy(self, origin: object) -> bool:
-        return any(feed.is_busy(origin) for feed in self._ordered.values())
-
-    def resume(self, origin: object) -> None:
-        for feed in self._ordered.values():
-            feed.resume(origin)
-
-    def forget(self, origin: object) -> None:
-        for feed in self._ordered.values():
-            feed.forget(origin)
-
-
 class OrderedReader(QueueReader):
-    """Reads one queue under its lease."""
+    """Reads one queue under its lease; `leases` None: nobody is kept out (broadcasting)."""
 
-    ordered_feed: OrderedSink
-    leases: Leases | NoLeases
-    is_retiring = False
-
-    def guard(self, feed: OrderedSink, leases: Leases | NoLeases) -> None:
-        """Right after it is made."""
-        self.ordered_feed = feed
-        self.leases = leases
+    def __init__(self, *reader: Any, leases: Leases | None) -> None:
+        super().__init__(*reader)
+        self.is_retiring = False
+        self._leases = leases
         self._quiet = asyncio.Event()
 
     @property
-    def may_hand_out(self) -> bool:
-        """Is the queue ours, and to stay?"""
-        return not self.is_retiring and self.leases.is_held(self.queue)
+    def may_commit(self) -> bool:
+        return self._leases is None or self._leases.is_held(self.queue)
 
     @property
-    def may_commit(self) -> bool:
-        return self.leases.is_held(self.queue)
+    def may_hand_out(self) -> bool:
+        return not self.is_retiring and self.may_commit
 
-    def ack(self, generation: int, offset: int) -> bool:
-        counted = super().ack(generation, offset)
-        self.ordered_feed.finished(self, offset)
+    def ack(self, message: ReceivedMessage) -> bool:
+        counted = super().ack(message)
+        self._released()
         return counted
+
+    def returned(self, message: ReceivedMessage, *, failed: bool = False) -> None:
+        super().returned(message, failed=failed)
+        self._released()
+
+    def _released(self) -> None:
+        """The next message may leave when nothing is out."""
+        if not self.out:
+            self._quiet.set()
+        self.feed.resume(self)
 
     async def reject(
         self, message: ReceivedMessage, delay_level: int | None, suspend_s: float | None
@@ -399,44 +193,34 @@ class OrderedReader(QueueReader):
         `delay_level` is -1) it becomes a dead letter. Never raises: what cannot be stored as a dead
         letter comes again here."""
         if not message.is_current:
-            self.ordered_feed.finished(self, message.queue_offset)
+            self.returned(message)
             return False
         rules = self._options.retry
         level = rules.level if delay_level is None else delay_level
         times = times_so_far(message.record) + message.attempt - 1
         times_max = ORDERED_TIMES_MAX if rules.times_max is None else rules.times_max
-        is_enough = level <= LEVEL_DEAD or times >= times_max
-        if is_enough and await self._give_up(message, times, level):
-            return self.ack(message.generation, message.queue_offset)
-        self.given_back(message)
+        if level <= LEVEL_DEAD or times >= times_max:
+            if self._reading.send_back is None:
+                _log.warning("%s is dropped: this consumer has no dead letters", message)
+                return self.ack(message)
+            try:
+                await self._reading.send_back.send_copy(message.record, times, level)
+            except SluiceError as error:
+                _log.warning(
+                    "group %s: %s could not be stored as a dead letter, its queue waits: %s",
+                    self.group, message, error,
+                )  # fmt: skip
+            else:
+                return self.ack(message)
         message.attempt += 1
-        self.ordered_feed.suspend(message, rules.suspend_s if suspend_s is None else suspend_s)
+        self.feed.suspend(message, rules.suspend_s if suspend_s is None else suspend_s)
+        self.returned(message, failed=True)
         return True
-
-    async def _give_up(self, message: ReceivedMessage, times: int, level: int) -> bool:
-        if self._send_back is None:
-            _log.warning("%s is dropped: this consumer has no dead letters", message)
-            return True
-        try:
-            await self._send_back.send_copy(message.record, times, level)
-        except SluiceError as error:
-            _log.warning(
-                "group %s: %s could not be stored as a dead letter, its queue waits: %s",
-                self._group, message, error,
-            )  # fmt: skip
-            return False
-        return True
-
-    # --- the end
-
-    def rested(self) -> None:
-        """No message of it is out."""
-        self._quiet.set()
 
     async def finish(self) -> None:
         """Hands nothing out any more; returns when nothing is out."""
         self.is_retiring = True
-        while self.ordered_feed.is_busy(self):
+        while self.out:
             self._quiet.clear()
             await self._quiet.wait()
 
@@ -444,73 +228,49 @@ class OrderedReader(QueueReader):
 class OrderedReaders(Readers):
     """The readers of a group that consumes in order."""
 
-    leases: Leases | NoLeases
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        client_id: str,
-        group: str,
-        options: ConsumeOptions,
-        *,
-        on_pending: Callable[[], None],
-        on_change: Callable[[], None],
-        send_back: SendBack | None,
-    ) -> None:
-        super().__init__(cluster, group, options, on_pending=on_pending, send_back=send_back)
+    def __init__(self, reading: Reading, client_id: str, on_change: Callable[[], None]) -> None:
+        super().__init__(reading)
         self._on_change = on_change
         self._retiring: dict[MessageQueue, tuple[OrderedReader, asyncio.Task[None]]] = {}
         self._renewing: asyncio.Task[None] | None = None
-        self.leases = (
-            NoLeases()
-            if options.broadcast
-            else Leases(cluster, client_id, group, on_lost=self._lost, on_held=self._held_again)
-        )
+        self.leases: Leases | None = None
+        if not reading.options.broadcast:
+            self.leases = Leases(
+                reading.cluster,
+                client_id,
+                reading.group,
+                on_lost=self._lost,
+                on_held=self._held_again,
+            )
 
     async def add(
         self, queue: MessageQueue, subscription: Subscription, feed: Sink, *, is_new: bool = False
     ) -> bool:
         """Locks the queue, then starts where the group stands: whoever had it has committed."""
-        if queue in self._retiring or not await self.leases.acquire(queue):
+        leases = self.leases
+        if queue in self._retiring:
             return False
-        if self._renewing is None and not self.options.broadcast:
+        if leases is None:
+            return await super().add(queue, subscription, feed, is_new=is_new)
+        if not await leases.acquire(queue):
+            return False
+        if self._renewing is None:
             self._renewing = self._tasks.spawn(
-                self.leases.renew_forever(), f"sluicemq leases {self._group}"
+                leases.renew_forever(), f"sluicemq leases {self._group}"
             )
         try:
             return await super().add(queue, subscription, feed, is_new=is_new)
         except BaseException:
-            await self.leases.release(queue)
+            await leases.release(queue)
             raise
 
-    def _make(
-        self,
-        queue: MessageQueue,
-        subscription: Subscription,
-        position: int,
-        committed: int | None,
-        feed: Sink,
-    ) -> QueueReader:
-        reader = OrderedReader(
-            self._cluster,
-            self._group,
-            queue,
-            subscription,
-            position,
-            options=self.options,
-            feed=feed,
-            on_pending=self._on_pending,
-            committed=committed,
-            send_back=self._send_back,
-        )
-        assert isinstance(feed, OrderedFeed | OrderedRetrySink)
-        reader.guard(feed, self.leases)
-        return reader
+    def _reader(self, *reader: Any) -> QueueReader:
+        return OrderedReader(self._reading, *reader, leases=self.leases)
 
     def _held_again(self, queue: MessageQueue) -> None:
         reader = self._readers.get(queue)
         if isinstance(reader, OrderedReader):
-            reader.ordered_feed.resume(reader)
+            reader.feed.resume(reader)
 
     def _lost(self, queue: MessageQueue) -> None:
         """Another client has the queue: neither hand out nor commit."""
@@ -536,11 +296,9 @@ class OrderedReaders(Readers):
         self._retire(queue, self._stop(queue), is_ours=True)
         await asyncio.sleep(0)
 
-    def _moved_by_reset(self, queues: Iterable[MessageQueue]) -> list[QueueReader]:
+    def all(self) -> list[QueueReader]:
         """Also those that finish their last message: they commit afterwards."""
-        wanted = set(queues)
-        finishing = [reader for queue, (reader, _) in self._retiring.items() if queue in wanted]
-        return [*super()._moved_by_reset(wanted), *finishing]
+        return [*super().all(), *(reader for reader, _ in self._retiring.values())]
 
     def _retire(self, queue: MessageQueue, reader: OrderedReader, *, is_ours: bool) -> None:
         reader.is_retiring = True
@@ -554,12 +312,13 @@ class OrderedReaders(Readers):
         await reader.finish()
         offset = reader.in_flight.committable
         reader.drop()
-        reader.ordered_feed.forget(reader)
+        reader.feed.forget(reader)
         if is_ours:
             if self.options.auto_commit:
                 await self._commit(reader, offset)
                 await self._offsets.flush()
-            await self.leases.release(queue)
+            if self.leases is not None:
+                await self.leases.release(queue)
             self._on_change()
 
     async def close(self) -> None:

@@ -13,18 +13,17 @@ A paused queue is neither fetched from nor handed out; what was fetched before w
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
 from sluicemq.client.aio.cluster import Cluster
-from sluicemq.client.aio.consumer import Groups
-from sluicemq.client.aio.members import Member
+from sluicemq.client.aio.feeds import PausingFeed
+from sluicemq.client.aio.members import Member, Memberships
 from sluicemq.client.aio.offsets import BrokerOffsets
-from sluicemq.client.aio.readers import QueueReader, Readers, SendBack
-from sluicemq.client.aio.received import Feed, ReceivedMessage
+from sluicemq.client.aio.readers import QueueReader, Readers, Reading, SendBack
+from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.tasks import Tasks
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import PullStatus, number, pull_answer
@@ -144,52 +143,6 @@ ShareListener = Callable[[str, list[MessageQueue], list[MessageQueue]], None]
 """Called with a topic, all of its queues and those of this consumer."""
 
 
-class PausingFeed(Feed):
-    """A feed that keeps the messages of paused queues."""
-
-    __slots__ = ("_kept", "_paused")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._paused: set[MessageQueue] = set()
-        self._kept: deque[ReceivedMessage] = deque()
-
-    @property
-    def paused(self) -> frozenset[MessageQueue]:
-        """The queues whose messages wait."""
-        return frozenset(self._paused)
-
-    def pause(self, queue: MessageQueue) -> None:
-        """Nothing of the queue is handed out."""
-        self._paused.add(queue)
-        waiting = list(self._items)
-        self._items.clear()
-        self.put(waiting)
-
-    def resume(self, queue: MessageQueue) -> None:
-        """What was kept comes first: it is older."""
-        self._paused.discard(queue)
-        kept = list(self._kept)
-        self._kept.clear()
-        self.put_back(kept)
-
-    def put(self, messages: list[ReceivedMessage]) -> None:
-        super().put(self._free(messages))
-
-    def put_back(self, messages: list[ReceivedMessage]) -> None:
-        super().put_back(self._free(messages))
-
-    def _free(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
-        if not self._paused:
-            return messages
-        self._kept.extend(message for message in messages if message.queue in self._paused)
-        return [message for message in messages if message.queue not in self._paused]
-
-    def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None:
-        super().discard(unwanted)
-        self._kept = deque(item for item in self._kept if not unwanted(item))
-
-
 class LitePullConsumer:
     """Polls messages for a group; made by `Sluice.lite_pull`. Use it from one task.
 
@@ -199,7 +152,7 @@ class LitePullConsumer:
     def __init__(
         self,
         cluster: Cluster,
-        groups: Groups,
+        groups: Memberships,
         group: str,
         options: ConsumeOptions,
     ) -> None:
@@ -211,7 +164,6 @@ class LitePullConsumer:
         self._member: Member | None = None
         self._topics: list[str] = []
         self._assigned: Readers | None = None
-        self._out: list[ReceivedMessage] = []
         self._tasks = Tasks()
         self._watched: dict[str, list[QueuesListener]] = {}
         self._is_closed = False
@@ -235,7 +187,9 @@ class LitePullConsumer:
         subscription = make_subscription(
             topic, tags=tags, where=where, version=self._cluster.clock.now_ms()
         )
-        member = await self._groups.join(self.group, subscription, self._feed)
+        member = await self._groups.join(
+            self.group, subscription, self._feed, self.options, retry=False
+        )
         if self._member is None:
             self._member = member
             member.on_share.append(self._share_changed)
@@ -266,7 +220,9 @@ class LitePullConsumer:
         if self._member is not None:
             raise ConfigurationError("topics are subscribed to already.", cure=_ONE_WAY)
         if self._assigned is None:
-            self._assigned = Readers(self._cluster, self.group, self.options, filtered_here=True)
+            self._assigned = Readers(
+                Reading(self._cluster, self.group, self.options, filtered_here=True)
+            )
             if self.options.auto_commit:
                 self._tasks.spawn(self._assigned.commit_forever(), f"sluicemq commit {self.group}")
         wanted = set(queues)
@@ -299,15 +255,12 @@ class LitePullConsumer:
         messages: list[ReceivedMessage] = []
         try:
             async with asyncio.timeout(timeout_s):
-                messages.append(await self._feed.get())
+                messages.append(await self._feed.get(self))
         except TimeoutError:
             return []
         while len(messages) < count_max and len(self._feed):
-            messages.append(await self._feed.get())
-        self._out = messages
-        for message in messages:
-            message.taken()
-        return list(messages)
+            messages.append(await self._feed.get(self))
+        return messages
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Everything polled so far is done; commits it now and returns when it is stored.
@@ -339,7 +292,7 @@ class LitePullConsumer:
     def resume(self, queues: Iterable[MessageQueue]) -> None:
         """They go on where they stood."""
         for queue in queues:
-            self._feed.resume(queue)
+            self._feed.resume_queue(queue)
             self._pause_reader(queue)
 
     def _pause_reader(self, queue: MessageQueue) -> None:
@@ -353,9 +306,10 @@ class LitePullConsumer:
         return sorted(self._feed.paused)
 
     def _finish(self) -> None:
-        for message in self._out:
-            message.settle()
-        self._out = []
+        """What was polled counts as done."""
+        if self.is_running:
+            for message in self._readers.out_of(self):
+                message.settle()
 
     async def seek(self, queue: MessageQueue, offset: int) -> None:
         """The next messages of a queue come from `offset` on. Raises ConfigurationError for a queue
@@ -380,9 +334,7 @@ class LitePullConsumer:
         return reader
 
     def _move(self, queue: MessageQueue, offset: int) -> None:
-        reader = self._reader(queue)
-        self._out = [message for message in self._out if not message.is_from(reader)]
-        reader.move(offset)
+        self._reader(queue).move(offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
         """The next messages of a queue are the oldest stored ones."""
@@ -452,7 +404,6 @@ class LitePullConsumer:
 
         The last poll's messages are not done: nobody has said so. They come again.
         """
-        self._out = []
         self._is_closed = True
         await self._tasks.close()
         member, self._member = self._member, None

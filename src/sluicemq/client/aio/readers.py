@@ -1,31 +1,30 @@
-"""Sends messages back to the broker for a group, so that they come again later.
+"""The readers of a group in this process: they pull, commit what is acknowledged, send back.
+
+A `QueueReader` is a task that pulls, hands messages to a feed and pauses while `count_max` messages
+or `bytes_max` bytes are not acknowledged. When the position is moved from outside (seek, reset, an
+offset that is not stored any more) a new generation begins: acknowledgements of older messages no
+longer count.
+
+A message that is rejected is sent back for the group, so that it comes again later. When a call
+returns the copy is stored: only then the original may count as done.
 
     36 at the broker that has the message
      └─ fails: the copy is sent by this client to %RETRY%group, at any broker that takes it
          └─ fails: SluiceError, and the message is still the consumer's
-
-When a call returns the copy is stored: only then the original may count as done.
-
-The reader of one queue: pulls ahead within its limits, knows what is unacknowledged.
-
-A reader is a task that pulls, hands messages to a feed and pauses while `count_max` messages or
-`bytes_max` bytes are not acknowledged. When the position is moved from outside (seek, reset, an
-offset that is not stored any more) a new generation begins: acknowledgements of older messages no
-longer count.
-
-The readers of one group in this process: starting, stopping, committing their offsets.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.aio.feeds import Sink
 from sluicemq.client.aio.offsets import BrokerOffsets, GroupOffsets
 from sluicemq.client.aio.producer import Producer
-from sluicemq.client.aio.received import ReceivedMessage, Sink
+from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.tasks import Tasks
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import (
@@ -51,7 +50,7 @@ from sluicemq.client.core.consuming import (
     times_so_far,
 )
 from sluicemq.client.core.inflight import Counts, InFlight
-from sluicemq.client.core.tracing import Delivery
+from sluicemq.client.core.tracing import Delivery, Outcome
 from sluicemq.errors import GroupNotFoundError, ProtocolError, RequestError, SluiceError
 from sluicemq.filter.subscriptions import tag_matches
 from sluicemq.model.message import StoredMessage
@@ -102,42 +101,63 @@ OFFSET_RESET: Final = "OFFSET_RESET"
 """A 21 with this remark: an operator has sent the group to another place."""
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the readers of a group share.
+
+    `on_pending` is called when a broker does not know the subscription yet; `filtered_here`: the
+    expression travels with each pull; without `send_back` what is rejected is dropped.
+    """
+
+    cluster: Cluster
+    group: str
+    options: ConsumeOptions
+    on_pending: Callable[[], None] = lambda: None
+    filtered_here: bool = False
+    send_back: SendBack | None = None
+
+
+@dataclass(slots=True)
+class Out:
+    """A message that the application has: since when, who took it, and its trace."""
+
+    message: ReceivedMessage
+    owner: object
+    since_s: float
+    delivery: Delivery | None
+
+
 class QueueReader:
-    """Reads one queue for one group. `filtered_here`: the expression travels with each pull."""
+    """Reads one queue for one group.
+
+    `in_flight` has every message that is pulled and not acknowledged, `out` those of them that the
+    application has: nobody else notes that.
+    """
 
     def __init__(
         self,
-        cluster: Cluster,
-        group: str,
+        reading: Reading,
         queue: MessageQueue,
         subscription: Subscription,
-        position: int,
-        *,
-        options: ConsumeOptions,
         feed: Sink,
-        on_pending: Callable[[], None] = lambda: None,
-        filtered_here: bool = False,
+        position: int,
         committed: int | None = None,
-        send_back: SendBack | None = None,
     ) -> None:
         self.queue = queue
         self.subscription = subscription
         self.feed = feed
         self.in_flight = InFlight(position)
         self.committed = committed
-        self._cluster = cluster
-        self._group = group
-        self._options = options
-        self._send_back = send_back
-        self._on_pending = on_pending
-        self._filtered_here = filtered_here
-        self._generation = 0
-        self._dropped = False
+        self.out: dict[tuple[int, int], Out] = {}
+        """By generation and offset; also those of older generations."""
         self.counts = Counts()
         self.pulled_s = 0.0
-        self.out: dict[tuple[int, int], tuple[float, StoredMessage]] = {}
-        """What the application has: (generation, offset) -> since when (s), and the message."""
-        self._limits = options.limits(1)
+        self._cluster = reading.cluster
+        self._reading = reading
+        self._options = reading.options
+        self._generation = 0
+        self._dropped = False
+        self._limits = reading.options.limits(1)
         self._is_paused = False
         self._is_held = False
         self._room = asyncio.Event()
@@ -148,17 +168,65 @@ class QueueReader:
     @property
     def group(self) -> str:
         """The consumer group it reads for."""
-        return self._group
+        return self._reading.group
 
-    def ack(self, generation: int, offset: int) -> bool:
+    @property
+    def is_busy(self) -> bool:
+        """Is a message of it out?"""
+        return bool(self.out)
+
+    @property
+    def may_hand_out(self) -> bool:
+        """Is the queue ours, and to stay?"""
+        return True
+
+    @property
+    def may_commit(self) -> bool:
+        """Whether what is acknowledged here may become the group's offset."""
+        return True
+
+    def owns(self, generation: int) -> bool:
+        """Whether messages of that generation still count."""
+        return generation == self._generation and not self._dropped
+
+    def taken(self, message: ReceivedMessage, owner: object) -> None:
+        """A message is handed to the application."""
+        if self.owns(message.generation):
+            trace, now_s = self._cluster.trace, self._cluster.clock.monotonic_s()
+            delivery = None if trace is None else trace.taken(self.group, message.record)
+            self.out[message.place] = Out(message, owner, now_s, delivery)
+
+    def finished(self, message: ReceivedMessage, outcome: Outcome) -> None:
+        """How the application dealt with a message that is out; the first word counts."""
+        out = self.out.get(message.place)
+        if out is not None and out.delivery is not None:
+            out.delivery.finished(outcome)
+            out.delivery = None
+
+    def returned(self, message: ReceivedMessage, *, failed: bool = False) -> None:
+        """The application does not have it any more, and is not done with it."""
+        out = self.out.pop(message.place, None)
+        if out is not None and failed:
+            now_s = self._cluster.clock.monotonic_s()
+            self.counts.failed(now_s, now_s - out.since_s)
+
+    def release(self, owner: object) -> None:
+        """An owner is gone: what it had is not out any more."""
+        for out in tuple(self.out.values()):
+            if out.owner is owner:
+                self.returned(out.message)
+
+    def ack(self, message: ReceivedMessage) -> bool:
         """A message is done. False when it does not count any more."""
-        out = self.out.pop((generation, offset), None)
+        out = self.out.pop(message.place, None)
         if out is not None:
             now_s = self._cluster.clock.monotonic_s()
-            self.counts.done(now_s, now_s - out[0])
-        if generation != self._generation or self._dropped:
+            self.counts.done(now_s, now_s - out.since_s)
+            if out.delivery is not None:
+                out.delivery.finished(Outcome.SUCCESS)
+        if not self.owns(message.generation):
             return False
-        counted = self.in_flight.ack(offset)
+        counted = self.in_flight.ack(message.queue_offset)
         self._look_for_room()
         return counted
 
@@ -169,46 +237,23 @@ class QueueReader:
         del suspend_s
         if not message.is_current:
             return False
-        if self._send_back is None:
+        if self._reading.send_back is None:
             _log.warning("%s is rejected and dropped: this consumer has no retries", message)
         else:
             level = self._options.retry.level if delay_level is None else delay_level
-            await self._send_back.send_back(message.record, level)
-        self.given_back(message)
-        return self.ack(message.generation, message.queue_offset)
-
-    def given_back(self, message: ReceivedMessage) -> None:
-        """The application does not have it any more, and is not done with it."""
-        out = self.out.pop((message.generation, message.queue_offset), None)
-        if out is not None:
-            now_s = self._cluster.clock.monotonic_s()
-            self.counts.failed(now_s, now_s - out[0])
+            await self._reading.send_back.send_back(message.record, level)
+        self.returned(message, failed=True)
+        return self.ack(message)
 
     async def reply(self, record: StoredMessage, body: bytes, message_id: str) -> object:
         """Answers a message that asks for a reply. Raises SluiceError."""
         return await self._cluster.send_reply(record, body, message_id)
 
-    @property
-    def may_commit(self) -> bool:
-        """Whether what is acknowledged here may become the group's offset."""
-        return True
-
-    def taken(self, record: StoredMessage) -> Delivery | None:
-        """A message is handed to the application."""
-        key = (self._generation, record.queue_offset)
-        self.out[key] = (self._cluster.clock.monotonic_s(), record)
-        trace = self._cluster.trace
-        return None if trace is None else trace.taken(self._group, record)
-
-    def owns(self, generation: int) -> bool:
-        """Whether messages of that generation still count."""
-        return generation == self._generation and not self._dropped
-
     def move(self, position: int) -> None:
         """Goes on from `position`; what was handed out before no longer counts."""
         self._generation += 1
         self.in_flight = InFlight(position)
-        self.feed.discard(lambda message: message.is_from(self))
+        self.feed.discard(lambda message: message.origin is self)
         self._room.set()
         self._interrupt()
 
@@ -244,7 +289,7 @@ class QueueReader:
         waiting: set[int] = set()
 
         def note(message: ReceivedMessage) -> bool:
-            if message.is_from(self):
+            if message.origin is self:
                 waiting.add(message.queue_offset)
             return False
 
@@ -252,7 +297,7 @@ class QueueReader:
         again = self.in_flight.back(waiting)
 
         def unwanted(message: ReceivedMessage) -> bool:
-            if not message.is_from(self):
+            if message.origin is not self:
                 return False
             if message.queue_offset in again:
                 return True
@@ -273,7 +318,7 @@ class QueueReader:
     def drop(self) -> None:
         """The queue is not ours any more; its waiting messages are discarded."""
         self._dropped = True
-        self.feed.discard(lambda message: message.is_from(self))
+        self.feed.discard(lambda message: message.origin is self)
 
     # -------------------------------------------------------------------------- pulling
 
@@ -305,7 +350,7 @@ class QueueReader:
 
     async def _refused(self, error: RequestError, failures: int) -> None:
         if error.code in SUBSCRIPTION_PENDING:
-            self._on_pending()
+            self._reading.on_pending()
             await asyncio.sleep(pause_s(failures))
         elif error.code == FLOW_CONTROL:
             await asyncio.sleep(0.02)
@@ -315,7 +360,7 @@ class QueueReader:
     async def _pause(self, error: SluiceError, failures: int) -> None:
         level = logging.WARNING if failures == 1 else logging.DEBUG
         _log.log(
-            level, "pull of %s for %s failed, will try again: %s", self.queue, self._group, error
+            level, "pull of %s for %s failed, will try again: %s", self.queue, self.group, error
         )
         await asyncio.sleep(pause_s(failures))
 
@@ -341,7 +386,7 @@ class QueueReader:
                     self.in_flight.count,
                     self.in_flight.size_bytes,
                     self.queue,
-                    self._group,
+                    self.group,
                     _STUCK_S,
                 )
 
@@ -362,16 +407,16 @@ class QueueReader:
         may_commit = options.auto_commit and self.may_commit and not options.broadcast
         commit = in_flight.committable if may_commit else 0
         command = requests.pull(
-            self._group,
+            self.group,
             self.queue,
             in_flight.position,
             count_max=min(self._options.pull_count, max(1, self._limits[0] - in_flight.count)),
-            subscription=self.subscription if self._filtered_here else None,
+            subscription=self.subscription if self._reading.filtered_here else None,
             sub_version=self.subscription.version,
             expression_kind=self.subscription.kind,
             suspend_timeout_ms=int(poll_s * 1000),
             commit_offset=commit or None,
-            lite=self._filtered_here,
+            lite=self._reading.filtered_here,
         )
         answer = await self._cluster.call(address, command, poll_s + ANSWER_TIMEOUT_S)
         self.pulled_s = self._cluster.clock.monotonic_s()
@@ -404,42 +449,33 @@ class QueueReader:
         if answer.remark == OFFSET_RESET:
             _log.warning(
                 "group %s was reset on %s from offset %d to %d, %s",
-                self._group, self.queue, old, new, what,
+                self.group, self.queue, old, new, what,
             )  # fmt: skip
         else:
             _log.warning(
                 "group %s: offset %d of %s is not in the queue (%d to %d)%s; going on at %d, %s",
-                self._group, old, self.queue, answer.offset_min, answer.offset_max,
+                self.group, old, self.queue, answer.offset_min, answer.offset_max,
                 f" [{answer.remark}]" if answer.remark else "", new, what,
             )  # fmt: skip
         self.move(new)
         self.committed = None
         if self._cluster.on_moved is not None:  # what goes wrong there is none of our business
-            event = OffsetMoved(self._group, self.queue, old, new, lost)
+            event = OffsetMoved(self.group, self.queue, old, new, lost)
             asyncio.get_running_loop().call_soon(self._cluster.on_moved, event)
 
 
 class Readers:
     """Which queues are read here, from where, and up to where they are committed."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        group: str,
-        options: ConsumeOptions,
-        *,
-        on_pending: Callable[[], None] = lambda: None,
-        filtered_here: bool = False,
-        send_back: SendBack | None = None,
-    ) -> None:
-        self.options = options
-        self._cluster = cluster
-        self._group = group
-        self._on_pending = on_pending
-        self._filtered_here = filtered_here
-        self._send_back = send_back
+    def __init__(self, reading: Reading) -> None:
+        self.options = reading.options
+        self._reading = reading
+        self._cluster = cluster = reading.cluster
+        self._group = reading.group
         self._offsets: GroupOffsets = (
-            cluster.offset_files.of(group) if options.broadcast else BrokerOffsets(cluster, group)
+            cluster.offset_files.of(reading.group)
+            if reading.options.broadcast
+            else BrokerOffsets(cluster, reading.group)
         )
         self.expected: dict[str, int] = {}
         """How many queues of a topic will be read here: their limits are shared out by it."""
@@ -466,7 +502,7 @@ class Readers:
         position, committed = await self.start_offset(queue, is_new=is_new)
         if queue in self._readers:
             return True
-        reader = self._make(queue, subscription, position, committed, feed)
+        reader = self._reader(queue, subscription, feed, position, committed)
         reader.counts = self.counts.setdefault(queue.topic, Counts())
         self._readers[queue] = reader
         self._share_limits(queue.topic)
@@ -477,27 +513,25 @@ class Readers:
         self._running[queue] = self._tasks.spawn(reader.run(), f"sluicemq read {queue}")
         return True
 
-    def _make(
+    def _reader(
         self,
         queue: MessageQueue,
         subscription: Subscription,
+        feed: Sink,
         position: int,
         committed: int | None,
-        feed: Sink,
     ) -> QueueReader:
-        return QueueReader(
-            self._cluster,
-            self._group,
-            queue,
-            subscription,
-            position,
-            options=self.options,
-            feed=feed,
-            on_pending=self._on_pending,
-            filtered_here=self._filtered_here,
-            committed=committed,
-            send_back=self._send_back,
-        )
+        return QueueReader(self._reading, queue, subscription, feed, position, committed)
+
+    def all(self) -> list[QueueReader]:
+        """Every reader that may still commit."""
+        return list(self._readers.values())
+
+    def out_of(self, owner: object) -> list[ReceivedMessage]:
+        """The messages that an owner has taken and is not done with, by offset."""
+        found = [out for reader in self.all() for out in reader.out.values()]
+        messages = [out.message for out in found if out.owner is owner and out.message.is_current]
+        return sorted(messages, key=lambda message: message.queue_offset)
 
     def _share_limits(self, topic: str) -> None:
         """What a topic may hold is shared by those of its queues that are read here."""
@@ -558,7 +592,7 @@ class Readers:
         """An operator sends the group to other places (220): the queues that are read here go on
         there, and say so to the broker. What was pulled before does not count any more; commits of
         it that are under way arrive before the new ones, on the same connection."""
-        for reader in self._moved_by_reset(offsets):
+        for reader in [one for one in self.all() if one.queue in offsets]:
             _log.warning(
                 "group %s was reset on %s from offset %d to %d",
                 self._group, reader.queue, reader.in_flight.position, offsets[reader.queue],
@@ -566,9 +600,6 @@ class Readers:
             reader.move(offsets[reader.queue])
             reader.committed = None
         await self.commit()
-
-    def _moved_by_reset(self, queues: Iterable[MessageQueue]) -> list[QueueReader]:
-        return [self._readers[queue] for queue in queues if queue in self._readers]
 
     async def commit(self, *, must_succeed: bool = False) -> None:
         """Commits every queue whose offset moved; failures are logged and tried again later, with

@@ -1,38 +1,84 @@
-"""A message in the hands of a consumer, and the place where messages wait for takers.
+"""A message in the hands of a consumer."""
 
-Where the messages of a group's retry topic go: to the feeds of the topics they came from.
-"""
-
-import asyncio
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from sluicemq.client.core.consuming import first_topic
 from sluicemq.client.core.replies import CORRELATION_ID, REPLY_TO_CLIENT
-from sluicemq.client.core.tracing import Delivery, Outcome
+from sluicemq.client.core.tracing import Outcome
+from sluicemq.errors import ConfigurationError
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue
 
 
 class Origin(Protocol):
-    """The queue reader that a message came from: it hears what became of it."""
+    """The queue reader that a message came from. It alone knows which messages are out, and hears
+    what becomes of them."""
 
     @property
     def group(self) -> str: ...
 
-    def ack(self, generation: int, offset: int) -> bool: ...
+    @property
+    def is_busy(self) -> bool: ...
+
+    @property
+    def may_hand_out(self) -> bool: ...
 
     def owns(self, generation: int) -> bool: ...
+
+    def taken(self, message: "ReceivedMessage", owner: object) -> None: ...
+
+    def finished(self, message: "ReceivedMessage", outcome: Outcome) -> None: ...
+
+    def returned(self, message: "ReceivedMessage") -> None: ...
+
+    def release(self, owner: object) -> None: ...
+
+    def ack(self, message: "ReceivedMessage") -> bool: ...
 
     async def reject(
         self, message: "ReceivedMessage", delay_level: int | None, suspend_s: float | None
     ) -> bool: ...
 
-    def taken(self, record: StoredMessage) -> Delivery | None: ...
-
     async def reply(self, record: StoredMessage, body: bytes, message_id: str) -> object: ...
+
+
+class Detached:
+    """The origin of a message that no queue delivered: nothing follows from what becomes of it."""
+
+    group = ""
+    is_busy = False
+    may_hand_out = False
+
+    def owns(self, generation: int) -> bool:
+        return False
+
+    def taken(self, message: "ReceivedMessage", owner: object) -> None:
+        return None
+
+    def finished(self, message: "ReceivedMessage", outcome: Outcome) -> None:
+        return None
+
+    def returned(self, message: "ReceivedMessage") -> None:
+        return None
+
+    def release(self, owner: object) -> None:
+        return None
+
+    def ack(self, message: "ReceivedMessage") -> bool:
+        return False
+
+    async def reject(
+        self, message: "ReceivedMessage", delay_level: int | None, suspend_s: float | None
+    ) -> bool:
+        return False
+
+    async def reply(self, record: StoredMessage, body: bytes, message_id: str) -> object:
+        raise ConfigurationError(
+            "this message was not delivered by a group: nobody waits for an answer.",
+            cure="Answer what a push or lite pull consumer gets.",
+        )
 
 
 class ReceivedMessage:
@@ -43,15 +89,13 @@ class ReceivedMessage:
     times are milliseconds since 1970; `attempt` counts deliveries by this process, from 1.
     """
 
-    __slots__ = ("_delivery", "_holder", "attempt", "generation", "origin", "record")
+    __slots__ = ("attempt", "generation", "origin", "record")
 
     def __init__(self, record: StoredMessage, origin: Origin, generation: int) -> None:
         self.record = record
         self.attempt = 1
         self.origin = origin
         self.generation = generation
-        self._holder: dict[int, ReceivedMessage] | None = None
-        self._delivery: Delivery | None = None
 
     async def ack(self) -> bool:
         """Done with this message: it will not be delivered to the group again.
@@ -76,10 +120,7 @@ class ReceivedMessage:
         not be stored anywhere: then it is unacknowledged still, and may be rejected again.
         """
         self.finished(Outcome.FAILED)
-        rejected = await self.origin.reject(self, delay_level, suspend_s)
-        if self._holder is not None:
-            self._holder.pop(id(self), None)
-        return rejected
+        return await self.origin.reject(self, delay_level, suspend_s)
 
     @property
     def wants_reply(self) -> bool:
@@ -99,26 +140,16 @@ class ReceivedMessage:
 
     def settle(self) -> bool:
         """`ack` for code that cannot await; must run on the loop's thread."""
-        if self._holder is not None:
-            self._holder.pop(id(self), None)
-        if self._delivery is not None:
-            self.finished(Outcome.SUCCESS)
-        return self.origin.ack(self.generation, self.record.queue_offset)
-
-    def taken(self) -> None:
-        """It is handed to the application now: noted when traces are on."""
-        self._delivery = self.origin.taken(self.record)
+        return self.origin.ack(self)
 
     def finished(self, outcome: Outcome) -> None:
-        """The application is done with it; only the first word after `taken` counts."""
-        delivery, self._delivery = self._delivery, None
-        if delivery is not None:
-            delivery.finished(outcome)
+        """How the application dealt with it; only the first word after it was taken counts."""
+        self.origin.finished(self, outcome)
 
-    def held_by(self, holder: "dict[int, ReceivedMessage]") -> None:
-        """Notes in `holder` that it was handed out; `ack` takes it out again."""
-        holder[id(self)] = self
-        self._holder = holder
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its generation and offset: what it is known by at its origin."""
+        return self.generation, self.record.queue_offset
 
     @property
     def is_current(self) -> bool:
@@ -188,128 +219,8 @@ class ReceivedMessage:
         """How often the broker has redelivered it (0: never)."""
         return self.record.reconsume_times
 
-    def is_from(self, origin: object) -> bool:
-        """Whether that reader delivered it."""
-        return self.origin is origin
-
     def __repr__(self) -> str:
         return (
             f"<message {self.message_id} of {self.topic} queue {self.record.queue_id} "
             f"offset {self.queue_offset} {len(self.body)} B>"
         )
-
-
-class Sink(Protocol):
-    """Where a reader puts what it pulled."""
-
-    def put(self, messages: list[ReceivedMessage]) -> None: ...
-
-    def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None: ...
-
-    def fail(self, error: BaseException) -> None: ...
-
-
-class Feed:
-    """Messages that wait for takers; bounded by the readers that fill it, not here.
-
-    A failure that ends the consumer is raised to every taker, once the messages are gone.
-    """
-
-    __slots__ = ("_error", "_items", "_takers", "is_shareable")
-
-    def __init__(self, *, is_shareable: bool = False) -> None:
-        self.is_shareable = is_shareable
-        self._items: deque[ReceivedMessage] = deque()
-        self._takers: deque[tuple[asyncio.Future[None], object]] = deque()
-        self._error: BaseException | None = None
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def put(self, messages: list[ReceivedMessage]) -> None:
-        """Appends and wakes takers."""
-        self._items.extend(messages)
-        self._wake(len(messages))
-
-    def put_back(self, messages: list[ReceivedMessage]) -> None:
-        """Puts messages first in line: they are older than what waits."""
-        self._items.extendleft(reversed(messages))
-        self._wake(len(messages))
-
-    def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None:
-        """Removes messages, those of a queue that was lost."""
-        self._items = deque(item for item in self._items if not unwanted(item))
-
-    def fail(self, error: BaseException) -> None:
-        """Ends the feed: takers get the error."""
-        self._error = self._error or error
-        self._wake(len(self._takers))
-
-    def expel(self, owner: object, error: BaseException) -> None:
-        """Ends the waiting of one owner's takers; the others wait on."""
-        for taker, its_owner in self._takers:
-            if its_owner is owner and not taker.done():
-                taker.set_exception(error)
-
-    def _wake(self, count: int) -> None:
-        while count > 0 and self._takers:
-            taker, _ = self._takers.popleft()
-            if not taker.done():
-                taker.set_result(None)
-                count -= 1
-
-    async def get(self, owner: object = None) -> ReceivedMessage:
-        """The next message; waits for one. Raises the error that ended the feed, or `expel`'s."""
-        while (message := self._take(owner)) is None:
-            if self._error is not None:
-                raise self._error
-            taker = asyncio.get_running_loop().create_future()
-            self._takers.append((taker, owner))
-            try:
-                await taker
-            except asyncio.CancelledError:
-                # Cancelled after it was woken: the next taker must not sleep beside a message.
-                if taker.done() and not taker.cancelled():
-                    self._wake(1)
-                raise
-        return message
-
-    def more(self, first: ReceivedMessage, count_max: int) -> list[ReceivedMessage]:
-        """A message that was taken just now, and those of its queue that wait next to it: up to
-        `count_max` in all, without waiting."""
-        messages = [first]
-        while len(messages) < count_max and self._items and self._items[0].is_from(first.origin):
-            messages.append(self._items.popleft())
-        return messages
-
-    def _take(self, owner: object) -> ReceivedMessage | None:
-        """The next message that may be handed out now."""
-        del owner
-        return self._items.popleft() if self._items else None
-
-
-class RetrySink:
-    """Sends the messages of a retry topic to the feeds of the topics they came from."""
-
-    __slots__ = ("_feeds",)
-
-    def __init__(self, feeds: Mapping[str, Feed]) -> None:
-        self._feeds = feeds
-
-    def put(self, messages: list[ReceivedMessage]) -> None:
-        """A message of a topic that is not subscribed to any more goes to any feed."""
-        for message in messages:
-            feed = self._feed_of(message)
-            if feed is not None:
-                feed.put([message])
-
-    def _feed_of(self, message: ReceivedMessage) -> Feed | None:
-        return self._feeds.get(message.topic) or next(iter(self._feeds.values()), None)
-
-    def discard(self, unwanted: Callable[[ReceivedMessage], bool]) -> None:
-        for feed in self._feeds.values():
-            feed.discard(unwanted)
-
-    def fail(self, error: BaseException) -> None:
-        for feed in self._feeds.values():
-            feed.fail(error)

@@ -24,7 +24,7 @@ from sluicemq.client.aio.broker_requests import Asked
 from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.consumer import Handler, MessageStream, PushConsumer
 from sluicemq.client.aio.localoffsets import INSTANCE, OffsetFiles
-from sluicemq.client.aio.members import Joiner, Member, Memberships
+from sluicemq.client.aio.members import Member, Memberships
 from sluicemq.client.aio.producer import (
     DEFAULT_GROUP,
     CloseReport,
@@ -306,9 +306,7 @@ class Sluice:
         subscription = make_subscription(
             topic, tags=tags, where=where, version=self.cluster.clock.now_ms()
         )
-        stream = MessageStream(
-            Joiner(self._members, options), checked_group(group), subscription, ordered=ordered
-        )
+        stream = MessageStream(self._members, options, checked_group(group), subscription)
         self._consumers.add(stream)
         return stream
 
@@ -344,12 +342,12 @@ class Sluice:
             retry=rules, **limits,
         )  # fmt: skip
         consumer = PushConsumer(
-            Joiner(self._members, options),
+            self._members,
+            options,
             checked_group(group),
             handler,
             concurrency=concurrency,
             version_ms=self.cluster.clock.now_ms,
-            ordered=ordered,
             batch_max=batch_max,
         )
         self._consumers.add(consumer)
@@ -362,8 +360,7 @@ class Sluice:
         ConsumeOptions."""
         self._check_open()
         settings = ConsumeOptions(start=start, auto_commit=auto_commit, **options)
-        joiner = Joiner(self._members, settings, retry=False)
-        consumer = LitePullConsumer(self.cluster, joiner, checked_group(group), settings)
+        consumer = LitePullConsumer(self.cluster, self._members, checked_group(group), settings)
         self._consumers.add(consumer)
         return consumer
 
