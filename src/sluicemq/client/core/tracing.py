@@ -26,11 +26,12 @@ is looked for is found by a broker's key index, so every id must be a key of its
 client writes one record for a batch; here each message of it has one.)
 """
 
+import dataclasses
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from sluicemq.client.core.answers import SendResult, fields_of
 from sluicemq.client.core.messages import Outgoing
@@ -164,35 +165,13 @@ def encode(records: Iterable[TraceRecord]) -> bytes:
 
 
 def encode_record(record: TraceRecord) -> str:
-    """One record with its end."""
-    return FIELD.join(map(_text, _fields(record))) + RECORD
-
-
-def _fields(record: TraceRecord) -> Sequence[object]:
-    match record:
-        case Published() as r:
-            fields: list[object] = [
-                "Pub", r.time_ms, r.region, r.group, r.topic, r.message_id, r.tags, r.keys,
-                r.store_host, r.body_length, r.cost_ms, r.kind, r.offset_message_id, r.success,
-            ]  # fmt: skip
-            return fields if r.client_host is None else [*fields, r.client_host]
-        case Taken() as r:
-            return [
-                "SubBefore", r.time_ms, r.region, r.group, r.request_id, r.message_id,
-                r.retry_times, r.keys,
-            ]  # fmt: skip
-        case Finished() as r:
-            after = [
-                "SubAfter", r.request_id, r.message_id, r.cost_ms, r.success, r.keys, r.outcome,
-            ]  # fmt: skip
-            return [*after, ""] if r.time_ms is None else [*after, r.time_ms, r.group]
-        case Ended() as r:
-            return [
-                "EndTransaction", r.time_ms, r.region, r.group, r.topic, r.message_id, r.tags,
-                r.keys, r.store_host, r.kind, r.transaction_id, r.state, r.from_check,
-            ]  # fmt: skip
-        case Recalled() as r:
-            return ["Recall", r.time_ms, r.region, r.group, r.topic, r.message_id, r.success]
+    """One record with its end: its fields in their order."""
+    fields = [getattr(record, name) for name in _CONVERTERS[type(record)]]
+    if isinstance(record, Published) and record.client_host is None:
+        del fields[-1]
+    if isinstance(record, Finished) and record.time_ms is None:
+        fields[-2:] = [""]
+    return FIELD.join(map(_text, [_NAMES[type(record)], *fields])) + RECORD
 
 
 def _text(value: object) -> str:
@@ -215,61 +194,32 @@ def decode(body: bytes) -> tuple[list[TraceRecord], int]:
     for line in body.decode("utf-8", "replace").split(RECORD):
         if not line:
             continue
-        fields = line.split(FIELD)
-        reader = _READERS.get(fields[0])
+        name, *fields = line.split(FIELD)
         try:
-            if reader is None:
-                unread += 1
-            else:
-                records.append(reader(fields))
-        except (ValueError, IndexError):
+            records.append(_decode_record(_KINDS[name], fields))
+        except (KeyError, ValueError, IndexError, TypeError):
             unread += 1
     return records, unread
 
 
-def _value(text: str) -> str | None:
+def _decode_record(kind: type[TraceRecord], fields: list[str]) -> TraceRecord:
+    """What older clients leave out is put in its place; what newer ones add is not read."""
+    if kind is Published and len(fields) == 12:  # before there was an offset message id
+        fields.insert(11, _NULL)
+    elif kind is Taken:
+        fields[5] = fields[5].removesuffix(_NULL) or "0"
+        fields += [_NULL] if len(fields) == 6 else []
+    elif kind is Finished:
+        if len(fields) == 5:
+            is_success = fields[3] == "true"
+            fields.append(str(int(Outcome.SUCCESS if is_success else Outcome.FAILED)))
+        fields = fields[:8] if len(fields) >= 8 else fields[:6]
+    converters = _CONVERTERS[kind].values()
+    return kind(*(convert(text) for convert, text in zip(converters, fields, strict=False)))
+
+
+def _optional(text: str) -> str | None:
     return None if text in (_NULL, "") else text
-
-
-def _published(f: list[str]) -> Published:
-    is_old = len(f) == 13  # before there was an offset message id
-    return Published(
-        int(f[1]), _value(f[2]), _value(f[3]), _value(f[4]), _value(f[5]), _value(f[6]),
-        _value(f[7]), _value(f[8]), int(f[9]), int(f[10]), MessageKind(int(f[11])),
-        None if is_old else _value(f[12]), _bool(f[12 if is_old else 13]),
-        _value(f[14]) if len(f) > 14 else None,
-    )  # fmt: skip
-
-
-def _taken(f: list[str]) -> Taken:
-    retry_times = _value(f[6])
-    return Taken(
-        int(f[1]), _value(f[2]), _value(f[3]), _value(f[4]), _value(f[5]), int(retry_times or 0),
-        _value(f[7]) if len(f) > 7 else None,
-    )  # fmt: skip
-
-
-def _finished(f: list[str]) -> Finished:
-    outcome = (
-        Outcome(int(f[6])) if len(f) > 6 else (Outcome.SUCCESS, Outcome.FAILED)[f[4] != "true"]
-    )
-    has_time = len(f) > 8
-    return Finished(
-        _value(f[1]), _value(f[2]), int(f[3]), _bool(f[4]), _value(f[5]), outcome,
-        int(f[7]) if has_time else None, _value(f[8]) if has_time else None,
-    )  # fmt: skip
-
-
-def _ended(f: list[str]) -> Ended:
-    return Ended(
-        int(f[1]), _value(f[2]), _value(f[3]), _value(f[4]), _value(f[5]), _value(f[6]),
-        _value(f[7]), _value(f[8]), MessageKind(int(f[9])), _value(f[10]), _value(f[11]),
-        _bool(f[12]),
-    )  # fmt: skip
-
-
-def _recalled(f: list[str]) -> Recalled:
-    return Recalled(int(f[1]), _value(f[2]), _value(f[3]), _value(f[4]), _value(f[5]), _bool(f[6]))
 
 
 def _bool(text: str) -> bool:
@@ -278,13 +228,26 @@ def _bool(text: str) -> bool:
     return text == "true"
 
 
-_READERS: Final[dict[str, Callable[[list[str]], TraceRecord]]] = {
-    "Pub": _published,
-    "SubBefore": _taken,
-    "SubAfter": _finished,
-    "EndTransaction": _ended,
-    "Recall": _recalled,
+_NAMES: Final[dict[type[TraceRecord], str]] = {
+    Published: "Pub",
+    Taken: "SubBefore",
+    Finished: "SubAfter",
+    Ended: "EndTransaction",
+    Recalled: "Recall",
 }
+_KINDS: Final = {name: kind for kind, name in _NAMES.items()}
+_OF_TYPE: Final[dict[object, Callable[[str], Any]]] = {
+    int: int,
+    int | None: int,
+    str | None: _optional,
+    bool: _bool,
+    MessageKind: lambda text: MessageKind(int(text)),
+    Outcome: lambda text: Outcome(int(text)),
+}
+_CONVERTERS: Final = {
+    kind: {one.name: _OF_TYPE[one.type] for one in dataclasses.fields(kind)} for kind in _NAMES
+}
+"""How the fields of each kind are read, in their order."""
 
 
 def search_words(record: TraceRecord) -> Iterator[str]:
@@ -398,32 +361,44 @@ class Tracing:
     ) -> None:
         """A broker has stored a message, or a batch."""
         fields = fields_of(answer)
-        if outgoing.topic == self.topic or fields.get(TRACE_ON) == "false":
-            return
-        cost_ms = round(cost_s * 1000)
-        time_ms = self.clock.now_ms() - cost_ms
-        region = fields.get(MSG_REGION) or _REGION
-        for (properties, length), result in zip(_parts(outgoing, batch), results, strict=False):
-            self.note(
-                _Sent(
-                    time_ms, region, group, outgoing.topic, result.message_id, properties, address,
-                    length, cost_ms, result.offset_message_id, True,
-                )
-            )  # fmt: skip
+        if fields.get(TRACE_ON) != "false":
+            ids = [(result.message_id, result.offset_message_id) for result in results]
+            region = fields.get(MSG_REGION) or _REGION
+            self._note_sends(group, outgoing, ids, address, cost_s, region=region, batch=batch)
 
     def failed(
         self, group: str, outgoing: Outgoing, ids: Sequence[str], cost_s: float, *, batch: bool
     ) -> None:
         """A send was given up."""
+        self._note_sends(group, outgoing, [(one, "") for one in ids], "", cost_s, batch=batch)
+
+    def _note_sends(
+        self,
+        group: str,
+        outgoing: Outgoing,
+        ids: Sequence[tuple[str, str]],
+        address: str,
+        cost_s: float,
+        *,
+        region: str = _REGION,
+        batch: bool,
+    ) -> None:
+        """Each message of a request, with its id and its place; without a place it failed."""
         if outgoing.topic == self.topic:
             return
+        parts = [(outgoing.properties, len(outgoing.body))]
+        if batch:
+            parts = [
+                (str(properties, "utf-8", "replace"), len(body))
+                for _, body, properties in decode_batch(outgoing.body)
+            ]
         cost_ms = round(cost_s * 1000)
         time_ms = self.clock.now_ms() - cost_ms
-        for (properties, length), message_id in zip(_parts(outgoing, batch), ids, strict=False):
+        for (properties, length), (message_id, place) in zip(parts, ids, strict=False):
             self.note(
                 _Sent(
-                    time_ms, _REGION, group, outgoing.topic, message_id, properties, "", length,
-                    cost_ms, "", False,
+                    time_ms, region, group, outgoing.topic, message_id, properties, address,
+                    length, cost_ms, place, bool(address),
                 )
             )  # fmt: skip
 
@@ -496,7 +471,11 @@ class Tracing:
         if not isinstance(note, _Sent):
             return note
         properties = decode_properties(note.properties.encode())
-        kind = _kind(properties)
+        kind = MessageKind.ORDERED if SHARDING_KEY in properties else MessageKind.NORMAL
+        if TRAN_MSG in properties:
+            kind = MessageKind.HALF
+        elif DELAY in properties or any(name in properties for name in TIMER_PROPERTIES):
+            kind = MessageKind.DELAYED
         tags, keys = properties.get(TAGS), properties.get(KEYS)
         if kind is MessageKind.HALF:
             self._halves[note.message_id] = (tags, keys)
@@ -529,21 +508,3 @@ class Delivery:
                 taken.keys, outcome, clock.now_ms(), taken.group,
             )
         )  # fmt: skip
-
-
-def _parts(outgoing: Outgoing, batch: bool) -> list[tuple[str, int]]:
-    """Properties and length of each message of a request."""
-    if not batch:
-        return [(outgoing.properties, len(outgoing.body))]
-    return [
-        (str(properties, "utf-8", "replace"), len(body))
-        for _, body, properties in decode_batch(outgoing.body)
-    ]
-
-
-def _kind(properties: Mapping[str, Any]) -> MessageKind:
-    if TRAN_MSG in properties:
-        return MessageKind.HALF
-    if DELAY in properties or any(name in properties for name in TIMER_PROPERTIES):
-        return MessageKind.DELAYED
-    return MessageKind.ORDERED if SHARDING_KEY in properties else MessageKind.NORMAL
