@@ -20,9 +20,10 @@ from sluicemq.client.aio.consumer import PushConsumer
 from sluicemq.client.aio.members import Member
 from sluicemq.client.aio.producer import Requester
 from sluicemq.client.aio.readers import Out
-from sluicemq.client.aio.received import Detached, ReceivedMessage
+from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.tasks import Tasks
 from sluicemq.client.core.replies import take_reply
+from sluicemq.client.core.tracing import Outcome
 from sluicemq.client.stacks import stacks
 from sluicemq.errors import ProtocolError, RetryLaterError
 from sluicemq.model.message import StoredMessage
@@ -235,7 +236,7 @@ class Asked:
 
     async def _try(self, consumer: PushConsumer, record: StoredMessage) -> bodies.DirectResult:
         clock = self._owner.cluster.clock
-        origin = _Direct(self._owner.cluster, consumer.group)
+        origin = Direct(self._owner.cluster, consumer.group)
         message = ReceivedMessage(record, origin, 0)
         began_s = clock.monotonic_s()
         kind, remark = bodies.ConsumeResult.SUCCESS, None
@@ -256,8 +257,12 @@ class Asked:
         return take_reply(command, self._requester.awaited)
 
 
-class _Direct(Detached):
-    """Of a message that is handled on request."""
+class Direct:
+    """The origin of a message that is handled on request: nothing follows from what becomes of
+    it."""
+
+    is_busy = False
+    may_hand_out = True
 
     def __init__(self, cluster: Cluster, group: str) -> None:
         self.group = group
@@ -266,6 +271,18 @@ class _Direct(Detached):
 
     def owns(self, generation: int) -> bool:
         return True
+
+    def taken(self, message: ReceivedMessage, owner: object) -> None:
+        return None
+
+    def finished(self, message: ReceivedMessage, outcome: Outcome) -> None:
+        return None
+
+    def returned(self, message: ReceivedMessage) -> None:
+        return None
+
+    def release(self, owner: object) -> None:
+        return None
 
     def ack(self, message: ReceivedMessage) -> bool:
         return True

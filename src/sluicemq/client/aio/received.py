@@ -6,7 +6,6 @@ from typing import Protocol
 from sluicemq.client.core.consuming import first_topic
 from sluicemq.client.core.replies import CORRELATION_ID, REPLY_TO_CLIENT
 from sluicemq.client.core.tracing import Outcome
-from sluicemq.errors import ConfigurationError
 from sluicemq.model.ids import Host
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue
@@ -42,43 +41,6 @@ class Origin(Protocol):
     ) -> bool: ...
 
     async def reply(self, record: StoredMessage, body: bytes, message_id: str) -> object: ...
-
-
-class Detached:
-    """The origin of a message that no queue delivered: nothing follows from what becomes of it."""
-
-    group = ""
-    is_busy = False
-    may_hand_out = False
-
-    def owns(self, generation: int) -> bool:
-        return False
-
-    def taken(self, message: "ReceivedMessage", owner: object) -> None:
-        return None
-
-    def finished(self, message: "ReceivedMessage", outcome: Outcome) -> None:
-        return None
-
-    def returned(self, message: "ReceivedMessage") -> None:
-        return None
-
-    def release(self, owner: object) -> None:
-        return None
-
-    def ack(self, message: "ReceivedMessage") -> bool:
-        return False
-
-    async def reject(
-        self, message: "ReceivedMessage", delay_level: int | None, suspend_s: float | None
-    ) -> bool:
-        return False
-
-    async def reply(self, record: StoredMessage, body: bytes, message_id: str) -> object:
-        raise ConfigurationError(
-            "this message was not delivered by a group: nobody waits for an answer.",
-            cure="Answer what a push or lite pull consumer gets.",
-        )
 
 
 class ReceivedMessage:

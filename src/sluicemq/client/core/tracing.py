@@ -31,7 +31,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from sluicemq.client.core.answers import SendResult, fields_of
 from sluicemq.client.core.messages import Outgoing

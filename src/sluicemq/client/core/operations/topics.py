@@ -214,7 +214,9 @@ def topic_configs(directory: Directory, topic: str) -> Talk[dict[str, TopicConfi
     tell. Raises RouteNotFoundError."""
     brokers = masters_of_topic((yield from directory.route(topic)))
     absent = {TOPIC_NOT_EXIST, int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)}
-    answers = yield from ask_each(brokers, requests.topic_config(topic=topic, logical=True), absent=absent)
+    answers = yield from ask_each(
+        brokers, requests.topic_config(topic=topic, logical=True), absent=absent
+    )
     return {name: decode_topic_config(answer.body) for name, _, answer in answers}
 
 
