@@ -22,7 +22,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, Unpack
 
 from sluicemq.errors import ConfigurationError, MessageKeyMissingError, install_extra
 from sluicemq.model.message import KEYS, ORIGIN_MESSAGE_ID, TAGS, UNIQ_KEY
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import sqlalchemy
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from sluicemq.client.ledger import AsyncLedger, Ledger
+    from sluicemq.client.ledger import AsyncLedger, Ledger, LedgerOptions
 
     Database = str | Path | sqlalchemy.URL | sqlalchemy.Engine | AsyncEngine | Ledger | AsyncLedger
 
@@ -67,7 +67,7 @@ def idempotent(
     *,
     key: Key = None,
     consumer: str | None = None,
-    **options: Any,
+    **options: "Unpack[LedgerOptions]",
 ) -> Callable[[Handler], Handler]:
     """Makes `handler(message, connection)` a handler of messages with effects exactly once.
 
@@ -98,7 +98,7 @@ def idempotent(
     return decorate
 
 
-def _ledger(database: Any, options: dict[str, Any], is_async: bool) -> Any:
+def _ledger(database: Any, options: Mapping[str, Any], is_async: bool) -> Any:
     """The ledger of the right kind. Raises ConfigurationError."""
     try:
         from sluicemq.client import ledger  # noqa: PLC0415 - SQLAlchemy is an extra

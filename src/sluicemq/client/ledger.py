@@ -1,9 +1,4 @@
-"""The database engine of an idempotent handler, made from a path or a URL.
-
-A path is SQLite. A URL without a driver gets the one that the extra `sql` and the database's usual
-package bring: psycopg for PostgreSQL (blocking and asyncio), PyMySQL or aiomysql for MySQL.
-
-Which messages have had their effects: a table beside the effects, in the same database.
+"""Which messages have had their effects: a table beside the effects, in the same database.
 
     BEGIN; INSERT consumer, topic, key, or nothing when that is there; the handler's work; COMMIT
 
@@ -21,6 +16,10 @@ than the column stands there as its SHA-256.
 SQLite has one writer at a time, and its waiting is unfair: here the threads (or tasks) of a process
 wait in line for it. A file of ours is in WAL mode and waits 30 s for other processes.
 
+The database is an engine of SQLAlchemy, or a path (SQLite) or URL from which one is made. A URL
+without a driver gets the one that the extra `sql` and the database's usual package bring: psycopg
+for PostgreSQL (blocking and asyncio), PyMySQL or aiomysql for MySQL.
+
 `sqlalchemy` is an extra of its own (`sql`): this module is loaded by who uses it.
 """
 
@@ -33,7 +32,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
@@ -56,6 +55,7 @@ _DRIVERS: Final = {
     "mariadb": "mariadb+pymysql",
 }
 Database = str | Path | sa.URL
+E = TypeVar("E", sa.Engine, AsyncEngine)
 
 
 def blocking_engine(database: Database) -> sa.Engine:
@@ -197,8 +197,8 @@ class _Statements:
         self._clock = clock
         self._clean_s = clock.monotonic_s() + CLEAN_EVERY_S
 
-    def claim(self, consumer: str, topic: str, key: str) -> sa.Insert:
-        """The insert that leaves a row which is there as it is."""
+    def insert(self, consumer: str, topic: str, key: str) -> sa.Insert:
+        """Leaves a row that is there as it is."""
         row = {
             "consumer": exact_key(consumer),
             "topic": exact_key(topic, _TOPIC_CHARACTERS_MAX),
@@ -212,13 +212,25 @@ class _Statements:
         )
         return statement.execution_options(preserve_rowcount=True)  # else an insert may not have it
 
-    def clean(self, older_than: timedelta | None) -> sa.Delete | None:
-        """Forgets old keys; None when they are kept for ever."""
+    def claim(self, connection: sa.Connection, consumer: str, topic: str, key: str) -> bool:
+        """Whether the row went in. Raises ConfigurationError for a driver that does not say so: no
+        answer must be taken for "was there before", which would lose the message."""
+        count = connection.execute(self.insert(consumer, topic, key)).rowcount
+        if count not in (0, 1):
+            raise ConfigurationError(
+                f"the database driver says that {count} rows were inserted, not 0 or 1.",
+                cure="Use another driver: psycopg, sqlite3, PyMySQL.",
+            )
+        return count == 1
+
+    def clean(self, connection: sa.Connection, older_than: timedelta | None) -> int:
+        """Forgets old keys, unless they are kept for ever; how many."""
         age = older_than if older_than is not None else self._keep
         if age is None:
-            return None
+            return 0
         end_ms = self._clock.now_ms() - round(age.total_seconds() * 1000)
-        return sa.delete(self.table).where(self.table.c.consumed_ms < end_ms)
+        statement = sa.delete(self.table).where(self.table.c.consumed_ms < end_ms)
+        return connection.execute(statement).rowcount
 
     @property
     def is_cleaning_due(self) -> bool:
@@ -245,7 +257,38 @@ class _Statements:
         return sa.inspect(connection).has_table(self.table.name)
 
 
-class Ledger:
+class LedgerOptions(TypedDict, total=False):
+    """What a ledger may be told beside its database."""
+
+    table: str
+    keep: timedelta | None
+    create: bool
+    clock: Clock
+
+
+class _Ledger(Generic[E]):
+    """What both ledgers are made of: an engine, the statements of its dialect, a line."""
+
+    def __init__(
+        self,
+        engine: E,
+        lock: Callable[[], Any],
+        *,
+        table: str = DEFAULT_TABLE,
+        keep: timedelta | None = DEFAULT_KEEP,
+        create: bool = True,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.engine: E = engine
+        dialect = engine.dialect.name
+        self._statements = _Statements(dialect, table, keep, create, clock)
+        self._is_ready = False
+        self._preparing = lock()
+        # Where the transactions of this process wait for their turn.
+        self._line = lock() if dialect == "sqlite" else contextlib.nullcontext()
+
+
+class Ledger(_Ledger[sa.Engine]):
     """The table for handlers that are plain functions.
 
     `database`: a path (SQLite), a URL or an `Engine`. `table`: its name, made when it is not there
@@ -253,156 +296,108 @@ class Ledger:
     between threads. Raises ConfigurationError for what cannot be a database.
     """
 
-    def __init__(
-        self,
-        database: Database | sa.Engine,
-        *,
-        table: str = DEFAULT_TABLE,
-        keep: timedelta | None = DEFAULT_KEEP,
-        create: bool = True,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        self.engine = database if isinstance(database, sa.Engine) else blocking_engine(database)
-        self._statements = _Statements(self.engine.dialect.name, table, keep, create, clock)
-        self._is_ready = False
-        self._preparing = threading.Lock()
-        self._line = _line(self.engine.dialect.name, threading.Lock)
+    def __init__(self, database: Database | sa.Engine, **options: Unpack[LedgerOptions]) -> None:
+        engine = database if isinstance(database, sa.Engine) else blocking_engine(database)
+        super().__init__(engine, threading.Lock, **options)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
         """A connection in a transaction: committed at the end of the block, rolled back when it
         raises. For a handler's work beside `claim`."""
-        self._ready()
+        self._prepare()
         with self._line, self.engine.begin() as connection, _kept_open(connection):
             yield connection
         if self._statements.is_cleaning_due:
-            try:
+            with _clean_failure():
                 self.clean()
-            except sa.exc.SQLAlchemyError as error:
-                _warn_uncleaned(error)
 
     def claim(self, connection: sa.Connection, consumer: str, topic: str, key: str) -> bool:
         """Whether this key is new to the consumer: then it is noted, in the transaction of the
         connection. Waits while another transaction that has noted it is open."""
-        return _is_new(connection.execute(self._statements.claim(consumer, topic, key)))
+        return self._statements.claim(connection, consumer, topic, key)
 
     def clean(self, older_than: timedelta | None = None) -> int:
         """Forgets keys that are older than `keep` (or the age given); how many. Happens by itself
         about once an hour."""
-        self._ready()
-        statement = self._statements.clean(older_than)
-        if statement is None:
-            return 0
+        self._prepare()
         with self._line, self.engine.begin() as connection:
-            return connection.execute(statement).rowcount
+            return self._statements.clean(connection, older_than)
 
     def close(self) -> None:
         """Closes the engine's idle connections."""
         self.engine.dispose()
 
-    def _ready(self) -> None:
-        if not self._is_ready:
-            with self._preparing:
-                self._prepare()
-
     def _prepare(self) -> None:
         if self._is_ready:
             return
-        try:
-            with self.engine.begin() as connection:
-                self._statements.prepare(connection)
-        except sa.exc.DBAPIError:  # another process may have been faster
-            with self.engine.connect() as connection:
-                if not self._statements.has_table(connection):
-                    raise
-        self._is_ready = True
+        with self._preparing:
+            try:
+                with self.engine.begin() as connection:
+                    self._statements.prepare(connection)
+            except sa.exc.DBAPIError:  # another process may have been faster
+                with self.engine.connect() as connection:
+                    if not self._statements.has_table(connection):
+                        raise
+            self._is_ready = True
 
 
-class AsyncLedger:
+class AsyncLedger(_Ledger[AsyncEngine]):
     """The table for handlers that are coroutine functions; otherwise as `Ledger`, with an
     `AsyncEngine`."""
 
-    def __init__(
-        self,
-        database: Database | AsyncEngine,
-        *,
-        table: str = DEFAULT_TABLE,
-        keep: timedelta | None = DEFAULT_KEEP,
-        create: bool = True,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        self.engine = database if isinstance(database, AsyncEngine) else async_engine(database)
-        self._statements = _Statements(self.engine.dialect.name, table, keep, create, clock)
-        self._is_ready = False
-        self._preparing = asyncio.Lock()
-        self._line = _line(self.engine.dialect.name, asyncio.Lock)
+    def __init__(self, database: Database | AsyncEngine, **options: Unpack[LedgerOptions]) -> None:
+        engine = database if isinstance(database, AsyncEngine) else async_engine(database)
+        super().__init__(engine, asyncio.Lock, **options)
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
         """As `Ledger.transaction`."""
-        await self._ready()
+        await self._prepare()
         async with self._line, self.engine.begin() as connection:
             with _kept_open(connection.sync_connection):
                 yield connection
         if self._statements.is_cleaning_due:
-            try:
+            with _clean_failure():
                 await self.clean()
-            except sa.exc.SQLAlchemyError as error:
-                _warn_uncleaned(error)
 
     async def claim(self, connection: AsyncConnection, consumer: str, topic: str, key: str) -> bool:
         """As `Ledger.claim`."""
-        return _is_new(await connection.execute(self._statements.claim(consumer, topic, key)))
+        return await connection.run_sync(self._statements.claim, consumer, topic, key)
 
     async def clean(self, older_than: timedelta | None = None) -> int:
         """As `Ledger.clean`."""
-        await self._ready()
-        statement = self._statements.clean(older_than)
-        if statement is None:
-            return 0
+        await self._prepare()
         async with self._line, self.engine.begin() as connection:
-            return (await connection.execute(statement)).rowcount
+            return await connection.run_sync(self._statements.clean, older_than)
 
     async def close(self) -> None:
         """Closes the engine's idle connections."""
         await self.engine.dispose()
 
-    async def _ready(self) -> None:
-        if not self._is_ready:
-            async with self._preparing:
-                await self._prepare()
-
     async def _prepare(self) -> None:
         if self._is_ready:
             return
-        try:
-            async with self.engine.begin() as connection:
-                await connection.run_sync(self._statements.prepare)
-        except sa.exc.DBAPIError:  # another process may have been faster
-            async with self.engine.connect() as connection:
-                if not await connection.run_sync(self._statements.has_table):
-                    raise
-        self._is_ready = True
+        async with self._preparing:
+            try:
+                async with self.engine.begin() as connection:
+                    await connection.run_sync(self._statements.prepare)
+            except sa.exc.DBAPIError:  # another process may have been faster
+                async with self.engine.connect() as connection:
+                    if not await connection.run_sync(self._statements.has_table):
+                        raise
+            self._is_ready = True
 
 
 KINDS: Final = ((AsyncLedger, AsyncEngine), (Ledger, sa.Engine))
 """For coroutine functions, for plain functions: the ledger and the engine."""
 
 
-def _is_new(result: sa.CursorResult[Any]) -> bool:
-    """Whether the row went in. Raises ConfigurationError for a driver that does not say so: no
-    answer must be taken for "was there before", which would lose the message."""
-    if result.rowcount not in (0, 1):
-        raise ConfigurationError(
-            f"the database driver says that {result.rowcount} rows were inserted, not 0 or 1.",
-            cure="Use another driver: psycopg, sqlite3, PyMySQL.",
-        )
-    return result.rowcount == 1
-
-
-def _line(dialect: str, lock: Any) -> Any:
-    """Where the transactions of this process wait for their turn."""
-    return lock() if dialect == "sqlite" else contextlib.nullcontext()
+@contextlib.contextmanager
+def _clean_failure() -> Iterator[None]:
+    try:
+        yield
+    except sa.exc.SQLAlchemyError as error:
+        _log.warning("old keys of consumed messages could not be removed: %s", error)
 
 
 @contextlib.contextmanager
@@ -427,7 +422,3 @@ def _ended_by_handler() -> ConfigurationError:
         "exactly once.",
         cure="Do not call commit or rollback on the connection; raise to roll back.",
     )
-
-
-def _warn_uncleaned(error: Exception) -> None:
-    _log.warning("old keys of consumed messages could not be removed: %s", error)

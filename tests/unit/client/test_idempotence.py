@@ -381,7 +381,7 @@ def test_a_table_of_ones_own_migrations_is_used_and_not_made(path):
 
 def test_mysql_ignores_and_compares_exactly():
     statements = _Statements("mysql", "seen", None, True, SYSTEM_CLOCK)
-    said = str(statements.claim("c", "t", "k").compile(dialect=mysql.dialect()))
+    said = str(statements.insert("c", "t", "k").compile(dialect=mysql.dialect()))
     assert said.startswith("INSERT IGNORE INTO seen")
     table = str(sa.schema.CreateTable(statements.table).compile(dialect=mysql.dialect()))
     assert table.count("COLLATE utf8mb4_bin") == 3
