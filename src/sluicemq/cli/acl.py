@@ -149,24 +149,18 @@ def status(admin: Admin, as_json: bool) -> None:
     for address, state in sorted(admin.access_status().items()):
         if as_json:
             print_json({"broker": address, **state})
-        else:
-            _print_status(address, state)
-
-
-def _print_status(address: str, state: dict[str, object]) -> None:
-    if not state.get("enabled"):
-        click.echo(f"{address}: no access control (aclEnable=false)")
-        return
-    since_ms = state.get("sinceMs")
-    since = show_time(since_ms) if isinstance(since_ms, int) else ""
-    click.echo(
-        f"{address}: {state['accounts']} accounts of {state['file']}, in force since {since}"
-    )
-    if state.get("error"):
-        click.echo(f"  the newest files are NOT in force: {state['error']}")
-    refused = state.get("refused")
-    for key, count in sorted(refused.items()) if isinstance(refused, dict) else ():
-        click.echo(f"  refused {key or 'without access key'}: {count:,}")
+            continue
+        if not state.get("enabled"):
+            click.echo(f"{address}: no access control (aclEnable=false)")
+            continue
+        since = show_time(state.get("sinceMs") or 0)
+        click.echo(
+            f"{address}: {state['accounts']} accounts of {state['file']}, in force since {since}"
+        )
+        if state.get("error"):
+            click.echo(f"  the newest files are NOT in force: {state['error']}")
+        for key, count in sorted((state.get("refused") or {}).items()):
+            click.echo(f"  refused {key or 'without access key'}: {count:,}")
 
 
 def _texts(path: str | None) -> Texts:

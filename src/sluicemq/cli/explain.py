@@ -1,12 +1,11 @@
 """`sluice explain message|group`: why a group has or has not got a message, is idle or behind."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import click
 
 from sluicemq.cli.output import admin_options, fields, print_json, print_records, show_time
-from sluicemq.client.core.explanations.facts import Fate, Finding, MessageExplained, MessageFacts
+from sluicemq.client.core.explanations.facts import Fate, Finding, MessageExplained
 from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
 from sluicemq.client.sync.admin import Admin
 from sluicemq.filter.explain import Explanation
@@ -44,12 +43,22 @@ def message(
     about, found = admin.explain_message(
         message_id, group=group, topic=topic, trace_topic=trace_topic
     )
+    stored = about.message
+    has_route = about.routed is not None and stored.broker in about.routed
     if as_json:
-        print_json(
-            {"message": _message_record(about), "groups": [_explained(one) for one in found]}
-        )
+        place = fields("offset_min offset_max")(about) | {"has_route": has_route}
+        groups = [_explained(one) for one in found]
+        print_json({"message": _place(stored) | place, "groups": groups})
         return
-    _print_message(about)
+    click.echo(
+        f"Message {stored.message_id} of {stored.topic}\n"
+        f"  stored   {show_time(stored.store_time_ms)} on {stored.broker}, queue "
+        f"{stored.queue_id}, offset {stored.queue_offset} (the queue holds {about.offset_min} to "
+        f"{about.offset_max - 1})\n"
+        f"  tag      {stored.tag or 'none'}"
+        + ("" if has_route else "\n  route    clients do not find this topic there")
+        + "\n"
+    )
     if group is not None:
         for item in found:
             _print_one(item)
@@ -86,29 +95,6 @@ def group(admin: Admin, name: str, as_json: bool) -> None:
 def fate_of(item: MessageExplained) -> str:
     """In a word, with the number of a retry."""
     return f"retry {item.times}" if item.fate is Fate.RETRY else item.fate.value
-
-
-def _message_record(about: MessageFacts) -> dict[str, Any]:
-    return {
-        **_place(about.message),
-        "offset_min": about.offset_min,
-        "offset_max": about.offset_max,
-        "has_route": about.routed is not None and about.message.broker in about.routed,
-    }
-
-
-def _print_message(about: MessageFacts) -> None:
-    stored = about.message
-    click.echo(
-        f"Message {stored.message_id} of {stored.topic}\n"
-        f"  stored   {show_time(stored.store_time_ms)} on {stored.broker}, queue "
-        f"{stored.queue_id}, offset {stored.queue_offset} (the queue holds {about.offset_min} to "
-        f"{about.offset_max - 1})\n"
-        f"  tag      {stored.tag or 'none'}"
-    )
-    if about.routed is None or stored.broker not in about.routed:
-        click.echo("  route    clients do not find this topic there")
-    click.echo()
 
 
 def _print_one(item: MessageExplained) -> None:

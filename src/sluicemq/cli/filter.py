@@ -73,7 +73,12 @@ def check_command(context: click.Context, expression: str, as_json: bool) -> Non
 
     findings, types = check(expression), check_types(expression)
     if as_json:
-        report = _report(expression, findings, types)
+        report = {
+            "expression": expression,
+            "compiles": not any(finding.is_error for finding in findings),
+            "findings": findings,
+            "properties": [note._asdict() for note in types],
+        }
         click.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2))
     else:
         _print_findings(expression, findings)
@@ -128,7 +133,10 @@ def _line_blocks(file: BufferedReader) -> Iterator[list[bytes]]:
 
 
 def _answer(line: bytes) -> bytes:
-    case = _load(line)
+    try:
+        case = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        case = json.loads(line)  # half characters such as \ud83d: Java has them, orjson does not
     selector = _selector(case["expr"])
     properties = case.get("props") or {}
     for value in properties.values():
@@ -141,13 +149,6 @@ def _answer(line: bytes) -> bytes:
         return _RESULTS[selector.evaluate(properties)]
     except FilterEvaluationError:
         return _EVALUATION_ERROR
-
-
-def _load(line: bytes) -> Any:
-    try:
-        return orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return json.loads(line)  # half characters such as \ud83d: Java has them, orjson does not
 
 
 def _strings(properties: dict[str, Any]) -> dict[str, str]:
@@ -164,17 +165,6 @@ def _selector(text: str) -> "Selector | None":
 
     outcome = try_compile(text)
     return None if isinstance(outcome, FilterSyntaxError) else outcome
-
-
-def _report(
-    expression: str, findings: "list[Finding]", types: "tuple[TypeNote, ...]"
-) -> dict[str, Any]:
-    return {
-        "expression": expression,
-        "compiles": not any(finding.is_error for finding in findings),
-        "findings": findings,
-        "properties": [note._asdict() for note in types],
-    }
 
 
 def _print_findings(expression: str, findings: "list[Finding]") -> None:

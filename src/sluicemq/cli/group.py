@@ -408,10 +408,33 @@ _client_argument = click.argument("client_id", metavar="[CLIENT]", required=Fals
 def status(admin: Admin, name: str, client_id: str | None, as_json: bool) -> None:
     """What CLIENT of GROUP (or each member) reads, holds, handles, and how fast."""
     for client, info in _running(admin, name, client_id, stack=False):
+        queues = [queue._asdict() | _held(state) for queue, state in sorted(info.queues.items())]
         if as_json:
-            print_json(_status_record(client, info))
-        else:
-            _print_status(client, info)
+            print_json({
+                **_client(client),
+                "properties": info.properties,
+                "subscriptions": {item.topic: item.expression for item in info.subscriptions},
+                "queues": queues,
+                "topics": {topic: _rates(rates) for topic, rates in sorted(info.rates.items())},
+                "notes": info.notes,
+            })  # fmt: skip
+            continue
+        since = show_time(int(info.properties.get("PROP_CONSUMER_START_TIMESTAMP", "0") or 0))
+        click.echo(f"--- {client.client_id} ({client.language}, {client.address}), since {since}")
+        for item in sorted(info.subscriptions, key=lambda item: item.topic):
+            click.echo(f"subscribed: {item.topic} {item.kind} {item.expression}")
+        columns = (
+            "topic broker queue=queue_id committed held locked last_pull=last_pull_ms:time "
+            "last_consumed=last_consume_ms:time"
+        )
+        print_records(queues, columns=columns)
+        for topic, rates in sorted(info.rates.items()):
+            click.echo(
+                f"{topic}: {rates.done_per_second:.1f} done/s, {rates.failed_per_second:.1f} "
+                f"failed/s, {rates.consume_ms:.1f} ms each, {rates.failures} failures in the last "
+                "hour"
+            )
+        _print_notes(info)
 
 
 @consumer.command("stack")
@@ -443,41 +466,6 @@ def _running(
             cure=f"Online: {online}." if online else "See sluice group show.",
         )
     return [(one, admin.running_info(name, one.client_id, stack=stack)) for one in clients]
-
-
-def _queue_records(info: RunningInfo) -> list[Record]:
-    return [queue._asdict() | _held(state) for queue, state in sorted(info.queues.items())]
-
-
-def _status_record(client: ConsumerClient, info: RunningInfo) -> Record:
-    return {
-        **_client(client),
-        "properties": info.properties,
-        "subscriptions": {item.topic: item.expression for item in info.subscriptions},
-        "queues": _queue_records(info),
-        "topics": {topic: _rates(rates) for topic, rates in sorted(info.rates.items())},
-        "notes": info.notes,
-    }
-
-
-def _print_status(client: ConsumerClient, info: RunningInfo) -> None:
-    start_ms = int(info.properties.get("PROP_CONSUMER_START_TIMESTAMP", "0") or 0)
-    click.echo(
-        f"--- {client.client_id} ({client.language}, {client.address}), since {show_time(start_ms)}"
-    )
-    for item in sorted(info.subscriptions, key=lambda item: item.topic):
-        click.echo(f"subscribed: {item.topic} {item.kind} {item.expression}")
-    columns = (
-        "topic broker queue=queue_id committed held locked last_pull=last_pull_ms:time "
-        "last_consumed=last_consume_ms:time"
-    )
-    print_records(_queue_records(info), columns=columns)
-    for topic, rates in sorted(info.rates.items()):
-        click.echo(
-            f"{topic}: {rates.done_per_second:.1f} done/s, {rates.failed_per_second:.1f} failed/s, "
-            f"{rates.consume_ms:.1f} ms each, {rates.failures} failures in the last hour"
-        )
-    _print_notes(info)
 
 
 def _print_notes(info: RunningInfo) -> None:

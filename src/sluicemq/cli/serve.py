@@ -251,20 +251,14 @@ async def _serve(start: Started) -> None:
         loop.add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
         text = await start(stack)
-        _settle_memory()
+        # What lives as long as the server is not looked at by the collector again. Requests make no
+        # cycles, so young objects die by their counts: rare collections suffice.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(GC_OBJECTS, 20, 20)
         click.echo(f"ready {text}")
         await stop.wait()
         log.info("closing")
-
-
-def _settle_memory() -> None:
-    """What lives as long as the server is not looked at by the collector again.
-
-    Requests make no cycles, so young objects die by their counts: rare collections suffice.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_OBJECTS, 20, 20)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -10,16 +10,18 @@ the plan of a dry run. `check` needs neither cluster nor Spark. Exit codes: 0 do
 the file or a failure, 2 wrong usage.
 """
 
+import contextlib
 import csv
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from datetime import date, datetime
-from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 import orjson
@@ -93,7 +95,8 @@ def sql(
     """
     target = file_of(form, output)
     times = {"since_ms": moment_ms(since, "--since"), "until_ms": moment_ms(until, "--until")}
-    named = dict(_archive(one) for one in archives)
+    split = (one.partition("=") for one in archives)
+    named = {name if mark else "": path if mark else name for name, mark, path in split}
     connection = {"nameServers": access.name_servers, **signed(access.credentials)}
     connection |= {} if explain else {"reportPushdown": "false"}
 
@@ -108,12 +111,24 @@ def sql(
         tables = Tables(session.result(), connection, found.result, archives=named, **times)
         frame = tables.query(query.rstrip().rstrip(";"))
         if explain:
-            _explain(frame)
+            from sluicemq.spark.report import pushdown  # noqa: PLC0415 - pyspark
+
+            decided = pushdown(frame)
+            for who, what in (("broker", decided.broker), ("Spark", decided.spark)):
+                click.echo(f"{who + ':':8}{', '.join(what) or 'nothing'}")
         elif form == TABLE:
-            _show(frame, limit or ROWS_SHOWN)
+            most = limit or ROWS_SHOWN
+            rows = _with_progress(frame, lambda: frame.limit(most + 1).collect())
+            cells = [[_cell(value) for value in row] for row in rows[:most]]
+            print_table("", frame.columns, cells)
+            if len(rows) > most:
+                more = f"The first {most:,} rows; --limit or --format json shows more."
+                click.echo(more, err=True)
         else:
-            with_limit = frame if limit is None else frame.limit(limit)
-            _write(with_limit, form, target)
+            wanted = frame if limit is None else frame.limit(limit)
+            count = _with_progress(wanted, lambda: write_frame(wanted, form, target))
+            if target is not None:
+                click.echo(f"{count:,} rows in {target}.", err=True)
 
 
 Asked = Callable[[Callable[[], list[str]]], "Future[list[str]]"]
@@ -128,7 +143,11 @@ def _session(master: str) -> "Iterator[tuple[Future[SparkSession], Asked]]":
 
         return spark_session("sluice sql", master=master, settings=dict(_SETTINGS), log_level="off")
 
-    _mute()
+    # Spark's own words while it starts, and pyspark's log of every error that it raises.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
+    logging.getLogger("SQLQueryContextLogger").disabled = True
+    logging.getLogger("DataFrameQueryContextLogger").disabled = True
     pool = ThreadPoolExecutor(2)
     session: Future[SparkSession] = pool.submit(start)
     try:
@@ -137,16 +156,6 @@ def _session(master: str) -> "Iterator[tuple[Future[SparkSession], Asked]]":
         pool.shutdown(wait=True)
         if session.exception() is None:
             session.result().stop()
-
-
-def _mute() -> None:
-    """Spark's own words while it starts, and pyspark's log of every error that it raises."""
-    import warnings  # noqa: PLC0415
-
-    warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
-    os.environ.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")
-    logging.getLogger("SQLQueryContextLogger").disabled = True
-    logging.getLogger("DataFrameQueryContextLogger").disabled = True
 
 
 @contextmanager
@@ -159,24 +168,16 @@ def _first_line() -> Iterator[None]:
             raise
         raise ConfigurationError("Spark is not installed.", cure=install_extra("spark")) from None
     except Exception as error:
-        if isinstance(error, SluiceError) or not _is_sparks(error):
+        is_sparks = type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
+        if isinstance(error, SluiceError) or not is_sparks:
             raise
         from sluicemq.spark.pipelines.frames import sentence_of  # noqa: PLC0415 - it is Spark's
 
         raise ConfigurationError(sentence_of(error)) from None
 
 
-def _is_sparks(error: Exception) -> bool:
-    return type(error).__module__.partition(".")[0] in ("pyspark", "py4j")
-
-
 def signed(pair: tuple[str, str] | None) -> dict[str, str]:
     return {} if pair is None else {"accessKey": pair[0], "secretKey": pair[1]}
-
-
-def _archive(text: str) -> tuple[str, str]:
-    name, mark, path = text.partition("=")
-    return (name, path) if mark else ("", text)
 
 
 def moment_ms(text: str | None, option: str) -> int | None:
@@ -195,27 +196,6 @@ def moment_ms(text: str | None, option: str) -> int | None:
             f"{option} {text!r} is no time.",
             cure="Write 30m, 6h or 7d, milliseconds since 1970, or 2026-11-21T12:00:00Z.",
         ) from None
-
-
-def _explain(frame: "DataFrame") -> None:
-    from sluicemq.spark.report import pushdown  # noqa: PLC0415 - pyspark
-
-    found = pushdown(frame)
-    for who, what in (("broker", found.broker), ("Spark", found.spark)):
-        click.echo(f"{who + ':':8}{', '.join(what) or 'nothing'}")
-
-
-def _show(frame: "DataFrame", limit: int) -> None:
-    rows = _with_progress(frame, lambda: frame.limit(limit + 1).collect())
-    print_table("", frame.columns, [[_cell(value) for value in row] for row in rows[:limit]])
-    if len(rows) > limit:
-        click.echo(f"The first {limit:,} rows; --limit or --format json shows more.", err=True)
-
-
-def _write(frame: "DataFrame", form: str, target: str | None) -> None:
-    count = _with_progress(frame, lambda: write_frame(frame, form, target))
-    if target is not None:
-        click.echo(f"{count:,} rows in {target}.", err=True)
 
 
 def _with_progress(frame: "DataFrame", work: Callable[[], T]) -> T:
@@ -295,49 +275,32 @@ def write_frame(frame: "DataFrame", form: str, target: str | None) -> int:
         assert target is not None
         frame.write.parquet(target)
         return int(frame.sparkSession.read.parquet(target).count())
-    count = 0
-    with _opened(target) as file:
-        line = _csv_line(file) if form == CSV else _json_line(file, frame.columns)
-        if form == CSV:
-            line(frame.columns)
-        for row in frame.toLocalIterator(prefetchPartitions=True):
-            line([plain(value) for value in row])
-            count += 1
-    return count
-
-
-def _json_line(file: IO[str], columns: Sequence[str]) -> Callable[[Sequence[Any]], object]:
-    def write(values: Sequence[Any]) -> None:
-        file.write(orjson.dumps(dict(zip(columns, values, strict=True)), default=str).decode())
-        file.write("\n")
-
-    return write
-
-
-def _csv_line(file: IO[str]) -> Callable[[Sequence[Any]], object]:
-    writer = csv.writer(file, lineterminator="\n")
-
-    def write(values: Sequence[Any]) -> None:
-        writer.writerow(
-            orjson.dumps(value).decode() if isinstance(value, dict | list) else value
-            for value in values
-        )
-
-    return write
-
-
-@contextmanager
-def _opened(target: str | None) -> Iterator[IO[str]]:
-    if target is None:
-        yield sys.stdout
-        sys.stdout.flush()
-        return
     try:
-        file = open(target, "w", encoding="utf-8", newline="")  # noqa: PTH123, SIM115
+        file = (
+            contextlib.nullcontext(sys.stdout)
+            if target is None
+            else open(target, "w", encoding="utf-8", newline="")  # noqa: PTH123, SIM115
+        )
     except OSError as error:
         raise ConfigurationError(f"{target} cannot be written: {error.strerror}.") from None
-    with file:
-        yield file
+    count = 0
+    with file as lines:
+        writer = csv.writer(lines, lineterminator="\n")
+        if form == CSV:
+            writer.writerow(frame.columns)
+        for row in frame.toLocalIterator(prefetchPartitions=True):
+            values = [plain(value) for value in row]
+            if form == CSV:
+                writer.writerow(
+                    orjson.dumps(value).decode() if isinstance(value, dict | list) else value
+                    for value in values
+                )
+            else:
+                record = dict(zip(frame.columns, values, strict=True))
+                lines.write(f"{orjson.dumps(record, default=str).decode()}\n")
+            count += 1
+        lines.flush()
+    return count
 
 
 # ----------------------------------------------------------------------------- pipeline

@@ -11,7 +11,7 @@ wrong usage; `verify` says 2 also when the store cannot be read at all.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -219,25 +219,19 @@ def dump(
     milliseconds since 1970 or a date like 2013-01-01T00:00 (local time).
     """
     selection = select(**wanted)
-    with opened(directory, log_path, queue_path) as layout:
-        for value in islice(_dumped(layout, parts or PARTS[:1], selection, body), limit):
-            print_json(value)
-
-
-def _dumped(
-    layout: "StoreLayout", parts: Sequence[str], selection: "Selection", body: str
-) -> Iterator[dict[str, Any]]:
     from sluicemq.store.tools import dump as dumps  # noqa: PLC0415
 
-    sources: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
-        "log": lambda: dumps.dump_log(layout, selection, body),
-        "queue": lambda: dumps.dump_queues(layout, selection),
-        "index": lambda: dumps.dump_index(layout, selection),
-        "checkpoint": lambda: dumps.dump_checkpoint(layout),
-        "config": lambda: dumps.dump_documents(layout),
-    }
-    for part in parts:
-        yield from sources[part]()
+    with opened(directory, log_path, queue_path) as layout:
+        sources: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+            "log": lambda: dumps.dump_log(layout, selection, body),
+            "queue": lambda: dumps.dump_queues(layout, selection),
+            "index": lambda: dumps.dump_index(layout, selection),
+            "checkpoint": lambda: dumps.dump_checkpoint(layout),
+            "config": lambda: dumps.dump_documents(layout),
+        }
+        chosen = parts or PARTS[:1]
+        for value in islice(chain.from_iterable(sources[part]() for part in chosen), limit):
+            print_json(value)
 
 
 def select(
