@@ -25,7 +25,7 @@ from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD
 from sluicemq.model.ids import Host
 from sluicemq.model.topic import ORDER_TOPICS, BrokerData
 from sluicemq.nameserver.reachable import Origin, Way, reachable_address
-from sluicemq.nameserver.routes import Registration, RouteTable, in_zone
+from sluicemq.nameserver.routes import TIMEOUT_MS, Registration, RouteTable, in_zone
 from sluicemq.net.tls import server_tls
 from sluicemq.wire import bodies, headers
 from sluicemq.wire.codes import RequestCode, ResponseCode
@@ -166,7 +166,7 @@ def register_broker(
     if header.body_crc32 and zlib.crc32(command.body) & 0x7FFFFFFF != header.body_crc32:
         return failure(ResponseCode.SYSTEM_ERROR, "crc32 not match")
     body = decode_register_body(command.body, compressed=header.compressed, version=command.version)
-    known = parts.table.broker(header.broker)
+    known, timeout_ms = parts.table.broker(header.broker), header.heartbeat_timeout_ms
     fields = command.fields or {}
     interfaces = (part.strip() for part in fields.get(INTERFACES_FIELD, "").split(","))
     master = parts.table.register(
@@ -176,7 +176,7 @@ def register_broker(
             broker_id=header.broker_id,
             address=header.address,
             ha_address=header.ha_address,
-            timeout_ms=header.heartbeat_timeout_ms,
+            timeout_ms=TIMEOUT_MS if timeout_ms is None else timeout_ms,
             acting_master_enable=header.acting_master_enable,
             zone=header.zone,
             topics=body.table.topics,

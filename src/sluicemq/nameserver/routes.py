@@ -2,7 +2,7 @@
 
     topic -> broker name -> QueueData            how many queues, which permission
     broker name -> cluster, id -> address        id 0 is the master
-    (cluster, address) -> LiveBroker             when it last registered, over which connection
+    (cluster, address) -> Registration, time     what it said of itself, and when
 
 Times are handed in, in milliseconds of a clock that never goes back, so that a corrected wall clock
 expires nobody; connections are opaque. Rules: spec/namesrv.md §2-§5. One rule
@@ -35,7 +35,7 @@ class Registration:
     """What a broker says of itself. `acting_master_enable` None: a broker before 5.0.
 
     `topics` may hold only those that changed, unless `is_complete`: then the broker's other topics
-    are forgotten. `timeout_ms` None takes the default.
+    are forgotten.
     """
 
     cluster: str
@@ -43,7 +43,7 @@ class Registration:
     broker_id: int
     address: str
     ha_address: str = ""
-    timeout_ms: int | None = None
+    timeout_ms: int = TIMEOUT_MS
     acting_master_enable: bool | None = None
     zone: str | None = None
     topics: Mapping[str, TopicConfig] = field(default_factory=dict)
@@ -62,21 +62,6 @@ class MasterAddresses:
 
 
 @dataclass(slots=True)
-class LiveBroker:
-    """One registered address."""
-
-    cluster: str
-    broker: str
-    address: str
-    updated_ms: int
-    timeout_ms: int
-    version: DataVersion
-    ha_address: str
-    connection: object
-    origin: Origin | None
-
-
-@dataclass(slots=True)
 class _Broker:
     cluster: str
     addresses: dict[int, str] = field(default_factory=dict)
@@ -91,7 +76,7 @@ class RouteTable:
         self._topics: dict[str, dict[str, QueueData]] = {}
         self._brokers: dict[str, _Broker] = {}
         self._clusters: dict[str, set[str]] = {}
-        self._live: dict[tuple[str, str], LiveBroker] = {}
+        self._live: dict[tuple[str, str], tuple[Registration, int]] = {}
 
     # ---------------------------------------------------------------------------- brokers
 
@@ -106,20 +91,26 @@ class RouteTable:
         for broker_id in [i for i, a in broker.addresses.items() if a == new.address]:
             if broker_id != new.broker_id:
                 del broker.addresses[broker_id]
-        if self._is_older_than_holder(new, broker):
+        holder = broker.addresses.get(new.broker_id)
+        rival, _ = self._live.get((new.cluster, holder or ""), (new, 0))
+        if rival.version.state_version > new.version.state_version and holder != new.address:
             self._live.pop((new.cluster, new.address), None)
             return MasterAddresses()
         first = first or new.broker_id not in broker.addresses
         broker.addresses[new.broker_id] = new.address
-        prime_slave = self._is_prime_slave(new, broker)
-        if new.broker_id == MASTER_ID or prime_slave:
-            self._take_topics(new, everything=first, read_only=prime_slave)
-        self._live[new.cluster, new.address] = LiveBroker(
-            new.cluster, new.broker, new.address, now_ms,
-            TIMEOUT_MS if new.timeout_ms is None else new.timeout_ms,
-            new.version, new.ha_address, new.connection, new.origin,
-        )  # fmt: skip
-        return self._master_of(new, broker)
+        is_prime_slave = (
+            new.acting_master_enable is not None
+            and new.broker_id != MASTER_ID
+            and new.broker_id == min(broker.addresses)
+        )
+        if new.broker_id == MASTER_ID or is_prime_slave:
+            self._take_topics(new, everything=first, read_only=is_prime_slave)
+        self._live[new.cluster, new.address] = replace(new, topics={}), now_ms
+        address = broker.addresses.get(MASTER_ID, "")
+        master, _ = self._live.get((new.cluster, address), (None, 0))
+        if new.broker_id == MASTER_ID or master is None:
+            return MasterAddresses()
+        return MasterAddresses(master.ha_address, address)
 
     def unregister(self, cluster: str, broker: str, address: str) -> None:
         """Forget an address; with its last one the broker and its topics go."""
@@ -136,33 +127,26 @@ class RouteTable:
 
     def refresh(self, cluster: str, address: str, now_ms: int) -> None:
         """A sign of life without news."""
-        live = self._live.get((cluster, address))
-        if live is not None:
-            live.updated_ms = now_ms
+        if (cluster, address) in self._live:
+            self._live[cluster, address] = self._live[cluster, address][0], now_ms
 
-    def expire(self, now_ms: int) -> list[LiveBroker]:
+    def expire(self, now_ms: int) -> list[Registration]:
         """Forget brokers that have been silent too long; they are returned."""
-        expired = [
-            live for live in self._live.values() if live.updated_ms + live.timeout_ms < now_ms
-        ]
-        self._unregister_all(expired)
-        return expired
+        return self._forget(lambda live, updated_ms: updated_ms + live.timeout_ms < now_ms)
 
-    def connection_lost(self, connection: object) -> list[LiveBroker]:
+    def connection_lost(self, connection: object) -> list[Registration]:
         """Forget the brokers whose latest registration came over this connection."""
-        lost = [live for live in self._live.values() if live.connection is connection]
-        self._unregister_all(lost)
-        return lost
+        return self._forget(lambda live, _: live.connection is connection)
 
     def version_of(self, cluster: str, address: str) -> DataVersion | None:
         """The edition of its topics that a broker last registered."""
         live = self._live.get((cluster, address))
-        return None if live is None else live.version
+        return None if live is None else live[0].version
 
     def origin_of(self, cluster: str, address: str) -> Origin | None:
         """What is known about an address besides the address."""
         live = self._live.get((cluster, address))
-        return None if live is None else live.origin
+        return None if live is None else live[0].origin
 
     def wipe_write_permission(self, broker: str) -> int:
         """Nobody writes to this broker any more; the number of its topics."""
@@ -232,22 +216,6 @@ class RouteTable:
 
     # ---------------------------------------------------------------------------- inside
 
-    def _is_older_than_holder(self, new: Registration, broker: _Broker) -> bool:
-        """Another address holds the id, lives, and speaks of a later state."""
-        holder = broker.addresses.get(new.broker_id)
-        if holder is None or holder == new.address:
-            return False
-        live = self._live.get((new.cluster, holder))
-        return live is not None and live.version.state_version > new.version.state_version
-
-    @staticmethod
-    def _is_prime_slave(new: Registration, broker: _Broker) -> bool:
-        return (
-            new.acting_master_enable is not None
-            and new.broker_id != MASTER_ID
-            and new.broker_id == min(broker.addresses)
-        )
-
     def _take_topics(self, new: Registration, *, everything: bool, read_only: bool) -> None:
         changed = everything or self.version_of(new.cluster, new.address) != new.version
         wipe = read_only and bool(new.acting_master_enable)
@@ -263,18 +231,11 @@ class RouteTable:
                 if topic not in new.topics:
                     self._drop_queues(topic, new.broker)
 
-    def _master_of(self, new: Registration, broker: _Broker) -> MasterAddresses:
-        address = broker.addresses.get(MASTER_ID)
-        if new.broker_id == MASTER_ID or address is None:
-            return MasterAddresses()
-        live = self._live.get((new.cluster, address))
-        if live is None:
-            return MasterAddresses()
-        return MasterAddresses(live.ha_address, address)
-
-    def _unregister_all(self, brokers: Iterable[LiveBroker]) -> None:
-        for live in brokers:
+    def _forget(self, is_gone: Callable[[Registration, int], bool]) -> list[Registration]:
+        gone = [live for live, updated_ms in self._live.values() if is_gone(live, updated_ms)]
+        for live in gone:
             self.unregister(live.cluster, live.broker, live.address)
+        return gone
 
     def _remove_broker(self, name: str, entry: _Broker) -> None:
         del self._brokers[name]

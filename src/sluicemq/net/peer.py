@@ -1,15 +1,13 @@
 """One connection as a handler sees it, whatever carries it: a socket or `memory.py`.
 
 `labels` is free for handlers (who it is, which groups it belongs to). `write` takes whole frames in
-any order; `call` sends a request to the client and waits for the answer that carries its opaque
-and the response flag (spec/remoting.md §4).
+any order; `ask` sends a request to the client, whose answer carries its opaque and the response
+flag (spec/remoting.md §4).
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from sluicemq.errors import ConnectionLostError, RequestTimeoutError
 from sluicemq.model.ids import Host, encode_host
 from sluicemq.wire.frames import FLAG_ONEWAY, SERVER_LANGUAGE, Command, encode
 
@@ -43,24 +41,13 @@ class Peer:
     """
 
     __slots__ = (
-        "_asks",
-        "_calls",
-        "_carrier",
-        "_opaque",
-        "closed",
-        "idle_sweeps",
-        "is_trusted",
-        "labels",
-        "local",
-        "refused",
-        "remote",
-        "remote_bytes",
-    )
+        "_asked", "_carrier", "_opaque", "closed", "idle_sweeps", "is_trusted", "labels", "local",
+        "refused", "remote", "remote_bytes",
+    )  # fmt: skip
 
     def __init__(self, carrier: Carrier, remote: Host, local: Host) -> None:
         self._carrier = carrier
-        self._calls: dict[int, asyncio.Future[Command]] = {}
-        self._asks: dict[int, Callable[[Command], None]] = {}
+        self._asked: dict[int, Callable[[Command], None]] = {}
         self._opaque = 0
         self.remote = remote
         self.remote_bytes = encode_host(remote)
@@ -106,34 +93,13 @@ class Peer:
         """A request to the client without waiting: `on_answer` is called with its answer, if one
         comes. Returns its number, for `give_up`."""
         frame = self._numbered(command)
-        self._asks[command.opaque] = on_answer
+        self._asked[command.opaque] = on_answer
         self.write(frame)
         return command.opaque
 
     def give_up(self, number: int) -> None:
         """An answer to that request is not wanted any more."""
-        self._asks.pop(number, None)
-
-    async def call(self, command: Command, timeout_s: float) -> Command:
-        """A request to the client and its answer.
-
-        Raises ConnectionLostError, RequestTimeoutError.
-        """
-        if self.closed:
-            raise ConnectionLostError(f"The connection of {self.remote} is closed.")
-        frame = self._numbered(command)
-        future: asyncio.Future[Command] = asyncio.get_running_loop().create_future()
-        self._calls[command.opaque] = future
-        try:
-            self.write(frame)
-            async with asyncio.timeout(timeout_s):
-                return await future
-        except TimeoutError as error:
-            raise RequestTimeoutError(
-                f"{self.remote} did not answer request {command.code} within {timeout_s} s."
-            ) from error
-        finally:
-            self._calls.pop(command.opaque, None)
+        self._asked.pop(number, None)
 
     def _numbered(self, command: Command) -> bytes:
         """Our own numbers: those of the other direction do not matter (spec/remoting.md §4)."""
@@ -144,26 +110,14 @@ class Peer:
 
     def answered(self, command: Command) -> None:
         """An answer came in. One that nobody waits for (any more) is dropped."""
-        on_answer = self._asks.pop(command.opaque, None)
+        on_answer = self._asked.pop(command.opaque, None)
         if on_answer is not None:
             on_answer(command)
-            return
-        future = self._calls.pop(command.opaque, None)
-        if future is not None and not future.done():
-            future.set_result(command)
 
     def lost(self) -> None:
-        """The connection is gone: who waits for an answer learns it."""
+        """The connection is gone; no answer comes any more."""
         self.closed = True
-        self._asks = {}
-        calls, self._calls = self._calls, {}
-        for future in calls.values():
-            if not future.done():
-                future.set_exception(
-                    ConnectionLostError(
-                        f"The connection of {self.remote} closed before it answered."
-                    )
-                )
+        self._asked.clear()
 
     def __repr__(self) -> str:
         return f"<peer {self.remote}{' closed' if self.closed else ''}>"

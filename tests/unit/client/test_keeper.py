@@ -1,7 +1,7 @@
 """The heartbeat thread against a scripted broker, and the identity of a client."""
 
-import asyncio
 import threading
+from concurrent.futures import Future
 
 import pytest
 
@@ -100,7 +100,8 @@ def test_a_request_that_this_client_does_not_serve_gets_the_standard_answer(fake
     keeper.use([fake_thread.broker.address])
     keeper.beat().result(5)
     (peer,) = fake_thread.broker.members["g"].values()
-    asking = asyncio.run_coroutine_threadsafe(peer.call(Command(307, {}), 5), fake_thread.loop)
+    asking: Future[Command] = Future()
+    fake_thread.loop.call_soon_threadsafe(peer.ask, Command(307, {}), asking.set_result)
     answer = asking.result(5)
     assert answer.code == 3
     assert answer.remark == " request type 307 not supported"
