@@ -306,7 +306,7 @@ def test_what_is_not_in_memory_is_got_elsewhere_and_kept(bench: Any, store: Stor
     seal(store)
     reopened = bench.reopen()
     loads = got(reopened, "n > 7")
-    assert [(load.start, load.stop) for load in loads] == [(5, 32), (32, 64), (64, 96), (96, 99)]
+    assert [(load.start, load.end) for load in loads] == [(5, 32), (32, 64), (64, 96), (96, 99)]
     assert [load.run().rows for load in loads] == [27, 32, 32, 3]
     blocks = got(reopened, "n > 7")
     assert [block.rows for block in blocks] == [27, 32, 32, 3]

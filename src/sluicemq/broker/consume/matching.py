@@ -376,7 +376,7 @@ class Matching:
         elif part is not None:
             yield part.run
             self._store.columns.loaded(part)
-            block = None if part.block is None else part.block.part(part.start, part.stop)
+            block = None if part.block is None else part.block.part(part.start, part.end)
         count = None if block is None else _count_rows(wanted, block, hits)
         if part is None and len(hits) >= RECORDS_A_STEP:  # few ones are read one by one
             begins = [hit * UNIT_BYTES for hit in hits]

@@ -1,12 +1,4 @@
-"""Blocks of columns kept in memory, the longest unused ones given up first.
-
-Blocks of columns that are not in memory: got by another thread, while messages go on.
-
-`find` in `columns_blocks` takes hold of what is needed (the units, views of the log), `Load.run`
-does the rest anywhere: a file is read, proved and decoded, or rows of the log are made into
-columns. `ColumnBlocks.loaded` keeps what came of it.
-
-Blocks of property columns of every queue: found in memory, in files, or made from the log.
+"""Blocks of property columns of every queue: found in memory, in files, or made from the log.
 
     rows of a queue   | block 0 (65,536 rows) | block 1 | … |  the tail                    |
                       |  sealed: a file       |  sealed |   |  slots of 4,096, in memory   |
@@ -14,17 +6,19 @@ Blocks of property columns of every queue: found in memory, in files, or made fr
 A reader gets the block that holds an offset: the sealed one; else a piece of a slot that is in
 memory already; else the slot's rows are decoded there and then, in some four milliseconds. A slot
 at the end of a queue grows piece by piece. So a filter needs nothing but the log to be fast, and
-the files only spare the decoding, once for all filters and after the next start.
+the files only spare the decoding, once for all filters and after the next start. A reader that does
+not want to wait gets a `Load`, which another thread runs while messages go on.
 
 `work` makes the files, oldest block first. It yields jobs for another thread (decoding and writing
 see only what was taken hold of before) and pauses between them; in a broker a process of its own
-does them (`columns_job`). A block is sealed when all of its records are synced: what a crash can
-still take back is never in a file.
+does them. A block is sealed when all of its records are synced: what a crash can still take back is
+never in a file.
 """
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -35,7 +29,7 @@ from sluicemq.record.columns import ColumnBlock
 from sluicemq.record.columns_build import ArrowColumns
 from sluicemq.store.columns import file as columns_file
 from sluicemq.store.columns.file import PROOF_ROWS, Head, Sealed, UntrueFileError
-from sluicemq.store.columns.seal import Evidence, Sealing, Source, units_of
+from sluicemq.store.columns.seal import Evidence, Job, Made, Source, seal, units_of
 from sluicemq.store.log import CommitLog
 from sluicemq.store.queues import ConsumeQueues, Queue
 
@@ -93,98 +87,44 @@ def memory_bytes(block: ColumnBlock) -> int:
 
 
 class Load:
-    """One block that is to be got; its rows of the queue offsets [start, stop) are wanted."""
+    """One block that another thread is to get; its rows of the offsets [start, end) are wanted.
 
-    __slots__ = ("block", "error", "head", "is_passed", "queue", "start", "stop")
+    `name` and `number` are those of a file.
+    """
 
-    def __init__(self, queue: Queue, start: int, stop: int) -> None:
-        self.queue: Final = queue
-        self.start = start
-        self.stop = stop
-        self.block: ColumnBlock | None = None
-        self.head: Head | None = None
-        self.error: Exception | None = None
-        self.is_passed = False
-        """The figures alone say that nothing in it matches: there is no block then."""
-
-    @property
-    def end(self) -> int:
-        """Where to go on."""
-        return self.stop
-
-    def run(self) -> ColumnBlock | None:
-        """The wanted rows; None when it cannot be had, or nothing matches. Any thread."""
-        try:
-            self.get()
-        except (OSError, UntrueFileError) as error:
-            self.error = error
-        return None if self.block is None else self.block.part(self.start, self.stop)
-
-    def get(self) -> None:
-        """Raises OSError, UntrueFileError."""
-        raise NotImplementedError
-
-
-class SliceLoad(Load):
-    """Rows of the log that are made into columns."""
-
-    __slots__ = ("_columns_max", "_source")
-
-    def __init__(
-        self, queue: Queue, source: Source, start: int, stop: int, columns_max: int
-    ) -> None:
-        super().__init__(queue, start, min(source.stop, stop))
-        self._source = source
-        self._columns_max = columns_max
-
-    def get(self) -> None:
-        self.block = self._source.block(self._columns_max)
-
-
-class FileLoad(Load):
-    """A file of a sealed block. `evidence`: what the proofs from each offset on are reckoned from,
-    as it is now; None: the file is known to be true."""
-
-    __slots__ = ("_directory", "_evidence", "_files", "_filter", "_offset_min", "name", "number")
+    __slots__ = ("_get", "block", "end", "error", "head", "name", "number", "queue", "start")
 
     def __init__(
         self,
         queue: Queue,
         start: int,
-        stop: int,
-        place: tuple[Files, str, str, int],
-        evidence: Mapping[int, Evidence | None] | None,
-        block_filter: BlockFilter | None,
+        end: int,
+        get: "Callable[[], tuple[ColumnBlock | None, Head | None]]",
+        name: str = "",
+        number: int = -1,
     ) -> None:
-        super().__init__(queue, start, stop)
-        self._files, self._directory, self.name, self.number = place
-        self._evidence = evidence
-        self._filter = block_filter
-        self._offset_min = queue.offset_min
+        self._get = get
+        self.queue: Final = queue
+        self.start = start
+        self.end = end
+        self.name = name
+        self.number = number
+        self.block: ColumnBlock | None = None
+        self.head: Head | None = None
+        self.error: Exception | None = None
 
-    def get(self) -> None:
-        if self._filter is not None:
-            self.head = columns_file.read_head(self._files, self._directory, self.name)
-            self._check(self.head)
-            if not self._filter.can_match(self.head.stats):
-                self.is_passed = True
-                return
-        sealed = columns_file.read(self._files, self._directory, self.name)
-        if self.head is None:
-            self._check(sealed)
-        self.block = sealed.block
+    @property
+    def is_passed(self) -> bool:
+        """The figures of a file alone say that nothing in it matches."""
+        return self.head is not None and self.block is None
 
-    def _check(self, found: "columns_file.Sealed | Head") -> None:
-        if self._evidence is None:
-            return
-        evidence_at = self._evidence.get
-
-        def proof_of(start: int, _: int) -> int | None:
-            evidence = evidence_at(start)
-            return None if evidence is None else evidence.proof()
-
-        key = (self.queue.topic, self.queue.queue_id)
-        columns_file.check(found, key, self._offset_min, proof_of)
+    def run(self) -> ColumnBlock | None:
+        """The wanted rows; None when they cannot be had, or nothing matches. Any thread."""
+        try:
+            self.block, self.head = self._get()
+        except (OSError, UntrueFileError) as error:
+            self.error = error
+        return None if self.block is None else self.block.part(self.start, self.end)
 
 
 logger = logging.getLogger(__name__)
@@ -262,20 +202,49 @@ class ColumnBlocks:
             source = Source.take(self._log, queue, begin, stop) if begin <= offset < stop else None
             if source is None:
                 return None
-            return SliceLoad(queue, source, offset, end, self._config.columns_max)
-        stop, evidence = (number + 1) * BLOCK_ROWS, None
+            columns_max = self._config.columns_max
+            return Load(queue, offset, min(stop, end), lambda: (source.block(columns_max), None))
+        stop = min((number + 1) * BLOCK_ROWS, end)
+        ruling = None if (*key, number) in self._heads else block_filter
+        return Load(queue, offset, stop, self._reading(queue, number, name, ruling), name, number)
+
+    def _reading(
+        self, queue: Queue, number: int, name: str, ruling: BlockFilter | None
+    ) -> "Callable[[], tuple[ColumnBlock | None, Head | None]]":
+        """Reads a file and proves it: what the proofs are reckoned from is taken now. With `ruling`
+        its head first, and only the head when that says that nothing matches."""
+        key, offset_min = self._key(queue), queue.offset_min
+        place = (self._files, self._directory_of(queue), name)
+        evidence: dict[int, Evidence | None] | None = None
         if (*key, number) not in self._proved:
-            first = columns_file.first_offset_of(name) or 0
+            first, stop = columns_file.first_offset_of(name) or 0, (number + 1) * BLOCK_ROWS
             evidence = {
                 at: Evidence.take(self._log, queue, at, min(at + SLOT_ROWS, stop))
                 for at in range(first, stop, SLOT_ROWS)
-                if at + SLOT_ROWS > queue.offset_min
+                if at + SLOT_ROWS > offset_min
             }
-        place = (self._files, self._directory_of(queue), name, number)
-        is_ruled = (*key, number) in self._heads
-        return FileLoad(
-            queue, offset, min(stop, end), place, evidence, None if is_ruled else block_filter
-        )
+
+        def check(found: Sealed | Head) -> None:
+            def proof_of(start: int, _: int) -> int | None:
+                one = evidence.get(start) if evidence is not None else None
+                return None if one is None else one.proof()
+
+            if evidence is not None:
+                columns_file.check(found, key, offset_min, proof_of)
+
+        def get() -> tuple[ColumnBlock | None, Head | None]:
+            head = None
+            if ruling is not None:
+                head = columns_file.read_head(*place)
+                check(head)
+                if not ruling.can_match(head.stats):
+                    return None, head
+            sealed = columns_file.read(*place)
+            if head is None:
+                check(sealed)
+            return sealed.block, head
+
+        return get
 
     def at_hand(self, queue: Queue, offset: int) -> ColumnBlock | None:
         """The block that holds an offset, when it is in memory."""
@@ -300,7 +269,7 @@ class ColumnBlocks:
         key = self._key(queue)
         if self._queues.by_key.get(key) is not queue:
             return  # its topic was deleted meanwhile
-        if isinstance(load, FileLoad):
+        if load.name:
             if self._table(queue).get(load.number) != load.name:
                 return
             if load.error is not None:
@@ -428,15 +397,9 @@ class ColumnBlocks:
                     self._doomed.append(f"{directory}/{name}")
                 else:
                     table[number] = name
-                    self._sizes[f"{directory}/{name}"] = self._size(f"{directory}/{name}")
+                    with closing(self._files.open(f"{directory}/{name}")) as file:
+                        self._sizes[f"{directory}/{name}"] = file.size()
         return table
-
-    def _size(self, path: str) -> int:
-        file = self._files.open(path)
-        try:
-            return file.size()
-        finally:
-            file.close()
 
     def remove_before_start(self) -> None:
         """Remove the files whose messages retention has removed. Raises OSError."""
@@ -492,7 +455,9 @@ class ColumnBlocks:
             if queue is None or key[0] not in topics:
                 continue
             table = self._table(queue)
-            yield from self._remove_doomed()
+            while self._doomed:
+                self._remove(self._doomed.pop())
+                yield 0.0
             number = max(queue.offset_min // BLOCK_ROWS, self._sealed_to.get(key, 0))
             while (number + 1) * BLOCK_ROWS <= queue.visible_offset:
                 if self._queues.by_key.get(key) is not queue:
@@ -513,11 +478,6 @@ class ColumnBlocks:
         )
         return last is not None and last.end_position <= self._log.synced_offset
 
-    def _remove_doomed(self) -> Iterator[Step]:
-        while self._doomed:
-            self._remove(self._doomed.pop())
-            yield 0.0
-
     def _seal(self, queue: Queue, number: int) -> Iterator[Step]:
         """Make one file."""
         start, stop = max(number * BLOCK_ROWS, queue.offset_min), (number + 1) * BLOCK_ROWS
@@ -537,13 +497,15 @@ class ColumnBlocks:
                 continue
             yield partial(_decode, source, self._config.columns_max, pieces)
             yield PAUSE_S
-        config, directory = self._config, self._directory_of(queue)
-        sealing = Sealing(
-            self._files, directory, self._key(queue), config.columns_max,
-            config.columns_disk_percent,
-        )  # fmt: skip
-        yield partial(sealing.run, pieces, sources)
-        self._sealed_now(queue, number, sealing)
+        config, made = self._config, list[Made]()
+
+        def run() -> None:
+            limits = config.columns_max, config.columns_disk_percent
+            directory, key = self._directory_of(queue), self._key(queue)
+            made.append(seal(self._files, directory, key, limits, pieces, sources))
+
+        yield run
+        self._sealed_now(queue, number, made[0])
         yield PAUSE_S
 
     def _seal_elsewhere(
@@ -558,38 +520,33 @@ class ColumnBlocks:
             starts.append(max(at, start))
             units.append(found)
             yield 0.0
-        from sluicemq.store.columns.seal import Job  # noqa: PLC0415 - where there is one
-
-        config, directory, key = self._config, self._directory_of(queue), self._key(queue)
+        config, made = self._config, list[Made]()
         job = Job(
-            directory, *key, config.columns_max, config.columns_disk_percent,
-            config.commit_log_path, config.commit_log_file_bytes, starts, list(map(len, units)),
+            self._directory_of(queue), *self._key(queue), config.columns_max,
+            config.columns_disk_percent, config.commit_log_path, config.commit_log_file_bytes,
+            starts, list(map(len, units)),
         )  # fmt: skip
-        sealing = Sealing(
-            self._files, directory, key, config.columns_max, config.columns_disk_percent
-        )
 
         def run() -> None:
-            sealing.name, sealing.size_bytes = sealer.seal(job, units)
-            sealing.rows = stop - start
+            made.append(Made(*sealer.seal(job, units), stop - start))
 
         yield run
-        self._sealed_now(queue, number, sealing)
+        self._sealed_now(queue, number, made[0])
 
-    def _sealed_now(self, queue: Queue, number: int, sealing: Sealing) -> None:
-        path = f"{self._directory_of(queue)}/{sealing.name}"
+    def _sealed_now(self, queue: Queue, number: int, made: Made) -> None:
+        path = f"{self._directory_of(queue)}/{made.name}"
         if self._queues.by_key.get(self._key(queue)) is not queue:
             self._doomed.append(path)  # the topic was deleted meanwhile
             return
-        self.rows_sealed += sealing.rows
-        self._table(queue)[number] = sealing.name
+        self.rows_sealed += made.rows
+        self._table(queue)[number] = made.name
         self._proved.add((*self._key(queue), number))
-        self._sizes[path] = sealing.size_bytes
+        self._sizes[path] = made.size_bytes
         key = self._key(queue)
         for slot in range(number * BLOCK_ROWS // SLOT_ROWS, (number + 1) * BLOCK_ROWS // SLOT_ROWS):
             self._cache.drop((*key, "slot", slot))
-        if sealing.block is not None:
-            self._cache.put((*key, "sealed", number), sealing.block)
+        if made.block is not None:
+            self._cache.put((*key, "sealed", number), made.block)
 
 
 def _decode(source: Source, columns_max: int, pieces: list[ColumnBlock]) -> None:

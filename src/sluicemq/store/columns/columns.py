@@ -89,67 +89,52 @@ class PropertyColumns:
         order; None without columns (off, or no pyarrow). What is not in files is decoded, 4,096
         rows a block: let others have their turn between two. Rows that are gone are left out, and
         with a filter those of sealed blocks of which it is known that none matches."""
-        self._wanted.add(topic)
-        if self._blocks is None and not self.is_off:
-            self.warm_up()
-        queue = self._queues.by_key.get((topic, queue_id))
-        if self._scan is None:
+        scan, queue = self._warm_scan(topic), self._queues.by_key.get((topic, queue_id))
+        if scan is None:
             return None
-        return (
-            iter(())
-            if queue is None
-            else self._between(self._scan, queue, start, end, block_filter)
-        )
 
-    def _between(
-        self,
-        scan: "ColumnScan",
-        queue: Queue,
-        start: int,
-        end: int,
-        block_filter: BlockFilter | None,
-    ) -> "Iterator[ColumnBlock]":
-        offset = start
-        while (offset := max(offset, queue.offset_min)) < min(end, queue.visible_offset):
-            passed = scan.pruned_to(block_filter, queue, offset) if block_filter is not None else 0
-            if passed:
-                offset = passed
-                continue
-            block = scan.blocks.block_at(queue, offset)
-            if block is None:
-                return
-            yield block.part(offset, min(block.end, end))
-            offset = block.end
+        def between(scan: "ColumnScan", queue: Queue) -> "Iterator[ColumnBlock]":
+            offset = start
+            while (offset := max(offset, queue.offset_min)) < min(end, queue.visible_offset):
+                if block_filter and (passed := scan.pruned_to(block_filter, queue, offset)):
+                    offset = passed
+                    continue
+                block = scan.blocks.block_at(queue, offset)
+                if block is None:
+                    return
+                yield block.part(offset, min(block.end, end))
+                offset = block.end
+
+        return iter(()) if queue is None else between(scan, queue)
 
     def parts(
         self, topic: str, queue_id: int, start: int, end: int, block_filter: BlockFilter
     ) -> "Iterator[ColumnBlock | Load] | None":
         """As `blocks` with a filter, but what is not in memory is not waited for: another thread
         may `run` it, and then `loaded` is to be called. It ends early where rows cannot be had."""
-        self._wanted.add(topic)
-        if self._blocks is None and not self.is_off:
-            self.warm_up()
-        queue = self._queues.by_key.get((topic, queue_id))
-        if self._scan is None:
+        scan, queue = self._warm_scan(topic), self._queues.by_key.get((topic, queue_id))
+        if scan is None:
             return None
-        return iter(()) if queue is None else self._parts(
-            self._scan, queue, start, end, block_filter
-        )  # fmt: skip
 
-    def _parts(
-        self, scan: "ColumnScan", queue: Queue, start: int, end: int, block_filter: BlockFilter
-    ) -> "Iterator[ColumnBlock | Load]":
-        offset = start
-        while (offset := max(offset, queue.offset_min)) < min(end, queue.visible_offset):
-            passed = scan.pruned_to(block_filter, queue, offset, only_known=True)
-            if passed:
-                offset = passed
-                continue
-            found = scan.blocks.find(queue, offset, end, block_filter)
-            if found is None:
-                return
-            offset = found.end
-            yield found
+        def parts(scan: "ColumnScan", queue: Queue) -> "Iterator[ColumnBlock | Load]":
+            offset = start
+            while (offset := max(offset, queue.offset_min)) < min(end, queue.visible_offset):
+                if passed := scan.pruned_to(block_filter, queue, offset, only_known=True):
+                    offset = passed
+                    continue
+                found = scan.blocks.find(queue, offset, end, block_filter)
+                if found is None:
+                    return
+                offset = found.end
+                yield found
+
+        return iter(()) if queue is None else parts(scan, queue)
+
+    def _warm_scan(self, topic: str) -> "ColumnScan | None":
+        self._wanted.add(topic)
+        if self._scan is None and not self.is_off:
+            self.warm_up()
+        return self._scan
 
     def part_made(
         self, topic: str, queue_id: int, start: int, end: int

@@ -1,17 +1,12 @@
-"""Rows of a queue, taken hold of so that any thread can make columns of them.
+"""Rows of a queue made into columns, and columns into the file of a sealed block.
 
-The thread that owns the store copies the units and takes the views of the log files; what follows
-reads only those, so it may run beside appends, deletions and the end of the store.
-
-Decoded pieces of a queue, put together into one sealed block and its file (`columns_file`).
-
-Making the file of a sealed block in another process than the one that owns the store.
+The thread that owns the store copies the units and takes the views of the log files (`Source`);
+what follows reads only those, so it may run in any thread beside appends, deletions and the end of
+the store. Or in another process (`broker.consume.columns_helper`), which maps the log's files by
+itself and needs nothing but where the records lie (`serve`):
 
     asked    a line of JSON (`Job`), then the units of each slot
     told     a line of JSON: the file's name and size, or what went wrong
-
-The process maps the log's files by itself and needs nothing but where the records lie.
-`broker.columns_helper` runs it.
 """
 
 import json
@@ -144,39 +139,35 @@ class Source:
         return b""
 
 
-class Sealing:
-    """Pieces into one file; `run` may be in any thread or process."""
+class Made(NamedTuple):
+    """A file that was made, and its block where it was made in this process."""
 
-    def __init__(
-        self,
-        files: Files,
-        directory: str,
-        key: tuple[str, int],
-        columns_max: int,
-        disk_percent: int,
-    ) -> None:
-        self._files = files
-        self._directory = directory
-        self._key = key
-        self._columns_max = columns_max
-        self._disk_percent = disk_percent
-        self.name = ""
-        self.size_bytes = 0
-        self.rows = 0
-        self.block: ColumnBlock | None = None
+    name: str
+    size_bytes: int
+    rows: int
+    block: ColumnBlock | None = None
 
-    def run(self, pieces: list[ColumnBlock], sources: list[Source]) -> None:
-        """Raises OSError; then there is no file."""
-        block = merged(pieces, self._columns_max)
-        log_bytes = sum(source.log_bytes for source in sources)
-        assert isinstance(block.columns, ArrowColumns)
-        bytes_max = log_bytes * self._disk_percent // 100
-        arrays, dropped = columns_file.fit_columns(block.columns.arrays, bytes_max)
-        block = block._replace(columns=ArrowColumns(arrays), excluded=block.excluded | dropped)
-        proofs = [source.proof() for source in sources]
-        data = columns_file.encode(Sealed(*self._key, block, proofs))
-        self.name = columns_file.write(self._files, self._directory, block.first_offset, data)
-        self.size_bytes, self.rows, self.block = len(data), block.rows, block
+
+def seal(
+    files: Files,
+    directory: str,
+    key: tuple[str, int],
+    limits: tuple[int, int],
+    pieces: list[ColumnBlock],
+    sources: list[Source],
+) -> Made:
+    """Pieces into one file, with as many columns as the first of the limits says, and no more of
+    the disk than the second, in percent of the records. Raises OSError; then there is no file."""
+    columns_max, disk_percent = limits
+    block = merged(pieces, columns_max)
+    bytes_max = sum(source.log_bytes for source in sources) * disk_percent // 100
+    assert isinstance(block.columns, ArrowColumns)
+    arrays, dropped = columns_file.fit_columns(block.columns.arrays, bytes_max)
+    block = block._replace(columns=ArrowColumns(arrays), excluded=block.excluded | dropped)
+    proofs = [source.proof() for source in sources]
+    data = columns_file.encode(Sealed(*key, block, proofs))
+    name = columns_file.write(files, directory, block.first_offset, data)
+    return Made(name, len(data), block.rows, block)
 
 
 def merged(pieces: list[ColumnBlock], columns_max: int) -> ColumnBlock:
@@ -229,24 +220,20 @@ def serve(asked: IO[bytes], told: IO[bytes]) -> None:
     for line in asked:
         job = Job(**json.loads(line))
         units = [asked.read(size) for size in job.sizes]
+        answer: dict[str, Any]
         try:
-            answer = _done(job, units, log_files)
+            sources = [
+                Source(start, part, log_files.pieces(job, part))
+                for start, part in zip(job.starts, units, strict=True)
+            ]
+            pieces = [source.block(job.columns_max) for source in sources]
+            key, limits = (job.topic, job.queue_id), (job.columns_max, job.disk_percent)
+            made = seal(SYSTEM_FILES, job.directory, key, limits, pieces, sources)
+            answer = {"name": made.name, "size": made.size_bytes}
         except (OSError, ValueError) as error:
             answer = {"error": str(error)}
         told.write(json.dumps(answer).encode() + b"\n")
         told.flush()
-
-
-def _done(job: Job, units: Sequence[bytes], log_files: "_LogFiles") -> dict[str, Any]:
-    sources = [
-        Source(start, part, log_files.pieces(job, part))
-        for start, part in zip(job.starts, units, strict=True)
-    ]
-    sealing = Sealing(
-        SYSTEM_FILES, job.directory, (job.topic, job.queue_id), job.columns_max, job.disk_percent
-    )
-    sealing.run([source.block(job.columns_max) for source in sources], sources)
-    return {"name": sealing.name, "size": sealing.size_bytes}
 
 
 class _LogFiles:
