@@ -6,7 +6,7 @@ A unit has 52 bytes, big-endian, in files of `mappedFileSizeTimerLog` bytes belo
     | physical offset of the message 8 | its size 4 | hash of its real topic 4 | 0: 8 |
 
 `previous` is the unit's position in the log, -1 for the first of a second; the last unit of a
-second stands in the wheel (`timer_wheel`). Where a file has no room for a unit and 16 bytes more, a
+second stands in the wheel (the wheel). Where a file has no room for a unit and 16 bytes more, a
 blank closes it: the room left, a long 0, the magic of the commit log's blank record.
 
 Both are derived data: what they say follows from the queue of `rmq_sys_wheel_timer`. Units are
@@ -43,7 +43,7 @@ from typing import Final, NamedTuple
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import File, Files
 from sluicemq.record.layout import MAGIC_BLANK
-from sluicemq.store.segments import Segment, SegmentFiles
+from sluicemq.store.segments import SegmentFiles
 
 UNIT: Final = struct.Struct(">iqiqiqiiq")
 UNIT_BYTES: Final = 52
@@ -186,19 +186,18 @@ class TimerLog:
         done = 0
         tail, start = self._tail, self._tail_start
         while done < len(tail):
-            segment = self._segments.at(start + done) or self._add(start + done)
+            segment = self._segments.at(start + done)
+            if segment is None:
+                if not self._files.exists(self._segments.directory):
+                    self._files.make_directory(self._segments.directory)
+                self._is_name_new = True
+                position = start + done
+                segment = self._segments.add(position - position % self._file_bytes)
             piece = bytes(tail[done : done + segment.end - start - done])
             segment.write(piece, start + done)
             done += len(piece)
         tail.clear()
         self._tail_start = start + done
-
-    def _add(self, position: int) -> Segment:
-        files, directory = self._files, self._segments.directory
-        if not files.exists(directory):
-            files.make_directory(directory)
-        self._is_name_new = True
-        return self._segments.add(position - position % self._file_bytes)
 
     @property
     def written_end(self) -> int:
@@ -310,11 +309,6 @@ class TimerWheel:
             file = self._file = self._files.open(self._path, create=True)
         return file
 
-    def _grow(self) -> None:
-        self._open().truncate(WHEEL_BYTES)
-        self._open().sync()
-        self._files.sync_directory(self._path.rpartition("/")[0])
-
     def remove(self) -> None:
         """All slots are empty again."""
         self.close()
@@ -358,29 +352,23 @@ class TimerWheel:
         first = start_ms // step
         last = min(-(-end_ms // step), first + SLOTS)
         while first < last:
-            stop = min(last, first + _CHUNK_SLOTS - first % SLOTS % _CHUNK_SLOTS, _turn_end(first))
-            for time in sorted(self._in_memory(first, stop) | self._on_disk(first, stop)):
+            turn_end = first - first % SLOTS + SLOTS
+            stop = min(last, first + _CHUNK_SLOTS - first % SLOTS % _CHUNK_SLOTS, turn_end)
+            times: set[int] = set()
+            for slots in (self._changed, self._writing):
+                if len(slots) < stop - first:
+                    times |= {slot.time for slot in slots.values() if first <= slot.time < stop}
+                else:
+                    times |= {time for time in range(first, stop) if time % SLOTS in slots}
+            if self._file is not None or self.exists:
+                size, begin = (stop - first) * SLOT_BYTES, first % SLOTS * SLOT_BYTES
+                data = self._open().pread(size, begin)
+                if data.rstrip(b"\0"):
+                    times |= {time for time, *_ in SLOT.iter_unpack(data) if first <= time < stop}
+            for time in sorted(times):
                 if self.get(time * step) is not None:
                     yield time * step
             first = stop
-
-    def _in_memory(self, first: int, stop: int) -> set[int]:
-        found: set[int] = set()
-        for slots in (self._changed, self._writing):
-            if len(slots) < stop - first:
-                found |= {slot.time for slot in slots.values() if first <= slot.time < stop}
-            else:
-                found |= {time for time in range(first, stop) if time % SLOTS in slots}
-        return found
-
-    def _on_disk(self, first: int, stop: int) -> set[int]:
-        if self._file is None and not self.exists:
-            return set()
-        begin = first % SLOTS * SLOT_BYTES
-        data = self._open().pread((stop - first) * SLOT_BYTES, begin)
-        if not data.rstrip(b"\0"):
-            return set()
-        return {time for time, *_ in SLOT.iter_unpack(data) if first <= time < stop}
 
     @property
     def has_memory(self) -> bool:
@@ -404,7 +392,9 @@ class TimerWheel:
             return
         file = self._open()
         if file.size() < WHEEL_BYTES:
-            self._grow()
+            file.truncate(WHEEL_BYTES)
+            file.sync()
+            self._files.sync_directory(self._path.rpartition("/")[0])
         pack = SLOT.pack
         indices = sorted(slots)
         start = 0
@@ -420,11 +410,6 @@ class TimerWheel:
         if not is_written:
             self._changed = self._writing | self._changed
         self._writing = {}
-
-
-def _turn_end(time: int) -> int:
-    """Where the turn of the wheel ends in which `time` lies."""
-    return time - time % SLOTS + SLOTS
 
 
 CHECKPOINT_BYTES: Final = 4096

@@ -3,7 +3,7 @@
 Decoding a block of 65,536 messages takes some 100 ms of computing. In a thread of the broker that
 time would be shared with the loop by way of the interpreter's lock, and whoever sends meanwhile
 waits. The helper has an interpreter and a core of its own, gives way to others (nice), and does
-what `store.columns_job` says. It lives as long as it is in use.
+what `store.columns.seal` says. It lives as long as it is in use.
 
 Run by the broker: `python -m sluicemq.broker.consume.columns_helper`.
 """
@@ -26,7 +26,7 @@ IDLE_S: Final = 60.0
 
 
 class SealingProcess:
-    """The broker's side: a `store.columns_job.Sealer`. One job at a time, in any thread."""
+    """The broker's side: a `store.columns.seal.Sealer`. One job at a time, in any thread."""
 
     def __init__(self, nice: int = NICE) -> None:
         self._nice = nice

@@ -6,7 +6,7 @@ are made of a topic's messages as soon as somebody filters that topic by propert
 its blocks (`sluicePropertyColumns = auto`); of every topic (`always`); or never (`off`).
 
 Here is what the rest of the store sees, without NumPy and pyarrow: those are loaded when columns
-are first wanted, `columns_blocks` does the work. Without pyarrow everything is as without columns.
+are first wanted, `blocks` does the work. Without pyarrow everything is as without columns.
 Whatever happens to the files, the log is the truth: what cannot be read is made again.
 """
 

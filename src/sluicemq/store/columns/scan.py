@@ -112,7 +112,7 @@ class ColumnScan:
         """Take matches among the queue offsets [offset, end); returns where to go on.
 
         `select` chooses among units by their records. `weight` is the filter's where verdicts that
-        take long may be postponed (`judging`), 0 where they may not.
+        take long may be postponed (`gather`), 0 where they may not.
         """
         begin_s = self._clock.monotonic_s()
         deadline_s = begin_s + SCAN_S

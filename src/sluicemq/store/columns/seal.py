@@ -51,7 +51,7 @@ def files_of(units: bytes, file_bytes: int) -> list[int]:
 
 
 class Evidence(NamedTuple):
-    """What the proof of some rows is reckoned from (`columns_file`)."""
+    """What the proof of some rows is reckoned from (`file`)."""
 
     units: bytes
     last_record: memoryview | bytes
@@ -125,7 +125,7 @@ class Source:
         return int(self.sizes[self.sizes != BLANK_SIZE].sum())
 
     def proof(self) -> int:
-        """See `columns_file`. Any thread."""
+        """See `file`. Any thread."""
         return proof(self.units, self._last_record())
 
     def _last_record(self) -> memoryview | bytes:

@@ -4,7 +4,7 @@ A message is found by its unique key (UNIQ_KEY) and by each word of its KEYS, al
 its topic: what is hashed is the text `topic#key`. The order is that of RocketMQ: unique key first.
 Rolled-back messages are not indexed, prepared ones are, under the topic in which they lie.
 
-This is the plain form, one record at a time; `index_columns` does the same for thousands at once,
+This is the plain form, one record at a time; `columns` does the same for thousands at once,
 and leaves to this one what is not common.
 """
 
