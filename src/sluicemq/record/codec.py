@@ -42,13 +42,12 @@ from sluicemq.record.layout import (
     MAGIC_V1,
     MAGIC_V2,
     MAGICS,
-    NAME_END,
     PROPERTIES_BYTES_MAX,
     RECORD_BEGIN,
     RECORD_BYTES_MIN,
     RECORD_HEAD,
-    VALUE_END,
 )
+from sluicemq.record.property_text import NAME_END, VALUE_END, as_dict
 
 Buffer = bytes | bytearray | memoryview
 
@@ -68,8 +67,6 @@ _LONG: Final = struct.Struct(">q")
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
 _PIECE_BYTES = 256  # of zstd: four bytes may become 128 KiB
-_NAME_END: Final = chr(NAME_END)
-_VALUE_END: Final = chr(VALUE_END)
 
 
 class RecordHead(NamedTuple):
@@ -96,25 +93,18 @@ class RecordHead(NamedTuple):
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
     """`name 0x01 value 0x02` for each. Raises ProtocolError when a text holds one of the two."""
-    parts = []
     for name, value in properties.items():
-        if _NAME_END in name or _VALUE_END in name or _NAME_END in value or _VALUE_END in value:
+        if NAME_END in name or VALUE_END in name or NAME_END in value or VALUE_END in value:
             raise ProtocolError(
                 f"The property {name!r} holds a character 0x01 or 0x02.",
                 cure="These two separate properties: take them out of the name and the value.",
             )
-        parts.append(f"{name}{_NAME_END}{value}{_VALUE_END}")
-    return "".join(parts).encode()
+    return "".join([f"{n}{NAME_END}{v}{VALUE_END}" for n, v in properties.items()]).encode()
 
 
 def decode_properties(data: Buffer) -> dict[str, str]:
     """The inverse. As in Java, pieces without a name or with an empty value are left out."""
-    properties = {}
-    for piece in str(data, "utf-8", "replace").split(_VALUE_END):
-        name, _, value = piece.partition(_NAME_END)
-        if name and value:
-            properties[name] = value
-    return properties
+    return as_dict(str(data, "utf-8", "replace"))
 
 
 def encode_record(
@@ -389,7 +379,7 @@ _decompress = decompress  # `decode_record` has a parameter of the same name
 CHECKSUM_NAME: Final = "__CRC32#"
 CHECKSUM_BYTES: Final = 20
 CHECKSUM_START: Final = f"{CHECKSUM_NAME}\x01".encode()
-_END: Final = bytes((VALUE_END,))
+_END: Final = VALUE_END.encode()
 _DIGITS: Final = 10
 _CHECKSUM_PLACE: Final = CHECKSUM_START + b"0" * _DIGITS + _END
 

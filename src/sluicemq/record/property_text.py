@@ -9,9 +9,10 @@ from functools import lru_cache
 from typing import Final
 
 from sluicemq.model.ids import tag_code
+from sluicemq.record import layout
 
-NAME_END: Final = "\x01"
-VALUE_END: Final = "\x02"
+NAME_END: Final = chr(layout.NAME_END)
+VALUE_END: Final = chr(layout.VALUE_END)
 
 
 def tag_code_of(properties: bytes) -> int:
