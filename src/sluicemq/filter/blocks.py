@@ -36,14 +36,12 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sluicemq.filter.evaluate import Verdict, constant_of
-from sluicemq.filter.java import double_or_none, integer_or_none, long_or_none
-from sluicemq.filter.nodes import Equal, In, JavaClass, Literal, Node, Order, Property, java_class
+from sluicemq.filter.evaluate import NUMBER_OR_NONE, Verdict
+from sluicemq.filter.nodes import Equal, In, JavaClass, Literal, Node, Order, Property
 from sluicemq.filter.plan import (
     ERROR,
     FALSE,
     IS_TRUE,
-    MIRRORED,
     TRUE,
     VERDICT_OF,
     Atom,
@@ -53,8 +51,8 @@ from sluicemq.filter.plan import (
     Plan,
     Several,
     Single,
+    number_comparison,
     settled,
-    symbol_of,
     verdict_of,
 )
 from sluicemq.record.columns import Column, ColumnBlock, Values
@@ -67,11 +65,6 @@ class Numbers(NamedTuple):
     errors: NDArray[np.bool_] | None
 
 
-_OR_NONE: Final[dict[JavaClass, Callable[[str], Any]]] = {
-    JavaClass.INTEGER: integer_or_none,
-    JavaClass.LONG: long_or_none,
-    JavaClass.DOUBLE: double_or_none,
-}
 # So plain that Java's valueOf is Python's int (or float), and that the number fits. A whole number
 # with a dot is none.
 _PLAIN: Final = {
@@ -118,7 +111,7 @@ def parse_numbers(values: tuple[str, ...], wanted: JavaClass) -> Numbers:
     if is_plain:
         found = [None if "." in text else int(text) for text in values]
     else:
-        found = list(map(_OR_NONE[wanted], values))
+        found = list(map(NUMBER_OR_NONE[wanted], values))
     errors = np.fromiter((number is None for number in found), np.bool_, len(found))
     usable = (0 if number is None else number for number in found)
     return Numbers(np.fromiter(usable, kind, len(found)), errors)
@@ -463,15 +456,15 @@ def _atom_on_values(
     texts = _texts(leaf.node)
     if texts is not None:
         return _by_texts(leaf, texts, values)
-    comparison = _number_comparison(leaf.node)
+    comparison = number_comparison(leaf.node)
     if comparison is None:
         return _by_scalar(leaf.name, leaf.verdict, values)
-    wanted, test, bound = comparison
+    wanted, symbol, bound = comparison
     if wanted not in parsed:
         parsed[wanted] = _noted(values, wanted, lambda: parse_numbers(values, wanted))
     numbers, errors = parsed[wanted]
     found = np.empty(len(values) + 1, np.uint8)
-    found[:-1] = np.where(test(numbers, bound), np.uint8(1 << TRUE), np.uint8(1 << FALSE))
+    found[:-1] = np.where(_TESTS[symbol](numbers, bound), np.uint8(1 << TRUE), np.uint8(1 << FALSE))
     if errors is not None:
         found[:-1][errors] = 1 << ERROR
     found[-1] = leaf.absent
@@ -524,16 +517,3 @@ _TESTS: Final[dict[str, _Test]] = {
     "=": lambda numbers, bound: numbers == bound,
     "<>": lambda numbers, bound: numbers != bound,
 }
-
-
-def _number_comparison(node: Node) -> tuple[JavaClass, _Test, int | float] | None:
-    """Of a property with a number, whichever stands left; None for anything else."""
-    if not isinstance(node, Order | Equal):
-        return None
-    number, symbol = node.right, symbol_of(node)
-    if isinstance(node.right, Property):
-        symbol, number = MIRRORED[symbol], node.left
-    elif not isinstance(node.left, Property):
-        return None
-    bound = constant_of(number)
-    return None if bound is None else (java_class(number), _TESTS[symbol], bound)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from sluicemq.filter.evaluate import constant_of
+from sluicemq.filter.evaluate import NUMBER_OR_NONE, constant_of
 from sluicemq.filter.findings import (
     LOOK_ALIKE_CODE,
     LOOK_ALIKES,
@@ -26,7 +26,7 @@ from sluicemq.filter.findings import (
     rest_warning,
     syntax_error,
 )
-from sluicemq.filter.java import double_or_none, integer_or_none, long_or_none
+from sluicemq.filter.java import double_or_none
 from sluicemq.filter.nodes import (
     INTEGER_MAX,
     Between,
@@ -278,11 +278,6 @@ def _warning(position: int, length: int, code: str, what: str, instead: str) -> 
     return Finding(position, length, code, what, instead, Severity.WARNING)
 
 
-_OR_NONE = {
-    JavaClass.INTEGER: integer_or_none,
-    JavaClass.LONG: long_or_none,
-    JavaClass.DOUBLE: double_or_none,
-}
 _WIDTH = [JavaClass.INTEGER, JavaClass.LONG, JavaClass.DOUBLE]
 
 
@@ -337,7 +332,7 @@ def _text_behind_number(node: Or) -> Iterator[Finding]:
     for part in node.parts:
         for name, text, position in _texts(part):
             use = numbers.get(name)
-            if use is not None and _OR_NONE[use.read_as](text) is None:
+            if use is not None and NUMBER_OR_NONE[use.read_as](text) is None:
                 what = (
                     f"{name} = '{text}' is never reached: the comparison of {name} with "
                     f"{use.text} stands before it, and '{text}' is an error there."

@@ -19,9 +19,12 @@ from sluicemq.filter.java import (
     compare_doubles,
     compare_whole_numbers,
     double_of,
+    double_or_none,
     has_surrogate,
     integer_of,
+    integer_or_none,
     long_of,
+    long_or_none,
     utf16_units,
 )
 from sluicemq.filter.nodes import (
@@ -47,6 +50,12 @@ Properties: TypeAlias = Mapping[str, str]
 Verdict: TypeAlias = Callable[[Properties], bool | None]
 Value: TypeAlias = Callable[[Properties], Any]  # str, int, float, bool or None
 
+NUMBER_OR_NONE: dict[JavaClass, Callable[[str], Any]] = {
+    JavaClass.INTEGER: integer_or_none,
+    JavaClass.LONG: long_or_none,
+    JavaClass.DOUBLE: double_or_none,
+}
+"""valueOf of a class of numbers, None where it throws."""
 _NUMBER_OF: dict[JavaClass, Callable[[str, str], Any]] = {
     JavaClass.INTEGER: integer_of,
     JavaClass.LONG: long_of,
@@ -59,7 +68,8 @@ _HOLDS: dict[str, Callable[[int, int], bool]] = {
     "<": operator.lt,
     "<=": operator.le,
 }
-_MIRRORED = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
+# A comparison whose sides are exchanged.
+MIRRORED = {">": "<", ">=": "<=", "<": ">", "<=": ">=", "=": "=", "<>": "<>"}
 
 
 def compile_verdict(node: Node) -> Verdict:
@@ -244,7 +254,7 @@ def _(node: Order) -> Verdict:
     if isinstance(node.left, Property) and constant_of(node.right) is not None:
         return _order_to_number(node.left, node.operator, node.right)
     if isinstance(node.right, Property) and constant_of(node.left) is not None:
-        return _order_to_number(node.right, _MIRRORED[node.operator], node.left)
+        return _order_to_number(node.right, MIRRORED[node.operator], node.left)
     left, right = compile_value(node.left), compile_value(node.right)
     compare, holds = _comparison(node.left, node.right), _HOLDS[node.operator]
 

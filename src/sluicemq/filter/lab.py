@@ -1,28 +1,17 @@
-"""Messages that are at hand as properties, put into a block of columns: for the filter lab.
-
-What a filter costs a broker: which of its stages decides.
-
-constant   nothing is read
-tags       the consume queue alone, 20 bytes a message
-columns    the property columns: the log is read for the messages that match
-records    some messages' records are read to decide, because of a property that is no column
-
-The values that the properties of an expression really have, beside how it reads them.
-
-`price > 30` on values such as '30.5' is an error for each of them, and `Price` is no `price`: what
-no check of the expression alone can know, and what loses the most messages.
-
-What an expression would do, tried on stored messages: `sluice filter test`.
+"""What an expression would do, tried on stored messages: `sluice filter test`.
 
 A `Trial` is given blocks of columns (or rows of properties), any number of them, and keeps counts:
 how many match, what came of each atom by itself, why evaluations failed, which values cannot be
 read as the expression reads them, and, beside another filter, which messages only one of them
 takes. Nothing is consumed, and memory does not grow with the messages.
+
+What the values tell no check of the expression alone can know, and it loses the most messages:
+`price > 30` on values such as '30.5' is an error for each of them, and `Price` is no `price`.
 """
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
 from typing import Any
@@ -32,13 +21,12 @@ from numpy.typing import NDArray
 
 from sluicemq.errors import FilterEvaluationError
 from sluicemq.filter.check import Use, float_cure, property_uses
-from sluicemq.filter.evaluate import Verdict, compile_verdict
-from sluicemq.filter.java import double_or_none, integer_or_none, long_or_none
+from sluicemq.filter.evaluate import NUMBER_OR_NONE, Verdict, compile_verdict
+from sluicemq.filter.java import double_or_none
 from sluicemq.filter.nodes import (
     And,
     Equal,
     In,
-    JavaClass,
     Literal,
     Node,
     Not,
@@ -74,19 +62,20 @@ def block_of(
             column[at] = known.setdefault(value, len(known))
     left_out = frozenset(excluded) & codes.keys()
     columns = {
-        name: Column(_smallest(column, len(numbers[name])), tuple(numbers[name]))
+        name: Column(
+            np.array(column, np.min_scalar_type(-len(numbers[name]))), tuple(numbers[name])
+        )
         for name, column in codes.items()
         if name not in left_out
     }
     return ColumnBlock(first_offset, len(rows), columns, left_out, np.array(odd, np.int64))
 
 
-def _smallest(codes: list[int], count: int) -> Any:
-    kind = next(kind for kind in (np.int8, np.int16, np.int32) if count <= np.iinfo(kind).max)
-    return np.array(codes, kind)
-
-
 class CostClass(Enum):
+    """Which stage of a broker decides. CONSTANT: nothing is read. TAGS: the consume queue alone, 20
+    bytes a message. COLUMNS: the log is read for the messages that match. RECORDS: some messages'
+    records are read to decide, because of a property that is no column."""
+
     CONSTANT = "constant"
     TAGS = "tags"
     COLUMNS = "columns"
@@ -147,11 +136,6 @@ def tags_of(tree: Node) -> tuple[str, ...] | None:
 EXAMPLES_MAX = 3
 NAMES_MAX = 1000
 VALUES_KEPT_MAX = 1000
-_OR_NONE = {
-    JavaClass.INTEGER: integer_or_none,
-    JavaClass.LONG: long_or_none,
-    JavaClass.DOUBLE: double_or_none,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,23 +160,109 @@ class PropertyReport:
     findings: tuple[ValueFinding, ...]
 
 
-@dataclass(slots=True)
+class _ReadAs:
+    """The values of a property that are no number of the class as which it is read."""
+
+    def __init__(self, use: Use) -> None:
+        self.use = use
+        self.failing = self.fractional = 0
+        self.examples: list[str] = []
+
+    def add(self, value: str, count: int) -> None:
+        if NUMBER_OR_NONE[self.use.read_as](value) is not None:
+            return
+        self.failing += count
+        self.fractional += count if double_or_none(value) is not None else 0
+        if len(self.examples) < EXAMPLES_MAX and value not in self.examples:
+            self.examples.append(value)
+
+    def finding(self, present: int) -> ValueFinding:
+        use = self.use
+        what = (
+            f"{self.failing} of {present} values of {use.name} are no {use.read_as.value} "
+            f"({', '.join(map(repr, self.examples))}): beside {use.text} they are errors, and the"
+            " messages do not match."
+        )
+        if self.fractional == self.failing:
+            return ValueFinding("whole-against-fraction", what, float_cure(use.text))
+        cure = f"Compare text as strings ({use.name} = 'x') before it, joined by OR."
+        if self.fractional:
+            cure = f"For those that are numbers: {float_cure(use.text)} {cure}"
+        return ValueFinding("text-against-number", what, cure)
+
+
 class _Seen:
-    present: int = 0
-    excluded: bool = False
-    values: Counter[str] = field(default_factory=Counter)
-    failing: dict[JavaClass, int] = field(default_factory=dict)
-    fractional: dict[JavaClass, int] = field(default_factory=dict)
-    examples: dict[JavaClass, list[str]] = field(default_factory=dict)
+    """A property of the expression, and what is known of its values."""
+
+    def __init__(self, tree: Node, name: str) -> None:
+        self.name = name
+        self.present = 0
+        self.is_excluded = False
+        self.values: Counter[str] = Counter()
+        uses = [use for use in property_uses(tree) if use.name == name]
+        first = {use.read_as: use for use in reversed(uses) if use.read_as in NUMBER_OR_NONE}
+        self._read_as = list(map(_ReadAs, first.values()))
+        self._wanted: list[str] = []
+        """The strings that the expression compares it with."""
+        for node in (node for level in levels(tree) for node in level):
+            match node:
+                case Equal(left=Property(name=left), right=Literal(value=str(text))):
+                    self._wanted += [text] if left == name else []
+                case In(operand=operand, values=values):
+                    self._wanted += values if operand.name == name else ()
+                case _:
+                    pass
+
+    def add(self, column: Column) -> None:
+        counts = np.bincount(column.codes + 1, minlength=len(column.values) + 1)[1:].tolist()
+        self.present += sum(counts)
+        if len(self.values) < VALUES_KEPT_MAX:
+            for value, count in zip(column.values[:VALUES_KEPT_MAX], counts, strict=False):
+                self.values[value] += count
+        for read_as in self._read_as:
+            for value, count in zip(column.values, counts, strict=True):
+                read_as.add(value, count)
+
+    def report(self, rows: int, names: set[str]) -> PropertyReport:
+        findings = [one.finding(self.present) for one in self._read_as if one.failing]
+        if not self.present and not self.is_excluded and rows:
+            findings = [_never_there(self.name, rows, names)]
+        elif not self.is_excluded and len(self.values) < VALUES_KEPT_MAX:
+            findings += filter(None, map(self._other_spelling, self._wanted))
+        examples = tuple(value for value, _ in self.values.most_common(EXAMPLES_MAX))
+        absent = rows - self.present
+        return PropertyReport(
+            self.name, self.present, absent, self.is_excluded, examples, tuple(findings)
+        )
+
+    def _other_spelling(self, text: str) -> ValueFinding | None:
+        """A string that no message has, while one has it spelt in another way."""
+        if text in self.values:
+            return None
+        name, number = self.name, double_or_none(text)
+        for value in self.values:
+            same = value.strip().casefold() == text.strip().casefold()
+            if same or (number is not None and double_or_none(value) == number):
+                what = (
+                    f"No {name} is '{text}', but there is '{value}': strings are compared exactly."
+                )
+                return ValueFinding("other-spelling", what, f"Write {name} = '{value}'.")
+        return None
+
+
+def _never_there(name: str, rows: int, names: set[str]) -> ValueFinding:
+    lower = {known.lower(): known for known in names}
+    near = lower.get(name.lower()) or next(iter(get_close_matches(name, names, 1)), "")
+    what = f"None of the {rows} messages has a property {name}."
+    cure = f"Is it {near}? Names are case-sensitive." if near else "Ask the producer for it."
+    return ValueFinding("never-there", what, cure)
 
 
 class ValueCounts:
     """Counts over any number of blocks."""
 
     def __init__(self, tree: Node) -> None:
-        self._tree = tree
-        self._seen = {name: _Seen() for name in sorted(property_names(tree))}
-        self._uses = property_uses(tree)
+        self._seen = [_Seen(tree, name) for name in sorted(property_names(tree))]
         self._names: set[str] = set()
         self._rows = 0
         self.excluded: frozenset[str] = frozenset()
@@ -203,114 +273,14 @@ class ValueCounts:
         self.excluded |= block.excluded
         if len(self._names) < NAMES_MAX:
             self._names |= block.columns.keys() | block.excluded
-        for name, seen in self._seen.items():
-            seen.excluded |= name in block.excluded
-            if column := block.columns.get(name):
-                self._add_column(name, seen, column)
+        for seen in self._seen:
+            seen.is_excluded |= seen.name in block.excluded
+            if column := block.columns.get(seen.name):
+                seen.add(column)
 
     def report(self) -> tuple[PropertyReport, ...]:
         """One for each property of the expression, by name."""
-        return tuple(
-            PropertyReport(
-                name,
-                seen.present,
-                self._rows - seen.present,
-                seen.excluded,
-                tuple(value for value, _ in seen.values.most_common(EXAMPLES_MAX)),
-                tuple(self._findings(name, seen)),
-            )
-            for name, seen in self._seen.items()
-        )
-
-    def _add_column(self, name: str, seen: _Seen, column: Column) -> None:
-        import numpy as np  # noqa: PLC0415 - with the first block
-
-        counts = np.bincount(column.codes + 1, minlength=len(column.values) + 1)[1:].tolist()
-        seen.present += sum(counts)
-        if len(seen.values) < VALUES_KEPT_MAX:
-            for value, count in zip(column.values[:VALUES_KEPT_MAX], counts, strict=False):
-                seen.values[value] += count
-        for read_as in {use.read_as for use in self._uses if use.name == name}:
-            if or_none := _OR_NONE.get(read_as):
-                for value, count in zip(column.values, counts, strict=True):
-                    if or_none(value) is None:
-                        self._add_failing(seen, read_as, value, count)
-
-    def _add_failing(self, seen: _Seen, read_as: JavaClass, value: str, count: int) -> None:
-        seen.failing[read_as] = seen.failing.get(read_as, 0) + count
-        if double_or_none(value) is not None:
-            seen.fractional[read_as] = seen.fractional.get(read_as, 0) + count
-        examples = seen.examples.setdefault(read_as, [])
-        if len(examples) < EXAMPLES_MAX and value not in examples:
-            examples.append(value)
-
-    def _findings(self, name: str, seen: _Seen) -> list[ValueFinding]:
-        if not seen.present and not seen.excluded and self._rows:
-            return [self._never_there(name)]
-        findings = [
-            _not_convertible(use, seen)
-            for use in {
-                use.read_as: use for use in reversed(self._uses) if use.name == name
-            }.values()
-            if seen.failing.get(use.read_as)
-        ]
-        if not seen.excluded and len(seen.values) < VALUES_KEPT_MAX:
-            findings += [
-                finding
-                for text in _wanted_strings(self._tree, name)
-                if (finding := _other_spelling(name, text, seen.values))
-            ]
-        return findings
-
-    def _never_there(self, name: str) -> ValueFinding:
-        lower = {known.lower(): known for known in self._names}
-        near = lower.get(name.lower()) or next(iter(get_close_matches(name, self._names, 1)), "")
-        what = f"None of the {self._rows} messages has a property {name}."
-        cure = f"Is it {near}? Names are case-sensitive." if near else "Ask the producer for it."
-        return ValueFinding("never-there", what, cure)
-
-
-def _not_convertible(use: Use, seen: _Seen) -> ValueFinding:
-    failing, shown = seen.failing[use.read_as], ", ".join(map(repr, seen.examples[use.read_as]))
-    what = (
-        f"{failing} of {seen.present} values of {use.name} are no {use.read_as.value} "
-        f"({shown}): beside {use.text} they are errors, and the messages do not match."
-    )
-    if seen.fractional.get(use.read_as) == failing:
-        return ValueFinding("whole-against-fraction", what, float_cure(use.text))
-    cure = f"Compare text as strings ({use.name} = 'x') before it, joined by OR."
-    if seen.fractional.get(use.read_as):
-        cure = f"For those that are numbers: {float_cure(use.text)} {cure}"
-    return ValueFinding("text-against-number", what, cure)
-
-
-def _wanted_strings(tree: Node, name: str) -> list[str]:
-    """The strings that the expression compares the property with."""
-    wanted: list[str] = []
-    for level in levels(tree):
-        for node in level:
-            match node:
-                case Equal(left=left, right=Literal(value=str(text))):
-                    if getattr(left, "name", None) == name:
-                        wanted.append(text)
-                case In(operand=operand, values=values) if operand.name == name:
-                    wanted += values
-                case _:
-                    pass
-    return wanted
-
-
-def _other_spelling(name: str, text: str, values: Counter[str]) -> ValueFinding | None:
-    """A string that no message has, while one has it spelt in another way."""
-    if text in values:
-        return None
-    number = double_or_none(text)
-    for value in values:
-        same = value.strip().casefold() == text.strip().casefold()
-        if same or (number is not None and double_or_none(value) == number):
-            what = f"No {name} is '{text}', but there is '{value}': strings are compared exactly."
-            return ValueFinding("other-spelling", what, f"Write {name} = '{value}'.")
-    return None
+        return tuple(seen.report(self._rows, self._names) for seen in self._seen)
 
 
 SAMPLES_MAX = 10

@@ -30,10 +30,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby, product
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from sluicemq.errors import FilterEvaluationError
-from sluicemq.filter.evaluate import Verdict, between_as_orders, compile_verdict, constant_of
+from sluicemq.filter.evaluate import (
+    MIRRORED,
+    Verdict,
+    between_as_orders,
+    compile_verdict,
+    constant_of,
+)
 from sluicemq.filter.nodes import (
     And,
     Between,
@@ -183,18 +189,23 @@ class Join:
     table: bytes
 
 
-# A comparison whose sides are exchanged.
-MIRRORED = {">": "<", ">=": "<=", "<": ">", "<=": ">=", "=": "=", "<>": "<>"}
-
 Plan: TypeAlias = Constant | Atom | Single | Several | Join
 Leaf: TypeAlias = Atom | Single | Several
 
 
-def symbol_of(node: Order | Equal) -> str:
-    """The operator as it is written."""
-    if isinstance(node, Order):
-        return node.operator
-    return "<>" if node.negated else "="
+def number_comparison(node: Node) -> tuple[JavaClass, str, int | float] | None:
+    """Of a property with a number, whichever stands left: the number's class, the operator, the
+    number; None for anything else."""
+    if not isinstance(node, Order | Equal):
+        return None
+    number = node.right
+    symbol: str = node.operator if isinstance(node, Order) else "<>" if node.negated else "="
+    if isinstance(node.right, Property):
+        symbol, number = MIRRORED[symbol], node.left
+    elif not isinstance(node.left, Property):
+        return None
+    bound = constant_of(number)
+    return None if bound is None else (java_class(number), symbol, bound)
 
 
 def make_plan(node: Node) -> Plan:
@@ -326,13 +337,8 @@ def _of_values(leaf: Single | Atom, column: ColumnStats) -> int:
         name, verdict = leaf.name, leaf.verdict
         return union(lambda value: 1 << verdict_of(verdict, {name: value}), column.values)
     if isinstance(leaf, Single):
-        return outcome_of(leaf.inner, lambda atom: _of_values(_atom(atom), column))
+        return outcome_of(leaf.inner, lambda atom: _of_values(cast("Atom", atom), column))
     return _of_range(leaf, column)
-
-
-def _atom(leaf: Leaf) -> Atom:
-    assert isinstance(leaf, Atom)  # an inner plan has no others
-    return leaf
 
 
 def _of_range(atom: Atom, column: ColumnStats) -> int:
@@ -340,17 +346,11 @@ def _of_range(atom: Atom, column: ColumnStats) -> int:
     node, low, high = atom.node, column.low, column.high
     if isinstance(node, IsNull | Truth) and isinstance(node.operand, Property):
         return 1 << verdict_of(atom.verdict, {atom.name: "any"})  # the same for every value
-    if low is None or high is None or not isinstance(node, Order | Equal):
+    comparison = number_comparison(node)
+    if low is None or high is None or comparison is None:
         return atom.unknown
-    number, symbol = node.right, symbol_of(node)
-    if isinstance(node.right, Property):
-        number, symbol = node.left, MIRRORED[symbol]
-    elif not isinstance(node.left, Property):
-        return atom.unknown
-    bound = constant_of(number)
-    if bound is None:
-        return atom.unknown
-    if java_class(number) is JavaClass.DOUBLE:
+    wanted, symbol, bound = comparison
+    if wanted is JavaClass.DOUBLE:
         low, high = float(low), float(high)
     # Decimal values are errors for a whole number, and so are wide ones for an Integer; the range
     # holds for those that are none.

@@ -31,7 +31,7 @@ from sluicemq.files import File, Files
 from sluicemq.record.layout import INDEX_ENTRY, INDEX_HEADER
 from sluicemq.record.table import Mask, Positions
 from sluicemq.store.directory import Mark
-from sluicemq.store.index.columns import columns_of
+from sluicemq.store.index.columns import Slots, columns_of
 from sluicemq.store.tools.check_files import ERROR, NOTE, WARNING, Findings
 from sluicemq.store.tools.layout import StoreLayout
 from sluicemq.store.tools.walk import Hole, Run
@@ -99,25 +99,27 @@ class IndexFile:
         """What in the file does not agree with itself."""
         if not len(self.positions):
             return ["it has no entry, but slots"] if self.slots.any() and not self.is_cut else []
+        back = np.flatnonzero(np.diff(self.positions) < 0)[:20]
+        order = [f"entry {at + 2} lies before entry {at + 1} in the log" for at in back]
         header = [] if self.is_cut else self._header_problems()
-        return [*header, *self._order_problems(), *self._chain_problems()]
+        return [*header, *order, *self._chain_problems()]
 
     def _header_problems(self) -> list[str]:
         header, found = self.header, []
-        if header.begin_position != self.positions[0]:
-            found.append(
-                f"its header says that it begins at {header.begin_position} of the log, its first"
-                f" entry says {self.positions[0]}"
-            )
-        if header.end_position != self.positions[-1]:
-            found.append(
-                f"its header says that it ends at {header.end_position} of the log, its last entry"
-                f" says {self.positions[-1]}"
-            )
+        ends = (
+            ("begins", header.begin_position, "first", 0),
+            ("ends", header.end_position, "last", -1),
+        )
+        for verb, position, which, at in ends:
+            if position != self.positions[at]:
+                found.append(
+                    f"its header says that it {verb} at {position} of the log, its {which} entry"
+                    f" says {self.positions[at]}"
+                )
         if self.times[0] != 0:
             found.append(f"its first entry has time {self.times[0]} instead of 0")
-        seconds = (header.end_time_ms - header.begin_time_ms) // 1000
-        if max(seconds, 0) != self.times[-1]:
+        seconds = max((header.end_time_ms - header.begin_time_ms) // 1000, 0)
+        if seconds != self.times[-1]:
             found.append(
                 f"its header spans {seconds} seconds, its last entry says {self.times[-1]}"
             )
@@ -126,31 +128,18 @@ class IndexFile:
             found.append(f"its header counts {header.slots_used} used slots, there are {used}")
         return found
 
-    def _order_problems(self) -> list[str]:
-        back = np.flatnonzero(np.diff(self.positions) < 0)
-        return [f"entry {at + 2} lies before entry {at + 1} in the log" for at in back[:20]]
-
     def _chain_problems(self) -> list[str]:
         """Every entry leads to the one before it in its slot, the slot to the newest."""
-        count = len(self.hashes)
-        slots = self.hashes % len(self.slots)
-        order = np.argsort(slots, kind="stable")
-        sorted_slots = slots[order]
-        first = np.append(True, sorted_slots[1:] != sorted_slots[:-1]) if count else order > 0
-        previous = np.zeros(count, np.int64)
-        before = np.zeros(count, np.int64)
-        before[1:] = order[:-1] + 1
-        before[first] = 0
-        previous[order] = before
-        heads = np.zeros(len(self.slots), np.int64)
-        heads[slots] = np.arange(1, count + 1)
+        linked = Slots(len(self.slots)).link(self.hashes.astype(np.int32), 1)
         found = [
-            f"entry {at + 1} leads to entry {self.previous[at]}, but {previous[at]} is the one"
-            " before it in its slot"
-            for at in np.flatnonzero(previous != self.previous)[:20].tolist()
+            f"entry {at + 1} leads to entry {self.previous[at]}, but {linked.previous[at]} is the"
+            " one before it in its slot"
+            for at in np.flatnonzero(linked.previous != self.previous)[:20].tolist()
         ]
         if self.is_cut:
             return found
+        heads = np.zeros(len(self.slots), np.int64)
+        heads[linked.slots] = linked.newest
         found += [
             f"slot {at} begins with entry {self.slots[at]} instead of {heads[at]}"
             for at in np.flatnonzero(heads != self.slots)[:20].tolist()
@@ -286,17 +275,15 @@ class IndexCheck:
         """The files with entries for [start, end), and which entries those are."""
         while self._paths and (not self._loaded or self._loaded[-1].nearly_last < end):
             self._load(self._paths.pop(0))
-        self._loaded = [file for file in self._loaded if file.last >= start or file is self._last]
+        self._loaded = [
+            file for file in self._loaded if file.last >= start or file is self._loaded[-1]
+        ]
         found = []
         for file in self._loaded:
             mask = (file.positions >= start) & (file.positions < end)
             if mask.any():
                 found.append((file, mask))
         return found
-
-    @property
-    def _last(self) -> IndexFile:
-        return self._loaded[-1]
 
     def _load(self, path: str) -> None:
         mark, limit = self._mark, None
@@ -388,17 +375,14 @@ class IndexCheck:
         if not len(positions):
             return
         self._missing += len(positions)
-        self._missing_late += int((positions >= self._late_from).sum())
+        # What has no entry from here on gets one when a broker starts.
+        late_from = self._indexed_end if self._interrupted else 1 << 62
+        if self._mark is not None:
+            late_from = self._mark.index_offset
+        self._missing_late += int((positions >= late_from).sum())
         if self._missing_first < 0:
             self._missing_first = int(positions[0])
         self._missing_last = int(positions[-1])
-
-    @property
-    def _late_from(self) -> int:
-        """What has no entry from here on gets one when a broker starts."""
-        if self._mark is not None:
-            return self._mark.index_offset
-        return self._indexed_end if self._interrupted else 1 << 62
 
     # --- at the end
 

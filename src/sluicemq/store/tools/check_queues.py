@@ -15,12 +15,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from sluicemq.errors import ProtocolError
 from sluicemq.model.message import DELAY, TAGS
-from sluicemq.record.codec import decode_properties, parse_head
+from sluicemq.record.codec import decode_properties
 from sluicemq.record.table import Mask, Positions
 from sluicemq.store.bulk import Group
-from sluicemq.store.log import LIGHT_PREFIX, SCHEDULE_TOPIC, Scanned, read_scanned
+from sluicemq.store.log import LIGHT_PREFIX, SCHEDULE_TOPIC, read_scanned
 from sluicemq.store.tools.check_files import ERROR, NOTE, WARNING, Findings
 from sluicemq.store.tools.layout import (
     QueueKey,
@@ -32,7 +31,7 @@ from sluicemq.store.tools.layout import (
     is_used,
     read_extension,
 )
-from sluicemq.store.tools.walk import Hole, Run
+from sluicemq.store.tools.walk import Hole, Run, record_at
 
 STRAYS_MAX: Final = 100_000
 _SPARSE: Final = 64
@@ -135,8 +134,9 @@ class QueueCheck:
             code = found.tag_code
         if code == expected:
             return
-        if key[0] == SCHEDULE_TOPIC and (level := _delay_level(record)):
-            self._delays[level].append((code - record.store_time_ms, place))
+        level = decode_properties(record.properties).get(DELAY, "")
+        if key[0] == SCHEDULE_TOPIC and level.isdecimal() and int(level):
+            self._delays[int(level)].append((code - record.store_time_ms, place))
             return
         tag = decode_properties(record.properties).get(TAGS, "")
         self._findings.add(
@@ -274,17 +274,16 @@ class QueueCheck:
             self._findings.add(ERROR, "unit", place, self._what_is_at(position, size))
 
     def _what_is_at(self, position: int, size: int) -> str:
-        data = self._layout.log.read(position, min(max(size, 0), 1 << 26))
-        try:
-            head = parse_head(data)
-        except ProtocolError:
+        found = record_at(self._layout.log, position)
+        if found is None:
             return f"no record of {size} bytes is at {position}, where its unit says"
-        topic = str(data[head.topic], "utf-8", "replace")
-        if head.physical_offset != position:
+        if found.number("physical_offset")[0] != position:
             return f"no record begins at {position}, where its unit says"
+        topic = found.topics[0][0].decode("utf-8", "replace")
+        queue_id, offset = found.number("queue_id")[0], found.number("queue_offset")[0]
         return (
-            f"its unit says {position}, where a record of {head.size_bytes} bytes is that says"
-            f" {topic}/{head.queue_id} offset {head.queue_offset}"
+            f"its unit says {position}, where a record of {found.sizes[0]} bytes is that says"
+            f" {topic}/{queue_id} offset {offset}"
         )
 
 
@@ -306,8 +305,3 @@ def _units_at(units: UnitFile, offsets: Positions) -> tuple[UnitArray, Mask]:
     there[there] = inside - low < len(read)
     found[there] = read[offsets[there] - low]
     return found, there
-
-
-def _delay_level(record: Scanned) -> int:
-    level = decode_properties(record.properties).get(DELAY, "")
-    return int(level) if level.isdecimal() else 0

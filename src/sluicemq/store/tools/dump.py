@@ -19,12 +19,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from sluicemq.errors import ProtocolError
-from sluicemq.model.ids import java_hash
 from sluicemq.model.message import BORN_HOST_IPV6, KEYS, TRANSACTION_MASK, UNIQ_KEY, StoredMessage
 from sluicemq.record.codec import decode_properties, decode_record, decompress, parse_head
 from sluicemq.record.layout import CRC_MASK
 from sluicemq.record.table import Records
 from sluicemq.store.directory import CHECKPOINT_BYTES, slots_of
+from sluicemq.store.index.hashes import key_hash
 from sluicemq.store.log import SCHEDULE_TOPIC
 from sluicemq.store.tools.check_files import JSON_DOCUMENTS, read_document
 from sluicemq.store.tools.check_index import HEADER, IndexFile, IndexHeader, load_index
@@ -41,7 +41,7 @@ from sluicemq.store.tools.layout import (
     read_extension,
     read_file,
 )
-from sluicemq.store.tools.walk import Blank, Hole, LogWalk, Run, last_data, record_in
+from sluicemq.store.tools.walk import Blank, Hole, LogWalk, Run, last_data, record_at
 
 _HEAD_BYTES = 76
 _JAVA_FIELDS = ("log_time_ms", "queue_time_ms", "index_time_ms", "flushed_offset", "confirm_offset")
@@ -260,6 +260,7 @@ def dump_log(
 ) -> Iterator[dict[str, Any]]:
     """Messages in the order of the log; damage, blank ends of files, and the tail between them."""
     holes: list[Hole] = []
+    decides = selection.key is not None or selection.matches is not None
     for found in LogWalk(layout.log):
         if isinstance(found, Hole) and not found.is_record:
             holes.append(found)  # damage when something good follows, else the tail
@@ -273,11 +274,16 @@ def dump_log(
             if selection.is_everything:
                 yield {"kind": "blank", "position": found.start, "end": found.end}
             continue
-        records = found.records if isinstance(found, Run) else record_in(layout.log, found)
+        records = (
+            found.records
+            if isinstance(found, Run)
+            else record_at(layout.log, found.start, found.end - found.start)
+        )
+        assert records is not None  # the walk has just read it
         for row in _wanted_rows(records, selection):
-            value = _message(records, row, selection, body)
-            if value is not None:
-                yield value
+            properties = records.properties_of(row) if decides else b""
+            if not decides or selection.wants(decode_properties(properties)):
+                yield message_value(bytes(records.record(row)), body)
     if holes and (end := last_data(layout.log, holes[0].start)) is not None:
         yield {
             "kind": "tail", "position": holes[0].start, "end": end, "reason": holes[0].reason,
@@ -295,13 +301,6 @@ def _wanted_rows(records: Records, selection: Selection) -> list[int]:
         name = selection.topic.encode()
         good &= ids == (names.index(name) if name in names else -1)
     return list(np.flatnonzero(good).tolist())
-
-
-def _message(records: Records, row: int, selection: Selection, body: str) -> dict[str, Any] | None:
-    decides = selection.key is not None or selection.matches is not None
-    if decides and not selection.wants(decode_properties(records.properties_of(row))):
-        return None
-    return message_value(bytes(records.record(row)), body)
 
 
 def message_value(record: bytes, body: str) -> dict[str, Any]:
@@ -404,12 +403,10 @@ def _wants_unit(
         return False
     if selection.key is None and selection.matches is None:
         return True
-    data = layout.log.read(position, size)
-    try:
-        head = parse_head(data)
-    except ProtocolError:
+    record = record_at(layout.log, position)
+    if record is None or record.sizes[0] != size:
         return False
-    return selection.wants(decode_properties(data[head.properties]))
+    return selection.wants(decode_properties(record.properties_of(0)))
 
 
 def _batch_units(
@@ -430,7 +427,11 @@ def _batch_units(
 
 def dump_index(layout: StoreLayout, selection: Selection) -> Iterator[dict[str, Any]]:
     """Each index file's header, then its wanted entries in order."""
-    hashes = _key_hashes(layout, selection)
+    hashes: set[int] | None = None
+    if selection.key is not None:
+        topics = {topic for topic, _ in layout.queues}
+        topics = topics if selection.topic is None else {selection.topic}
+        hashes = {key_hash(topic, selection.key) for topic in topics}
     for path, size, header in index_headers(layout):
         name = layout.name_of(path)
         file = load_index(layout.files, path)
@@ -440,15 +441,6 @@ def dump_index(layout: StoreLayout, selection: Selection) -> Iterator[dict[str, 
         }  # fmt: skip
         if file is not None:
             yield from _entries(layout, name, file, hashes, selection)
-
-
-def _key_hashes(layout: StoreLayout, selection: Selection) -> set[int] | None:
-    """The hashes that the wanted key may have; None when every key is wanted."""
-    if selection.key is None:
-        return None
-    topics = {topic for topic, _ in layout.queues} if selection.topic is None else {selection.topic}
-    found = {abs(java_hash(f"{topic}#{selection.key}")) for topic in topics}
-    return {0 if value == 1 << 31 else value for value in found}
 
 
 def _entries(
@@ -465,23 +457,16 @@ def _entries(
     wanted &= (times + 999 >= selection.time_min_ms) & (times <= selection.time_max_ms)
     for at in np.flatnonzero(wanted).tolist():
         position = int(file.positions[at])
-        if selection.topic is not None and _topic_at(layout, position) != selection.topic:
-            continue
+        if selection.topic is not None:
+            record = record_at(layout.log, position)
+            if record is None or record.topics[0][0] != selection.topic.encode():
+                continue
         yield {
             "kind": "entry", "file": name, "number": at + 1,
             "slot": int(file.hashes[at] % len(file.slots)), "hash": int(file.hashes[at]),
             "position": position, "seconds": int(file.times[at]), "time_ms": int(times[at]),
             "previous": int(file.previous[at]),
         }  # fmt: skip
-
-
-def _topic_at(layout: StoreLayout, position: int) -> str | None:
-    size = int.from_bytes(layout.log.read(position, 4), "big")
-    data = layout.log.read(position, min(size, 1 << 26))
-    try:
-        return str(data[parse_head(data).topic], "utf-8", "replace")
-    except ProtocolError:
-        return None
 
 
 def dump_checkpoint(layout: StoreLayout) -> Iterator[dict[str, Any]]:

@@ -33,7 +33,7 @@ from sluicemq.store.directory import Checkpoint, Mark, read_checkpoint, write_ch
 from sluicemq.store.log import DELAYS_MS
 from sluicemq.store.queues import ConsumeQueues
 from sluicemq.store.tools.edits import Edits
-from sluicemq.store.tools.layout import Series, StoreLayout, usual_size
+from sluicemq.store.tools.layout import StoreLayout, usual_size
 from sluicemq.store.tools.lost import Bridge, Census, Lost, build_bridge
 from sluicemq.store.tools.requeue import Requeue
 from sluicemq.store.tools.walk import Blank, Hole, LogWalk, Run, last_data
@@ -192,15 +192,7 @@ class _Repair:
             queue_file_bytes or usual_size(layout.queues.values()) or QUEUE_FILE_BYTES
         )
         self._checkpoint = _checkpoint(layout)
-        self._log = self._usable_log(layout)
-        self._found = _Found([], [], [], 0, [], 0)
-        self.report = RepairReport(layout.root)
-
-    def close(self) -> None:
-        self.layout.close()
-
-    def _usable_log(self, layout: StoreLayout) -> Series:
-        """The log's files; raises StoreError for names and sizes that cannot be."""
+        self._log = layout.log
         for item in layout.log.items:
             if item.base % self._log_bytes or item.size > self._log_bytes:
                 raise StoreError(
@@ -209,7 +201,11 @@ class _Repair:
                     cure="Say the size with --log-file-bytes (mappedFileSizeCommitLog), or move"
                     " the file away if it does not belong here.",
                 )
-        return layout.log
+        self._found = _Found([], [], [], 0, [], 0)
+        self.report = RepairReport(layout.root)
+
+    def close(self) -> None:
+        self.layout.close()
 
     # --- looking
 
@@ -257,7 +253,10 @@ class _Repair:
 
     def _steps(self, walk: LogWalk) -> Iterator[Run | Hole]:
         told = begin = walk.position
-        total = max(self._data_end() - begin, 1)
+        # About where the log ends: the last file counts as far as the mark says.
+        mark = self._checkpoint.mark
+        end = max(self._log.items[-1].base, mark.log_offset if mark is not None else 0)
+        total = max(end - begin, 1)
         for found in walk:
             if not isinstance(found, Blank):
                 yield found
@@ -265,11 +264,6 @@ class _Repair:
                 told = walk.position
                 self._progress(min(told - begin, total), total)
         self._progress(total, total)
-
-    def _data_end(self) -> int:
-        """About where the log ends: the last file counts up to its last queue's unit."""
-        mark = self._checkpoint.mark
-        return max(self._log.items[-1].base, mark.log_offset if mark is not None else 0)
 
     def _note_files(self) -> None:
         report = self.report

@@ -40,7 +40,7 @@ from sluicemq.store.tools.check_files import (
 from sluicemq.store.tools.check_index import IndexCheck
 from sluicemq.store.tools.check_queues import QueueCheck
 from sluicemq.store.tools.layout import BATCH_UNIT, StoreLayout, UnitFile, is_used
-from sluicemq.store.tools.walk import Hole, LogWalk, Run, last_data, record_in
+from sluicemq.store.tools.walk import Hole, LogWalk, Run, last_data, record_at
 from sluicemq.store.walk import SEARCH_BYTES_MAX
 
 _BEGIN: Final = RECORD_HEAD.only("size", "physical_offset")
@@ -160,7 +160,8 @@ class _Verification:
 
     def _bad_record(self, hole: Hole, log_end: int) -> None:
         """One whose lengths and place alone are right."""
-        record = record_in(self._layout.log, hole)
+        record = record_at(self._layout.log, hole.start, hole.end - hole.start)
+        assert record is not None  # the walk has just read it
         self._check_checksums(record)
         head = parse_head(record.raw.data)
         kind = "torn-record" if body_crc_agrees(record.raw.data, head) else "body-crc"

@@ -27,6 +27,7 @@ from sluicemq.store.tools.layout import Series, read_or_zeros
 from sluicemq.store.walk import RECORD_BYTES_MAX, explain, next_good
 
 WINDOW_BYTES: Final = 8 << 20
+_LOOK_BYTES_MAX: Final = 1 << 26
 _SINGLES: Final = 256
 """So many records are read one by one where columns do not help."""
 
@@ -210,10 +211,15 @@ def _is_blank(view: memoryview, at: int, room: int) -> bool:
     return bool(magic == MAGIC_BLANK and size == room)
 
 
-def record_in(log: Series, hole: Hole) -> Records:
-    """The record whose lengths are right, but that does not count."""
-    raw = np.frombuffer(log.read(hole.start, hole.end - hole.start), np.uint8)
-    return Records(raw, np.zeros(1, np.int64), hole.start)
+def record_at(log: Series, position: int, size_max: int = _LOOK_BYTES_MAX) -> Records | None:
+    """The record at a place, by itself, when its lengths are right."""
+    head = log.read(position, BLANK.size)
+    size = BLANK.struct.unpack(head)[0] if len(head) == BLANK.size else 0
+    raw = np.frombuffer(log.read(position, min(size, size_max)), np.uint8)
+    if len(raw) < RECORD_BYTES_MIN:
+        return None
+    found = Records(raw, np.zeros(1, np.int64), position)
+    return found if found.good[0] and found.sizes[0] == len(raw) else None
 
 
 def last_data(log: Series, start: int) -> int | None:
