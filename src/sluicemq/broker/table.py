@@ -26,7 +26,7 @@ from sluicemq.broker.produce.send import Send
 from sluicemq.broker.produce.sendback import SendBack
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.transactions.requests import TransactionRequests
-from sluicemq.broker.waiting.requests import Pending
+from sluicemq.broker.waiting.requests import DelayRequests
 from sluicemq.net.dispatch import Dispatcher, Handler, Outcome
 from sluicemq.net.limits import WITH_MESSAGES
 from sluicemq.wire import headers as h
@@ -54,12 +54,12 @@ TABLE: Final[dict[int, Row]] = {
     Code.SLUICE_LIST_TRANSACTIONS: Row(h.ListTransactionsRequest, TransactionRequests.listed),
     Code.SLUICE_RESOLVE_TRANSACTION: Row(h.ResolveTransactionRequest, TransactionRequests.resolve),
     Code.SLUICE_COMMIT_EPOCH: Row(h.CommitEpochRequest, Epochs.commit),
-    Code.RECALL_MESSAGE: Row(h.RecallMessageRequest, Pending.recall),
-    Code.SLUICE_LIST_DELAYED: Row(h.ListDelayedRequest, Pending.listed),
-    Code.SLUICE_CANCEL_DELAYED: Row(h.CancelDelayedRequest, Pending.cancel),
-    Code.GET_ALL_DELAY_OFFSET: Row(None, Pending.delay_offsets),
-    Code.GET_TIMER_CHECK_POINT: Row(None, Pending.timer_checkpoint),
-    Code.GET_TIMER_METRICS: Row(None, Pending.timer_metrics),
+    Code.RECALL_MESSAGE: Row(h.RecallMessageRequest, DelayRequests.recall),
+    Code.SLUICE_LIST_DELAYED: Row(h.ListDelayedRequest, DelayRequests.listed),
+    Code.SLUICE_CANCEL_DELAYED: Row(h.CancelDelayedRequest, DelayRequests.cancel),
+    Code.GET_ALL_DELAY_OFFSET: Row(None, DelayRequests.delay_offsets),
+    Code.GET_TIMER_CHECK_POINT: Row(None, DelayRequests.timer_checkpoint),
+    Code.GET_TIMER_METRICS: Row(None, DelayRequests.timer_metrics),
     # --- consumers
     Code.PULL_MESSAGE: Row(None, Pull.pull),
     Code.LITE_PULL_MESSAGE: Row(None, Pull.pull),
@@ -151,7 +151,7 @@ def families(b: BrokerState) -> tuple[object, ...]:
         FilterAdmin(
             topics, groups, offsets, consumers, b.pull, b.filter_watch, b.background, store
         ),
-        Pending(settings, topics, b.delayed, b.intake, clock),
+        DelayRequests(settings, topics, b.delayed, b.intake, clock),
         AccessAdmin(settings, b.guard, b.files, clock, b.elsewhere),
     )  # fmt: skip
 

@@ -164,7 +164,7 @@ def test_a_cancellation_is_forgotten_when_even_a_crash_cannot_bring_the_message_
 ) -> None:
     (item,) = listed(client, key="L3")
     client.call(CANCEL, {"handle": item.handle})
-    schedule = waiting.core.delayed.schedule
+    schedule = waiting.core.delayed.levels
     waiting.run(10.0)
     for _ in range(3):
         waiting.store.sync()

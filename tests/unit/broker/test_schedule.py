@@ -168,7 +168,7 @@ def test_what_became_due_while_the_broker_was_down_comes_at_once(
 
 
 def test_the_file_says_only_what_is_on_disk(broker: SteppedBroker, client: SteppedClient) -> None:
-    document = broker.core.delayed.schedule.document
+    document = broker.core.delayed.levels.document
     send(client, 1)
     broker.store.sync()
     broker.run(1.1)
@@ -192,7 +192,7 @@ def test_an_offset_outside_of_the_queue_is_brought_back_into_it(
     file.truncate(len(text))
     file.pwrite(text, 0)
     broker = restarted(broker)
-    assert broker.core.delayed.schedule.runtime() == {"scheduleMessageOffset_2": "1,1"}
+    assert broker.core.delayed.levels.runtime() == {"scheduleMessageOffset_2": "1,1"}
 
 
 # --- trouble

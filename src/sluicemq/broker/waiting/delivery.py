@@ -1,4 +1,4 @@
-"""Delayed and timed messages together: one alarm, slices of work that leave others their turn.
+"""Delay levels and timers together: one alarm, slices of work that leave others their turn.
 
 `run` delivers what is due and prepares what comes, for a few milliseconds; when there is more it
 asks for the loop's next turn, else for a call at the time at which the next message is due, to the
@@ -9,7 +9,6 @@ What a slice has put is in the log when its turn has ended; a turn that failed i
 tenth of a second, until it succeeds.
 """
 
-import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -19,21 +18,18 @@ from sluicemq.broker.produce.redelivery import Redelivery
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.broker.turns import Turns
-from sluicemq.broker.waiting.levels import Schedule
+from sluicemq.broker.waiting.levels import DelayLevels
 from sluicemq.broker.waiting.rewrite import DelayRewrite
 from sluicemq.broker.waiting.timers import Timers
-from sluicemq.broker.work import Slice
+from sluicemq.broker.work import Slice, Worker
 from sluicemq.clock import Clock
 from sluicemq.errors import StoreError
 from sluicemq.files import Files
 from sluicemq.store.store import Store
 
-log = logging.getLogger(__name__)
-
 WAITING_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
 SLICE_S: Final = 0.004
 SLICE_MESSAGES: Final = 2048
-RETRY_S: Final = 0.1
 
 
 class Alarm(Protocol):
@@ -62,31 +58,26 @@ class Delayed:
         self._settings = settings
         self._store = store
         self._clock = clock
-        self._call_soon = call_soon
+        self._worker = Worker(self.run, clock, call_soon)
         self.call_later: CallLater | None = None
         """Set by who has a loop; without it the sweep alone drives."""
         self._redelivery = Redelivery(store, turns)
-        self.schedule = Schedule(settings, store, self._redelivery, files, clock)
+        self.levels = DelayLevels(settings, store, self._redelivery, files, clock)
         self.timers = Timers(settings, store, self._redelivery, intake, files, clock)
-        delaying = DelayRewrite(settings, clock, self.timers.files.count)
-        intake.rewrites.append(delaying.rewrite)
-        self._is_on = False
-        self._is_coming = False
-        self._retry_s = 0.0
+        intake.rewrites.append(DelayRewrite(settings, clock, self.timers.files.count).rewrite)
         self._alarm: Alarm | None = None
         self._alarm_s = 0.0
-        self._said = ""
 
     def load(self) -> None:
         """Blocking; delivery may begin after it. Raises StoreDamagedError, OSError."""
-        self.schedule.load()
+        self.levels.load()
         self.timers.load()
-        self._is_on = not self._settings.is_read_only
+        self._worker.is_on = not self._settings.is_read_only
 
     @property
     def documents(self) -> tuple[Document, ...]:
         return (
-            self.schedule.document, self.schedule.cancellations, self.timers.metrics.document,
+            self.levels.document, self.levels.cancellations, self.timers.metrics.document,
         )  # fmt: skip
 
     # --- when
@@ -94,37 +85,28 @@ class Delayed:
     def arrived(self, topic: str, queue_id: int) -> None:
         """Messages of a queue have become visible: maybe one that waits."""
         if topic == SCHEDULE_TOPIC:
-            self.schedule.arrived(queue_id)
+            self.levels.arrived(queue_id)
             self._plan()
         elif topic == TIMER_TOPIC:
-            self._soon()
-
-    def _soon(self) -> None:
-        if self._is_on and not self._is_coming:
-            self._is_coming = True
-            self._call_soon(self._come)
-
-    def _come(self) -> None:
-        self._is_coming = False
-        self.run()
+            self._worker.soon()
 
     @property
     def next_ms(self) -> int | None:
         """When the next message that is known of is due; None without one."""
-        times = [t for t in (self.schedule.next_ms, self.timers.next_ms) if t is not None]
+        times = [t for t in (self.levels.next_ms, self.timers.next_ms) if t is not None]
         return min(times, default=None)
 
     def _plan(self) -> None:
         """Come again: at once when there is work, else when the next message is due."""
-        if not self._is_on:
+        if not self._worker.is_on:
             return
         now_s = self._clock.monotonic_s()
-        if self._retry_s > now_s:
-            self._wake_at(self._retry_s, now_s)
+        if self._worker.is_paused:
+            self._wake_at(self._worker.paused_until_s, now_s)
             return
         next_ms, now_ms = self.next_ms, self._clock.now_ms()
         if self.timers.is_behind or (next_ms is not None and next_ms <= now_ms):
-            self._soon()
+            self._worker.soon()
         elif next_ms is not None:
             self._wake_at(now_s + (next_ms - now_ms) / 1000, now_s)
 
@@ -146,46 +128,38 @@ class Delayed:
 
     def run(self) -> None:
         """One slice."""
-        if not self._is_on:
+        if not self._worker.is_on:
             return
-        if self._clock.monotonic_s() >= self._retry_s:
+        if not self._worker.is_paused:
             is_stored = self._deliver()
-            self.schedule.settle(is_stored=is_stored)
+            self.levels.settle(is_stored=is_stored)
             self.timers.settle(is_stored=is_stored)
-            if not is_stored:
-                self._retry_s = self._clock.monotonic_s() + RETRY_S
         try:
             self.timers.prepare(Slice(self._clock, SLICE_S, SLICE_MESSAGES))
         except OSError as error:
-            self._complain(f"the timer log cannot be written: {error}")
-            self._retry_s = self._clock.monotonic_s() + RETRY_S
+            self._worker.failed(f"the timer log cannot be written: {error}")
         self._plan()
 
     def _deliver(self) -> bool:
+        """Is everything that was put in the log?"""
         work = Slice(self._clock, SLICE_S, SLICE_MESSAGES)
         error: StoreError | None = None
         try:
-            self.schedule.deliver(work)
+            self.levels.deliver(work)
             self.timers.deliver(work)
         except StoreError as stopped:
             error = stopped
         is_idle = work.left == SLICE_MESSAGES and error is None
         is_stored = is_idle or self._redelivery.finish()
         if error is not None or not is_stored:
-            self._complain(f"delayed messages wait longer: {error or 'the turn failed'}")
-            self._retry_s = self._clock.monotonic_s() + RETRY_S
+            self._worker.failed(f"delayed messages wait longer: {error or 'the turn failed'}")
         else:
-            self._said = ""
+            self._worker.succeeded()
         return is_stored
-
-    def _complain(self, what: str) -> None:
-        if what != self._said:
-            self._said = what
-            log.error("%s", what)
 
     def stop(self) -> None:
         """Deliver no more."""
-        self._is_on = False
+        self._worker.is_on = False
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -214,5 +188,5 @@ class Delayed:
             "timerReadBehind": str(behind_ms // 1000),
             "timerOffsetBehind": str(timers.queue_behind),
             "timerCongestNum": str(timers.count),
-            **self.schedule.runtime(),
+            **self.levels.runtime(),
         }

@@ -1,4 +1,4 @@
-"""Delayed messages: one queue of SCHEDULE_TOPIC_XXXX a level, each in the order of its times.
+"""Delay levels: one queue of SCHEDULE_TOPIC_XXXX a level, each in the order of its times.
 
 The unit of a message says when it is due instead of a tag code. All messages of a level wait
 equally long, so the first of its queue is due first: one look a level tells when to wake. What is
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from sluicemq.broker.documents import Document
-from sluicemq.broker.produce.redelivery import Record, Redelivery, read_record
+from sluicemq.broker.produce.redelivery import Record, Redelivery, entries, read_record
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import SCHEDULE_TOPIC
 from sluicemq.broker.work import Progress, Slice
@@ -60,7 +60,7 @@ class Waiting(NamedTuple):
     """None: cancelled, or gone."""
 
 
-class Schedule:
+class DelayLevels:
     """All levels. `arrived` says that a queue has grown, `deliver` and `settle` deliver."""
 
     def __init__(
@@ -122,7 +122,10 @@ class Schedule:
             self._version["timestamp"] = self._clock.now_ms()
         synced = self._store.synced_offset
         for level in self._levels.values():
-            self._forget_cancelled(level)
+            # Cancelled ones that even a crash cannot bring back are forgotten.
+            gone = {offset for offset in level.cancelled if offset < level.saved}
+            level.cancelled -= gone
+            self.cancellations.changed |= bool(gone)
             level.saved = level.progress.safe(synced)
             # What is not safe yet is written the next time.
             self.document.changed |= level.saved != level.progress.value
@@ -183,8 +186,7 @@ class Schedule:
         if size == BLANK_SIZE:
             return 0
         if not self._is_default:
-            view = self._store.reader.view_at(position)
-            record = read_record(view) if view is not None else None
+            record = read_record(self._store.reader.view_at(position))
             return record.store_time_ms + level.delay_ms if record is not None else 0
         latest_ms = self._clock.now_ms() + level.delay_ms + CLOCK_STEP_BACK_MAX_MS
         return code if code <= latest_ms else 0
@@ -209,22 +211,18 @@ class Schedule:
             if level.due_ms > now_ms:
                 return
             if size != BLANK_SIZE and level.coming not in level.cancelled:
-                self._put(level, position)
+                record = read_record(self._store.reader.view_at(position))
+                if record is not None:
+                    self._redelivery.put(record)
+                else:
+                    self.lost += 1
+                    log.error(
+                        "the delayed message %d of level %d is gone: it cannot be delivered",
+                        level.coming, level.queue_id + 1,
+                    )  # fmt: skip
             level.coming += 1
             work.done()
         self._look(level)
-
-    def _put(self, level: Level, position: int) -> None:
-        view = self._store.reader.view_at(position)
-        record = read_record(view) if view is not None else None
-        if record is None:
-            self.lost += 1
-            log.error(
-                "the delayed message %d of level %d is gone: it cannot be delivered",
-                level.coming, level.queue_id + 1,
-            )  # fmt: skip
-            return
-        self._redelivery.put(record)
 
     def settle(self, *, is_stored: bool) -> None:
         """What `deliver` put is stored, or has to be put again."""
@@ -240,13 +238,6 @@ class Schedule:
             level.progress.advance(level.coming, end)
             self.document.changed = True
 
-    def _forget_cancelled(self, level: Level) -> None:
-        """Those that even a crash cannot bring back."""
-        gone = [offset for offset in level.cancelled if offset < level.saved]
-        if gone:
-            level.cancelled.difference_update(gone)
-            self.cancellations.changed = True
-
     # --- what waits
 
     def pending(self, queue_id: int, offset: int) -> Iterator[Waiting]:
@@ -254,17 +245,15 @@ class Schedule:
         level = self._levels.get(queue_id)
         if level is None:
             return
+        units = self._store.reader.sound_units
         offset = max(offset, level.coming)
-        while len(
-            units := self._store.reader.sound_units(SCHEDULE_TOPIC, queue_id, offset, _CHUNK_UNITS)
-        ):
-            for position, size, code in _unpack_units(units):
-                is_there = size != BLANK_SIZE and offset not in level.cancelled
-                view = self._store.reader.view_at(position) if is_there else None
-                record = read_record(view) if view is not None else None
-                due_ms = self._due_ms(level, position, size, code)
-                yield Waiting(queue_id, offset, due_ms, record)
-                offset += 1
+        for entry in entries(self._store, SCHEDULE_TOPIC, queue_id, offset, units):
+            record, due_ms = entry.record, 0
+            if record is not None:
+                due_ms = self._due_ms(level, entry.position, record.size_bytes, entry.code)
+            if entry.offset in level.cancelled:
+                record = None
+            yield Waiting(queue_id, entry.offset, due_ms, record)
 
     def find(self, queue_id: int, offset: int) -> Waiting | None:
         """The message if it waits."""

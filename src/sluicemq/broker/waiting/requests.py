@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from sluicemq.broker.produce.intake import Draft, Intake
+from sluicemq.broker.produce.redelivery import Record
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.broker.turns import Durable
 from sluicemq.broker.waiting.delivery import Delayed
-from sluicemq.broker.waiting.timers import FROM_END, TimedMessage
+from sluicemq.broker.waiting.timers import FROM_END
 from sluicemq.broker.work import Slice
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
@@ -28,7 +29,6 @@ from sluicemq.model.message import KEYS, REAL_TOPIC, TAGS, UNIQ_KEY
 from sluicemq.model.recall import RecallHandle, parse_recall_handle
 from sluicemq.model.topic import PERM_WRITE
 from sluicemq.net.peer import Peer
-from sluicemq.record import property_text as text
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
@@ -55,7 +55,7 @@ class _Item(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
+class DelayRequests:
     """The request family of messages that wait."""
 
     settings: Settings
@@ -118,22 +118,19 @@ class Pending:
         self, header: CancelDelayedRequest, command: Command, peer: Peer
     ) -> Command | Durable:
         """900102: ours; a delayed or a timed message by the handle of the list."""
-        given = header.handle
-        timed = parse_recall_handle(given)
+        timed = parse_recall_handle(header.handle)
         if timed is not None:
             return self._take_back(timed, command, peer)
-        place = _parse_place(given)
+        place = _parse_place(header.handle)
         if place is None:
-            raise _illegal(f"{given!r} is no handle: take it from `sluice delay list`.")
+            raise _illegal(f"{header.handle!r} is no handle: take it from `sluice delay list`.")
         queue_id, offset, unique_id = place
-        waiting = self.delayed.schedule.find(queue_id, offset)
+        waiting = self.delayed.levels.find(queue_id, offset)
         if waiting is None or waiting.due_ms <= self.clock.now_ms():
             raise _illegal("it is too late: the message is delivered, cancelled, or about to be.")
-        properties = waiting.record.properties if waiting.record is not None else b""
-        own = text.value_of(properties, UNIQ_KEY.encode()) or b""
-        if own.decode("utf-8", "replace") != unique_id:
+        if waiting.record is None or waiting.record.text(UNIQ_KEY) != unique_id:
             raise _illegal("the handle is of another broker or store.")
-        self.delayed.schedule.cancel(queue_id, offset)
+        self.delayed.levels.cancel(queue_id, offset)
         fields = encode_header(SendMessageResponse(message_id=unique_id))
         return Command(ResponseCode.SUCCESS, fields)
 
@@ -156,44 +153,46 @@ class Pending:
         return Command(ResponseCode.SUCCESS, fields, bodies.encode_waiting(found))
 
     def _from(self, cursor: str) -> Iterator[_Item]:
+        levels, broker = self.delayed.levels, self.settings.broker.broker_name
         kind, first, second = _parse_cursor(cursor)
         if kind == "L":  # those of levels come first
-            for queue_id in self.delayed.schedule.queue_ids:
-                if queue_id >= first:
-                    yield from self._of_level(queue_id, second if queue_id == first else 0)
+            for queue_id in (one for one in levels.queue_ids if one >= first):
+                for waiting in levels.pending(queue_id, second if queue_id == first else 0):
+                    offset, record = waiting.queue_offset, waiting.record
+                    handle = record and _place(queue_id, offset, record.text(UNIQ_KEY))
+                    yield _Item(
+                        self._shown(record, queue_id + 1, waiting.due_ms, handle or ""),
+                        f"L:{queue_id}:{offset + 1}",
+                    )
             first, second = 0, FROM_END
         for timed in self.delayed.timers.pending(first, second):
-            message = None if timed.record is None else self._timed(timed)
-            yield _Item(message, f"T:{timed.slot_ms}:{timed.next_unit}")
+            handle = ""
+            if (record := timed.record) is not None:
+                slot_ms = record.number("TIMER_OUT_MS") or 0
+                handle = RecallHandle(
+                    record.text(REAL_TOPIC), broker, slot_ms + 1, record.text(UNIQ_KEY)
+                ).encode()
+            yield _Item(
+                self._shown(record, 0, timed.due_ms, handle), f"T:{timed.slot_ms}:{timed.next_unit}"
+            )
 
-    def _of_level(self, queue_id: int, offset: int) -> Iterator[_Item]:
-        for waiting in self.delayed.schedule.pending(queue_id, offset):
-            message = None
-            if waiting.record is not None and waiting.due_ms > self.clock.now_ms():
-                own = text.as_dict(waiting.record.properties.decode("utf-8", "replace"))
-                handle = _place(queue_id, waiting.queue_offset, own.get(UNIQ_KEY, ""))
-                message = _listed(
-                    own, queue_id + 1, waiting.due_ms, waiting.record.store_time_ms,
-                    len(waiting.record.body), handle,
-                )  # fmt: skip
-            yield _Item(message, f"L:{queue_id}:{waiting.queue_offset + 1}")
-
-    def _timed(self, timed: TimedMessage) -> bodies.WaitingMessage | None:
-        record = timed.record
-        if record is None or timed.due_ms <= self.clock.now_ms():
+    def _shown(
+        self, record: Record | None, level: int, due_ms: int, handle: str
+    ) -> bodies.WaitingMessage | None:
+        """None when it does not wait any more."""
+        if record is None or due_ms <= self.clock.now_ms():
             return None
-        own = text.as_dict(record.properties.decode("utf-8", "replace"))
-        handle = RecallHandle(
-            own.get(REAL_TOPIC, ""), self.settings.broker.broker_name,
-            int(own.get("TIMER_OUT_MS", "0")) + 1, own.get(UNIQ_KEY, ""),
-        ).encode()  # fmt: skip
-        return _listed(own, 0, timed.due_ms, record.store_time_ms, len(record.body), handle)
+        return bodies.WaitingMessage(
+            record.text(REAL_TOPIC), record.number("REAL_QID") or 0, record.text(UNIQ_KEY),
+            record.text(KEYS), record.text(TAGS), level, due_ms, record.store_time_ms,
+            len(record.body), handle,
+        )  # fmt: skip
 
     # --- what slaves ask for
 
     def delay_offsets(self, command: Command, peer: Peer) -> Command:
         """45: the text of delayOffset.json."""
-        return Command(ResponseCode.SUCCESS, body=self.delayed.schedule.table().encode())
+        return Command(ResponseCode.SUCCESS, body=self.delayed.levels.table().encode())
 
     def timer_checkpoint(self, command: Command, peer: Peer) -> Command:
         """60: the 56 bytes of timercheck."""
@@ -208,17 +207,6 @@ def _is_meant(message: bodies.WaitingMessage, header: ListDelayedRequest) -> boo
     if header.topic and message.topic != header.topic:
         return False
     return not header.key or header.key == message.unique_id or header.key in message.keys.split()
-
-
-def _listed(
-    own: dict[str, str], level: int, due_ms: int, stored_ms: int, body_bytes: int, handle: str
-) -> bodies.WaitingMessage:
-    queue_id = own.get("REAL_QID", "0")
-    return bodies.WaitingMessage(
-        own.get(REAL_TOPIC, ""), int(queue_id) if queue_id.isdigit() else 0,
-        own.get(UNIQ_KEY, ""), own.get(KEYS, ""), own.get(TAGS, ""), level, due_ms, stored_ms,
-        body_bytes, handle,
-    )  # fmt: skip
 
 
 def _parse_cursor(cursor: str) -> tuple[str, int, int]:

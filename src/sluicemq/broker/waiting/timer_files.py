@@ -73,16 +73,16 @@ class Saving:
     it began does nothing any more.
     """
 
+    files: "TimerFiles"
     checkpoint: TimerCheckpoint
     number: int
-    turnstile: "Turnstile"
     steps: tuple[Callable[[], object], ...]
     has_failed: bool = False
 
     def run(self) -> None:
         """Raises OSError, StoreError."""
-        with self.turnstile.lock:
-            if self.number <= self.turnstile.passed:
+        with self.files.saving:
+            if self.number <= self.files.saved:
                 return
             try:
                 for step in self.steps:
@@ -90,16 +90,7 @@ class Saving:
             except OSError as error:
                 self.has_failed = error.errno not in FULL_ERRORS | PASSING_ERRORS
                 raise
-            self.turnstile.passed = self.number
-
-
-class Turnstile:
-    """Lets savings through one by one, in the order in which they were begun."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.passed = 0
-        self.begun = 0
+            self.files.saved = self.number
 
 
 class TimerFiles:
@@ -111,7 +102,9 @@ class TimerFiles:
         self._store = store
         self._files = files
         self._precision_ms = precision_ms
-        self._turnstile = Turnstile()
+        self.saving = threading.Lock()
+        """Lets savings through one by one, in the order in which they were begun."""
+        self.saved = self._begun = 0
         self._is_broken = False
         self._check_path = f"{root}/config/timercheck"
         self.wheel = TimerWheel(files, f"{root}/timerwheel", precision_ms)
@@ -246,11 +239,11 @@ class TimerFiles:
             *state, queue_offset, old.state_version, now_ms, old.counter + 1, done_ms
         )
         slots, start, end = self.wheel.take(), old.log_end, self.log.end
-        self._turnstile.begun += 1
+        self._begun += 1
         return Saving(
+            self,
             new,
-            self._turnstile.begun,
-            self._turnstile,
+            self._begun,
             (
                 self._store.sync,
                 lambda: self.log.sync(start, end),

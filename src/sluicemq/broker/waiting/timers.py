@@ -24,10 +24,18 @@ import heapq
 import logging
 from array import array
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Final, NamedTuple
 
-from sluicemq.broker.produce.intake import Draft, Intake
-from sluicemq.broker.produce.redelivery import Record, Redelivery, read_record, topic_name
+from sluicemq.broker.produce.intake import Intake
+from sluicemq.broker.produce.redelivery import (
+    Entry,
+    Record,
+    Redelivery,
+    entries,
+    read_record,
+    topic_name,
+)
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import TIMER_TOPIC
 from sluicemq.broker.waiting.rewrite import TIMER_DELETES, TIMER_OUT, exact_due_ms
@@ -37,12 +45,11 @@ from sluicemq.clock import Clock
 from sluicemq.errors import StoreError
 from sluicemq.files import Files
 from sluicemq.model.ids import tag_code
-from sluicemq.record import property_text as text
-from sluicemq.store.queues import UNIT
+from sluicemq.record.property_text import value_of
 from sluicemq.store.store import Store
 from sluicemq.store.timers import DEFAULT, DELETE, NONE, ROLL, SLOTS
 
-Entry = tuple[int, int]
+Due = tuple[int, int]
 """(due in ms since 1970, place in the commit log)."""
 
 
@@ -71,7 +78,7 @@ class DueTable:
         """When the next entry is due; None without one."""
         return self._times[0] if self._times else None
 
-    def take(self, now_ms: int, count_max: int) -> list[Entry]:
+    def take(self, now_ms: int, count_max: int) -> list[Due]:
         """Up to so many of the first entries, all of one millisecond and due by now."""
         if not self._times or self._times[0] > now_ms:
             return []
@@ -88,9 +95,9 @@ class DueTable:
         self.count -= len(taken)
         return [(due_ms, place) for place in taken]
 
-    def give_back(self, entries: list[Entry]) -> None:
+    def give_back(self, taken: list[Due]) -> None:
         """What was taken is due still."""
-        for due_ms, place in entries:
+        for due_ms, place in taken:
             self.add(due_ms, place)
 
     def clear(self) -> None:
@@ -109,9 +116,7 @@ LOADED_MAX: Final = 200_000
 """No more slots are loaded while so many messages are in the table."""
 _REBUILD_MARGIN_MS: Final = 60_000
 _CHUNK: Final = 64
-_CHUNK_UNITS: Final = 256
 _LIST_SLOTS: Final = 8192
-_unpack_units: Final = UNIT.iter_unpack
 _OUT: Final = TIMER_OUT.encode()
 _DELETES: Final = TIMER_DELETES.encode()
 _REAL_TOPIC: Final = b"REAL_TOPIC"
@@ -165,8 +170,8 @@ class Timers:
         self._rebuild_end = 0  # messages before it were in the files that are built again
         self._deleted: dict[int, set[bytes]] = {}
         self._rolls = DueTable()
-        self._taken: list[Entry] = []
-        self._rolled: list[Entry] = []
+        self._taken: list[Due] = []
+        self._rolled: list[Due] = []
         self._listed: dict[int, set[bytes]] = {}  # what is taken back of the slot listed last
         self._has_delivered = False  # since the last checkpoint
         self._topics: list[str] = []  # of what this slice has dealt with
@@ -202,26 +207,19 @@ class Timers:
 
     def _take_in(self, work: Slice) -> None:
         """New messages of the queue into their slots."""
-        low, high = self._store.queue_offsets(TIMER_TOPIC, 0)
+        low = self._store.queue_offsets(TIMER_TOPIC, 0)[0]
         self._queue_offset = max(self._queue_offset, low)
-        write_ms = self._cut_down(work.now_ms)
-        while self._queue_offset < high and not work.is_over:
-            count = min(work.left, _CHUNK_UNITS)
-            units = self._store.reader.sound_units(TIMER_TOPIC, 0, self._queue_offset, count)
-            if not len(units):
-                break
-            for position, size, _ in _unpack_units(units):
-                self._take_one(position, size, write_ms)
-                self._queue_offset += 1
-                work.done()
-                if not work.left:
-                    break
+        write_ms, units = self._cut_down(work.now_ms), self._store.reader.sound_units
+        new = entries(self._store, TIMER_TOPIC, 0, self._queue_offset, units)
+        for entry in takewhile(lambda _: not work.is_over, new):
+            self._take_one(entry, write_ms)
+            self._queue_offset += 1
+            work.done()
         self.files.log.write()
 
-    def _take_one(self, position: int, size: int, write_ms: int) -> None:
-        view = self._store.reader.view_at(position)
-        record = read_record(view) if view is not None else None
-        out = text.value_of(record.properties, _OUT) if record is not None else None
+    def _take_one(self, entry: Entry, write_ms: int) -> None:
+        record = entry.record
+        out = value_of(record.properties, _OUT) if record is not None else None
         if record is None or out is None or not out.isdigit():
             log.error("message %d of the timer's queue is not timed", self._queue_offset)
             self.lost += 1
@@ -233,22 +231,22 @@ class Timers:
         magic = DEFAULT
         if slot_ms - write_ms >= self._window_ms:
             magic |= ROLL
-            slot_ms = write_ms + self._roll_slots(slot_ms - write_ms) * self._precision_ms
-        name = text.value_of(record.properties, _REAL_TOPIC) or b""
+            # Looked at again when the wheel ends, or half-way when little would be left then.
+            left_ms = slot_ms - write_ms - self._window_ms
+            is_near = left_ms < self._window_slots // 3 * self._precision_ms
+            slots = self._window_slots // 2 if is_near else self._window_slots
+            slot_ms = write_ms + slots * self._precision_ms
+        name = value_of(record.properties, _REAL_TOPIC) or b""
         if _DELETES in record.properties:
             magic |= DELETE
         else:
             self.metrics.add(topic_name(name), 1)
-        self.files.add(slot_ms, magic, write_ms, position, size, tag_code(topic_name(name)))
+        self.files.add(
+            slot_ms, magic, write_ms, entry.position, record.size_bytes, tag_code(topic_name(name))
+        )
         self.taken_in += 1
         if slot_ms < self._loaded_ms:
-            self._into_table(slot_ms, position, magic, record)
-
-    def _roll_slots(self, wait_ms: int) -> int:
-        """After how many slots to look again; less when little would be left then."""
-        left_ms = wait_ms - self._window_ms
-        is_near = left_ms < self._window_slots // 3 * self._precision_ms
-        return self._window_slots // 2 if is_near else self._window_slots
+            self._into_table(slot_ms, entry.position, magic, record)
 
     def _into_table(
         self,
@@ -264,7 +262,7 @@ class Timers:
         `is_old`: of before the start, and maybe delivered then.
         """
         if magic & DELETE and not magic & ROLL:
-            key = text.value_of(record.properties, _DELETES) if record is not None else None
+            key = value_of(record.properties, _DELETES) if record is not None else None
             if key is not None:
                 self._deleted.setdefault(slot_ms, set()).add(key)
             return
@@ -280,7 +278,7 @@ class Timers:
             self.due.add(due_ms, position)
 
     def _due_ms(self, record: Record) -> int:
-        out_ms = int(text.value_of(record.properties, _OUT) or 0)
+        out_ms = int(value_of(record.properties, _OUT) or 0)
         return exact_due_ms(
             record.properties, self._cut_down(out_ms), record.store_time_ms, self._precision_ms
         )
@@ -328,8 +326,7 @@ class Timers:
 
     def _load_one(self, slot_ms: int, position: int, magic: int, *, needs_record: bool) -> None:
         is_old = position < self._old_end
-        view = self._store.reader.view_at(position) if needs_record else None
-        record = read_record(view) if view is not None else None
+        record = read_record(self._store.reader.view_at(position)) if needs_record else None
         self._into_table(slot_ms, position, magic, record, is_old=is_old)
 
     def _rebuild(self, slot_ms: int) -> None:
@@ -372,7 +369,7 @@ class Timers:
         deleted = self._deleted.get(self._slot_of(due_ms)) if self._deleted else None
         if deleted and (_key_of(record.properties) in deleted):
             self.recalled += 1
-            name = text.value_of(record.properties, _REAL_TOPIC) or b""
+            name = value_of(record.properties, _REAL_TOPIC) or b""
             self._topics.append(topic_name(name))
             return
         added = b"TIMER_ENQUEUE_MS\x01%d\x02" % self._cut_down(record.store_time_ms)
@@ -381,8 +378,7 @@ class Timers:
             self._topics.append(topic)
 
     def _record(self, position: int) -> Record | None:
-        view = self._store.reader.view_at(position)
-        record = read_record(view) if view is not None else None
+        record = read_record(self._store.reader.view_at(position))
         if record is None:
             self.lost += 1
             log.error("the timed message at %d of the commit log is gone: not delivered", position)
@@ -393,7 +389,7 @@ class Timers:
         record = self._record(position)
         if record is None:
             return
-        own = text.as_dict(record.properties.decode("utf-8", "replace"))
+        own = record.all_properties()
         if TIMER_DELETES not in own:
             self._topics.append(own.get("REAL_TOPIC", ""))
         times = own.get("TIMER_ROLL_TIMES", "0")
@@ -401,11 +397,7 @@ class Timers:
         own["TIMER_ROLL_TIMES"] = str(int(times) + 1 if times.isdigit() else 1)
         own["TIMER_ENQUEUE_MS"] = str(self._cut_down(record.store_time_ms))
         own["TIMER_DEQUEUE_MS"] = str(now_ms)
-        draft = Draft(
-            TIMER_TOPIC, 0, record.body, own, record.born_time_ms, record.born_host,
-            record.store_host, record.flag, record.sys_flag, record.reconsume_times,
-        )  # fmt: skip
-        self._intake.append(draft)
+        self._intake.append(record.draft(TIMER_TOPIC, 0, own))
 
     def settle(self, *, is_stored: bool) -> None:
         """What `deliver` put is stored, or has to be put again."""
@@ -487,10 +479,9 @@ class Timers:
             if unit.previous >= position:
                 return
             position = unit.previous
-            view = self._store.reader.view_at(unit.position)
-            record = read_record(view) if view is not None else None
+            record = read_record(self._store.reader.view_at(unit.position))
             if record is not None and unit.magic & DELETE:
-                deleted.add(text.value_of(record.properties, _DELETES) or b"")
+                deleted.add(value_of(record.properties, _DELETES) or b"")
                 record = None
             if record is not None and deleted and _key_of(record.properties) in deleted:
                 record = None
@@ -523,5 +514,5 @@ class Timers:
 
 def _key_of(properties: bytes) -> bytes:
     """What takes a message back: its topic and id (spec/delivery.md §2)."""
-    name = text.value_of(properties, _REAL_TOPIC) or b""
-    return name + b"+" + (text.value_of(properties, _UNIQUE_ID) or b"")
+    name = value_of(properties, _REAL_TOPIC) or b""
+    return name + b"+" + (value_of(properties, _UNIQUE_ID) or b"")
