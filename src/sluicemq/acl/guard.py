@@ -1,4 +1,4 @@
-"""The guard at the door of a server: every request passes `check` before its handler.
+"""The guard of a server: every request passes `check` before its handler.
 
 The rules in force are one attribute, assigned as a whole. What a verdict costs is the signature
 (one HMAC) and a few dict look-ups: whether an address is white is kept for each address until the
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 HOSTS_MAX: Final = 10_000
 EXCEPTION: Final = "org.apache.rocketmq.acl.common.AclException"
 """What the remark of a refusal begins with: clients and their logs know it by this name."""
-TOLD_MAX: Final = 256
+LOGGED_MAX: Final = 256
 TOPICS_MAX: Final = 10_000
 TOPIC_LENGTH_MAX: Final = 127
 FIELDS_MAX: Final = 32
@@ -93,7 +93,7 @@ class Guard:
         """Refused requests by access key ("" without one); of unknown keys all under "?"."""
         self.account: Account | None = None
         """Who the request that is handled now comes from; None: somebody who may do all."""
-        self._told: set[int] = set()
+        self._logged: set[int] = set()
 
     @classmethod
     def of(cls, files: Files, clock: Clock, config: ServerConfig) -> "Guard | None":
@@ -253,8 +253,8 @@ class Guard:
         if verdict.is_allowed:
             return None
         told = hash(verdict.reason)
-        if told not in self._told and len(self._told) < TOLD_MAX:
-            self._told.add(told)
+        if told not in self._logged and len(self._logged) < LOGGED_MAX:
+            self._logged.add(told)
             reason = verdict.reason[:REASON_SHOWN_MAX]
             log.warning("refused request %d of %s: %r", command.code, peer.remote, reason)
         return encode_answer(command, ResponseCode.SYSTEM_ERROR, remark=refusal(verdict))

@@ -246,11 +246,17 @@ class _Reader:
             ("accessKey", "secretKey", "whiteRemoteAddress", "admin", "defaultTopicPerm",
              "defaultGroupPerm", "topicPerms", "groupPerms"),
         )  # fmt: skip
+        is_admin = False
+        if (admin := fields.get("admin")) is not None:
+            word = self._text(admin, "admin").lower()
+            if word not in (*_YES, *_NO):
+                raise self._wrong(admin, f"admin is {word!r}", "Write true or false.")
+            is_admin = word in _YES
         return Account(
             self._key(fields, "accessKey", node),
             self._key(fields, "secretKey", node),
             self._white(fields.get("whiteRemoteAddress")),
-            self._flag(fields.get("admin")),
+            is_admin,
             self._default(fields.get("defaultTopicPerm")),
             self._default(fields.get("defaultGroupPerm")),
             {
@@ -277,14 +283,6 @@ class _Reader:
             return None
         text = self._text(node, "an address").strip()
         return self._at(node, parse_pattern, text) if text else None
-
-    def _flag(self, node: Node | None) -> bool:
-        if node is None:
-            return False
-        word = self._text(node, "admin").lower()
-        if word not in (*_YES, *_NO):
-            raise self._wrong(node, f"admin is {word!r}", "Write true or false.")
-        return word in _YES
 
     def _default(self, node: Node | None) -> Permission:
         if node is None or node.is_empty:

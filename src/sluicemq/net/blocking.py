@@ -127,7 +127,14 @@ class BlockingChannel:
         """Have `size` bytes from `_start` on in the buffer."""
         if self._filled - self._start >= size:
             return
-        self._make_room(size)
+        if self._start == self._filled:
+            self._start = self._filled = 0
+        if self._start + size > len(self._buffer):  # the buffer begins with the rest afterwards
+            rest = bytes(memoryview(self._buffer)[self._start : self._filled])
+            if size > len(self._buffer):
+                self._buffer = bytearray(max(size + READ_AHEAD_BYTES, 2 * len(self._buffer)))
+            self._buffer[: len(rest)] = rest
+            self._start, self._filled = 0, len(rest)
         self._socket.settimeout(self.timeout_s)
         view = memoryview(self._buffer)[: self._start + size + READ_AHEAD_BYTES]
         while self._filled - self._start < size:
@@ -136,18 +143,6 @@ class BlockingChannel:
                 raise ConnectionResetError("the server closed the connection")
             self._is_heard = True
             self._filled += count
-
-    def _make_room(self, size: int) -> None:
-        """Room for `size` bytes from `_start` on; the buffer begins with them afterwards."""
-        if self._start == self._filled:
-            self._start = self._filled = 0
-        if self._start + size <= len(self._buffer):
-            return
-        rest = bytes(memoryview(self._buffer)[self._start : self._filled])
-        if size > len(self._buffer):
-            self._buffer = bytearray(max(size + READ_AHEAD_BYTES, 2 * len(self._buffer)))
-        self._buffer[: len(rest)] = rest
-        self._start, self._filled = 0, len(rest)
 
     def _check_open(self) -> None:
         if self.closed:

@@ -76,7 +76,7 @@ class Dispatcher:
     handler's place. `admit` is its quick twin for requests with a quick handler: False sends them
     the usual way, past `before`; without it nothing is quick. `frame_bytes_max` bounds a frame
     without its leading total; only requests in `with_messages` may have bodies that fill one
-    (None: all). `shares`: the time of the loop, for who serves connections and can let them wait.
+    (None: all). `shares`: the time of the loop, for transports that can let a connection wait.
     """
 
     def __init__(

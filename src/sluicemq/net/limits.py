@@ -1,23 +1,22 @@
 """What a connection, an address and all connections together may take of a server: bytes and time.
 
 Frames are bounded where they are read (`wire.frames`, `net.dispatch`): size of a frame and
-of its header. Here is what only a server can count: connections of an address, bytes of frames
-that are not whole yet, the time one takes to become whole, requests of somebody who has not yet
-been let in. docs/security.md has the table.
+of its header. Here is what only a server can count: connections of an address, bytes of unfinished
+frames, the time one takes to become whole, requests of a client that has not yet been let in.
+docs/security.md has the table.
 
 A limit closes the connection when going on would cost memory or time, and is an answer when the
 request itself is what is too large. Nothing here costs a whole frame anything.
 
-Who computes next: a fair share of the loop's time for each connection.
+`Shares` gives each connection a fair share of the loop's time. One request may take a millisecond,
+and one client may send a thousand at once. A turn of the loop has a budget: when it is used up,
+further requests wait for the next turn, where the connection that has used least goes first
+(start-time fair queueing: a connection that returns after a pause starts slightly ahead of the
+others, and has saved nothing else). So a client that asks for little waits for one slice of another
+client, however many ask for much, and a client that is alone may use everything.
 
-One request may take a millisecond, and somebody may ask a thousand at once. The loop's turn has a
-budget: when the requests of a turn have used it up, further ones wait for the next turn, and there
-the connection goes first that has used least (start-time fair queueing: who comes back after a
-pause begins a little before the others, and has saved nothing else). So whoever asks little waits
-for one slice of somebody else, however many ask for much, and alone one may use everything.
-
-Sends do not wait here (`dispatch`: quick handlers), nor does what has been begun: a slice is as
-long as its handler makes it. What may take longer is cut into slices by `broker.background`.
+Sends do not wait here (`dispatch`: quick handlers), nor does work that has begun: a slice is as
+long as its handler makes it. Longer work is cut into slices by `broker.background`.
 """
 
 import heapq
@@ -156,8 +155,8 @@ class AddressLimit:
 class Pending:
     """The bytes of unfinished frames, of all connections of a server.
 
-    Where requests need rights, connections that have not had one allowed share a part: who has
-    none cannot fill the memory, nor take the place of those who have.
+    Where requests need rights, connections that have not had one allowed share a part: they
+    can neither fill the memory nor take the place of those that have.
     """
 
     __slots__ = ("_max", "_untrusted_max", "total", "untrusted")
@@ -213,7 +212,7 @@ log = logging.getLogger(__name__)
 TURN_S: Final = 0.002
 """So much of a turn goes to requests; then those that are left have to wait for the next one."""
 CREDIT_S: Final = 0.005
-"""So far ahead of the others begins who has asked for nothing."""
+"""A connection that has asked for nothing starts this far ahead of the others."""
 NOTED_S: Final = 0.000_05
 """What takes less goes on no account, as long as nobody waits: an ordinary pull."""
 SERVED_MAX: Final = 64
@@ -225,7 +224,7 @@ Run = Callable[[], None]
 
 
 class NoShares:
-    """For who cannot let anybody wait."""
+    """For transports that cannot let a connection wait."""
 
     is_tight = False
 
@@ -246,7 +245,7 @@ NOBODY_WAITS: Final = NoShares()
 
 
 class _Account:
-    """What somebody has used, and what he waits for: slices of his works, and to be read from."""
+    """What a connection has used, and what it waits for: slices of its work, and to be read."""
 
     __slots__ = ("is_waiting", "request", "slices", "spent_s", "works")
 
@@ -255,11 +254,11 @@ class _Account:
         self.slices: deque[Run] = deque()
         self.request: Run | None = None
         self.works = 0
-        self.is_waiting = False  # in the order of `Shares._waiting`
+        self.is_waiting = False  # in `Shares._waiting`
 
     @property
     def has_something(self) -> bool:
-        """Is there something that he could do?"""
+        """Can it do something?"""
         return bool(self.slices) or self.can_be_read
 
     @property
@@ -267,15 +266,11 @@ class _Account:
         return self.request is not None and self.works < WORKS_MAX
 
     def take(self) -> Run:
-        """What he does next."""
+        """What it does next: nothing if it has become full while it waited."""
         if not self.can_be_read or self.request is None:
-            return self.slices.popleft() if self.slices else _nothing
+            return self.slices.popleft() if self.slices else lambda: None
         run, self.request = self.request, None
         return run
-
-
-def _nothing() -> None:
-    """He has become full since he stood in line."""
 
 
 class Shares:

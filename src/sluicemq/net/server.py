@@ -1,10 +1,4 @@
-"""Protected mode: a server that nobody has opened answers its own machine alone.
-
-Whoever connects from elsewhere is not met by silence: every request is answered with a sentence
-that names what to do, until the connection is closed for having asked too often. The reasons:
-docs/design/0011-listening.md.
-
-The listening side of the remoting protocol.
+"""The listening side of the remoting protocol.
 
     socket -> Connection.data_received -> Pieces -> Dispatcher.feed -> one write
 
@@ -14,13 +8,17 @@ A chunk with forty frames is one pass and one write. These bound a connection (a
   one greedy sender does not starve the rest (uvloop would read up to 8 MiB at once);
 - its write buffer: a client that does not read its answers is not read from either;
 - a share of the time: requests that are not quick wait for one of the next turns when this one has
-  had its budget, whoever used it (`shares`);
+  had its budget, whichever connection used it (`limits.Shares`);
 - silence: after `idle_timeout_s` without a byte in either direction it is closed. A sweep counts;
   there is no timer a connection;
 - time for a frame: one that is not whole `frame_timeout_s` after its first byte closes it, as do
   unfinished frames of all connections together above `pending_bytes_max`;
 - neighbours: so many connections an address, loopback aside; and in all as many as the process has
   descriptors for, beside its files (see `descriptors`).
+
+Protected mode: a server that nobody has opened answers its own machine alone. Clients on other
+machines get an answer to every request, a sentence that names what to do, until the connection is
+closed for having asked too often. The reasons: docs/design/0011-listening.md.
 
 TLS starts on the same ports (spec/remoting.md §1): with a `TlsAcceptor` a connection stands behind
 `FirstByte` until its first byte tells, see `tls_stream.py`.

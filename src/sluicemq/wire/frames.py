@@ -247,7 +247,7 @@ def encode(command: Command) -> bytes:
 
 
 def encode_start(command: Command) -> bytes:
-    """The frame up to its body, for who sends a large body as it is. Raises ProtocolError."""
+    """The frame up to its body, when a large body is sent as it is. Raises ProtocolError."""
     return _start(_header(command), len(command.body), command.serialization)
 
 

@@ -238,7 +238,7 @@ class HeartbeatResponse:
     supports_v2: bool | None = boolean("IS_SUPPORT_HEART_BEAT_V2", default=None)
     subscription_changed: bool | None = boolean("IS_SUB_CHANGE", default=None)
     lanes: bool | None = boolean("sluiceLanes", default=None)
-    """Ours alone, for who asks: members of a group may want different things."""
+    """Ours alone, when asked for: members of a group may want different things."""
 
 
 @request(Code.UNREGISTER_CLIENT)

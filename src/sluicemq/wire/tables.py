@@ -319,7 +319,7 @@ encode_consumer_offsets, decode_consumer_offsets = body_codec(ConsumerOffsets, "
 
 
 def encode_consumer_offsets_file(offsets: ConsumerOffsets) -> str:
-    """The text of `consumerOffset.json`; `groupTopicMap` is derived, for who reads the file."""
+    """The text of `consumerOffset.json`; `groupTopicMap` is derived, for people who read it."""
     table = {
         key: hash_map_of_integers(queues, QUEUE_BUCKETS)
         for key, queues in hash_map(offsets.offsets, KEY_BUCKETS).items()
