@@ -133,7 +133,7 @@ def sinks(site: Site, topic: str) -> Callable[[int], None]:
         direct = sink.StreamSink(plain, schema, overwrite=False)
         direct.commit([direct.write(iter([batch]))], epoch)
         staged = sink.StreamSink(exact, schema, overwrite=False)
-        with sink._producer(exact) as producer:
+        with sink.producer_of(exact) as producer:
             task = sink_send.Task("outage", epoch, 0, 0)
             sender = sink_send.StagingSender(producer, 16, task, staged.brokers)
             sorter = RowSorter(staged.roles, f"{topic}-exact", "fail", sender)

@@ -1,29 +1,25 @@
-"""Errors as a Spark user meets them: their text first, not a Python traceback.
+"""Errors as a Spark user meets them, and brokers that are away for seconds.
 
 Spark puts what a Python worker raised into the JVM exception's message, traceback first, so that
-"the topic does not exist" stands forty lines down. Its worker leaves the traceback out when the
-environment variable below is set in that process, which ends after the error. So our own errors,
-whose text says everything, set it; all others keep their traceback.
-
-Riding out a broker that is away for seconds: it restarts, its machine moves, a network blinks.
+"the topic does not exist" stands forty lines down. Its worker leaves the traceback out when an
+environment variable is set in that process, which ends after the error. So our own errors, whose
+text says everything, set it (`plain_errors`); all others keep their traceback.
 
 Spark ends a query at the first error of its source or sink, and what a person starts again at night
 should not have ended. So what the planner asks, what a task reads or sends and what the driver
-commits is tried again, with pauses that double, until `timeoutMs` have passed without success. Each
-of them may be repeated: reading goes on at the offset it came to, at-least-once rows may come
-twice, a staged batch whose answer is lost is in no epoch, and an epoch is committed once.
-
-An error that another try cannot mend (refused, gone, malformed) is raised at once. So is an outage
-at the start of a job, before it reached anything: there it is a wrong address.
-
-What is peculiar to the Python workers of Spark, which read and write.
+commits is tried again, with pauses that double, until `timeoutMs` have passed without success
+(`ride_out`). Each of them may be repeated: reading goes on at the offset it came to, at-least-once
+rows may come twice, a staged batch whose answer is lost is in no epoch, and an epoch is committed
+once. An error that another try cannot mend (refused, gone, malformed) is raised at once. So is an
+outage at the start of a job, before it reached anything: there it is a wrong address.
 """
 
+import difflib
 import gc
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Final, TypeVar
@@ -40,23 +36,11 @@ from sluicemq.errors import (
 )
 from sluicemq.wire.codes import ResponseCode
 
-HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
-"""Read by pyspark.util.handle_worker_exception (pyspark 4.0 and later)."""
-
-
-@contextmanager
-def plain_errors() -> Iterator[None]:
-    """Within it, an error of SluiceMQ reaches the user as its text alone."""
-    try:
-        yield
-    except SluiceError:
-        os.environ[HIDE_TRACEBACK] = "1"
-        raise
-
-
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+HIDE_TRACEBACK: Final = "SPARK_HIDE_TRACEBACK"
+"""Read by pyspark.util.handle_worker_exception (pyspark 4.0 and later)."""
 PAUSE_FIRST_S: Final = 0.1
 PAUSE_MAX_S: Final = 2.0
 _PASSING: Final = (
@@ -71,6 +55,16 @@ _PASSING_CODES: Final = frozenset(
 )
 
 
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Within it, an error of SluiceMQ reaches the user as its text alone."""
+    try:
+        yield
+    except SluiceError:
+        os.environ[HIDE_TRACEBACK] = "1"
+        raise
+
+
 class Outage:
     """Failures in a row: `pause` after each, `over` when something has succeeded again."""
 
@@ -80,8 +74,8 @@ class Outage:
         self._pause_s = PAUSE_FIRST_S
 
     def pause(self, error: SluiceError) -> None:
-        """Waits before the next try. Raises `error` when it is none that passes, or has lasted
-        too long."""
+        """Waits before the next try. Raises `error` when another try cannot mend it, or the outage
+        has lasted too long."""
         code = error.code if isinstance(error, RequestError) else None
         if code not in _PASSING_CODES and not isinstance(error, _PASSING):
             raise error
@@ -109,9 +103,17 @@ def ride_out(work: Callable[[], T], timeout_s: float) -> T:
             outage.pause(error)
 
 
+def did_you_mean(name: str, names: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """`Did you mean 'topic'? ` for the nearest of the names, whatever their case; "" when none is
+    near."""
+    by_lower = {one.lower(): one for one in reversed(list(names))}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
+    return f"Did you mean {by_lower[near[0]]!r}? " if near else ""
+
+
 @cache
 def keep_imports() -> None:
-    """A worker collects garbage after everything it did, and looks at all that was ever imported:
-    40 ms, as much as reading 100,000 rows. What is there at its first work stays, and is not looked
-    at again."""
+    """Spark's Python worker collects garbage after everything it did, and looks at all that was
+    ever imported: 40 ms, as much as reading 100,000 rows. What is there at its first work stays,
+    and is not looked at again."""
     gc.freeze()

@@ -9,7 +9,7 @@ leaves out precisely the rows for which it is not true:
 | topic, broker, queue_id | = and IN | queues are left out |
 | queue_offset | = < <= > >= | the range of offsets is cut |
 | tags | = and IN | tag subscription; the reader compares tags again, a broker only hashes |
-| keys | = and IN, where brokers evaluate SQL92 | SQL92 selector, and the index (see `keyindex`) |
+| keys | = and IN, where brokers evaluate SQL92 | SQL92 selector, and the index (`offset_reader`) |
 | string property | = <> IN, NOT IN, IS [NOT] NULL | SQL92 selector |
 | int property | = <> < <= > >= IN, NOT IN | SQL92 selector |
 | bigint, double property | where Java's conversion and Spark's agree | SQL92 selector |
@@ -24,23 +24,19 @@ there the selector raises, which is "no match" (spec/filter.md §5, §7); an abs
 in both. The literal's class decides the conversion: a whole number of 32 bits makes it
 Integer.valueOf, a larger one Long.valueOf, one with a point Double.valueOf.
 
-Predicates as Spark's Python sources know them, as the text of an option, and in the log.
-
-Found in the plan of a query by `references`, they are the option `predicates` of one load, as JSON:
+Found in the plan of a query by `references`, predicates are the option `predicates` of one load:
 
     [{"is": "EqualTo", "column": "tags", "value": "UA"}, {"is": "IsNull", "column": "delay",
       "not": true}]
 
-`source` makes `pyspark.sql.datasource` objects of them again and lets `filters.Pushdown` take what
-the broker decides exactly. A value is a text, a number, true or false, a list of these, or a time,
-written {"us": microseconds since 1970}.
+A value is a text, a number, true or false, a list of these, or a time, written {"us": microseconds
+since 1970}. `predicates_of` makes `pyspark.sql.datasource` objects of them again.
 
-What `filter.sql` loses without a word, said while Spark plans.
-
-A consumer is told of its expression when it subscribes (`filter.check`); a DataFrame is told here.
-An expression alone does not show the trap that loses most: beside a whole number '40.7' is an error
-and its message no match (docs/filtering.md), so the newest messages are looked at too. A SluiceMQ
-broker does that in its property columns; of a RocketMQ broker, and of a store, so many are read.
+`filter.sql` may lose messages without a word. A consumer is told of its expression when it
+subscribes (`filter.check`); a DataFrame is told while Spark plans (`warn_of_filter`). An expression
+alone does not show the trap that loses most: beside a whole number '40.7' is an error and its
+message no match (docs/filtering.md), so the newest messages are looked at too. A SluiceMQ broker
+does that in its property columns; of a RocketMQ broker, and of a store, so many are read.
 """
 
 import datetime
@@ -49,7 +45,7 @@ import logging
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
@@ -70,8 +66,17 @@ NEVER_NULL: Final = frozenset({
 })  # fmt: skip
 EXPRESSION_LENGTH_MAX: Final = 4_000
 """Longer selectors are left to Spark: the request header has to hold them."""
+COMPARED: Final = (
+    "EqualTo", "GreaterThan", "GreaterThanOrEqual", "LessThan", "LessThanOrEqual", "In",
+)  # fmt: skip
+PRESENT: Final = ("IsNull", "IsNotNull")
+MESSAGES_MAX: Final = 256
+TOPICS_MAX: Final = 16
+"""So many of a pattern's topics are looked at."""
 _INTEGER_MAX: Final = (1 << 31) - 1
 _OFFSET_END: Final = (1 << 63) - 1
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_MILLISECOND: Final = datetime.timedelta(milliseconds=1)
 _IDENTIFIER: Final = re.compile(r"[A-Za-z_$][A-Za-z0-9_$]*")
 _KEYWORDS: Final = frozenset({
     "NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS",
@@ -81,6 +86,7 @@ _OPERATORS: Final = {
     "EqualTo": "=", "GreaterThan": ">", "GreaterThanOrEqual": ">=",
     "LessThan": "<", "LessThanOrEqual": "<=",
 }  # fmt: skip
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +94,8 @@ class Pushed:
     """What was taken over. All of it must hold; None and empty mean no condition.
 
     `offset_min`/`offset_end` bound queue offsets, times are milliseconds (both inclusive, exact
-    only with Spark's second look), `selectors` are SQL92 conditions.
+    only with Spark's second look), `selectors` are SQL92 conditions. `compared` are the columns of
+    kept comparisons.
     """
 
     topics: frozenset[str] | None = None
@@ -139,119 +146,90 @@ class FilterPushdown:
 
     def take(self, predicate: Any) -> bool:
         """True when rows for which the predicate is not true will not be delivered."""
-        negated = type(predicate).__name__ == "Not"
         path = attribute_of(predicate)
+        negated = type(predicate).__name__ == "Not"
         predicate = predicate.child if negated else predicate
-        kind = type(predicate).__name__
-        column = next((one for one in self.columns if (one.name,) == tuple(path)), None)
+        kind, literal = type(predicate).__name__, getattr(predicate, "value", None)
+        column = next((one for one in self.columns if (one.name,) == path), None)
         if column is None:
             return False
-        if kind == "IsNotNull" and not negated and self._is_never_null(column):
+        own = column.property_name
+        if kind == "IsNotNull" and not negated and (
+            column.name in self.pushed.compared or (own is None and column.name in NEVER_NULL)
+        ):  # fmt: skip
             return True
-        literal = getattr(predicate, "value", None)
-        if column.property_name is None:
+        if own is None:
             return not negated and self._take_base(column.name, kind, literal)
-        return self._take_property(column, kind, literal, negated=negated)
-
-    def _is_never_null(self, column: Column) -> bool:
-        return column.name in self.pushed.compared or (
-            column.property_name is None and column.name in NEVER_NULL
+        is_kept = is_identifier(own) and self._take_selector(
+            _selector(own, column.kind, kind, literal, negated=negated)
         )
+        if is_kept and kind != "IsNull":
+            self._mark(column.name)
+        return is_kept
 
     def _take_base(self, name: str, kind: str, literal: Any) -> bool:
-        if name in ("topic", "broker", "queue_id", "tags") and kind in ("EqualTo", "In"):
-            values = frozenset(literal if kind == "In" else (literal,)) - {None}
-            return self._take_set(name, values)
-        if name == "keys" and kind in ("EqualTo", "In"):
-            return self._take_keys(literal if kind == "In" else (literal,))
+        if kind in ("EqualTo", "In") and name in ("topic", "broker", "queue_id", "tags", "keys"):
+            return self._take_set(name, literal if kind == "In" else (literal,))
         operator = _OPERATORS.get(kind)
-        if operator is None:
-            return False
-        if name == "queue_offset" and isinstance(literal, int):
-            self._cut_offsets(operator, literal)
+        if operator is not None and name == "queue_offset" and isinstance(literal, int):
+            low = literal + (operator == ">") if operator in ("=", ">", ">=") else 0
+            end = literal + (operator != "<") if operator in ("=", "<", "<=") else _OFFSET_END
+            low, end = max(low, self.pushed.offset_min), min(end, self.pushed.offset_end)
+            self.pushed = replace(self.pushed, offset_min=low, offset_end=end)
             return True
         if name == "store_time" and isinstance(literal, datetime.datetime) and literal.tzinfo:
-            self._cut_time(operator, literal)
+            # Milliseconds around the literal; a message's time is whole milliseconds.
+            since = literal - _EPOCH
+            if operator in (">", ">=", "="):
+                low, known = since // _MILLISECOND, self.pushed.time_min_ms
+                low = low if known is None else max(known, low)
+                self.pushed = replace(self.pushed, time_min_ms=low)
+            if operator in ("<", "<=", "="):
+                high, known = -(-since // _MILLISECOND), self.pushed.time_max_ms
+                high = high if known is None else min(known, high)
+                self.pushed = replace(self.pushed, time_max_ms=high)
         return False
 
-    def _take_set(self, name: str, values: frozenset[Any]) -> bool:
+    def _take_set(self, name: str, literals: Iterable[Any]) -> bool:
+        """Equality with one of some values. Of keys the index narrows in any case; with the
+        selector as well Spark need not look again."""
+        values = (
+            frozenset(literals) - {None, ""} if name == "keys" else frozenset(literals) - {None}
+        )
         if name == "tags" and not all(map(_is_plain_tag, values)):
             return False
         member = {"topic": "topics", "broker": "brokers", "queue_id": "queue_ids"}.get(name, name)
         known = getattr(self.pushed, member)
         changes: dict[str, Any] = {member: values if known is None else known & values}
         self.pushed = replace(self.pushed, **changes)
-        self._mark(name)
-        return True
-
-    def _take_keys(self, literals: Sequence[Any]) -> bool:
-        """The index narrows in any case; with the selector as well Spark need not look again."""
-        values = frozenset(value for value in literals if value)
-        known = self.pushed.keys
-        self.pushed = replace(self.pushed, keys=values if known is None else known & values)
-        selector = _membership("KEYS", "string", sorted(values), negated=False)
-        if not self.selectors_allowed or selector is None or not self._fits(selector):
+        if name == "keys" and not self._take_selector(
+            _membership("KEYS", "string", sorted(values), negated=False)
+        ):
             return False
-        self.pushed = replace(self.pushed, selectors=(*self.pushed.selectors, selector))
-        self._mark("keys")
+        self._mark(name)
         return True
 
     def _mark(self, name: str) -> None:
         self.pushed = replace(self.pushed, compared=self.pushed.compared | {name})
 
-    def _cut_offsets(self, operator: str, literal: int) -> None:
-        start, end = _bounds(operator, literal)
-        self.pushed = replace(
-            self.pushed,
-            offset_min=self.pushed.offset_min
-            if start is None
-            else max(start, self.pushed.offset_min),
-            offset_end=self.pushed.offset_end if end is None else min(end, self.pushed.offset_end),
-        )
-
-    def _cut_time(self, operator: str, literal: datetime.datetime) -> None:
-        """Milliseconds around the literal; a message's time is whole milliseconds."""
-        since = literal - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-        low, high = since // _MILLISECOND, -(-since // _MILLISECOND)
-        if operator in (">", ">=", "="):
-            known = self.pushed.time_min_ms
-            self.pushed = replace(
-                self.pushed, time_min_ms=low if known is None else max(known, low)
-            )
-        if operator in ("<", "<=", "="):
-            known = self.pushed.time_max_ms
-            self.pushed = replace(
-                self.pushed, time_max_ms=high if known is None else min(known, high)
-            )
-
-    def _take_property(self, column: Column, kind: str, literal: Any, *, negated: bool) -> bool:
-        name = column.property_name or ""
-        if not self.selectors_allowed or not is_identifier(name):
+    def _take_selector(self, selector: str | None) -> bool:
+        """Adds a condition, if there is one that compiles and is not too long."""
+        if selector is None or not self.selectors_allowed:
             return False
-        selector = _selector(name, column.kind, kind, literal, negated=negated)
-        if selector is None or not self._fits(selector):
-            return False
-        self.pushed = replace(self.pushed, selectors=(*self.pushed.selectors, selector))
-        if kind != "IsNull":
-            self._mark(column.name)
-        return True
-
-    def _fits(self, selector: str) -> bool:
         try:
             compile_sql92(selector)
         except FilterSyntaxError:
             return False
-        length = sum(map(len, self.pushed.selectors)) + len(selector)
-        return length <= EXPRESSION_LENGTH_MAX
+        if sum(map(len, self.pushed.selectors)) + len(selector) > EXPRESSION_LENGTH_MAX:
+            return False
+        self.pushed = replace(self.pushed, selectors=(*self.pushed.selectors, selector))
+        return True
 
 
 def attribute_of(predicate: Any) -> tuple[str, ...]:
     """The column, and field of a struct, that a predicate is on."""
     inner = predicate.child if type(predicate).__name__ == "Not" else predicate
     return tuple(inner.attribute)
-
-
-_MILLISECOND: Final = datetime.timedelta(milliseconds=1)
 
 
 def is_identifier(name: str) -> bool:
@@ -267,20 +245,12 @@ def _is_plain_tag(tag: Any) -> bool:
         return False
 
 
-def _bounds(operator: str, literal: int) -> tuple[int | None, int | None]:
-    """(first, end) of the whole numbers for which the comparison holds."""
-    return {
-        "=": (literal, literal + 1),
-        ">": (literal + 1, None),
-        ">=": (literal, None),
-        "<": (None, literal),
-        "<=": (None, literal + 1),
-    }[operator]
+# ---- predicates as SQL92
 
 
 def _selector(name: str, kind: str, predicate: str, literal: Any, *, negated: bool) -> str | None:
     """The SQL92 condition that is true exactly when the predicate is; None when there is none."""
-    if predicate in ("IsNull", "IsNotNull"):
+    if predicate in PRESENT:
         if kind != "string" or negated:
             return None
         return f"{name} IS NULL" if predicate == "IsNull" else f"{name} IS NOT NULL"
@@ -296,14 +266,14 @@ def _selector(name: str, kind: str, predicate: str, literal: Any, *, negated: bo
 def _membership(name: str, kind: str, values: Sequence[Any], *, negated: bool) -> str | None:
     operator = "<>" if negated else "="
     texts = [_LITERALS[kind](value, operator) for value in values]
-    if not texts or any(text is None for text in texts):
+    listed = [text for text in texts if text is not None]
+    if not listed or len(listed) < len(texts):
         return None
     if kind == "string":
-        listed = ", ".join(str(text) for text in texts)
-        return f"{name} {'NOT IN' if negated else 'IN'} ({listed})"
+        return f"{name} {'NOT IN' if negated else 'IN'} ({', '.join(listed)})"
     if kind != "int":
         return None  # conversions of different classes may fail on different texts
-    joined = (" AND " if negated else " OR ").join(f"{name} {operator} {text}" for text in texts)
+    joined = (" AND " if negated else " OR ").join(f"{name} {operator} {text}" for text in listed)
     return f"({joined})"
 
 
@@ -320,9 +290,7 @@ def _int(literal: Any, _operator: str) -> str | None:
 
     Not -2^31: there is no negative literal, and 2147483648 is a Long, read by Long.valueOf.
     """
-    if not isinstance(literal, int) or isinstance(literal, bool):
-        return None
-    return str(literal) if abs(literal) <= _INTEGER_MAX else None
+    return str(literal) if type(literal) is int and abs(literal) <= _INTEGER_MAX else None
 
 
 def _bigint(literal: Any, operator: str) -> str | None:
@@ -331,20 +299,18 @@ def _bigint(literal: Any, operator: str) -> str | None:
     `x > 5` makes the broker read the text by Integer.valueOf, which fails on 3000000000, where the
     column is a number and the comparison true. `x = 5` is not true there either way.
     """
-    if not isinstance(literal, int) or isinstance(literal, bool) or abs(literal) >= 1 << 63:
+    if type(literal) is not int or abs(literal) >= 1 << 63:
         return None
     return str(literal) if abs(literal) > _INTEGER_MAX or operator == "=" else None
 
 
-def _double(literal: Any, operator: str) -> str | None:
+def _double(literal: Any, _operator: str) -> str | None:
     """Exact for finite literals. Zero does not compile as a float (spec/filter.md §6): to Spark."""
     if not isinstance(literal, float) or not math.isfinite(literal):
         return None
     text = repr(literal)
-    if "e" in text and "." not in text:
-        mantissa, _, exponent = text.partition("e")
-        text = f"{mantissa}.0e{exponent}"
-    return text if operator else None
+    mantissa, _, exponent = text.partition("e")
+    return text if "." in text or not exponent else f"{mantissa}.0e{exponent}"
 
 
 def _boolean(literal: Any, operator: str) -> str | None:
@@ -368,7 +334,10 @@ def subscription_of(
     RocketMQ ignores. Conditions are joined as trees: as texts, a parenthesis or a comment of one
     would change what the others mean.
     """
-    wanted = _tags_of(tags, pushed)
+    text, known, _ = parse_tags(tags)
+    wanted = pushed.tags if text == ALL else known
+    if text != ALL and pushed.tags is not None:
+        wanted = known & pushed.tags
     if wanted is not None and not wanted:
         return None
     if sql is not None:
@@ -380,8 +349,7 @@ def subscription_of(
         text, known, codes = parse_tags(SEPARATOR.join(sorted(wanted)))
         return Subscription(topic, text, TAG, known, codes), wanted
     if wanted is not None:
-        listed = ", ".join(str(_string(tag, "=")) for tag in sorted(wanted))
-        conditions.append(f"TAGS IN ({listed})")
+        conditions.append(_tags_condition(wanted))
     if len(conditions) == 1:
         return Subscription(topic, conditions[0], SQL92), None
     expression = render(And(tuple(compile_sql92(condition).tree for condition in conditions)))
@@ -389,13 +357,8 @@ def subscription_of(
     return Subscription(topic, expression, SQL92), None
 
 
-def _tags_of(tags: str | None, pushed: Pushed) -> frozenset[str] | None:
-    """The tags that both the user's option and the pushed predicates allow; None for all."""
-    text, known, _ = parse_tags(tags)
-    chosen = None if text == ALL else known
-    if chosen is None or pushed.tags is None:
-        return pushed.tags if chosen is None else chosen
-    return chosen & pushed.tags
+def _tags_condition(tags: frozenset[str]) -> str:
+    return f"TAGS IN ({', '.join(str(_string(tag, '=')) for tag in sorted(tags))})"
 
 
 def to_selector(filters: Sequence[Any], columns: Sequence[Column]) -> tuple[str | None, list[Any]]:
@@ -404,60 +367,46 @@ def to_selector(filters: Sequence[Any], columns: Sequence[Column]) -> tuple[str 
     `filters` are what Spark hands to a data source (`pyspark.sql.datasource.EqualTo` …). None: no
     condition at all; `FALSE` when nothing can match. The other direction is `selectors.column`.
     """
-    pushdown = FilterPushdown(
-        [one for one in columns if one.property_name or one.name in _SELECTABLE]
-    )
+    selectable = [one for one in columns if one.property_name or one.name in ("tags", "keys")]
+    pushdown = FilterPushdown(selectable)
     rest = pushdown.take_all(filters)
     found = subscription_of("", None, None, pushdown.pushed)
     if found is None:
         return "FALSE", rest
     subscription, tags = found
     if tags is not None:
-        listed = ", ".join(str(_string(tag, "=")) for tag in sorted(tags))
-        return f"TAGS IN ({listed})", rest
+        return _tags_condition(tags), rest
     return (subscription.expression if subscription.kind == SQL92 else None), rest
 
 
-_SELECTABLE: Final = frozenset({"tags", "keys"})
-
-
-COMPARED: Final = (
-    "EqualTo", "GreaterThan", "GreaterThanOrEqual", "LessThan", "LessThanOrEqual", "In",
-)  # fmt: skip
-PRESENT: Final = ("IsNull", "IsNotNull")
-_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-logger = logging.getLogger(__name__)
-_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+# ---- the option `predicates`
 
 
 def predicates_of(text: str | None) -> list[Any]:
     """The option's predicates as Spark's objects. Raises ConfigurationError."""
+
+    def value_of(given: Any) -> Any:
+        if isinstance(given, list):
+            return [value_of(one) for one in given]
+        if isinstance(given, dict):
+            return _EPOCH + datetime.timedelta(microseconds=given["us"])
+        return given
+
+    def predicate_of(given: Mapping[str, Any]) -> Any:
+        kind, path = given["is"], (given["column"],)
+        if kind not in (*PRESENT, *COMPARED):
+            raise ValueError(kind)
+        values = () if kind in PRESENT else (value_of(given["value"]),)
+        found = getattr(datasource, kind)(path, *values)
+        return datasource.Not(found) if given.get("not") else found
+
     try:
-        return [_predicate(one) for one in json.loads(text or "[]")]
+        return [predicate_of(given) for given in json.loads(text or "[]")]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
             f"the option 'predicates' cannot be read: {error!r}.",
             cure="load_where, sluice sql and pipelines write it; leave it out.",
         ) from None
-
-
-def _predicate(given: Mapping[str, Any]) -> Any:
-    kind, path = given["is"], (given["column"],)
-    if kind in PRESENT:
-        found = getattr(datasource, kind)(path)
-    elif kind in COMPARED:
-        found = getattr(datasource, kind)(path, _value(given["value"]))
-    else:
-        raise ValueError(kind)
-    return datasource.Not(found) if given.get("not") else found
-
-
-def _value(given: Any) -> Any:
-    if isinstance(given, list):
-        return [_value(one) for one in given]
-    if isinstance(given, dict):
-        return _EPOCH + datetime.timedelta(microseconds=given["us"])
-    return given
 
 
 def report_pushdown(
@@ -475,7 +424,7 @@ def report_pushdown(
         return
     if not logger.hasHandlers():
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter(_FORMAT))
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
     logger.info(
@@ -488,18 +437,16 @@ def told(predicate: Any) -> str:
     """`EqualTo(tags, 'UA')`."""
     if type(predicate).__name__ == "Not":
         return f"Not({told(predicate.child)})"
-    values = [getattr(predicate, "value", None)] if hasattr(predicate, "value") else []
-    inner = ", ".join([".".join(predicate.attribute), *map(repr, values)])
-    return f"{type(predicate).__name__}({inner})"
+    values = [repr(predicate.value)] if hasattr(predicate, "value") else []
+    return f"{type(predicate).__name__}({', '.join(['.'.join(predicate.attribute), *values])})"
 
 
-MESSAGES_MAX: Final = 256
-TOPICS_MAX: Final = 16
-"""So many of a pattern's topics are looked at."""
-_ALWAYS: Final = frozenset({"whole-against-fraction", "text-against-number"})
-"""The other findings (a name or a spelling that no message has) count where nothing matches."""
+# ---- what `filter.sql` loses
+
 Reports = Iterable[Mapping[str, Any]]
 """`filter.lab.Report` as mappings."""
+_ALWAYS: Final = frozenset({"whole-against-fraction", "text-against-number"})
+"""The other findings (a name or a spelling that no message has) count where nothing matches."""
 
 
 def tried_at_brokers(admin: Admin, topics: Sequence[str], expression: str) -> Reports:
@@ -521,20 +468,19 @@ def tried_here(rows: Sequence[Mapping[str, str]], expression: str) -> Reports:
 def filter_findings(expression: str, try_it: Callable[[str], Reports]) -> list[str]:
     """What surprises in an expression, and what of the newest messages it loses by mistake; each
     once. Nobody is refused a read because this look failed."""
-    told = [f"{found.what} {found.instead}" for found in check(expression) if not found.is_error]
+    found = [f"{one.what} {one.instead}" for one in check(expression) if not one.is_error]
     try:
-        told += [one for report in try_it(expression) for one in _of_report(report)]
+        for report in try_it(expression):
+            newest = f"Of the newest {report['rows']} messages {report['matched']} match."
+            found += [
+                f"{newest} {one['what']} {one['instead']}"
+                for item in report["properties"]
+                for one in item["findings"]
+                if one["code"] in _ALWAYS or not report["matched"]
+            ]
     except SluiceError as error:
         logger.debug("filter.sql %r is not tried: %s", expression, error)
-    return list(dict.fromkeys(told))
-
-
-def _of_report(report: Mapping[str, Any]) -> Iterator[str]:
-    newest = f"Of the newest {report['rows']} messages {report['matched']} match."
-    for item in report["properties"]:
-        for found in item["findings"]:
-            if found["code"] in _ALWAYS or not report["matched"]:
-                yield f"{newest} {found['what']} {found['instead']}"
+    return list(dict.fromkeys(found))
 
 
 def warn_of_filter(expression: str | None, try_it: Callable[[str], Reports]) -> None:

@@ -1,20 +1,13 @@
-"""Texts of options -> values. Each function raises ValueError saying what the text must be.
-
-The options of the `rocketmq` source and sink, declared once: name, kind, default, one line.
+"""The options of the sources and the sink, declared once: name, values, uses, default, one line.
 
 Spark hands options over as texts, in lower case. `parse_options` turns them into values and refuses
 what is not declared, naming the nearest option: a misspelt `filter.tag` that silently reads a whole
-topic costs more than an error. The documentation's table is made from `OPTIONS`.
-
-The options of the source `rocketmq_store`: where the store is, and what `rocketmq` has as well.
-
-What both have is declared once, in `options`, and means the same; only `path` is the directory here
-and no second name of `topic`.
+topic costs more than an error. The documentation's tables are made from `OPTIONS` (`rocketmq`) and
+`STORE_OPTIONS` (`rocketmq_store`); what both sources have means the same in both.
 """
 
 import contextlib
 import datetime
-import difflib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +19,15 @@ from urllib.parse import unquote, urlsplit
 from sluicemq.client.core.names import Credentials, check_topic_to_send
 from sluicemq.errors import ConfigurationError
 from sluicemq.net.tls import VERIFY_WORDS, Tls
+from sluicemq.spark.errors import did_you_mean
+
+READ, STREAM, WRITE = "batch read", "stream read", "write"
+AT_LEAST_ONCE, EXACTLY_ONCE = "at-least-once", "exactly-once"
+_MIB: Final = 1024 * 1024
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+# ---- texts to values: each raises ValueError saying what the text must be
 
 
 def text(value: str) -> str:
@@ -34,14 +36,8 @@ def text(value: str) -> str:
     return value.strip()
 
 
-def expression(value: str) -> str:
-    return value
-
-
 def boolean(value: str) -> bool:
-    if value.strip().lower() not in ("true", "false"):
-        raise ValueError("it must be true or false")
-    return value.strip().lower() == "true"
+    return choice("true", "false", said="true or false")(value) == "true"
 
 
 def count(least: int, most: int) -> Callable[[str], int]:
@@ -54,10 +50,10 @@ def count(least: int, most: int) -> Callable[[str], int]:
     return parse
 
 
-def choice(*words: str) -> Callable[[str], str]:
+def choice(*words: str, said: str = "") -> Callable[[str], str]:
     def parse(value: str) -> str:
         if value.strip().lower() not in words:
-            raise ValueError(f"it must be {' or '.join(words)}")
+            raise ValueError(f"it must be {said or ' or '.join(words)}")
         return value.strip().lower()
 
     return parse
@@ -73,7 +69,7 @@ def bad_rows(value: str) -> str:
     try:
         return f"topic:{check_topic_to_send(topic.strip())}"
     except ConfigurationError as error:
-        raise ValueError(f"{error.fact}") from None
+        raise ValueError(error.fact) from None
 
 
 def addresses(value: str) -> str:
@@ -81,10 +77,11 @@ def addresses(value: str) -> str:
 
 
 def names(value: str) -> tuple[str, ...]:
-    names = tuple(part.strip() for part in value.replace(";", ",").split(",") if part.strip())
-    if not names:
+    parts = (part.strip() for part in value.replace(";", ",").split(","))
+    found = tuple(dict.fromkeys(filter(None, parts)))
+    if not found:
         raise ValueError("it is empty")
-    return tuple(dict.fromkeys(names))
+    return found
 
 
 def pattern(value: str) -> str:
@@ -93,6 +90,21 @@ def pattern(value: str) -> str:
     except re.error as error:
         raise ValueError(f"it is no regular expression: {error}") from None
     return text(value)
+
+
+def moment(value: str) -> int:
+    """Milliseconds since 1970, or ISO 8601 (without a zone: UTC)."""
+    if value.strip().lstrip("-").isdecimal():
+        return int(value)
+    try:
+        found = datetime.datetime.fromisoformat(value.strip())
+    except ValueError:
+        raise ValueError(
+            "it must be milliseconds since 1970 or a time like 2026-11-21T12:00:00Z"
+        ) from None
+    if found.tzinfo is None:
+        found = found.replace(tzinfo=datetime.UTC)
+    return (found - _EPOCH) // datetime.timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,54 +137,51 @@ def offsets(value: str) -> str | OffsetTable | dict[str, OffsetTable]:
 
 
 def _offset_table(found: Any) -> OffsetTable:
-    return {
-        broker: {_queue_id(queue): _offset(offset, queue, broker) for queue, offset in one.items()}
-        for broker, one in found.items()
-    }
+    table: OffsetTable = {}
+    for broker, queues in found.items():
+        table[broker] = {}
+        for queue, offset in queues.items():
+            if not queue.isdecimal():
+                raise ValueError(f"{queue!r} is no queue; write a queue id, a whole number")
+            chosen: OffsetChoice | None = None
+            if offset in ("earliest", "latest") or (type(offset) is int and offset >= 0):
+                chosen = offset
+            elif isinstance(offset, str) and not offset.strip().lstrip("-").isdecimal():
+                with contextlib.suppress(ValueError):
+                    chosen = Moment(moment(offset))
+            if chosen is None:
+                raise ValueError(
+                    f"queue {queue!r} of {broker!r} has the offset {offset!r}; write a whole"
+                    " number, earliest, latest or a time like 2026-11-21T12:00:00Z"
+                )
+            table[broker][int(queue)] = chosen
+    return table
 
 
-def _queue_id(queue: str) -> int:
-    if not queue.isdecimal():
-        raise ValueError(f"{queue!r} is no queue; write a queue id, a whole number")
-    return int(queue)
-
-
-def _offset(offset: Any, queue: str, broker: str) -> OffsetChoice:
-    if offset in ("earliest", "latest"):
-        return str(offset)
-    if isinstance(offset, int) and not isinstance(offset, bool) and offset >= 0:
-        return offset
-    if isinstance(offset, str) and not offset.strip().lstrip("-").isdecimal():
-        with contextlib.suppress(ValueError):
-            return Moment(moment(offset))
-    raise ValueError(
-        f"queue {queue!r} of {broker!r} has the offset {offset!r}; write a whole number,"
-        " earliest, latest or a time like 2026-11-21T12:00:00Z"
-    )
-
-
-def moment(value: str) -> int:
-    """Milliseconds since 1970, or ISO 8601 (without a zone: UTC)."""
-    if value.strip().lstrip("-").isdecimal():
-        return int(value)
-    try:
-        found = datetime.datetime.fromisoformat(value.strip())
-    except ValueError:
+def directory(value: str) -> str:
+    """A path of this machine, also as `file:/…`."""
+    given = text(value)
+    parts = urlsplit(given)
+    if parts.scheme == "file":
+        if parts.netloc not in ("", "localhost"):
+            raise ValueError("it names a machine; write file:///path")
+        given = unquote(parts.path)
+    elif "://" in given:
         raise ValueError(
-            "it must be milliseconds since 1970 or a time like 2026-11-21T12:00:00Z"
-        ) from None
-    if found.tzinfo is None:
-        found = found.replace(tzinfo=datetime.UTC)
-    return (found - _EPOCH) // datetime.timedelta(milliseconds=1)
+            "files are mapped, so the store has to lie in a directory that driver and executors"
+            " see (local, NFS …); mount it, or copy the store"
+        )
+    return str(PurePosixPath(given))
 
 
-_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+def log_directory(value: str) -> str:
+    """As `directory`; RocketMQ can spread its log over several."""
+    if "," in value:
+        raise ValueError("logs in several directories are not read; bring the files into one")
+    return directory(value)
 
 
-READ, STREAM, WRITE = "batch read", "stream read", "write"
-AT_LEAST_ONCE, EXACTLY_ONCE = "at-least-once", "exactly-once"
-_READS: Final = frozenset({READ, STREAM})
-_ALL: Final = frozenset({READ, STREAM, WRITE})
+# ---- the options
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,292 +196,143 @@ class Option:
     aliases: tuple[str, ...] = ()
 
 
-_MIB: Final = 1024 * 1024
+_READ, _STREAM, _WRITE = frozenset({READ}), frozenset({STREAM}), frozenset({WRITE})
+_READS: Final = _READ | _STREAM
+_ALL: Final = _READS | _WRITE
 
 OPTIONS: Final[tuple[Option, ...]] = (
-    Option(
-        "topic",
-        text,
-        None,
-        _ALL,
-        "The topic. A sink may take it from a column instead.",
-        ("path",),
-    ),
-    Option(
-        "topics",
-        names,
-        None,
-        _READS,
-        "Several topics, separated by commas, instead of `topic`.",
-        ("subscribe",),
-    ),
-    Option(
-        "topicsPattern",
-        pattern,
-        None,
-        _READS,
-        "All topics whose whole name matches the regular expression; a stream finds new ones. "
-        "Retry and dead-letter topics only when it begins with `%`.",
-        ("subscribePattern",),
-    ),
-    Option(
-        "nameServers",
-        addresses,
-        None,
-        _ALL,
-        "Addresses host:port of the name servers, separated by `;`.",
-        ("namesrv", "namesrvAddr", "nameServer", "namesrv.addr"),
-    ),
-    Option(
-        "group",
-        text,
-        None,
-        _ALL,
-        "Consumer group: it reads in this name, and a stream commits its offsets to "
-        "it. Sink: producer group.",
-    ),
-    Option(
-        "filter.tags",
-        expression,
-        None,
-        _READS,
-        "Tag expression such as `UA||AA`; the broker filters by hash, the reader exactly.",
-    ),
-    Option(
-        "filter.sql",
-        expression,
-        None,
-        _READS,
-        "SQL92 selector on properties, evaluated at the broker.",
-    ),
-    Option(
-        "columns",
-        text,
-        None,
-        _READS,
-        "The columns to read, in order; `prop:NAME[:TYPE]` makes a property a column of its own, "
-        "of the type `auto` after a look at the newest messages; `prop:*` all that they have.",
-    ),
-    Option(
-        "inferMessages",
-        count(1, 1_000_000),
-        1_000,
-        _READS,
-        "How many of the newest messages the type `auto` and `prop:*` look at.",
-    ),
-    Option(
-        "bodyFormat",
-        choice("binary", "utf-8", "json"),
-        "binary",
-        _READS,
-        "The column `body` as bytes, as a text or as a struct; the latter two add `_error`.",
-    ),
-    Option(
-        "bodySchema",
-        text,
-        None,
-        _READS,
-        "The struct of `bodyFormat=json`: `origin string, delay int, "
-        "legs array<struct<to:string>>`.",
-    ),
-    Option(
-        "badBody",
-        choice("null", "fail"),
-        "null",
-        _READS,
-        "What a body that is no text or JSON of the schema becomes: null with the reason in "
-        "`_error`, or an error.",
-    ),
-    Option(
-        "properties",
-        choice("own", "all"),
-        "own",
-        _READS,
-        "What the column `properties` holds: the message's own, or also those that producer and "
-        "broker put on every message.",
-    ),
-    Option(
-        "badProperties",
-        choice("null", "fail"),
-        "null",
-        _READS,
-        "What a promoted property that is not of its type becomes: null (counted in "
-        "the log), or an error.",
-    ),
-    Option(
-        "startingOffsets",
-        offsets,
-        None,
-        _READS,
-        "`earliest` (default of batch), `latest` (default of a new stream) or JSON by "
-        "broker and queue (and topic, of several): offset, word or time.",
-    ),
-    Option(
-        "endingOffsets",
-        offsets,
-        "latest",
-        frozenset({READ}),
-        "`latest` or JSON by broker and queue (and topic, of several); exclusive.",
-    ),
-    Option(
-        "startingTimestamp",
-        moment,
-        None,
-        _READS,
-        "First store time to read: milliseconds or ISO 8601.",
-    ),
-    Option(
-        "endingTimestamp", moment, None, frozenset({READ}), "First store time not to read any more."
-    ),
-    Option(
-        "maxOffsetsPerTrigger",
-        count(1, 1 << 60),
-        None,
-        frozenset({STREAM}),
-        "Most offsets of one micro-batch, shared by lag (Spark 4.2 or later).",
-    ),
-    Option(
-        "maxBytesPerTrigger",
-        count(1, 1 << 60),
-        None,
-        frozenset({STREAM}),
-        "Most stored bytes of one micro-batch, about: sizes are sampled (Spark 4.2 or later).",
-    ),
-    Option(
-        "onFilterChange",
-        choice("fail", "continue"),
-        "fail",
-        frozenset({STREAM}),
-        "When the checkpoint was written with another filter: an error, or go on with the new one.",
-    ),
-    Option(
-        "minPartitions",
-        count(1, 100_000),
-        None,
-        _READS,
-        "At least so many Spark partitions; large ranges are split.",
-    ),
-    Option(
-        "maxRecordsPerPartition",
-        count(1, 1 << 60),
-        1_000_000,
-        _READS,
-        "Largest range of offsets of one partition.",
-    ),
-    Option(
-        "failOnDataLoss",
-        boolean,
-        True,
-        _READS,
-        "Fail when offsets to be read are gone, or a stream's topic was deleted and made anew; "
-        "false reads what is left, of a new topic all, and logs.",
-    ),
-    Option(
-        "predicates",
-        text,
-        None,
-        frozenset({READ}),
-        "JSON that `load_where`, `sluice sql` and pipelines write: rows that fail these predicates "
-        "may be left out.",
-    ),
-    Option(
-        "pushFilters",
-        boolean,
-        True,
-        frozenset({READ}),
-        "Hand `predicates` to the broker where that is exact; false: Spark alone decides.",
-    ),
-    Option(
-        "reportPushdown",
-        boolean,
-        True,
-        frozenset({READ}),
-        "Log one line a read (on stderr): what the broker decides, what Spark does.",
-    ),
-    Option(
-        "batchBytes",
-        count(64 * 1024, 8 * _MIB),
-        4 * _MIB,
-        _READS,
-        "Size of one pull of a bulk read.",
-    ),
-    Option(
-        "batchMessages",
-        count(1, 10_000),
-        2_000,
-        frozenset({WRITE}),
-        "Messages of one batch that is sent.",
-    ),
-    Option(
-        "badRows",
-        bad_rows,
-        "fail",
-        frozenset({WRITE}),
-        "A row that no message can be made of: `fail` names it, `skip` leaves it out and counts, "
-        "`topic:NAME` writes it there as JSON with the reason in the property `SLUICE_BAD_ROW`.",
-    ),
-    Option(
-        "delivery",
-        choice(AT_LEAST_ONCE, EXACTLY_ONCE),
-        AT_LEAST_ONCE,
-        frozenset({WRITE}),
-        "`exactly-once`: no row is lost or doubled, whatever Spark runs again (SluiceMQ brokers).",
-    ),
-    Option(
-        "queryId",
-        text,
-        None,
-        frozenset({WRITE}),
-        "Exactly once, batch only: a name for this write; a second write of that name changes "
-        "nothing. Without it each write has its own.",
-    ),
-    Option(
-        "queryEpoch",
-        count(0, 1 << 60),
-        0,
-        frozenset({WRITE}),
-        "Exactly once, batch only, with `queryId`: which write of that name this is. Numbers only "
-        "grow; the last one may be repeated without effect.",
-    ),
-    Option(
-        "timeoutMs",
-        count(100, 3_600_000),
-        30_000,
-        _ALL,
-        "How long an answer may take, and how long an outage is ridden out.",
-    ),
+    Option("topic", text, None, _ALL, "The topic. A sink may take it from a column instead.",
+           ("path",)),
+    Option("topics", names, None, _READS,
+           "Several topics, separated by commas, instead of `topic`.", ("subscribe",)),
+    Option("topicsPattern", pattern, None, _READS,
+           "All topics whose whole name matches the regular expression; a stream finds new ones. "
+           "Retry and dead-letter topics only when it begins with `%`.", ("subscribePattern",)),
+    Option("nameServers", addresses, None, _ALL,
+           "Addresses host:port of the name servers, separated by `;`.",
+           ("namesrv", "namesrvAddr", "nameServer", "namesrv.addr")),
+    Option("group", text, None, _ALL,
+           "Consumer group: it reads in this name, and a stream commits its offsets to "
+           "it. Sink: producer group."),
+    Option("filter.tags", str, None, _READS,
+           "Tag expression such as `UA||AA`; the broker filters by hash, the reader exactly."),
+    Option("filter.sql", str, None, _READS,
+           "SQL92 selector on properties, evaluated at the broker."),
+    Option("columns", text, None, _READS,
+           "The columns to read, in order; `prop:NAME[:TYPE]` makes a property a column of its "
+           "own, of the type `auto` after a look at the newest messages; `prop:*` all that they "
+           "have."),
+    Option("inferMessages", count(1, 1_000_000), 1_000, _READS,
+           "How many of the newest messages the type `auto` and `prop:*` look at."),
+    Option("bodyFormat", choice("binary", "utf-8", "json"), "binary", _READS,
+           "The column `body` as bytes, as a text or as a struct; the latter two add `_error`."),
+    Option("bodySchema", text, None, _READS,
+           "The struct of `bodyFormat=json`: `origin string, delay int, "
+           "legs array<struct<to:string>>`."),
+    Option("badBody", choice("null", "fail"), "null", _READS,
+           "What a body that is no text or JSON of the schema becomes: null with the reason in "
+           "`_error`, or an error."),
+    Option("properties", choice("own", "all"), "own", _READS,
+           "What the column `properties` holds: the message's own, or also those that producer and "
+           "broker put on every message."),
+    Option("badProperties", choice("null", "fail"), "null", _READS,
+           "What a promoted property that is not of its type becomes: null (counted in "
+           "the log), or an error."),
+    Option("startingOffsets", offsets, None, _READS,
+           "`earliest` (default of batch), `latest` (default of a new stream) or JSON by "
+           "broker and queue (and topic, of several): offset, word or time."),
+    Option("endingOffsets", offsets, "latest", _READ,
+           "`latest` or JSON by broker and queue (and topic, of several); exclusive."),
+    Option("startingTimestamp", moment, None, _READS,
+           "First store time to read: milliseconds or ISO 8601."),
+    Option("endingTimestamp", moment, None, _READ, "First store time not to read any more."),
+    Option("maxOffsetsPerTrigger", count(1, 1 << 60), None, _STREAM,
+           "Most offsets of one micro-batch, shared by lag (Spark 4.2 or later)."),
+    Option("maxBytesPerTrigger", count(1, 1 << 60), None, _STREAM,
+           "Most stored bytes of one micro-batch, about: sizes are sampled (Spark 4.2 or later)."),
+    Option("onFilterChange", choice("fail", "continue"), "fail", _STREAM,
+           "When the checkpoint was written with another filter: an error, or go on with the new "
+           "one."),
+    Option("minPartitions", count(1, 100_000), None, _READS,
+           "At least so many Spark partitions; large ranges are split."),
+    Option("maxRecordsPerPartition", count(1, 1 << 60), 1_000_000, _READS,
+           "Largest range of offsets of one partition."),
+    Option("failOnDataLoss", boolean, True, _READS,
+           "Fail when offsets to be read are gone, or a stream's topic was deleted and made anew; "
+           "false reads what is left, of a new topic all, and logs."),
+    Option("predicates", text, None, _READ,
+           "JSON that `load_where`, `sluice sql` and pipelines write: rows that fail these "
+           "predicates may be left out."),
+    Option("pushFilters", boolean, True, _READ,
+           "Hand `predicates` to the broker where that is exact; false: Spark alone decides."),
+    Option("reportPushdown", boolean, True, _READ,
+           "Log one line a read (on stderr): what the broker decides, what Spark does."),
+    Option("batchBytes", count(64 * 1024, 8 * _MIB), 4 * _MIB, _READS,
+           "Size of one pull of a bulk read."),
+    Option("batchMessages", count(1, 10_000), 2_000, _WRITE,
+           "Messages of one batch that is sent."),
+    Option("badRows", bad_rows, "fail", _WRITE,
+           "A row that no message can be made of: `fail` names it, `skip` leaves it out and "
+           "counts, `topic:NAME` writes it there as JSON with the reason in the property "
+           "`SLUICE_BAD_ROW`."),
+    Option("delivery", choice(AT_LEAST_ONCE, EXACTLY_ONCE), AT_LEAST_ONCE, _WRITE,
+           "`exactly-once`: no row is lost or doubled, whatever Spark runs again (SluiceMQ "
+           "brokers)."),
+    Option("queryId", text, None, _WRITE,
+           "Exactly once, batch only: a name for this write; a second write of that name changes "
+           "nothing. Without it each write has its own."),
+    Option("queryEpoch", count(0, 1 << 60), 0, _WRITE,
+           "Exactly once, batch only, with `queryId`: which write of that name this is. Numbers "
+           "only grow; the last one may be repeated without effect."),
+    Option("timeoutMs", count(100, 3_600_000), 30_000, _ALL,
+           "How long an answer may take, and how long an outage is ridden out."),
     Option("accessKey", text, None, _ALL, "Access key, for brokers with access control."),
     Option("secretKey", text, None, _ALL, "Secret key."),
     Option("securityToken", text, None, _ALL, "Token of temporary keys."),
-    Option(
-        "tls",
-        boolean,
-        None,
-        _ALL,
-        "TLS to name servers and brokers. Also on when one of the files below is named.",
-        ("useTLS",),
-    ),
-    Option(
-        "tls.ca",
-        text,
-        None,
-        _ALL,
-        "PEM file of the trusted authorities, on driver and executors. Default: the system's.",
-    ),
+    Option("tls", boolean, None, _ALL,
+           "TLS to name servers and brokers. Also on when one of the files below is named.",
+           ("useTLS",)),
+    Option("tls.ca", text, None, _ALL,
+           "PEM file of the trusted authorities, on driver and executors. Default: the system's."),
     Option("tls.certificate", text, None, _ALL, "PEM file with this client's certificate."),
     Option("tls.key", text, None, _ALL, "PEM file with its key. Default: the same file."),
     Option("tls.keyPassword", text, None, _ALL, "Password of that key."),
-    Option(
-        "tls.verify",
-        choice(*VERIFY_WORDS),
-        "full",
-        _ALL,
-        "What is checked: `full` certificate and host name, `ca` the certificate, `none` nothing.",
-    ),
+    Option("tls.verify", choice(*VERIFY_WORDS), "full", _ALL,
+           "What is checked: `full` certificate and host name, `ca` the certificate, `none` "
+           "nothing."),
     Option("tls.serverName", text, None, _ALL, "The name that certificates must bear instead."),
+)  # fmt: skip
+"""Every option of `rocketmq`."""
+CONNECTION: Final = tuple(
+    one.name for one in OPTIONS
+    if one.name in ("nameServers", "accessKey", "secretKey", "securityToken", "timeoutMs")
+    or one.name.startswith("tls")
+)  # fmt: skip
+"""The options that say where a cluster is and who asks."""
+STORE_ONLY: Final[tuple[Option, ...]] = (
+    Option("path", directory, None, _READ,
+           "The directory of the store (storePathRootDir): a broker's own or a copy, seen by "
+           "driver and executors under this name."),
+    Option("commitLogPath", log_directory, None, _READ,
+           "Where the log lies when it is not in `path` (storePathCommitLog)."),
+    Option("consumeQueuePath", directory, None, _READ,
+           "Where the queues lie when they are not in `path` (storePathConsumeQueue)."),
+    Option("brokerName", text, None, _READ,
+           "What the column `broker` says, and the offsets of `startingOffsets` and "
+           "`endingOffsets` go by. Without it the name of the directory."),
+    Option("checkBodies", boolean, False, _READ,
+           "Compare every body with its checksum, about 2 µs a message. What leads to a message "
+           "is compared in any case."),
+)  # fmt: skip
+"""The options that only `rocketmq_store` has."""
+STORE_OPTIONS: Final[tuple[Option, ...]] = (
+    *STORE_ONLY,
+    *(
+        replace(one, aliases=tuple(name for name in one.aliases if name != "path"))
+        for one in OPTIONS
+        if READ in one.use and one.name not in (*CONNECTION, "group", "batchBytes")
+    ),
 )
-"""Every option there is."""
-
 _SPARKS_OWN: Final = frozenset(
     {"checkpointlocation", "queryname", "outputmode", "__partition_columns"}
 )
@@ -481,10 +341,11 @@ _SPARKS_OWN: Final = frozenset(
 
 def by_name(options: Sequence[Option]) -> dict[str, Option]:
     """Options by every name they have, in lower case as Spark hands them over."""
-    return {name.lower(): option for option in options for name in (option.name, *option.aliases)}
+    return {name.lower(): one for one in options for name in (one.name, *one.aliases)}
 
 
-_BY_NAME: Final = by_name(OPTIONS)
+_DECLARED: Final = by_name(OPTIONS)
+DECLARED: Final = by_name(STORE_OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -511,8 +372,7 @@ class Options:
     @property
     def credentials(self) -> Credentials | None:
         """Raises ConfigurationError when one of the two keys is missing."""
-        access, secret = self.values["accessKey"], self.values["secretKey"]
-        if access is None and secret is None:
+        if self.values["accessKey"] is None and self.values["secretKey"] is None:
             return None
         return Credentials(
             self.required("accessKey"), self.required("secretKey"), self.values["securityToken"]
@@ -540,122 +400,45 @@ class Options:
 def parse_options(
     given: Mapping[str, str],
     use: str | None = None,
-    declared: Mapping[str, Option] = _BY_NAME,
+    declared: Mapping[str, Option] = _DECLARED,
 ) -> Options:
     """Texts to values. `use` is READ, STREAM or WRITE; None takes the options of all three. What
     another source declares comes as `by_name` of it.
 
     Raises ConfigurationError for an unknown option, one of another use, or a bad value.
     """
+    texts = {option.name: option.text for option in declared.values()}
     values = {option.name: option.default for option in declared.values()}
-    for name, given_text in given.items():
+    for name, value in given.items():
         if name.lower() in _SPARKS_OWN:
             continue
         option = declared.get(name.lower())
         if option is None:
-            raise _unknown(name, declared)
+            near = did_you_mean(name, texts, cutoff=0.5)
+            raise ConfigurationError(
+                f"unknown option {name!r}. {near}".rstrip(),
+                cure=f"There are: {', '.join(sorted(texts))}.",
+            )
         if use is not None and use not in option.use:
             raise ConfigurationError(
                 f"the option {option.name!r} does not go with a {use}.",
                 cure=f"It is for: {', '.join(sorted(option.use))}.",
             )
-        values[option.name] = _parsed(option, given_text)
-    return Options(values, {option.name: option.text for option in declared.values()})
-
-
-def _parsed(option: Option, text: str) -> Any:
-    try:
-        return option.parse(text)
-    except ValueError as error:
-        is_secret = any(word in option.name.lower() for word in ("secret", "password"))
-        shown = "" if is_secret else f" {text!r}"
-        raise ConfigurationError(f"the option {option.name!r} is{shown}: {error}.") from None
-
-
-def _unknown(name: str, declared: Mapping[str, Option]) -> ConfigurationError:
-    near = difflib.get_close_matches(name.lower(), declared, n=1, cutoff=0.5)
-    cure = f"Did you mean {declared[near[0]].name!r}?" if near else ""
-    listed = ", ".join(sorted({option.name for option in declared.values()}))
-    return ConfigurationError(
-        f"unknown option {name!r}. {cure}".rstrip(), cure=f"There are: {listed}."
-    )
+        try:
+            values[option.name] = option.parse(value)
+        except ValueError as error:
+            is_secret = any(word in option.name.lower() for word in ("secret", "password"))
+            shown = "" if is_secret else f" {value!r}"
+            raise ConfigurationError(f"the option {option.name!r} is{shown}: {error}.") from None
+    return Options(values, texts)
 
 
 def options_table(options: Sequence[Option] = OPTIONS) -> str:
     """The options as a Markdown table, for the documentation."""
     lines = ["| option | for | default | |", "|---|---|---|---|"]
-    for option in options:
-        default = "" if option.default is None else f"`{str(option.default).lower()}`"
-        names = ", ".join(f"`{name}`" for name in (option.name, *option.aliases))
-        text = option.text.replace("|", "\\|")
-        lines.append(f"| {names} | {', '.join(sorted(option.use))} | {default} | {text} |")
+    for one in options:
+        default = "" if one.default is None else f"`{str(one.default).lower()}`"
+        listed = ", ".join(f"`{name}`" for name in (one.name, *one.aliases))
+        said = one.text.replace("|", "\\|")
+        lines.append(f"| {listed} | {', '.join(sorted(one.use))} | {default} | {said} |")
     return "\n".join(lines) + "\n"
-
-
-_SHARED: Final = (
-    "topic", "topics", "topicsPattern", "filter.tags", "filter.sql", "columns", "inferMessages",
-    "bodyFormat", "bodySchema", "badBody", "properties", "badProperties", "startingOffsets",
-    "endingOffsets", "startingTimestamp", "endingTimestamp", "minPartitions",
-    "maxRecordsPerPartition", "failOnDataLoss", "predicates", "pushFilters", "reportPushdown",
-)  # fmt: skip
-
-
-def directory(value: str) -> str:
-    """A path of this machine, also as `file:/…`. Raises ValueError."""
-    given = text(value)
-    parts = urlsplit(given)
-    if parts.scheme == "file":
-        if parts.netloc not in ("", "localhost"):
-            raise ValueError("it names a machine; write file:///path")
-        given = unquote(parts.path)
-    elif "://" in given:
-        raise ValueError(
-            "files are mapped, so the store has to lie in a directory that driver and executors"
-            " see (local, NFS …); mount it, or copy the store"
-        )
-    return str(PurePosixPath(given))
-
-
-def log_directory(value: str) -> str:
-    """As `directory`; RocketMQ can spread its log over several. Raises ValueError."""
-    if "," in value:
-        raise ValueError("logs in several directories are not read; bring the files into one")
-    return directory(value)
-
-
-_READ_ONLY: Final = frozenset({READ})
-STORE_ONLY: Final[tuple[Option, ...]] = (
-    Option(
-        "path", directory, None, _READ_ONLY,
-        "The directory of the store (storePathRootDir): a broker's own or a copy, seen by driver "
-        "and executors under this name.",
-    ),
-    Option(
-        "commitLogPath", log_directory, None, _READ_ONLY,
-        "Where the log lies when it is not in `path` (storePathCommitLog).",
-    ),
-    Option(
-        "consumeQueuePath", directory, None, _READ_ONLY,
-        "Where the queues lie when they are not in `path` (storePathConsumeQueue).",
-    ),
-    Option(
-        "brokerName", text, None, _READ_ONLY,
-        "What the column `broker` says, and the offsets of `startingOffsets` and `endingOffsets` "
-        "go by. Without it the name of the directory.",
-    ),
-    Option(
-        "checkBodies", boolean, False, _READ_ONLY,
-        "Compare every body with its checksum, about 2 µs a message. What leads to a message is "
-        "compared in any case.",
-    ),
-)  # fmt: skip
-"""The options that only this source has."""
-STORE_OPTIONS: Final[tuple[Option, ...]] = (
-    *STORE_ONLY,
-    *(
-        replace(option, aliases=tuple(name for name in option.aliases if name != "path"))
-        for option in OPTIONS
-        if option.name in _SHARED
-    ),
-)
-DECLARED: Final = by_name(STORE_OPTIONS)

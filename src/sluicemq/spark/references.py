@@ -2,31 +2,24 @@
 
 Spark would hand a Python source the predicates of a query itself, but it keeps the read that comes
 of it in the table object, for every later or other use of the same DataFrame: wrong rows
-(docs/design/0010-predicate-push-down.md). So our readers take none from Spark. Who knows the whole
-query plans it over stand-ins first, tables without rows of which no two are one:
+(docs/design/0010-predicate-push-down.md). And it asks a Python source for all its columns
+(spec/spark.md). So our readers take none from Spark. Who knows the whole query plans it over
+stand-ins first, tables that have the columns and no rows, of which no two are one:
 
     Project [keys]
     +- Filter (tags = UA AND length(keys) > 3)
        +- stand-in [tags, keys …]
 
-A condition of a filter on a stand-in says which rows the result depends on, so a read may leave out
-the others. Conditions that the stand-in is under wherever the plan has it (a `with` may be used
-twice) become the option `predicates` of that reference's own load (`named_apart` gives each place
-of a text a table of its own). Spark applies the whole query to what is read: the source can only
-leave out what Spark would have dropped.
+**Predicates.** A condition of a filter on a stand-in says which rows the result depends on, so a
+read may leave out the others. Conditions that the stand-in is under wherever the plan has it (a
+`with` may be used twice) become the option `predicates` of that reference's own load (`named_apart`
+gives each place of a text a table of its own). Spark applies the whole query to what is read: the
+source can only leave out what Spark would have dropped.
 
-Which columns of a relation a query needs, asked of Spark's own optimizer.
-
-Spark asks a Python source for all its columns (spec/spark.md), so whoever knows the query can read
-much less. The query is first planned over stand-ins that have the columns and no rows; what is left
-of them in the optimized plan is what it needs:
-
-    Project [origin …]              names that are referenced anywhere above a stand-in,
-    +- Filter (tags = UA)           and of the map `properties` the keys, when every use of it is
-       +- stand-in [topic, tags …]  properties['KEY']
-
-Where the plan does not show it by names (UNION ALL goes by position, subqueries stand inside of
-expressions) the answer is "all of them": always right, only slower.
+**Columns.** What the query needs is what is left of the stand-ins in the optimized plan: names that
+are referenced anywhere above one, and of the map `properties` the keys, when every use of it is
+`properties['KEY']`. Where the plan does not show it by names (UNION ALL goes by position,
+subqueries stand inside of expressions) the answer is "all of them": always right, only slower.
 """
 
 import json
@@ -143,11 +136,10 @@ def _predicate(found: Any) -> dict[str, Any] | None:
         return {"is": kind, "column": found.attribute()}
     if kind not in COMPARED:
         return None
-    values = list(found.values()) if kind == "In" else [found.value()]
-    plain = [_value(one) for one in values]
-    if any(value is None for value in plain):
+    values = [_value(one) for one in (found.values() if kind == "In" else [found.value()])]
+    if None in values:
         return None
-    return {"is": kind, "column": found.attribute(), "value": plain if kind == "In" else plain[0]}
+    return {"is": kind, "column": found.attribute(), "value": values if kind == "In" else values[0]}
 
 
 def _value(given: Any) -> Any:
@@ -159,6 +151,9 @@ def _value(given: Any) -> Any:
         return None
     instant = given.toInstant() if kind == "Timestamp" else given
     return {"us": instant.getEpochSecond() * 1_000_000 + instant.getNano() // 1000}
+
+
+# ---- places of a text
 
 
 def named_apart(
@@ -228,6 +223,8 @@ def _quiet() -> Iterator[None]:
         logger.disabled = before
 
 
+# ---- columns
+
 _NARROWING: Final = ("Project", "Aggregate")
 _PASSING: Final = ("Filter", "Join", "Sort", "GlobalLimit", "LocalLimit")
 """Nodes whose own output is not the query's need: what they read stands in them."""
@@ -245,63 +242,58 @@ class Used:
 def used_columns(frame: Any, map_name: str) -> Used | None:
     """What the query of a DataFrame over stand-ins uses of them; None: all of it."""
     nodes = json.loads(frame._jdf.queryExecution().optimizedPlan().toJSON())
-    if any(_hides_plans(name) for name in _classes(nodes)):
+    kinds = {_kind(one) for sequence in _sequences(nodes) for one in sequence}
+    # A plan inside of an expression stands somewhere else, or nowhere.
+    hidden = {"Exists", "InMemoryRelation"} | {
+        kind for kind in kinds if "Subquery" in kind or "CTE" in kind
+    }
+    if kinds & hidden or not _are_narrowed(nodes):
         return None
-    if not _are_narrowed(nodes):
-        return None
-    outputs = [node for node in nodes if _kind(node) == _STAND_IN]
-    own = {_identity(one) for node in outputs for one in _attributes(node["output"])}
-    uses = _Uses()
-    for node in nodes:
-        if _kind(node) != _STAND_IN:
-            for value in node.values():
-                uses.look(value)
-    columns = {name for name, at in uses.attributes if at in own}
-    keys = {key for name, at, key in uses.elements if at in own and name == map_name}
+    own = {
+        _attribute(one)
+        for node in nodes
+        if _kind(node) == _STAND_IN
+        for sequence in _sequences(node["output"])
+        for one in sequence
+        if _kind(one) == "AttributeReference"
+    }
+    uses = {
+        use
+        for node in nodes
+        if _kind(node) != _STAND_IN
+        for value in node.values()
+        for sequence in _sequences(value)
+        for use in _uses(sequence)
+        if use[0] in own
+    }
+    keys = frozenset(key for (name, _), key in uses if key and name == map_name)
     # Spark adds `IS NOT NULL` to a condition on an element; the map is never null.
-    columns |= {name for name, at in uses.presences if at in own and (name != map_name or not keys)}
-    return Used(frozenset(columns), frozenset() if map_name in columns else frozenset(keys))
+    names = frozenset(
+        name
+        for (name, _), key in uses
+        if key is None or (key == "" and (name != map_name or not keys))
+    )
+    return Used(names, frozenset() if map_name in names else keys)
 
 
-class _Uses:
-    """Attributes by name and identity; `properties['KEY']` and `… IS NOT NULL` apart."""
-
-    def __init__(self) -> None:
-        self.attributes: list[tuple[str, Any]] = []
-        self.elements: list[tuple[str, Any, str]] = []
-        self.presences: list[tuple[str, Any]] = []
-
-    def look(self, value: Any) -> None:
-        """Expressions are lists of nodes, the parent before its children."""
-        if isinstance(value, dict):
-            value = [value]
-        if not isinstance(value, list):
-            return
-        skipped = 0
-        for at, node in enumerate(value):
-            if not isinstance(node, dict):
-                self.look(node)
-            elif skipped:
-                skipped -= 1
-            elif (key := _element_key(value[at : at + 3])) is not None:
-                self.elements.append((value[at + 1]["name"], _identity(value[at + 1]), key))
-                skipped = 2
-            elif [_kind(one) for one in value[at : at + 2]] == ["IsNotNull", "AttributeReference"]:
-                self.presences.append((value[at + 1]["name"], _identity(value[at + 1])))
-                skipped = 1
-            elif _kind(node) == "AttributeReference":
-                self.attributes.append((node["name"], _identity(node)))
-            else:
-                for inner in node.values():
-                    self.look(inner)
-
-
-def _element_key(nodes: Sequence[Any]) -> str | None:
-    """The key, of a column's element by a constant string."""
-    if [_kind(node) for node in nodes] != ["GetMapValue", "AttributeReference", "Literal"]:
-        return None
-    literal = nodes[2]
-    return literal["value"] if literal.get("dataType") == "string" else None
+def _uses(sequence: Sequence[Any]) -> Iterator[tuple[tuple[str, Any], str | None]]:
+    """Attributes in a sequence, each with the key of `attribute['KEY']`, "" of `attribute IS NOT
+    NULL`, or None."""
+    skipped = 0
+    for at, node in enumerate(sequence):
+        chain = [_kind(one) for one in sequence[at : at + 3]]
+        is_element = chain == ["GetMapValue", "AttributeReference", "Literal"]
+        key = sequence[at + 2].get("value") if is_element else None
+        if skipped:
+            skipped -= 1
+        elif key and sequence[at + 2].get("dataType") == "string":
+            yield _attribute(sequence[at + 1]), key
+            skipped = 2
+        elif chain[:2] == ["IsNotNull", "AttributeReference"]:
+            yield _attribute(sequence[at + 1]), ""
+            skipped = 1
+        elif chain[0] == "AttributeReference":
+            yield _attribute(node), None
 
 
 def _are_narrowed(nodes: Sequence[dict[str, Any]]) -> bool:
@@ -323,19 +315,15 @@ def _are_narrowed(nodes: Sequence[dict[str, Any]]) -> bool:
     return True
 
 
-def _classes(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        yield _kind(value)
-        for inner in value.values():
-            yield from _classes(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _classes(inner)
-
-
-def _hides_plans(kind: str) -> bool:
-    """Whether it holds a plan of its own, which stands somewhere else or nowhere."""
-    return "Subquery" in kind or "CTE" in kind or kind in ("Exists", "InMemoryRelation")
+def _sequences(value: Any) -> Iterator[list[Any]]:
+    """All lists in a plan's JSON: an expression is a list of nodes, the parent before its children.
+    A node that stands alone is a list of one."""
+    listed = [value] if isinstance(value, dict) else value
+    if isinstance(listed, list):
+        yield listed
+        for one in listed:
+            for inner in one.values() if isinstance(one, dict) else [one]:
+                yield from _sequences(inner)
 
 
 def _kind(node: Any) -> str:
@@ -343,14 +331,5 @@ def _kind(node: Any) -> str:
     return str(name).rpartition(".")[2]
 
 
-def _attributes(value: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(value, dict):
-        if _kind(value) == "AttributeReference":
-            yield value
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _attributes(inner)
-
-
-def _identity(attribute: dict[str, Any]) -> Any:
-    return attribute["exprId"]["id"]
+def _attribute(node: dict[str, Any]) -> tuple[str, Any]:
+    return node["name"], node["exprId"]["id"]

@@ -1,19 +1,4 @@
-"""Bodies as texts or JSON instead of bytes, and what becomes of one that is neither.
-
-    bodyFormat=utf-8                 the column `body` is a string
-    bodyFormat=json, bodySchema=…    the column `body` is a struct of that schema
-
-Both add the column `_error`: null where the body is what it should be, else the reason, and `body`
-is null there: one malformed message stops no job, unless `badBody=fail` asks for it.
-
-JSON is read strictly (RFC 8259: no NaN, one value a body), a missing field is null, a field that
-the schema lacks is left out, a value of another type is an error of its row. The schema is Spark's
-DDL in small, as a planning process has no JVM to parse it:
-
-    schema = field ("," field)*          field = name [":"] type
-    type   = string | int | bigint | double | float | boolean | array<type> | struct<schema>
-
-Columns of the source: the whole schema, and the narrower ones a user asks for.
+"""Columns of the source: the whole schema, and the narrower ones a user asks for.
 
 | column | type | |
 |---|---|---|
@@ -43,16 +28,29 @@ the option `columns`, or by a user's own `.schema(…)`, whose further columns a
 
 A promoted property is a column of its own, so that Spark can push predicates on it (it pushes none
 on map elements). Its text is read as Java reads it (Integer.valueOf …): then a SQL92 selector and
-the column agree on every message. A text that is none is null (see the option `badProperties`).
-The type `auto`, and `prop:*` for every property there is, are settled by `infer` before a read.
-`body` may be a text or a struct, and there may be a column `_error` (see `bodies`).
+the column agree on every message. A text that is no value of the type is null (see the option
+`badProperties`). The type `auto`, and `prop:*` for every property there is, are settled by
+`offset_reader.settled` before a read.
+
+Bodies may be texts or JSON instead of bytes:
+
+    bodyFormat=utf-8                 the column `body` is a string
+    bodyFormat=json, bodySchema=…    the column `body` is a struct of that schema
+
+Both add the column `_error`: null where the body is what it should be, else the reason, and `body`
+is null there: one malformed message stops no job, unless `badBody=fail` asks for it. JSON is read
+strictly (RFC 8259: no NaN, one value a body), a missing field is null, a field that the schema
+lacks is left out, a value of another type is an error of its row. The schema is a subset of Spark's
+DDL, as a planning process has no JVM to parse it:
+
+    schema = field ("," field)*          field = name [":"] type
+    type   = string | int | bigint | double | float | boolean | array<type> | struct<schema>
 """
 
-import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql.types import (
     ArrayType,
@@ -71,123 +69,8 @@ from pyspark.sql.types import (
 )
 
 from sluicemq.errors import ConfigurationError
+from sluicemq.spark.errors import did_you_mean
 from sluicemq.spark.options import Options
-
-BINARY, TEXT, JSON = "binary", "utf-8", "json"
-ERROR: Final = "_error"
-_SCALARS: Final[dict[str, DataType]] = {
-    "string": StringType(), "int": IntegerType(), "integer": IntegerType(), "bigint": LongType(),
-    "long": LongType(), "double": DoubleType(), "float": FloatType(), "boolean": BooleanType(),
-}  # fmt: skip
-_TOKEN: Final = re.compile(r"\s*(?:`(?P<quoted>[^`]+)`|(?P<word>[\w.\-]+)|(?P<sign>[<>,:]))")
-
-
-@dataclass(frozen=True, slots=True)
-class BodyFormat:
-    """How bodies are read: `kind` is BINARY, TEXT or JSON; `type` the Spark type of `body`."""
-
-    kind: str
-    type: DataType
-    must_be_good: bool = False
-
-
-def body_format(options: Options) -> BodyFormat | None:
-    """What the options ask for; None: bytes as they are. Raises ConfigurationError."""
-    kind, schema = options["bodyFormat"], options["bodySchema"]
-    if kind != JSON and schema is not None:
-        raise ConfigurationError(
-            f"the option 'bodySchema' is given, and 'bodyFormat' is {kind!r}.",
-            cure="A schema is for bodyFormat=json.",
-        )
-    if kind == BINARY:
-        return None
-    must_be_good = options["badBody"] == "fail"
-    if kind == TEXT:
-        return BodyFormat(TEXT, StringType(), must_be_good)
-    if schema is None:
-        raise ConfigurationError(
-            "the option 'bodySchema' is missing, which bodyFormat=json needs.",
-            cure='Add .option("bodySchema", "origin string, delay int").',
-        )
-    return BodyFormat(JSON, parse_schema(schema), must_be_good)
-
-
-def parse_schema(text: str) -> StructType:
-    """A schema as a Spark type. Raises ConfigurationError saying where it is wrong."""
-    tokens = _Tokens(text)
-    fields = _fields(tokens)
-    if tokens.peek() is not None:
-        raise tokens.wrong("a comma")
-    return fields
-
-
-class _Tokens:
-    """Words and signs of a schema, one by one; a word carries the mark that it is one."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self._at = 0
-
-    def peek(self) -> str | None:
-        found = _TOKEN.match(self.text, self._at)
-        return None if found is None else found["sign"] or "word"
-
-    def take(self, sign: str) -> bool:
-        found = _TOKEN.match(self.text, self._at)
-        if found is None or found["sign"] != sign:
-            return False
-        self._at = found.end()
-        return True
-
-    def word(self, wanted: str) -> str:
-        found = _TOKEN.match(self.text, self._at)
-        name = None if found is None else found["quoted"] or found["word"]
-        if found is None or name is None:
-            raise self.wrong(wanted)
-        self._at = found.end()
-        return name
-
-    def need(self, sign: str) -> None:
-        if not self.take(sign):
-            raise self.wrong(repr(sign))
-
-    def wrong(self, wanted: str) -> ConfigurationError:
-        return ConfigurationError(
-            f"the option 'bodySchema' is wrong at character {self._at + 1}: {wanted} is missing"
-            f" before {self.text[self._at :][:20]!r}.",
-            cure="Write for example: origin string, delay int, legs array<struct<to:string>>.",
-        )
-
-
-def _fields(tokens: _Tokens) -> StructType:
-    fields: list[StructField] = []
-    while True:
-        name = tokens.word("a name")
-        tokens.take(":")
-        fields.append(StructField(name, _type(tokens)))
-        if not tokens.take(","):
-            break
-    names = [field.name.lower() for field in fields]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigurationError(f"the option 'bodySchema' names {twice!r} twice.")
-    return StructType(fields)
-
-
-def _type(tokens: _Tokens) -> DataType:
-    word = tokens.word("a type").lower()
-    if word in ("array", "struct"):
-        tokens.need("<")
-        inner = ArrayType(_type(tokens)) if word == "array" else _fields(tokens)
-        tokens.need(">")
-        return inner
-    if word not in _SCALARS:
-        raise ConfigurationError(
-            f"{word!r} in the option 'bodySchema' is not a type.",
-            cure=f"Use {', '.join(_SCALARS)}, array<…>, struct<…>; times and decimals as string.",
-        )
-    return _SCALARS[word]
-
 
 SET_FOR_ALL: Final = frozenset({
     "KEYS", "TAGS", "UNIQ_KEY", "WAIT", "MSG_REGION", "TRACE_ON", "CLUSTER",
@@ -220,7 +103,6 @@ EXTRA: Final[dict[str, DataType]] = {
     "size_bytes": IntegerType(),
 }
 """What a record holds besides; read when `columns` names it."""
-_NAMED: Final = BASE | EXTRA
 PROMOTED: Final[dict[str, DataType]] = {
     "string": StringType(),
     "int": IntegerType(),
@@ -229,16 +111,21 @@ PROMOTED: Final[dict[str, DataType]] = {
     "boolean": BooleanType(),
 }
 """The types that a promoted property may have."""
+AUTO: Final = "auto"
+EVERY: Final = "*"
+BINARY, TEXT, JSON = "binary", "utf-8", "json"
+ERROR: Final = "_error"
+_NAMED: Final = BASE | EXTRA
 _TYPE_ALIASES: Final = {"integer": "int", "long": "bigint", "bool": "boolean", "str": "string"}
+_BODY_TYPES: Final = PROMOTED | {
+    "integer": IntegerType(), "long": LongType(), "float": FloatType(),
+}  # fmt: skip
 _ITEM: Final = re.compile(
     r"(?P<prop>prop:)?(?:`(?P<quoted>[^`]+)`|(?P<name>[^\s`,:]+))"
     r"(?::(?P<type>\w+))?(?:\s+as\s+(?P<alias>\S+))?",
     re.IGNORECASE,
 )
-
-
-AUTO: Final = "auto"
-EVERY: Final = "*"
+_TOKEN: Final = re.compile(r"\s*(?:`(?P<quoted>[^`]+)`|(?P<word>[\w.\-]+)|(?P<sign>[<>,:]))")
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,16 +153,13 @@ def parse_columns(text: str | None) -> tuple[Column, ...]:
     """The option `columns` -> columns in order; None is the whole schema. ConfigurationError."""
     if text is None:
         return ALL_COLUMNS
-    columns = tuple(_column(item) for item in _items(text))
-    return _distinct(columns)
-
-
-def _items(text: str) -> Iterator[str]:
-    """The parts between commas; a comma in backquotes is part of a name."""
+    columns = []
+    # a comma in backquotes is part of a name
     for item in re.findall(r"(?:`[^`]*`?|[^,`])+|(?<=,)(?=,)", text):
         if not item.strip():
             raise ConfigurationError(f"the option 'columns' has an empty item: {text!r}.")
-        yield item.strip()
+        columns.append(_column(item.strip()))
+    return _distinct(tuple(columns))
 
 
 def _column(item: str) -> Column:
@@ -287,11 +171,17 @@ def _column(item: str) -> Column:
         )
     name = found["quoted"] or found["name"]
     if found["prop"] is None:
-        return _base_column(name, item)
-    kind = (found["type"] or "string").lower()
-    kind = _TYPE_ALIASES.get(kind, kind)
+        if name not in _NAMED or name != item:
+            raise ConfigurationError(
+                f"{item!r} in the option 'columns' is not a column.",
+                cure=f"{did_you_mean(name, _NAMED)}There are {', '.join(_NAMED)};"
+                f" a property is prop:{name}.",
+            )
+        return Column(name, None, _NAMED[name].simpleString())
     if name == EVERY and found["quoted"] is None:
         return Column(EVERY, EVERY, AUTO)
+    kind = (found["type"] or "string").lower()
+    kind = _TYPE_ALIASES.get(kind, kind)
     if kind not in PROMOTED and kind != AUTO:
         raise ConfigurationError(
             f"{found['type']!r} in {item!r} is not a type of a property.",
@@ -300,29 +190,15 @@ def _column(item: str) -> Column:
     return Column(found["alias"] or name, name, kind)
 
 
-def _base_column(name: str, item: str) -> Column:
-    if name not in _NAMED or name != item:
-        near = difflib.get_close_matches(name, _NAMED, n=1)
-        hint = f"Did you mean {near[0]!r}? " if near and near[0] != item else ""
-        raise ConfigurationError(
-            f"{item!r} in the option 'columns' is not a column.",
-            cure=f"{hint}There are {', '.join(_NAMED)}; a property is prop:{name}.",
-        )
-    return Column(name, None, _NAMED[name].simpleString())
-
-
-def with_bodies(columns: tuple[Column, ...], how: BodyFormat | None) -> tuple[Column, ...]:
-    """The columns with `body` as the body format has it, and `_error` at the end if it is read."""
+def declared_columns(options: Options) -> tuple[Column, ...]:
+    """The columns that the options ask for, types `auto` unsettled: `body` as the body format has
+    it, and `_error` at the end if it is read. Raises ConfigurationError."""
+    columns, how = parse_columns(options["columns"]), body_format(options)
     if how is None or all(column.name != "body" for column in columns):
         return columns
     body = Column("body", None, how.type.simpleString(), how.type)
     changed = [body if column.name == "body" else column for column in columns]
     return _distinct((*changed, ERROR_COLUMN))
-
-
-def declared_columns(options: Options) -> tuple[Column, ...]:
-    """The columns that the options ask for, types `auto` unsettled. Raises ConfigurationError."""
-    return with_bodies(parse_columns(options["columns"]), body_format(options))
 
 
 def _distinct(columns: tuple[Column, ...]) -> tuple[Column, ...]:
@@ -355,24 +231,123 @@ def columns_of(schema: StructType, declared: Sequence[Column]) -> tuple[Column, 
     named = [Column(one.name, one.property_name, "string") for one in declared if one.kind == AUTO]
     columns = (*ALL_COLUMNS, *settled, *named, *(bodies if len(bodies) > 1 else ()))
     known = {column.name: column for column in columns}
-    return _distinct(tuple(_asked(field, known.get(field.name)) for field in schema.fields))
+    kinds = {data_type: kind for kind, data_type in PROMOTED.items()}
+    found = []
+    for field in schema.fields:
+        wanted, column = field.dataType, known.get(field.name)
+        if column is not None and column.type == wanted:
+            found.append(column)
+        elif column is not None and column.property_name is None:
+            raise ConfigurationError(
+                f"the column {field.name!r} of the schema has the type {wanted.simpleString()!r}.",
+                cure=f"It is {column.type.simpleString()!r}.",
+            )
+        elif wanted in kinds:
+            name = field.name if column is None else column.property_name
+            found.append(Column(field.name, name, kinds[wanted]))
+        else:
+            raise ConfigurationError(
+                f"the column {field.name!r} of the schema is a property of type"
+                f" {wanted.simpleString()!r}.",
+                cure=f"A property can be {', '.join(PROMOTED)}.",
+            )
+    return _distinct(tuple(found))
 
 
-def _asked(field: Any, known: Column | None) -> Column:
-    wanted = field.dataType
-    if known is not None and known.type == wanted:
-        return known
-    if known is None or known.property_name is not None:
-        name = field.name if known is None else known.property_name
-        for kind, data_type in PROMOTED.items():
-            if data_type == wanted:
-                return Column(field.name, name, kind)
+# ---- bodies
+
+
+@dataclass(frozen=True, slots=True)
+class BodyFormat:
+    """How bodies are read: `kind` is TEXT or JSON; `type` the Spark type of `body`."""
+
+    kind: str
+    type: DataType
+    must_be_good: bool = False
+
+
+def body_format(options: Options) -> BodyFormat | None:
+    """What the options ask for; None: bytes as they are. Raises ConfigurationError."""
+    kind, schema = options["bodyFormat"], options["bodySchema"]
+    if kind != JSON and schema is not None:
         raise ConfigurationError(
-            f"the column {field.name!r} of the schema is a property of type"
-            f" {wanted.simpleString()!r}.",
-            cure=f"A property can be {', '.join(PROMOTED)}.",
+            f"the option 'bodySchema' is given, and 'bodyFormat' is {kind!r}.",
+            cure="A schema is for bodyFormat=json.",
         )
-    raise ConfigurationError(
-        f"the column {field.name!r} of the schema has the type {wanted.simpleString()!r}.",
-        cure=f"It is {known.type.simpleString()!r}.",
-    )
+    if kind == BINARY:
+        return None
+    must_be_good = options["badBody"] == "fail"
+    if kind == TEXT:
+        return BodyFormat(TEXT, StringType(), must_be_good)
+    if schema is None:
+        raise ConfigurationError(
+            "the option 'bodySchema' is missing, which bodyFormat=json needs.",
+            cure='Add .option("bodySchema", "origin string, delay int").',
+        )
+    return BodyFormat(JSON, parse_schema(schema), must_be_good)
+
+
+def parse_schema(text: str) -> StructType:
+    """A schema as a Spark type. Raises ConfigurationError saying where it is wrong."""
+    schema = _SchemaText(text)
+    fields = schema.fields()
+    if _TOKEN.match(text, schema.position) is not None:
+        raise schema.lacks("a comma")
+    return fields
+
+
+class _SchemaText:
+    """Reads a schema by recursive descent."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.position = 0
+
+    def fields(self) -> StructType:
+        fields: list[StructField] = []
+        while not fields or self._took(","):
+            name = self._word("a name")
+            self._took(":")
+            if name.lower() in [field.name.lower() for field in fields]:
+                raise ConfigurationError(f"the option 'bodySchema' names {name.lower()!r} twice.")
+            fields.append(StructField(name, self._type()))
+        return StructType(fields)
+
+    def _type(self) -> DataType:
+        word = self._word("a type").lower()
+        if word in ("array", "struct"):
+            if not self._took("<"):
+                raise self.lacks("'<'")
+            inner = ArrayType(self._type()) if word == "array" else self.fields()
+            if not self._took(">"):
+                raise self.lacks("'>'")
+            return inner
+        if word not in _BODY_TYPES:
+            raise ConfigurationError(
+                f"{word!r} in the option 'bodySchema' is not a type.",
+                cure=f"Use {', '.join(_BODY_TYPES)}, array<…>, struct<…>; times and decimals as"
+                " string.",
+            )
+        return _BODY_TYPES[word]
+
+    def _word(self, wanted: str) -> str:
+        found = _TOKEN.match(self.text, self.position)
+        name = None if found is None else found["quoted"] or found["word"]
+        if found is None or name is None:
+            raise self.lacks(wanted)
+        self.position = found.end()
+        return name
+
+    def _took(self, sign: str) -> bool:
+        found = _TOKEN.match(self.text, self.position)
+        if found is None or found["sign"] != sign:
+            return False
+        self.position = found.end()
+        return True
+
+    def lacks(self, wanted: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"the option 'bodySchema' is wrong at character {self.position + 1}: {wanted} is"
+            f" missing before {self.text[self.position :][:20]!r}.",
+            cure="Write for example: origin string, delay int, legs array<struct<to:string>>.",
+        )

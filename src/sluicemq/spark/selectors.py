@@ -1,4 +1,21 @@
-"""A SQL92 selector as the text of a Spark SQL expression that says exactly the same.
+"""SQL92 selectors as Spark columns: the broker's filter, on any DataFrame of messages.
+
+    df.where(column("dep_delay > 60 AND origin = 'JFK'"))       rows that the broker would deliver
+    df.select(verdict("dep_delay > 60"))                        TRUE, FALSE, NULL or ERROR, and why
+
+Exactly RocketMQ's semantics (spec/filter.md §6, §7): strings become numbers of the literal's class
+as Java reads them, what cannot be read is an error and no match, nulls are three-valued. The column
+is pure Spark SQL. The rare selector that Spark SQL cannot say exactly (half a character in a
+string, hundreds of conditions, deep nesting) goes through Python, in Arrow batches and with the
+broker's own evaluator; `compiled(…).python` says why, and a line of the log. Why it is no Arrow
+function for all: docs/design/0018-selectors-in-spark-sql.md.
+
+Where the properties are: by default in the columns that the source `rocketmq` has, which keeps TAGS
+and KEYS in columns of their own. `columns` is what the source's option of that name said: a
+property that was promoted as a string is taken from its column, and so are numbers of the same
+class as the literal, where only TRUE counts. UNIQ_KEY, WAIT, MSG_REGION, TRACE_ON and CLUSTER are
+in the map only with the source's option `properties=all`. The other direction, Spark's predicates
+as SQL92, is `filters.to_selector`.
 
 RocketMQ knows four outcomes of a condition, Spark three: an evaluation can fail, and then the
 message does not match whatever the other conditions say, if only the failing one is reached
@@ -11,32 +28,11 @@ the plainest that is exact:
             are, failing or not, so its parts stay apart, where Spark can push them down
     code    an int: FALSE 0, TRUE 1, null 2, error 3. Joins are look-ups in a table of two bits an
             entry, inside one number: each operand stands there once, and short circuit needs no
-            CASE. The tables are asked of the scalar engine (as in `filter.outcomes`)
+            CASE. The tables are asked of the scalar engine (as in `filter.plan`)
 
 Texts become numbers as Java reads them: a regular expression keeps what Integer.valueOf,
 Long.valueOf or Double.valueOf accept, the cast is Java's own parser, null is the error. All is
 built as text, since one call to the JVM then makes the column, whatever its size.
-
-What this module cannot say it refuses with `Inexpressible`; see `selectors` for what happens then.
-
-SQL92 selectors as Spark columns: the broker's filter, on any DataFrame of messages.
-
-    df.where(column("dep_delay > 60 AND origin = 'JFK'"))       rows that the broker would deliver
-    df.select(verdict("dep_delay > 60"))                        TRUE, FALSE, NULL or ERROR, and why
-
-Exactly RocketMQ's semantics (spec/filter.md §6, §7): strings become numbers of the literal's class
-as Java reads them, what cannot be read is an error and no match, nulls are three-valued. The column
-is pure Spark SQL (`selector_sql`). The rare selector that Spark SQL cannot say exactly (half a
-character in a string, hundreds of conditions, deep nesting) goes through Python, in Arrow batches
-and with the broker's own evaluator; `compiled(…).python` says why, and a line of the log.
-
-Where the properties are: by default in the columns that the source `rocketmq` has, which keeps TAGS
-and KEYS in columns of their own. `columns` is what the source's option of that name said: a
-property that was promoted as a string is taken from its column, and so are numbers of the same
-class as the literal, where only TRUE counts. UNIQ_KEY, WAIT, MSG_REGION, TRACE_ON and CLUSTER are
-in the map only with the source's option `properties=all`.
-
-The other direction, Spark's predicates as SQL92, is `filters.to_selector`.
 """
 
 import logging
@@ -45,9 +41,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
-from typing import Any, Final
+from typing import Final
 
-import pyarrow as pa
 from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions
 
@@ -77,16 +72,84 @@ from sluicemq.filter.nodes import (
 from sluicemq.filter.parser import compile_sql92, compile_whole
 from sluicemq.filter.plan import ERROR, FALSE, NULL, TRUE, stub, verdict_of
 from sluicemq.filter.selector import Selector
-from sluicemq.spark.schema import Column, parse_columns
+from sluicemq.spark.references import quoted
+from sluicemq.spark.schema import parse_columns
 
 DEPTH_MAX: Final = 24
 """Levels of a tree; Spark parses and optimizes nested expressions by recursion."""
 CONDITIONS_MAX: Final = 400
 """More make one expression that Spark compiles for seconds."""
+VERDICTS: Final = ("FALSE", "TRUE", "NULL", "ERROR")
+"""What `verdict` says, by the number that the engines use."""
+_CLASSES: Final = {"int": JavaClass.INTEGER, "bigint": JavaClass.LONG, "double": JavaClass.DOUBLE}
+_IDENTIFIER: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+logger = logging.getLogger(__name__)
 
 
 class Inexpressible(Exception):  # noqa: N818 - no error: Python evaluates it instead
     """Spark SQL cannot say it exactly, for the reason in the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparkSelector:
+    """`match`: a boolean column, never null. `verdict`: one of `VERDICTS`. `python`: why the
+    evaluation goes through Python workers; None, as nearly always: it does not."""
+
+    text: str
+    match: SparkColumn
+    verdict: SparkColumn
+    python: str | None = None
+
+
+def column(
+    selector: str, properties: str = "properties", *, columns: str | None = None
+) -> SparkColumn:
+    """True for the rows that a broker would deliver, else false; never null.
+
+    `properties` is the map of properties: a column, or any SQL expression. `columns` are the other
+    columns, as the source's option names them (default: its whole schema; "": there is only the
+    map). Raises FilterSyntaxError, and ConfigurationError when a property is in no column.
+    """
+    return compiled(selector, properties, columns=columns).match
+
+
+def verdict(
+    selector: str, properties: str = "properties", *, columns: str | None = None
+) -> SparkColumn:
+    """TRUE, FALSE, NULL or ERROR as a string; arguments and errors as for `column`."""
+    return compiled(selector, properties, columns=columns).verdict
+
+
+def compiled(
+    selector: str | Selector, properties: str = "properties", *, columns: str | None = None
+) -> SparkSelector:
+    """Both columns, and whether they need Python; arguments and errors as for `column`. An
+    expression that a consumer has subscribed with comes as a `Selector`: RocketMQ ignores what may
+    stand behind it."""
+    fields = Fields.of(properties, columns)
+    parsed = compile_whole(selector) if isinstance(selector, str) else selector
+    names = functions.array(*map(functions.lit, VERDICTS))
+    try:
+        condition = translated(parsed.tree, fields)
+    except Inexpressible as reason:
+        logger.warning("the selector %r is evaluated by Python: %s", parsed.text, reason)
+        code = _by_python(parsed, fields)
+        return SparkSelector(parsed.text, code == TRUE, functions.get(names, code), str(reason))
+    code = functions.expr(condition.code)
+    return SparkSelector(parsed.text, functions.expr(condition.match), functions.get(names, code))
+
+
+def selector_sql(
+    selector: str, properties: str = "properties", *, columns: str | None = None
+) -> str:
+    """The text of `column` for a query: `select … where <text>`. Raises FilterSyntaxError, and
+    ConfigurationError also when Spark SQL cannot say it exactly."""
+    try:
+        return translated(compile_whole(selector).tree, Fields.of(properties, columns)).match
+    except Inexpressible as reason:
+        raise ConfigurationError(
+            f"Spark SQL cannot say {selector[:80]!r}: {reason}.", cure="Use column() instead."
+        ) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +162,23 @@ class Fields:
     texts: Mapping[str, str] = field(default_factory=dict)
     typed: Mapping[tuple[str, JavaClass], str] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, properties: str, columns: str | None) -> "Fields":
+        """By the text of the source's option `columns`."""
+        texts, typed = {}, {}
+        has_map = columns == "" or properties != "properties"
+        for one in parse_columns(columns) if columns != "" else ():
+            name = one.name if _IDENTIFIER.fullmatch(one.name) else quoted(one.name)
+            own = one.property_name
+            if own is None and one.name in ("tags", "keys"):
+                texts[one.name.upper()] = name
+            has_map |= own is None and one.name == "properties"
+            if own is not None and one.kind == "string":
+                texts[own] = name
+            elif own is not None and one.kind in _CLASSES:
+                typed[own, _CLASSES[one.kind]] = name
+        return cls(properties if has_map else None, texts, typed)
+
     def text(self, name: str) -> str:
         """The property as a Spark string, null when absent. Raises ConfigurationError."""
         if name in self.texts:
@@ -109,6 +189,31 @@ class Fields:
                 cure=f"Read properties, or prop:{name}, as well.",
             )
         return f"{self.properties}[{string_literal(name)}]"
+
+
+def _by_python(selector: Selector, fields: Fields) -> SparkColumn:
+    """The codes by the scalar engine. Compiled where it runs; equal rows of a batch once."""
+    import pyarrow as pa  # noqa: PLC0415 - heavy, and rarely asked for
+
+    text, names = selector.text, sorted(selector.property_names)
+
+    def codes(*columns: pa.Array) -> pa.Array:
+        evaluate = compile_sql92(text).evaluate
+        known: dict[tuple[str | None, ...], int] = {}
+        found = []
+        for row in zip(*(one.to_pylist() for one in columns), strict=True):
+            if row not in known:
+                pairs = zip(names, row, strict=True)
+                present = {name: value for name, value in pairs if value is not None}
+                known[row] = verdict_of(evaluate, present)
+            found.append(known[row])
+        return pa.array(found, pa.int32())
+
+    texts = [functions.expr(fields.text(name)) for name in names]
+    return functions.arrow_udf(codes, "int")(*texts)
+
+
+# ---- the text
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +255,6 @@ def string_literal(text: str) -> str:
     if text.isprintable() and not set(text) & set("'\\$"):
         return f"'{text}'"
     return f"CAST(X'{text.encode().hex()}' AS STRING)"
-
-
-def quoted(column: str) -> str:
-    """A column's name as an identifier."""
-    return "`" + column.replace("`", "``") + "`"
 
 
 def number_literal(value: float, java: JavaClass) -> str:
@@ -223,9 +323,9 @@ class _Translator:
             return _constant(verdict_of(compile_verdict(node), {}))
         match node:
             case And(parts=parts):
-                return _all(list(map(self.condition, parts)))
+                return _joined("AND", list(map(self.condition, parts)))
             case Or(parts=parts):
-                return _any(list(map(self.condition, parts)))
+                return _joined("OR", list(map(self.condition, parts)))
             case Not(operand=operand):
                 return _negated(self.condition(operand))
             case Equal():
@@ -332,7 +432,7 @@ class _Translator:
         except ConfigurationError:
             if match is None:
                 raise
-            return Condition(_only_match(name), match)
+            return Condition(f"raise_error('the text of {name} is no column')", match)
         found = _fallible(f"{as_number(text, wanted)} {test}", f"{text} IS NULL", absent)
         return found if match is None else Condition(found.code, match)
 
@@ -389,11 +489,6 @@ class _Form:
     values: Mapping[int, str]
 
 
-def _only_match(name: str) -> str:
-    """Stands for a code that nobody may use: the text of the property is not there."""
-    return f"raise_error('the text of {name} is no column')"
-
-
 # ---- joins
 
 
@@ -425,33 +520,26 @@ def _fallible(test: str, is_absent: str, absent: int) -> Condition:
 def _negated(inner: Condition) -> Condition:
     if inner.plain is not None:
         return _plain(f"NOT {inner.plain}")
-    code = _looked_up(Not(stub(0)), [_Form(inner.code, _STUB_VALUES)]).code
-    return Condition(code, f"({code} = {TRUE})")
+    return _looked_up(Not(stub(0)), [_Form(inner.code, _STUB_VALUES)])
 
 
 _STUB_VALUES: Final = {FALSE: "0", TRUE: "1", ERROR: "x"}
 
 
-def _all(parts: Sequence[Condition]) -> Condition:
-    match = "(" + " AND ".join(part.match for part in parts) + ")"
-    plain = _joined(parts, "AND")
-    code = _plain(plain).code if plain else _folded(parts, And((stub(0), stub(1))))
-    return Condition(code, match, plain)
-
-
-def _any(parts: Sequence[Condition]) -> Condition:
-    """TRUE when one is and none before it failed: only the last may fail, for the plain form."""
-    plain = _joined(parts, "OR")
-    code = _plain(plain).code if plain else _folded(parts, Or((stub(0), stub(1))))
+def _joined(word: str, parts: Sequence[Condition]) -> Condition:
+    """AND, or OR. An OR is TRUE when one part is and none before it failed: only the last may
+    fail, for it to be the OR of the matches."""
+    plain: str | None = None
+    if all(part.plain is not None for part in parts):
+        plain = f"({f' {word} '.join(str(part.plain) for part in parts)})"
+        code = _plain(plain).code
+    else:
+        node: Node = And((stub(0), stub(1))) if word == "AND" else Or((stub(0), stub(1)))
+        code = _folded(parts, node)
     match = f"({code} = {TRUE})"
-    if all(part.plain for part in parts[:-1]):
-        match = "(" + " OR ".join(part.match for part in parts) + ")"
+    if word == "AND" or all(part.plain is not None for part in parts[:-1]):
+        match = f"({f' {word} '.join(part.match for part in parts)})"
     return Condition(code, match, plain)
-
-
-def _joined(parts: Sequence[Condition], word: str) -> str | None:
-    texts = [part.plain for part in parts if part.plain is not None]
-    return f"({f' {word} '.join(texts)})" if len(texts) == len(parts) else None
 
 
 def _folded(parts: Sequence[Condition], join: Node) -> str:
@@ -465,162 +553,25 @@ def _folded(parts: Sequence[Condition], join: Node) -> str:
 
 def _looked_up(node: Node, forms: Sequence[_Form]) -> Condition:
     """The scalar engine's verdict on every combination of operands, as one number."""
-    table = _table(node, tuple(tuple(form.values.items()) for form in forms))
-    if len(set(_entries(table, len(forms)))) == 1:
-        return _constant(table & 3)
+    verdicts = _verdicts(node, tuple(tuple(form.values.items()) for form in forms))
+    if len(set(verdicts)) == 1:
+        return _constant(verdicts[0])
+    table = sum(one << 2 * at for at, one in enumerate(verdicts))
     index = " + ".join(f"{2 * 4**at} * {form.code}" for at, form in enumerate(forms))
-    code = f"(shiftright({table}L, {index}) & 3L)"
-    code = f"CAST({code} AS INT)"
+    code = f"CAST((shiftright({table}L, {index}) & 3L) AS INT)"
     return Condition(code, f"({code} = {TRUE})")
 
 
-def _entries(table: int, operands: int) -> list[int]:
-    return [table >> 2 * at & 3 for at in range(4**operands)]
-
-
 @cache
-def _table(node: Node, values: tuple[tuple[tuple[int, str], ...], ...]) -> int:
+def _verdicts(node: Node, values: tuple[tuple[tuple[int, str], ...], ...]) -> list[int]:
+    """By the operands' codes; the first operand's changes fastest."""
     verdict: Callable[[Mapping[str, str]], bool | None] = compile_verdict(node)
     by_operand = [dict(one) for one in values]
-    table = 0
-    for chosen in product(range(4), repeat=len(values)):
+    found = []
+    for codes in product(range(4), repeat=len(values)):
+        chosen = zip(codes[::-1], by_operand, strict=True)
         properties = {
-            f"stub{at}": known[code]
-            for at, (code, known) in enumerate(zip(chosen, by_operand, strict=True))
-            if code in known
+            f"stub{at}": known[code] for at, (code, known) in enumerate(chosen) if code in known
         }
-        place = sum(code * 4**at for at, code in enumerate(chosen))
-        table |= verdict_of(verdict, properties) << 2 * place
-    return table
-
-
-_IDENTIFIER: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-
-
-def column_name(name: str) -> str:
-    """A column's name, in backquotes where it needs them."""
-    return name if _IDENTIFIER.fullmatch(name) else quoted(name)
-
-
-VERDICTS: Final = ("FALSE", "TRUE", "NULL", "ERROR")
-"""What `verdict` says, by the number that the engines use."""
-_OWN_COLUMNS: Final = {"tags": "TAGS", "keys": "KEYS"}
-_CLASSES: Final = {"int": JavaClass.INTEGER, "bigint": JavaClass.LONG, "double": JavaClass.DOUBLE}
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SparkSelector:
-    """`match`: a boolean column, never null. `verdict`: one of `VERDICTS`. `python`: why the
-    evaluation goes through Python workers; None, as nearly always: it does not."""
-
-    text: str
-    match: SparkColumn
-    verdict: SparkColumn
-    python: str | None = None
-
-
-def column(
-    selector: str, properties: str = "properties", *, columns: str | None = None
-) -> SparkColumn:
-    """True for the rows that a broker would deliver, else false; never null.
-
-    `properties` is the map of properties: a column, or any SQL expression. `columns` are the other
-    columns, as the source's option names them (default: its whole schema; "": there is only the
-    map). Raises FilterSyntaxError, and ConfigurationError when a property is in no column.
-    """
-    return compiled(selector, properties, columns=columns).match
-
-
-def verdict(
-    selector: str, properties: str = "properties", *, columns: str | None = None
-) -> SparkColumn:
-    """TRUE, FALSE, NULL or ERROR as a string; arguments and errors as for `column`."""
-    return compiled(selector, properties, columns=columns).verdict
-
-
-def compiled(
-    selector: str | Selector, properties: str = "properties", *, columns: str | None = None
-) -> SparkSelector:
-    """Both columns, and whether they need Python; arguments and errors as for `column`. An
-    expression that a consumer has subscribed with comes as a `Selector`: RocketMQ ignores what may
-    stand behind it."""
-    fields = fields_of(properties, columns)
-    parsed = compile_whole(selector) if isinstance(selector, str) else selector
-    try:
-        condition = translated(parsed.tree, fields)
-    except Inexpressible as reason:
-        logger.warning("the selector %r is evaluated by Python: %s", parsed.text, reason)
-        code = _by_python(parsed, fields)
-        return SparkSelector(parsed.text, code == TRUE, _named(code), str(reason))
-    code = functions.expr(condition.code)
-    return SparkSelector(parsed.text, functions.expr(condition.match), _named(code))
-
-
-def selector_sql(
-    selector: str, properties: str = "properties", *, columns: str | None = None
-) -> str:
-    """The text of `column` for a query: `select … where <text>`. Raises FilterSyntaxError, and
-    ConfigurationError also when Spark SQL cannot say it exactly."""
-    return _condition(selector, fields_of(properties, columns)).match
-
-
-def _condition(selector: str, fields: Fields) -> Condition:
-    from sluicemq.errors import ConfigurationError  # noqa: PLC0415 - rarely raised
-
-    try:
-        return translated(compile_whole(selector).tree, fields)
-    except Inexpressible as reason:
-        raise ConfigurationError(
-            f"Spark SQL cannot say {selector[:80]!r}: {reason}.", cure="Use column() instead."
-        ) from None
-
-
-def fields_of(properties: str, columns: str | None) -> Fields:
-    """Where the properties are, by the text of the source's option `columns`."""
-    known = parse_columns(columns) if columns != "" else ()
-    has_map = columns == "" or properties != "properties" or _has(known, "properties")
-    texts = {
-        own: column_name(base) for base, own in _OWN_COLUMNS.items() if _has(known, base)
-    }  # fmt: skip
-    typed = {}
-    for one in known:
-        if one.property_name is not None and one.kind == "string":
-            texts[one.property_name] = column_name(one.name)
-        elif one.property_name is not None and one.kind in _CLASSES:
-            typed[one.property_name, _CLASSES[one.kind]] = column_name(one.name)
-    return Fields(properties if has_map else None, texts, typed)
-
-
-def _has(columns: Sequence[Column], name: str) -> bool:
-    return any(one.name == name and one.property_name is None for one in columns)
-
-
-def _named(code: SparkColumn) -> SparkColumn:
-    names = functions.array(*map(functions.lit, VERDICTS))
-    return functions.get(names, code)
-
-
-def _by_python(selector: Selector, fields: Fields) -> SparkColumn:
-    names = sorted(selector.property_names)
-    texts = [functions.expr(fields.text(name)) for name in names]
-    return functions.arrow_udf(_evaluator(selector.text, names), "int")(*texts)
-
-
-def _evaluator(text: str, names: list[str]) -> Callable[..., Any]:
-    """Columns of texts -> codes. Compiled where it runs; equal rows of a batch once."""
-
-    def codes(*columns: pa.Array) -> pa.Array:
-        evaluate = compile_sql92(text).evaluate
-        known: dict[tuple[str | None, ...], int] = {}
-        found = []
-        for row in zip(*(one.to_pylist() for one in columns), strict=True):
-            if row not in known:
-                present = {
-                    n: value for n, value in zip(names, row, strict=True) if value is not None
-                }
-                known[row] = verdict_of(evaluate, present)
-            found.append(known[row])
-        return pa.array(found, pa.int32())
-
-    return codes
+        found.append(verdict_of(verdict, properties))
+    return found

@@ -1,35 +1,27 @@
-"""The data source `rocketmq`: what Spark asks for first, and the batch reader.
+"""The data sources `rocketmq` and `rocketmq_store`: what Spark asks for first, and batch readers.
 
-Spark finds it by name through the module `pyspark_rocketmq` (its `DefaultSource`). Facts on the
-Python Data Source API and its limits: spec/spark.md.
+Spark finds them by name through the modules `pyspark_rocketmq` and `pyspark_rocketmq_store` (their
+`DefaultSource`). Facts on the Python Data Source API and its limits: spec/spark.md.
 
 A batch read, step by step, with the process it happens in:
 
     planner   DataSource.schema()          option `columns` or the user's schema
-    planner   DataSource.reader()          option `predicates` -> `filters.Pushdown`
-    planner   BatchReader.partitions()     bounds from the brokers -> ranges -> partitions
-    executor  BatchReader.read()           `reader.read_range`
+    planner   DataSource.reader()          option `predicates` -> `filters.FilterPushdown`
+    planner   BatchReader.partitions()     bounds from brokers or store -> ranges -> partitions
+    executor  BatchReader.read()           `reader.read_range`, `store_reader.read_part`
 
 There is no `pushFilters` on purpose. Spark keeps what it makes of one use of a DataFrame for the
 next one, with the predicates of the first (docs/design/0010-predicate-push-down.md). Predicates
 come as an option of the load that they are for: `references`.
 
-The data source `rocketmq_store`: messages out of a store directory, without a broker.
-
-The directory is a broker's own, running or not, or a copy; ours or a Java broker's. It is only ever
-read: no lock, no recovery, not one byte written (`sluicemq.store.readonly`). Driver and executors
+`rocketmq_store` reads messages out of a store directory, without a broker. Driver and executors
 have to see it under the same name. Everything but the place is as in `rocketmq` and shared with it:
-options, columns, bodies, types of properties, predicates.
-
-    planner   StoreBatchReader.partitions()   snapshot: which queues, from where to where
-    executor  StoreBatchReader.read()         `store_read.read_part`: its share of one queue
-
-The snapshot is taken once, while Spark plans: each queue ends behind its last message that is
-wholly in the log. What a running broker writes later is not read; what its retention removes before
-a task comes to it is an error of that task, unless `failOnDataLoss=false`.
+options, columns, bodies, types of properties, predicates. Its snapshot is taken once, while Spark
+plans; what retention removes before a task comes to it is an error of that task, unless
+`failOnDataLoss=false`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -51,7 +43,7 @@ from sluicemq.spark.filters import (
     warn_of_filter,
 )
 from sluicemq.spark.options import DECLARED, READ, WRITE, Options, parse_options
-from sluicemq.spark.schema import AUTO, declared_columns, struct_type
+from sluicemq.spark.schema import declared_columns, struct_type
 from sluicemq.spark.sources.offset_reader import (
     broker_addresses,
     check_selector,
@@ -59,8 +51,10 @@ from sluicemq.spark.sources.offset_reader import (
     evaluates_selectors,
     narrowed,
     narrowed_by_keys,
+    newest_properties,
     open_admin,
     queue_bounds,
+    settled,
     starting_offsets,
 )
 from sluicemq.spark.sources.offsets import (
@@ -71,14 +65,6 @@ from sluicemq.spark.sources.offsets import (
     partitions_of,
     read_plan,
     topics_of,
-)
-from sluicemq.spark.sources.store_reader import (
-    NAME,
-    StorePartition,
-    StorePlace,
-    newest_properties,
-    newest_values,
-    snapshot,
 )
 
 
@@ -92,12 +78,7 @@ class RocketSource(DataSource):  # type: ignore[misc]
     def schema(self) -> StructType:
         with plain_errors():
             options = parse_options(self.options)
-            columns = declared_columns(options)
-            if any(column.kind == AUTO for column in columns):
-                from sluicemq.spark.sources.offset_reader import settled  # noqa: PLC0415 - reads messages
-
-                columns = settled(columns, options)
-            return struct_type(columns)
+            return struct_type(settled(declared_columns(options), options, newest_properties))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         with plain_errors():
@@ -119,6 +100,47 @@ class RocketSource(DataSource):  # type: ignore[misc]
 
         with plain_errors():
             return StreamSink(parse_options(self.options, WRITE), schema, overwrite=overwrite)
+
+
+class StoreSource(DataSource):  # type: ignore[misc]
+    """`spark.read.format("rocketmq_store")`; only batch reads."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rocketmq_store"
+
+    def schema(self) -> StructType:
+        def look(options: Options) -> Iterator[Mapping[str, str]]:
+            from sluicemq.spark.sources import store_reader  # noqa: PLC0415 - heavy
+
+            return store_reader.newest_properties(options)
+
+        with plain_errors():
+            options = parse_options(self.options, READ, DECLARED)
+            return struct_type(settled(declared_columns(options), options, look))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        with plain_errors():
+            return StoreBatchReader(parse_options(self.options, READ, DECLARED), schema)
+
+    def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
+        from sluicemq.spark.sources.stream import FailedStream  # noqa: PLC0415 - streams only
+
+        return FailedStream(
+            ConfigurationError(
+                "rocketmq_store reads a directory as it stands; it is no stream.",
+                cure='Use spark.read, or readStream.format("rocketmq") at the broker.',
+            )
+        )
+
+    def writer(self, schema: StructType, overwrite: bool) -> Any:
+        with plain_errors():
+            raise ConfigurationError(
+                "rocketmq_store only reads: a store has one writer, its broker.",
+                cure='Use write.format("rocketmq"), which sends to the broker.',
+            )
+
+    streamWriter = writer  # noqa: N815 - Spark's name
 
 
 class BatchReader(DataSourceReader):  # type: ignore[misc]
@@ -165,71 +187,31 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
 
     def partitions(self) -> list[InputPartition]:
         with plain_errors():
-            if self.nothing_matches:
-                return nothing()
-            with open_admin(self.options) as admin:
-                topics = self.topics.found(admin)
-                subscription = self.plan.subscription
-                if subscription is not None and subscription.kind == SQL92:
-                    check_selector(admin, topics, self.plan.group, subscription.expression)
-                sql = self.options["filter.sql"]
-                warn_of_filter(sql, lambda text: tried_at_brokers(admin, topics, text))
-                bounds = queue_bounds(admin, topics)
-                start = starting_offsets(admin, self.options, bounds, "earliest")
-                end = ending_offsets(admin, self.options, bounds)
-                ranges = narrowed(admin, start, end, self.pushed)
-                addresses = broker_addresses(admin, topics)
-                if self.pushed.keys:
-                    ranges = narrowed_by_keys(admin, ranges, self.pushed.keys, addresses)
-                return partitions_of(self.options, ranges, addresses)
+            return nothing() if self.nothing_matches else self.planned()
+
+    def planned(self) -> list[InputPartition]:
+        """Where the messages are that a read has to look at."""
+        with open_admin(self.options) as admin:
+            topics = self.topics.found(admin)
+            subscription = self.plan.subscription
+            if subscription is not None and subscription.kind == SQL92:
+                check_selector(admin, topics, self.plan.group, subscription.expression)
+            sql = self.options["filter.sql"]
+            warn_of_filter(sql, lambda text: tried_at_brokers(admin, topics, text))
+            bounds = queue_bounds(admin, topics)
+            start = starting_offsets(admin, self.options, bounds, "earliest")
+            end = ending_offsets(admin, self.options, bounds)
+            ranges = narrowed(admin, start, end, self.pushed)
+            addresses = broker_addresses(admin, topics)
+            if self.pushed.keys:
+                ranges = narrowed_by_keys(admin, ranges, self.pushed.keys, addresses)
+            return partitions_of(self.options, ranges, addresses)
 
     def read(self, partition: RangePartition) -> Iterator[Any]:
-        from sluicemq.spark.sources.reader import read_range  # noqa: PLC0415 - heavy, executors only
+        from sluicemq.spark.sources.reader import read_range  # noqa: PLC0415 - executors only
 
         with plain_errors():
             yield from read_range(self.plan, partition)
-
-
-class StoreSource(DataSource):  # type: ignore[misc]
-    """`spark.read.format("rocketmq_store")`; only batch reads."""
-
-    @classmethod
-    def name(cls) -> str:
-        return NAME
-
-    def schema(self) -> StructType:
-        with plain_errors():
-            options = parse_options(self.options, READ, DECLARED)
-            columns = declared_columns(options)
-            if any(column.kind == AUTO for column in columns):
-                from sluicemq.spark.sources.offset_reader import settled  # noqa: PLC0415 - reads messages
-
-                columns = settled(columns, options, newest_values)
-            return struct_type(columns)
-
-    def reader(self, schema: StructType) -> DataSourceReader:
-        with plain_errors():
-            return StoreBatchReader(parse_options(self.options, READ, DECLARED), schema)
-
-    def streamReader(self, schema: StructType) -> Any:  # noqa: N802 - Spark's name
-        from sluicemq.spark.sources.stream import FailedStream  # noqa: PLC0415 - streams only
-
-        return FailedStream(
-            ConfigurationError(
-                f"{NAME} reads a directory as it stands; it is no stream.",
-                cure='Use spark.read, or readStream.format("rocketmq") at the broker.',
-            )
-        )
-
-    def writer(self, schema: StructType, overwrite: bool) -> Any:
-        with plain_errors():
-            raise ConfigurationError(
-                f"{NAME} only reads: a store has one writer, its broker.",
-                cure='Use write.format("rocketmq"), which sends to the broker.',
-            )
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> Any:  # noqa: N802
-        return self.writer(schema, overwrite)
 
 
 class StoreBatchReader(BatchReader):
@@ -237,40 +219,35 @@ class StoreBatchReader(BatchReader):
 
     decider = "the reader of the store"
 
-    def __init__(self, options: Options, schema: StructType) -> None:
-        self.place = StorePlace.of(options)
-        super().__init__(options, schema)
-
     def make_plan(self, schema: StructType) -> ReadPlan:
+        from sluicemq.spark.sources.store_reader import StorePlace  # noqa: PLC0415 - heavy
+
+        self.place = StorePlace.of(self.options)
         return decoding_plan(self.options, schema)
 
-    def selectors_allowed(self, _filters: list[Any]) -> bool:
+    def selectors_allowed(self, _predicates: list[Any]) -> bool:
         return True
 
-    def partitions(self) -> list[InputPartition]:
-        with plain_errors():
-            if self.nothing_matches:
-                return nothing()
-            return self._planned()
+    def planned(self) -> list[InputPartition]:
+        from sluicemq.spark.sources.store_reader import snapshot  # noqa: PLC0415 - heavy
 
-    def _planned(self) -> list[InputPartition]:
-        reader, seen = snapshot(self.place, self.options)
-        try:
+        place, sql = self.place, self.options["filter.sql"]
+        with snapshot(self.options) as seen:
             start = starting_offsets(seen, self.options, seen.bounds, "earliest")
             end = ending_offsets(seen, self.options, seen.bounds)
             ranges = narrowed(seen, start, end, self.pushed)
-            addresses = {self.place.broker: self.place.root}
-            newest = newest_properties(reader, seen.bounds, MESSAGES_MAX)
-            warn_of_filter(self.options["filter.sql"], lambda sql: tried_here(list(newest), sql))
-            parts = partitions_of(self.options, ranges, addresses)
-            return [part if part.queue is None else seen.with_tail(part) for part in parts]
-        finally:
-            reader.close()
+            newest = seen.newest_properties(MESSAGES_MAX)
+            warn_of_filter(sql, lambda text: tried_here(list(newest), text))
+            parts = partitions_of(self.options, ranges, {place.broker: place.root})
+            return list(map(seen.with_tail, parts))
 
     def read(self, partition: RangePartition) -> Iterator[Any]:
-        from sluicemq.spark.sources.store_reader import read_part  # noqa: PLC0415 - heavy, executors only
+        from sluicemq.spark.sources.store_reader import (  # noqa: PLC0415 - heavy
+            StorePartition,
+            read_part,
+        )
 
         with plain_errors():
             if isinstance(partition, StorePartition):
-                check_bodies = self.options["checkBodies"]
-                yield from read_part(self.place, self.plan, partition, check_bodies=check_bodies)
+                check = self.options["checkBodies"]
+                yield from read_part(self.place, self.plan, partition, check_bodies=check)

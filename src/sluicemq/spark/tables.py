@@ -19,7 +19,6 @@ promoted columns, which Spark's optimizer sees through: then `properties['origin
 broker's, which it is not for a map from a source.
 """
 
-import difflib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
+from sluicemq.spark.errors import did_you_mean
 from sluicemq.spark.options import READ, parse_options
 from sluicemq.spark.references import (
     StandIn,
@@ -131,32 +131,30 @@ class Tables:
     def _relation(self, name: str, view: str) -> Relation:
         parts = name_parts(name)
         first = parts[0].lower()
+        topic = None
         if len(parts) == 1 and parts[0] in self.archives:
-            return self._viewed(name, view, self._archive(parts[0]))
-        if first == ARCHIVE and self.archives and len(parts) <= 2:
-            return self._viewed(name, view, self._archive(*parts[1:]))
-        if len(parts) == 1 and first == TRACES:
-            return self._viewed(name, view, self._traces())
-        if len(parts) == 1:
-            return self._topic(name, view, parts[0])
-        if len(parts) == 2 and first in PREFIXES:
-            return self._topic(name, view, PREFIXES[first] + parts[1])
-        raise ConfigurationError(
-            f"there is nothing by the name {name}.",
-            cure="Name a topic, dead_letters.GROUP, retries.GROUP, traces, or an archive that was "
-            "given; write names with other signs than letters, digits and _ in `backquotes`.",
-        )
+            frame = self._archive(parts[0])
+        elif first == ARCHIVE and self.archives and len(parts) <= 2:
+            frame = self._archive(*parts[1:])
+        elif len(parts) == 1 and first == TRACES:
+            from sluicemq.spark.pipelines.trace import read_events  # noqa: PLC0415 - pyarrow
 
-    def _viewed(self, name: str, view: str, frame: "DataFrame") -> Relation:
+            begin, end = (None if at is None else str(at) for at in (self.since_ms, self.until_ms))
+            frame = read_events(self.spark, self.connection, begin=begin, end=end)
+        elif len(parts) == 1 or (len(parts) == 2 and first in PREFIXES):
+            topic = parts[0] if len(parts) == 1 else PREFIXES[first] + parts[1]
+            topics = self.topics()
+            if topic not in topics:
+                raise _unknown_topic(topic, [*topics, *self.archives])
+            frame = StandIn.of(self.spark, struct_type(parse_columns(None))).frame
+        else:
+            raise ConfigurationError(
+                f"there is nothing by the name {name}.",
+                cure="Name a topic, dead_letters.GROUP, retries.GROUP, traces, or an archive that "
+                "was given; write names with other signs than letters, digits and _ in"
+                " `backquotes`.",
+            )
         self._show(view, frame)
-        return Relation(name, view)
-
-    def _topic(self, name: str, view: str, topic: str) -> Relation:
-        topics = self.topics()
-        if topic not in topics:
-            raise _unknown_topic(topic, [*topics, *self.archives])
-        stand_in = StandIn.of(self.spark, struct_type(parse_columns(None)))
-        self._show(view, stand_in.frame)
         return Relation(name, view, topic)
 
     def _show(self, view: str, frame: "DataFrame") -> None:
@@ -176,12 +174,6 @@ class Tables:
             if time_ms is not None:
                 frame = frame.where(f"store_time {symbol} timestamp_millis({time_ms})")
         return frame
-
-    def _traces(self) -> "DataFrame":
-        from sluicemq.spark.pipelines.trace import read_events  # noqa: PLC0415 - pyarrow
-
-        begin, end = (None if at is None else str(at) for at in (self.since_ms, self.until_ms))
-        return read_events(self.spark, self.connection, begin=begin, end=end)
 
 
 def archived(spark: "SparkSession", path: str) -> "DataFrame":
@@ -235,7 +227,7 @@ def _unknown_topic(topic: str, names: Sequence[str]) -> ConfigurationError:
             f"the group {topic.removeprefix(prefix)!r} has no topic {topic}.",
             cure=f"There are such topics of: {', '.join(sorted(groups)) or 'no group'}.",
         )
-    near = difflib.get_close_matches(topic, names, n=1, cutoff=0.5)
     own = sorted(name for name in names if not name.startswith(("%", "rmq_sys_", "RMQ_SYS_")))
-    cure = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(own[:20]) or 'none'}."
+    near = did_you_mean(topic, names, cutoff=0.5).rstrip()
+    cure = near.replace("'", "") or f"There are: {', '.join(own[:20]) or 'none'}."
     return ConfigurationError(f"there is no topic {topic!r}.", cure=cure)

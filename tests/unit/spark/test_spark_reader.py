@@ -103,7 +103,7 @@ def test_messages_that_are_gone_may_be_skipped(
     bulk: type[FakeBulk], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     bulk.fails_at = 7
-    monkeypatch.setattr(reader, "_first_left", lambda *_: 9)
+    monkeypatch.setattr(reader, "_first_stored", lambda *_: 9)
     assert offsets(plan(fail_on_data_loss=False), partition(5, 12)) == [5, 6, 9, 10, 11]
     assert "2 offsets of b:0 of 't' are gone" in caplog.text
 

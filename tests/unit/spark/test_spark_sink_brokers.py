@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import ConfigurationError, RequestError
-from sluicemq.spark.sinks.writer import _checked_query, brokers_with_epochs
+from sluicemq.spark.sinks.writer import brokers_with_epochs, checked_query
 from sluicemq.wire.frames import Command
 
 
@@ -46,7 +46,7 @@ def test_any_other_refusal_is_an_error() -> None:
 
 
 def test_a_query_id_that_no_stage_can_hold_is_refused() -> None:
-    assert _checked_query(None) is None
-    assert _checked_query("job-7 of 2026-11-21") == "job-7 of 2026-11-21"
+    assert checked_query(None) is None
+    assert checked_query("job-7 of 2026-11-21") == "job-7 of 2026-11-21"
     with pytest.raises(ConfigurationError, match="is no query id"):
-        _checked_query("a/b")
+        checked_query("a/b")

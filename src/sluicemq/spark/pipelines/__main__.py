@@ -4,9 +4,8 @@ Finds or makes the Spark session, sends events where they belong (text to stderr
 stdout), and takes SIGINT and SIGTERM for a wish to stop. Exit code 0: done, or stopped in order
 with nothing left out; 1: something was left out, or a ready pipeline was asked to fail on findings.
 
-A pipeline file for spark-submit: `spark-submit … sluicemq/spark/pipelines/__main__.py FILE`.
-
-The same as `sluice pipeline run FILE`, without the command line's packages: also
+For spark-submit: `spark-submit … sluicemq/spark/pipelines/__main__.py FILE`, the same as `sluice
+pipeline run FILE` without the command line's packages; also
 `python -m sluicemq.spark.pipelines FILE [--master M] [--conf K=V] [--dry-run] [--json]`.
 """
 
@@ -17,22 +16,21 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 import sluicemq
-from sluicemq.errors import ConfigurationError, SluiceError, install_extra
+from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.spark.pipelines.document import Event, Pipeline
 from sluicemq.spark.pipelines.file import load_pipeline
 from sluicemq.spark.pipelines.frames import sentence_of
-from sluicemq.spark.pipelines.run import Stop, stop_on_signals
+from sluicemq.spark.pipelines.plan import plan
+from sluicemq.spark.pipelines.run import Stop, run, stop_on_signals
+from sluicemq.spark.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-EXIT_FAILURE: Final = 1
-DEFAULT_MASTER: Final = "local[*]"
 
 
 def run_file(
@@ -51,48 +49,38 @@ def run_file(
     spark = session_for(pipeline, master, settings or {})
     try:
         if dry_run:
-            return _plan(pipeline, spark, as_json=as_json)
-        return _run(pipeline, spark, as_json=as_json)
-    except SluiceError as error:
-        raise _hidden(pipeline, error) from None
+            found = plan(pipeline, spark)
+            _to_stdout(found.figures if as_json else found.told())
+            return 0
+        return run_pipeline(pipeline, spark, as_json=as_json)
+    except SluiceError as error:  # as text alone, without secrets
+        raise ConfigurationError(pipeline.secrets.hidden(str(error))) from None
     finally:
         with suppress(Exception):
             spark.stop()
 
 
-def _hidden(pipeline: Pipeline, error: SluiceError) -> SluiceError:
-    """The error as text alone, without secrets."""
-    return ConfigurationError(pipeline.secrets.hidden(str(error)))
-
-
 def session_for(
     pipeline: Pipeline, master: str | None, settings: Mapping[str, str]
 ) -> "SparkSession":
-    """A session with the file's settings under `spark:` and the given ones, which win.
+    """A session with the file's settings under `spark:` and the given ones, which win: quiet, and
+    with no `spark-warehouse` where the user happens to be.
 
-    Raises ConfigurationError when Spark does not start, or is not installed.
+    Raises ConfigurationError when Spark does not start.
     """
-    try:
-        from sluicemq.spark.session import spark_session  # noqa: PLC0415
-    except ImportError:
-        raise ConfigurationError("pyspark is not installed.", cure=install_extra("spark")) from None
-    chosen = dict(pipeline.settings) | dict(settings)
-    where = master or chosen.pop("spark.master", None) or _submitted_master() or DEFAULT_MASTER
-    if not where.startswith("local"):
-        chosen = _package_path() | chosen
-    chosen = _defaults() | chosen
+    warehouse = str(Path(tempfile.gettempdir()) / "sluicemq-spark-warehouse")
+    chosen = {"spark.sql.warehouse.dir": warehouse, **pipeline.settings, **settings}
+    where = master or chosen.pop("spark.master", None) or _submitted_master() or "local[*]"
+    root = Path(sluicemq.__file__).parents[1]
+    if not where.startswith("local") and root.name != "site-packages":
+        # So that executors on this machine find a checkout that is not installed.
+        chosen = {"spark.executorEnv.PYTHONPATH": str(root)} | chosen
     try:
         return spark_session(pipeline.name, master=where, settings=chosen, log_level="warn")
     except SluiceError:
         raise
     except Exception as error:
         raise ConfigurationError(f"Spark does not start: {sentence_of(error)}") from error
-
-
-def _defaults() -> dict[str, str]:
-    """Quiet, and no `spark-warehouse` where the user happens to be."""
-    warehouse = Path(tempfile.gettempdir()) / "sluicemq-spark-warehouse"
-    return {"spark.sql.warehouse.dir": str(warehouse)}
 
 
 def _submitted_master() -> str | None:
@@ -106,22 +94,8 @@ def _submitted_master() -> str | None:
     return found
 
 
-def _package_path() -> dict[str, str]:
-    """So that executors on this machine find a checkout that is not installed."""
-    root = Path(sluicemq.__file__).parents[1]
-    return {} if root.name == "site-packages" else {"spark.executorEnv.PYTHONPATH": str(root)}
-
-
-def _plan(pipeline: Pipeline, spark: "SparkSession", *, as_json: bool) -> int:
-    from sluicemq.spark.pipelines.plan import plan  # noqa: PLC0415 - pyspark
-
-    found = plan(pipeline, spark)
-    _to_stdout(found.figures if as_json else found.told())
-    return 0
-
-
-def _run(pipeline: Pipeline, spark: "SparkSession", *, as_json: bool) -> int:
-    from sluicemq.spark.pipelines.run import run  # noqa: PLC0415 - pyspark
+def run_pipeline(pipeline: Pipeline, spark: "SparkSession", *, as_json: bool) -> int:
+    """Runs it, prints its events, and returns the exit code."""
 
     def hear(event: Event) -> None:
         if as_json:
@@ -132,7 +106,7 @@ def _run(pipeline: Pipeline, spark: "SparkSession", *, as_json: bool) -> int:
     stop = Stop(lambda text: hear(Event("stopping", f"{pipeline.name}: {text}")))
     with stop_on_signals(stop):
         outcome = run(pipeline, spark, listener=hear, stopping=stop)
-    return EXIT_FAILURE if outcome.left or outcome.is_failure else 0
+    return 1 if outcome.left or outcome.is_failure else 0
 
 
 def _to_stdout(value: Any) -> None:

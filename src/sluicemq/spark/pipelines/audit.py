@@ -1,28 +1,19 @@
-"""What a topic's recent messages say of the filters on them, counted by Spark.
+"""The ready pipeline `audit`: what is wrong, or about to be, with subscriptions, tags and lag.
 
-Every expression that anybody subscribes a topic with is a bit of a number that each message gets:
-which of them take it. Messages are counted by tag and that number (and by which expressions failed
-on them), so the driver gets one row for each combination that occurs, whatever the topic holds. All
-else follows from those rows: tags that nobody takes, what a group of unequal members loses, tags
-that share a hash.
-
-Who subscribes to what: each member's own word, the brokers' view, what is kept of those away.
-
-All of it but the last is asked in RocketMQ's own requests (203, 307), so it works on a Java cluster
-too. A broker keeps one subscription for a group and topic, that of the heartbeat that came last;
-what the members themselves say shows whether they agree. A group that is away has told nobody;
-a SluiceMQ broker remembers its SQL92 expressions for a day (900131).
-
-The ready pipeline `audit`: what is wrong, or about to be, with subscriptions, tags and lag.
-
-    groups, members, brokers --requests--> who wants what, lag       (`subscribed`)
-    topics' recent messages  --Spark-----> what that means           (`audit_history`)
+    groups, members, brokers --requests--> who wants what, lag
+    topics' recent messages  --Spark-----> what that means
 
 Findings: groups whose members subscribe differently, with what they would lose on a RocketMQ
 broker; lag by group and topic, exact behind filters where the broker counts; tags that nobody
-takes; tags that share a hash; expressions that fail on messages. Only RocketMQ's own requests are
-needed; what a Java broker cannot say (how much of a lag matches; what a group that is away wants)
-is reported as not known, never guessed.
+takes; tags that share a hash; expressions that fail on messages. Only RocketMQ's own requests (203,
+307) are needed; what a Java broker cannot say (how much of a lag matches; what a group that is away
+wants) is reported as not known, never guessed. A SluiceMQ broker remembers SQL92 expressions of a
+group that is away for a day (900131).
+
+Every expression that anybody subscribes a topic with is a bit of a number that each message gets:
+which of them take it. Spark counts messages by tag and that number (and by which expressions failed
+on them), so the driver gets one row for each combination that occurs, whatever the topic holds. All
+else follows from those rows.
 
     found = audit(spark, {"nameServers": "127.0.0.1:9876"})
     found.figures, found.unwanted_tags
@@ -32,13 +23,13 @@ import contextlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import SUCCESS
-from sluicemq.client.core.operations.filters import QueueLag, TopicMatching
+from sluicemq.client.core.operations.filters import QueueLag
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import (
@@ -55,7 +46,7 @@ from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.subscriptions import is_tag_kind
 from sluicemq.model.ids import tag_code
 from sluicemq.model.subscription import Subscription
-from sluicemq.model.topic import RETRY_PREFIX
+from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
 from sluicemq.spark.options import parse_options
 from sluicemq.spark.pipelines.ready import (
     DURATION,
@@ -67,17 +58,112 @@ from sluicemq.spark.pipelines.ready import (
     Ready,
     Report,
     Task,
+    load_messages,
     table_lines,
 )
 from sluicemq.spark.sources.offset_reader import open_admin
 from sluicemq.wire import bodies
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, SparkSession
 
+SYSTEM_PREFIXES: Final = (
+    "CID_ONS", "CID_RMQ_SYS_", "CID_SYS_", "CID_DefaultHeartBeatSyncerTopic", "FILTERSRV_CONSUMER",
+    "SELF_TEST_", "TOOLS_CONSUMER", "__MONITOR_", "LOCK_CONSUMER",
+)  # fmt: skip
+"""Groups of the system itself."""
+MEMBERS_ASKED_MAX: Final = 64
 EXPRESSIONS_MAX: Final = 60
 """Bits of a bigint; a topic with more expressions is judged by the first ones, and that is said."""
 COMBINATIONS_MAX: Final = 20_000
+_NO_ANSWER: Final = (RequestError, RequestTimeoutError, ConnectionLostError, ProtocolError)
+
+
+# ---- who subscribes to what
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSubscriptions:
+    """A group's subscriptions by topic. `members`: client id -> what it says itself, None when it
+    did not answer; `brokers` the brokers' view; `kept` of a group that is away.
+
+    A broker keeps one subscription for a group and topic, that of the heartbeat that came last;
+    what the members themselves say shows whether they agree.
+    """
+
+    group: str
+    members: Mapping[str, Mapping[str, Subscription] | None] = field(default_factory=dict)
+    brokers: Mapping[str, Subscription] = field(default_factory=dict)
+    kept: Mapping[str, Subscription] = field(default_factory=dict)
+
+    @property
+    def is_online(self) -> bool:
+        return bool(self.members)
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """Subscribed topics, without the group's own retry topic."""
+        names = set(self.brokers).union(self.kept, *(said or () for said in self.members.values()))
+        return frozenset(name for name in names if not name.startswith(RETRY_PREFIX))
+
+    def said(self, topic: str) -> dict[str, Subscription | None]:
+        """Client id -> its subscription of a topic, None when it has none; only those that told."""
+        return {
+            client_id: own.get(topic) for client_id, own in self.members.items() if own is not None
+        }
+
+    def wanted(self, topic: str) -> list[Subscription]:
+        """All that anybody says of a topic, each expression once."""
+        known = [self.brokers.get(topic), self.kept.get(topic), *self.said(topic).values()]
+        found = {(one.kind, one.expression): one for one in known if one is not None}
+        return [found[key] for key in sorted(found)]
+
+
+def known_groups(admin: Admin) -> list[str]:
+    """Every consumer group that any master knows, without the system's."""
+    return sorted(name for name in admin.groups() if not name.startswith(SYSTEM_PREFIXES))
+
+
+def subscriptions_of(admin: Admin, groups: Iterable[str]) -> list[GroupSubscriptions]:
+    """Asks brokers and members. A member that does not answer is not known, never an error."""
+    masters = admin.masters()
+    found = []
+    for group in groups:
+        clients: dict[str, str] = {}
+        brokers: dict[str, Subscription] = {}
+        for address in masters.values():
+            answer = admin.call(address, requests.consumer_connections(group))
+            if answer.code == SUCCESS:
+                seen = bodies.decode_consumer_connections(answer.body)
+                clients |= {one.client_id: address for one in seen.connections}
+                brokers |= seen.subscriptions
+        members: dict[str, Mapping[str, Subscription] | None] = {}
+        for client_id, address in sorted(clients.items()):
+            members[client_id] = None
+            with contextlib.suppress(*_NO_ANSWER):
+                if len(members) <= MEMBERS_ASKED_MAX:
+                    members[client_id] = _said(admin, group, client_id, address)
+        kept: dict[str, Subscription] = {}
+        with contextlib.suppress(*_NO_ANSWER):
+            kept = {
+                item.topic: Subscription(item.topic, item.expression, item.kind)
+                for broker in (() if members else admin.matching(group))
+                for item in broker.topics
+                if item.expression is not None
+            }
+        found.append(GroupSubscriptions(group, members, brokers, kept))
+    return found
+
+
+def _said(admin: Admin, group: str, client_id: str, address: str) -> dict[str, Subscription] | None:
+    answer = admin.call(address, requests.running_info(group, client_id, stack=False))
+    if answer.code != SUCCESS:
+        return None
+    info = bodies.decode_running_info(answer.body)
+    return {item.topic: item for item in info.subscriptions}
+
+
+# ---- a topic's recent messages
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,63 +206,65 @@ def history(
     begin_ms: int | None,
 ) -> History:
     """Reads the topic from `begin_ms` on: tags alone, unless an expression needs properties."""
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415 - not for a list of pipelines
+
     chosen = tuple(expressions[:EXPRESSIONS_MAX])
-    names = sorted({name for one in chosen for name in _properties(one)} - {"TAGS"})
-    columns = ",".join(["tags", *(["properties", "keys"] if names else [])])
-    options = {"topic": topic, "columns": columns} | dict(connection)
-    options |= {"startingTimestamp": str(begin_ms)} if begin_ms is not None else {}
-    messages = spark.read.format("rocketmq").options(**options).load()
-    rows = _counted(messages, chosen, columns).limit(COMBINATIONS_MAX + 1).collect()
+    names: set[str] = set()
+    for said in chosen:
+        with contextlib.suppress(FilterSyntaxError):
+            if not is_tag_kind(said.kind):
+                names |= compile_sql92(said.expression).property_names
+    columns = "tags,properties,keys" if names - {"TAGS"} else "tags"
+    options = {"startingTimestamp": str(begin_ms)} if begin_ms is not None else {}
+    messages = load_messages(spark, connection, topic=topic, columns=columns, **options)
+    none = F.lit(0).cast("bigint")
+    taken = failed = none
+    for index, said in enumerate(chosen):
+        bit = F.lit(1 << index).cast("bigint")
+        match, error = _verdict(said, columns)
+        taken = taken + F.when(match, bit).otherwise(none)
+        if error is not None:
+            failed = failed + F.when(error, bit).otherwise(none)
+    found = messages.select("tags", taken.alias("taken_by"), failed.alias("failed_by"))
+    found = found.groupBy("tags", "taken_by", "failed_by").count()
+    ordered = found.orderBy(F.desc("count"), "tags", "taken_by")
+    rows = ordered.limit(COMBINATIONS_MAX + 1).collect()
     seen = tuple(Seen(*row) for row in rows[:COMBINATIONS_MAX])
     return History(topic, chosen, seen, len(rows) <= COMBINATIONS_MAX)
 
 
-def _properties(said: Subscription) -> frozenset[str]:
-    if is_tag_kind(said.kind):
-        return frozenset()
-    try:
-        return compile_sql92(said.expression).property_names
-    except FilterSyntaxError:
-        return frozenset()
-
-
-def _counted(
-    messages: "DataFrame", expressions: Sequence[Subscription], columns: str
-) -> "DataFrame":
-    from pyspark.sql import functions  # noqa: PLC0415 - not for a list of pipelines
-
-    none = functions.lit(0).cast("bigint")
-    taken = failed = none
-    for index, said in enumerate(expressions):
-        bit = functions.lit(1 << index).cast("bigint")
-        match, error = _verdict(said, columns)
-        taken = taken + functions.when(match, bit).otherwise(none)
-        if error is not None:
-            failed = failed + functions.when(error, bit).otherwise(none)
-    rows = messages.select("tags", taken.alias("taken_by"), failed.alias("failed_by"))
-    found = rows.groupBy("tags", "taken_by", "failed_by").count()
-    return found.orderBy(functions.desc("count"), "tags", "taken_by")
-
-
 def _verdict(said: Subscription, columns: str) -> "tuple[Column, Column | None]":
     """Whether a message is taken, and whether the expression fails on it."""
-    from pyspark.sql import functions  # noqa: PLC0415
+    from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
     from sluicemq.spark.selectors import compiled  # noqa: PLC0415 - pyspark
 
     if is_tag_kind(said.kind):
         if said.is_everything:
-            return functions.lit(True), None
-        match = functions.col("tags").isin(sorted(said.tags)) if said.tags else functions.lit(False)
-        return functions.coalesce(match, functions.lit(False)), None
+            return F.lit(True), None
+        match = F.col("tags").isin(sorted(said.tags)) if said.tags else F.lit(False)
+        return F.coalesce(match, F.lit(False)), None
     try:
         found = compiled(compile_sql92(said.expression), columns=columns)
     except FilterSyntaxError:
-        return functions.lit(False), None
+        return F.lit(False), None
     return found.match, found.verdict == "ERROR"
 
 
-# ---------------------------------------------------------------------------------- findings
+# ---- findings
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLag:
+    """A group behind on a topic: messages that are there and not committed, how many of them its
+    filter lets through (None: not known), how many are deleted next."""
+
+    group: str
+    topic: str
+    lag: int
+    matching: int | None
+    at_risk: int
+    is_online: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +285,12 @@ class Loss:
 
     group: str
     topic: str
-    members: Mapping[str, str] = field(default_factory=dict)
-    messages: int = 0
-    wanted: int = 0
-    certain: int = 0
-    lost_min: int = 0
-    lost_max: int = 0
+    members: Mapping[str, str]
+    messages: int
+    wanted: int
+    certain: int
+    lost_min: int
+    lost_max: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +316,9 @@ class Failing:
 def unwanted_tags(found: History) -> list[UnwantedTag]:
     """Tags none of whose messages anybody takes, the most frequent first."""
     messages: dict[str | None, int] = defaultdict(int)
-    taken: set[str | None] = set()
     for one in found.seen:
         messages[one.tag] += one.count
-        if one.taken_by:
-            taken.add(one.tag)
+    taken = {one.tag for one in found.seen if one.taken_by}
     unwanted = [
         UnwantedTag(found.topic, tag, count) for tag, count in messages.items() if tag not in taken
     ]
@@ -241,11 +327,11 @@ def unwanted_tags(found: History) -> list[UnwantedTag]:
 
 def loss(found: History, group: str, said: Mapping[str, Subscription | None]) -> Loss | None:
     """Of a group whose members say different things of the topic; None when they agree."""
+    if len({(one and (one.kind, one.expression)) for one in said.values()}) < 2:
+        return None
     texts = {
         client_id: "nothing" if one is None else one.expression for client_id, one in said.items()
     }
-    if len({(one and (one.kind, one.expression)) for one in said.values()}) < 2:
-        return None
     readers = list(said.values())
     expressions = [one for one in readers if one is not None]
     bits = [found.bit(one) for one in expressions]
@@ -254,29 +340,24 @@ def loss(found: History, group: str, said: Mapping[str, Subscription | None]) ->
         one.count for one in found.seen
         if len(expressions) == len(readers) and all(one.taken_by & bit for bit in bits)
     )  # fmt: skip
-    kept = [_delivered(found, winner, readers) for winner in expressions]
+    delivered = []
+    for winner in bits:
+        # Messages that reach a handler when the broker has the winner's subscription. A member that
+        # subscribes by tags looks at the tag again; one that does not subscribe the topic reads no
+        # queue of it, and its queues are given to it all the same.
+        total = 0.0
+        for one in found.seen:
+            if one.taken_by & winner:
+                getting = sum(
+                    1 for reader in expressions
+                    if not is_tag_kind(reader.kind) or one.taken_by & found.bit(reader)
+                )  # fmt: skip
+                total += one.count * getting / len(readers)
+        delivered.append(total)
     return Loss(
         group, found.topic, texts, found.messages, wanted, certain,
-        round(wanted - max(kept)), round(wanted - min(kept)),
+        round(wanted - max(delivered)), round(wanted - min(delivered)),
     )  # fmt: skip
-
-
-def _delivered(
-    found: History, winner: Subscription, readers: Sequence[Subscription | None]
-) -> float:
-    """Messages that reach a handler when the broker has the winner's subscription. A member that
-    subscribes by tags looks at the tag again; one that does not subscribe the topic reads no queue
-    of it, and its queues are given to it all the same."""
-    total = 0.0
-    for one in found.seen:
-        if not one.taken_by & found.bit(winner):
-            continue
-        getting = sum(
-            1 for said in readers
-            if said is not None and (not is_tag_kind(said.kind) or one.taken_by & found.bit(said))
-        )  # fmt: skip
-        total += one.count * getting / len(readers)
-    return total
 
 
 def collisions(found: History) -> list[Collision]:
@@ -299,128 +380,14 @@ def collisions(found: History) -> list[Collision]:
 
 def failing(found: History) -> list[Failing]:
     """Expressions that failed on messages, with how many of all."""
-    result = []
-    for index, said in enumerate(found.expressions):
-        count = sum(one.count for one in found.seen if one.failed_by >> index & 1)
-        if count:
-            result.append(Failing(found.topic, said.expression, count, found.messages))
-    return result
+    counts = [
+        (said.expression, sum(one.count for one in found.seen if one.failed_by >> index & 1))
+        for index, said in enumerate(found.expressions)
+    ]
+    return [Failing(found.topic, text, count, found.messages) for text, count in counts if count]
 
 
-def as_record(value: Any) -> dict[str, Any]:
-    """A finding as JSON takes it."""
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}
-
-
-MEMBERS_ASKED_MAX: Final = 64
-SYSTEM_PREFIXES: Final = (
-    "CID_ONS", "CID_RMQ_SYS_", "CID_SYS_", "CID_DefaultHeartBeatSyncerTopic", "FILTERSRV_CONSUMER",
-    "SELF_TEST_", "TOOLS_CONSUMER", "__MONITOR_", "LOCK_CONSUMER",
-)  # fmt: skip
-"""Groups of the system itself."""
-_NO_ANSWER: Final = (RequestError, RequestTimeoutError, ConnectionLostError, ProtocolError)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSubscriptions:
-    """A group's subscriptions by topic. `members`: client id -> what it says itself, None when it
-    did not answer; `brokers` the brokers' view; `kept` of a group that is away."""
-
-    group: str
-    members: Mapping[str, Mapping[str, Subscription] | None] = field(default_factory=dict)
-    brokers: Mapping[str, Subscription] = field(default_factory=dict)
-    kept: Mapping[str, Subscription] = field(default_factory=dict)
-
-    @property
-    def is_online(self) -> bool:
-        return bool(self.members)
-
-    @property
-    def topics(self) -> frozenset[str]:
-        """Subscribed topics, without the group's own retry topic."""
-        names = set(self.brokers) | set(self.kept)
-        for said in self.members.values():
-            names |= set(said or ())
-        return frozenset(name for name in names if not name.startswith(RETRY_PREFIX))
-
-    def said(self, topic: str) -> dict[str, Subscription | None]:
-        """Client id -> its subscription of a topic, None when it has none; only those that told."""
-        return {
-            client_id: own.get(topic) for client_id, own in self.members.items() if own is not None
-        }
-
-    def wanted(self, topic: str) -> list[Subscription]:
-        """All that anybody says of a topic, each expression once."""
-        known = [self.brokers.get(topic), self.kept.get(topic), *self.said(topic).values()]
-        found = {(one.kind, one.expression): one for one in known if one is not None}
-        return [found[key] for key in sorted(found)]
-
-
-def known_groups(admin: Admin) -> list[str]:
-    """Every consumer group that any master knows, without the system's."""
-    return sorted(name for name in admin.groups() if not name.startswith(SYSTEM_PREFIXES))
-
-
-def subscriptions_of(admin: Admin, groups: Iterable[str]) -> list[GroupSubscriptions]:
-    """Asks brokers and members. A member that does not answer is not known, never an error."""
-    masters = admin.masters()
-    return [_group(admin, group, masters) for group in groups]
-
-
-def kept_of(told: Iterable[TopicMatching]) -> dict[str, Subscription]:
-    """Topic -> the subscription by which brokers of ours judge a group."""
-    return {
-        item.topic: Subscription(item.topic, item.expression, item.kind)
-        for broker in told
-        for item in broker.topics
-        if item.expression is not None
-    }
-
-
-def _group(admin: Admin, group: str, masters: Mapping[str, str]) -> GroupSubscriptions:
-    clients: dict[str, str] = {}
-    brokers: dict[str, Subscription] = {}
-    for address in masters.values():
-        answer = admin.call(address, requests.consumer_connections(group=group))
-        if answer.code == SUCCESS:
-            told = bodies.decode_consumer_connections(answer.body)
-            clients |= {one.client_id: address for one in told.connections}
-            brokers |= told.subscriptions
-    members = {
-        client_id: _said(admin, group, client_id, address) if index < MEMBERS_ASKED_MAX else None
-        for index, (client_id, address) in enumerate(sorted(clients.items()))
-    }
-    kept: dict[str, Subscription] = {}
-    if not members:
-        with contextlib.suppress(*_NO_ANSWER):
-            kept = kept_of(admin.matching(group))
-    return GroupSubscriptions(group, members, brokers, kept)
-
-
-def _said(admin: Admin, group: str, client_id: str, address: str) -> dict[str, Subscription] | None:
-    try:
-        answer = admin.call(
-            address, requests.running_info(group=group, client_id=client_id, stack_enable=False)
-        )
-        if answer.code != SUCCESS:
-            return None
-        info = bodies.decode_running_info(answer.body)
-    except _NO_ANSWER:
-        return None
-    return {item.topic: item for item in info.subscriptions}
-
-
-@dataclass(frozen=True, slots=True)
-class GroupLag:
-    """A group behind on a topic: messages that are there and not committed, how many of them its
-    filter lets through (None: not known), how many are deleted next."""
-
-    group: str
-    topic: str
-    lag: int
-    matching: int | None
-    at_risk: int
-    is_online: bool
+# ---- the audit
 
 
 @dataclass(slots=True)
@@ -457,49 +424,51 @@ class Audit:
 
     def record(self) -> dict[str, Any]:
         """As JSON takes it."""
-        lists = ("unequal", "lag", "unwanted_tags", "collisions", "failing")
-        return {
-            "figures": self.figures,
-            **{name: [as_record(one) for one in getattr(self, name)] for name in lists},
-            "not_known": self.not_known,
-        }
+        lists = {name: [asdict(one) for one in getattr(self, name)] for name in _TABLES}
+        return {"figures": self.figures, **lists, "not_known": self.not_known}
 
     def lines(self, rows_max: int) -> list[str]:
         """As tables."""
-        unequal = [
+        lines = []
+        for name, (title, columns, rows_of) in _TABLES.items():
+            rows = [row for one in getattr(self, name) for row in rows_of(one)]
+            lines += table_lines(title, columns, rows[:rows_max])
+            if len(rows) > rows_max:
+                lines.append(f"  … and {len(rows) - rows_max:,} more")
+        return lines + [f"Not known: {text}" for text in self.not_known]
+
+
+_TABLES: Final[Mapping[str, tuple[str, Sequence[str], Callable[[Any], list[Sequence[Any]]]]]] = {
+    "unequal": (
+        "Members that subscribe differently (what a RocketMQ broker would lose)",
+        ("group", "topic", "member", "wanted", "certain", "lost"),
+        lambda one: [
             (one.group, one.topic, f"{client_id}: {text}", one.wanted, one.certain,
              f"{one.lost_min:,} to {one.lost_max:,}")
-            for one in self.unequal for client_id, text in sorted(one.members.items())
-        ]  # fmt: skip
-        lag = [
+            for client_id, text in sorted(one.members.items())
+        ],
+    ),
+    "lag": (
+        "Lag", ("group", "topic", "members", "lag", "matching", "at risk"),
+        lambda one: [
             (one.group, one.topic, "online" if one.is_online else "away", one.lag,
              "not known" if one.matching is None else one.matching, one.at_risk)
-            for one in self.lag
-        ]  # fmt: skip
-        return [
-            *_shown("Members that subscribe differently (what a RocketMQ broker would lose)",
-                    ("group", "topic", "member", "wanted", "certain", "lost"), unequal, rows_max),
-            *_shown("Lag", ("group", "topic", "members", "lag", "matching", "at risk"), lag,
-                    rows_max),
-            *_shown("Tags that no known subscription takes", ("topic", "tag", "messages"),
-                    [(one.topic, one.tag or "(none)", one.messages) for one in self.unwanted_tags],
-                    rows_max),
-            *_shown("Tags with the same hash", ("topic", "tags", "code", "messages"),
-                    [(one.topic, ", ".join(one.tags), str(one.code), one.messages)
-                     for one in self.collisions], rows_max),
-            *_shown("Filters that fail on messages", ("topic", "expression", "failed", "of"),
-                    [(one.topic, one.expression, one.messages, one.of) for one in self.failing],
-                    rows_max),
-            *(f"Not known: {text}" for text in self.not_known),
-        ]  # fmt: skip
-
-
-def _shown(
-    title: str, names: Sequence[str], rows: Sequence[Sequence[Any]], rows_max: int
-) -> list[str]:
-    lines = table_lines(title, names, rows[:rows_max])
-    left = len(rows) - rows_max
-    return [*lines, f"  … and {left:,} more"] if left > 0 else lines
+        ],
+    ),
+    "unwanted_tags": (
+        "Tags that no known subscription takes", ("topic", "tag", "messages"),
+        lambda one: [(one.topic, one.tag or "(none)", one.messages)],
+    ),
+    "collisions": (
+        "Tags with the same hash", ("topic", "tags", "code", "messages"),
+        lambda one: [(one.topic, ", ".join(one.tags), str(one.code), one.messages)],
+    ),
+    "failing": (
+        "Filters that fail on messages", ("topic", "expression", "failed", "of"),
+        lambda one: [(one.topic, one.expression, one.messages, one.of)],
+    ),
+}  # fmt: skip
+"""Findings: title, columns, and the rows of each."""
 
 
 def audit(
@@ -520,63 +489,62 @@ def audit(
         known = subscriptions_of(admin, groups or known_groups(admin))
         say(f"{len(known)} groups, {sum(one.is_online for one in known)} online")
         lags = _lags(admin, known)
-        named = sorted(topics) or _topics_of(known, lags)
-        chosen = [topic for topic in named if _is_readable(admin, topic)]
+        read = {topic for one in known for topic in one.topics} | {one.topic for one in lags}
+        named = sorted(topics or (
+            name for name in read if not name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+        ))  # fmt: skip
         # Whoever reads a topic matters for its tags, also groups that were not asked about.
         everyone = known if not groups else subscriptions_of(admin, known_groups(admin))
-        readers = {topic: _readers(admin, topic, everyone) for topic in chosen}
-    found.groups, found.topics = len(known), len(chosen)
+        readers = {}
+        for topic in named:
+            with contextlib.suppress(RouteNotFoundError):
+                if admin.queues(topic):
+                    readers[topic] = _readers(admin, topic, everyone)
+    found.groups, found.topics = len(known), len(readers)
     found.not_known += [
         f"what {topic} holds: no broker has a readable queue of it"
-        for topic in named if topic not in chosen
+        for topic in named if topic not in readers
     ]  # fmt: skip
-    found.lag = [one for one in lags if one.lag and (not topics or one.topic in chosen)]
-    _say_unknown(found, known)
+    found.lag = [one for one in lags if one.lag and (not topics or one.topic in readers)]
+    _add_unknown(found, known)
     begin_ms = None if recent_s is None else SYSTEM_CLOCK.now_ms() - int(recent_s * 1000)
-    for topic in chosen:
+    for topic, those in readers.items():
         if stopping():
             break
         say(f"looking at {topic}")
-        _look_at(found, spark, connection, topic, known, readers[topic], begin_ms)
+        wanted = {(s.kind, s.expression): s for one in those for s in one.wanted(topic)}
+        expressions = [wanted[key] for key in sorted(wanted)]
+        seen = history(spark, connection, topic, expressions, begin_ms)
+        _add_topic(found, seen, known, those, len(expressions))
     found.unwanted_tags.sort(key=lambda one: -one.messages)
     return found
 
 
-def _look_at(
+def _add_topic(
     found: Audit,
-    spark: "SparkSession",
-    connection: Mapping[str, str],
-    topic: str,
+    seen: History,
     known: Sequence[GroupSubscriptions],
     readers: Sequence[GroupSubscriptions],
-    begin_ms: int | None,
+    expressions: int,
 ) -> None:
-    wanted = {(s.kind, s.expression): s for one in readers for s in one.wanted(topic)}
-    expressions = [wanted[key] for key in sorted(wanted)]
-    if len(expressions) > EXPRESSIONS_MAX:
+    topic = seen.topic
+    if expressions > EXPRESSIONS_MAX:
         found.not_known.append(
-            f"{topic} is subscribed with {len(expressions)} expressions, of which the first "
+            f"{topic} is subscribed with {expressions} expressions, of which the first "
             f"{EXPRESSIONS_MAX} are looked at."
         )
-    told = history(spark, connection, topic, expressions, begin_ms)
-    found.messages += told.messages
-    if not told.is_whole:
+    found.messages += seen.messages
+    if not seen.is_whole:
         found.not_known.append(f"{topic} has too many tags: the rarest are left out.")
-    for one in known:
-        lost = loss(told, one.group, one.said(topic)) if topic in one.topics else None
-        if lost is not None:
-            found.unequal.append(lost)
-    found.collisions += collisions(told)
-    found.failing += failing(told)
-    _add_unwanted(found, told, readers)
-
-
-def _add_unwanted(found: Audit, told: History, readers: Sequence[GroupSubscriptions]) -> None:
-    unwanted = unwanted_tags(told)
-    silent = [one.group for one in readers if not one.wanted(told.topic)]
+    losses = [loss(seen, one.group, one.said(topic)) for one in known if topic in one.topics]
+    found.unequal += [one for one in losses if one is not None]
+    found.collisions += collisions(seen)
+    found.failing += failing(seen)
+    unwanted = unwanted_tags(seen)
+    silent = [one.group for one in readers if not one.wanted(topic)]
     if unwanted and silent:
         found.not_known.append(
-            f"whether {', '.join(silent)} take tags of {told.topic} that nobody else takes: away, "
+            f"whether {', '.join(silent)} take tags of {topic} that nobody else takes: away, "
             "and no broker remembers what they subscribed."
         )
     found.unwanted_tags += unwanted
@@ -590,8 +558,7 @@ def _lags(admin: Admin, known: Iterable[GroupSubscriptions]) -> list[GroupLag]:
             by_topic[item.queue.topic].append(item)
         for topic, items in sorted(by_topic.items()):
             counts = [item.matching for item in items if item.lag]
-            is_exact = None not in counts
-            matching = sum(count or 0 for count in counts) if is_exact else None
+            matching = None if None in counts else sum(count or 0 for count in counts)
             found.append(GroupLag(
                 one.group, topic, sum(item.lag for item in items), matching,
                 sum(item.messages_at_risk for item in items), one.is_online,
@@ -599,31 +566,17 @@ def _lags(admin: Admin, known: Iterable[GroupSubscriptions]) -> list[GroupLag]:
     return sorted(found, key=lambda item: (-item.lag, item.group, item.topic))
 
 
-def _topics_of(known: Iterable[GroupSubscriptions], lags: Iterable[GroupLag]) -> list[str]:
-    """Topics that somebody reads, or has read."""
-    names = {topic for one in known for topic in one.topics} | {one.topic for one in lags}
-    return sorted(name for name in names if not name.startswith((RETRY_PREFIX, "%DLQ%")))
-
-
-def _is_readable(admin: Admin, topic: str) -> bool:
-    try:
-        return bool(admin.queues(topic))
-    except RouteNotFoundError:
-        return False
-
-
 def _readers(
     admin: Admin, topic: str, known: Sequence[GroupSubscriptions]
 ) -> list[GroupSubscriptions]:
     """Groups that subscribe the topic, or have offsets in it."""
-    try:
+    names: set[str] = set()
+    with contextlib.suppress(SluiceError):
         names = set(admin.groups_of_topic(topic))
-    except SluiceError:
-        names = set()
     return [one for one in known if one.group in names or topic in one.topics]
 
 
-def _say_unknown(found: Audit, known: Iterable[GroupSubscriptions]) -> None:
+def _add_unknown(found: Audit, known: Iterable[GroupSubscriptions]) -> None:
     for one in known:
         mute = sorted(client_id for client_id, said in one.members.items() if said is None)
         if mute:
@@ -639,7 +592,7 @@ def _say_unknown(found: Audit, known: Iterable[GroupSubscriptions]) -> None:
         )
 
 
-# ------------------------------------------------------------------------- the ready pipeline
+# ---- the ready pipeline
 
 
 def _run(task: Task) -> Report:
@@ -648,14 +601,13 @@ def _run(task: Task) -> Report:
         task.spark, task.connection, topics=options["topics"], groups=options["groups"],
         recent_s=options["recent"], say=task.say, stopping=task.stopping,
     )  # fmt: skip
-    report = Report(found.figures, [], found.lines(options["rows"]))
+    report = Report(found.figures)
     report.is_failure = options["fail_on_findings"] and report.figures["findings"] > 0
     if options["output"]:
         text = json.dumps(found.record(), indent=1, ensure_ascii=False)
         replace_text(SYSTEM_FILES, str(Path(options["output"]).absolute()), text + "\n")
         report.files.append(options["output"])
-    for line in report.lines:
-        task.say(line)
+    task.tell(report, *found.lines(options["rows"]))
     return report
 
 

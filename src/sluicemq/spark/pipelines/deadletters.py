@@ -1,19 +1,16 @@
-"""Dead letters as rows, their edits, and what would become of each that is sent again.
+"""The ready pipeline `dead-letters`: what a group gave up on: why, what to change, and back again.
+
+    %DLQ%GROUP -> clusters                                             action: clusters
+               -> where, edit -> judged by the group's filter          action: check
+               -> STATE/plan (Parquet) -> steps (`steps`) -> topics,
+                  STATE/report (a line a message)                      action: replay
 
 A dead letter says by its properties where it comes from (RETRY_TOPIC) and how it was called there
 (ORIGIN_MESSAGE_ID); why it failed is nowhere in RocketMQ's format, so `cause` is what the message
-itself tells: a property that is named like an error, else a body that is no text or no JSON.
-
-    columns of the view: topic, broker, queue_id, queue_offset, msg_id, keys, tags, properties
-    (the producer's own), body, text (the body as UTF-8), born_time, store_time, reconsume_times,
-    origin_topic, origin_id, sharding_key, cause
-
-The ready pipeline `dead-letters`: what a group gave up on: why, what to change, and back again.
-
-    %DLQ%GROUP -> clusters (`dead_clusters`)                              action: clusters
-               -> where, edit -> judged by the group's filter (`dead_rows`)  action: check
-               -> STATE/plan (Parquet) -> steps (`steps`) -> topics,
-                  STATE/report (a line a message)                          action: replay
+itself tells: a property that is named like an error, else a body that is no text or no JSON. A
+cluster is an origin topic with a cause (and what else the user groups by). What distinguishes it
+are property values that are common in it and rare in its topic: the newest messages of the topic
+are the comparison, since a value that every message has explains nothing.
 
 `check` writes nothing. `replay` settles first what will be sent, once and for all: places, edits,
 verdicts and the new ids go to STATE/plan, and everything after works from there. So a replay that
@@ -27,8 +24,9 @@ or happened to filters, in between. A message that the group would not get is no
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Final
 
 import pyarrow as pa
@@ -60,50 +58,105 @@ from sluicemq.model.message import (
 )
 from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX
-from sluicemq.spark.options import AT_LEAST_ONCE, EXACTLY_ONCE, parse_options
-from sluicemq.spark.pipelines.audit import GroupSubscriptions, subscriptions_of
-from sluicemq.spark.pipelines.dead_clusters import cluster_lines
+from sluicemq.spark.options import parse_options
+from sluicemq.spark.pipelines.archive import OWN_PROPERTIES
+from sluicemq.spark.pipelines.audit import subscriptions_of
 from sluicemq.spark.pipelines.ready import (
     FLAG,
     INTEGER,
     LIST,
     MAPPING,
-    NUMBER,
     TEXT,
     Field,
     Ready,
     Report,
     Task,
+    load_messages,
     table_lines,
-    task_of,
 )
-from sluicemq.spark.pipelines.replay import OWN_PROPERTIES
 from sluicemq.spark.pipelines.steps import (
+    FROM_PLACE,
+    SENDING,
     Folder,
-    Job,
     Ledger,
     guarantee,
     run_steps,
     step_rows,
     write_step,
 )
-from sluicemq.spark.sources.offset_reader import Bounds, open_admin, queue_bounds
-from sluicemq.spark.sources.offsets import to_table
+from sluicemq.spark.sources.offset_reader import open_admin, queue_bounds
+from sluicemq.spark.sources.offsets import Bounds, to_table
 
+CLUSTERS, CHECK, REPLAY = "clusters", "check", "replay"
+JSON_LINES, PARQUET = "jsonl", "parquet"
 MATCHES, UNCHECKED, FILTERED, INVALID = "matches", "unchecked", "filtered", "invalid"
+EDITABLE: Final = ("body", "topic", "tags", "keys", "sharding_key", "properties")
 NO_HINT: Final = "no hint in the message"
+PLAN: Final = "plan"
+REPORT: Final = "report"
+TOPICS_MAX: Final = 1_000
+REASONS_SHOWN_MAX: Final = 20
+SAMPLE_MESSAGES: Final = 2_000
+TOPICS_SAMPLED_MAX: Final = 5
+VALUES_SHOWN: Final = 3
+SHARE_MIN: Final = 0.3
 _HINT: Final = "(?i)exception|error|cause|reason|fail|stack"
 _TEXT_MAX: Final = 100
 _NOWHERE: Final = Host("0.0.0.0", 0)
-EDITABLE: Final = ("body", "topic", "tags", "keys", "sharding_key", "properties")
-SOURCE_COLUMNS: Final = (
+_SETTINGS: Final = ("group", "where", "edit", "to", "filter_sql", "filter_tags", "only_matching",
+                    "delivery", "report")  # fmt: skip
+_SOURCE_COLUMNS: Final = (
     "topic,broker,queue_id,queue_offset,msg_id,keys,tags,properties,body,born_time,store_time,"
     "reconsume_times"
 )
+_REPORT_SCHEMA: Final = (
+    "id string, origin struct<topic:string, broker:string, queue_id:int, queue_offset:bigint,"
+    " origin_topic:string>, to string, verdict string, new_id string, error string"
+)
 
 
-def letters_of(rows: Any) -> Any:
-    """The view of messages of a dead-letter topic, read with `SOURCE_COLUMNS`, properties=all."""
+# ---- dead letters as rows
+
+
+def read_letters(spark: Any, connection: Mapping[str, str], group: str) -> Any:
+    """The dead letters of a group as a DataFrame: topic, broker, queue_id, queue_offset, msg_id,
+    keys, tags, properties (the producer's own), body, text (the body as UTF-8), born_time,
+    store_time, reconsume_times, origin_topic, origin_id, sharding_key, cause."""
+    with open_admin(parse_options(connection)) as admin:
+        return _letters(spark, connection, group, _bounds(admin, group))
+
+
+def read_report(spark: Any, state: str) -> Any:
+    """The report of a replay: a row a message with id, origin, to, verdict, new_id and error."""
+    folder = Folder(spark, f"{state}/{REPORT}")
+    steps = [folder.at(name) for name in folder.names() if name.startswith("step-")]
+    if not steps:
+        raise ConfigurationError(
+            f"there is no report in {folder.path}.", cure="Run the pipeline with action: replay."
+        )
+    is_parquet = bool(folder.files("", ".parquet"))
+    reader = spark.read.schema(_REPORT_SCHEMA)
+    return reader.parquet(*steps) if is_parquet else reader.json(steps)
+
+
+def _bounds(admin: Admin, group: str) -> Bounds:
+    try:
+        return queue_bounds(admin, [DLQ_PREFIX + group])
+    except RouteNotFoundError:
+        raise RouteNotFoundError(
+            f"the group {group!r} has no dead letters: there is no topic {DLQ_PREFIX + group!r}.",
+            cure="A group gets one with its first dead letter.",
+        ) from None
+
+
+def _letters(spark: Any, connection: Mapping[str, str], group: str, bounds: Bounds) -> Any:
+    starts = {queue: low for queue, (low, _) in bounds.items()}
+    ends = {queue: high for queue, (_, high) in bounds.items()}
+    rows = load_messages(
+        spark, connection, topic=DLQ_PREFIX + group, columns=_SOURCE_COLUMNS, properties="all",
+        startingOffsets=json.dumps(to_table(starts, several=False)),
+        endingOffsets=json.dumps(to_table(ends, several=False)),
+    )  # fmt: skip
     named = f"filter(map_entries(own), one -> one.key rlike '{_HINT}' and one.value <> '')"
     told = f"array_sort({named})[0]"
     first_line = f"substring_index({told}.value, '\\n', 1)"
@@ -121,18 +174,132 @@ def letters_of(rows: Any) -> Any:
     return (
         rows.withColumn("text", F.expr("make_valid_utf8(cast(body as string))"))
         .withColumn("own", F.expr(OWN_PROPERTIES))
-        .withColumn("origin_topic", F.expr(_either(RETRY_TOPIC, "DLQ_ORIGIN_TOPIC")))
-        .withColumn("origin_id", F.expr(_either(ORIGIN_MESSAGE_ID, "DLQ_ORIGIN_MESSAGE_ID")))
-        .withColumn("sharding_key", F.expr(f"properties['{SHARDING_KEY}']"))
+        .withColumn("origin_topic", _either(RETRY_TOPIC, "DLQ_ORIGIN_TOPIC"))
+        .withColumn("origin_id", _either(ORIGIN_MESSAGE_ID, "DLQ_ORIGIN_MESSAGE_ID"))
+        .withColumn("sharding_key", _either(SHARDING_KEY))
         .withColumn("cause", F.expr(cause))
         .drop("properties")
         .withColumnRenamed("own", "properties")
     )
 
 
-def _either(*names: str) -> str:
-    looked_up = ", ".join(f"properties['{name}']" for name in names)
-    return f"coalesce({looked_up})"
+def _either(*names: str) -> Any:
+    return F.coalesce(*(F.expr(f"properties['{name}']") for name in names))
+
+
+# ---- by cause
+
+
+def cluster_lines(
+    letters: Any, admin: Admin, connection: Mapping[str, str], by: Sequence[str], top: int
+) -> list[str]:
+    """The largest clusters as lines: how many, since when, and what distinguishes each."""
+    named = [f"by_{turn}" for turn in range(len(by))]
+    keyed = letters.selectExpr("*", *(f"cast({how} as string) as {name}" for how, name in
+                                      zip(by, named, strict=True)))  # fmt: skip
+    keys = ["origin_topic", "cause", *named]
+    clusters = (
+        keyed.groupBy(*keys)
+        .agg(
+            F.expr("count(1) as messages"), F.expr("min(store_time) as first"),
+            F.expr("max(store_time) as last"), F.expr("max(reconsume_times) as retries"),
+            F.expr("max_by(msg_id, store_time) as example"),
+        )
+        .orderBy(F.desc("messages"), *keys)
+        .limit(top)
+        .collect()
+    )  # fmt: skip
+    if not clusters:
+        return ["no dead letters"]
+    names = ["messages", "origin_topic", "cause", *by, "retries", "first", "last", "example"]
+    shown = ["messages", *keys, "retries", "first", "last", "example"]
+    table = [[row[name] for name in shown] for row in clusters]
+    lines = table_lines("Dead letters by cause", names, table)
+    counts = [(*(row[key] for key in keys), row["messages"]) for row in clusters]
+    for row in _distinguishing(keyed, keys, counts, admin, connection):
+        usual = row["usual"]
+        beside = "" if usual is None else f", {usual:.0%} of the topic's newest messages"
+        lines.append(
+            f"  {row['origin_topic']}, {row['cause']}: {row['name']} = {row['value']!r} in"
+            f" {row['share']:.0%}{beside}"
+        )
+    return lines
+
+
+def _distinguishing(
+    keyed: Any, keys: list[str], counts: list[tuple[Any, ...]], admin: Admin,
+    connection: Mapping[str, str],
+) -> list[Any]:  # fmt: skip
+    """Values that are common in a cluster, and at least twice as common as in its topic."""
+    spark = keyed.sparkSession
+    schema = ", ".join(f"{key} string" for key in keys) + ", messages long"
+    sizes = F.broadcast(spark.createDataFrame(counts, schema).alias("s"))
+    same = [F.col(f"s.{key}").eqNullSafe(F.col(f"l.{key}")) for key in keys]
+    values = (
+        _entries(keyed)
+        .alias("l")
+        .join(sizes, same)
+        .select(*(F.col(f"s.{key}") for key in keys), "s.messages", "l.name", "l.value")
+        .groupBy(*keys, "messages", "name", "value")
+        .agg(F.expr("count(1) as n"))
+        .where(f"n > 1 and n >= {SHARE_MIN} * messages")
+        .withColumn("usual", F.expr("cast(null as double)"))
+    )
+    topics = sorted({str(row[0]) for row in counts if row[0]})[:TOPICS_SAMPLED_MAX]
+    usual = {}
+    for topic in topics:
+        rows = _newest(spark, admin, connection, topic)
+        total = 0 if rows is None else rows.count()
+        if total:
+            counted = _entries(rows).groupBy("name", "value").agg(
+                (F.count(F.lit(1)) / total).alias("usual")
+            )  # fmt: skip
+            usual[topic] = counted.withColumn("origin_topic", F.lit(topic))
+    if usual:  # null stays where nothing of a topic could be read
+        shares = reduce(lambda one, other: one.unionByName(other), usual.values())
+        values = values.drop("usual").join(shares, ["origin_topic", "name", "value"], "left")
+        share = F.when(F.col("origin_topic").isin(list(usual)), F.expr("coalesce(usual, 0.0)"))
+        values = values.withColumn("usual", share)
+    order = ", ".join(keys)
+    found: list[Any] = (
+        values.selectExpr("*", "n / messages as share")
+        .where("usual is null or share > 2 * usual")
+        .selectExpr(
+            "*", f"row_number() over (partition by {order} order by share - coalesce(usual, 0)"
+            " desc, name, value) as place",
+        )
+        .where(f"place <= {VALUES_SHOWN}")
+        .orderBy(F.desc("messages"), *keys, "place")
+        .collect()
+    )  # fmt: skip
+    return found
+
+
+def _entries(rows: Any) -> Any:
+    """A row for each property (and the tag) of each message: `name` and `value`."""
+    own = "map_filter(properties, (name, value) -> name <> 'tag')"
+    tag = "if(tags is null, cast(map() as map<string,string>), map('tag', tags))"
+    exploded = rows.selectExpr("*", f"explode(map_entries(map_concat({own}, {tag}))) as entry")
+    return exploded.selectExpr("*", "entry.key as name", "entry.value as value")
+
+
+def _newest(spark: Any, admin: Admin, connection: Mapping[str, str], topic: str) -> Any | None:
+    """The newest messages of a topic; None when they cannot be had."""
+    try:
+        bounds = {queue: admin.offsets(queue) for queue in admin.queues(topic)}
+    except SluiceError:
+        return None
+    if not bounds:
+        return None
+    each = max(1, SAMPLE_MESSAGES // len(bounds))
+    starts = {queue: max(low, high - each) for queue, (low, high) in bounds.items()}
+    return load_messages(
+        spark, connection, topic=topic, columns="tags,properties",
+        startingOffsets=json.dumps(to_table(starts, several=False)),
+    )  # fmt: skip
+
+
+# ---- edits and verdicts
 
 
 def edited(letters: Any, edits: Mapping[str, str], to: str, group: str) -> Any:
@@ -142,13 +309,16 @@ def edited(letters: Any, edits: Mapping[str, str], to: str, group: str) -> Any:
     `properties.NAME` sets one property, null takes it away; every expression sees the letter as it
     lies there.
     """
-    known = dict.fromkeys(EDITABLE) | {"topic": "origin_topic", "keys": "keys"}
-    names = {name: how or name for name, how in known.items()}
+
+    def literal(text: str) -> str:
+        return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+    names = {name: name for name in EDITABLE} | {"topic": "origin_topic"}
     single: dict[str, str] = {}
     for name, how in edits.items():
         part, _, rest = name.partition(".")
         if part == "properties" and rest:
-            single[rest] = how
+            single[literal(rest)] = how
         elif name in EDITABLE:
             names[name] = how
         else:
@@ -157,35 +327,25 @@ def edited(letters: Any, edits: Mapping[str, str], to: str, group: str) -> Any:
                 cure=f"There are {', '.join(EDITABLE)}, and properties.NAME.",
             )
     target = {"origin": names["topic"], "retry": f"'%RETRY%{group}'"}.get(to, f"'{to}'")
+    keys, properties = names["keys"], names["properties"]
+    kind = letters.selectExpr(f"{keys} as it").schema["it"].dataType.simpleString()
+    if single:
+        set_ones = ", ".join(f"{name}, cast({how} as string)" for name, how in single.items())
+        rest = f"map_filter({properties}, (name, value) -> name not in ({', '.join(single)}))"
+        properties = (
+            f"map_filter(map_concat({rest}, map({set_ones})), (name, value) -> value is not null)"
+        )
     columns = {
         "new_body": f"cast({names['body']} as binary)",
         "new_tags": f"cast({names['tags']} as string)",
-        "new_keys": _key_text(letters, names["keys"]),
+        "new_keys": f"array_join({keys}, ' ')" if kind.startswith("array")
+        else f"cast({keys} as string)",
         "new_sharding_key": f"cast({names['sharding_key']} as string)",
-        "new_properties": _properties(names["properties"], single),
+        "new_properties": properties,
         "target": f"cast({target} as string)",
         "read_as": f"cast({names['topic'] if to == 'retry' else target} as string)",
-    }
+    }  # fmt: skip
     return letters.selectExpr("*", *(f"{how} as {name}" for name, how in columns.items()))
-
-
-def _key_text(letters: Any, how: str) -> str:
-    kind = letters.selectExpr(f"{how} as it").schema["it"].dataType.simpleString()
-    return f"array_join({how}, ' ')" if kind.startswith("array") else f"cast({how} as string)"
-
-
-def _properties(whole: str, single: Mapping[str, str]) -> str:
-    """The map with single entries set, or taken away by a null."""
-    if not single:
-        return whole
-    names = ", ".join(_literal(name) for name in single)
-    entries = ", ".join(f"{_literal(name)}, cast({how} as string)" for name, how in single.items())
-    rest = f"map_filter({whole}, (name, value) -> name not in ({names}))"
-    return f"map_filter(map_concat({rest}, map({entries})), (name, value) -> value is not null)"
-
-
-def _literal(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +367,11 @@ class Judge:
         wanted = self.subscriptions.get(row["read_as"], ())
         if not wanted:
             return FILTERED, f"the group does not subscribe to {row['read_as']!r}"
-        message = _as_stored(row)
+        named = {TAGS: row["tags"], KEYS: row["keys"], UNIQ_KEY: row["new_id"], "WAIT": "true"}
+        properties = {**row["properties"], **{name: text for name, text in named.items() if text}}
+        message = StoredMessage(  # as a filter will see it
+            row["read_as"], 0, 0, 0, 0, b"", properties, 0, 0, 0, _NOWHERE, 0, _NOWHERE, 0, 0, 0
+        )
         for said in wanted:
             _, finding = verdict_on(message, said)
             if finding is not None:
@@ -234,15 +398,6 @@ class Judge:
             raise ConfigurationError(
                 f"the properties have {total:,} bytes.", cure=f"At most {PROPERTIES_BYTES_MAX:,}."
             )
-
-
-def _as_stored(row: Mapping[str, Any]) -> StoredMessage:
-    """The message as a filter will see it."""
-    named = {TAGS: row["tags"], KEYS: row["keys"], UNIQ_KEY: row["new_id"], "WAIT": "true"}
-    properties = {**row["properties"], **{name: text for name, text in named.items() if text}}
-    return StoredMessage(
-        row["read_as"], 0, 0, 0, 0, b"", properties, 0, 0, 0, _NOWHERE, 0, _NOWHERE, 0, 0, 0
-    )
 
 
 def judged(rows: Any, judge: Judge) -> Any:
@@ -282,196 +437,9 @@ def numbered(rows: Any, bases: Iterable[tuple[str, int, int]], first_id: str) ->
     return joined.withColumn("new_id", F.expr(new_id)).drop("base")
 
 
-CLUSTERS, CHECK, REPLAY = "clusters", "check", "replay"
-JSON_LINES, PARQUET = "jsonl", "parquet"
-TOPICS_MAX: Final = 1_000
-REASONS_SHOWN_MAX: Final = 20
-PLAN: Final = "plan"
-REPORT: Final = "report"
-
-FIELDS: Final = (
-    Field("group", TEXT, "The consumer group whose dead letters these are."),
-    Field(
-        "action",
-        TEXT,
-        "Say why they died; or also what would become of each that is sent again; or send them.",
-        CHECK,
-        (CLUSTERS, CHECK, REPLAY),
-    ),
-    Field("where", TEXT, "Spark SQL predicate: which of them.", ""),
-    Field("cluster_by", LIST, "Further expressions to group by, besides origin and cause.", ()),
-    Field("top", INTEGER, "How many clusters are shown.", 10),
-    Field(
-        "edit",
-        MAPPING,
-        "What to change: body, topic, tags, keys, sharding_key, properties or properties.NAME, "
-        "each with a Spark SQL expression.",
-        {},
-    ),
-    Field(
-        "to",
-        TEXT,
-        "`origin`: the topic each comes from, for all its readers; `retry`: the group's retry "
-        "topic, for this group alone; or a topic.",
-        "origin",
-    ),
-    Field("filter_sql", TEXT, "Judge by this SQL92 selector, not by the group's filter.", ""),
-    Field("filter_tags", TEXT, "Judge by these tags, not by the group's filter.", ""),
-    Field("only_matching", FLAG, "Send only what the group's filter lets through.", True),
-    Field("rate", NUMBER, "Messages a second at most; 0: as fast as it goes.", 0.0),
-    Field("step", INTEGER, "Messages of a step; 0: two seconds of the rate.", 0),
-    Field(
-        "delivery",
-        TEXT,
-        "With exactly-once a kill doubles nothing (SluiceMQ brokers).",
-        EXACTLY_ONCE,
-        (EXACTLY_ONCE, AT_LEAST_ONCE),
-    ),
-    Field("state", TEXT, "Directory of plan, report and progress; needed to replay.", ""),
-    Field("report", TEXT, "Form of the report.", JSON_LINES, (JSON_LINES, PARQUET)),
-)
-_SETTINGS: Final = ("group", "where", "edit", "to", "filter_sql", "filter_tags", "only_matching",
-                    "delivery", "report")  # fmt: skip
-
-
-def dead_letters(
-    spark: Any,
-    connection: Mapping[str, str],
-    *,
-    say: Callable[[str], None] = print,
-    stopping: Callable[[], bool] = lambda: False,
-    **options: Any,
-) -> Report:
-    """Dead letters of a group: clusters, check or replay. `options` are those of the pipeline.
-
-    Raises ConfigurationError (also when a replay in this state was begun otherwise),
-    RouteNotFoundError when the group has no dead letters, and the errors of the sink.
-    """
-    return _run(task_of(FIELDS, spark, connection, options, say=say, stopping=stopping))
-
-
-def read_letters(spark: Any, connection: Mapping[str, str], group: str) -> Any:
-    """The dead letters of a group as a DataFrame, with the columns of `dead_rows`."""
-    with _admin(connection) as admin:
-        return _letters(spark, connection, group, _bounds(admin, group))
-
-
-def read_report(spark: Any, state: str) -> Any:
-    """The report of a replay: a row a message with id, origin, to, verdict, new_id and error."""
-    folder = Folder(spark, f"{state}/{REPORT}")
-    steps = [folder.at(name) for name in folder.names() if name.startswith("step-")]
-    if not steps:
-        raise ConfigurationError(
-            f"there is no report in {folder.path}.", cure="Run the pipeline with action: replay."
-        )
-    is_parquet = bool(folder.files("", ".parquet"))
-    reader = spark.read.schema(_REPORT_SCHEMA)
-    return reader.parquet(*steps) if is_parquet else reader.json(steps)
-
-
-_REPORT_SCHEMA: Final = (
-    "id string, origin struct<topic:string, broker:string, queue_id:int, queue_offset:bigint,"
-    " origin_topic:string>, to string, verdict string, new_id string, error string"
-)
-
-
-def _plan(task: Task) -> list[str]:
-    lines: list[str] = []
-    quiet = Task(task.spark, task.options, task.connection, lines.append, task.stopping)
-    _look(quiet, Report(), check=task.options["action"] != CLUSTERS)
-    if task.options["action"] == REPLAY:
-        lines.append(guarantee(task.connection, task.options["delivery"]))
-    return lines
-
-
-def _run(task: Task) -> Report:
-    report = Report()
-    action = task.options["action"]
-    if action == REPLAY:
-        _replay(task, report)
-    else:
-        _look(task, report, check=action == CHECK)
-    return report
-
-
-def _say(task: Task, report: Report, *lines: str) -> None:
-    for line in lines:
-        task.say(line)
-    report.lines += lines
-
-
-# ------------------------------------------------------------------------------ looking at them
-
-
-def _look(task: Task, report: Report, *, check: bool) -> None:
-    options = task.options
-    with _admin(task.connection) as admin:
-        bounds = _bounds(admin, options["group"])
-        letters = _wanted(task, bounds)
-        by, top = list(options["cluster_by"]), int(options["top"])
-        _say(task, report, *cluster_lines(letters, admin, task.connection, by, top))
-        report.figures["letters"] = letters.count()
-        if check:
-            rows = _judged(task, admin, letters, bounds, MessageIds(SYSTEM_CLOCK).next())
-            _tell_verdicts(task, report, rows)
-
-
-def _tell_verdicts(task: Task, report: Report, rows: Any) -> None:
-    """How many of each verdict and, values aside, of each reason; needs no body."""
-    values = "' is (\\'[^\\']*\\'|-?[0-9.]+)'"
-    found = (
-        rows.withColumn("why", F.expr(f"regexp_replace(reason, {values}, ' is …')"))
-        .groupBy("target", "verdict", "why")
-        .agg(F.expr("count(1) as messages"), F.expr("min(msg_id) as example"))
-        .orderBy("verdict", F.desc("messages"), "why")
-        .limit(REASONS_SHOWN_MAX)
-        .collect()
-    )
-    for row in found:
-        report.figures[row["verdict"]] = report.figures.get(row["verdict"], 0) + row["messages"]
-    names = ["messages", "verdict", "to", "example"]
-    table = [[row["messages"], row["verdict"], row["target"], row["example"]] for row in found]
-    _say(task, report, *table_lines("If they were sent now", names, table))
-    reasons = [row for row in found if row["why"]]
-    _say(task, report, *(f"  {row['verdict']}: {row['why']}" for row in reasons))
-
-
-def _admin(connection: Mapping[str, str]) -> Admin:
-    return open_admin(parse_options(connection))
-
-
-def _bounds(admin: Admin, group: str) -> Bounds:
-    try:
-        return queue_bounds(admin, [DLQ_PREFIX + group])
-    except RouteNotFoundError:
-        raise RouteNotFoundError(
-            f"the group {group!r} has no dead letters: there is no topic {DLQ_PREFIX + group!r}.",
-            cure="A group gets one with its first dead letter.",
-        ) from None
-
-
-def _letters(spark: Any, connection: Mapping[str, str], group: str, bounds: Bounds) -> Any:
-    starts = {queue: low for queue, (low, _) in bounds.items()}
-    ends = {queue: high for queue, (_, high) in bounds.items()}
-    rows = (
-        spark.read.format("rocketmq")
-        .options(**connection)
-        .options(
-            topic=DLQ_PREFIX + group, columns=SOURCE_COLUMNS, properties="all",
-            startingOffsets=json.dumps(to_table(starts, several=False)),
-            endingOffsets=json.dumps(to_table(ends, several=False)), reportPushdown="false",
-        )
-        .load()
-    )  # fmt: skip
-    return letters_of(rows)
-
-
 def _wanted(task: Task, bounds: Bounds) -> Any:
     letters = _letters(task.spark, task.connection, task.options["group"], bounds)
     return letters.where(task.options["where"]) if task.options["where"] else letters
-
-
-# ----------------------------------------------------------------------------- judging them
 
 
 def _judged(task: Task, admin: Admin, letters: Any, bounds: Bounds, first_id: str) -> Any:
@@ -509,15 +477,64 @@ def _subscriptions(
     (found,) = subscriptions_of(admin, [options["group"]])
     if not found.is_online and not found.kept:
         return None
-    return {topic: _parsed(found, topic) for topic in topics}
+    return {  # with their tags, which brokers do not tell
+        topic: tuple(subscribe(topic, one.expression, one.kind) for one in found.wanted(topic))
+        for topic in topics
+    }
 
 
-def _parsed(found: GroupSubscriptions, topic: str) -> tuple[Subscription, ...]:
-    """With their tags, which brokers do not tell."""
-    return tuple(subscribe(topic, one.expression, one.kind) for one in found.wanted(topic))
+# ---- the ready pipeline
 
 
-# ---------------------------------------------------------------------------- sending them again
+def _plan(task: Task) -> list[str]:
+    report = Report()
+    quiet = Task(task.spark, task.options, task.connection, lambda line: None, task.stopping)
+    _look(quiet, report, check=task.options["action"] != CLUSTERS)
+    if task.options["action"] == REPLAY:
+        report.lines.append(guarantee(task.connection, task.options["delivery"]))
+    return report.lines
+
+
+def _run(task: Task) -> Report:
+    report = Report()
+    action = task.options["action"]
+    if action == REPLAY:
+        _replay(task, report)
+    else:
+        _look(task, report, check=action == CHECK)
+    return report
+
+
+def _look(task: Task, report: Report, *, check: bool) -> None:
+    options = task.options
+    with open_admin(parse_options(task.connection)) as admin:
+        bounds = _bounds(admin, options["group"])
+        letters = _wanted(task, bounds)
+        by, top = list(options["cluster_by"]), int(options["top"])
+        task.tell(report, *cluster_lines(letters, admin, task.connection, by, top))
+        report.figures["letters"] = letters.count()
+        if check:
+            rows = _judged(task, admin, letters, bounds, MessageIds(SYSTEM_CLOCK).next())
+            _tell_verdicts(task, report, rows)
+
+
+def _tell_verdicts(task: Task, report: Report, rows: Any) -> None:
+    """How many of each verdict and, values aside, of each reason; needs no body."""
+    values = "' is (\\'[^\\']*\\'|-?[0-9.]+)'"
+    found = (
+        rows.withColumn("why", F.expr(f"regexp_replace(reason, {values}, ' is …')"))
+        .groupBy("target", "verdict", "why")
+        .agg(F.expr("count(1) as messages"), F.expr("min(msg_id) as example"))
+        .orderBy("verdict", F.desc("messages"), "why")
+        .limit(REASONS_SHOWN_MAX)
+        .collect()
+    )
+    for row in found:
+        report.figures[row["verdict"]] = report.figures.get(row["verdict"], 0) + row["messages"]
+    names = ["messages", "verdict", "to", "example"]
+    table = [[row["messages"], row["verdict"], row["target"], row["example"]] for row in found]
+    task.tell(report, *table_lines("If they were sent now", names, table))
+    task.tell(report, *(f"  {row['verdict']}: {row['why']}" for row in found if row["why"]))
 
 
 def _replay(task: Task, report: Report) -> None:
@@ -531,17 +548,28 @@ def _replay(task: Task, report: Report) -> None:
     settings = {name: options[name] for name in _SETTINGS}
     if not ledger.open(f"dead letters of {options['group']}", settings):
         _settle(task, ledger)
-    rows = task.spark.read.parquet(folder.at(PLAN))
     report.files += [folder.at(PLAN), folder.at(REPORT)]
-    _say(task, report, guarantee(task.connection, options["delivery"]))
+    task.tell(report, guarantee(task.connection, options["delivery"]))
+    refused = (INVALID, FILTERED) if options["only_matching"] else (INVALID,)
+    unsent = ", ".join(f"'{verdict}'" for verdict in refused)
 
     def send(number: int, some: Any) -> None:
-        chosen = rows_to_send(some, only_matching=options["only_matching"])
+        chosen = rows_to_send(some.where(f"verdict not in ({unsent})"))
         write_step(chosen, task.connection, ledger["query"], number, delivery=options["delivery"])
-        _write_report(some, folder, number, options)
+        lines = some.selectExpr(  # written again when the step is
+            "msg_id as id",
+            "struct(topic, broker, queue_id, queue_offset, origin_topic) as origin",
+            "target as to",
+            f"if(verdict in ({unsent}), verdict, 'sent') as verdict",
+            f"if(verdict in ({unsent}), null, new_id) as new_id",
+            "reason as error",
+        )
+        kind = "parquet" if options["report"] == PARQUET else "json"
+        place = folder.at(f"{REPORT}/step-{number:08d}")
+        lines.coalesce(1).write.mode("overwrite").format(kind).save(place)
 
-    job = Job(rows, ledger["step_rows"], float(options["rate"]), send)
-    is_done = ledger["done"] or run_steps(task, ledger, job, report)
+    rows = task.spark.read.parquet(folder.at(PLAN))
+    is_done = run_steps(task, ledger, report, rows, send)
     for row in read_report(task.spark, folder.path).groupBy("verdict").count().collect():
         report.figures[row["verdict"]] = row["count"]
     counted = ", ".join(
@@ -549,14 +577,14 @@ def _replay(task: Task, report: Report) -> None:
         if name in report.figures
     )  # fmt: skip
     ending = "" if is_done else "; stopped, run it again to go on"
-    _say(task, report, f"{counted or 'nothing to send'}{ending}; report: {folder.at(REPORT)}")
+    task.tell(report, f"{counted or 'nothing to send'}{ending}; report: {folder.at(REPORT)}")
 
 
 def _settle(task: Task, ledger: Ledger) -> None:
     """Decides what every message becomes, before the first is sent."""
     folder, options = ledger.folder, task.options
     first_id = MessageIds(SYSTEM_CLOCK).next()
-    with _admin(task.connection) as admin:
+    with open_admin(parse_options(task.connection)) as admin:
         bounds = _bounds(admin, options["group"])
         rows = _judged(task, admin, _wanted(task, bounds), bounds, first_id)
         kept = rows.selectExpr(
@@ -570,45 +598,48 @@ def _settle(task: Task, ledger: Ledger) -> None:
     ledger.begin(query=f"dead-letters-{name}", step_rows=size)
 
 
-def rows_to_send(plan: Any, *, only_matching: bool) -> Any:
+def rows_to_send(plan: Any) -> Any:
     """Rows of a plan as the sink takes them."""
-    refused = f"'{INVALID}', '{FILTERED}'" if only_matching else f"'{INVALID}'"
-    is_retry = f"startswith(target, '{RETRY_PREFIX}')"
     system = (
-        f"if({is_retry}, map('{RETRY_TOPIC}', origin_topic, '{ORIGIN_MESSAGE_ID}',"
-        " coalesce(origin_id, msg_id)), cast(map() as map<string,string>))"
+        f"if(startswith(target, '{RETRY_PREFIX}'), map('{RETRY_TOPIC}', origin_topic,"
+        f" '{ORIGIN_MESSAGE_ID}', coalesce(origin_id, msg_id)),"
+        " cast(map() as map<string,string>))"
     )
-    return plan.where(f"verdict not in ({refused})").selectExpr(
+    return plan.selectExpr(
         "target as topic", "new_body as body", "new_tags as tags", "new_keys as keys",
         "new_sharding_key as sharding_key", "new_properties as properties",
-        "new_id as message_id", f"{system} as system_properties",
-        *(f"{name} as from_{name}" for name in ("topic", "broker", "queue_id", "queue_offset")),
+        "new_id as message_id", f"{system} as system_properties", *FROM_PLACE,
     )  # fmt: skip
-
-
-def _write_report(some: Any, folder: Folder, number: int, options: Mapping[str, Any]) -> None:
-    """A line a message of this step; written again when the step is."""
-    unsent = f"'{INVALID}', '{FILTERED}'" if options["only_matching"] else f"'{INVALID}'"
-    lines = some.selectExpr(
-        "msg_id as id",
-        "struct(topic, broker, queue_id, queue_offset, origin_topic) as origin",
-        "target as to",
-        f"if(verdict in ({unsent}), verdict, 'sent') as verdict",
-        f"if(verdict in ({unsent}), null, new_id) as new_id",
-        "reason as error",
-    )
-    writer = lines.coalesce(1).write.mode("overwrite")
-    place = folder.at(f"{REPORT}/step-{number:08d}")
-    if options["report"] == PARQUET:
-        writer.parquet(place)
-    else:
-        writer.json(place)
 
 
 DEAD_LETTERS: Final = Ready(
     "dead-letters",
     "Dead letters of a group: clusters by cause, edits, a dry run, a paced replay with a report.",
-    FIELDS,
+    (
+        Field("group", TEXT, "The consumer group whose dead letters these are."),
+        Field("action", TEXT,
+              "Say why they died; or also what would become of each that is sent again; or send "
+              "them.", CHECK, (CLUSTERS, CHECK, REPLAY)),
+        Field("where", TEXT, "Spark SQL predicate: which of them.", ""),
+        Field("cluster_by", LIST, "Further expressions to group by, besides origin and cause.", ()),
+        Field("top", INTEGER, "How many clusters are shown.", 10),
+        Field("edit", MAPPING,
+              "What to change: body, topic, tags, keys, sharding_key, properties or "
+              "properties.NAME, each with a Spark SQL expression.", {}),
+        Field("to", TEXT,
+              "`origin`: the topic each comes from, for all its readers; `retry`: the group's "
+              "retry topic, for this group alone; or a topic.", "origin"),
+        Field("filter_sql", TEXT, "Judge by this SQL92 selector, not by the group's filter.", ""),
+        Field("filter_tags", TEXT, "Judge by these tags, not by the group's filter.", ""),
+        Field("only_matching", FLAG, "Send only what the group's filter lets through.", True),
+        *SENDING,
+        Field("state", TEXT, "Directory of plan, report and progress; needed to replay.", ""),
+        Field("report", TEXT, "Form of the report.", JSON_LINES, (JSON_LINES, PARQUET)),
+    ),
     _plan,
     _run,
-)
+)  # fmt: skip
+dead_letters = DEAD_LETTERS.call
+"""Dead letters of a group: clusters, check or replay. Raises ConfigurationError (also when a replay
+in this state was begun otherwise), RouteNotFoundError when the group has no dead letters, and the
+errors of the sink."""

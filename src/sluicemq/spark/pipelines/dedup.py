@@ -19,10 +19,12 @@ exact: the micro-batch that was written when the driver died is written again an
 
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
 from sluicemq.errors import ConfigurationError
+from sluicemq.spark.pipelines.document import AVAILABLE_NOW, BATCH, STREAMING
 from sluicemq.spark.pipelines.ready import (
     FLAG,
     INTEGER,
@@ -35,70 +37,65 @@ from sluicemq.spark.pipelines.ready import (
     duration_s,
 )
 from sluicemq.spark.pipelines.run import finish
-from sluicemq.spark.sinks.databases import Target, Written, prepare, shown_url, write_once
+from sluicemq.spark.schema import BASE
+from sluicemq.spark.sinks.databases import (
+    Target,
+    Written,
+    prepare,
+    shown_url,
+    whole_url,
+    write_once,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-BATCH, STREAMING = "batch", "streaming"
-AVAILABLE_NOW: Final = "available-now"
 KEY_COLUMN: Final = "sluice_key"
 POSITION, MESSAGE_ID, DEDUP_KEY = "position", "message-id", "dedup-key"
-KEYS: Final = {
-    POSITION: "concat(topic, '/', broker, '/', queue_id, '/', queue_offset, '@',"
-    " unix_millis(store_time))",
-    MESSAGE_ID: "msg_id",
-    DEDUP_KEY: "coalesce(`SLUICE_DEDUP_KEY`, msg_id)",
-}
-_NEEDED: Final = {
-    POSITION: ("topic", "broker", "queue_id", "queue_offset", "store_time"),
-    MESSAGE_ID: ("msg_id",),
-    DEDUP_KEY: ("prop:SLUICE_DEDUP_KEY", "msg_id"),
-}
-_ALL: Final = (
-    "topic", "broker", "queue_id", "queue_offset", "msg_id", "keys", "tags", "properties", "body",
-    "born_time", "store_time", "reconsume_times",
-)  # fmt: skip
+KEYS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    POSITION: (
+        "concat(topic, '/', broker, '/', queue_id, '/', queue_offset, '@',"
+        " unix_millis(store_time))",
+        ("topic", "broker", "queue_id", "queue_offset", "store_time"),
+    ),
+    MESSAGE_ID: ("msg_id", ("msg_id",)),
+    DEDUP_KEY: (
+        "coalesce(`SLUICE_DEDUP_KEY`, msg_id)", ("prop:SLUICE_DEDUP_KEY", "msg_id"),
+    ),
+}  # fmt: skip
+"""Name -> expression, and the columns that it needs."""
 COLUMNS: Final = {
     "topic": "topic", "tags": "tags", "message_keys": "keys", "properties": "to_json(properties)",
     "body": "cast(body as string)", "born_time": "born_time", "store_time": "store_time",
 }  # fmt: skip
 """Column of the table -> expression, when nothing else is said."""
-Say = Callable[[str], None]
 
 
 def source_options(
     connection: Mapping[str, str], topic: str | None, key: str, source: Mapping[str, str]
 ) -> dict[str, str]:
     """Options of the source, with the columns that the key needs."""
-    options = dict(connection) | dict(source)
-    if topic is not None:
-        options["topic"] = topic
-    wanted = [part.strip() for part in options.get("columns", ",".join(_ALL)).split(",")]
-    wanted += [name for name in _NEEDED.get(key, ()) if name not in wanted]
-    options["columns"] = ",".join(wanted)
+    options = {**connection, **source} | ({} if topic is None else {"topic": topic})
+    wanted = [part.strip() for part in options.get("columns", ",".join(BASE)).split(",")]
+    _, needed = KEYS.get(key, (key, ()))
+    options["columns"] = ",".join([*wanted, *(name for name in needed if name not in wanted)])
     return options
 
 
 def rows_of(messages: "DataFrame", key: str, columns: Mapping[str, str] | None) -> "DataFrame":
     """Messages as rows of the table: its columns by their expressions, and the key."""
-    from pyspark.sql import functions  # noqa: PLC0415 - not for a list of pipelines
-
     if KEY_COLUMN in (columns or ()):
         raise ConfigurationError(
             f"the column {KEY_COLUMN!r} is the key's.", cure="Give yours another name, or say key:."
         )
-    chosen = [functions.expr(text).alias(name) for name, text in (columns or COLUMNS).items()]
-    own = functions.expr(KEYS.get(key, key)).cast("string").alias(KEY_COLUMN)
-    return messages.select(own, *chosen)
+    chosen = [F.expr(text).alias(name) for name, text in (columns or COLUMNS).items()]
+    expression, _ = KEYS.get(key, (key, ()))
+    return messages.select(F.expr(expression).cast("string").alias(KEY_COLUMN), *chosen)
 
 
-def target_of(rows: "DataFrame", url: str, table: str, batch_rows: int = 1_000) -> Target:
-    """Where the rows go; a relative path of SQLite made whole, as tasks run elsewhere."""
-    scheme, _, path = url.partition(":///")
-    if scheme.startswith("sqlite") and path and not path.startswith("/"):
-        url = f"{scheme}:///{Path(path).absolute()}"
-    return Target(url, table, (KEY_COLUMN,), tuple(rows.dtypes), chunk_rows=batch_rows)
+def _target(rows: "DataFrame", url: str, table: str, batch_rows: int) -> Target:
+    columns = tuple(rows.dtypes)
+    return Target(whole_url(url), table, (KEY_COLUMN,), columns, chunk_rows=batch_rows)
 
 
 def write_table(
@@ -118,7 +115,7 @@ def write_table(
     ConfigurationError."""
     options = source_options(connection, topic, key, source or {})
     rows = rows_of(spark.read.format("rocketmq").options(**options).load(), key, columns)
-    target = target_of(rows, url, table, batch_rows)
+    target = _target(rows, url, table, batch_rows)
     prepare(target, create=create)
     return write_once(rows, target)
 
@@ -145,7 +142,7 @@ def stream_table(
     options |= source_options(connection, topic, key, source or {})
     messages = spark.readStream.format("rocketmq").options(**options).load()
     rows = rows_of(messages, key, columns)
-    target = target_of(rows, url, table, batch_rows)
+    target = _target(rows, url, table, batch_rows)
     prepare(target, create=create)
 
     def write(batch: "DataFrame", number: int) -> None:
@@ -154,81 +151,66 @@ def stream_table(
     writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
     if trigger == AVAILABLE_NOW:
         return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{_milliseconds(trigger)} milliseconds").start()
-
-
-def _milliseconds(trigger: str) -> int:
     try:
-        return int(duration_s(trigger) * 1000)
+        period_ms = int(duration_s(trigger) * 1000)
     except ValueError as error:
         raise ConfigurationError(
             f"the trigger is {trigger!r}: {error}.", cure=f"Write {AVAILABLE_NOW} or 10s."
         ) from None
+    return writer.trigger(processingTime=f"{period_ms} milliseconds").start()
 
 
-# ------------------------------------------------------------------------- the ready pipeline
-
-
-def _common(task: Task) -> dict[str, Any]:
-    options = task.options
-    names = ("url", "table", "topic", "key", "create", "batch_rows")
-    columns, source = options["columns"] or None, options["source"]
-    return {name: options[name] for name in names} | {"columns": columns, "source": source}
+# ---- the ready pipeline
 
 
 def _run(task: Task) -> Report:
     options = task.options
     place = f"{options['table']} of {shown_url(options['url'])}"
+    names = ("url", "table", "topic", "key", "create", "batch_rows", "source")
+    given = {name: options[name] for name in names} | {"columns": options["columns"] or None}
+    done = Written()
     if options["mode"] == BATCH:
-        written = write_table(task.spark, task.connection, **_common(task))
-        return _report(task, [written], place)
-    if not options["checkpoint"]:
+        done = write_table(task.spark, task.connection, **given)
+    elif not options["checkpoint"]:
         raise ConfigurationError(
             "a stream needs a checkpoint.", cure="Say checkpoint: DIRECTORY, or mode: batch."
         )
-    done: list[Written] = [Written()]
+    else:
 
-    def tell(number: int, written: Written) -> None:
-        done[0] = Written(done[0].rows + written.rows, done[0].new + written.new)
-        task.say(f"micro-batch {number}: {written.rows:,} rows, {written.new:,} new in {place}")
+        def tell(number: int, written: Written) -> None:
+            nonlocal done
+            done = Written(done.rows + written.rows, done.new + written.new)
+            task.say(f"micro-batch {number}: {written.rows:,} rows, {written.new:,} new in {place}")
 
-    query = stream_table(
-        task.spark, task.connection, checkpoint=options["checkpoint"], trigger=options["trigger"],
-        on_batch=tell, **_common(task),
+        query = stream_table(
+            task.spark, task.connection, checkpoint=options["checkpoint"],
+            trigger=options["trigger"], on_batch=tell, **given,
+        )  # fmt: skip
+        while query.isActive and not task.stopping():
+            threading.Event().wait(0.2)
+        if query.isActive:  # the micro-batch under way is the last
+            finish(query)
+        query.awaitTermination()
+    repeated = done.rows - done.new
+    report = Report({"rows": done.rows, "new": done.new, "repeated": repeated})
+    task.tell(
+        report, f"{done.rows:,} messages, {done.new:,} new rows in {place};"
+        f" {repeated:,} were there already",
     )  # fmt: skip
-    _await(query, task.stopping)
-    return _report(task, done, place)
-
-
-def _await(query: Any, stopping: Callable[[], bool]) -> None:
-    """Until it ends, or is to stop: then the micro-batch under way is the last."""
-    pause = threading.Event()
-    while query.isActive and not stopping():
-        pause.wait(0.2)
-    if query.isActive:
-        finish(query)
-    query.awaitTermination()
-
-
-def _report(task: Task, done: list[Written], place: str) -> Report:
-    rows, new = done[0].rows, done[0].new
-    line = f"{rows:,} messages, {new:,} new rows in {place}; {rows - new:,} were there already"
-    task.say(line)
-    return Report({"rows": rows, "new": new, "repeated": rows - new}, [], [line])
+    return report
 
 
 def _plan(task: Task) -> list[str]:
-    options = task.options
-    source = source_options(task.connection, options["topic"], options["key"], options["source"])
-    messages = task.spark.read.format("rocketmq").options(
-        **{name: text for name, text in source.items() if not name.startswith("max")}
-    ).load()  # fmt: skip
-    rows = rows_of(messages, options["key"], options["columns"] or None)
-    target = target_of(rows, options["url"], options["table"])
+    options, key = task.options, task.options["key"]
+    source = source_options(task.connection, options["topic"], key, options["source"])
+    batch = {name: text for name, text in source.items() if not name.startswith("max")}
+    messages = task.spark.read.format("rocketmq").options(**batch).load()
+    rows = rows_of(messages, key, options["columns"] or None)
+    expression, _ = KEYS.get(key, (key, ()))
     return [
         f"read {source.get('topic', 'the source')} as a {options['mode']}",
-        f"key {KEY_COLUMN}: {KEYS.get(options['key'], options['key'])}",
-        f"columns {', '.join(f'{name} {kind}' for name, kind in target.columns[1:])}",
+        f"key {KEY_COLUMN}: {expression}",
+        f"columns {', '.join(f'{name} {kind}' for name, kind in rows.dtypes[1:])}",
         f"insert into {options['table']} of {shown_url(options['url'])} what is not there",
     ]
 

@@ -1,27 +1,16 @@
-"""A YAML file with its places: every value knows its line, and every fault is collected.
+"""A pipeline file as a value: YAML whose values know their lines, and what the file means.
 
 PyYAML's `compose` gives nodes with marks instead of values. `Entry` wraps one: the path of keys
 that leads to it (`sinks[1].url`), its line, its texts. What is wrong goes into `Document.problems`
-and reading goes on, so that a user sees all of it at once.
+and reading goes on, so that a user sees all of it at once. A `Pipeline` keeps the line of each part
+as well, so that what only Spark can find out (a transform that does not parse, a column that is not
+there) is reported like what the file's reader finds.
 
 `${NAME}` in a text is taken from the environment (`$${` is a plain `${`). What came from a variable
 whose name sounds like a secret, and what stands where secrets stand, is remembered in `Secrets`,
 which takes it out of whatever is printed.
-
-What a pipeline file means: the value that `file` makes and everything else reads.
-
-Each part keeps the line it came from, so that what only Spark can find out (a transform that does
-not parse, a column that is not there) is reported like what the file's reader finds.
-
-What a run says, to people and to programs: events, each a line of text and its numbers.
-
-    late-flights topic-report: batch 7: 30 rows, 60 rows/s, 75 filtered at the broker, lag 0
-    {"event": "batch", "pipeline": "late-flights", "sink": "topic-report", "batch": 7, …}
-
-Whoever runs a pipeline takes `Event`s; what to do with them (stderr, JSON lines) is the caller's.
 """
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,13 +19,19 @@ from typing import Any, Final
 import yaml  # type: ignore[import-untyped]
 
 from sluicemq.errors import ConfigurationError
+from sluicemq.spark.errors import did_you_mean
 
+BATCH, STREAMING = "batch", "streaming"
+ROCKETMQ, STORE, PARQUET = "rocketmq", "store", "parquet"
+TOPIC, TABLE = "topic", "table"
+AVAILABLE_NOW: Final = "available-now"
+VIEW: Final = "source"
+MASK: Final = "***"
 _VARIABLE: Final = re.compile(r"\$\$(?=\{)|\$\{([^}]*)\}")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_NAME: Final = re.compile(r"SECRET|PASS|PWD|TOKEN|KEY|CREDENTIAL|AUTH", re.IGNORECASE)
 _URL_PASSWORD: Final = re.compile(r"://[^/@\s]*?:([^/\s]*)@")
 _NULL: Final = "tag:yaml.org,2002:null"
-MASK: Final = "***"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -54,6 +49,14 @@ class Problem:
         kind = "" if self.is_error else "warning: "
         key = f"{self.key}: " if self.key else ""
         return f"{path}:{self.line}: {kind}{key}{self.what} {self.cure}".rstrip()
+
+
+class PlaceError(Exception):
+    """Carries a problem of a place of the file to where the file's name is known."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.what)
+        self.problem = problem
 
 
 @dataclass(slots=True)
@@ -78,6 +81,9 @@ class Secrets:
         return text
 
 
+# ---- reading
+
+
 @dataclass(slots=True)
 class Document:
     """One file that is being read: its environment, and what was found wrong so far."""
@@ -96,38 +102,15 @@ class Document:
         """The whole document. None, with the problem added, when it is no YAML mapping."""
         try:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            what = str(error.problem or error.context)
-            self.add(mark.line + 1 if mark else 1, "", f"this is no YAML: {what}.")
-            return None
         except yaml.YAMLError as error:
-            self.add(1, "", f"this is no YAML: {error}.")
+            mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+            what = getattr(error, "problem", None) or getattr(error, "context", None) or error
+            self.add(mark.line + 1 if mark else 1, "", f"this is no YAML: {what}.")
             return None
         if not isinstance(node, yaml.MappingNode):
             self.add(1, "", "a pipeline is a mapping.", "Begin with name:, source: and sinks:.")
             return None
         return Entry(self, node, "", node.start_mark.line + 1)
-
-    def resolved(self, text: str, line: int, key: str) -> str:
-        """The text with its variables; a variable that is not set is a problem."""
-
-        def value(found: re.Match[str]) -> str:
-            name = found[1]
-            if name is None:
-                return "$"
-            if not _NAME.fullmatch(name):
-                self.add(line, key, f"${{{name}}} is no variable.", "Write $${ for a plain ${.")
-                return ""
-            if name not in self.environment:
-                cure = f"Set it, as in: {name}=… sluice pipeline run …"
-                self.add(line, key, f"the variable {name} is not set.", cure)
-                return ""
-            if _SECRET_NAME.search(name):
-                self.secrets.add(self.environment[name], f"${{{name}}}")
-            return self.environment[name]
-
-        return _VARIABLE.sub(value, text)
 
 
 @dataclass(slots=True)
@@ -147,19 +130,33 @@ class Entry:
         is_block = getattr(self.node, "style", None) in ("|", ">")
         return int(self.node.start_mark.line) + 1 + is_block
 
-    @property
-    def is_null(self) -> bool:
-        return isinstance(self.node, yaml.ScalarNode) and self.node.tag == _NULL
-
     def scalar(self) -> str | None:
-        """The text of a scalar. None, with a problem, for anything else and for nothing."""
+        """The text of a scalar, with its variables. None, with a problem, for anything else and for
+        nothing."""
         if not isinstance(self.node, yaml.ScalarNode):
             self.problem("a text is wanted here, not a list or a mapping.")
             return None
-        if self.is_null:
+        if self.node.tag == _NULL:
             self.problem("nothing is said.", "Give a value, or leave the key out.")
             return None
-        return self.document.resolved(str(self.node.value), self.line, self.key)
+        environment, secrets = self.document.environment, self.document.secrets
+
+        def value(found: re.Match[str]) -> str:
+            name = found[1]
+            if name is None:
+                return "$"
+            if name not in environment:
+                if _NAME.fullmatch(name):
+                    cure = f"Set it, as in: {name}=… sluice pipeline run …"
+                    self.problem(f"the variable {name} is not set.", cure)
+                else:
+                    self.problem(f"${{{name}}} is no variable.", "Write $${ for a plain ${.")
+                return ""
+            if _SECRET_NAME.search(name):
+                secrets.add(environment[name], f"${{{name}}}")
+            return environment[name]
+
+        return _VARIABLE.sub(value, str(self.node.value))
 
     def items(self) -> "list[Entry] | None":
         """The entries of a list. None, with a problem, for anything else."""
@@ -215,32 +212,25 @@ class Entry:
 def nearest(name: str, names: Iterable[str]) -> str:
     """`Did you mean 'topic'?`, or the list of all when nothing is near."""
     listed = list(names)
-    lower = {one.lower(): one for one in reversed(listed)}
-    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.6)
-    return f"Did you mean {lower[near[0]]!r}?" if near else f"There are: {', '.join(listed)}."
+    return did_you_mean(name, listed).rstrip() or f"There are: {', '.join(listed)}."
 
 
-BATCH, STREAMING = "batch", "streaming"
-ROCKETMQ, STORE, PARQUET = "rocketmq", "store", "parquet"
-TOPIC, TABLE = "topic", "table"
-AVAILABLE_NOW: Final = "available-now"
-VIEW: Final = "source"
+# ---- what a file means
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What comes in. `options` are those of Spark's source, those of the cluster included; `lines`
-    has the line of each."""
+    """What comes in. `options` are those of Spark's source, those of the cluster included."""
 
     kind: str
     options: Mapping[str, str]
     line: int
-    lines: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """Where it goes. `fields`: the declared ones by name; `options`: of Spark's sink (topics)."""
+    """Where it goes. `fields`: the declared ones by name; `options`: of Spark's sink (topics);
+    `lines` has the line of each key."""
 
     name: str
     kind: str
@@ -250,7 +240,7 @@ class Sink:
     line: int
     lines: Mapping[str, int] = field(default_factory=dict)
 
-    def error(self, what: str, cure: str = "", *, at: str = "") -> "PlaceError":
+    def error(self, what: str, cure: str = "", *, at: str = "") -> PlaceError:
         """An error at the sink, or at one of its keys."""
         key = f"{self.key}.{at}" if at else self.key
         return PlaceError(Problem(self.lines.get(at, self.line), key, what, cure))
@@ -286,22 +276,22 @@ class Pipeline:
         """The checkpoint directory of a sink's query: one below the pipeline's for each."""
         return f"{(self.checkpoint or '').rstrip('/')}/{sink.name}"
 
-    def failed(self, error: "PlaceError") -> ConfigurationError:
+    def failed(self, error: PlaceError) -> ConfigurationError:
         """The error as the user sees it: file, line, key."""
         return ConfigurationError(self.secrets.hidden(error.problem.told(self.path)))
 
 
-class PlaceError(Exception):
-    """Carries a problem of a place of the file to where the file's name is known."""
-
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem.what)
-        self.problem = problem
+# ---- what a run says
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`kind`: started, stage, batch, written, line, stopping, done. Without secrets."""
+    """A line of text and its numbers, for people and for programs; without secrets. `kind`:
+    started, stage, batch, written, line, stopping, done.
+
+    late-flights topic-report: batch 7: 30 rows, 60 rows/s, 75 filtered at the broker, lag 0
+    {"event": "batch", "pipeline": "late-flights", "sink": "topic-report", "batch": 7, …}
+    """
 
     kind: str
     text: str
@@ -314,19 +304,16 @@ class Event:
 Listener = Callable[[Event], None]
 
 
-def silent(_event: Event) -> None:
-    """A listener that does nothing."""
-
-
 @dataclass(frozen=True, slots=True)
-class Narrator:
-    """Speaks for one pipeline."""
+class Events:
+    """The events of one pipeline's run; what to do with them (stderr, JSON lines) is the
+    listener's."""
 
     pipeline: str
-    listener: Listener = silent
+    listener: Listener
     secrets: Secrets = field(default_factory=Secrets)
 
-    def tell(self, kind: str, text: str, **figures: Any) -> None:
+    def emit(self, kind: str, text: str, **figures: Any) -> None:
         sink = figures.get("sink")
         head = f"{self.pipeline} {sink}: " if sink else f"{self.pipeline}: "
         shown = self.secrets.hidden(head + text)

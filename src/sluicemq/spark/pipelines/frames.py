@@ -1,17 +1,16 @@
-"""From the file to a DataFrame: the source, pinned to a range for a batch, and the transform.
+"""From the file to a DataFrame, and from there into sinks.
 
-A transform is one query over the view `source`. A batch loads topics anew for each place of the
+**Source.** A batch is pinned to one range of offsets before it begins (`Reach`). All its sinks then
+write the same messages, the dry run's numbers are those of the run, and there is something to count
+progress against.
+
+**Transform.** One query over the view `source`. A batch loads topics anew for each place of the
 query that names the view, with the predicates that hold there (`references`): the broker decides
-them. Spark runs a command (`DROP TABLE`, `INSERT`) at
-the moment it is given the text, so the text is parsed first and anything but a query refused: a
-dry run must change nothing. Errors come back with the line of the file they are in.
+them. Spark runs a command (`DROP TABLE`, `INSERT`) at the moment it is given the text, so the text
+is parsed first and anything but a query refused: a dry run must change nothing. Errors come back
+with the line of the file they are in.
 
-How far a read of topics goes: the offsets of each queue, and how many messages that is.
-
-A batch is pinned to one range before it begins. All its sinks then write the same messages, the
-dry run's numbers are those of the run, and there is something to count progress against.
-
-What each kind of sink does with a frame: check, say, prepare, write, start.
+**Sinks.**
 
 | kind | batch | stream |
 |---|---|---|
@@ -25,13 +24,9 @@ What each kind of sink does with a frame: check, say, prepare, write, start.
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
-
-import orjson
 
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError, SluiceError
@@ -69,9 +64,8 @@ from sluicemq.spark.pipelines.document import (
     nearest,
 )
 from sluicemq.spark.pipelines.file import MESSAGE
-from sluicemq.spark.references import StandIn, named_apart, predicates_in, quoted
-from sluicemq.spark.sinks import databases as upsert
-from sluicemq.spark.sinks.databases import FORMAT, register, target_text
+from sluicemq.spark.references import StandIn, elements, named_apart, predicates_in, quoted
+from sluicemq.spark.sinks import databases
 from sluicemq.spark.sinks.writer import roles_of
 from sluicemq.spark.sources.offset_reader import (
     check_selector,
@@ -81,20 +75,134 @@ from sluicemq.spark.sources.offset_reader import (
     starting_offsets,
 )
 from sluicemq.spark.sources.offsets import Offsets, from_checkpoint, place, to_table, topics_of
-from sluicemq.spark.sources.store_reader import StorePlace, newest_properties, snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import sqlalchemy as sa
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import DataStreamWriter
 
 FORMATS: Final = {ROCKETMQ: "rocketmq", STORE: "rocketmq_store", PARQUET: "parquet"}
+_NAMED_BY: Final = (
+    "topic", "topics", "topicsPattern", "startingOffsets", "endingOffsets", "startingTimestamp",
+    "endingTimestamp",
+)  # fmt: skip
+"""Options that a range takes the place of."""
 _PLANS: Final = "org.apache.spark.sql.catalyst.plans.logical"
 _PLACE: Final = re.compile(r"\(line (\d+), pos (\d+)\)|;? ?line (\d+),? pos (\d+)")
 _TAIL: Final = re.compile(r"(;? ?\(?line \d+,? pos \d+\)?|SQLSTATE: \w+|== SQL.*|JVM stacktrace:.*"
                           r"|;\n'.*|;\n\w.*)", re.DOTALL)  # fmt: skip
+
+
+# ---- how far a read of topics goes
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Offsets start <= offset < end by queue; `selector`: what the broker filters by, in words."""
+
+    topics: tuple[str, ...]
+    start: Offsets
+    end: Offsets
+    selector: str | None
+
+    @property
+    def messages(self) -> int:
+        return sum(max(0, self.end[queue] - first) for queue, first in self.start.items())
+
+    def pinned(self, pipeline: Pipeline) -> Pipeline:
+        """The pipeline with exactly this range in place of what named it."""
+        source, several = pipeline.source, len(self.topics) > 1
+        assert source is not None
+        options = {name: text for name, text in source.options.items() if name not in _NAMED_BY}
+        options["topics" if several else "topic"] = ",".join(self.topics)
+        for name, offsets in (("startingOffsets", self.start), ("endingOffsets", self.end)):
+            options[name] = json.dumps(to_table(offsets, several=several))
+        return replace(pipeline, source=replace(source, options=options))
+
+    def rows(self) -> list[tuple[str, str, int, int]]:
+        """Topic, queue, first offset and end of each queue."""
+        return [(queue.topic, place(queue), self.start[queue], self.end[queue])
+                for queue in sorted(self.start)]  # fmt: skip
+
+
+def reach_of(pipeline: Pipeline, *, checkpoint: str | None = None) -> Reach | None:
+    """What a run that begins now would read; None for sources that are no topics.
+
+    A stream begins where its checkpoint ends. Raises the client's errors and ConfigurationError.
+    """
+    source = pipeline.source
+    if source is None or source.kind != ROCKETMQ:
+        return None
+    options = parse_options(source.options, STREAM if pipeline.is_streaming else READ)
+    with open_admin(options) as admin:
+        topics = tuple(topics_of(options).found(admin))
+        selector = _selector(admin, options, topics)
+        bounds = queue_bounds(admin, topics)
+        if not pipeline.is_streaming:
+            start = starting_offsets(admin, options, bounds, "earliest")
+            return Reach(topics, start, ending_offsets(admin, options, bounds), selector)
+        end = {queue: highest for queue, (_, highest) in bounds.items()}
+        known = None if checkpoint is None else committed_offsets(checkpoint)
+        if known is None:
+            return Reach(topics, starting_offsets(admin, options, bounds, "latest"), end, selector)
+        start = {queue: known.get(queue, lowest) for queue, (lowest, _) in bounds.items()}
+        return Reach(topics, start, end, selector)
+
+
+def _selector(admin: Admin, options: Options, topics: Sequence[str]) -> str | None:
+    """The broker's filter in words; asks every broker whether it evaluates it."""
+    label = topics_of(options).label
+    found = subscription_of(label, options["filter.tags"], options["filter.sql"], Pushed())
+    if found is None:
+        return "nothing matches"
+    subscription, _ = found
+    if subscription.kind == SQL92:
+        group = options["group"] or "sluice-pipeline"
+        check_selector(admin, topics, group, subscription.expression)
+        return f"SQL92 {subscription.expression}"
+    return None if subscription.expression == "*" else f"tags {subscription.expression}"
+
+
+def committed_offsets(checkpoint: str) -> dict[MessageQueue, int] | None:
+    """Where a query with this checkpoint directory goes on; None when it would begin anew, or the
+    directory is none of this machine."""
+    directory = checkpoint.removeprefix("file://")
+    done = [name for name in SYSTEM_FILES.names(f"{directory}/commits") if name.isdigit()]
+    text = read_text(SYSTEM_FILES, f"{directory}/offsets/{max(done, key=int)}") if done else None
+    if text is None:
+        return None
+    found: Any = json.loads(text.splitlines()[2])
+    return from_checkpoint(found, None) if isinstance(found, dict) and "queues" in found else None
+
+
+def lost_by_filter(pipeline: Pipeline) -> list[str]:
+    """What the source's `filter.sql` loses by mistake (`filter_findings`). Raises as `reach_of`,
+    and StoreError."""
+    source = pipeline.source
+    sql = None if source is None else source.options.get("filter.sql")
+    if source is None or sql is None:
+        return []
+    if source.kind == ROCKETMQ:
+        options = parse_options(source.options, STREAM if pipeline.is_streaming else READ)
+        with open_admin(options) as admin:
+            topics = topics_of(options).found(admin)
+            return filter_findings(sql, lambda text: tried_at_brokers(admin, topics, text))
+    from sluicemq.spark.sources.store_reader import snapshot  # noqa: PLC0415 - heavy
+
+    with snapshot(parse_options(source.options, READ, DECLARED)) as seen:
+        newest = list(seen.newest_properties(MESSAGES_MAX))
+    return filter_findings(sql, lambda text: tried_here(newest, text))
+
+
+# ---- source and transform
+
+
+def checked_frame(pipeline: Pipeline, spark: "SparkSession") -> "tuple[DataFrame, list[Writer]]":
+    """The transformed frame and its writers, everything checked. Raises PlaceError."""
+    frame = transformed(pipeline, spark, source_frame(pipeline, spark))
+    writers = [_WRITERS[sink.kind](pipeline, sink) for sink in pipeline.sinks]
+    for writer in writers:
+        writer.check(frame)
+    return frame, writers
 
 
 def source_frame(
@@ -122,19 +230,32 @@ def transformed(pipeline: Pipeline, spark: "SparkSession", frame: "DataFrame") -
     if pipeline.transform is None:
         return frame
     try:
-        _check_query(spark, pipeline.transform)
+        state: Any = spark._jsparkSession.sessionState()
+        if _acts(spark, state.sqlParser().parsePlan(pipeline.transform)):
+            raise ConfigurationError(  # noqa: TRY301 - told like Spark's
+                "it is a command, not a query.", cure="Write select … from source."
+            )
         frame.createOrReplaceTempView(VIEW)
         try:
             whole = spark.sql(pipeline.transform)
         finally:
             spark.catalog.dropTempView(VIEW)
         return _pushed(pipeline, spark, frame.schema) or whole
-    except PlaceError as error:
-        problem = error.problem
-        place = Problem(pipeline.transform_line, "transform", problem.what, problem.cure)
-        raise PlaceError(place) from None
     except Exception as error:
         raise spark_error(error, pipeline.transform_line, "transform") from error
+
+
+def _acts(spark: "SparkSession", plan: Any) -> bool:
+    """Whether a statement does something."""
+    from py4j.java_gateway import (  # type: ignore[import-untyped]  # noqa: PLC0415 - Spark's
+        is_instance_of,
+    )
+
+    gateway = spark.sparkContext._gateway
+    kinds = (f"{_PLANS}.Command", f"{_PLANS}.ParsedStatement")
+    if any(is_instance_of(gateway, plan, kind) for kind in kinds):
+        return True
+    return any(_acts(spark, child) for child in elements(plan.children()))
 
 
 def _pushed(pipeline: Pipeline, spark: "SparkSession", schema: Any) -> "DataFrame | None":
@@ -168,31 +289,6 @@ def _pushed(pipeline: Pipeline, spark: "SparkSession", schema: Any) -> "DataFram
             spark.catalog.dropTempView(view)
 
 
-def _check_query(spark: "SparkSession", text: str) -> None:
-    """Raises PlaceError for a statement that does something, and Spark's error for one that does
-    not parse."""
-    state: Any = spark._jsparkSession.sessionState()
-    plan = state.sqlParser().parsePlan(text)
-    if _acts(spark, plan):
-        raise PlaceError(
-            Problem(0, "", "it is a command, not a query.", "Write select … from source.")
-        )
-
-
-def _acts(spark: "SparkSession", plan: Any) -> bool:
-    from py4j.java_gateway import (  # type: ignore[import-untyped]  # noqa: PLC0415 - Spark's
-        is_instance_of,
-    )
-
-    gateway = spark.sparkContext._gateway
-    if any(
-        is_instance_of(gateway, plan, f"{_PLANS}.{kind}") for kind in ("Command", "ParsedStatement")
-    ):
-        return True
-    children = plan.children()
-    return any(_acts(spark, children.apply(index)) for index in range(children.length()))
-
-
 def spark_error(error: Exception, line: int, key: str) -> PlaceError:
     """Spark's complaint (or ours) at a place of the file: its sentence, without plan and stack.
 
@@ -221,127 +317,17 @@ def sentence_of(error: BaseException) -> str:
     return " ".join(cut.split())[:600] or type(error).__name__
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """Offsets start <= offset < end by queue; `selector`: what the broker filters by, in words."""
-
-    topics: tuple[str, ...]
-    start: Offsets
-    end: Offsets
-    selector: str | None
-
-    @property
-    def messages(self) -> int:
-        return sum(max(0, self.end[queue] - first) for queue, first in self.start.items())
-
-    def pinned(self) -> dict[str, str]:
-        """Source options for exactly this range."""
-        several = len(self.topics) > 1
-        ends = {"startingOffsets": self.start, "endingOffsets": self.end}
-        table = {
-            name: orjson.dumps(to_table(offsets, several=several)).decode()
-            for name, offsets in ends.items()
-        }
-        return table | ({"topics": ",".join(self.topics)} if several else {"topic": self.topics[0]})
-
-    def rows(self) -> list[tuple[str, str, int, int]]:
-        """Topic, queue, first offset and end of each queue."""
-        return [(queue.topic, place(queue), self.start[queue], self.end[queue])
-                for queue in sorted(self.start)]  # fmt: skip
-
-
-def reach_of(pipeline: Pipeline, *, checkpoint: str | None = None) -> Reach | None:
-    """What a run that begins now would read; None for sources that are no topics.
-
-    A stream begins where its checkpoint ends. Raises the client's errors and ConfigurationError.
-    """
-    source = pipeline.source
-    if source is None or source.kind != ROCKETMQ:
-        return None
-    options = parse_options(source.options, STREAM if pipeline.is_streaming else READ)
-    with open_admin(options) as admin:
-        topics = tuple(topics_of(options).found(admin))
-        selector = _selector(admin, options, topics)
-        bounds = queue_bounds(admin, topics)
-        if not pipeline.is_streaming:
-            start = starting_offsets(admin, options, bounds, "earliest")
-            return Reach(topics, start, ending_offsets(admin, options, bounds), selector)
-        end = {queue: highest for queue, (_, highest) in bounds.items()}
-        known = None if checkpoint is None else committed_offsets(checkpoint)
-        if known is None:
-            return Reach(topics, starting_offsets(admin, options, bounds, "latest"), end, selector)
-        start = {queue: known.get(queue, lowest) for queue, (lowest, _) in bounds.items()}
-        return Reach(topics, start, end, selector)
-
-
-def lost_by_filter(pipeline: Pipeline) -> list[str]:
-    """What the source's `filter.sql` loses by mistake (`filter_findings`). Raises as `reach_of`,
-    and StoreError."""
-    source = pipeline.source
-    sql = None if source is None else source.options.get("filter.sql")
-    if source is None or sql is None:
-        return []
-    if source.kind == ROCKETMQ:
-        options = parse_options(source.options, STREAM if pipeline.is_streaming else READ)
-        with open_admin(options) as admin:
-            topics = topics_of(options).found(admin)
-            return filter_findings(sql, lambda text: tried_at_brokers(admin, topics, text))
-    options = parse_options(source.options, READ, DECLARED)
-    reader, seen = snapshot(StorePlace.of(options), options)
-    try:
-        newest = list(newest_properties(reader, seen.bounds, MESSAGES_MAX))
-    finally:
-        reader.close()
-    return filter_findings(sql, lambda text: tried_here(newest, text))
-
-
-def pinned_options(reach: Reach, options: "dict[str, str]") -> dict[str, str]:
-    """The source's options with the range in place of what named it."""
-    gone = ("topic", "topics", "topicsPattern", "startingOffsets", "endingOffsets",
-            "startingTimestamp", "endingTimestamp")  # fmt: skip
-    return {name: text for name, text in options.items() if name not in gone} | reach.pinned()
-
-
-def _selector(admin: Admin, options: Options, topics: "Sequence[str]") -> str | None:
-    """The broker's filter in words; asks every broker whether it evaluates it."""
-    found = subscription_of(
-        topics_of(options).label, options["filter.tags"], options["filter.sql"], Pushed()
-    )
-    if found is None:
-        return "nothing matches"
-    subscription, _ = found
-    if subscription.kind == SQL92:
-        group = options["group"] or "sluice-pipeline"
-        check_selector(admin, topics, group, subscription.expression)
-        return f"SQL92 {subscription.expression}"
-    return None if subscription.expression == "*" else f"tags {subscription.expression}"
-
-
-def committed_offsets(checkpoint: str) -> dict[MessageQueue, int] | None:
-    """Where a query with this checkpoint directory goes on; None when it would begin anew, or the
-    directory is none of this machine."""
-    directory = checkpoint.removeprefix("file://")
-    done = [name for name in SYSTEM_FILES.names(f"{directory}/commits") if name.isdigit()]
-    if not done:
-        return None
-    text = read_text(SYSTEM_FILES, f"{directory}/offsets/{max(done, key=int)}")
-    if text is None:
-        return None
-    found: Any = json.loads(text.splitlines()[2])
-    return from_checkpoint(found, None) if isinstance(found, dict) and "queues" in found else None
+# ---- sinks
 
 
 class Writer(ABC):
-    """One sink of a pipeline."""
+    """One sink of a pipeline. `target` is what it writes to, in words: `topic 'report'`."""
+
+    target: str
 
     def __init__(self, pipeline: Pipeline, sink: Sink) -> None:
         self.pipeline = pipeline
         self.sink = sink
-
-    @property
-    @abstractmethod
-    def target(self) -> str:
-        """In words: `topic 'report'`."""
 
     @abstractmethod
     def check(self, frame: "DataFrame") -> None:
@@ -354,10 +340,12 @@ class Writer(ABC):
     def prepare(self, frame: "DataFrame") -> None:  # noqa: B027 - most need nothing
         """What has to be there before the first row."""
 
-    def lacks(self, name: str, frame: "DataFrame", at: str) -> PlaceError:
-        """The error for a column that the frame does not have."""
-        cure = nearest(name, frame.columns)
-        return self.sink.error(f"there is no column {name!r}.", cure, at=at)
+    def expect_columns(self, frame: "DataFrame", at: str, names: Sequence[str]) -> None:
+        """Raises PlaceError for a column that the frame does not have."""
+        for name in names:
+            if name not in frame.columns:
+                cure = nearest(name, frame.columns)
+                raise self.sink.error(f"there is no column {name!r}.", cure, at=at)
 
     @abstractmethod
     def write(self, frame: "DataFrame") -> None:
@@ -371,9 +359,9 @@ class Writer(ABC):
 class TopicWriter(Writer):
     """Messages, by the sink `rocketmq`."""
 
-    @property
-    def target(self) -> str:
-        return f"topic {self.sink.options.get('topic')!r}"
+    def __init__(self, pipeline: Pipeline, sink: Sink) -> None:
+        super().__init__(pipeline, sink)
+        self.target = f"topic {sink.options.get('topic')!r}"
 
     def shaped(self, frame: "DataFrame") -> "DataFrame":
         """The columns of a message: the expressions of the file, or the frame as it is.
@@ -427,29 +415,20 @@ class TopicWriter(Writer):
 class ParquetWriter(Writer):
     """Files, by Spark's own sink."""
 
-    @property
-    def target(self) -> str:
-        return f"parquet {self.sink.fields['path']}"
+    def __init__(self, pipeline: Pipeline, sink: Sink) -> None:
+        super().__init__(pipeline, sink)
+        self.target = f"parquet {sink.fields['path']}"
 
     def check(self, frame: "DataFrame") -> None:
-        for name in self.sink.fields["partition_by"]:
-            if name not in frame.columns:
-                raise self.lacks(name, frame, "partition_by")
-        if self._refuses and self._is_there:
+        path: str = self.sink.fields["path"]
+        self.expect_columns(frame, "partition_by", self.sink.fields["partition_by"])
+        must_be_new = not self.pipeline.is_streaming and self.sink.fields["write"] == "fail"
+        if must_be_new and "://" not in path and SYSTEM_FILES.names(path):
             raise self.sink.error(
-                f"there are files in {self.sink.fields['path']!r} already.",
+                f"there are files in {path!r} already.",
                 "Write write: append or write: overwrite.",
                 at="path",
             )
-
-    @property
-    def _refuses(self) -> bool:
-        return not self.pipeline.is_streaming and self.sink.fields["write"] == "fail"
-
-    @property
-    def _is_there(self) -> bool:
-        path: str = self.sink.fields["path"]
-        return "://" not in path and bool(SYSTEM_FILES.names(path))
 
     def told(self, frame: "DataFrame") -> list[str]:
         by = self.sink.fields["partition_by"]
@@ -475,82 +454,57 @@ class ParquetWriter(Writer):
 class TableWriter(Writer):
     """Rows into a database, by key."""
 
-    @property
-    def target(self) -> str:
-        return f"table {self.sink.fields['table']} at {upsert.shown_url(self.sink.fields['url'])}"
+    def __init__(self, pipeline: Pipeline, sink: Sink) -> None:
+        super().__init__(pipeline, sink)
+        self.target = f"table {sink.fields['table']} at {databases.shown_url(sink.fields['url'])}"
+        self.url = databases.whole_url(sink.fields["url"])
 
-    def aim(self, frame: "DataFrame") -> upsert.Target:
+    def target_of(self, frame: "DataFrame") -> databases.Target:
         fields = self.sink.fields
-        columns = tuple((one.name, one.dataType.simpleString()) for one in frame.schema.fields)
-        return upsert.Target(
-            self._url, fields["table"], tuple(fields["key"]), columns, fields["version"],
-            fields["batch_rows"],
+        return databases.Target(
+            self.url, fields["table"], tuple(fields["key"]), tuple(frame.dtypes),
+            fields["version"], fields["batch_rows"],
         )  # fmt: skip
 
-    @cached_property
-    def _url(self) -> str:
-        """A file of SQLite by its whole path: tasks run in other directories."""
-        url: str = self.sink.fields["url"]
-        scheme, _, path = url.partition(":///")
-        if scheme.startswith("sqlite") and not path.startswith("/"):
-            return f"{scheme}:///{Path(path).absolute()}"
-        return url
-
     def check(self, frame: "DataFrame") -> None:
-        fields = self.sink.fields
-        for at, names in (("key", fields["key"]), ("version", [fields["version"] or ""])):
-            for name in filter(None, names):
-                if name not in frame.columns:
-                    raise self.lacks(name, frame, at)
+        fields, target = self.sink.fields, self.target_of(frame)
+        self.expect_columns(frame, "key", fields["key"])
+        self.expect_columns(frame, "version", [fields["version"]] if fields["version"] else [])
+        at = ""
         try:
-            upsert.table_of(self.aim(frame), "")
-            engine = upsert.open_engine(self._url)
+            databases.table_of(target, "")
+            with databases.opened(self.url) as engine:
+                at = "table"
+                is_missing = databases.missing_table(engine, target)
+                if not is_missing:
+                    databases.check_table(engine, target)
         except ConfigurationError as error:
-            raise self.sink.error(str(error)) from None
-        try:
-            self._check_table(engine, self.aim(frame))
-        except PlaceError:
-            raise
+            raise self.sink.error(str(error), at=at) from None
         except Exception as error:  # noqa: BLE001 - whatever the driver raises
             said = f"the database does not answer: {sentence_of(error)}"
             raise self.sink.error(said, at="url") from None
-        finally:
-            engine.dispose()
-
-    def _check_table(self, engine: "sa.Engine", target: upsert.Target) -> None:
-        if not upsert.missing_table(engine, target):
-            try:
-                upsert.check_table(engine, target)
-            except ConfigurationError as error:
-                raise self.sink.error(str(error), at="table") from None
-        elif not self.sink.fields["create"]:
+        if is_missing and not fields["create"]:
             cure = "Make it, or write create: true."
-            raise self.sink.error(f"there is no table {target.table!r}.", cure, at="table")
+            raise self.sink.error(f"there is no table {target.table!r}.", cure, at=at)
 
     def told(self, frame: "DataFrame") -> list[str]:
-        target = self.aim(frame)
-        engine = upsert.open_engine(target.url)
-        try:
-            is_missing = upsert.missing_table(engine, target)
-        finally:
-            engine.dispose()
+        target = self.target_of(frame)
+        with databases.opened(target.url) as engine:
+            is_missing = databases.missing_table(engine, target)
         by = f"rows are replaced by {', '.join(target.key)}"
         if target.version is not None:
             by += f" where {target.version} is not smaller"
         return ["it would be made" if is_missing else "it is there", by]
 
     def prepare(self, frame: "DataFrame") -> None:
-        register(frame.sparkSession)
-        target = self.aim(frame)
-        engine = upsert.open_engine(target.url)
-        try:
-            upsert.make_table(engine, target)
-        finally:
-            engine.dispose()
+        databases.register(frame.sparkSession)
+        target = self.target_of(frame)
+        with databases.opened(target.url) as engine:
+            databases.make_table(engine, target)
 
     def write(self, frame: "DataFrame") -> None:
-        target = target_text(self.aim(frame))
-        frame.write.format(FORMAT).option("target", target).mode("append").save()
+        target = databases.target_text(self.target_of(frame))
+        frame.write.format(databases.FORMAT).option("target", target).mode("append").save()
 
     def stream(self, frame: "DataFrame") -> "DataStreamWriter":
         def each(batch: "DataFrame", _epoch: int) -> None:
@@ -564,8 +518,3 @@ _WRITERS: Final[Mapping[str, Callable[[Pipeline, Sink], Writer]]] = {
     PARQUET: ParquetWriter,
     TABLE: TableWriter,
 }
-
-
-def writer_of(pipeline: Pipeline, sink: Sink) -> Writer:
-    """The writer of a sink's kind."""
-    return _WRITERS[sink.kind](pipeline, sink)

@@ -8,16 +8,13 @@ unless a property's type is `auto` or there is a `filter.sql` (which look at the
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sluicemq.spark.pipelines.document import Pipeline, PlaceError, Source
-from sluicemq.spark.pipelines.frames import Reach, lost_by_filter, pinned_options, reach_of
-from sluicemq.spark.pipelines.ready import ready
-from sluicemq.spark.pipelines.run import checked_frame, pinned_to, task_of
+from sluicemq.spark.pipelines.document import Pipeline, PlaceError
+from sluicemq.spark.pipelines.frames import Reach, checked_frame, lost_by_filter, reach_of
+from sluicemq.spark.pipelines.ready import Task, ready
 from sluicemq.spark.report import pushdown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from sluicemq.spark.pipelines.frames import Writer
 
 
 @dataclass(slots=True)
@@ -36,14 +33,6 @@ class Plan:
 
 def plan(pipeline: Pipeline, spark: "SparkSession") -> Plan:
     """What `run` would do now. Raises as `run` does before its first effect."""
-    try:
-        found = _ready(pipeline, spark) if pipeline.use is not None else _own(pipeline, spark)
-    except PlaceError as error:
-        raise pipeline.failed(error) from error.__cause__
-    return _without_secrets(pipeline, found)
-
-
-def _without_secrets(pipeline: Pipeline, found: Plan) -> Plan:
     hidden = pipeline.secrets.hidden
 
     def clean(value: Any) -> Any:
@@ -55,15 +44,18 @@ def _without_secrets(pipeline: Pipeline, found: Plan) -> Plan:
             return {name: clean(one) for name, one in value.items()}
         return value
 
+    try:
+        if pipeline.use is None:
+            found = _own(pipeline, spark)
+        else:
+            task = Task(spark, pipeline.given, pipeline.cluster, lambda text: None)
+            lines = ready(pipeline.use).plan(task)
+            head = f"pipeline {pipeline.name}: the ready pipeline {pipeline.use!r}"
+            figures = {"pipeline": pipeline.name, "use": pipeline.use, "plan": lines}
+            found = Plan({head: lines}, figures)
+    except PlaceError as error:
+        raise pipeline.failed(error) from error.__cause__
     return Plan(clean(found.sections), clean(found.figures))
-
-
-def _ready(pipeline: Pipeline, spark: "SparkSession") -> Plan:
-    assert pipeline.use is not None
-    lines = ready(pipeline.use).plan(task_of(pipeline, spark, lambda text: None))
-    head = f"pipeline {pipeline.name}: the ready pipeline {pipeline.use!r}"
-    figures = {"pipeline": pipeline.name, "use": pipeline.use, "plan": lines}
-    return Plan({head: lines}, figures)
 
 
 def _own(pipeline: Pipeline, spark: "SparkSession") -> Plan:
@@ -71,72 +63,70 @@ def _own(pipeline: Pipeline, spark: "SparkSession") -> Plan:
     assert source is not None
     reaches = _reaches(pipeline)
     reach = next(iter(reaches.values()), None)
-    batch = pipeline
-    if reach is not None and not pipeline.is_streaming:
-        batch = pinned_to(pipeline, pinned_options(reach, dict(source.options)))
-    frame, writers = checked_frame(batch, spark)
-    found = Plan({f"pipeline {pipeline.name}: {_mode_told(pipeline)}": []})
+    pinned = reach is not None and not pipeline.is_streaming
+    frame, writers = checked_frame(
+        reach.pinned(pipeline) if reach is not None and pinned else pipeline, spark
+    )
+    mode = "a batch"
+    if pipeline.is_streaming:
+        every = "" if pipeline.trigger is None else f", a micro-batch every {pipeline.trigger:g} s"
+        mode = f"a stream{every or ' of all that is there now'}"
+    found = Plan({f"pipeline {pipeline.name}: {mode}": []})
     for name, one in reaches.items():
-        found.sections[f"source{name}"] = _reach_told(source, one)
+        topics = f"topic {one.topics[0]}" if len(one.topics) == 1 else f"{len(one.topics)} topics"
+        found.sections[f"source{name}"] = [
+            f"{topics} at {source.options['nameServers']}: {one.messages:,} messages",
+            *(f"{topic} {queue}: offsets {start:,} to {end:,}, {end - start:,} messages"
+              for topic, queue, start, end in one.rows()),
+        ]  # fmt: skip
     if not reaches:
         found.sections["source"] = [f"{source.kind} {source.options.get('path')}"]
-    found.sections["filter"] = _filter_told(reach, source, frame, pipeline.is_streaming)
-    found.sections["filter"] += [f"mind: {one}" for one in lost_by_filter(pipeline)]
-    found.sections["columns"] = [
-        f"{one.name} {one.dataType.simpleString()}" for one in frame.schema.fields
-    ]
-    found.sections["plan of Spark"] = _explained(frame)
-    for writer in writers:
-        found.sections[f"sink {writer.sink.name}: {writer.target}"] = _sink_told(
-            pipeline, writer, frame
-        )
-    found.figures = _figures(pipeline, found, reach, frame, writers)
-    return found
-
-
-def _mode_told(pipeline: Pipeline) -> str:
+    own = reach.selector if reach is not None else source.options.get("filter.sql")
+    filters = [f"at the broker, by the file: {own or '-'}"]
     if not pipeline.is_streaming:
-        return "a batch"
-    if pipeline.trigger is None:
-        return "a stream of all that is there now"
-    return f"a stream, a micro-batch every {pipeline.trigger:g} s"
+        pushed = pushdown(frame)
+        at_broker = ", ".join(pushed.broker) or "-"
+        filters += [
+            f"at the broker, pushed down from the transform: {at_broker}",
+            f"by Spark: {', '.join(pushed.spark) or '-'}",
+        ]
+    found.sections["filter"] = filters + [f"mind: {one}" for one in lost_by_filter(pipeline)]
+    found.sections["columns"] = [f"{name} {kind}" for name, kind in frame.dtypes]
+    found.sections["plan of Spark"] = _explained(frame)
+    sinks = []
+    for writer in writers:
+        lines = writer.told(frame)
+        if pipeline.is_streaming:
+            lines.append(f"checkpoint {pipeline.checkpoint_of(writer.sink)}")
+        found.sections[f"sink {writer.sink.name}: {writer.target}"] = lines
+        sinks.append({"name": writer.sink.name, "target": writer.target, "what": lines})
+    found.figures = {
+        "pipeline": pipeline.name,
+        "mode": pipeline.mode,
+        "messages": None if reach is None else reach.messages,
+        "queues": [] if reach is None else [
+            {"topic": topic, "queue": queue, "start": start, "end": end}
+            for topic, queue, start, end in reach.rows()
+        ],
+        "filter": found.sections["filter"],
+        "columns": dict(frame.dtypes),
+        "plan": found.sections["plan of Spark"],
+        "sinks": sinks,
+    }  # fmt: skip
+    return found
 
 
 def _reaches(pipeline: Pipeline) -> dict[str, Reach]:
     """One for a batch; for a stream one for each sink, whose checkpoints may differ."""
-    if not pipeline.is_streaming:
-        reach = reach_of(pipeline)
-        return {} if reach is None else {"": reach}
-    found = {}
-    for sink in pipeline.sinks:
-        reach = reach_of(pipeline, checkpoint=pipeline.checkpoint_of(sink))
-        if reach is not None:
-            found[f" for {sink.name}" if len(pipeline.sinks) > 1 else ""] = reach
-    return found
-
-
-def _reach_told(source: Source, reach: Reach) -> list[str]:
-    lines = [
-        f"{topic} {queue}: offsets {start:,} to {end:,}, {end - start:,} messages"
-        for topic, queue, start, end in reach.rows()
-    ]
-    topics = "topic " + reach.topics[0] if len(reach.topics) == 1 else f"{len(reach.topics)} topics"
-    total = f"{topics} at {source.options['nameServers']}: {reach.messages:,} messages"
-    return [total, *lines]
-
-
-def _filter_told(
-    reach: Reach | None, source: Source, frame: "DataFrame", is_streaming: bool
-) -> list[str]:
-    own = reach.selector if reach is not None else source.options.get("filter.sql")
-    lines = [f"at the broker, by the file: {own or '-'}"]
-    if not is_streaming:
-        pushed = pushdown(frame)
-        lines.append(
-            f"at the broker, pushed down from the transform: {', '.join(pushed.broker) or '-'}"
-        )
-        lines.append(f"by Spark: {', '.join(pushed.spark) or '-'}")
-    return lines
+    checkpoints: dict[str, str | None] = {"": None}
+    if pipeline.is_streaming:
+        several = len(pipeline.sinks) > 1
+        checkpoints = {
+            f" for {sink.name}" if several else "": pipeline.checkpoint_of(sink)
+            for sink in pipeline.sinks
+        }
+    found = {name: reach_of(pipeline, checkpoint=place) for name, place in checkpoints.items()}
+    return {name: reach for name, reach in found.items() if reach is not None}
 
 
 def _explained(frame: "DataFrame") -> list[str]:
@@ -147,33 +137,3 @@ def _explained(frame: "DataFrame") -> list[str]:
     else:
         text = inner.sparkSession._jvm.PythonSQLUtils.explainString(execution, "simple")
     return [line for line in str(text).splitlines() if line.strip()]
-
-
-def _sink_told(pipeline: Pipeline, writer: "Writer", frame: "DataFrame") -> list[str]:
-    lines = writer.told(frame)
-    if pipeline.is_streaming:
-        lines.append(f"checkpoint {pipeline.checkpoint_of(writer.sink)}")
-    return lines
-
-
-def _figures(
-    pipeline: Pipeline, found: Plan, reach: Reach | None, frame: "DataFrame",
-    writers: "list[Writer]",
-) -> dict[str, Any]:  # fmt: skip
-    return {
-        "pipeline": pipeline.name,
-        "mode": pipeline.mode,
-        "messages": None if reach is None else reach.messages,
-        "queues": [] if reach is None else [
-            {"topic": topic, "queue": queue, "start": start, "end": end}
-            for topic, queue, start, end in reach.rows()
-        ],
-        "filter": found.sections["filter"],
-        "columns": {one.name: one.dataType.simpleString() for one in frame.schema.fields},
-        "plan": found.sections["plan of Spark"],
-        "sinks": [
-            {"name": one.sink.name, "target": one.target,
-             "what": found.sections[f"sink {one.sink.name}: {one.target}"]}
-            for one in writers
-        ],
-    }  # fmt: skip

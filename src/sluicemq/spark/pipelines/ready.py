@@ -1,21 +1,12 @@
 """What a ready pipeline is: declared fields, a plan that changes nothing, and a run.
 
 A ready pipeline (archive, dead letters, trace, audit, dedup …) is a value `Ready`, made by its
-module. The file's reader checks the fields under `with:` against the declared ones, so a ready
-pipeline gets values of the declared kinds, defaults filled in, and nothing else. It talks to the
-user through `Task.say` alone, looks at `Task.stopping` between steps, and ends with a `Report`.
-
-Declared fields of a mapping: their texts become values of the declared kinds, or problems.
-
-The sinks of a file and the ready pipelines' `with:` declare their fields alike (`ready.Field`), so
-they are checked by the same hand: unknown names with the nearest one, missing ones, bad values.
-
-Ready pipelines as Python functions: options by name, checked against the declared fields.
-
-Small tables as lines of text: what ready pipelines show beside what they write.
+module. The fields under `with:` of a file, and the options of a Python call, are checked against
+the declared ones, so a ready pipeline gets values of the declared kinds, defaults filled in, and
+nothing else. It talks to the user through `Task.say` alone, looks at `Task.stopping` between steps,
+and ends with a `Report`. The sinks of a file declare their fields in the same way.
 """
 
-import difflib
 import importlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,16 +15,19 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.errors import ConfigurationError
+from sluicemq.spark.errors import did_you_mean
 from sluicemq.spark.pipelines.document import Entry, nearest
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 TEXT, INTEGER, NUMBER, FLAG, LIST, DURATION, MAPPING = (
     "text", "integer", "number", "flag", "list", "duration", "mapping",
 )  # fmt: skip
 """Kinds of a field. A list is of texts, a duration (`90s`, `15m`, `6h`, `7d`) is seconds (float),
 a mapping goes from text to text."""
+_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_WIDTH_MAX: Final = 60
 
 
 class _Required:
@@ -79,6 +73,12 @@ class Task:
     say: Callable[[str], None] = print
     stopping: Callable[[], bool] = lambda: False
 
+    def tell(self, report: Report, *lines: str) -> None:
+        """Says the lines now, and reports them."""
+        for line in lines:
+            self.say(line)
+        report.lines += lines
+
 
 @dataclass(frozen=True, slots=True)
 class Ready:
@@ -90,10 +90,53 @@ class Ready:
     plan: Callable[[Task], list[str]]
     run: Callable[[Task], Report]
 
+    def task(
+        self,
+        spark: Any,
+        connection: Mapping[str, str],
+        options: Mapping[str, Any],
+        *,
+        say: Callable[[str], None] = print,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> Task:
+        """A run with these options by name, defaults filled in. Raises ConfigurationError for one
+        that is unknown, missing, or says what it may not."""
+        known = {field.name: field for field in self.fields}
+        for name in options:
+            if name not in known:
+                raise ConfigurationError(
+                    f"there is no option {name!r}.",
+                    cure=f"{did_you_mean(name, known)}There are: {', '.join(known)}.",
+                )
+        values = {}
+        for name, one in known.items():
+            value = options.get(name, one.default)
+            if value is REQUIRED:
+                raise ConfigurationError(f"the option {name!r} is missing.", cure=one.what)
+            if one.words and value not in one.words:
+                raise ConfigurationError(
+                    f"the option {name!r} is {value!r}.", cure=f"It is {' or '.join(one.words)}."
+                )
+            values[name] = [value] if one.kind == LIST and isinstance(value, str) else value
+        return Task(spark, values, connection, say, stopping)
+
+    def call(
+        self,
+        spark: Any,
+        connection: Mapping[str, str],
+        *,
+        say: Callable[[str], None] = print,
+        stopping: Callable[[], bool] = lambda: False,
+        **options: Any,
+    ) -> Report:
+        """Runs it as a Python function. `options` are the pipeline's fields by name. Raises as
+        `task`, and what the pipeline raises."""
+        return self.run(self.task(spark, connection, options, say=say, stopping=stopping))
+
 
 _HOME: Final = {
     "archive": "archive:ARCHIVE",
-    "replay": "replay:REPLAY",
+    "replay": "archive:REPLAY",
     "dead-letters": "deadletters:DEAD_LETTERS",
     "trace": "trace:TRACE",
     "audit": "audit:AUDIT",
@@ -110,46 +153,34 @@ def ready(name: str) -> Ready:
     return found
 
 
-_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
-_UNIT_S: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+def load_messages(
+    spark: "SparkSession", connection: Mapping[str, str], **options: str
+) -> "DataFrame":
+    """Messages of topics, by the batch source. What the options mean: docs/spark.md."""
+    given = {"reportPushdown": "false", **connection, **options}
+    return spark.read.format("rocketmq").options(**given).load()
+
+
+# ---- fields of a file
 
 
 def duration_s(text: str) -> float:
     """`90s`, `15m`, `6h`, `7d`, `500ms` -> seconds. Raises ValueError."""
-    found = _DURATION.fullmatch(text.strip())
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)", text.strip())
     if found is None:
         raise ValueError("write a number with a unit: 500ms, 90s, 15m, 6h or 7d")
     return float(found[1]) * _UNIT_S[found[2]]
 
 
-def _integer(text: str) -> int:
-    if not re.fullmatch(r"[+-]?\d[\d_]*", text.strip()):
-        raise ValueError("write a whole number")
-    return int(text)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError("write a number") from None
-
-
-def _flag(text: str) -> bool:
-    if text.strip().lower() not in ("true", "false"):
-        raise ValueError("write true or false")
-    return text.strip().lower() == "true"
-
-
-def _text(text: str) -> str:
-    if not text.strip():
-        raise ValueError("it is empty")
-    return text
-
-
-_SCALARS: Final[Mapping[str, Callable[[str], Any]]] = {
-    TEXT: _text, INTEGER: _integer, NUMBER: _number, FLAG: _flag, DURATION: duration_s,
+_SCALARS: Final[Mapping[str, tuple[str, Callable[[str], Any], str]]] = {
+    TEXT: (r"(?s).*\S.*", str, "it is empty"),
+    INTEGER: (r"\s*[+-]?\d[\d_]*\s*", int, "write a whole number"),
+    NUMBER: (r"\s*[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", float, "write a number"),
+    FLAG: (r"(?i)\s*(true|false)\s*", lambda text: text.strip().lower() == "true",
+           "write true or false"),
+    DURATION: (r"(?s).*", duration_s, ""),
 }  # fmt: skip
+"""Kind -> what its texts look like, how they are read, and what to do about others."""
 
 
 def read_fields(
@@ -173,106 +204,54 @@ def read_fields(
 
 
 def read_field(entry: Entry, one: Field) -> Any:
-    """The value, or None with a problem."""
+    """The value, or None with a problem. A single text is a list of one."""
     if one.kind == LIST:
-        return _listed(entry, one)
+        entries = [entry] if isinstance(entry.node.value, str) else entry.items()
+        texts = [read_field(inner, Field("", TEXT, "", words=one.words)) for inner in entries or ()]
+        return [text for text in texts if text is not None]
     if one.kind == MAPPING:
         found = {name: inner.scalar() for name, inner in (entry.mapping() or {}).items()}
         return {name: text for name, text in found.items() if text is not None}
     text = entry.scalar()
     if text is None:
         return None
+    pattern, parse, cure = _SCALARS[one.kind]
     try:
-        value = _SCALARS[one.kind](text)
+        if not re.fullmatch(pattern, text):
+            raise ValueError(cure)  # noqa: TRY301 - as the parsers do
+        value = parse(text)
     except ValueError as error:
         entry.problem(f"it is {text!r}: {error}.")
         return None
-    return _said(entry, one, value)
-
-
-def _listed(entry: Entry, one: Field) -> list[str] | None:
-    """A list of texts; a single text is a list of one."""
-    entries = [entry] if isinstance(entry.node.value, str) else entry.items()
-    texts = [inner.scalar() for inner in entries or ()]
-    return [text for text in texts if text is not None and _said(entry, one, text) is not None]
-
-
-def _said(entry: Entry, one: Field, value: Any) -> Any:
     if one.words and value not in one.words:
         entry.problem(f"it is {value!r}.", f"It can be {' or '.join(one.words)}.")
         return None
     return value
 
 
-def task_of(
-    fields: Sequence[Field],
-    spark: Any,
-    connection: Mapping[str, str],
-    options: Mapping[str, Any],
-    *,
-    say: Callable[[str], None] = print,
-    stopping: Callable[[], bool] = lambda: False,
-) -> Task:
-    """A task with defaults filled in. Raises ConfigurationError for an option that is unknown,
-    missing, or says what it may not."""
-    known = {field.name: field for field in fields}
-    for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {near[0]!r}? " if near else ""
-            listed = ", ".join(known)
-            raise ConfigurationError(
-                f"there is no option {name!r}.", cure=f"{hint}There are: {listed}."
-            )
-    values = {field.name: _value(field, options) for field in fields}
-    return Task(spark, values, connection, say, stopping)
-
-
-def _value(field: Field, options: Mapping[str, Any]) -> Any:
-    value = options.get(field.name, field.default)
-    if value is REQUIRED:
-        raise ConfigurationError(f"the option {field.name!r} is missing.", cure=field.what)
-    if field.kind == LIST and isinstance(value, str):
-        value = [value]
-    if field.words and value not in field.words:
-        raise ConfigurationError(
-            f"the option {field.name!r} is {value!r}.", cure=f"It is {' or '.join(field.words)}."
-        )
-    return value
-
-
-_WIDTH_MAX: Final = 60
+# ---- tables
 
 
 def table_lines(
     title: str, names: Sequence[str], rows: Iterable[Sequence[Any]], empty: str = "none"
 ) -> list[str]:
     """A title, the names and the rows in columns; numbers stand to the right."""
+    from rich.console import Console  # noqa: PLC0415 - heavy
+    from rich.table import Table  # noqa: PLC0415
+
     rows = [list(row) for row in rows]
     if not rows:
         return [f"{title}: {empty}"]
-    texts = [[_shown(value) for value in row] for row in rows]
-    right = [
-        all(value is None or _is_number(value) for value in column)
-        for column in zip(*rows, strict=True)
-    ]
-    widths = [
-        max(len(name), *(len(text) for text in column))
-        for name, column in zip(names, zip(*texts, strict=True), strict=True)
-    ]
-
-    def line(values: Sequence[str]) -> str:
-        parts = [
-            value.rjust(width) if is_right else value.ljust(width)
-            for value, width, is_right in zip(values, widths, right, strict=True)
-        ]
-        return "  " + "  ".join(parts).rstrip()
-
-    return [title, line(names), *map(line, texts)]
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    table = Table(box=None, padding=(0, 0, 0, 2), header_style="")
+    for name, column in zip(names, zip(*rows, strict=True), strict=True):
+        is_number = all(value is None or type(value) in (int, float) for value in column)
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(_shown, row))
+    console = Console(width=10_000, color_system=None, markup=False, emoji=False, highlight=False)
+    with console.capture() as printed:
+        console.print(table)
+    return [title, *(line.rstrip() for line in printed.get().splitlines())]
 
 
 def _shown(value: Any) -> str:
@@ -280,9 +259,7 @@ def _shown(value: Any) -> str:
         return "-"
     if isinstance(value, datetime):
         return f"{value:%Y-%m-%d %H:%M}"
-    if isinstance(value, float):
-        return f"{value:,.1f}"
-    if _is_number(value):
-        return f"{value:,}"
-    text = str(value)
+    if type(value) in (int, float):
+        return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
+    text = " ".join(str(value).splitlines())
     return text if len(text) <= _WIDTH_MAX else text[: _WIDTH_MAX - 1] + "…"

@@ -1,10 +1,11 @@
-"""Files of a pipeline where Spark has its own: on a disk, HDFS, an object store.
+"""State of pipelines that goes on after a kill: files where Spark has its own, and numbered steps.
 
-Everything goes through Hadoop's file systems, as Spark's writers do, so one path serves both. What
-decides something is written in two steps: a whole file under another name, then a rename that does
-not replace (`publish`), or does (`replace`). A reader sees the old text or the new one.
+**Folders.** Everything goes through Hadoop's file systems, as Spark's writers do, so one path
+serves both a disk, HDFS and an object store. What decides something is written in two steps: a
+whole file under another name, then a rename that does not replace (`publish`), or does (`replace`).
+A reader sees the old text or the new one.
 
-Many messages sent again in small, numbered steps: paced, told of, and resumed after a kill.
+**Steps.** Many messages are sent again in small, numbered steps: paced, told of, and resumed.
 
     rows ─ windows of offsets, oldest first ─ steps of about `rows` rows ─ one write each ─ ledger
 
@@ -31,8 +32,10 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ConfigurationError
-from sluicemq.spark.options import EXACTLY_ONCE, parse_options
-from sluicemq.spark.pipelines.ready import Report, Task
+from sluicemq.spark.options import AT_LEAST_ONCE, EXACTLY_ONCE, parse_options
+from sluicemq.spark.pipelines.ready import INTEGER, NUMBER, TEXT, Field, Report, Task
+from sluicemq.spark.sinks.writer import brokers_with_epochs
+from sluicemq.spark.sources.offset_reader import open_admin
 
 JsonObject = dict[str, Any]
 
@@ -81,11 +84,10 @@ class Folder:
 
     def files(self, name: str, suffix: str) -> list[str]:
         """Files at any depth of a directory below, relative to that one."""
-        found = []
-        start = self._full(name)
         if not self.exists(name):
             return []
-        length = len(str(start.toString())) + 1
+        start = self._full(name)
+        found, length = [], len(str(start.toString())) + 1
         listed = self._files.listFiles(start, True)
         while listed.hasNext():
             path = str(listed.next().getPath().toString())
@@ -102,12 +104,16 @@ class Folder:
             text = str(self._to_text(stream, "UTF-8"))
         finally:
             stream.close()
+        why = "no JSON object"
         try:
             found = json.loads(text)
         except ValueError as error:
-            raise _not_ours(self.at(name), str(error)) from None
+            found, why = None, str(error)
         if not isinstance(found, dict):
-            raise _not_ours(self.at(name), "no JSON object")
+            raise ConfigurationError(
+                f"{self.at(name)} is not what it should be: {why}.",
+                cure="Restore the file, or use another path.",
+            )
         return found
 
     def publish(self, name: str, value: JsonObject) -> bool:
@@ -156,11 +162,7 @@ class Folder:
         self._files.delete(self._full(name), True)
 
 
-def _not_ours(path: str, why: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"{path} is not what it should be: {why}.", cure="Restore the file, or use another path."
-    )
-
+# ---- steps
 
 STEP_ROWS_MAX: Final = 100_000
 STEP_SECONDS: Final = 2.0
@@ -180,6 +182,17 @@ class Window:
     start: int
     end: int
     rows: int
+
+
+FROM_PLACE: Final = tuple(f"{name} as from_{name}" for name in (*_PLACE, "queue_offset"))
+"""Columns that `write_step` sorts by."""
+SENDING: Final = (
+    Field("rate", NUMBER, "Messages a second at most; 0: as fast as it goes.", 0.0),
+    Field("step", INTEGER, "Messages of a step; 0: two seconds of the rate.", 0),
+    Field("delivery", TEXT, "With exactly-once a kill doubles nothing (SluiceMQ brokers).",
+          EXACTLY_ONCE, (EXACTLY_ONCE, AT_LEAST_ONCE)),
+)  # fmt: skip
+"""Fields of pipelines that send in steps."""
 
 
 def step_rows(rate: float, asked: int) -> int:
@@ -294,40 +307,34 @@ class Pace:
             threading.Event().wait(min(left_s, 0.5))
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What is sent: `rows` with a place each (topic, broker, queue_id, queue_offset, store_time);
-    `send` writes the rows of a step, by its number."""
-
-    rows: Any
-    step_rows: int
-    rate: float
-    send: Callable[[int, Any], None]
-
-
-def run_steps(task: Task, ledger: Ledger, job: Job, report: Report) -> bool:
-    """Does the steps that are not done yet; False when it was stopped before the end."""
+def run_steps(
+    task: Task, ledger: Ledger, report: Report, rows: Any, send: Callable[[int, Any], None]
+) -> bool:
+    """Does the steps that are not done yet; False when it was stopped before the end. `rows` have
+    a place each (topic, broker, queue_id, queue_offset, store_time); `send` writes the rows of a
+    step, by its number."""
     if ledger["done"]:
         return True
-    window = max(1, job.step_rows // WINDOWS_OF_A_STEP)
-    pace = Pace(job.rate)
+    size = ledger["step_rows"]
+    window = max(1, size // WINDOWS_OF_A_STEP)
+    pace = Pace(float(task.options["rate"]))
     began_s = said_s = SYSTEM_CLOCK.monotonic_s()
     before = ledger["steps"]
-    for number, windows in enumerate(steps_of(windows_of(job.rows, window), job.step_rows)):
+    for number, windows in enumerate(steps_of(windows_of(rows, window), size)):
         if number < before:
             continue
         if task.stopping():
             return False
-        rows = sum(one.rows for one in windows)
-        job.send(number, job.rows.where(within(windows)))
-        ledger.step(rows)
-        report.figures["rows"] = report.figures.get("rows", 0) + rows
+        count = sum(one.rows for one in windows)
+        send(number, rows.where(within(windows)))
+        ledger.step(count)
+        report.figures["rows"] = report.figures.get("rows", 0) + count
         now_s = SYSTEM_CLOCK.monotonic_s()
         if now_s - said_s >= SAY_PERIOD_S:
             said_s = now_s
             speed = report.figures["rows"] / max(now_s - began_s, 0.001)
             task.say(f"step {number + 1}: {ledger['rows']:,} rows so far, {speed:,.0f} rows/s")
-        pace.wait(rows, task.stopping)
+        pace.wait(count, task.stopping)
     ledger.finish()
     return True
 
@@ -335,13 +342,11 @@ def run_steps(task: Task, ledger: Ledger, job: Job, report: Report) -> bool:
 def write_step(
     frame: Any, connection: Mapping[str, str], query: str, number: int, **options: str
 ) -> None:
-    """Writes the rows of a step, those of one queue in order and by one task."""
-    place = [name for name in ("topic", "broker", "queue_id") if f"from_{name}" in frame.columns]
-    ordered = frame.repartition(*(f"from_{name}" for name in place)) if place else frame
-    if "from_queue_offset" in frame.columns:
-        ordered = ordered.sortWithinPartitions("from_queue_offset")
-    rows = ordered.drop(*(f"from_{name}" for name in ("topic", "broker", "queue_id",
-                                                      "queue_offset")))  # fmt: skip
+    """Writes the rows of a step, those of one queue in order and by one task. Columns `from_…` say
+    where rows come from."""
+    came_from = [f"from_{name}" for name in _PLACE]
+    ordered = frame.repartition(*came_from).sortWithinPartitions("from_queue_offset")
+    rows = ordered.drop(*came_from, "from_queue_offset")
     given = {**connection, **options}
     if given.get("delivery") == EXACTLY_ONCE:
         given |= {"queryId": query, "queryEpoch": str(number)}
@@ -350,9 +355,6 @@ def write_step(
 
 def guarantee(connection: Mapping[str, str], delivery: str) -> str:
     """What holds on this cluster, in words."""
-    from sluicemq.spark.sinks.writer import brokers_with_epochs  # noqa: PLC0415 - heavy
-    from sluicemq.spark.sources.offset_reader import open_admin  # noqa: PLC0415 - with the sink
-
     if delivery != EXACTLY_ONCE:
         return "at least once: a step that is cut in two by a kill is sent again"
     with open_admin(parse_options(connection)) as admin:

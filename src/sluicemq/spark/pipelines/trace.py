@@ -1,13 +1,11 @@
-"""Trace messages to rows: one row for each event, whoever wrote it.
+"""The ready pipeline `trace`: what clients traced, as latency, failures, slow and lost deliveries.
 
-A trace message holds up to a hundred records (`client.core.trace`), which are decoded here a block
-of messages at a time, in the Python workers of the executors. Java writes one `Pub` for a whole
-batch, with all its ids in one field: it becomes a row for each id. Records that nobody understands
-are rows of the kind `Unread`: they are counted, not hidden.
+    trace topic -> events (a row a record) -> OUTPUT/events -> tables -> OUTPUT/…, lines, a chart
 
-What traces say, as Spark queries over the events: the tables of the pipeline `trace`.
+Reads the traces of Python and of Java clients. Events, sends and deliveries are written first and
+the tables computed from those files, so the topic is read once; only aggregates come to the driver.
 
-    events      one row a record                                       (`trace_rows`)
+    events      one row a record
     sends       one a message: when it was sent first, or committed
     deliveries  one a delivery: SubBefore and SubAfter with the same request and message
     journeys    one for each message and group: when it came first, how often, was it consumed
@@ -17,23 +15,16 @@ What traces say, as Spark queries over the events: the tables of the pipeline `t
     consuming   what handlers cost, by topic and group, the slow ones first
     unconsumed  messages that were sent and never delivered to a group, by topic and group
 
+A trace message holds up to a hundred records (`client.core.tracing`), which are decoded a block of
+messages at a time, in the Python workers of the executors. Java writes one `Pub` for a whole batch,
+with all its ids in one field: it becomes a row for each id. Records that nobody understands are
+rows of the kind `Unread`: they are counted, not hidden.
+
 Clients may tell an event twice (a trace message that was sent again), and Java tells each attempt
 of a send: so everything is grouped by its ids before it is counted. A consumer does not tell the
 topic: it is the one of the message's `Pub`, null when its producer does not trace. Latency leaves
 out delayed messages, which are meant to be late; of a transaction it counts from the commit. Clocks
 of two machines may differ: a delivery before its send is counted as `before_sent`.
-
-Delivery latency as a picture: the percentiles by hour, a panel for each topic and group.
-
-matplotlib is imported when a chart is asked for, and draws into the file alone (Agg): no display.
-
-The ready pipeline `trace`: what clients traced, as latency, failures, slow and lost deliveries.
-
-    trace topic -> events (a row a record) -> OUTPUT/events -> tables -> OUTPUT/…, lines, a chart
-
-Reads the traces of Python and of Java clients. Events, sends and deliveries are written first and
-the tables computed from those files, so the topic is read once; only aggregates come to the driver.
-What the tables mean: `trace_tables`.
 
     tables = trace(spark, {"nameServers": "127.0.0.1:9876"}, output="out/trace")
     tables.latency.show()
@@ -43,11 +34,11 @@ import importlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from sluicemq.client.core.tracing import (
     DEFAULT_TRACE_TOPIC,
@@ -58,7 +49,6 @@ from sluicemq.client.core.tracing import (
     Taken,
     decode,
 )
-from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RequestError, RouteNotFoundError, install_extra
 from sluicemq.filter.subscriptions import is_tag_kind
@@ -75,12 +65,24 @@ from sluicemq.spark.pipelines.ready import (
     Ready,
     Report,
     Task,
+    load_messages,
     table_lines,
 )
 from sluicemq.spark.sources.offset_reader import open_admin
 
+PAIRS_MAX: Final = 1_000
+PANELS_MAX: Final = 6
+HOURS_SHOWN_MAX: Final = 24 * 31
+ROWS_MAX: Final = 50_000
+"""Of a table: all that ever comes to the driver."""
+
+# ---- events
+
+Event = Published | Taken | Finished | Ended | Recalled
 UNREAD: Final = "Unread"
-_NAMES: Final = {
+_WORDS: Final = {Published: "Pub", Taken: "SubBefore", Finished: "SubAfter",
+                 Ended: "EndTransaction", Recalled: "Recall"}  # fmt: skip
+_ARROW: Final = {
     "string": pa.string(), "boolean": pa.bool_(), "int": pa.int32(), "bigint": pa.int64()
 }  # fmt: skip
 _FIELDS: Final = {
@@ -91,43 +93,22 @@ _FIELDS: Final = {
     "store_host": "string", "client_host": "string", "offset_message_id": "string",
 }  # fmt: skip
 """`time_ms` is the client's clock; what a kind of event does not say is null."""
-SCHEMA: Final = (
-    "array<struct<" + ", ".join(f"`{name}`: {kind}" for name, kind in _FIELDS.items()) + ">>"
-)
+_EVENTS: Final = pa.list_(pa.struct([(name, _ARROW[kind]) for name, kind in _FIELDS.items()]))
+SCHEMA: Final = f"array<struct<{', '.join(f'`{name}`: {kind}' for name, kind in _FIELDS.items())}>>"
 """What `decoded` gives for each trace message."""
-_EVENT: Final = pa.struct([(name, _NAMES[kind]) for name, kind in _FIELDS.items()])
-
-_WORDS: Final = {Published: "Pub", Taken: "SubBefore", Finished: "SubAfter",
-                 Ended: "EndTransaction", Recalled: "Recall"}  # fmt: skip
-_COMMON: Final = tuple(name for name in _FIELDS if name not in ("kind", "message_kind", "outcome"))
-Event = Published | Taken | Finished | Ended | Recalled
 
 
 def decoded(bodies: pa.Array) -> pa.Array:
     """An Arrow function for Spark: bodies of trace messages -> lists of their events."""
-    columns: dict[str, list[Any]] = {name: [] for name in _FIELDS}
-    ends = [0]
+    found = []
     for body in bodies.to_pylist():
-        _add_all(columns, body or b"")
-        ends.append(len(columns["kind"]))
-    arrays = [pa.array(columns[field.name], field.type) for field in _EVENT]
-    events = pa.StructArray.from_arrays(arrays, fields=list(_EVENT))
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), events)
+        records, unread = decode(body or b"")
+        events = [_row(event) for record in records for event in _each_message(record)]
+        found.append(events + [{"kind": UNREAD}] * unread)
+    return pa.array(found, _EVENTS)
 
 
-def _add_all(columns: dict[str, list[Any]], body: bytes) -> None:
-    records, unread = decode(body)
-    for record in records:
-        for event in each_message(record):
-            values = _values(event)
-            for name, column in columns.items():
-                column.append(values.get(name))
-    for _ in range(unread):
-        for name, column in columns.items():
-            column.append(UNREAD if name == "kind" else None)
-
-
-def each_message(record: Event) -> Iterator[Event]:
+def _each_message(record: Event) -> Iterator[Event]:
     """The record; of a Java batch one for each of its messages."""
     if not isinstance(record, Published) or "," not in (record.message_id or ""):
         yield record
@@ -138,9 +119,9 @@ def each_message(record: Event) -> Iterator[Event]:
         yield replace(record, message_id=message_id, offset_message_id=place)
 
 
-def _values(event: Event) -> dict[str, Any]:
-    values = {name: getattr(event, name, None) for name in _COMMON}
-    values["kind"] = _WORDS[type(event)]
+def _row(event: Event) -> dict[str, Any]:
+    values = {name: getattr(event, name, None) for name in _FIELDS}
+    values |= {"kind": _WORDS[type(event)], "message_kind": None, "outcome": None}
     if isinstance(event, Published | Ended):
         values["message_kind"] = event.kind.name.lower()
     if isinstance(event, Finished):
@@ -148,8 +129,28 @@ def _values(event: Event) -> dict[str, Any]:
     return values
 
 
-_ACCURACY: Final = 10_000
-"""Of percentiles: the rank is right to one part in so many, with memory that does not grow."""
+def read_events(
+    spark: SparkSession,
+    connection: Mapping[str, str],
+    *,
+    topic: str = DEFAULT_TRACE_TOPIC,
+    begin: str | None = None,
+    end: str | None = None,
+) -> DataFrame:
+    """The events of a trace topic, one row each: `time` is the client's clock, `told` when the
+    broker stored the trace. `begin` and `end` are store times, milliseconds since 1970 or ISO 8601.
+    """
+    options = {"startingTimestamp": begin} if begin else {}
+    options |= {"endingTimestamp": end} if end else {}
+    messages = load_messages(spark, connection, topic=topic, columns="body,store_time", **options)
+    decode_all = F.arrow_udf(decoded, SCHEMA)  # without pandas
+    events = messages.select(F.explode(decode_all("body")).alias("event"), "store_time")
+    return events.selectExpr(
+        "timestamp_millis(event.time_ms) as time", "event.*", "store_time as told"
+    ).drop("time_ms")
+
+
+# ---- tables
 
 _SENDS: Final = """
 select message_id, max(topic) as topic,
@@ -236,6 +237,8 @@ from {wanted} w left join {journeys} j
 on w.message_id = j.message_id and w.`group` = j.`group`
 group by w.topic, w.`group` order by never desc, w.topic, w.`group`
 """
+_ACCURACY: Final = 10_000
+"""Of percentiles: the rank is right to one part in so many, with memory that does not grow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,166 +268,8 @@ class TraceTables:
     missing: DataFrame
 
 
-def sends_of(events: DataFrame) -> DataFrame:
-    """One row a message that was sent."""
-    return events.sparkSession.sql(_SENDS, events=events)
-
-
-def deliveries_of(events: DataFrame, sends: DataFrame) -> DataFrame:
-    """One row a delivery, with the topic and the time of its message's send."""
-    return events.sparkSession.sql(_DELIVERIES, events=events, sends=sends)
-
-
-def trace_tables(
-    events: DataFrame,
-    sends: DataFrame,
-    deliveries: DataFrame,
-    pairs: Sequence[Pair],
-    *,
-    until_ms: int,
-    slow_ms: int,
-) -> TraceTables:
-    """The tables. What was sent or taken after `until_ms` may still be on its way: it is no loss
-    yet. `pairs`: which groups are asked about; a handler is slow from `slow_ms` on."""
-    spark = events.sparkSession
-    journeys = spark.sql(_JOURNEYS, deliveries=deliveries)
-    wanted = spark.sql(_WANTED, sends=sends, pairs=_frame(spark, pairs), until_ms=until_ms)
-    return TraceTables(
-        events, sends, deliveries, journeys,
-        latency=_with_percentiles(spark, _LATENCY, "latency_ms", journeys=journeys),
-        failures=spark.sql(_FAILURES, deliveries=deliveries, sends=sends, until_ms=until_ms),
-        consuming=_with_percentiles(
-            spark, _CONSUMING, "cost_ms", deliveries=deliveries, slow_ms=slow_ms
-        ),
-        unconsumed=spark.sql(_UNCONSUMED, wanted=wanted, journeys=journeys),
-        missing=spark.sql(_MISSING, wanted=wanted, journeys=journeys),
-    )  # fmt: skip
-
-
-def traced_pairs(deliveries: DataFrame, count_max: int) -> list[tuple[str, str]]:
-    """(topic, group) of what was delivered, at most so many."""
-    found = deliveries.where("topic is not null and `group` is not null")
-    rows = found.select("topic", "group").distinct().orderBy("topic", "group").limit(count_max)
-    return [(row[0], row[1]) for row in rows.collect()]
-
-
-def _with_percentiles(spark: SparkSession, query: str, column: str, **values: Any) -> DataFrame:
-    texts = ", ".join(
-        f"percentile_approx({column}, {share}, {_ACCURACY}) as {name}"
-        for name, share in (("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99))
-    )
-    return spark.sql(query.replace("{percentiles}", texts), **values)
-
-
-def _frame(spark: SparkSession, pairs: Sequence[Pair]) -> DataFrame:
-    rows = [(pair.topic, pair.group, list(pair.tags), pair.expression) for pair in pairs]
-    schema = "topic string, `group` string, tags array<string>, expression string"
-    return spark.createDataFrame(rows, schema)
-
-
-PANELS_MAX: Final = 6
-_COLORS: Final = (("p50_ms", "#4477aa"), ("p95_ms", "#ccbb44"), ("p99_ms", "#ee6677"))
-
-
-class Hour(NamedTuple):
-    """One point of a panel, milliseconds."""
-
-    hour: datetime
-    p50_ms: int
-    p95_ms: int
-    p99_ms: int
-    messages: int
-
-
-def draw_latency(path: str, panels: Sequence[tuple[str, Sequence[Hour]]]) -> None:
-    """Writes the PNG: a title and its hours for each panel. Raises ConfigurationError without
-    matplotlib."""
-    figures, dates = _matplotlib()
-    count = max(1, len(panels))
-    figure = figures.Figure(figsize=(9, 1.2 + 2.2 * count), layout="constrained")
-    axes = figure.subplots(count, 1, squeeze=False)[:, 0]
-    for axis, (title, hours) in zip(axes, panels, strict=False):
-        _draw_panel(axis, title, hours, dates)
-    if not panels:
-        axes[0].text(0.5, 0.5, "no deliveries were traced", ha="center", va="center")
-        axes[0].set_axis_off()
-    figure.suptitle("Delivery latency by hour (from the send to the first delivery)")
-    figure.savefig(path, dpi=110)
-
-
-def _draw_panel(axis: Any, title: str, hours: Sequence[Hour], dates: Any) -> None:
-    times = [point.hour for point in hours]
-    for name, color in _COLORS:
-        values = [max(getattr(point, name), 0.5) for point in hours]
-        axis.plot(times, values, color=color, marker="o", markersize=3, label=name[:3])
-    axis.set_yscale("log")
-    axis.set_ylabel("ms")
-    axis.grid(visible=True, alpha=0.3)
-    axis.set_title(f"{title}  ({sum(point.messages for point in hours):,} messages)", fontsize=10)
-    axis.legend(loc="upper right", fontsize=8, ncols=3)
-    locator = dates.AutoDateLocator(minticks=1, maxticks=10)
-    axis.xaxis.set_major_locator(locator)
-    axis.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
-
-
-def _matplotlib() -> tuple[Any, Any]:
-    try:
-        importlib.import_module("matplotlib").use("Agg")
-        return (
-            importlib.import_module("matplotlib.figure"),
-            importlib.import_module("matplotlib.dates"),
-        )
-    except ImportError:
-        raise ConfigurationError(
-            "a chart is asked for and matplotlib is not installed.",
-            cure=f"Set chart: false. {install_extra('spark')}",
-        ) from None
-
-
-PAIRS_MAX: Final = 1_000
-HOURS_SHOWN_MAX: Final = 24 * 31
-ROWS_MAX: Final = 50_000
-"""Of a table: all that ever comes to the driver."""
-_FIGURES: Final = {
-    "failures": {"failures": "failed"},
-    "unconsumed": {"never": "never_delivered"},
-    "consuming": {"slow": "slow_deliveries"},
-}
-_SHOWN: Final = ("latency", "failures", "consuming", "unconsumed")
-_TITLES: Final = {
-    "latency": "Delivery latency by topic, group and hour",
-    "failures": "Failures by topic, group and cause",
-    "consuming": "Cost of handlers by topic and group, the slow ones first",
-    "unconsumed": "Sent and never delivered to the group",
-}
-
-
-def read_events(
-    spark: "SparkSession",
-    connection: Mapping[str, str],
-    *,
-    topic: str = DEFAULT_TRACE_TOPIC,
-    begin: str | None = None,
-    end: str | None = None,
-) -> "DataFrame":
-    """The events of a trace topic, one row each: `time` is the client's clock, `told` when the
-    broker stored the trace. `begin` and `end` are store times, milliseconds since 1970 or ISO 8601.
-    """
-    from pyspark.sql import functions  # noqa: PLC0415 - not for a list of pipelines
-
-    options = {"topic": topic, "columns": "body,store_time"} | dict(connection)
-    options |= {"startingTimestamp": begin} if begin else {}
-    options |= {"endingTimestamp": end} if end else {}
-    messages = spark.read.format("rocketmq").options(**options).load()
-    decode = functions.arrow_udf(decoded, SCHEMA)  # without pandas
-    events = messages.select(functions.explode(decode("body")).alias("event"), "store_time")
-    return events.selectExpr(
-        "timestamp_millis(event.time_ms) as time", "event.*", "store_time as told"
-    ).drop("time_ms")
-
-
 def trace(
-    spark: "SparkSession",
+    spark: SparkSession,
     connection: Mapping[str, str],
     *,
     output: str,
@@ -434,34 +279,53 @@ def trace(
     groups: Sequence[str] = (),
     settle_s: float = 60.0,
     slow_s: float = 1.0,
-) -> "TraceTables":
+) -> TraceTables:
     """Writes the events under `output` and gives the tables over them, not computed yet.
 
     `groups`: only these are asked about unconsumed messages; without, all that traced a delivery.
-    What was sent in the last `settle_s` before the newest event is not counted as unconsumed.
+    What was sent in the last `settle_s` before the newest event is not counted as unconsumed: it
+    may still be on its way. A handler is slow from `slow_s` on.
     """
 
-    def kept(frame: "DataFrame", name: str) -> "DataFrame":
+    def kept(frame: DataFrame, name: str) -> DataFrame:
         path = f"{output.rstrip('/')}/{name}"
         frame.write.mode("overwrite").parquet(path)
         return spark.read.schema(frame.schema).parquet(path)
 
-    found = read_events(spark, connection, topic=topic, begin=begin, end=end)
-    events = kept(found, "events")
-    sends = kept(sends_of(events), "sends")
-    deliveries = kept(deliveries_of(events, sends), "deliveries")
+    def ranked(query: str, column: str, **values: Any) -> DataFrame:
+        texts = ", ".join(
+            f"percentile_approx({column}, {share}, {_ACCURACY}) as {name}"
+            for name, share in (("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99))
+        )
+        return spark.sql(query.replace("{percentiles}", texts), **values)
+
+    events = kept(read_events(spark, connection, topic=topic, begin=begin, end=end), "events")
+    sends = kept(spark.sql(_SENDS, events=events), "sends")
+    deliveries = kept(spark.sql(_DELIVERIES, events=events, sends=sends), "deliveries")
     newest = events.selectExpr("max(unix_millis(time))").collect()[0][0]
-    told = traced_pairs(deliveries, PAIRS_MAX)
-    wanted = [(topic, group) for topic, group in told if not groups or group in groups]
-    return trace_tables(
-        events, sends, deliveries, _with_filters(connection, wanted),
-        until_ms=(newest or 0) - int(settle_s * 1000), slow_ms=int(slow_s * 1000),
+    until_ms = (newest or 0) - int(settle_s * 1000)
+    both = deliveries.where("topic is not null and `group` is not null").select("topic", "group")
+    found = both.distinct().orderBy("topic", "group").limit(PAIRS_MAX).collect()
+    chosen = [(row[0], row[1]) for row in found if not groups or row[1] in groups]
+    pairs = spark.createDataFrame(
+        [(one.topic, one.group, list(one.tags), one.expression)
+         for one in _with_filters(connection, chosen)],
+        "topic string, `group` string, tags array<string>, expression string",
+    )  # fmt: skip
+    journeys = spark.sql(_JOURNEYS, deliveries=deliveries)
+    wanted = spark.sql(_WANTED, sends=sends, pairs=pairs, until_ms=until_ms)
+    return TraceTables(
+        events, sends, deliveries, journeys,
+        latency=ranked(_LATENCY, "latency_ms", journeys=journeys),
+        failures=spark.sql(_FAILURES, deliveries=deliveries, sends=sends, until_ms=until_ms),
+        consuming=ranked(_CONSUMING, "cost_ms", deliveries=deliveries, slow_ms=int(slow_s * 1000)),
+        unconsumed=spark.sql(_UNCONSUMED, wanted=wanted, journeys=journeys),
+        missing=spark.sql(_MISSING, wanted=wanted, journeys=journeys),
     )  # fmt: skip
 
 
-def _with_filters(connection: Mapping[str, str], pairs: Sequence[tuple[str, str]]) -> "list[Pair]":
+def _with_filters(connection: Mapping[str, str], pairs: Sequence[tuple[str, str]]) -> list[Pair]:
     """With the filters that the groups have now, as far as brokers know them."""
-
     with open_admin(parse_options(connection)) as admin:
         known = {
             one.group: one for one in subscriptions_of(admin, sorted({group for _, group in pairs}))
@@ -476,79 +340,65 @@ def _with_filters(connection: Mapping[str, str], pairs: Sequence[tuple[str, str]
     return found
 
 
-# ------------------------------------------------------------------------- the ready pipeline
+# ---- the ready pipeline
+
+_TABLES: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
+    "latency": ("Delivery latency by topic, group and hour", {}),
+    "failures": ("Failures by topic, group and cause", {"failures": "failed"}),
+    "consuming": ("Cost of handlers by topic and group, the slow ones first",
+                  {"slow": "slow_deliveries"}),
+    "unconsumed": ("Sent and never delivered to the group", {"never": "never_delivered"}),
+}  # fmt: skip
+"""What is shown: title, and columns whose sums are figures."""
 
 
 def _run(task: Task) -> Report:
-    options, say = task.options, task.say
+    options, since = task.options, task.options["since"]
     output = options["output"].rstrip("/")
-    say(f"reading {options['topic']}, writing {output}")
+    task.say(f"reading {options['topic']}, writing {output}")
+    begin = options["begin"]
+    if since is not None:
+        begin = str(SYSTEM_CLOCK.now_ms() - int(since * 1000))
     tables = trace(
-        task.spark, task.connection, output=output, topic=options["topic"],
-        begin=_begin(options), end=options["end"], groups=options["groups"],
-        settle_s=options["settle"], slow_s=options["slow"],
+        task.spark, task.connection, output=output, topic=options["topic"], begin=begin,
+        end=options["end"], groups=options["groups"], settle_s=options["settle"],
+        slow_s=options["slow"],
     )  # fmt: skip
     report = Report(files=[f"{output}/{name}" for name in ("events", "sends", "deliveries")])
     counts = tables.events.groupBy("kind").count().collect()
     report.figures = {f"events_{kind}": count for kind, count in sorted(counts)}
     if not counts:
-        report.lines.append(f"{options['topic']} has no traces of that time.")
-    for name in _SHOWN:
+        task.tell(report, f"{options['topic']} has no traces of that time.")
+    for name in _TABLES:
         if not task.stopping():
             rows = _table(task, report, name, getattr(tables, name), output)
             if name == "latency" and options["chart"]:
-                _chart(report, rows, output)
+                _chart(task, report, rows, output)
     if not task.stopping():
         tables.missing.write.mode("overwrite").parquet(f"{output}/missing")
         report.files.append(f"{output}/missing")
         _add_silent(task, report, tables)
-    for line in report.lines:
-        say(line)
     return report
 
 
-def _begin(options: Mapping[str, Any]) -> str | None:
-    if options["since"] is not None:
-        return str(SYSTEM_CLOCK.now_ms() - int(options["since"] * 1000))
-    found: str | None = options["begin"]
-    return found
-
-
-def _table(task: Task, report: Report, name: str, frame: "DataFrame", output: str) -> list[Any]:
+def _table(task: Task, report: Report, name: str, frame: DataFrame, output: str) -> list[Any]:
     """Computes a table, writes and shows it; its rows, which are aggregates."""
     rows: list[Any] = frame.limit(ROWS_MAX).collect()
     path, kind = f"{output}/{name}", task.options["format"]
     written = task.spark.createDataFrame(rows, frame.schema).coalesce(1).write.mode("overwrite")
     (written.option("header", "true") if kind == "csv" else written).format(kind).save(path)
     report.files.append(path)
-    shown = task.options["rows"]
-    report.lines += table_lines(_TITLES[name], frame.columns, rows[:shown])
+    shown, (title, sums) = task.options["rows"], _TABLES[name]
+    task.tell(report, *table_lines(title, frame.columns, rows[:shown]))
     if len(rows) > shown:
-        report.lines.append(f"  … and {len(rows) - shown:,} more in {path}")
+        task.tell(report, f"  … and {len(rows) - shown:,} more in {path}")
     report.figures[name] = len(rows)
-    for column, figure in _FIGURES.get(name, {}).items():
+    for column, figure in sums.items():
         report.figures[figure] = sum(row[column] for row in rows)
     return rows
 
 
-def _chart(report: Report, rows: Sequence[Any], output: str) -> None:
-    if "://" in output:
-        report.lines.append("The chart is not drawn: it can be written to a local path alone.")
-        return
-    panels: dict[str, list[Hour]] = defaultdict(list)
-    for row in rows:
-        panels[f"{row['topic']} -> {row['group']}"].append(
-            Hour(*map(row.__getitem__, Hour._fields))
-        )
-    biggest = sorted(panels, key=lambda title: -sum(hour.messages for hour in panels[title]))
-    path = f"{output}/latency.png"
-    draw_latency(
-        path, [(title, panels[title][-HOURS_SHOWN_MAX:]) for title in biggest[:PANELS_MAX]]
-    )
-    report.files.append(path)
-
-
-def _add_silent(task: Task, report: Report, tables: "TraceTables") -> None:
+def _add_silent(task: Task, report: Report, tables: TraceTables) -> None:
     """Groups of the traced topics that have traced nothing: nothing can be said of them."""
     topics = tables.sends.select("topic").distinct().orderBy("topic").limit(PAIRS_MAX).collect()
     told = {
@@ -556,20 +406,70 @@ def _add_silent(task: Task, report: Report, tables: "TraceTables") -> None:
     }
     with open_admin(parse_options(task.connection)) as admin:
         for topic in [row[0] for row in topics if row[0]]:
-            silent = [name for name in _readers(admin, topic) if name not in told]
+            try:
+                groups = admin.groups_of_topic(topic)
+            except (RouteNotFoundError, RequestError):
+                continue
+            silent = [
+                name for name in groups
+                if name not in told and not name.startswith(SYSTEM_PREFIXES)
+            ]  # fmt: skip
             if silent:
-                report.lines.append(
+                task.tell(
+                    report,
                     f"Not known: whether {', '.join(silent)} got messages of {topic}: nothing was "
-                    "traced (trace=True, in Java enableMsgTrace)."
+                    "traced (trace=True, in Java enableMsgTrace).",
                 )
 
 
-def _readers(admin: Admin, topic: str) -> list[str]:
+def _chart(task: Task, report: Report, rows: Sequence[Any], output: str) -> None:
+    """Delivery latency as a picture: the percentiles by hour, a panel for each topic and group.
+
+    matplotlib draws into the file alone (Agg): no display. Raises ConfigurationError without it.
+    """
+    if "://" in output:
+        task.tell(report, "The chart is not drawn: it can be written to a local path alone.")
+        return
     try:
-        names = admin.groups_of_topic(topic)
-    except (RouteNotFoundError, RequestError):
-        return []
-    return [name for name in names if not name.startswith(SYSTEM_PREFIXES)]
+        importlib.import_module("matplotlib").use("Agg")
+        figures, dates = map(importlib.import_module, ("matplotlib.figure", "matplotlib.dates"))
+    except ImportError:
+        raise ConfigurationError(
+            "a chart is asked for and matplotlib is not installed.",
+            cure=f"Set chart: false. {install_extra('spark')}",
+        ) from None
+    panels: dict[str, list[Any]] = defaultdict(list)
+    for row in rows:
+        panels[f"{row['topic']} -> {row['group']}"].append(row)
+    biggest = sorted(panels, key=lambda title: -sum(row["messages"] for row in panels[title]))
+    shown = biggest[:PANELS_MAX]
+    count = max(1, len(shown))
+    figure = figures.Figure(figsize=(9, 1.2 + 2.2 * count), layout="constrained")
+    axes = figure.subplots(count, 1, squeeze=False)[:, 0]
+    for axis, title in zip(axes, shown, strict=False):
+        _draw_panel(axis, title, panels[title][-HOURS_SHOWN_MAX:], dates)
+    if not shown:
+        axes[0].text(0.5, 0.5, "no deliveries were traced", ha="center", va="center")
+        axes[0].set_axis_off()
+    figure.suptitle("Delivery latency by hour (from the send to the first delivery)")
+    path = f"{output}/latency.png"
+    figure.savefig(path, dpi=110)
+    report.files.append(path)
+
+
+def _draw_panel(axis: Any, title: str, hours: Sequence[Any], dates: Any) -> None:
+    times = [row["hour"] for row in hours]
+    for name, color in (("p50_ms", "#4477aa"), ("p95_ms", "#ccbb44"), ("p99_ms", "#ee6677")):
+        values = [max(row[name], 0.5) for row in hours]
+        axis.plot(times, values, color=color, marker="o", markersize=3, label=name[:3])
+    axis.set_yscale("log")
+    axis.set_ylabel("ms")
+    axis.grid(visible=True, alpha=0.3)
+    axis.set_title(f"{title}  ({sum(row['messages'] for row in hours):,} messages)", fontsize=10)
+    axis.legend(loc="upper right", fontsize=8, ncols=3)
+    locator = dates.AutoDateLocator(minticks=1, maxticks=10)
+    axis.xaxis.set_major_locator(locator)
+    axis.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
 
 
 def _plan(task: Task) -> list[str]:
@@ -580,7 +480,7 @@ def _plan(task: Task) -> list[str]:
     lines = [
         f"read {options['topic']}: {stored:,} trace messages in {len(queues)} queues",
         f"write {options['output']}/events, sends, deliveries, missing (Parquet)",
-        f"write {options['output']}/{', '.join(_SHOWN)} ({options['format']})",
+        f"write {options['output']}/{', '.join(_TABLES)} ({options['format']})",
     ]
     return [*lines, f"draw {options['output']}/latency.png"] if options["chart"] else lines
 

@@ -1,10 +1,17 @@
 """Rows into a table of a relational database, by key: written twice, they are there once.
 
-A row with a key that is there replaces it; with `version` only when its version is not smaller, so
-that what is read again never takes the place of something newer. Each chunk of rows is one
-transaction, sorted by key: two tasks that change the same rows lock them in the same order.
+Two ways, for pipelines: `put_rows` replaces a row with a key that is there, with `version` only
+when its version is not smaller, so that what is read again never takes the place of something
+newer; `write_once` leaves a row that is there alone, whatever an application did to it since.
 
-    SQLite, PostgreSQL   INSERT … ON CONFLICT (key) DO UPDATE
+    put_rows     each chunk of rows is one transaction, sorted by key: two tasks that change the
+                 same rows lock them in the same order. Spark's sink `sluice_table`
+    write_once   a partition of rows is one transaction: whatever Spark runs again (a task, a
+                 micro-batch, the whole job after its driver was killed) finds its keys and changes
+                 nothing, and a task that dies has written nothing. Of two attempts of one task at
+                 the same time the database lets the second wait for the first
+
+    SQLite, PostgreSQL   INSERT … ON CONFLICT (key) DO UPDATE, or DO NOTHING
     any other            UPDATE; if no row had the key, INSERT; if another was faster, UPDATE
 
 The table is made by the driver, before the first row, with the key as primary key; one that is
@@ -18,29 +25,17 @@ there needs the columns and a primary key or unique constraint of just the key's
 | boolean, date, binary | Boolean, Date, LargeBinary |
 | timestamp; timestamp_ntz | DateTime with time zone (UTC where the database has none); without |
 | array, map, struct | JSON |
-
-Rows into a relational table exactly once: each has a key, and a key that is there is left alone.
-
-A partition of rows is one transaction: `INSERT … ON CONFLICT (key) DO NOTHING`, the key being a
-column of the row. So whatever Spark runs again (a task, a micro-batch, the whole job after its
-driver was killed) finds its keys and changes nothing, and a task that dies has written nothing. Two
-attempts of one task at the same time: the database lets the second wait for the first.
-
-Unlike the table sink (`upsert`), a row that is there is never changed: what an application did to
-it since stays.
-
-The Spark sink `sluice_table`: each task puts its rows into a table, by `upsert`.
-
-A data source of its own, as it takes Arrow batches without pandas (`mapInArrow` asks for it) and
-Spark counts what it writes. Used through `TableWriter`, which registers it: the option `target`
-holds an `upsert.Target` as JSON. A task that Spark runs again writes its rows again, by key.
 """
 
 import datetime
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib import import_module
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
@@ -53,8 +48,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 Row = dict[str, Any]
+Putter = Callable[["sa.Connection", Sequence[Row]], object]
+FORMAT: Final = "sluice_table"
 NATIVE: Final = ("sqlite", "postgresql")
 KEY_LENGTH: Final = 255
+_NESTED: Final = ("array<", "map<", "struct<")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +72,24 @@ class Target:
         return schema or None, name
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Rows that were handed over, and those of them that were new."""
+
+    rows: int = 0
+    new: int = 0
+
+
+# ---- databases
+
+
 def _sqlalchemy() -> Any:
     try:
-        import sqlalchemy  # noqa: PLC0415 - tables only
+        return import_module("sqlalchemy")
     except ImportError:
         raise ConfigurationError(
             "a table sink needs SQLAlchemy.", cure=install_extra("sql")
         ) from None
-    return sqlalchemy
 
 
 def check_url(url: str) -> None:
@@ -98,6 +106,19 @@ def check_url(url: str) -> None:
         )
 
 
+def whole_url(url: str) -> str:
+    """With a file of SQLite by its whole path: tasks run in other directories."""
+    scheme, _, path = url.partition(":///")
+    if scheme.startswith("sqlite") and path and not path.startswith("/"):
+        return f"{scheme}:///{Path(path).absolute()}"
+    return url
+
+
+def shown_url(url: str) -> str:
+    """The URL without its password."""
+    return str(_sqlalchemy().make_url(url).render_as_string(hide_password=True))
+
+
 def open_engine(url: str) -> "sa.Engine":
     """Raises ConfigurationError when the driver is missing or the URL is none."""
     _sqlalchemy()
@@ -106,9 +127,17 @@ def open_engine(url: str) -> "sa.Engine":
     return blocking_engine(url)
 
 
-def shown_url(url: str) -> str:
-    """The URL without its password."""
-    return str(_sqlalchemy().make_url(url).render_as_string(hide_password=True))
+@contextmanager
+def opened(url: str) -> "Iterator[sa.Engine]":
+    """An engine for as long as it is needed; errors as `open_engine`."""
+    engine = open_engine(url)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+# ---- tables
 
 
 def missing_table(engine: "sa.Engine", target: Target) -> bool:
@@ -132,11 +161,10 @@ def check_table(engine: "sa.Engine", target: Target) -> None:
             f"the table {target.table!r} has no column {', '.join(lacking)}.",
             cure=f"It has {', '.join(there)}; name the transform's columns like them.",
         )
+    indexes = inspector.get_indexes(name, schema=schema)
     unique = [inspector.get_pk_constraint(name, schema=schema)["constrained_columns"]]
     unique += [one["column_names"] for one in inspector.get_unique_constraints(name, schema=schema)]
-    unique += [
-        one["column_names"] for one in inspector.get_indexes(name, schema=schema) if one["unique"]
-    ]
+    unique += [one["column_names"] for one in indexes if one["unique"]]
     if set(target.key) not in [set(columns) for columns in unique]:
         raise ConfigurationError(
             f"the table {target.table!r} has no primary key or unique constraint of"
@@ -149,20 +177,12 @@ def table_of(target: Target, dialect: str) -> "sa.Table":
     """The table as Spark's schema has it."""
     sqlalchemy = _sqlalchemy()
     schema, name = target.schema_and_name
-    return sqlalchemy.Table(  # type: ignore[no-any-return]
-        name,
-        sqlalchemy.MetaData(),
-        *(
-            sqlalchemy.Column(
-                column,
-                _column_type(kind, is_key=column in target.key, dialect=dialect),
-                primary_key=column in target.key,
-                autoincrement=False,
-            )
-            for column, kind in target.columns
-        ),
-        schema=schema,
-    )
+    columns = []
+    for column, kind in target.columns:
+        is_key = column in target.key
+        found = _column_type(kind, is_key=is_key, dialect=dialect)
+        columns.append(sqlalchemy.Column(column, found, primary_key=is_key, autoincrement=False))
+    return sqlalchemy.Table(name, sqlalchemy.MetaData(), *columns, schema=schema)  # type: ignore[no-any-return]
 
 
 def _column_type(kind: str, *, is_key: bool, dialect: str) -> Any:
@@ -172,7 +192,7 @@ def _column_type(kind: str, *, is_key: bool, dialect: str) -> Any:
     if kind.startswith("decimal("):
         precision, _, scale = kind.removeprefix("decimal(").rstrip(")").partition(",")
         return types.Numeric(int(precision), int(scale))
-    if kind.startswith(("array<", "map<", "struct<")):
+    if kind.startswith(_NESTED):
         return types.JSON(none_as_null=True)
     simple: Mapping[str, Callable[[], Any]] = {
         "tinyint": types.SmallInteger, "smallint": types.SmallInteger, "int": types.Integer,
@@ -186,37 +206,32 @@ def _column_type(kind: str, *, is_key: bool, dialect: str) -> Any:
     return simple[kind]()
 
 
+# ---- rows that replace others
+
+
 def put_rows(engine: "sa.Engine", target: Target, rows: Iterable[Row]) -> int:
-    """Writes the rows in chunks, a transaction each; how many there were."""
-    put = _putter(target, engine.dialect.name)
+    """Writes the rows in chunks, a transaction each; how many there were. Of rows with one key that
+    of the largest version stays, else the last one. Raises ConfigurationError for a row without
+    key."""
+    dialect = engine.dialect.name
+    table = table_of(target, dialect)
+    put = _native_put(target, table, dialect) if dialect in NATIVE else _portable(target, table)
     total = 0
     for chunk in _chunks(rows, target.chunk_rows):
+        _expect_keys(chunk, target, "Leave such rows out in the transform, or choose another key.")
         total += len(chunk)
-        ordered = newest(chunk, target.key, target.version)
+        newest: dict[tuple[Any, ...], Row] = {}
+        for row in chunk:
+            place = tuple(row[name] for name in target.key)
+            before = newest.get(place)
+            if before is not None and target.version is not None:
+                new, old = row[target.version], before[target.version]
+                if old is not None and (new is None or new < old):
+                    continue
+            newest[place] = row
         with engine.begin() as connection:
-            put(connection, ordered)
+            put(connection, [newest[place] for place in sorted(newest)])
     return total
-
-
-def newest(rows: Sequence[Row], key: Sequence[str], version: str | None) -> list[Row]:
-    """One row for each key, sorted by key: that of the largest version, else the last one."""
-    found: dict[tuple[Any, ...], Row] = {}
-    for row in rows:
-        place = tuple(row[name] for name in key)
-        if None in place:
-            named = next(name for name in key if row[name] is None)
-            raise ConfigurationError(
-                f"a row has no value in the key column {named!r}.",
-                cure="Leave such rows out in the transform, or choose another key.",
-            )
-        before = found.get(place)
-        if before is None or version is None or _is_later(row[version], before[version]):
-            found[place] = row
-    return [found[place] for place in sorted(found)]
-
-
-def _is_later(version: Any, than: Any) -> bool:
-    return than is None or (version is not None and version >= than)
 
 
 def _chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
@@ -230,41 +245,36 @@ def _chunks(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
         yield chunk
 
 
-Putter = Callable[["sa.Connection", Sequence[Row]], None]
+def _expect_keys(rows: Iterable[Row], target: Target, cure: str) -> None:
+    for row in rows:
+        for name in target.key:
+            if row[name] is None:
+                raise ConfigurationError(
+                    f"a row has no value in the key column {name!r}.", cure=cure
+                )
 
 
-def _putter(target: Target, dialect: str) -> Putter:
-    table = table_of(target, dialect)
-    if dialect in NATIVE:
-        statement = on_conflict(target, table, dialect)
-        return lambda connection, rows: _execute(connection, statement, rows)
-    return portable(target, table)
+def _insert(table: "sa.Table", dialect: str) -> Any:
+    """INSERT of SQLite or PostgreSQL, which can say ON CONFLICT."""
+    return import_module(f"sqlalchemy.dialects.{dialect}").insert(table)
 
 
-def _execute(connection: "sa.Connection", statement: Any, rows: Sequence[Row]) -> None:
-    connection.execute(statement, rows)
-
-
-def on_conflict(target: Target, table: "sa.Table", dialect: str) -> Any:
-    """INSERT … ON CONFLICT of SQLite or PostgreSQL."""
-    if dialect == "sqlite":
-        from sqlalchemy.dialects import sqlite as native  # noqa: PLC0415
-    else:
-        from sqlalchemy.dialects import postgresql as native  # type: ignore[no-redef]  # noqa: PLC0415
-    statement = native.insert(table)
+def _native_put(target: Target, table: "sa.Table", dialect: str) -> Putter:
+    """INSERT … ON CONFLICT."""
+    statement = _insert(table, dialect)
     changed = {c.name: statement.excluded[c.name] for c in table.columns if not c.primary_key}
-    if not changed:
-        return statement.on_conflict_do_nothing(index_elements=list(target.key))
-    where = None
+    key, where = list(target.key), None
     if target.version is not None:
         old, new = table.c[target.version], statement.excluded[target.version]
         where = old.is_(None) | (old <= new)
-    return statement.on_conflict_do_update(
-        index_elements=list(target.key), set_=changed, where=where
-    )
+    if changed:
+        statement = statement.on_conflict_do_update(index_elements=key, set_=changed, where=where)
+    else:
+        statement = statement.on_conflict_do_nothing(index_elements=key)
+    return lambda connection, rows: connection.execute(statement, rows)
 
 
-def portable(target: Target, table: "sa.Table") -> Putter:
+def _portable(target: Target, table: "sa.Table") -> Putter:
     """UPDATE, else INSERT, for databases without ON CONFLICT."""
     sqlalchemy = _sqlalchemy()
     same = sqlalchemy.and_(*(table.c[name] == sqlalchemy.bindparam(f"key_{name}")
@@ -297,40 +307,12 @@ def portable(target: Target, table: "sa.Table") -> Putter:
     return put
 
 
-def as_row(values: Row, kinds: Mapping[str, str]) -> Row:
-    """What Arrow gave, as a database driver takes it: maps become mappings, all of it JSON."""
-    return {
-        name: _as_json(value) if kinds[name].startswith(("array<", "map<", "struct<")) else value
-        for name, value in values.items()
-    }
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, list) and value and all(isinstance(one, tuple) for one in value):
-        return {str(name): _as_json(inner) for name, inner in value}
-    if isinstance(value, list):
-        return [_as_json(one) for one in value]
-    if isinstance(value, dict):
-        return {name: _as_json(inner) for name, inner in value.items()}
-    if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")
-    if isinstance(value, datetime.date):
-        return value.isoformat()
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """Rows that were handed over, and those of them that were new."""
-
-    rows: int = 0
-    new: int = 0
+# ---- rows that leave others alone
 
 
 def prepare(target: Target, *, create: bool) -> None:
-    """Makes or checks the table, on the driver. Raises ConfigurationError."""
-    engine = open_engine(target.url)
-    try:
+    """Makes or checks the table for `write_once`, on the driver. Raises ConfigurationError."""
+    with opened(target.url) as engine:
         if engine.dialect.name not in NATIVE:
             raise ConfigurationError(
                 f"{engine.dialect.name} has no INSERT … ON CONFLICT.",
@@ -344,8 +326,6 @@ def prepare(target: Target, *, create: bool) -> None:
             raise ConfigurationError(
                 f"there is no table {target.table!r}.", cure="Make it, or set create: true."
             )
-    finally:
-        engine.dispose()
 
 
 def write_once(frame: "DataFrame", target: Target) -> Written:
@@ -358,76 +338,64 @@ def write_once(frame: "DataFrame", target: Target) -> Written:
 
 def insert_partition(target: Target, rows: Iterable[Any]) -> Iterator[tuple[int, int]]:
     """One task: all its rows or none of them; (rows, new rows)."""
-    chunks = _row_chunks(rows, target)
-    first = next(chunks, None)
-    if first is None:
-        return
-    engine = open_engine(target.url)
-    try:
-        total, new = insert_new(engine, target, _chain(first, chunks))
-    finally:
-        engine.dispose()
-    yield total, new
+    kinds = dict(target.columns)
+    values = (as_row(row.asDict(recursive=True), kinds) for row in rows)
+    chunks = _chunks(values, target.chunk_rows)
+    for first in chunks:  # none, of an empty partition
+        with opened(target.url) as engine:
+            yield insert_new(engine, target, chain([first], chunks))
 
 
 def insert_new(engine: Any, target: Target, chunks: Iterable[Sequence[Row]]) -> tuple[int, int]:
     """Inserts chunks of rows in one transaction; (rows, new rows). Raises ConfigurationError for a
     row without key."""
     table = table_of(target, engine.dialect.name)
-    if engine.dialect.name == "sqlite":
-        from sqlalchemy.dialects import sqlite as native  # noqa: PLC0415
-    else:
-        from sqlalchemy.dialects import postgresql as native  # type: ignore[no-redef]  # noqa: PLC0415
-    statement = native.insert(table).on_conflict_do_nothing(index_elements=list(target.key))
-    told = statement.returning(table.c[target.key[0]])  # a driver's row count is no fact
+    statement = _insert(table, engine.dialect.name)
+    statement = statement.on_conflict_do_nothing(index_elements=list(target.key))
+    counted = statement.returning(table.c[target.key[0]])  # a driver's row count is no fact
     total = new = 0
     with engine.begin() as connection:
         for chunk in chunks:
-            _expect_keys(chunk, target)
+            _expect_keys(
+                chunk, target, "Choose another key, or leave such messages out with filter.sql."
+            )
             total += len(chunk)
-            new += len(connection.execute(told, list(chunk)).all())
+            new += len(connection.execute(counted, list(chunk)).all())
     return total, new
 
 
-def _expect_keys(rows: Sequence[Row], target: Target) -> None:
-    for name in target.key:
-        if any(row[name] is None for row in rows):
-            raise ConfigurationError(
-                f"a row has no value in the key column {name!r}.",
-                cure="Choose another key, or leave such messages out with filter.sql.",
-            )
+def as_row(values: Row, kinds: Mapping[str, str]) -> Row:
+    """What Spark gave, as a database driver takes it: nested values as JSON takes them, bytes as
+    such (rows of an RDD hold bytearrays), moments with a zone (there in the worker's own one)."""
+
+    def converted(value: Any, kind: str) -> Any:
+        if kind.startswith(_NESTED):
+            return _as_json(value)
+        if isinstance(value, bytearray):
+            return bytes(value)
+        if isinstance(value, datetime.datetime) and kind == "timestamp":
+            return value.astimezone(datetime.UTC)
+        return value
+
+    return {name: converted(value, kinds[name]) for name, value in values.items()}
 
 
-def _chain(first: list[Row], rest: Iterator[list[Row]]) -> Iterator[list[Row]]:
-    yield first
-    yield from rest
+def _as_json(value: Any) -> Any:
+    """Maps become mappings."""
+    if isinstance(value, list) and value and all(isinstance(one, tuple) for one in value):
+        return {str(name): _as_json(inner) for name, inner in value}
+    if isinstance(value, list):
+        return [_as_json(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _as_json(inner) for name, inner in value.items()}
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    if isinstance(value, datetime.date):
+        return value.isoformat()
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
 
-def _row_chunks(rows: Iterable[Any], target: Target) -> Iterator[list[Row]]:
-    kinds = dict(target.columns)
-    chunk: list[Row] = []
-    for row in rows:
-        chunk.append({
-            name: _value(value, kinds[name])
-            for name, value in as_row(row.asDict(recursive=True), kinds).items()
-        })  # fmt: skip
-        if len(chunk) == target.chunk_rows:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
-
-
-def _value(value: Any, kind: str) -> Any:
-    """Spark's rows hold bytes as bytearrays, and moments in the worker's own time zone."""
-    if isinstance(value, bytearray):
-        return bytes(value)
-    if isinstance(value, datetime.datetime) and kind == "timestamp":
-        return value.astimezone(datetime.UTC)
-    return value
-
-
-FORMAT: Final = "sluice_table"
+# ---- Spark's sink
 
 
 @dataclass(frozen=True)
@@ -438,14 +406,20 @@ class Put(WriterCommitMessage):  # type: ignore[misc]
 
 
 class TableSource(DataSource):  # type: ignore[misc]
-    """`df.write.format("sluice_table").option("target", target_text(…)).mode("append").save()`."""
+    """`df.write.format("sluice_table").option("target", target_text(…)).mode("append").save()`.
+
+    A data source of its own, as it takes Arrow batches without pandas (`mapInArrow` asks for it)
+    and Spark counts what it writes. A task that Spark runs again writes its rows again, by key.
+    """
 
     @classmethod
     def name(cls) -> str:
         return FORMAT
 
     def writer(self, schema: Any, overwrite: bool) -> "TableSink":
-        return TableSink(parse_target(self.options["target"]))
+        found = json.loads(self.options["target"])
+        columns = tuple((name, kind) for name, kind in found["columns"])
+        return TableSink(Target(**found | {"key": tuple(found["key"]), "columns": columns}))
 
 
 class TableSink(DataSourceArrowWriter):  # type: ignore[misc]
@@ -456,13 +430,9 @@ class TableSink(DataSourceArrowWriter):  # type: ignore[misc]
 
     def write(self, iterator: Iterator[Any]) -> Put:
         kinds = dict(self.target.columns)
-        with plain_errors():
-            engine = open_engine(self.target.url)
-            try:
-                rows = (as_row(row, kinds) for batch in iterator for row in batch.to_pylist())
-                return Put(put_rows(engine, self.target, rows))
-            finally:
-                engine.dispose()
+        with plain_errors(), opened(self.target.url) as engine:
+            rows = (as_row(row, kinds) for batch in iterator for row in batch.to_pylist())
+            return Put(put_rows(engine, self.target, rows))
 
     def commit(self, messages: list[Put | None]) -> None:
         """Every task has committed its transactions."""
@@ -474,14 +444,6 @@ class TableSink(DataSourceArrowWriter):  # type: ignore[misc]
 def target_text(target: Target) -> str:
     """The option `target`."""
     return json.dumps(asdict(target))
-
-
-def parse_target(text: str) -> Target:
-    """The inverse."""
-    found = json.loads(text)
-    found["key"] = tuple(found["key"])
-    found["columns"] = tuple((name, kind) for name, kind in found["columns"])
-    return Target(**found)
 
 
 def register(spark: "SparkSession") -> None:

@@ -104,28 +104,23 @@ class UniqueIdColumns:
         parts = []
         while count:
             if self._next in (0, _IDS_A_MS):
-                self._begin()
+                # A run of ids has a time of its own, which no other run of this process has.
+                one = self._ids.next()
+                self._prefix, self._next = one[:20], 0
+                self._time = max(int(one[20:28], 16), self._time + 1)
             step = min(count, _IDS_A_MS - self._next)
-            counters = _counters()[self._next : self._next + step]
+            endings = id_endings()[self._next : self._next + step]
             start = f"{name}\x01{self._prefix}{self._time:08X}".encode()
-            parts.append(pc.binary_join_element_wise(start, counters, b"\x02", b""))
+            parts.append(pc.binary_join_element_wise(start, endings, b"\x02", b""))
             self._next += step
             count -= step
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
-    def _begin(self) -> None:
-        """A run of ids has a time of its own, which no other run of this process has."""
-        one = self._ids.next()
-        self._prefix = one[:20]
-        self._time = max(int(one[20:28], 16), self._time + 1)
-        self._next = 0
-
 
 @cache
-def _counters() -> Any:
+def id_endings() -> Any:
     """What ids end with: four hex digits."""
-    digits = [b"%04X" % number for number in range(_IDS_A_MS)]
-    return pa.array(digits, pa.binary())
+    return pa.array([b"%04X" % number for number in range(_IDS_A_MS)], pa.binary())
 
 
 def encoded(bodies: Any, *properties: Any) -> Encoded:
@@ -218,22 +213,15 @@ def property_column(values: Mapping[str, Any], count: int) -> Any:
 
     Raises RowError for what a message may not have.
     """
-    pieces: list[Any] = [b"WAIT\x01true\x02"]
-    for role, made in _PIECES.items():
+    merged: list[Any] = [b"WAIT\x01true\x02"]
+    for role, pieces_of in _PIECES.items():
         if role in values:
             with of_column(role):
-                pieces += made(values[role])
-    return _joined(pieces, count)
-
-
-def _joined(pieces: list[Any], count: int) -> Any:
-    """Columns and constants behind each other; constants that are neighbours are one."""
-    merged: list[Any] = []
-    for piece in pieces:
-        if merged and isinstance(piece, bytes) and isinstance(merged[-1], bytes):
-            merged[-1] += piece
-        else:
-            merged.append(piece)
+                for piece in pieces_of(values[role]):
+                    if isinstance(piece, bytes) and isinstance(merged[-1], bytes):
+                        merged[-1] += piece  # constants that are neighbours are one
+                    else:
+                        merged.append(piece)
     if len(merged) == 1:
         return pa.array(merged * count, pa.binary())
     return pc.binary_join_element_wise(*merged, b"")
@@ -269,11 +257,10 @@ def delay_column(values: Mapping[str, Any]) -> Any | None:
     return found
 
 
-def _named(name: str, texts: Any, check: Callable[[Any], None]) -> list[Any]:
+def _named(name: str, texts: Any) -> list[Any]:
     """Pieces that make `name U+0001 text U+0002` of each row, nothing of a null."""
     if texts.null_count == len(texts):
         return []
-    check(texts)
     pieces = [f"{name}\x01".encode(), texts.cast(pa.binary()), b"\x02"]
     if not texts.null_count:
         return pieces
@@ -284,75 +271,79 @@ def _without_empty(texts: Any) -> Any:
     return pc.if_else(pc.equal(texts, ""), None, texts)
 
 
-def _check_nothing(texts: Any) -> None:
-    """Checked already."""
-
-
-def _check_tags(tags: Any) -> None:
-    for tag in pc.unique(tags).to_pylist():
-        if tag is not None:
-            checked_tag(tag)
-
-
-def _check_texts(texts: Any) -> None:
-    if _may_hold_separators(texts) and pc.any(pc.match_substring_regex(texts, _SEPARATORS)).as_py():
+def _check_texts(texts: Any) -> Any:
+    """The texts again, unless one holds a separator. Two bytes are looked for in the column's whole
+    buffer first (behind a null, anything may stand)."""
+    may_hold = texts.type != pa.string()
+    if not may_hold:
+        data, offsets = _laid_out(texts)
+        raw = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+        may_hold = bool((raw - np.uint8(1) < 2).any())  # 0 wraps around to 255
+    if may_hold and pc.any(pc.match_substring_regex(texts, _SEPARATORS)).as_py():
         raise ConfigurationError(
             "a value holds U+0001 or U+0002, which separate properties on the wire.",
             cure="Leave those characters out.",
         )
+    return texts
 
 
-def _may_hold_separators(texts: Any) -> bool:
-    """Whether one of the two bytes stands in the column's buffer (behind a null, anything may)."""
-    if texts.type != pa.string():
-        return True
-    data, offsets = _laid_out(texts)
-    raw = np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
-    return bool((raw - np.uint8(1) < 2).any())  # 0 wraps around to 255
+def tag_pieces(column: Any) -> list[Any]:
+    texts = _without_empty(column)
+    for tag in pc.unique(texts).to_pylist():
+        if tag is not None:
+            checked_tag(tag)
+    return _named("TAGS", texts)
 
 
-def _key_texts(column: Any) -> Any:
-    """Keys joined by one space, null without any."""
+def key_pieces(column: Any) -> list[Any]:
+    """Keys joined by one space."""
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        _check_texts(column)
-        if not pc.any(pc.match_substring_regex(column, _NOT_PLAIN_KEYS)).as_py():
-            return _without_empty(column)
-        rows = [None if text is None else " ".join(text.split()) for text in column.to_pylist()]
-        return _without_empty(pa.array(rows, pa.string()))
+        texts = _check_texts(column)
+        if pc.any(pc.match_substring_regex(column, _NOT_PLAIN_KEYS)).as_py():
+            rows = [None if text is None else " ".join(text.split()) for text in texts.to_pylist()]
+            texts = pa.array(rows, pa.string())
+        return _named("KEYS", _without_empty(texts))
     flat = pc.list_flatten(column)
     if not flat.null_count and not pc.any(pc.match_substring_regex(flat, _ODD_KEY)).as_py():
-        return _without_empty(pc.binary_join(column.cast(pa.list_(pa.string())), " "))
+        joined = pc.binary_join(column.cast(pa.list_(pa.string())), " ")
+        return _named("KEYS", _without_empty(joined))
     lists = [tuple(key for key in keys or () if key) for keys in column.to_pylist()]
-    return pa.array([" ".join(check_keys(keys)) or None for keys in lists], pa.string())
+    return _named("KEYS", pa.array([" ".join(check_keys(k)) or None for k in lists], pa.string()))
 
 
-def _own(column: Any) -> list[Any]:
-    """Pieces: the entries of a map column, without nulls and what others set. Raises
-    ConfigurationError, for an empty value too."""
-    names, texts = _entries(column)
+def own_pieces(column: Any) -> list[Any]:
+    """The entries of a map column, without nulls and what others set. Raises ConfigurationError,
+    for an empty value too."""
+    offsets = column.offsets
+    start, stop = offsets[0].as_py(), offsets[-1].as_py()
+    names = column.keys.slice(start, stop - start).cast(pa.string())
+    texts = column.items.slice(start, stop - start).cast(pa.string())
     found = [name for name in pc.unique(names).to_pylist() if name is not None]
     is_plain = not texts.null_count and SET_FOR_ALL.isdisjoint(found) and not (
         pc.any(pc.equal(pc.binary_length(texts), 0)).as_py()
     )  # fmt: skip
     if not is_plain or not len(names):
-        rows = [_own_text(row) for row in column.to_pylist()]
+        rows = []
+        for row in column.to_pylist():
+            own = dict(_kept(row))
+            check_properties(own)
+            rows.append("".join(f"{name}\x01{text}\x02" for name, text in own.items()).encode())
         return [pa.array(rows, pa.binary())]
     check_properties(dict.fromkeys(found, "x"))
     _check_texts(texts)
-    turns = _turns(column, names)
+    turns = same_names(column, names)
     if turns:
-        firsts = names[:turns].to_pylist()
         pieces: list[Any] = []
-        for turn, name in enumerate(firsts):
+        for turn, name in enumerate(names[:turns].to_pylist()):
             chosen = pa.array(np.arange(turn, len(names), turns))
             pieces += [f"{name}\x01".encode(), texts.take(chosen).cast(pa.binary()), b"\x02"]
         return pieces
     closed = pc.binary_join_element_wise(names, "\x01", texts, "\x02", "")
-    lists = pa.ListArray.from_arrays(_row_offsets(column), closed)
+    lists = pa.ListArray.from_arrays(pc.subtract(offsets, offsets[0]), closed)  # nulls are empty
     return [pc.fill_null(pc.binary_join(lists, ""), "").cast(pa.binary())]
 
 
-def _turns(column: Any, names: Any) -> int:
+def same_names(column: Any, names: Any) -> int:
     """How many entries each row has when all have the same names in the same order, else 0."""
     turns, rest = divmod(len(names), len(column))
     if rest or column.null_count or (np.diff(column.offsets.to_numpy()) != turns).any():
@@ -366,21 +357,19 @@ def _turns(column: Any, names: Any) -> int:
     return turns if is_same else 0
 
 
-def _entries(column: Any) -> tuple[Any, Any]:
-    """Names and texts of all rows of a map column, one after the other."""
-    offsets = column.offsets
-    start, stop = offsets[0].as_py(), offsets[-1].as_py()
-    found = column.keys.slice(start, stop - start), column.items.slice(start, stop - start)
-    return found[0].cast(pa.string()), found[1].cast(pa.string())
-
-
-def _row_offsets(column: Any) -> Any:
-    """Where each row begins among `_entries`; nulls are empty."""
-    return pc.subtract(column.offsets, column.offsets[0])
-
-
-def _system(column: Any) -> list[Any]:
-    return [pa.array([_system_text(row) for row in column.to_pylist()], pa.binary())]
+def system_pieces(column: Any) -> list[Any]:
+    """Properties with reserved names; those that have columns of their own are left out."""
+    rows = []
+    for row in column.to_pylist():
+        entries = _kept(row)
+        text = "".join(f"{name}\x01{text}\x02" for name, text in entries)
+        if text.count("\x01") != len(entries) or text.count("\x02") != len(entries):
+            raise ConfigurationError(
+                "a system property holds U+0001 or U+0002, which separate properties on the wire.",
+                cure="Leave those characters out.",
+            )
+        rows.append(text.encode())
+    return [pa.array(rows, pa.binary())]
 
 
 def _kept(row: list[tuple[str, str | None]] | None) -> list[tuple[str, str]]:
@@ -397,29 +386,11 @@ def _kept(row: list[tuple[str, str | None]] | None) -> list[tuple[str, str]]:
     return [(name, text) for name, text in entries if text is not None]
 
 
-def _system_text(row: list[tuple[str, str | None]] | None) -> bytes:
-    """Properties with reserved names; those that have columns of their own are left out."""
-    entries = _kept(row)
-    found = "".join(f"{name}\x01{text}\x02" for name, text in entries)
-    if found.count("\x01") != len(entries) or found.count("\x02") != len(entries):
-        raise ConfigurationError(
-            "a system property holds U+0001 or U+0002, which separate properties on the wire.",
-            cure="Leave those characters out.",
-        )
-    return found.encode()
-
-
-def _own_text(row: list[tuple[str, str | None]] | None) -> bytes:
-    own = dict(_kept(row))
-    check_properties(own)
-    return "".join(f"{name}\x01{text}\x02" for name, text in own.items()).encode()
-
-
 _PIECES: Final[Mapping[str, Callable[[Any], list[Any]]]] = {
-    "tags": lambda texts: _named("TAGS", _without_empty(texts), _check_tags),
-    "sharding_key": lambda texts: _named("__SHARDINGKEY", _without_empty(texts), _check_texts),
-    "keys": lambda column: _named("KEYS", _key_texts(column), _check_nothing),
-    "properties": _own,
-    "system_properties": _system,
+    "tags": tag_pieces,
+    "sharding_key": lambda texts: _named("__SHARDINGKEY", _check_texts(_without_empty(texts))),
+    "keys": key_pieces,
+    "properties": own_pieces,
+    "system_properties": system_pieces,
 }
 """Role -> pieces of its column, in the order in which they stand behind each other."""

@@ -1,16 +1,14 @@
-"""Where the rows of a task go: to their topics at once, or to the staging topic.
+"""Where the rows of a task go: to their topics at once, or to the staging topic; and bad rows.
 
 At least once: rows of one topic and queue make a batch; delayed rows are sent one by one, since
 RocketMQ takes no delay in a batch. Exactly once (docs/design/0007): all rows of a task make batches
 for the staging topic, and a property says where each belongs; only rows of one broker go together.
 
-Rows that no message can be made of: named, and what becomes of them (the option `badRows`).
-
 A row is bad for what it holds: no body, a tag with a bar, properties that are too large, what a
 broker calls illegal (larger than it takes, a delay that is too long). That a topic or a queue is
 not there is no fault of a row; it may be mended, and the task fails. Batches are checked as
 columns; only one that fails, here or at the broker, is halved until its bad rows are found, so good
-data costs nothing.
+data costs nothing. What becomes of them says the option `badRows`:
 
     fail         the first bad row is the error: its number, its keys, the column, the cure
     skip         it is left out, counted and logged
@@ -20,7 +18,7 @@ data costs nothing.
 import base64
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 
-from sluicemq.client.core.answers import MESSAGE_ILLEGAL
+from sluicemq.client.core.answers import MESSAGE_ILLEGAL, SendResult
 from sluicemq.client.core.epochs import StagedRanges
 from sluicemq.client.core.messages import BODY_BYTES_MAX, Outgoing
 from sluicemq.client.core.names import check_topic_to_send
@@ -42,6 +40,7 @@ from sluicemq.model.message import Message
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.spark.errors import ride_out
 from sluicemq.spark.sinks.rows import (
+    Encoded,
     RowError,
     UniqueIdColumns,
     body_column,
@@ -56,13 +55,25 @@ from sluicemq.spark.sinks.rows import (
 from sluicemq.wire.staging import STAGE_PROPERTY, STAGED_ID, STAGING_QUEUES, STAGING_TOPIC, Owner
 
 T = TypeVar("T")
+Place = tuple[str, int | None, str | None]
+"""Topic, queue id and sharding key of a row."""
 
 BATCH_BYTES: Final = 1024 * 1024
-_AHEAD: Final = 8
 DEDUP_PROPERTY: Final = "SLUICE_DEDUP_KEY"
+REASON_PROPERTY: Final = "SLUICE_BAD_ROW"
+COLUMN_PROPERTY: Final = "SLUICE_BAD_COLUMN"
+CUT_PROPERTY: Final = "SLUICE_BAD_ROW_CUT"
+FAIL, SKIP, TOPIC = "fail", "skip", "topic:"
+_AHEAD: Final = 8
 _ID_BYTES: Final = 32
 _NAMED_BYTES: Final = 64
 """Names, separators, a queue, a delay, a row's number: at most so many around the values below."""
+_NAMED_BY: Final = ("message_id", "keys", "sharding_key")
+_DELAYS: Final = ("delay_level", "delay_ms", "deliver_at")
+_SHOWN: Final = 100
+_LOGGED_MAX: Final = 5
+_CUT_LENGTH: Final = 1_000
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,24 @@ class Task:
     epoch: int
     partition: int
     attempt: int
+
+
+def task_now(query: str | None, epoch: int = 0) -> Task:
+    """The task that runs here; `epoch` counts where `query` is given. Raises ConfigurationError
+    when Spark does not say whose it is."""
+    context = TaskContext.get()
+    if context is None:
+        raise ConfigurationError("this is no task of Spark.", cure="Write with df.write.")
+    if query is None:
+        query = context.getLocalProperty("sql.streaming.queryId")
+        text = context.getLocalProperty("streaming.sql.batchId")
+        if not query or not text:
+            raise ConfigurationError(
+                "Spark does not say to which streaming query this task belongs.",
+                cure="Use delivery=at-least-once.",
+            )
+        epoch = int(text)
+    return Task(query, epoch, context.partitionId(), context.attemptNumber())
 
 
 class Rows:
@@ -100,16 +129,13 @@ class Rows:
         self.ids = None if "message_id" not in values else checked_ids(values["message_id"])
         self.queue_ids = values.get("queue_id")
         self.sharding_keys = values.get("sharding_key")
-        self._check_places()
-
-    def _check_places(self) -> None:
         if self.topics is not None:
             if self.topics.null_count:
                 cure = "Filter such rows, or fill the column."
                 raise RowError("a row has no topic: it is null.", role="topic", cure=cure)
             with of_column("topic"):
-                for topic in pc.unique(self.topics).to_pylist():
-                    check_topic_to_send(topic)
+                for name in pc.unique(self.topics).to_pylist():
+                    check_topic_to_send(name)
         if self.queue_ids is not None and (pc.min(self.queue_ids).as_py() or 0) < 0:
             cure = "Give 0 or more, or null for any."
             raise RowError("a row's queue_id is negative.", role="queue_id", cure=cure)
@@ -124,8 +150,8 @@ class Rows:
         """Do all rows go anywhere in one topic?"""
         return self.topics is None and self.queue_ids is None and self.sharding_keys is None
 
-    def places(self) -> list[tuple[str, int | None, str | None]]:
-        """(topic, queue id, sharding key) of each row."""
+    def places(self) -> list[Place]:
+        """Where each row goes; a queue id counts before a sharding key."""
         nothing = [None] * self.count
         topics = [self.topic] * self.count if self.topics is None else self.topics.to_pylist()
         queue_ids = nothing if self.queue_ids is None else self.queue_ids.to_pylist()
@@ -134,39 +160,6 @@ class Rows:
             (topic, queue_id, (key or None) if queue_id is None else None)
             for topic, queue_id, key in zip(topics, queue_ids, keys, strict=True)
         ]
-
-
-class Queues:
-    """Which queue a row goes to, looked up once for each place."""
-
-    def __init__(self, producer: Producer) -> None:
-        self._producer = producer
-        self._known: dict[tuple[str, int | None, str | None], MessageQueue | None] = {}
-        self.topics: set[str] = set()
-
-    def of(self, place: tuple[str, int | None, str | None]) -> MessageQueue | None:
-        """None leaves the choice open. Raises RouteNotFoundError, ConfigurationError."""
-        try:
-            return self._known[place]
-        except KeyError:
-            found = self._known[place] = self._find(*place)
-            return found
-
-    def _find(self, topic: str, queue_id: int | None, key: str | None) -> MessageQueue | None:
-        if topic not in self.topics:
-            self.topics.add(check_topic_to_send(topic))
-        if queue_id is None and key is None:
-            return None
-        queues = _through(self._producer, partial(self._producer.write_queues, topic))
-        if key is not None:
-            return choose_by_key(queues, key)
-        for queue in queues:
-            if queue.queue_id == queue_id:
-                return queue
-        raise RouteNotFoundError(
-            f"the topic {topic!r} has no queue {queue_id} that can be written to.",
-            cure=f"It has {sorted({queue.queue_id for queue in queues})}.",
-        )
 
 
 class Lane:
@@ -199,77 +192,131 @@ class Refused(NamedTuple):
     error: RequestError
 
 
-def in_halves(
-    send: Callable[[int, int], None],
-    start: int,
-    stop: int,
-    refused: Callable[[int, RequestError], None],
-) -> None:
-    """Sends rows [start, stop); a request that is refused as illegal in halves, down to the row."""
-    try:
-        send(start, stop)
-    except RequestError as error:
-        if error.code != MESSAGE_ILLEGAL:
-            raise
-        if stop - start == 1:
-            refused(start, error)
-            return
-        half = (start + stop) // 2
-        in_halves(send, start, half, refused)
-        in_halves(send, half, stop, refused)
+class Sender:
+    """What both senders share. Every row is acknowledged when `lane.wait` returns."""
+
+    def __init__(self, producer: Producer, batch_messages: int) -> None:
+        self.refused: list[Refused] = []
+        self.lane = Lane()
+        self.topics: set[str] = set()
+        self._producer = producer
+        self._batch_messages = batch_messages
+        self._ids = UniqueIdColumns()
+        self._queues: dict[Place, MessageQueue | None] = {}
+
+    def added_bytes(self, topic: str) -> int:
+        """At most so many bytes of properties are added to a row of a topic."""
+        raise NotImplementedError
+
+    def send(self, rows: Rows) -> None:
+        raise NotImplementedError
+
+    def queue_of(self, place: Place) -> MessageQueue | None:
+        """The queue a row goes to, looked up once for each place; None leaves the choice open.
+        Raises RouteNotFoundError, ConfigurationError."""
+        if place not in self._queues:
+            topic, queue_id, key = place
+            if topic not in self.topics:
+                self.topics.add(check_topic_to_send(topic))
+            found = None
+            if queue_id is not None or key is not None:
+                queues = self.through(partial(self._producer.write_queues, topic))
+                by_id = {queue.queue_id: queue for queue in reversed(queues)}
+                found = choose_by_key(queues, key) if key is not None else by_id.get(queue_id or 0)
+                if found is None:
+                    raise RouteNotFoundError(
+                        f"the topic {topic!r} has no queue {queue_id} that can be written to.",
+                        cure=f"It has {sorted(by_id)}.",
+                    )
+            self._queues[place] = found
+        return self._queues[place]
+
+    def through(self, work: Callable[[], T]) -> T:
+        """Does it, through an outage as long as the producer's own timeout."""
+        return ride_out(work, self._producer.timeout_ms / 1000)
+
+    def send_in_runs(
+        self,
+        topic: str,
+        queue: MessageQueue | None,
+        made: Encoded,
+        rows: Rows,
+        indices: Sequence[int],
+        done: Callable[[SendResult, int, int], None],
+    ) -> None:
+        """Sends encoded rows in requests that are not too large. A request that is refused as
+        illegal is sent in halves, down to the row."""
+
+        def send(start: int, stop: int) -> None:
+            request = made.request(start, stop)
+            send_encoded = partial(self._producer.send_encoded, topic, request, queue=queue)
+            try:
+                result = self.through(send_encoded)
+            except RequestError as error:
+                if error.code != MESSAGE_ILLEGAL:
+                    raise
+                if stop - start == 1:
+                    self.refused.append(Refused(rows, indices[start], error))
+                    return
+                half = (start + stop) // 2
+                send(start, half)
+                send(half, stop)
+            else:
+                done(result, start, stop)
+
+        for start, stop in made.runs(self._batch_messages, BATCH_BYTES):
+            self.lane.send(partial(send, start, stop))
 
 
-class DirectSender:
+def _chosen(columns: Iterable[Any], indices: Sequence[int], count: int) -> list[Any]:
+    """The columns at some of `count` rows; constants as they are."""
+    if len(indices) == count:
+        return list(columns)
+    at = pa.array(indices, pa.int64())
+    return [pc.take(one, at) if isinstance(one, pa.Array) else one for one in columns]
+
+
+class DirectSender(Sender):
     """At least once. `task` adds a property by which a reader can tell a repeated row."""
 
     def __init__(self, producer: Producer, batch_messages: int, task: Task | None = None) -> None:
+        super().__init__(producer, batch_messages)
         self.sent = 0
-        self.queues = Queues(producer)
-        self._producer = producer
-        self._batch_messages = batch_messages
-        self._task = task
-        self._ids = UniqueIdColumns()
+        self._added_bytes, self._dedup_start = _NAMED_BYTES, ""
+        if task is not None:
+            self._added_bytes += len(task.query.encode()) + _NAMED_BYTES
+            self._dedup_start = f"{task.query}/{task.epoch}/{task.partition}/"
         self._rows = 0
-        self.refused: list[Refused] = []
-        self.lane = Lane()
 
     def added_bytes(self, _: str) -> int:
-        """At most so many bytes of properties are added to a row of a topic."""
-        task = self._task
-        return _NAMED_BYTES + (0 if task is None else len(task.query.encode()) + _NAMED_BYTES)
+        return self._added_bytes
 
     def send(self, rows: Rows) -> None:
-        """Every row is acknowledged when `lane.wait` returns."""
-        properties = rows.properties
-        if self._task is not None:
-            properties = pc.binary_join_element_wise(properties, self._dedup_keys(rows), b"")
+        properties, first = rows.properties, self._rows
+        if self._dedup_start:  # the same when a task, or an epoch, is run again
+            numbers = pa.array(range(first, first + rows.count)).cast(pa.string())
+            start = f"{DEDUP_PROPERTY}\x01{self._dedup_start}"
+            keys = pc.binary_join_element_wise(start, numbers, "\x02", "").cast(pa.binary())
+            properties = pc.binary_join_element_wise(properties, keys, b"")
+            self._rows += rows.count
         if rows.delays is None and rows.is_uniform:
             assert rows.topic is not None
-            self.queues.of((rows.topic, None, None))
+            self.queue_of((rows.topic, None, None))
             self._send(rows, range(rows.count), rows.topic, None, properties)
             return
-        delays = None if rows.delays is None else rows.delays.to_pylist()
-        for (topic, queue), indices in _grouped(rows, self.queues, delays).items():
+        delays = [None] * rows.count if rows.delays is None else rows.delays.to_pylist()
+        places = rows.places()
+        groups: dict[tuple[str, MessageQueue | None], list[int]] = {}
+        for index, (place, delay) in enumerate(zip(places, delays, strict=True)):
+            if delay is None:
+                groups.setdefault((place[0], self.queue_of(place)), []).append(index)
+        for (topic, queue), indices in groups.items():
             self._send(rows, indices, topic, queue, properties)
-        if delays is not None:
+        if rows.delays is not None:
             self.lane.wait()
             for index, delay in enumerate(delays):
                 if delay is not None:
-                    try:
-                        self._send_later(rows, index, delay)
-                    except RequestError as error:
-                        if error.code != MESSAGE_ILLEGAL:
-                            raise
-                        self.refused.append(Refused(rows, index, error))
-
-    def _dedup_keys(self, rows: Rows) -> Any:
-        """`query/epoch/partition/row`: the same when a task, or an epoch, is run again."""
-        task = self._task
-        assert task is not None
-        numbers = pa.array(range(self._rows, self._rows + rows.count)).cast(pa.string())
-        self._rows += rows.count
-        start = f"{DEDUP_PROPERTY}\x01{task.query}/{task.epoch}/{task.partition}/"
-        return pc.binary_join_element_wise(start, numbers, "\x02", "").cast(pa.binary())
+                    self._send_later(rows, index, places[index], delay, first + index)
 
     def _send(
         self,
@@ -279,51 +326,36 @@ class DirectSender:
         queue: MessageQueue | None,
         properties: Any,
     ) -> None:
-        bodies, given = rows.bodies, rows.ids
-        if len(indices) < rows.count:
-            chosen = pa.array(indices, pa.int64())
-            bodies, properties = pc.take(bodies, chosen), pc.take(properties, chosen)
-            given = None if given is None else pc.take(given, chosen)
+        columns = (rows.bodies, properties, rows.ids)
+        bodies, properties, given = _chosen(columns, indices, rows.count)
         ids = id_column(given, self._ids, len(bodies))
-        made = encoded(bodies, ids, properties)
         if topic.startswith(RETRY_PREFIX):  # brokers take no batch there
             whole = pc.binary_join_element_wise(ids, properties, b"")
-            self.lane.send(partial(self._deliver_each, topic, bodies, whole))
+            self.lane.send(partial(self._send_each, topic, bodies, whole))
             return
 
-        def send(start: int, stop: int) -> None:
-            request = made.request(start, stop)
-            send_encoded = partial(self._producer.send_encoded, topic, request, queue=queue)
-            _through(self._producer, send_encoded)
+        def done(_: SendResult, start: int, stop: int) -> None:
             self.sent += stop - start
 
-        def refused(at: int, error: RequestError) -> None:
-            self.refused.append(Refused(rows, indices[at], error))
+        self.send_in_runs(topic, queue, encoded(bodies, ids, properties), rows, indices, done)
 
-        for start, stop in made.runs(self._batch_messages, BATCH_BYTES):
-            self.lane.send(partial(in_halves, send, start, stop, refused))
-
-    def _deliver_each(self, topic: str, bodies: Any, properties: Any) -> None:
+    def _send_each(self, topic: str, bodies: Any, properties: Any) -> None:
         for body, encoded_properties in zip(
             bodies.to_pylist(), properties.to_pylist(), strict=True
         ):
             text = encoded_properties.decode()
             message_id = text.partition("\x01")[2].partition("\x02")[0]
             outgoing = Outgoing(topic, body, text, message_id, 0, 0, True)
-            _through(self._producer, partial(self._producer.send_outgoing, outgoing))
+            self.through(partial(self._producer.send_outgoing, outgoing))
             self.sent += 1
 
-    def _send_later(self, rows: Rows, index: int, delay: str) -> None:
+    def _send_later(self, rows: Rows, index: int, place: Place, delay: str, number: int) -> None:
         values = {role: column[index].as_py() for role, column in rows.values.items()}
-        place = rows.places()[index]
-        task = self._task
-        keys = values.get("keys") or ()
+        body, keys = values["body"], values.get("keys") or ()
         own = {name: text for name, text in values.get("properties") or () if text}
-        if task is not None:
-            number = self._rows - rows.count + index
-            own[DEDUP_PROPERTY] = f"{task.query}/{task.epoch}/{task.partition}/{number}"
-        body = values["body"]
-        number = int(delay[1:])
+        if self._dedup_start:
+            own[DEDUP_PROPERTY] = f"{self._dedup_start}{number}"
+        amount = int(delay[1:])
         message = Message(
             place[0],
             body.encode() if isinstance(body, str) else body,
@@ -331,60 +363,42 @@ class DirectSender:
             tuple(keys.split()) if isinstance(keys, str) else tuple(key for key in keys if key),
             own,
             sharding_key=values.get("sharding_key") or None,
-            delay_level=number if delay[0] == "L" else 0,
-            delay_ms=number if delay[0] == "M" else None,
-            deliver_at_ms=number if delay[0] == "T" else None,
+            delay_level=amount if delay[0] == "L" else 0,
+            delay_ms=amount if delay[0] == "M" else None,
+            deliver_at_ms=amount if delay[0] == "T" else None,
         )
-        queue = self.queues.of(place)
-        _through(self._producer, partial(self._producer.send, message, queue=queue))
-        self.sent += 1
+        queue = self.queue_of(place)
+        try:
+            self.through(partial(self._producer.send, message, queue=queue))
+            self.sent += 1
+        except RequestError as error:
+            if error.code != MESSAGE_ILLEGAL:
+                raise
+            self.refused.append(Refused(rows, index, error))
 
 
-def _through(producer: Producer, work: Callable[[], T]) -> T:
-    """Does it, through an outage as long as the producer's own timeout."""
-    return ride_out(work, producer.timeout_ms / 1000)
-
-
-def _grouped(
-    rows: Rows, queues: Queues, delays: list[str | None] | None
-) -> dict[tuple[str, MessageQueue | None], list[int]]:
-    """The rows without delay by topic and queue."""
-    groups: dict[tuple[str, MessageQueue | None], list[int]] = {}
-    for index, place in enumerate(rows.places()):
-        if delays is None or delays[index] is None:
-            groups.setdefault((place[0], queues.of(place)), []).append(index)
-    return groups
-
-
-class StagingSender:
+class StagingSender(Sender):
     """Exactly once: one attempt of one task. `brokers` are the masters that can stage."""
 
     def __init__(
         self, producer: Producer, batch_messages: int, task: Task, brokers: tuple[str, ...]
     ) -> None:
-        self.queues = Queues(producer)
+        super().__init__(producer, batch_messages)
         self.staged = StagedRanges(task.partition, task.attempt)
-        self._producer = producer
-        self._batch_messages = batch_messages
         self._owner = Owner(task.query, task.epoch, task.partition, task.attempt)
         self._brokers = brokers
         self._turn = task.partition
-        self._ids = UniqueIdColumns()
-        self.refused: list[Refused] = []
-        self.lane = Lane()
 
     def added_bytes(self, topic: str) -> int:
-        """At most so many bytes of properties are added to a row of a topic."""
         return len(self._owner.prefix.encode()) + len(topic.encode()) + 2 * _NAMED_BYTES
 
     def send(self, rows: Rows) -> None:
-        """Every row is staged when `lane.wait` returns."""
         if rows.is_uniform:
-            self.queues.of((rows.topic or "", None, None))
+            self.queue_of((rows.topic or "", None, None))
             stages = self._stages(rows, [b"-"], [rows.topic])
             self._stage(self._any_broker(rows), rows, range(rows.count), stages)
             return
-        found = [(place[0], self.queues.of(place)) for place in rows.places()]
+        found = [(place[0], self.queue_of(place)) for place in rows.places()]
         queue_ids = [b"-" if queue is None else b"%d" % queue.queue_id for _, queue in found]
         stages = self._stages(rows, queue_ids, [topic for topic, _ in found])
         groups: dict[str, list[int]] = {}
@@ -395,77 +409,45 @@ class StagingSender:
 
     def _any_broker(self, rows: Rows) -> str:
         """They take turns; one that has the topic where it is known."""
-        if len(self._brokers) == 1:
-            return self._brokers[0]
-        having = self._brokers
-        if rows.topic is not None:
+        having: Sequence[str] = self._brokers
+        if len(having) > 1 and rows.topic is not None:
             queues = self._producer.write_queues(rows.topic)
-            having = tuple(sorted({queue.broker for queue in queues} & set(self._brokers)))
+            having = sorted({queue.broker for queue in queues} & set(having)) or having
         self._turn += 1
-        return (having or self._brokers)[self._turn % len(having or self._brokers)]
+        return having[self._turn % len(having)]
 
     def _stages(self, rows: Rows, queue_ids: list[bytes], topics: list[str | None]) -> Any:
-        """The stage property of each row (`protocol.bodies.epochs.Stage`), or the one of all."""
+        """The stage property of each row (`wire.bodies.epochs.Stage`), or the one of all."""
         start = f"{STAGE_PROPERTY}\x01{self._owner.prefix}".encode()
+        names = [(topic or "").encode() for topic in topics]
         if rows.delays is None and len(queue_ids) == len(topics) == 1:
-            return start + b"%s/-/%s\x02" % (queue_ids[0], (topics[0] or "").encode())
+            return start + b"%s/-/%s\x02" % (queue_ids[0], names[0])
         delays = pa.array([b"-"] * rows.count) if rows.delays is None else (
             pc.fill_null(rows.delays, "-").cast(pa.binary())
         )  # fmt: skip
-        queues: Any = queue_ids[0] if len(queue_ids) == 1 else pa.array(queue_ids, pa.binary())
-        names: Any = (topics[0] or "").encode()
-        if len(topics) > 1:
-            names = pa.array([(topic or "").encode() for topic in topics], pa.binary())
-        return pc.binary_join_element_wise(start, queues, b"/", delays, b"/", names, b"\x02", b"")
+        columns = [
+            one[0] if len(one) == 1 else pa.array(one, pa.binary()) for one in (queue_ids, names)
+        ]
+        return pc.binary_join_element_wise(
+            start, columns[0], b"/", delays, b"/", columns[1], b"\x02", b""
+        )
 
     def _stage(self, broker: str, rows: Rows, indices: Sequence[int], stages: Any) -> None:
-        columns = [rows.bodies, rows.properties, stages, rows.ids]
-        if len(indices) < rows.count:
-            chosen = pa.array(indices, pa.int64())
-            columns = [
-                pc.take(one, chosen) if isinstance(one, pa.Array) else one for one in columns
-            ]
-        bodies, properties, stages, given = columns
+        columns = (rows.bodies, rows.properties, stages, rows.ids)
+        bodies, properties, stages, given = _chosen(columns, indices, rows.count)
         ids = id_column(given, self._ids, len(bodies), STAGED_ID)
         made = encoded(bodies, stages, ids, properties)
         queue = MessageQueue(STAGING_TOPIC, broker, self._owner.partition % STAGING_QUEUES)
 
-        def send(start: int, stop: int) -> None:
-            request = made.request(start, stop)
-            send_encoded = partial(self._producer.send_encoded, STAGING_TOPIC, request, queue=queue)
-            result = _through(self._producer, send_encoded)
+        def done(result: SendResult, start: int, stop: int) -> None:
             stored = result.queue
             self.staged.add(stored.broker, stored.queue_id, result.queue_offset, stop - start,
                             made.bodies(start, stop))  # fmt: skip
 
-        def refused(at: int, error: RequestError) -> None:
-            self.refused.append(Refused(rows, indices[at], error))
-
-        for start, stop in made.runs(self._batch_messages, BATCH_BYTES):
-            self.lane.send(partial(in_halves, send, start, stop, refused))
+        self.send_in_runs(STAGING_TOPIC, queue, made, rows, indices, done)
 
 
-def task_now(query: str | None, epoch: int = 0) -> Task:
-    """The task that runs here; `epoch` counts where `query` is given. Raises ConfigurationError
-    when Spark does not say whose it is."""
-    from pyspark import TaskContext  # noqa: PLC0415 - executors only
-
-    context = TaskContext.get()
-    if context is None:
-        raise ConfigurationError("this is no task of Spark.", cure="Write with df.write.")
-    if query is None:
-        query = context.getLocalProperty("sql.streaming.queryId")
-        text = context.getLocalProperty("streaming.sql.batchId")
-        if not query or not text:
-            raise ConfigurationError(
-                "Spark does not say to which streaming query this task belongs.",
-                cure="Use delivery=at-least-once.",
-            )
-        epoch = int(text)
-    return Task(query, epoch, context.partitionId(), context.attemptNumber())
-
-
-def send_all(rows: Iterator[Rows], sender: DirectSender | StagingSender) -> None:
+def send_all(rows: Iterator[Rows], sender: Sender) -> None:
     """Every row is acknowledged when it returns."""
     try:
         for some in rows:
@@ -475,18 +457,7 @@ def send_all(rows: Iterator[Rows], sender: DirectSender | StagingSender) -> None
         sender.lane.close()
 
 
-logger = logging.getLogger(__name__)
-FAIL: Final = "fail"
-SKIP: Final = "skip"
-TOPIC: Final = "topic:"
-REASON_PROPERTY: Final = "SLUICE_BAD_ROW"
-COLUMN_PROPERTY: Final = "SLUICE_BAD_COLUMN"
-CUT_PROPERTY: Final = "SLUICE_BAD_ROW_CUT"
-_NAMED_BY: Final = ("message_id", "keys", "sharding_key")
-_DELAYS: Final = ("delay_level", "delay_ms", "deliver_at")
-_SHOWN: Final = 100
-_LOGGED_MAX: Final = 5
-_CUT_LENGTH: Final = 1_000
+# ---- bad rows
 
 
 class RowSorter:
@@ -494,11 +465,7 @@ class RowSorter:
     were bad. `policy` is the option `badRows`."""
 
     def __init__(
-        self,
-        roles: Mapping[str, str],
-        topic: str | None,
-        policy: str,
-        sender: DirectSender | StagingSender,
+        self, roles: Mapping[str, str], topic: str | None, policy: str, sender: Sender
     ) -> None:
         self._roles = roles
         self._topic = topic
@@ -523,16 +490,35 @@ class RowSorter:
         try:
             whole = self._checked(batch, numbers)
         except RowError:
-            bad = dict(self._bad_rows(batch, numbers))
+            bad = dict(self._bad_rows(batch, 0, batch.num_rows))
         else:
             yield whole
             return
-        good = [index for index in range(batch.num_rows) if index + self.count + 1 not in bad]
+        good = [index for index in range(batch.num_rows) if index not in bad]
         if good:
             chosen = batch.take(pa.array(good, pa.int64()))
             yield self._checked(chosen, [numbers[index] for index in good])
-        indices = {number - self.count - 1: error for number, error in bad.items()}
-        yield from self._put_away(batch, numbers, indices)
+        yield from self._put_away(batch, numbers, bad)
+
+    def _checked(self, batch: Any, numbers: Sequence[int]) -> Rows:
+        rows = Rows(batch, self._roles, self._topic, numbers)
+        topics = [self._topic] if rows.topics is None else pc.unique(rows.topics).to_pylist()
+        rows.check_sizes(max(self._sender.added_bytes(topic or "") for topic in topics))
+        return rows
+
+    def _bad_rows(self, batch: Any, start: int, stop: int) -> Iterator[tuple[int, RowError]]:
+        """Index and reason of each bad row, in their order."""
+        try:
+            self._checked(batch.slice(start, stop - start), ())
+        except RowError as error:
+            if stop - start > 1:
+                half = (start + stop) // 2
+                yield from self._bad_rows(batch, start, half)
+                yield from self._bad_rows(batch, half, stop)
+            elif self._policy == FAIL:
+                raise self._failure(batch, start, self.count + start + 1, error) from None
+            else:
+                yield start, error
 
     def _refused(self) -> Iterator[Rows]:
         """What brokers refuse of the rows that were sent."""
@@ -557,28 +543,9 @@ class RowSorter:
             logger.warning("%s", self._told(batch, index, numbers[index], error))
         self.bad += len(errors)
         if self._policy.startswith(TOPIC):
+            roles = {"body": "body", "properties": "properties"}
             kept = _kept(batch, errors, self._roles)
-            yield Rows(kept, _KEPT_ROLES, self._policy.removeprefix(TOPIC))
-
-    def _checked(self, batch: Any, numbers: Sequence[int]) -> Rows:
-        rows = Rows(batch, self._roles, self._topic, numbers)
-        topics = [self._topic] if rows.topics is None else pc.unique(rows.topics).to_pylist()
-        rows.check_sizes(max(self._sender.added_bytes(topic or "") for topic in topics))
-        return rows
-
-    def _bad_rows(self, batch: Any, numbers: Sequence[int]) -> Iterator[tuple[int, RowError]]:
-        """Number and reason of each bad row, in their order."""
-        try:
-            self._checked(batch, numbers)
-        except RowError as error:
-            if batch.num_rows > 1:
-                half = batch.num_rows // 2
-                yield from self._bad_rows(batch.slice(0, half), numbers[:half])
-                yield from self._bad_rows(batch.slice(half), numbers[half:])
-            elif self._policy == FAIL:
-                raise self._failure(batch, 0, numbers[0], error) from None
-            else:
-                yield numbers[0], error
+            yield Rows(kept, roles, self._policy.removeprefix(TOPIC))
 
     def _failure(self, batch: Any, index: int, number: int, error: RowError) -> RowError:
         cure = f"{error.cure} Or set badRows=skip, or badRows=topic:NAME to keep such rows."
@@ -598,50 +565,38 @@ class RowSorter:
         return f"row {number}{partition}{named}, column {column!r}: {error.fact}."
 
 
-_KEPT_ROLES: Final = {"body": "body", "properties": "properties"}
-
-
 def _kept(batch: Any, bad: Mapping[int, RowError], roles: Mapping[str, str]) -> Any:
-    """Bad rows as rows of a sink: JSON, and properties."""
+    """Bad rows as rows of a sink: JSON as Spark's `to_json` writes it (binary in base64, maps as
+    objects), and properties. Of a row that is too large, long values are cut."""
+
+    def text_of(value: Any) -> str:
+        return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+    def plain(text: str) -> str:  # without the two characters that separate properties
+        return text.replace("\x01", "\N{SYMBOL FOR START OF HEADING}").replace(
+            "\x02", "\N{SYMBOL FOR START OF TEXT}"
+        )
+
     bodies, properties = [], []
     for index, error in bad.items():
-        body = _json(batch, index)
+        (row,) = batch.slice(index, 1).to_pylist(maps_as_pydicts="strict")
         column = roles.get(error.role, error.role)
         about = {REASON_PROPERTY: str(error)[:_CUT_LENGTH], COLUMN_PROPERTY: column}
+        body = orjson.dumps(row, default=text_of)
         if len(body) > BODY_BYTES_MAX:
-            body = _json(batch, index, _CUT_LENGTH)
+            body = orjson.dumps(_cut(row), default=text_of)
             about[CUT_PROPERTY] = "true"
         bodies.append(body)
-        properties.append([(name, _plain(text)) for name, text in about.items()])
+        properties.append([(name, plain(text)) for name, text in about.items()])
+    kind = pa.map_(pa.string(), pa.string())
     return pa.record_batch(
-        {
-            "body": pa.array(bodies, pa.binary()),
-            "properties": pa.array(properties, pa.map_(pa.string(), pa.string())),
-        }
+        {"body": pa.array(bodies, pa.binary()), "properties": pa.array(properties, kind)}
     )
 
 
-def _plain(text: str) -> str:
-    """Without the two characters that separate properties."""
-    return text.replace("\x01", "\N{SYMBOL FOR START OF HEADING}").replace(
-        "\x02", "\N{SYMBOL FOR START OF TEXT}"
-    )
-
-
-def _json(batch: Any, index: int, length_max: int | None = None) -> bytes:
-    """A row as Spark's `to_json` writes it: binary in base64, maps as objects. Values longer than
-    `length_max` are cut."""
-    (row,) = batch.slice(index, 1).to_pylist(maps_as_pydicts="strict")
-    return orjson.dumps(_cut(row, length_max), default=_text)
-
-
-def _cut(value: Any, length_max: int | None) -> Any:
+def _cut(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _cut(one, length_max) for name, one in value.items()}
+        return {name: _cut(one) for name, one in value.items()}
     if isinstance(value, list):
-        return [_cut(one, length_max) for one in value]
-    return value[:length_max] if isinstance(value, str | bytes) else value
-
-
-def _text(value: Any) -> str:
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+        return [_cut(one) for one in value]
+    return value[:_CUT_LENGTH] if isinstance(value, str | bytes) else value

@@ -28,11 +28,10 @@ travels in the sink and in the commit messages:
     planner    commit            `client.core.epochs` with all the ranges
 """
 
-import difflib
 import logging
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -55,7 +54,7 @@ from sluicemq.errors import (
     RouteNotFoundError,
     SluiceError,
 )
-from sluicemq.spark.errors import keep_imports, plain_errors, ride_out
+from sluicemq.spark.errors import did_you_mean, keep_imports, plain_errors, ride_out
 from sluicemq.spark.options import EXACTLY_ONCE, Options
 from sluicemq.spark.schema import BASE, EXTRA
 from sluicemq.spark.sources.offset_reader import open_admin
@@ -64,13 +63,6 @@ from sluicemq.wire.staging import StagedRange, check_query
 
 logger = logging.getLogger(__name__)
 
-_ROLES: Final = {
-    "body": "body", "value": "body", "topic": "topic", "tags": "tags", "tag": "tags",
-    "keys": "keys", "properties": "properties", "queue_id": "queue_id",
-    "sharding_key": "sharding_key", "delay_level": "delay_level", "delay_ms": "delay_ms",
-    "deliver_at": "deliver_at", "message_id": "message_id",
-    "system_properties": "system_properties",
-}  # fmt: skip
 _INTEGERS: Final = ("int", "bigint", "smallint", "tinyint")
 _TYPES: Final = {
     "body": ("binary", "string"),
@@ -86,6 +78,8 @@ _TYPES: Final = {
     "message_id": ("string",),
     "system_properties": ("map<string,string>",),
 }
+_ROLES: Final = {role: role for role in _TYPES} | {"value": "body", "tag": "tags"}
+"""What a column of this name means."""
 ROUTE_CHECKS: Final = 100
 ROUTE_CHECK_S: Final = 0.05
 PROBE: Final = "probe"
@@ -108,17 +102,21 @@ def roles_of(schema: StructType, options: Options) -> dict[str, str]:
     """Role -> column. Raises ConfigurationError naming the column that is missing or wrong."""
     roles: dict[str, str] = {}
     for one in schema.fields:
-        role = _ROLES.get(one.name.lower())
-        if role is None:
-            if one.name.lower() not in BASE and one.name.lower() not in EXTRA:
-                raise _unknown_column(one.name)
+        name, found = one.name.lower(), one.dataType.simpleString()
+        role = _ROLES.get(name)
+        if role is None and name in BASE | EXTRA:
             continue
+        if role is None:
+            raise ConfigurationError(
+                f"the column {one.name!r} cannot be written.",
+                cure=f"{did_you_mean(name, _ROLES)}A message has {', '.join(_ROLES)}; put further"
+                " values into properties.",
+            )
         if role in roles:
             raise ConfigurationError(
                 f"the columns {roles[role]!r} and {one.name!r} both mean the {role}.",
                 cure="Keep one of them.",
             )
-        found = one.dataType.simpleString()
         if found not in _TYPES[role]:
             raise ConfigurationError(
                 f"the column {one.name!r} has the type {found!r}.",
@@ -133,15 +131,6 @@ def roles_of(schema: StructType, options: Options) -> dict[str, str]:
     if "topic" not in roles:
         options.required("topic")
     return roles
-
-
-def _unknown_column(name: str) -> ConfigurationError:
-    near = difflib.get_close_matches(name.lower(), _ROLES, n=1)
-    hint = f"Did you mean {near[0]!r}? " if near else ""
-    return ConfigurationError(
-        f"the column {name!r} cannot be written.",
-        cure=f"{hint}A message has {', '.join(_ROLES)}; put further values into properties.",
-    )
 
 
 class _Sink:
@@ -177,50 +166,51 @@ class _Sink:
 
     def write(self, iterator: Iterator[Any]) -> Sent:
         """Sends the rows of one task; every batch is acknowledged when it returns."""
-        from sluicemq.spark.sinks import senders as sink_send  # noqa: PLC0415 - executors only
-        from sluicemq.spark.sinks.senders import RowSorter  # noqa: PLC0415
+        from sluicemq.spark.sinks import senders  # noqa: PLC0415 - executors only
 
         options, size = self.options, self.options["batchMessages"]
+
+        def send(sender: senders.Sender) -> int:
+            sorter = senders.RowSorter(self.roles, options["topic"], options["badRows"], sender)
+            senders.send_all(sorter.rows(iterator), sender)
+            return sorter.bad
+
         keep_imports()
-        with plain_errors(), _producer(options) as producer:
-            epoch = options["queryEpoch"]
-            task = sink_send.task_now(self.query, epoch) if self.is_exact else None
+        with plain_errors(), producer_of(options) as producer:
+            task = senders.task_now(self.query, options["queryEpoch"]) if self.is_exact else None
             if task is None or not self.brokers:
-                direct = sink_send.DirectSender(producer, size, task)
-                sorter = RowSorter(self.roles, options["topic"], options["badRows"], direct)
-                sink_send.send_all(sorter.rows(iterator), direct)
-                return Sent(direct.sent, sorter.bad)
-            staging = sink_send.StagingSender(producer, size, task, self.brokers)
-            sorter = RowSorter(self.roles, options["topic"], options["badRows"], staging)
-            sink_send.send_all(sorter.rows(iterator), staging)
-            staged, topics = staging.staged, tuple(sorted(staging.queues.topics))
-            return Sent(staged.messages, sorter.bad, task.query, task.epoch, topics, staged.ranges)
+                direct = senders.DirectSender(producer, size, task)
+                bad = send(direct)
+                return Sent(direct.sent, bad)
+            staging = senders.StagingSender(producer, size, task, self.brokers)
+            bad, staged = send(staging), staging.staged
+            topics = tuple(sorted(staging.topics))
+            return Sent(staged.messages, bad, task.query, task.epoch, topics, staged.ranges)
 
     def _commit(self, messages: list[Sent | None], what: str) -> int:
         """Commits what was staged; logs and returns how many messages the tasks stored."""
         done = [one for one in messages if one is not None]
         staged = [one for one in done if one.ranges]
         if staged:
-            self._commit_epoch(staged)
+            ranges = tuple(one for sent in staged for one in sent.ranges)
+            topics = {topic for sent in staged for topic in sent.topics}
+            timeout_s = self.options["timeoutMs"] / 1000
+            with open_admin(self.options) as admin:
+                committer = EpochCommitter(
+                    _call_master(admin), self.brokers, staged[0].query, topics, pause=_pause,
+                    monotonic_s=SYSTEM_CLOCK.monotonic_s, timeout_s=timeout_s,
+                )  # fmt: skip
+                ride_out(lambda: committer.commit(staged[0].epoch, ranges), timeout_s)
         total = sum(one.messages for one in done)
         logger.info("%s: %d messages of %d tasks are stored", what, total, len(done))
         if bad := sum(one.bad for one in done):
             logger.warning("%s: %d bad rows, badRows=%s", what, bad, self.options["badRows"])
         return total
 
-    def _commit_epoch(self, staged: list[Sent]) -> None:
-        ranges = tuple(one for sent in staged for one in sent.ranges)
-        topics = {topic for sent in staged for topic in sent.topics}
-        query, epoch = staged[0].query, staged[0].epoch
-        timeout_s = self.options["timeoutMs"] / 1000
-        with open_admin(self.options) as admin:
-            committer = _committer(admin, self.brokers, query, topics, timeout_s)
-            ride_out(lambda: committer.commit(epoch, ranges), timeout_s)
-
     def _abort(self, messages: list[Sent | None], what: str) -> None:
         total = sum(one.messages for one in messages if one is not None)
-        fate = "expire unseen" if self.brokers else "are stored, and not taken back"
-        logger.warning("%s failed: %d messages of it %s", what, total, fate)
+        end = "expire unseen" if self.brokers else "are stored, and not taken back"
+        logger.warning("%s failed: %d messages of it %s", what, total, end)
 
     def _await_route(self) -> None:
         """A topic that sending made is in the name server a moment later: read after write waits
@@ -245,7 +235,7 @@ class BatchSink(_Sink, DataSourceArrowWriter):  # type: ignore[misc]
             raise ConfigurationError(
                 "the option 'queryEpoch' is given without 'queryId'.", cure="Name the query too."
             )
-        self.query = _checked_query(options["queryId"]) or f"batch-{uuid.uuid4()}"
+        self.query = checked_query(options["queryId"]) or f"batch-{uuid.uuid4()}"
 
     def commit(self, messages: list[Sent | None]) -> None:
         with plain_errors():
@@ -279,7 +269,7 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):  # type: ignore[misc]
         self._abort(messages, f"micro-batch {batchId}")
 
 
-def _checked_query(query: str | None) -> str | None:
+def checked_query(query: str | None) -> str | None:
     if query is None:
         return None
     try:
@@ -312,9 +302,8 @@ def brokers_with_epochs(admin: Admin) -> tuple[str, ...]:
     return tuple(sorted(masters))
 
 
-def _committer(
-    admin: Admin, brokers: tuple[str, ...], query: str, topics: set[str], timeout_s: float
-) -> EpochCommitter:
+def _call_master(admin: Admin) -> Callable[[str, Command], Command]:
+    """Asks a broker by its name, wherever it is now."""
     masters: dict[str, str] = {}
 
     def call(broker: str, request: Command) -> Command:
@@ -330,17 +319,14 @@ def _committer(
             masters.clear()
             raise
 
-    return EpochCommitter(
-        call, brokers, query, topics, pause=_pause, monotonic_s=SYSTEM_CLOCK.monotonic_s,
-        timeout_s=timeout_s,
-    )  # fmt: skip
+    return call
 
 
 def _pause(seconds: float) -> None:
     threading.Event().wait(seconds)
 
 
-def _producer(options: Options) -> Producer:
+def producer_of(options: Options) -> Producer:
     return Producer(
         options.required("nameServers").split(";"),
         group=options["group"] or DEFAULT_GROUP,

@@ -1,34 +1,26 @@
-"""What the driver asks of the cluster before reading: queues, bounds, offsets by time, SQL92.
+"""What the driver asks of the cluster before reading: bounds, times, SQL92, keys, sizes, types.
 
 Everything here runs where Spark plans; executors only ever see the `QueueRange`s and addresses that
 come out. All answers come through `client.sync.Admin`, so it works on a Java cluster as well.
 
-Equality on the column `keys`, answered by the broker's key index instead of its queues.
+**Keys.** `keys = 'k1 k2'` is true of messages that bear the key `k1` among others, so the broker's
+key index gives every candidate, and Spark compares again: the ranges shrink to the places of the
+candidates. Only a SluiceMQ broker is asked: it answers after its index has caught up with the log,
+and says so when it cannot. The index of a Java broker may have holes after a crash (its index files
+newer than the last checkpoint are thrown away), and rows would be missing; there `keys` is a SQL92
+condition. A key with as many messages as one answer can hold is read by its queues too.
 
-`keys = 'k1 k2'` is true of messages that bear the key `k1` among others, so the index gives every
-candidate, and Spark compares again. The ranges shrink to the places of the candidates.
+**Sizes** (the option `maxBytesPerTrigger`). No request of RocketMQ tells the bytes of a range, so
+the mean stored size is taken from samples of up to 32 messages: where the micro-batch would begin,
+then in the middle and at the end of what that first guess allows, and again while the guess still
+shrinks. Sizes that change slowly are met within some per cent; a queue whose messages alternate
+between small and large by thousands is not. Each queue moves by one message at least.
 
-Only a SluiceMQ broker is asked: it answers after its index has caught up with the log, and says so
-when it cannot. The index of a Java broker may have holes after a crash (its index files newer than
-the last checkpoint are thrown away), and rows would be missing; there `keys` is a SQL92 condition.
-A key with as many messages as one answer can hold is read by its queues too.
-
-How many bytes a range of offsets holds, about: the option `maxBytesPerTrigger`.
-
-No request of RocketMQ tells the bytes of a range, so the mean stored size is taken from samples of
-up to 32 messages: where the micro-batch would begin, then in the middle and at the end of what that
-first guess allows, and again while the guess still shrinks. Sizes that change slowly are met within
-some per cent; a queue whose messages alternate between small and large by thousands is not. Each
-queue moves by one message at least.
-
-Types of promoted properties found by looking: `prop:NAME:auto`, and `prop:*` for all of them.
-
-The newest messages of every queue are read and every value of a property is tried as int, bigint,
-double and boolean, as Java reads them; the narrowest type that all of them have is the column's,
-else string. Later messages may hold others: such a text is null and counted, as ever (the option
-`badProperties`). A stream whose types must not change between restarts names them.
-
-Runs where Spark plans, once a DataFrame, and only when a type is asked for.
+**Types** (`prop:NAME:auto`, and `prop:*` for all properties). The newest messages of every queue
+are read and every value of a property is tried as int, bigint, double and boolean, as Java reads
+them; the narrowest type that all of them have is the column's, else string. Later messages may hold
+others: such a text is null and counted, as ever (the option `badProperties`). A stream whose types
+must not change between restarts names them.
 """
 
 import logging
@@ -55,15 +47,23 @@ from sluicemq.record.codec import decode_records
 from sluicemq.spark.filters import Pushed
 from sluicemq.spark.options import Options
 from sluicemq.spark.schema import AUTO, BASE, EVERY, SET_FOR_ALL, Column
-from sluicemq.spark.sources.offsets import Offsets, QueueRange, chosen_offsets, topics_of
-from sluicemq.wire.bodies import CONSUME_ACTIVELY, ConsumerData, Heartbeat
+from sluicemq.spark.sources.offsets import Bounds, Offsets, QueueRange, chosen_offsets, topics_of
+from sluicemq.wire.bodies.clients import CONSUME_ACTIVELY, ConsumerData, Heartbeat
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
 
 ADMIN_TIMEOUT_S = 5.0
 PROBE_SELECTOR = "SluiceProbe IS NULL"
-
-Bounds = dict[MessageQueue, tuple[int, int]]
+KEYS_MAX: Final = 32
+GAP_MAX: Final = 4_096
+"""Candidates so near to one another are read in one range: a task costs more than the messages."""
+SAMPLE_MESSAGES: Final = 32
+SAMPLE_BYTES: Final = 256 * 1024
+ROUNDS_MAX: Final = 4
+_NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
+"""What a look takes for a number: not 007 (a code), nor Java's 5d and 0x1p3."""
+_NUMBERS: Final = (("int", integer_of), ("bigint", long_of), ("double", double_of))
+logger = logging.getLogger(__name__)
 
 
 class TimeIndex(Protocol):
@@ -96,55 +96,50 @@ def queue_bounds(admin: Admin, topics: Sequence[str]) -> Bounds:
     return bounds
 
 
-def starting_offsets(admin: TimeIndex, options: Options, bounds: Bounds, default: str) -> Offsets:
+def newest_ranges(bounds: Bounds, count: int) -> dict[MessageQueue, range]:
+    """The offsets of about `count` messages: the newest of every queue that has any."""
+    filled = {queue: bound for queue, bound in bounds.items() if bound[0] < bound[1]}
+    each = -(-count // len(filled)) if filled else 0
+    return {queue: range(max(low, high - each), high) for queue, (low, high) in filled.items()}
+
+
+def starting_offsets(index: TimeIndex, options: Options, bounds: Bounds, default: str) -> Offsets:
     """Where to start: startingTimestamp, else startingOffsets, else `default` (a word)."""
-    time_ms = options["startingTimestamp"]
-    if time_ms is not None:
-        return offsets_by_time(admin, bounds, time_ms)
     chosen = options["startingOffsets"] or default
-    return _by_option(admin, options, chosen, bounds, "startingOffsets")
+    return _chosen(index, options, chosen, bounds, "startingOffsets", options["startingTimestamp"])
 
 
-def ending_offsets(admin: TimeIndex, options: Options, bounds: Bounds) -> Offsets:
+def ending_offsets(index: TimeIndex, options: Options, bounds: Bounds) -> Offsets:
     """Where to end, exclusive: endingTimestamp, else endingOffsets."""
-    time_ms = options["endingTimestamp"]
-    if time_ms is not None:
-        return offsets_by_time(admin, bounds, time_ms)
-    if options["endingOffsets"] == "earliest":
+    chosen, time_ms = options["endingOffsets"], options["endingTimestamp"]
+    if time_ms is None and chosen == "earliest":
         raise ConfigurationError(
             "the option 'endingOffsets' is 'earliest': nothing would be read.",
             cure="Use latest or JSON by broker and queue.",
         )
-    return _by_option(admin, options, options["endingOffsets"], bounds, "endingOffsets")
+    return _chosen(index, options, chosen, bounds, "endingOffsets", time_ms)
 
 
-def _by_option(
-    admin: TimeIndex,
+def _chosen(
+    index: TimeIndex,
     options: Options,
     chosen: str | Mapping[str, Any],
     bounds: Bounds,
     option: str,
+    time_ms: int | None,
 ) -> Offsets:
-    if chosen == "earliest":
-        return {queue: lowest for queue, (lowest, _) in bounds.items()}
-    if chosen == "latest":
-        return {queue: highest for queue, (_, highest) in bounds.items()}
-    assert not isinstance(chosen, str)
+    if time_ms is not None:
+        return {
+            queue: low if low == high else min(high, max(low, index.offset_by_time(queue, time_ms)))
+            for queue, (low, high) in bounds.items()
+        }
+    if isinstance(chosen, str):
+        return {queue: bound[chosen == "latest"] for queue, bound in bounds.items()}
     fails = options["failOnDataLoss"]
-    return chosen_offsets(chosen, bounds, option, admin.offset_by_time, fail_on_data_loss=fails)
+    return chosen_offsets(chosen, bounds, option, index.offset_by_time, fail_on_data_loss=fails)
 
 
-def offsets_by_time(admin: TimeIndex, bounds: Bounds, time_ms: int) -> Offsets:
-    """The first offset of each queue that was stored at `time_ms` or later, within the queue."""
-    return {
-        queue: lowest
-        if lowest == highest
-        else min(highest, max(lowest, admin.offset_by_time(queue, time_ms)))
-        for queue, (lowest, highest) in bounds.items()
-    }
-
-
-def narrowed(admin: TimeIndex, start: Offsets, end: Offsets, pushed: Pushed) -> list[QueueRange]:
+def narrowed(index: TimeIndex, start: Offsets, end: Offsets, pushed: Pushed) -> list[QueueRange]:
     """The ranges start to end without what the pushed predicates rule out.
 
     Time bounds keep a margin: of equal times a 4.x broker may find any, and beyond the end it
@@ -152,25 +147,19 @@ def narrowed(admin: TimeIndex, start: Offsets, end: Offsets, pushed: Pushed) -> 
     Spark compares every row's time itself.
     """
     ranges = []
+    allowed = (pushed.topics, pushed.brokers, pushed.queue_ids)
     for queue in sorted(start):
-        if not _is_wanted(queue, pushed):
+        parts = zip(queue, allowed, strict=True)
+        if any(values is not None and part not in values for part, values in parts):
             continue
         low, high = max(start[queue], pushed.offset_min), min(end[queue], pushed.offset_end)
         if low < high and pushed.time_min_ms is not None:
-            low = max(low, min(high, admin.offset_by_time(queue, pushed.time_min_ms - 1)))
+            low = max(low, min(high, index.offset_by_time(queue, pushed.time_min_ms - 1)))
         if low < high and pushed.time_max_ms is not None:
-            high = min(high, admin.offset_by_time(queue, pushed.time_max_ms + 2) + 1)
+            high = min(high, index.offset_by_time(queue, pushed.time_max_ms + 2) + 1)
         if low < high:
             ranges.append(QueueRange(queue, low, high))
     return ranges
-
-
-def _is_wanted(queue: MessageQueue, pushed: Pushed) -> bool:
-    return (
-        (pushed.topics is None or queue.topic in pushed.topics)
-        and (pushed.brokers is None or queue.broker in pushed.brokers)
-        and (pushed.queue_ids is None or queue.queue_id in pushed.queue_ids)
-    )
 
 
 def broker_addresses(admin: Admin, topics: Sequence[str]) -> dict[str, str]:
@@ -231,9 +220,7 @@ def evaluates_selectors(admin: Admin, topics: Sequence[str], group: str) -> bool
     return True
 
 
-KEYS_MAX: Final = 32
-GAP_MAX: Final = 4_096
-"""Candidates so near to one another are read in one range: a task costs more than the messages."""
+# ---- keys
 
 
 def narrowed_by_keys(
@@ -252,60 +239,45 @@ def narrowed_by_keys(
         places = found[topic, broker]
         if places is None:
             result.append(one)
-        else:
-            result += _around(one, sorted(offset for queue, offset in places if queue == queue_id))
+            continue
+        offsets = [at for queue, at in sorted(places) if queue == queue_id]
+        inside = [offset for offset in offsets if one.start <= offset < one.end]
+        if inside:
+            gaps = [(left, right) for left, right in pairwise(inside) if right - left > GAP_MAX]
+            starts = [inside[0], *(right for _, right in gaps)]
+            ends = [*(left + 1 for left, _ in gaps), inside[-1] + 1]
+            result += [QueueRange(one.queue, *of) for of in zip(starts, ends, strict=True)]
     return result
-
-
-def _around(one: QueueRange, offsets: Iterable[int]) -> list[QueueRange]:
-    """Ranges within `one` that hold all the offsets."""
-    inside = [offset for offset in offsets if one.start <= offset < one.end]
-    if not inside:
-        return []
-    gaps = [(left, right) for left, right in pairwise(inside) if right - left > GAP_MAX]
-    starts = [inside[0], *(right for _, right in gaps)]
-    ends = [*(left + 1 for left, _ in gaps), inside[-1] + 1]
-    return [QueueRange(one.queue, *bounds) for bounds in zip(starts, ends, strict=True)]
 
 
 def _places(admin: Admin, topic: str, address: str, words: set[str]) -> set[tuple[int, int]] | None:
     """(queue id, offset) of every message with one of the keys; None when that is not certain."""
-    places: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    found: set[tuple[int, int]] = set()
     try:
-        count_max = _answer_max(admin, address)
-        for word in words if count_max else ():
+        if "sluiceVersion" not in admin.runtime(address):
+            return None
+        config = admin.call(address, Command(RequestCode.GET_BROKER_CONFIG, {})).body
+        limit = re.search(rb"^maxMsgsNumBatch=(\d+)", config, re.MULTILINE)
+        count_max = min(COUNT_MAX, int(limit[1])) if limit else 0
+        for word in words:
             command = requests.messages_by_key(
                 topic, word, 0, TIME_MAX_MS, COUNT_MAX, is_unique=False
             )
             answer = admin.call(address, command)
-            fields = answer.fields or {}
-            if answer.code not in (SUCCESS, QUERY_NOT_FOUND) or not _LOOKED & fields.keys():
+            is_of_index = "indexLastUpdateTimestamp" in (answer.fields or {})
+            if answer.code not in (SUCCESS, QUERY_NOT_FOUND) or not is_of_index:
                 return None
-            for message in decode_records(answer.body, decompress=False):
-                places[word].add((message.queue_id, message.queue_offset))
+            messages = decode_records(answer.body, decompress=False)
+            places = {(message.queue_id, message.queue_offset) for message in messages}
+            if len(places) >= count_max:
+                return None
+            found |= places
     except SluiceError:
         return None
-    if not count_max or any(len(those) >= count_max for those in places.values()):
-        return None
-    return set().union(*places.values())
+    return found
 
 
-def _answer_max(admin: Admin, address: str) -> int:
-    """How many messages one answer can hold; 0 when the broker is not a SluiceMQ one."""
-    if "sluiceVersion" not in admin.runtime(address):
-        return 0
-    answer = admin.call(address, Command(RequestCode.GET_BROKER_CONFIG, {}))
-    limit = re.search(rb"^maxMsgsNumBatch=(\d+)", answer.body, re.MULTILINE)
-    return min(COUNT_MAX, int(limit[1])) if limit else 0
-
-
-_LOOKED: Final = frozenset({"indexLastUpdateTimestamp"})
-"""Only an answer of an index has it."""
-
-
-SAMPLE_MESSAGES: Final = 32
-SAMPLE_BYTES: Final = 256 * 1024
-ROUNDS_MAX: Final = 4
+# ---- sizes
 
 
 def admit_bytes(
@@ -313,27 +285,27 @@ def admit_bytes(
 ) -> Offsets:
     """The end of the next micro-batch, like `offsets.admit`, with at most `bytes_max` stored
     bytes by sample, in equal shares of the queues that lag."""
+
+    def count_of(mean: float) -> int:
+        return max(1, int(allowed / mean)) if mean else 1
+
     ends = dict(latest)
     lags = {queue: end - start.get(queue, 0) for queue, end in latest.items()}
     lagging = [queue for queue, lag in lags.items() if lag > 0]
+    allowed = max(1, bytes_max // max(1, len(lagging)))
     for queue in lagging:
         begin = start.get(queue, 0)
-        allowed = max(1, bytes_max // len(lagging))
         first = mean_bytes(admin, group, queue, begin)
-        count = min(lags[queue], _count(allowed, first))
+        count = min(lags[queue], count_of(first))
         for _ in range(ROUNDS_MAX):
             places = {begin + count // 2, begin + count - 1} - {begin}
             sizes = [first, *(mean_bytes(admin, group, queue, place) for place in places)]
             known = [size for size in sizes if size]
-            guess, count = count, min(count, _count(allowed, sum(known) / max(1, len(known))))
+            guess, count = count, min(count, count_of(sum(known) / max(1, len(known))))
             if count * 5 >= guess * 4:
                 break
         ends[queue] = begin + count
     return ends
-
-
-def _count(bytes_max: int, mean: float) -> int:
-    return max(1, int(bytes_max / mean)) if mean else 1
 
 
 def mean_bytes(admin: Admin, group: str, queue: MessageQueue, offset: int) -> float:
@@ -349,44 +321,38 @@ def mean_bytes(admin: Admin, group: str, queue: MessageQueue, offset: int) -> fl
     return len(answer.data) / max(1, answer.next_offset - offset)
 
 
-logger = logging.getLogger(__name__)
-_NUMBER: Final = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
-"""What a look takes for a number: not 007 (a code), nor Java's 5d and 0x1p3."""
-_NUMBERS: Final = (("int", integer_of), ("bigint", long_of), ("double", double_of))
+# ---- types
+
+Look = Callable[[Options], Iterable[Mapping[str, str]]]
+"""The properties of the newest messages."""
 
 
-def settled(
-    columns: tuple[Column, ...], options: Options, look: "Look | None" = None
-) -> tuple[Column, ...]:
-    """The columns with every `auto` replaced by a type, and `prop:*` by the properties seen by
-    `look`, at the brokers if it is None."""
+def settled(columns: tuple[Column, ...], options: Options, look: Look) -> tuple[Column, ...]:
+    """The columns with every `auto` replaced by a type, and `prop:*` by the properties that `look`
+    sees."""
     if all(column.kind != AUTO for column in columns):
         return columns
-    kinds = {name: kind_of(values) for name, values in (look or _values)(options).items()}
+    values: dict[str, set[str]] = defaultdict(set)
+    for properties in look(options):
+        for name, value in properties.items():
+            values[name].add(value)
+    kinds = {name: kind_of(texts) for name, texts in values.items()}
     taken = {column.name.lower() for column in columns} | {name.lower() for name in BASE}
     result: list[Column] = []
     for column in columns:
         if column.property_name == EVERY:
-            result += _every(kinds, taken)
+            for name in sorted(kinds.keys() - SET_FOR_ALL):
+                if name.lower() in taken:
+                    logger.warning("prop:* leaves out the property %r: a column has that name",
+                                   name)  # fmt: skip
+                else:
+                    taken.add(name.lower())
+                    result.append(Column(name, name, kinds[name]))
         elif column.kind == AUTO:
             result.append(replace(column, kind=kinds.get(column.property_name or "", "string")))
         else:
             result.append(column)
     return tuple(result)
-
-
-Look = Callable[[Options], Mapping[str, set[str]]]
-"""Property -> the distinct values of it in the newest messages."""
-
-
-def _every(kinds: Mapping[str, str], taken: set[str]) -> Iterator[Column]:
-    """Each property that has no column yet, but for those whose name another column has."""
-    for name in sorted(kinds):
-        if name.lower() in taken:
-            logger.warning("prop:* leaves out the property %r: a column has that name", name)
-        elif name not in SET_FOR_ALL:
-            taken.add(name.lower())
-            yield Column(name, name, kinds[name])
 
 
 def kind_of(values: Iterable[str]) -> str:
@@ -406,34 +372,20 @@ def kind_of(values: Iterable[str]) -> str:
     return "string"
 
 
-def _values(options: Options) -> dict[str, set[str]]:
-    """Property -> the distinct values it has in the newest messages."""
-    found: dict[str, set[str]] = defaultdict(set)
+def newest_properties(options: Options) -> Iterator[Mapping[str, str]]:
+    """Those of the newest messages at the brokers, as many as the option `inferMessages` says."""
     with open_admin(options) as admin:
         names = topics_of(options).found(admin)
-        bounds = queue_bounds(admin, names)
-        filled = {queue: bound for queue, bound in bounds.items() if bound[0] < bound[1]}
+        ranges = newest_ranges(queue_bounds(admin, names), options["inferMessages"])
         addresses = broker_addresses(admin, names)
-        for queue, (lowest, highest) in filled.items():
-            start = max(lowest, highest - -(-options["inferMessages"] // len(filled)))
-            for properties in _properties(
-                options, queue, addresses[queue.broker], range(start, highest)
-            ):
-                for name, value in properties.items():
-                    found[name].add(value)
-    return found
-
-
-def _properties(
-    options: Options, queue: MessageQueue, address: str, offsets: range
-) -> Iterator[Mapping[str, str]]:
-    reader = BulkReader(
-        address, queue.topic, queue.queue_id, offsets.start, offsets.stop, broker=queue.broker,
-        group=options["group"] or READ_GROUP, credentials=options.credentials,
-        tls=options.tls or False,
-        timeout_s=options["timeoutMs"] / 1000,
-    )  # fmt: skip
-    with reader:
-        for chunk in reader:
-            for message in decode_records(bytes(chunk), broker=queue.broker):
-                yield message.properties
+    for queue, offsets in ranges.items():
+        reader = BulkReader(
+            addresses[queue.broker], queue.topic, queue.queue_id, offsets.start, offsets.stop,
+            broker=queue.broker, group=options["group"] or READ_GROUP,
+            credentials=options.credentials, tls=options.tls or False,
+            timeout_s=options["timeoutMs"] / 1000,
+        )  # fmt: skip
+        with reader:
+            for chunk in reader:
+                for message in decode_records(bytes(chunk), broker=queue.broker):
+                    yield message.properties

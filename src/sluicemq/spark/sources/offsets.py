@@ -1,13 +1,11 @@
-"""Which topics are read: one by name, a list, or all whose name matches a pattern.
+"""What is read: topics, ranges of queue offsets, partitions, and what a checkpoint holds.
 
-A pattern is matched against the whole name. It finds what users made: retry and dead-letter topics
-only when it says so by its first character (`%DLQ%.*`), system topics never. A stream asks again at
-each trigger, so a topic that is made while it runs is read, from its first message; topics of a
-list that the checkpoint does not know yet likewise.
+A pattern of topics is matched against the whole name. It finds what users made: retry and
+dead-letter topics only when it says so by its first character (`%DLQ%.*`), system topics never. A
+stream asks again at each trigger, so a topic that is made while it runs is read, from its first
+message; topics of a list that the checkpoint does not know yet likewise.
 
-Ranges of queue offsets: split into partitions, shared out over triggers, kept in checkpoints.
-
-Pure. What a stream's checkpoint holds, as JSON (Spark stores it, version 1):
+What a stream's checkpoint holds, as JSON (Spark stores it, version 1):
 
     {"version": 1, "topic": "flights", "filter": "TAG UA||AA", "queues": {"broker-a": {"0": 120}}}
 
@@ -17,16 +15,15 @@ stream of several topics writes version 2: `queues` by topic, and `topic` is the
 
     {…, "initial": true}              where a new stream starts, not read from a checkpoint
     {…, "from": {"broker-a": {…}}}    where the micro-batch began that ends here
-    {…, "seen": {"broker-a": {"0": [119, 1795363635210]}}}    see `topic_identity`
+    {…, "seen": {"broker-a": {"0": [119, 1795363635210]}}}    see `stream.TopicIdentity`
 
 `from` is there for queues of which the checkpoint before says nothing: those of a new stream, and
 new ones. Spark does not store where a stream started; after a crash in its first micro-batch it
 would ask again, and `latest` is another place then. And for queues of a topic that was made anew.
 Checkpoints of older versions have no `seen`.
 
-What travels from driver to executor: how to read (`ReadPlan`) and what (`RangePartition`).
-
-Both are pickled by Spark. Light to import: a planning process needs neither NumPy nor the decoder.
+`ReadPlan` (how to read) and `RangePartition` (what) travel from driver to executor, pickled by
+Spark. Light to import: a planning process needs neither NumPy nor the decoder.
 """
 
 import logging
@@ -57,12 +54,21 @@ from sluicemq.spark.schema import (
     declared_columns,
 )
 
-_WAYS: Final = ("topic", "topics", "topicsPattern")
+CHECKPOINT_VERSION: Final = 1
+CHECKPOINT_VERSION_TOPICS: Final = 2
 _SYSTEM: Final = frozenset({
     "TBW102", "SCHEDULE_TOPIC_XXXX", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", "BenchmarkTest",
     "CHECKPOINT_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC",
 })  # fmt: skip
 _SYSTEM_PREFIXES: Final = ("rmq_sys_", "RMQ_SYS_")
+logger = logging.getLogger(__name__)
+
+Offsets = dict[MessageQueue, int]
+Bounds = dict[MessageQueue, tuple[int, int]]
+"""The first stored offset of each queue, and the next to be written."""
+
+
+# ---- topics
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,8 @@ class Topics:
 
 def topics_of(options: Options) -> Topics:
     """What the options name. Raises ConfigurationError unless exactly one of the three is given."""
-    given = [name for name in _WAYS if options[name] is not None]
+    ways = ("topic", "topics", "topicsPattern")
+    given = [name for name in ways if options[name] is not None]
     if not given:
         options.required("topic")
     if len(given) > 1:
@@ -119,25 +126,10 @@ def topics_of(options: Options) -> Topics:
         )
     if options["topicsPattern"] is not None:
         return Topics(pattern=options["topicsPattern"])
-    names = options["topics"] if options["topics"] is not None else (options["topic"],)
-    return Topics(names=tuple(names))
+    return Topics(names=tuple(options["topics"] or (options["topic"],)))
 
 
-CHECKPOINT_VERSION: Final = 1
-CHECKPOINT_VERSION_TOPICS: Final = 2
-
-Offsets = dict[MessageQueue, int]
-
-
-class Anchor(NamedTuple):
-    """The message at `offset` was stored at `stored_ms`; None: it was not there any more."""
-
-    offset: int
-    stored_ms: int | None
-
-
-Anchors = dict[MessageQueue, Anchor]
-logger = logging.getLogger(__name__)
+# ---- ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +143,11 @@ class QueueRange:
     @property
     def size(self) -> int:
         return max(0, self.end - self.start)
+
+
+def place(queue: MessageQueue) -> str:
+    """`broker-a:3`, as messages name a queue."""
+    return f"{queue.broker}:{queue.queue_id}"
 
 
 def split_ranges(
@@ -169,12 +166,11 @@ def split_ranges(
             min(one.size, max(count, -(-one.size * partitions_min // total)))
             for one, count in zip(some, pieces, strict=True)
         ]
-    return [piece for one, count in zip(some, pieces, strict=True) for piece in _pieces(one, count)]
-
-
-def _pieces(one: QueueRange, count: int) -> list[QueueRange]:
-    cuts = [one.start + one.size * turn // count for turn in range(count + 1)]
-    return [QueueRange(one.queue, start, end) for start, end in pairwise(cuts)]
+    found = []
+    for one, count in zip(some, pieces, strict=True):
+        cuts = [one.start + one.size * turn // count for turn in range(count + 1)]
+        found += [QueueRange(one.queue, start, end) for start, end in pairwise(cuts)]
+    return found
 
 
 def admit(start: Mapping[MessageQueue, int], latest: Offsets, rows_max: int | None) -> Offsets:
@@ -183,16 +179,29 @@ def admit(start: Mapping[MessageQueue, int], latest: Offsets, rows_max: int | No
     The limit is shared by lag (largest remainders), so every queue with a lag moves over time and
     the sum never exceeds it. A queue never goes back.
     """
-    lags = {queue: max(0, end - start.get(queue, 0)) for queue, end in latest.items()}
-    total = sum(lags.values())
-    if rows_max is None or total <= rows_max:
-        return {queue: start.get(queue, 0) + lag for queue, lag in lags.items()}
-    shares = {queue: rows_max * lag // total for queue, lag in lags.items()}
-    left = rows_max - sum(shares.values())
-    by_remainder = sorted(lags, key=lambda queue: (-(rows_max * lags[queue] % total), queue))
-    for queue in by_remainder[:left]:
-        shares[queue] += 1
+    shares = {queue: max(0, end - start.get(queue, 0)) for queue, end in latest.items()}
+    total = sum(shares.values())
+    if rows_max is not None and total > rows_max:
+        lags = shares
+        shares = {queue: rows_max * lag // total for queue, lag in lags.items()}
+        left = rows_max - sum(shares.values())
+        by_remainder = sorted(lags, key=lambda queue: (-(rows_max * lags[queue] % total), queue))
+        for queue in by_remainder[:left]:
+            shares[queue] += 1
     return {queue: start.get(queue, 0) + share for queue, share in shares.items()}
+
+
+# ---- checkpoints
+
+
+class Anchor(NamedTuple):
+    """The message at `offset` was stored at `stored_ms`; None: it was not there any more."""
+
+    offset: int
+    stored_ms: int | None
+
+
+Anchors = dict[MessageQueue, Anchor]
 
 
 def to_checkpoint(
@@ -221,38 +230,40 @@ def to_table(offsets: Mapping[MessageQueue, Any], *, several: bool) -> dict[str,
     return topics if several else next(iter(topics.values()), {})
 
 
+def from_table(table: Mapping[str, Any]) -> Iterator[tuple[MessageQueue, Any]]:
+    """The inverse of `to_table(…, several=True)`."""
+    for topic, brokers in table.items():
+        for broker, queues in brokers.items():
+            for queue_id, value in queues.items():
+                yield MessageQueue(topic, broker, int(queue_id)), value
+
+
 def from_checkpoint(found: Mapping[str, Any], topic: str | None, part: str = "queues") -> Offsets:
     """The inverse. Raises ConfigurationError for another topic, or what is no such JSON.
 
     `topic` is None when several are read: the caller knows which may be there.
     """
-    version, queues = found.get("version"), found.get("queues")
-    if version not in (CHECKPOINT_VERSION, CHECKPOINT_VERSION_TOPICS) or not isinstance(
-        queues, dict
-    ):
+    version = found.get("version")
+    is_known = version in (CHECKPOINT_VERSION, CHECKPOINT_VERSION_TOPICS)
+    if not is_known or not isinstance(found.get("queues"), dict):
         raise ConfigurationError(
             f"the checkpoint holds an offset of version {version!r}, not {CHECKPOINT_VERSION}.",
             cure="It is another source's or a newer SluiceMQ's: use another checkpointLocation.",
         )
     if topic is not None and (version != CHECKPOINT_VERSION or found.get("topic") != topic):
         raise other_topic(str(found.get("topic")), topic)
-    return {queue: int(offset) for queue, offset in _from_table(found, part)}
+    return {queue: int(offset) for queue, offset in _part(found, part)}
 
 
 def anchors_of(found: Mapping[str, Any]) -> Anchors:
     """The anchors of a checkpoint that `from_checkpoint` takes; none of an older version's."""
-    return {
-        queue: Anchor(offset, time_ms) for queue, (offset, time_ms) in _from_table(found, "seen")
-    }
+    return {queue: Anchor(offset, time_ms) for queue, (offset, time_ms) in _part(found, "seen")}
 
 
-def _from_table(found: Mapping[str, Any], part: str) -> Iterator[tuple[MessageQueue, Any]]:
+def _part(found: Mapping[str, Any], part: str) -> Iterator[tuple[MessageQueue, Any]]:
     table = found.get(part, {})
     is_single = found.get("version") == CHECKPOINT_VERSION
-    for topic, brokers in ({str(found.get("topic")): table} if is_single else table).items():
-        for broker, queues in brokers.items():
-            for queue_id, value in queues.items():
-                yield MessageQueue(topic, broker, int(queue_id)), value
+    return from_table({str(found.get("topic")): table} if is_single else table)
 
 
 def other_topic(found: str, label: str) -> ConfigurationError:
@@ -263,9 +274,12 @@ def other_topic(found: str, label: str) -> ConfigurationError:
     )
 
 
+# ---- offsets that a user chose
+
+
 def chosen_offsets(
     table: Mapping[str, Any],
-    bounds: Mapping[MessageQueue, tuple[int, int]],
+    bounds: Bounds,
     option: str,
     by_time: Callable[[MessageQueue, int], int] | None = None,
     *,
@@ -278,88 +292,61 @@ def chosen_offsets(
     OffsetOutOfRangeError for an offset that retention has passed, unless loss is allowed.
     """
     given = _by_queue(table, bounds, option)
-    _check_names(given, bounds, option)
     offsets = {}
-    for queue, bound in bounds.items():
-        offset = _resolved(given[queue], queue, bound, by_time)
-        lowest, highest = bound
+    for queue, (lowest, highest) in bounds.items():
+        choice = given[queue]
+        if isinstance(choice, Moment):
+            found = lowest
+            if by_time is not None and lowest < highest:
+                found = min(highest, max(lowest, by_time(queue, choice.time_ms)))
+        elif isinstance(choice, str):
+            found = lowest if choice == "earliest" else highest
+        else:
+            found = choice
         asked = (
-            f"the option {option!r} asks for offset {offset} of {place(queue)}, which holds"
+            f"the option {option!r} asks for offset {found} of {place(queue)}, which holds"
             f" {lowest} to {highest}"
         )
-        if offset > highest:
+        if found > highest:
             cure = "Choose one that is there, or earliest or latest."
             raise ConfigurationError(f"{asked}.", cure=cure)
-        if offset < lowest and fail_on_data_loss:
+        if found < lowest and fail_on_data_loss:
             raise OffsetOutOfRangeError(
-                f"{asked}: {lowest - offset} messages are gone.",
+                f"{asked}: {lowest - found} messages are gone.",
                 cure="Set failOnDataLoss=false to read what is left, or choose earliest.",
             )
-        if offset < lowest:
-            logger.warning("%s: offsets %d to %d of %s are gone and not read", option, offset,
+        if found < lowest:
+            logger.warning("%s: offsets %d to %d of %s are gone and not read", option, found,
                            lowest, place(queue))  # fmt: skip
-        offsets[queue] = max(offset, lowest)
+        offsets[queue] = max(found, lowest)
     return offsets
 
 
-def _resolved(
-    choice: OffsetChoice,
-    queue: MessageQueue,
-    bound: tuple[int, int],
-    by_time: Callable[[MessageQueue, int], int] | None,
-) -> int:
-    lowest, highest = bound
-    if isinstance(choice, Moment):
-        if by_time is None or lowest == highest:
-            return lowest
-        return min(highest, max(lowest, by_time(queue, choice.time_ms)))
-    if isinstance(choice, str):
-        return lowest if choice == "earliest" else highest
-    return choice
-
-
 def _by_queue(
-    table: Mapping[str, Any], bounds: Mapping[MessageQueue, Any], option: str
+    table: Mapping[str, Any], bounds: Bounds, option: str
 ) -> dict[MessageQueue, OffsetChoice]:
-    """The table with whole queues as keys."""
+    """The table with whole queues as keys: exactly those of `bounds`."""
     topics = sorted({queue.topic for queue in bounds})
     inner = [value for one in table.values() for value in one.values()]
-    by_topic: Mapping[str, Mapping[str, Mapping[int, OffsetChoice]]]
-    if any(isinstance(value, Mapping) for value in inner):
-        by_topic = table
-    elif len(topics) == 1:
-        by_topic = {topics[0]: table}
-    else:
+    by_topic = any(isinstance(value, Mapping) for value in inner)
+    if not by_topic and len(topics) != 1:
         raise ConfigurationError(
             f"the option {option!r} names brokers, and several topics are read.",
             cure='Write {"topic": {"broker": {"0": 120}}}.',
         )
-    return {
-        MessageQueue(topic, broker, queue_id): choice
-        for topic, brokers in by_topic.items()
-        for broker, queues in brokers.items()
-        for queue_id, choice in queues.items()
-    }
-
-
-def _check_names(
-    given: Mapping[MessageQueue, Any], bounds: Mapping[MessageQueue, Any], option: str
-) -> None:
+    given = dict(from_table(table if by_topic else {topics[0]: table}))
     several = len({queue.topic for queue in (*given, *bounds)}) > 1
     for wrong, what, cure in (
         (sorted(set(given) - set(bounds)), "names", "It is not in the topic's route."),
         (sorted(set(bounds) - set(given)), "does not name", "Every queue needs an offset."),
     ):
         if wrong:
-            listed = ", ".join(
-                f"{one.topic}:{place(one)}" if several else place(one) for one in wrong[:5]
-            )
+            listed = ", ".join(f"{one.topic}:" * several + place(one) for one in wrong[:5])
             raise ConfigurationError(f"the option {option!r} {what} {listed}.", cure=cure)
+    return given
 
 
-def place(queue: MessageQueue) -> str:
-    """`broker-a:3`, as messages name a queue."""
-    return f"{queue.broker}:{queue.queue_id}"
+# ---- what travels to executors
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,18 +379,6 @@ class RangePartition(InputPartition):  # type: ignore[misc]
         self.address = address
 
 
-def read_plan(options: Options, schema: StructType) -> ReadPlan:
-    """How executors read; without a subscription yet. Raises ConfigurationError."""
-    return replace(
-        decoding_plan(options, schema),
-        group=options["group"] or READ_GROUP,
-        credentials=options.credentials,
-        tls=options.tls,
-        batch_bytes=options["batchBytes"],
-        timeout_s=options["timeoutMs"] / 1000,
-    )
-
-
 def decoding_plan(options: Options, schema: StructType) -> ReadPlan:
     """The part of a plan that does not depend on where records come from; no subscription yet.
     Raises ConfigurationError, FilterSyntaxError for tags."""
@@ -416,6 +391,18 @@ def decoding_plan(options: Options, schema: StructType) -> ReadPlan:
         fail_on_data_loss=options["failOnDataLoss"],
         fail_on_bad_property=options["badProperties"] == "fail",
         hidden=SET_FOR_ALL if options["properties"] == "own" else frozenset(),
+    )
+
+
+def read_plan(options: Options, schema: StructType) -> ReadPlan:
+    """How executors read from brokers; without a subscription yet. Raises ConfigurationError."""
+    return replace(
+        decoding_plan(options, schema),
+        group=options["group"] or READ_GROUP,
+        credentials=options.credentials,
+        tls=options.tls,
+        batch_bytes=options["batchBytes"],
+        timeout_s=options["timeoutMs"] / 1000,
     )
 
 

@@ -1,18 +1,4 @@
-"""Is a topic still the one that a checkpoint is of?
-
-RocketMQ gives a topic no identity. One that is deleted and made anew begins at offset 0 again, and
-the offsets of an old checkpoint are places in it like any others: its first messages would never be
-read. So a checkpoint holds a witness of each queue, an *anchor*: the offset of a message before the
-stream's, and when the broker stored it. Another store time at that offset, or a message where there
-was none any more, is another topic. Any broker can be asked: it is a pull of one message.
-
-An anchor is renewed when retention comes near it, so a look is needed
-
-    once for each queue of a checkpoint that a query begins with, and
-    in each micro-batch for queues that moved and still have their first message: a queue whose
-    first message is gone cannot begin anew without beginning lower, which its bounds tell.
-
-The streaming source: offsets, admission control, recovery.
+"""The streaming source: offsets, admission control, recovery.
 
 Spark keeps one process with one reader for a running query and asks it, each trigger:
 
@@ -22,11 +8,11 @@ Spark keeps one process with one reader for a running query and asks it, each tr
 
 The offsets are exact positions in queues, so a micro-batch that is planned again after a failure
 reads the same messages. What can go wrong is detected: retention that deleted messages before they
-were read, a topic that was deleted and made anew (`topic_identity`), a checkpoint of another topic
-or another filter. Two queries on one checkpoint are Spark's to notice: the second to write
-the offsets of a micro-batch fails, or in one session stops the first. A queue that appears while
-running is read from its first message; a broker that is away
-keeps its queues' offsets until it is back.
+were read, a topic that was deleted and made anew (`TopicIdentity`), a checkpoint of another topic
+or another filter. Two queries on one checkpoint are Spark's to notice: the second to write the
+offsets of a micro-batch fails, or in one session stops the first. A queue that appears while
+running is read from its first message; a broker that is away keeps its queues' offsets until it is
+back.
 
 Filters do not change offsets: messages that the broker leaves out count as read. Admission control
 counts offsets, so with a filter a micro-batch may hold fewer rows.
@@ -61,7 +47,6 @@ from sluicemq.spark.errors import plain_errors, ride_out
 from sluicemq.spark.filters import Pushed, subscription_of, tried_at_brokers, warn_of_filter
 from sluicemq.spark.options import STREAM, Options, parse_options
 from sluicemq.spark.sources.offset_reader import (
-    Bounds,
     admit_bytes,
     announce_group,
     broker_addresses,
@@ -73,10 +58,10 @@ from sluicemq.spark.sources.offset_reader import (
 from sluicemq.spark.sources.offsets import (
     Anchor,
     Anchors,
+    Bounds,
     Offsets,
     QueueRange,
     RangePartition,
-    ReadPlan,
     admit,
     anchors_of,
     from_checkpoint,
@@ -89,9 +74,23 @@ from sluicemq.spark.sources.offsets import (
     topics_of,
 )
 
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadMaxBytes,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:  # Spark 4.1: no admission control
+    SupportsTriggerAvailableNow = None
+
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 _BYTES_MAX: Final = 1024
 """A broker gives one message at least, however large."""
+
+
+# ---- is a topic still the one that a checkpoint is of?
 
 
 def stored_ms(admin: Admin, group: str, queue: MessageQueue, offset: int) -> int | None:
@@ -110,7 +109,19 @@ def stored_ms(admin: Admin, group: str, queue: MessageQueue, offset: int) -> int
 
 class TopicIdentity:
     """Compares and makes anchors for one running query. `group` is who reads; `fails`: loss is an
-    error (failOnDataLoss). Every method may raise the client's errors."""
+    error (failOnDataLoss). Every method may raise the client's errors.
+
+    RocketMQ gives a topic no identity. One that is deleted and made anew begins at offset 0 again,
+    and the offsets of an old checkpoint are places in it like any others: its first messages would
+    never be read. So a checkpoint holds a witness of each queue, an *anchor*: the offset of a
+    message before the stream's, and when the broker stored it. Another store time at that offset,
+    or a message where there was none any more, is another topic. Any broker can be asked: it is a
+    pull of one message. An anchor is renewed when retention comes near it, so a look is needed
+
+        once for each queue of a checkpoint that a query begins with, and
+        in each micro-batch for queues that moved and still have their first message: a queue whose
+        first message is gone cannot begin anew without beginning lower, which its bounds tell.
+    """
 
     def __init__(self, group: str, *, fails: bool) -> None:
         self._group = group
@@ -172,10 +183,10 @@ class TopicIdentity:
         """The range, or what is left of it when loss is allowed. `anchors` are those of its end and
         of its start where they have to be compared. Raises OffsetOutOfRangeError."""
         queue, (lowest, highest) = one.queue, bounds
-        told = [self.is_same(admin, queue, anchor, bounds) for anchor in anchors]
+        found = [self.is_same(admin, queue, anchor, bounds) for anchor in anchors]
         if self._fails:
-            if False in told or one.end > highest:
-                other = anchors[told.index(False)] if False in told else None
+            if False in found or one.end > highest:
+                other = anchors[found.index(False)] if False in found else None
                 raise _made_anew(queue, one.end, highest, other)
             if one.start < lowest:
                 raise OffsetOutOfRangeError(
@@ -185,9 +196,9 @@ class TopicIdentity:
                     cure="Set failOnDataLoss=false to go on with what is left.",
                 )
         start, end = max(one.start, lowest), min(one.end, highest)
-        if told[:1] == [False] or (one.end > highest and True not in told):
+        if found[:1] == [False] or (one.end > highest and True not in found):
             start = end  # it was in a topic that is no more
-        elif False in told:
+        elif False in found:
             start = lowest  # it began in the topic before
         left = QueueRange(queue, start, max(start, end))
         if left != one:
@@ -197,32 +208,25 @@ class TopicIdentity:
             )  # fmt: skip
         return left
 
-    def anchored(
-        self, admin: Admin, known: Anchors, moved: Mapping[MessageQueue, tuple[int, int]]
-    ) -> Anchors:
+    def anchored(self, admin: Admin, known: Anchors, moved: Bounds) -> Anchors:
         """`known` with the anchors of queues that `moved`: where each begins, and the offset behind
-        the last message read of it."""
-        made = {queue: self._anchor(admin, queue, known.get(queue), *of)
-                for queue, of in moved.items()}  # fmt: skip
-        return {queue: one for queue, one in (known | made).items() if one is not None}
-
-    def _anchor(
-        self, admin: Admin, queue: MessageQueue, known: Anchor | None, lowest: int, end: int
-    ) -> Anchor | None:
-        """`known` as long as it lies in the newer half of the messages before `end`."""
-        last = end - 1
-        if known is not None and lowest <= known.offset and (
-            (known.offset - lowest) * 2 >= last - lowest
-        ):  # fmt: skip
-            return known
-        if last < lowest:
-            return Anchor(last, None) if last >= 0 else None
-        found = stored_ms(admin, self._group, queue, last)
-        if found is None:
-            return None
-        made = Anchor(last, found)
-        self._compared[queue] = made, lowest
-        return made
+        the last message read of it. An anchor stays as long as it lies in the newer half of the
+        messages before that offset."""
+        found = dict(known)
+        for queue, (lowest, end) in moved.items():
+            old, last = found.pop(queue, None), end - 1
+            if old is not None and lowest <= old.offset and (
+                (old.offset - lowest) * 2 >= last - lowest
+            ):  # fmt: skip
+                found[queue] = old
+            elif 0 <= last < lowest:
+                found[queue] = Anchor(last, None)
+            elif last >= lowest:
+                time_ms = stored_ms(admin, self._group, queue, last)
+                if time_ms is not None:
+                    found[queue] = Anchor(last, time_ms)
+                    self._compared[queue] = found[queue], lowest
+        return found
 
 
 def _made_anew(
@@ -246,37 +250,24 @@ def _made_anew(
     )
 
 
-try:
-    from pyspark.sql.streaming.datasource import (
-        ReadAllAvailable,
-        ReadMaxBytes,
-        ReadMaxRows,
-        SupportsTriggerAvailableNow,
-    )
-except ImportError:  # Spark 4.1: no admission control
-    SupportsTriggerAvailableNow = None
-
-T = TypeVar("T")
+# ---- the readers
 
 
 def stream_reader(given: Mapping[str, str], schema: StructType) -> Any:
     """The reader for the Spark that runs. Never raises: see `FailedStream`."""
     try:
-        return _made(parse_options(given, STREAM), schema)
+        options = parse_options(given, STREAM)
+        if SupportsTriggerAvailableNow is not None:
+            return AdmittingStream(options, schema)
+        for name in ("maxOffsetsPerTrigger", "maxBytesPerTrigger"):
+            if options[name] is not None:
+                raise ConfigurationError(
+                    f"the option {name!r} needs Spark 4.2 or later.",
+                    cure="Leave it out, or upgrade pyspark.",
+                )
+        return PlainStream(options, schema)
     except SluiceError as error:
         return FailedStream(error)
-
-
-def _made(options: Options, schema: StructType) -> Any:
-    if SupportsTriggerAvailableNow is not None:
-        return AdmittingStream(options, schema)
-    for name in ("maxOffsetsPerTrigger", "maxBytesPerTrigger"):
-        if options[name] is not None:
-            raise ConfigurationError(
-                f"the option {name!r} needs Spark 4.2 or later.",
-                cure="Leave it out, or upgrade pyspark.",
-            )
-    return PlainStream(options, schema)
 
 
 class FailedStream(DataSourceStreamReader):  # type: ignore[misc]
@@ -296,6 +287,15 @@ class FailedStream(DataSourceStreamReader):  # type: ignore[misc]
     initialOffset = latestOffset = partitions = read = _fail  # noqa: N815 - Spark's names
 
 
+class _Step(NamedTuple):
+    """A micro-batch: where its queues begin and end, the anchors then, and which were made anew."""
+
+    begins: Offsets
+    ends: Offsets
+    anchors: Anchors
+    anew: Collection[MessageQueue]
+
+
 class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
     """What both versions share. `_ask` holds the connections of the driver's process."""
 
@@ -307,16 +307,16 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         self.target: Offsets | None = None
         self._admin: Admin | None = None
         self._selector_checked = False
-        self._filter_change_told = False
+        self._filter_change_logged = False
         self._announced = False
         self._seen: Offsets = {}
         self._anchors: Anchors = {}
-        self._told: dict[str, Any] | None = None
+        self._planned_end: dict[str, Any] | None = None
         label = self.topics.label
         found = subscription_of(label, options["filter.tags"], options["filter.sql"], Pushed())
         self.nothing_matches = found is None
         subscription, tags = found or (Subscription(label), None)
-        self.plan = _with_subscription(read_plan(options, schema), subscription, tags)
+        self.plan = replace(read_plan(options, schema), subscription=subscription, tags=tags)
         self.expression = f"{subscription.kind} {subscription.expression}"
         self.identity = TopicIdentity(self.plan.group, fails=options["failOnDataLoss"])
 
@@ -324,8 +324,12 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         return self.__dict__ | {"_admin": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        def initial(admin: Admin) -> tuple[Bounds, Offsets]:
+            bounds = queue_bounds(admin, self.topics.found(admin))
+            return bounds, starting_offsets(admin, self.options, bounds, "latest")
+
         with plain_errors():
-            bounds, offsets = self._ask(self._initial, is_first=True)
+            bounds, offsets = self._ask(initial, is_first=True)
             stored = {queue: (lowest, offsets[queue]) for queue, (lowest, _) in bounds.items()}
             anchors = self._ask(self.identity.anchored, {}, stored)
             return self._checkpoint(offsets, anchors) | {"initial": True}
@@ -339,12 +343,29 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
             if not moved or self.nothing_matches:
                 return []
             before = {queue: one for queue, one in anchors_of(start).items() if queue not in new}
-            # What this process has just told needs no second look.
-            anchors = () if end == self._told else (anchors_of(end), before)
-            return self._ask(self._planned, begins, moved, anchors)
+            # What this process has just planned needs no second look.
+            anchors = () if end == self._planned_end else (anchors_of(end), before)
+            return self._ask(self._partitions, begins, moved, anchors)
+
+    def _partitions(
+        self, admin: Admin, begins: Offsets, ends: Offsets, anchors: Sequence[Anchors]
+    ) -> list[InputPartition]:
+        addresses = broker_addresses(admin, sorted({queue.topic for queue in ends}))
+        ranges = []
+        for queue, end in sorted(ends.items()):
+            if queue.broker not in addresses:
+                raise RouteNotFoundError(
+                    f"the broker of {place(queue)} is not in the route of {queue.topic!r}.",
+                    cure="Start it again; the stream continues where it was.",
+                )
+            bound = admin.offsets(queue)
+            one = QueueRange(queue, begins.get(queue, bound[0]), end)
+            known = [of.get(queue) for of in anchors]
+            ranges.append(self.identity.left_of(admin, one, bound, known))
+        return partitions_of(self.options, ranges, addresses)
 
     def read(self, partition: RangePartition) -> Any:
-        from sluicemq.spark.sources.reader import read_range  # noqa: PLC0415 - heavy, executors only
+        from sluicemq.spark.sources.reader import read_range  # noqa: PLC0415 - executors only
 
         with plain_errors():
             yield from read_range(self.plan, partition)
@@ -354,13 +375,17 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         group = self.options["group"]
         if group is None:
             return
+
+        def commit_all(admin: Admin) -> None:
+            for queue, offset in offsets.items():
+                admin.commit_offset(group, queue, offset)
+
         try:
             offsets = self._offsets(end)
             if not self._announced:
-                topics = sorted({queue.topic for queue in offsets})
-                self._ask(lambda admin: announce_group(admin, group, topics))
+                self._ask(announce_group, group, sorted({queue.topic for queue in offsets}))
                 self._announced = True
-            self._ask(lambda admin: _commit(admin, group, offsets))
+            self._ask(commit_all)
         except SluiceError as error:
             logger.warning("offsets are not committed to the group %r: %s", group, error)
 
@@ -384,10 +409,6 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
 
         return attempt() if is_first else ride_out(attempt, self.plan.timeout_s)
 
-    def _initial(self, admin: Admin) -> tuple[Bounds, Offsets]:
-        bounds = queue_bounds(admin, self.topics.found(admin))
-        return bounds, starting_offsets(admin, self.options, bounds, "latest")
-
     def _offsets(self, found: Mapping[str, Any], part: str = "queues") -> Offsets:
         """Offsets of a checkpoint. Raises ConfigurationError for another topic or filter."""
         label = self.topics.label
@@ -396,7 +417,7 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
             if not self.topics.has(queue.topic):
                 raise other_topic(queue.topic, label)
         written = found.get("filter")
-        if not self._filter_change_told and not _is_same_filter(written, self.expression):
+        if not self._filter_change_logged and not _is_same_filter(written, self.expression):
             if self.options["onFilterChange"] == "fail":
                 raise ConfigurationError(
                     f"the checkpoint was written with the filter {written!r}, the stream has"
@@ -404,7 +425,7 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
                     cure="Use another checkpointLocation, or onFilterChange=continue.",
                 )
             logger.warning("the filter was %r, it is %r from now on", written, self.expression)
-            self._filter_change_told = True
+            self._filter_change_logged = True
         return offsets
 
     def _latest(
@@ -413,7 +434,7 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
         anchors: Anchors,
         rows_max: int | None = None,
         bytes_max: int | None = None,
-    ) -> "_Step":
+    ) -> _Step:
         """The next micro-batch; `start` may lack new queues."""
         bounds = self._ask(self._bounds)
         begins = {queue: lowest for queue, (lowest, _) in bounds.items()}
@@ -429,8 +450,7 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
                 if queue in ends
             }
         if bytes_max is not None:
-            group, limit = self.plan.group, bytes_max
-            ends = self._ask(lambda admin: admit_bytes(admin, group, begins, ends, limit))
+            ends = self._ask(admit_bytes, self.plan.group, begins, ends, bytes_max)
         ends = start | admit(begins, ends, rows_max)
         anew = {queue for queue, begin in begins.items() if start.get(queue, begin) != begin}
         moved = {
@@ -452,37 +472,20 @@ class StreamReader(DataSourceStreamReader):  # type: ignore[misc]
             self._selector_checked = True
         return queue_bounds(admin, topics)
 
-    def _planned(
-        self, admin: Admin, begins: Offsets, ends: Offsets, anchors: Sequence[Anchors]
-    ) -> list[InputPartition]:
-        addresses = broker_addresses(admin, sorted({queue.topic for queue in ends}))
-        ranges = []
-        for queue, end in sorted(ends.items()):
-            if queue.broker not in addresses:
-                raise RouteNotFoundError(
-                    f"the broker of {place(queue)} is not in the route of {queue.topic!r}.",
-                    cure="Start it again; the stream continues where it was.",
-                )
-            bound = admin.offsets(queue)
-            one = QueueRange(queue, begins.get(queue, bound[0]), end)
-            known = [of.get(queue) for of in anchors]
-            ranges.append(self.identity.left_of(admin, one, bound, known))
-        return partitions_of(self.options, ranges, addresses)
-
     def _checkpoint(self, offsets: Offsets, anchors: Anchors | None = None) -> dict[str, Any]:
         return to_checkpoint(
             self.topics.label, self.expression, offsets, several=self.several, anchors=anchors
         )
 
-    def _ended(self, known: Offsets, step: "_Step") -> dict[str, Any]:
-        """The checkpoint of a micro-batch's end, with `from` where one before does not tell it."""
-        untold = {
+    def _end_of(self, known: Offsets, step: _Step) -> dict[str, Any]:
+        """The checkpoint of a micro-batch's end, with `from` where the one before says nothing."""
+        unknown = {
             queue: begin
             for queue, begin in step.begins.items()
             if queue in step.ends and (queue not in known or queue in step.anew)
         }
-        told = {"from": to_table(untold, several=self.several)} if untold else {}
-        return self._checkpoint(step.ends, step.anchors) | told
+        begins = {"from": to_table(unknown, several=self.several)} if unknown else {}
+        return self._checkpoint(step.ends, step.anchors) | begins
 
 
 def _is_same_filter(written: Any, now: str) -> bool:
@@ -498,26 +501,6 @@ def _is_same_filter(written: Any, now: str) -> bool:
     return len(trees) == 2 and trees[0] == trees[1]
 
 
-class _Step(NamedTuple):
-    """A micro-batch: where its queues begin and end, the anchors then, and which were made anew."""
-
-    begins: Offsets
-    ends: Offsets
-    anchors: Anchors
-    anew: Collection[MessageQueue]
-
-
-def _commit(admin: Admin, group: str, offsets: Offsets) -> None:
-    for queue, offset in offsets.items():
-        admin.commit_offset(group, queue, offset)
-
-
-def _with_subscription(
-    plan: ReadPlan, subscription: Subscription, tags: frozenset[str] | None
-) -> ReadPlan:
-    return replace(plan, subscription=subscription, tags=tags)
-
-
 class PlainStream(StreamReader):
     """For Spark 4.1: every micro-batch takes all there is.
 
@@ -528,7 +511,7 @@ class PlainStream(StreamReader):
         with plain_errors():
             step = self._latest(self._seen, self._anchors)
             self._seen, self._anchors = step.ends, step.anchors
-            return self._ended(step.ends, step)
+            return self._end_of(step.ends, step)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         with plain_errors():
@@ -558,8 +541,8 @@ if SupportsTriggerAvailableNow is not None:
                 step = self._latest(known, anchors_of(start), rows_max, bytes_max)
                 if step.ends == known and not step.anew:
                     return start
-                self._told = self._ended({} if start.get("initial") else known, step)
-                return self._told
+                self._planned_end = self._end_of({} if start.get("initial") else known, step)
+                return self._planned_end
 
         def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
             with plain_errors():

@@ -12,8 +12,7 @@ import signal
 import sys
 from typing import Any
 
-from sluicemq.spark.pipelines.archive import Runs, archive
-from sluicemq.spark.pipelines.replay import replay
+from sluicemq.spark.pipelines.archive import Runs, archive, replay
 from sluicemq.spark.pipelines.steps import Ledger
 from sluicemq.spark.session import spark_session
 

@@ -10,9 +10,15 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import ConfigurationError, OffsetOutOfRangeError, StoreDamagedError
-from sluicemq.spark.pipelines.archive import ARCHIVE, COLUMNS, Run, Runs, archive, read_archive
-from sluicemq.spark.pipelines.ready import task_of
-from sluicemq.spark.pipelines.replay import replay
+from sluicemq.spark.pipelines.archive import (
+    ARCHIVE,
+    COLUMNS,
+    Run,
+    Runs,
+    archive,
+    read_archive,
+    replay,
+)
 from sluicemq.spark.pipelines.steps import Folder
 
 pytestmark = pytest.mark.timeout(300)
@@ -49,7 +55,7 @@ def test_an_archive_holds_whole_messages_and_grows_run_by_run(
     path, said = str(tmp_path / "archive"), list[str]()
     options: dict[str, Any] = {"path": path, "topics": [topic]}
     publish(0, 60)
-    task = task_of(ARCHIVE.fields, spark, connection, options)
+    task = ARCHIVE.task(spark, connection, options)
     assert ARCHIVE.plan(task) == [f"archive 60 messages of 2 queues of {topic!r}"]
     report = archive(spark, connection, **options, say=said.append)
     assert report.figures == {"rows": 60, "verified": 60}

@@ -50,7 +50,7 @@ def test_a_line_is_told_once_and_findings_can_be_the_exit_code(
     pipeline = Ready("audit", "", (), lambda task: [], found)
     monkeypatch.setattr(running, "ready", lambda name: pipeline)
     spark: Any = None
-    assert program._run(audit, spark, as_json=False) == int(is_failure)
+    assert program.run_pipeline(audit, spark, as_json=False) == int(is_failure)
     told = capfd.readouterr().err
     assert told.count("told at once") == told.count("told at the end") == 1
 
