@@ -48,7 +48,7 @@ from sluicemq.spark.filters import Pushed
 from sluicemq.spark.options import Options
 from sluicemq.spark.schema import AUTO, BASE, EVERY, SET_FOR_ALL, Column
 from sluicemq.spark.sources.offsets import Bounds, Offsets, QueueRange, chosen_offsets, topics_of
-from sluicemq.wire.bodies.clients import CONSUME_ACTIVELY, ConsumerData, Heartbeat
+from sluicemq.wire.bodies import CONSUME_ACTIVELY, ConsumerData, Heartbeat
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
 

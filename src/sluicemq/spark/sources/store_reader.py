@@ -6,7 +6,7 @@
     read_part       units of the queue -> matches -> places in mapped files of the log -> Arrow
 
 The directory is a broker's own, running or not, or a copy; ours or a Java broker's. It is only ever
-read: no lock, no recovery, not one byte written (`sluicemq.store.reader`). The decoder reads
+read: no lock, no recovery, not one byte written (`sluicemq.store.readonly`). The decoder reads
 records where they lie: no byte of one is copied before it is in a column. Heavy to import.
 """
 
@@ -31,7 +31,7 @@ from sluicemq.spark.options import Options
 from sluicemq.spark.sources.offset_reader import newest_ranges
 from sluicemq.spark.sources.offsets import Bounds, RangePartition, ReadPlan, topics_of
 from sluicemq.spark.sources.reader import Tally, decoder_of, finished
-from sluicemq.store.reader import StoreReader, has_batch_queues, topics_of_store
+from sluicemq.store.readonly import StoreReader, has_batch_queues, topics_of_store
 
 _NAMES_SHOWN: Final = 20
 _SKIP: Final = "Set failOnDataLoss=false to read what is left."
