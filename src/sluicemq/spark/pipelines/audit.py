@@ -132,7 +132,7 @@ def subscriptions_of(admin: Admin, groups: Iterable[str]) -> list[GroupSubscript
         clients: dict[str, str] = {}
         brokers: dict[str, Subscription] = {}
         for address in masters.values():
-            answer = admin.call(address, requests.consumer_connections(group))
+            answer = admin.call(address, requests.consumer_connections(group=group))
             if answer.code == SUCCESS:
                 seen = bodies.decode_consumer_connections(answer.body)
                 clients |= {one.client_id: address for one in seen.connections}
@@ -156,7 +156,8 @@ def subscriptions_of(admin: Admin, groups: Iterable[str]) -> list[GroupSubscript
 
 
 def _said(admin: Admin, group: str, client_id: str, address: str) -> dict[str, Subscription] | None:
-    answer = admin.call(address, requests.running_info(group, client_id, stack=False))
+    command = requests.running_info(group=group, client_id=client_id, stack_enable=False)
+    answer = admin.call(address, command)
     if answer.code != SUCCESS:
         return None
     info = bodies.decode_running_info(answer.body)
