@@ -1,17 +1,17 @@
 """Long answers: work that reads millions of messages, done beside everything else.
 
 Such work is a generator. What it yields is where others may have their turn: None, or a job that
-another thread does (`run_elsewhere`), whose result it gets. It runs in slices of about a
+another thread does (`offload`), whose result it gets. It runs in slices of about a
 millisecond, in the share of who asked for it (`net.shares`), and rests after a slice that took
 longer. So an answer over millions of messages costs nobody else more than a slice. What ends within
 its first slice is answered at once.
 
-Jobs elsewhere are done one after the other, first for whoever has used least: one may compute for
-seconds there, and the loop goes on beside it. Python hands over between threads after 5 ms, which
-is several times the p99 of a send; while another thread computes it hands over after a tenth of a
+Offloaded jobs are done one after the other, first for whoever has used least: one may compute for
+seconds, and the loop goes on beside it. Python hands over between threads after 5 ms, which is
+several times the p99 of a send; while another thread computes it hands over after a tenth of a
 millisecond (`calm`).
 
-`Background` needs no asyncio: without `call_later` and `run_elsewhere` everything happens in turns
+`Background` needs no asyncio: without `call_later` and `offload` everything happens in turns
 that a test or a simulator steps.
 """
 
@@ -36,12 +36,12 @@ from sluicemq.wire.frames import Command
 
 USUAL_S: Final = sys.getswitchinterval()
 CALM_S: Final = 0.0001
-Elsewhere = Callable[[Callable[[], Any], Callable[[Any], None]], None]
+Offload = Callable[[Callable[[], Any], Callable[[Any], None]], None]
 _busy: list[None] = []
 """One for each that computes now: of several the last one switches back."""
 
 
-def in_executor(executor: Executor) -> Elsewhere:
+def in_executor(executor: Executor) -> Offload:
     """Does in an executor what blocks or computes; calls back in the loop's thread, with the result
     or the exception."""
 
@@ -69,8 +69,8 @@ def calm() -> Iterator[None]:
             sys.setswitchinterval(USUAL_S)
 
 
-def calmly(elsewhere: Elsewhere) -> Elsewhere:
-    """The same for jobs that are done elsewhere."""
+def calmly(offload: Offload) -> Offload:
+    """The same for jobs that are offloaded."""
 
     def run(job: Callable[[], Any], done: Callable[[Any], None]) -> None:
         stack = contextlib.ExitStack()
@@ -80,7 +80,7 @@ def calmly(elsewhere: Elsewhere) -> Elsewhere:
             stack.close()
             done(outcome)
 
-        elsewhere(job, ended)
+        offload(job, ended)
 
     return run
 
@@ -90,7 +90,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Job = Callable[[], Any]
 Steps = Generator[Job | None, Any, T]
-"""Work in small steps: each takes a millisecond or so, but for what it yields for elsewhere."""
+"""Work in small steps: each takes a millisecond or so, but for the jobs that it yields."""
 SLICE_S: Final = 0.001
 LONG_S: Final = 0.002
 WORKS_MAX: Final = 64
@@ -115,15 +115,15 @@ class Background:
         shares: Shares,
         settle: Callable[[object, Command, Peer], None] | None = None,
         call_later: Callable[[float, Callable[[], None]], object] | None = None,
-        run_elsewhere: Callable[[Job, Callable[[object], None]], None] | None = None,
+        offload: Callable[[Job, Callable[[object], None]], None] | None = None,
     ) -> None:
-        """`run_elsewhere` does a job in another thread and calls back in this one with its result,
+        """`offload` does a job in another thread and calls back in this one with its result,
         perhaps an exception; `settle` takes what is no answer (`turns.py`)."""
         self._clock = clock
         self._shares = shares
         self._settle = settle
         self.call_later = call_later
-        self.run_elsewhere = run_elsewhere
+        self.offload = offload
         self._works: set[_Work] = set()
         self._jobs: deque[tuple[_Work, Job]] = deque()
         self._is_computing = False
@@ -203,7 +203,7 @@ class Background:
         while passed_s < SLICE_S:
             try:
                 job = work.steps.send(outcome)
-                if job is not None and self.run_elsewhere is not None:
+                if job is not None and self.offload is not None:
                     self._jobs.append((work, job))
                     self._compute()
                     return
@@ -229,7 +229,7 @@ class Background:
 
     def _compute(self) -> None:
         """The next job, of whoever has used least."""
-        if self._is_computing or not self._jobs or self.run_elsewhere is None:
+        if self._is_computing or not self._jobs or self.offload is None:
             return
         work, job = min(self._jobs, key=lambda item: self._shares.spent_s(item[0].peer))
         self._jobs.remove((work, job))
@@ -248,7 +248,7 @@ class Background:
                 self._wait(work)
             self._compute()
 
-        self.run_elsewhere(job, done)
+        self.offload(job, done)
 
 
 def _answer_of(outcome: Command | Exception, command: Command) -> Command:
@@ -262,7 +262,7 @@ def _answer_of(outcome: Command | Exception, command: Command) -> Command:
 
 
 def in_place(work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-    """Elsewhere is here: for tests."""
+    """Offloads to this thread: for tests."""
     try:
         found = work()
     except (SluiceError, OSError) as error:

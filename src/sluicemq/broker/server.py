@@ -113,7 +113,7 @@ class Broker:
 
     @property
     def dispatcher(self) -> Dispatcher:
-        """Requests to answers, for who serves them without sockets."""
+        """Requests to answers, for whoever serves them without sockets."""
         return self._servers[0].dispatcher
 
     # --------------------------------------------------------------------------------- start
@@ -151,7 +151,7 @@ class Broker:
             call_later=loop.call_later,
             run_sync=lambda done: in_executor(self._executor)(self.store.sync, done),
             announce=self._announcements.hold,
-            elsewhere=in_executor(self._executor),
+            offload=in_executor(self._executor),
             compute=calmly(in_executor(self._computer)),
         )
         await self._in_executor(core.load)

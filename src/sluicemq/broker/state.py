@@ -7,7 +7,7 @@ from sluicemq.acl.guard import Guard
 from sluicemq.broker.access import Access
 from sluicemq.broker.admin import readonly
 from sluicemq.broker.admin.retention import Cleaning, GroupWatch
-from sluicemq.broker.background import Background, Elsewhere, in_place
+from sluicemq.broker.background import Background, Offload, in_place
 from sluicemq.broker.consume.clients import Consumers, Producers, QueueLocks
 from sluicemq.broker.consume.contract import Contracts
 from sluicemq.broker.consume.filter_watch import FilterWatch
@@ -45,9 +45,9 @@ from sluicemq.wire.frames import Command
 class BrokerState:
     """One broker's parts. Requests find their way to them by `table.py`.
 
-    `call_soon`, `call_later` and `run_sync` are the loop's and an fsync elsewhere; `elsewhere` does
-    what blocks, `compute` what filters compute. `announce(peer, answer)` holds an answer until a
-    change is saved and registered; without it answers leave at once.
+    `call_soon` and `call_later` are the loop's; `run_sync` starts an fsync in another thread,
+    `offload` what blocks, `compute` what filters compute. `announce(peer, answer)` holds an answer
+    until a change is saved and registered; without it answers leave at once.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class BrokerState:
         call_later: CallLater | None = None,
         run_sync: RunSync | None = None,
         announce: Callable[[Peer, bytes], None] = Peer.write,
-        elsewhere: Elsewhere = in_place,
-        compute: Elsewhere | None = None,
+        offload: Offload = in_place,
+        compute: Offload | None = None,
     ) -> None:
         self.settings, self.store, self.files, self.clock = settings, store, files, clock
-        self.elsewhere, self._announce = elsewhere, announce
+        self.offload, self._announce = offload, announce
         settings.move(host)
         # What is known of topics, groups and clients.
         self.topics = topics = Topics(settings, files, clock)
@@ -95,7 +95,7 @@ class BrokerState:
         self.polls = LongPolls(turns.write, settings.broker.parked_pulls_max, self.shares)
         self.lanes = Lanes(
             settings, topics, offsets, store, files, clock, self.polls.wake, call_soon,
-            elsewhere,
+            offload,
         )  # fmt: skip
         self.contracts = Contracts(groups, settings, clock)
         self.consumers = consumers = Consumers(

@@ -152,7 +152,7 @@ def families(b: BrokerState) -> tuple[object, ...]:
             topics, groups, offsets, consumers, b.pull, b.filter_watch, b.background, store
         ),
         DelayRequests(settings, topics, b.delayed, b.intake, clock),
-        AccessAdmin(settings, b.guard, b.files, clock, b.elsewhere),
+        AccessAdmin(settings, b.guard, b.files, clock, b.offload),
     )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ class Watched:
             )
         )
         self.jobs: list[tuple[Callable[[], object], Done]] = []
-        self.broker.core.background.run_elsewhere = lambda job, done: self.jobs.append((job, done))
+        self.broker.core.background.offload = lambda job, done: self.jobs.append((job, done))
         self.client = self.broker.connect()
         self.longest_s = 0.0
         self.jobs_done = 0

@@ -239,7 +239,7 @@ def test_a_job_is_done_elsewhere_and_its_failure_answered() -> None:
     broker = SteppedBroker()
     client = broker.connect()
     background = Background(clock := ManualClock(), Shares(clock, lambda _: None))
-    background.run_elsewhere = lambda job, done: jobs.append((job, done))
+    background.offload = lambda job, done: jobs.append((job, done))
 
     def work() -> Steps[Command]:
         yield lambda: None

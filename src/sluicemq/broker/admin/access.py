@@ -16,7 +16,7 @@ from sluicemq.acl import loading as edit
 from sluicemq.acl.guard import Guard
 from sluicemq.acl.loading import Source, Texts, decoded
 from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF, Account
-from sluicemq.broker.background import Elsewhere
+from sluicemq.broker.background import Offload
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
@@ -51,7 +51,7 @@ class AccessAdmin:
     guard: Guard | None
     files: Files
     clock: Clock
-    elsewhere: Elsewhere
+    offload: Offload
     waiting: deque[Callable[[], None]] = field(default_factory=deque, init=False)
 
     # --- changes
@@ -123,7 +123,7 @@ class AccessAdmin:
             if self.waiting:
                 self.waiting[0]()
 
-        self.waiting.append(lambda: self.elsewhere(work, ended))
+        self.waiting.append(lambda: self.offload(work, ended))
         if len(self.waiting) == 1:
             self.waiting[0]()
 

@@ -381,7 +381,8 @@ class Consumers:
         self._notify(group, None if lanes is None else {member.key})
 
     def disconnect(self, peer: Peer) -> None:
-        """The connection broke. Nobody has said that he leaves: a strict group waits for him."""
+        """The connection broke. A strict group waits for a client that has not said that it
+        leaves."""
         self.contracts.disconnect(peer)
         for group in [g for g in self.groups.values() if peer in g.members]:
             member = group.members[peer]

@@ -112,7 +112,7 @@ FILTERS_MAX: Final = 256
 class Delivered:
     """What one group got of one topic. `pulled` is the table of how far it has fetched, by queue;
     it belongs to `Offsets`. `runs` are the ranges that a filter of properties was asked about, by
-    filter and queue, start and end in turn, for who asks what came of them (`filter_watch`).
+    filter and queue, start and end in turn, for whoever asks what came of them (`filter_watch`).
     `pace` is how far apart what it has in hand may lie."""
 
     __slots__ = ("bytes_out", "filtered", "messages_out", "pace", "pulled", "runs")

@@ -292,7 +292,7 @@ class Matching:
         only_matches: bool = False,
     ) -> "Iterator[Job | tuple[int, NDArray[np.uint8]] | None]":
         """For SQL92: verdicts on the messages [start, end), in order, each array with the offset of
-        its first one; between them jobs for elsewhere, and None where others may have their turn.
+        its first one; between them jobs to offload, and None where others may have their turn.
         `only_matches`: blocks without a match may be left out.
         """
         columns = self._store.columns

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from sluicemq.broker.background import Elsewhere
+from sluicemq.broker.background import Offload
 from sluicemq.broker.documents import Document
 from sluicemq.broker.lanes.filters import rule_filter
 from sluicemq.broker.lanes.places import Queue
@@ -56,7 +56,7 @@ class Ground:
         clock: Clock,
         look_again: Callable[[str, int], None],
         call_soon: Callable[[Callable[[], None]], object],
-        elsewhere: Elsewhere,
+        offload: Offload,
         render: Callable[[], str],
         on_saved: Callable[[str], None],
     ) -> None:
@@ -65,7 +65,7 @@ class Ground:
         self._store = store
         self._look_again = look_again
         self._call_soon = call_soon
-        self._elsewhere = elsewhere
+        self._offload = offload
         self._on_saved = on_saved
         self._is_saving = False
         self._changes = 0
@@ -125,7 +125,7 @@ class Ground:
                 self.flush()
 
         if write is not None:
-            self._elsewhere(write, written)
+            self._offload(write, written)
 
     def rest(self) -> None:
         """The file is large: the next write is not before a second has passed."""

@@ -75,8 +75,8 @@ EVALUATIONS_MAX: Final = 4096
 class Lane:
     """Members of a group with one subscription (`key`). `number` is its age: the oldest has the
     least. `left_ms` is when its last member left; `is_idle`: it is no longer waited for; `offers`
-    are the queues in which others have not been offered what it left; `orphans` those whose reader
-    changed to another lane (`places.Readers`)."""
+    are the queues in which others have not been offered what it left; `abandoned` those whose
+    reader changed to another lane (`places.Readers`)."""
 
     key: str
     number: int
@@ -85,7 +85,7 @@ class Lane:
     is_idle: bool = False
     places: dict[Queue, Place] = field(default_factory=dict)
     offers: set[Queue] = field(default_factory=set)
-    orphans: set[Queue] = field(default_factory=set)
+    abandoned: set[Queue] = field(default_factory=set)
     idle_ms: int = 0
 
     @property
@@ -177,7 +177,7 @@ class GroupLanes:
         if lane is not None:
             mine = [q for q, place in lane.places.items() if place.reader in {"", client_id}]
             self.readers.moves(client_id, old, mine)
-            lane.orphans.update(mine)
+            lane.abandoned.update(mine)
         self.leave(old, client_id, moved=True)
 
     def leave(self, key: str, client_id: str, *, moved: bool = False) -> None:
@@ -272,7 +272,7 @@ class GroupLanes:
     # -------------------------------------------------------------------- what others left
 
     def run(self) -> None:
-        """Now and then, and at each change: nobody waits any longer for who is away too long."""
+        """Now and then, and at each change: what is away too long is no longer waited for."""
         now = self.ground.clock.now_ms()
         if not any(lane.members for lane in self.lanes.values()):
             return
@@ -442,7 +442,7 @@ class GroupLanes:
             second.places[queue] = Place(offset, here, spans)
         second.key = merged_key({*parts_of(first.key), *parts_of(second.key)})
         second.offers |= first.offers
-        second.orphans.clear()
+        second.abandoned.clear()
         self.lanes[second.key] = second
         self.ground.save(self.name)
         log.info("group %s: the idle lanes %s are one: %s", self.name, names, second.id)
@@ -514,9 +514,9 @@ class GroupLanes:
         if told is not None:
             return told
         lane = self.lanes.get(key)
-        if lane is not None and queue in lane.orphans and not self.is_waited_for(lane, queue):
+        if lane is not None and queue in lane.abandoned and not self.is_waited_for(lane, queue):
             # It reads on in a queue whose reader changed lanes: from where that one came to.
-            lane.orphans.discard(queue)
+            lane.abandoned.discard(queue)
             place = lane.places[queue]
             is_known = place.is_at_rest or place.reader not in {"", client_id}
             if is_known and 0 <= place.position != offset:
@@ -552,7 +552,7 @@ class GroupLanes:
     def is_waited_for(self, lane: Lane, queue: Queue) -> bool:
         """Has a client that left the lane something of it in hand in this queue?"""
         place = lane.places.get(queue)
-        if place is None or place.is_at_rest or queue not in lane.orphans:
+        if place is None or place.is_at_rest or queue not in lane.abandoned:
             return False
         return any(
             client_id not in lane.members
@@ -573,7 +573,7 @@ class GroupLanes:
             or self.readers.is_unaware(client_id, queue)
         ):
             return
-        is_known = queue not in self.lanes[key].orphans and self.readers.knows(client_id, queue)
+        is_known = queue not in self.lanes[key].abandoned and self.readers.knows(client_id, queue)
         if offset < place.position and not is_known:
             return
         is_ahead = 0 <= self.ground.offsets.committed(self.name, *queue) < place.position
@@ -603,7 +603,7 @@ class GroupLanes:
         for lane in self.lanes.values():
             if queue in lane.places:
                 lane.offers.discard(queue)
-                lane.orphans.discard(queue)
+                lane.abandoned.discard(queue)
                 rule = rules.get(lane.key, NOTHING)
                 lane.places[queue] = Place(offset, offset, whole(offset, rule), scanned=offset)
                 self.resets.put(lane.key, topic, queue_id, offset)

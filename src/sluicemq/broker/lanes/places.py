@@ -21,9 +21,9 @@ reads the queue for (`Readers`). That changes when
     it is waited for too long        half a minute after it changed
 
 Until then its commits count for the old lane, which is why nothing that it finishes comes again,
-and its pulls wait. A queue that it left behind is *orphaned* in the old lane: whoever takes it over
-there waits as long, commits of it only go forward (the newcomer's say where it wanted to begin),
-and it is sent to where the one before it came to.
+and its pulls wait. A queue that it left behind is *abandoned* in the old lane: whoever takes it
+over there waits as long, commits of it only go forward (the newcomer's say where it wanted to
+begin), and it is sent to where the one before it came to.
 
 Nor does a member know where its lane is that has neither asked nor pulled since it came: it may
 have asked before its heartbeat, when it was told the group's own offset, the least of all lanes, or

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from sluicemq.broker.background import Elsewhere, in_place
+from sluicemq.broker.background import Offload, in_place
 from sluicemq.broker.lanes.filters import among
 from sluicemq.broker.lanes.ground import Ground, end_of
 from sluicemq.broker.lanes.group import GroupLanes, Lane
@@ -124,7 +124,7 @@ def to_object(lanes: GroupLanes) -> dict[str, Any]:
                 "isIdle": lane.is_idle,
                 "number": lane.number,
                 "offers": sorted(lane.offers),
-                "orphans": sorted(lane.orphans),
+                "orphans": sorted(lane.abandoned),
                 "places": [
                     [*queue, place.offset, place.start, place.reader,
                      [[first, end, table.number(item)] for first, end, item in place.spans]]
@@ -152,7 +152,9 @@ def load(lanes: GroupLanes, value: Any) -> None:
         lane = Lane(str(item["subscription"]), int(item["number"]), left_ms=now)
         lane.is_idle, lane.idle_ms = bool(item["isIdle"]), int(item["idleMs"])
         lane.offers = {(str(topic), int(queue_id)) for topic, queue_id in item["offers"]}
-        lane.orphans = {(str(topic), int(queue_id)) for topic, queue_id in item.get("orphans", ())}
+        lane.abandoned = {
+            (str(topic), int(queue_id)) for topic, queue_id in item.get("orphans", ())
+        }
         for topic, queue_id, *said in item["places"]:
             queue = (str(topic), int(queue_id))
             place = lane.places[queue] = _place(said, clauses)
@@ -330,12 +332,12 @@ class Lanes:
         clock: Clock,
         look_again: Callable[[str, int], None],
         call_soon: Callable[[Callable[[], None]], object],
-        elsewhere: Elsewhere = in_place,
+        offload: Offload = in_place,
     ) -> None:
         self.table: dict[str, GroupLanes] = {}
         self.offsets = offsets
         self.ground = Ground(
-            settings, topics, offsets, store, files, clock, look_again, call_soon, elsewhere,
+            settings, topics, offsets, store, files, clock, look_again, call_soon, offload,
             self._render, self._read_on,
         )  # fmt: skip
         self.document = self.ground.document
