@@ -201,10 +201,10 @@ def _step_text(step: Step) -> str:
     return " ".join(word for word in words if word)
 
 
-def _group_text(fate: GroupTrace) -> str:
-    if not fate.deliveries:
-        how = "is past it and has not traced how" if fate.is_past else "has not received it"
-        return f"Group {fate.group} {how}."
-    how = "consumed it" if fate.consumed else "has not consumed it"
-    times = "delivery" if fate.deliveries == 1 else "deliveries"
-    return f"Group {fate.group} {how}: {fate.deliveries} {times}, {', '.join(fate.results)}."
+def _group_text(trace: GroupTrace) -> str:
+    if not trace.deliveries:
+        how = "is past it and has not traced how" if trace.is_past else "has not received it"
+        return f"Group {trace.group} {how}."
+    how = "consumed it" if trace.consumed else "has not consumed it"
+    times = "delivery" if trace.deliveries == 1 else "deliveries"
+    return f"Group {trace.group} {how}: {trace.deliveries} {times}, {', '.join(trace.results)}."

@@ -53,9 +53,14 @@ def change_settings(
     }
     found = find_values(changes, tuple(in_force), _literal)
     for name in changes.keys() & keys.keys():
-        _check_command_line(name, keys[name], in_force)
+        key = keys[name]
+        if key.name in in_force[key.part].origin.command_line:
+            raise ConfigurationError(
+                f"{name} is set on the command line or in tls.config.file, which win over this "
+                "file.",
+                cure="Change it there and start the server anew.",
+            )
         if changes[name] == "":
-            key = keys[name]
             default = key.default() if callable(key.default) else key.default
             found.values[key.part, key.field] = default
     later = {part: _changed(old, found.of(part)) for part, old in at_next_start.items()}
@@ -98,14 +103,6 @@ def _literal(name: str, text: str) -> str:
             cure="Write the path out, or write it in the file and start the server anew.",
         )
     return text
-
-
-def _check_command_line(name: str, key: Key, in_force: Configs) -> None:
-    if key.name in in_force[key.part].origin.command_line:
-        raise ConfigurationError(
-            f"{name} is set on the command line or in tls.config.file, which win over this file.",
-            cure="Change it there and start the server anew.",
-        )
 
 
 def _changed(settings: Settings, values: Mapping[str, Any]) -> Settings:

@@ -14,7 +14,7 @@ JAVA_OPT), and a properties file that wins over those (tls.config.file).
 import functools
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any, Final, NamedTuple
 
@@ -207,7 +207,11 @@ def find_values(entries: Mapping[str, str], parts: tuple[Part, ...], path_of: Pa
                 )
             inert.setdefault(INERT[here], []).append(name)
         elif key is None:
-            found.warnings.append(_about_unknown(name, known))
+            import difflib  # noqa: PLC0415 - only a file with a mistake pays for it
+
+            near = difflib.get_close_matches(name, [*known, *INERT], n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            found.warnings.append(f"{name} is not a known key and is ignored.{hint}")
         elif name != key.name and key.name in entries:
             found.warnings.append(f"{name} is ignored because {key.name} is set too.")
         elif any(character < " " for character in text):
@@ -221,14 +225,6 @@ def find_values(entries: Mapping[str, str], parts: tuple[Part, ...], path_of: Pa
         for reason, names in inert.items()
     )
     return found
-
-
-def _about_unknown(name: str, known: Iterable[str]) -> str:
-    import difflib  # noqa: PLC0415 - only a file with a mistake pays for it
-
-    near = difflib.get_close_matches(name, [*known, *INERT], n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    return f"{name} is not a known key and is ignored.{hint}"
 
 
 def _read(key: Key, name: str, text: str, path_of: PathOf) -> Any:
@@ -324,19 +320,15 @@ def warnings_about(found: Found, *settings: Settings) -> list[str]:
         if not low <= (value := found.values.get((Part.STORE, key.field), low)) <= high
     ]
     for one in settings:
-        warnings += _about_sizes(one) if isinstance(one, StoreConfig) else _about_tls(one)
+        if not isinstance(one, StoreConfig):
+            warnings += _about_tls(one)
+        elif one.message_bytes_max >= one.commit_log_file_bytes:  # each is allowed by itself
+            warnings.append(
+                f"maxMessageSize = {one.message_bytes_max} is more than a commit log file of "
+                f"mappedFileSizeCommitLog = {one.commit_log_file_bytes} bytes can hold; "
+                "larger messages are refused."
+            )
     return warnings
-
-
-def _about_sizes(store: StoreConfig) -> list[str]:
-    """What does not fit together, though each value is allowed."""
-    if store.message_bytes_max < store.commit_log_file_bytes:
-        return []
-    return [
-        f"maxMessageSize = {store.message_bytes_max} is more than a commit log file of "
-        f"mappedFileSizeCommitLog = {store.commit_log_file_bytes} bytes can hold; "
-        "larger messages are refused."
-    ]
 
 
 def _about_tls(config: TlsConfig) -> list[str]:

@@ -8,12 +8,14 @@ which keeps them, blanks at the end of a value are trimmed: in the real servers 
 silently ignored (spec/config.md).
 """
 
+import re
 from collections.abc import Iterator, Mapping
+from string import hexdigits
 
 from sluicemq.errors import ConfigurationError
 
 _BLANKS = " \t\f"
-_HEX_DIGITS = "0123456789abcdefABCDEF"
+_ESCAPE = re.compile(r"\\(?:u(.{0,4})|(.?))", re.DOTALL)
 _ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
@@ -66,7 +68,7 @@ def _logical_lines(text: str) -> Iterator[tuple[str | None, list[str]]]:
         part = line.lstrip(_BLANKS)
         if len(physical) == 1 and (not part or part[0] in "#!"):
             yield None, physical
-        elif _continues(part):
+        elif (len(part) - len(part.rstrip("\\"))) % 2 == 1:
             pending += part[:-1]
             continue
         else:
@@ -74,10 +76,6 @@ def _logical_lines(text: str) -> Iterator[tuple[str | None, list[str]]]:
         pending, physical = "", []
     if physical:
         yield pending, physical
-
-
-def _continues(line: str) -> bool:
-    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 
 def _split(line: str) -> tuple[str, str]:
@@ -94,25 +92,16 @@ def _split(line: str) -> tuple[str, str]:
 def _unescape(text: str) -> str:
     if "\\" not in text:
         return text
-    parts: list[str] = []
-    index = 0
-    while index < len(text):
-        character, follower = text[index], text[index + 1 : index + 2]
-        if character != "\\":
-            parts.append(character)
-            index += 1
-        elif follower == "u":
-            parts.append(_unicode(text[index + 2 : index + 6]))
-            index += 6
-        else:
-            parts.append(_ESCAPES.get(follower, follower))
-            index += 2
     # Java writes characters beyond 16 bits as two escapes.
-    return "".join(parts).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    units = _ESCAPE.sub(_unescaped, text).encode("utf-16", "surrogatepass")
+    return units.decode("utf-16", "replace")
 
 
-def _unicode(digits: str) -> str:
-    if len(digits) == 4 and all(digit in _HEX_DIGITS for digit in digits):
+def _unescaped(escape: re.Match[str]) -> str:
+    follower, digits = escape[2], escape[1]
+    if digits is None:
+        return _ESCAPES.get(follower, follower)
+    if len(digits) == 4 and set(digits) <= set(hexdigits):
         return chr(int(digits, 16))
     raise ConfigurationError(
         f"\\u{digits} is not a character.", cure="Write four hex digits, for example \\u4e2d."

@@ -14,9 +14,9 @@ A SluiceMQ broker answers up to `batch_bytes` a pull (`sluiceBulk`), a Java brok
 256 KiB. Bytes come out in offset order, whole records, offsets start <= offset < end.
 """
 
-import struct
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
 
@@ -28,15 +28,14 @@ from sluicemq.model.subscription import ALL, Subscription
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.net.tls import Tls
-from sluicemq.wire.frames import Command
+from sluicemq.record.layout import RECORD_BEGIN
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
 DEPTH: Final = 3
 READ_GROUP: Final = "TOOLS_CONSUMER"
 """A group that every broker knows, also with automatic creation off (spec/admin.md §2)."""
 _COUNT_MAX: Final = 1_000_000
-_RECORD_HEAD: Final = struct.Struct(">i16xq")
-"""Size of a record, and its queue offset at byte 20."""
+_SIZE_AND_OFFSET: Final = RECORD_BEGIN.only("size", "queue_offset")
 
 Chunk = bytes | memoryview
 
@@ -152,19 +151,16 @@ class BulkReader:
         """The answer to one request; answers to others that come first are held, copied."""
         held = self._held.pop(opaque, None)
         while held is None:
-            command = self._next_command()
+            if self._channel is None:
+                raise ConnectionLostError(f"the reader of {self.queue} is closed.")
+            command = self._channel.receive()
             answer = pull_answer(command, self._address)
             self.pulls += 1
             self.bytes_read += len(command.body)
             if command.opaque == opaque:
                 return answer
-            self._held[command.opaque] = _copied(answer)
+            self._held[command.opaque] = replace(answer, data=bytes(answer.data))
         return held
-
-    def _next_command(self) -> Command:
-        if self._channel is None:
-            raise ConnectionLostError(f"the reader of {self.queue} is closed.")
-        return self._channel.receive()
 
     def _check(self, answer: PullAnswer) -> None:
         if answer.status is PullStatus.OFFSET_ILLEGAL or (
@@ -196,22 +192,11 @@ class BulkReader:
         self.close()
 
 
-def _copied(answer: PullAnswer) -> PullAnswer:
-    return PullAnswer(
-        answer.status,
-        answer.next_offset,
-        answer.offset_min,
-        answer.offset_max,
-        bytes(answer.data),
-        answer.remark,
-    )
-
-
 def _before(data: Chunk, end: int) -> Chunk:
     """The records whose queue offset is below `end`; only the last chunk of a range needs this."""
     view, at = memoryview(data), 0
     while at < len(view):
-        size, offset = _RECORD_HEAD.unpack_from(view, at)
+        size, offset = _SIZE_AND_OFFSET.unpack_from(view, at)
         if offset >= end:
             break
         at += size
