@@ -25,8 +25,10 @@ the loop's (testing.embedded): a handler that blocks that loop blocks the broker
 import asyncio
 import contextlib
 import logging
+import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+import traceback
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
@@ -42,6 +44,7 @@ from sluicemq.wire.frames import FLAG_RESPONSE, Command
 PERIOD_S: Final = 30.0
 RECONNECT_S: Final = 1.0
 CALL_TIMEOUT_S: Final = 5.0
+DEPTH_MAX: Final = 64
 _log = logging.getLogger("sluicemq.client")
 _T = TypeVar("_T")
 
@@ -298,3 +301,54 @@ class Keeper:
                 loop.call_soon_threadsafe(channel.answer, opaque, made)
 
         return answer
+
+
+# --------------------------------------------------------------------------------- stacks
+
+
+def stacks(loop: asyncio.AbstractEventLoop | None) -> str:
+    """What every thread of this process does now, then every task of `loop`: our answer to Java's
+    jstack. Called on the keeper's thread, so it also works while the program's own loop is blocked,
+    which is when one wants to know. A task that waits is shown with all coroutines it waits in."""
+    names = {thread.ident: thread for thread in threading.enumerate()}
+    texts = []
+    for ident, frame in sys._current_frames().items():
+        thread = names.get(ident)
+        name = thread.name if thread is not None else "(not a Python thread)"
+        kind = " daemon" if thread is not None and thread.daemon else ""
+        lines = "".join(traceback.format_stack(frame)).rstrip()
+        texts.append(f'thread "{name}"{kind} id {ident}\n{lines}')
+    texts += [
+        "\n".join([f'task "{task.get_name()}"', *_frames(task.get_coro())])
+        for task in sorted(_all_tasks(loop), key=lambda task: task.get_name())
+        if not task.done()
+    ]
+    return "\n".join(texts)
+
+
+def _all_tasks(loop: asyncio.AbstractEventLoop | None) -> set[asyncio.Task[Any]]:
+    for _ in range(100 if loop is not None else 0):
+        try:
+            return asyncio.all_tasks(loop)
+        except RuntimeError:  # one was born or died while we looked: another thread's loop
+            continue
+    return set()
+
+
+def _frames(coroutine: Any) -> Iterator[str]:
+    """From the outermost to the innermost that is awaited."""
+    for _ in range(DEPTH_MAX):
+        frame = _first(coroutine, "cr_frame", "ag_frame", "gi_frame")
+        if frame is not None:
+            code = frame.f_code
+            yield f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_qualname}'
+        coroutine = _first(coroutine, "cr_await", "ag_await", "gi_yieldfrom")
+        if coroutine is None:
+            return
+
+
+def _first(coroutine: Any, *names: str) -> Any:
+    """The first of these attributes that is there and something."""
+    return next(
+        (x for x in (getattr(coroutine, name, None) for name in names) if x is not None), None
+    )

@@ -24,7 +24,7 @@ from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.tasks import Tasks
 from sluicemq.client.core.replies import take_reply
 from sluicemq.client.core.tracing import Outcome
-from sluicemq.client.stacks import stacks
+from sluicemq.client.keeper import stacks
 from sluicemq.errors import ProtocolError, RetryLaterError
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import MessageQueue
