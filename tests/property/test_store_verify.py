@@ -156,9 +156,14 @@ def extension_ranges(data: bytes) -> Ranges:
 
 
 def index_ranges(data: bytes) -> Ranges:
+    """Not the time of a file's first entry: it may count from a file before, which is not here."""
     (count,) = struct.unpack_from(">i", data, 36)
     first = 40 + 4 * SLOTS + 20
-    return [(0, 40 + 4 * SLOTS), (first, first + 20 * (count - 1))]
+    return [
+        (0, 40 + 4 * SLOTS),
+        (first, first + 12),
+        (first + 16, first + 20 * (count - 1)),
+    ]
 
 
 RULES: dict[str, Callable[[bytes], Ranges]] = {
