@@ -280,9 +280,17 @@ class Retention:
             if self._doomed:
                 return
             decision = decide(self.config, self.look(), self._clock.now_ms(), is_manual=is_manual)
-            file = self._next(decision)
-            if file is None:
-                self._tell_stuck(decision, number)
+            file = next(self.oldest(), None) if decision.takes_expired else None
+            if file is None or not (
+                decision.takes_any or expiry_ms(file, self.config) <= self._clock.now_ms()
+            ):
+                is_stuck = decision.takes_any and not number
+                if is_stuck and not self._is_stuck:  # said once, until it is otherwise
+                    logger.warning(
+                        "%s, and no file of the log may be deleted: the newest stays, and so does"
+                        " what the last checkpoint does not cover yet", decision.why,
+                    )  # fmt: skip
+                self._is_stuck = is_stuck
                 break
             yield from self._delete(file, decision.why)
             yield self.config.delete_file_interval_ms / 1000
@@ -293,25 +301,6 @@ class Retention:
         self._queues_behind = -1
         yield from self._remove_doomed()
         yield from self._clean_queues(until_s)
-
-    def _tell_stuck(self, decision: Decision, deleted: int) -> None:
-        """There is need, and nothing to delete: said once, until it is otherwise."""
-        is_stuck = decision.takes_any and not deleted
-        if is_stuck and not self._is_stuck:
-            logger.warning(
-                "%s, and no file of the log may be deleted: the newest stays, and so does what"
-                " the last checkpoint does not cover yet", decision.why,
-            )  # fmt: skip
-        self._is_stuck = is_stuck
-
-    def _next(self, decision: Decision) -> LogFile | None:
-        if not decision.takes_expired:
-            return None
-        file = next(self.oldest(), None)
-        if file is None:
-            return None
-        is_expired = expiry_ms(file, self.config) <= self._clock.now_ms()
-        return file if is_expired or decision.takes_any else None
 
     def _delete(self, file: LogFile, why: str) -> Iterator[Step]:
         yield from self._move_queues(file.end)

@@ -23,6 +23,7 @@ import errno
 import logging
 import mmap
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Final, Protocol, runtime_checkable
 
 from sluicemq.errors import StoreDamagedError
@@ -90,11 +91,8 @@ class Segment:
         self.is_used = True
         view = self._view
         if view is None:
-            file = self._files.open(self.path)
-            try:
+            with closing(self._files.open(self.path)) as file:
                 view = self._view = map_file(file, self.size, is_sparse=self._is_sparse)
-            finally:
-                file.close()
             self._files.pool.enter(self)
         return view
 
@@ -222,7 +220,10 @@ class SegmentFiles:
         sizes = [self._size(name) for name in names]
         keep = len(names)
         if is_derived:
-            keep = self._whole_count(names, sizes)
+            for index, (name, size) in enumerate(zip(names, sizes, strict=True)):
+                if size == 0 or int(name) != int(names[0]) + index * self.file_bytes:
+                    keep = index
+                    break
         elif sizes and sizes[-1] == 0:
             keep -= 1
             path = f"{self.directory}/{names[-1]}"
@@ -241,18 +242,9 @@ class SegmentFiles:
         """Of the files on disk, loaded or not."""
         return [self._size(n) for n in self.files.names(self.directory) if is_segment_name(n)]
 
-    def _whole_count(self, names: list[str], sizes: list[int]) -> int:
-        for index, (name, size) in enumerate(zip(names, sizes, strict=True)):
-            if size == 0 or int(name) != int(names[0]) + index * self.file_bytes:
-                return index
-        return len(names)
-
     def _size(self, name: str) -> int:
-        file = self.files.open(f"{self.directory}/{name}")
-        try:
+        with closing(self.files.open(f"{self.directory}/{name}")) as file:
             return file.size()
-        finally:
-            file.close()
 
     def _check(self, name: str, size: int) -> None:
         path = f"{self.directory}/{name}"
@@ -304,11 +296,8 @@ class SegmentFiles:
         if self._segments and base != self.end:
             raise OSError(errno.EINVAL, f"the next file begins at {self.end}, not at {base}")
         path = f"{self.directory}/{base:0{NAME_DIGITS}d}"
-        file = self.files.open(path, create=True)
-        try:
+        with closing(self.files.open(path, create=True)) as file:
             file.truncate(self.file_bytes)
-        finally:
-            file.close()
         segment = self._new(path, base)
         self._segments.append(segment)
         return segment

@@ -38,6 +38,7 @@ with the time and the counter of the seven longs. When these are others, RocketM
 
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import Final, NamedTuple
 
 from sluicemq.errors import StoreDamagedError
@@ -443,11 +444,8 @@ def read_timer_checkpoint(files: Files, path: str) -> TimerCheckpoint | None:
     """None when there is none, or nothing in it."""
     if not files.exists(path):
         return None
-    file = files.open(path)
-    try:
+    with closing(files.open(path)) as file:
         data = file.pread(_FIELDS.size + _OWN.size, 0)
-    finally:
-        file.close()
     if len(data) < _FIELDS.size + _OWN.size or not any(data):
         return None
     fields = _FIELDS.unpack_from(data)
@@ -460,14 +458,11 @@ def write_timer_checkpoint(files: Files, path: str, checkpoint: TimerCheckpoint)
     """Durable on return. Raises OSError."""
     directory = path.rpartition("/")[0]
     files.make_directory(directory)
-    file = files.open(path, create=True)
-    try:
+    with closing(files.open(path, create=True)) as file:
         is_new = file.size() < CHECKPOINT_BYTES
         if is_new:
             file.truncate(CHECKPOINT_BYTES)
         file.pwrite(checkpoint.encode() + checkpoint.encode_own(), 0)
         file.sync()
-    finally:
-        file.close()
     if is_new:
         files.sync_directory(directory)

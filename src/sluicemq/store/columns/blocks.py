@@ -172,8 +172,26 @@ class ColumnBlocks:
     def block_at(self, queue: Queue, offset: int, rows_min: int = 1) -> ColumnBlock | None:
         """The block that holds a visible offset; None when fewer than `rows_min` rows would have
         to be decoded for it: looking at those one by one is faster."""
-        sealed = self._sealed(queue, offset)
-        return self._piece(queue, offset, rows_min) if sealed is None else sealed
+        block, number = self.at_hand(queue, offset), offset // BLOCK_ROWS
+        key = self._key(queue)
+        name = self._table(queue).get(number)
+        if block is None and name is not None and not self._cache.get((*key, "sealed", number)):
+            block = self._read(queue, number, name)
+            if block is not None and not block.first_offset <= offset < block.end:
+                block = None
+        if block is not None:
+            return block
+        start, stop = self._missing(queue, offset)
+        if stop - start < rows_min or not start <= offset < stop:
+            return None
+        source = Source.take(self._log, queue, start, stop)
+        if source is None:
+            return None
+        piece = source.block(self._config.columns_max)
+        self.rows_decoded += piece.rows
+        slot = (*key, "slot", offset // SLOT_ROWS)
+        self._cache.put(slot, *self._cache.get(slot), piece)
+        return piece
 
     def picked(self, units: bytes, columns_max: int) -> Callable[[], ColumnBlock]:
         """Columns of the messages of any units, to be made in any thread."""
@@ -286,23 +304,6 @@ class ColumnBlocks:
             if self._missing(queue, load.start)[0] == block.first_offset:
                 self._cache.put(place, *self._cache.get(place), block)
 
-    def _piece(self, queue: Queue, offset: int, rows_min: int) -> ColumnBlock | None:
-        key = (queue.topic, queue.queue_id, "slot", offset // SLOT_ROWS)
-        pieces = self._cache.get(key)
-        for piece in pieces:
-            if piece.first_offset <= offset < piece.end:
-                return piece
-        start, stop = self._missing(queue, offset)
-        if stop - start < rows_min or not start <= offset < stop:
-            return None
-        source = Source.take(self._log, queue, start, stop)
-        if source is None:
-            return None
-        piece = source.block(self._config.columns_max)
-        self.rows_decoded += piece.rows
-        self._cache.put(key, *pieces, piece)
-        return piece
-
     def head_at(self, queue: Queue, offset: int, *, only_known: bool = False) -> Head | None:
         """What is known of the sealed block that holds an offset, without reading it; None when
         there is none. `only_known`: of what was asked for before."""
@@ -352,18 +353,6 @@ class ColumnBlocks:
         key = (*self._key(queue), number)
         self._heads.pop(key, None)
         self._proved.discard(key)
-
-    def _sealed(self, queue: Queue, offset: int) -> ColumnBlock | None:
-        number = offset // BLOCK_ROWS
-        found = self._cache.get((queue.topic, queue.queue_id, "sealed", number))
-        if not found:
-            name = self._table(queue).get(number)
-            block = None if name is None else self._read(queue, number, name)
-            found = () if block is None else (block,)
-        for block in found:
-            if block.first_offset <= offset < block.end:
-                return block
-        return None
 
     def _read(self, queue: Queue, number: int, name: str) -> ColumnBlock | None:
         """The block of a file; None when it is not true."""
@@ -486,6 +475,10 @@ class ColumnBlocks:
             return
         pieces: list[ColumnBlock] = []
         sources: list[Source] = []
+
+        def decode(source: Source) -> None:
+            pieces.append(source.block(self._config.columns_max))
+
         for at in range(start - start % SLOT_ROWS, stop, SLOT_ROWS):
             source = Source.take(self._log, queue, max(at, start), at + SLOT_ROWS)
             if source is None:
@@ -495,7 +488,7 @@ class ColumnBlocks:
             if len(known) == 1 and known[0].rows == source.stop - source.start:
                 pieces.append(known[0])
                 continue
-            yield partial(_decode, source, self._config.columns_max, pieces)
+            yield partial(decode, source)
             yield PAUSE_S
         config, made = self._config, list[Made]()
 
@@ -547,7 +540,3 @@ class ColumnBlocks:
             self._cache.drop((*key, "slot", slot))
         if made.block is not None:
             self._cache.put((*key, "sealed", number), made.block)
-
-
-def _decode(source: Source, columns_max: int, pieces: list[ColumnBlock]) -> None:
-    pieces.append(source.block(columns_max))

@@ -22,6 +22,7 @@ import json
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -207,13 +208,10 @@ def write(files: Files, directory: str, first_offset: int, data: bytes) -> str:
     name = file_name(first_offset, data)
     beside = f"{directory}/{name}{UNFINISHED}"
     files.make_directory(directory)
-    file = files.open(beside, create=True)
-    try:
+    with closing(files.open(beside, create=True)) as file:
         file.truncate(0)
         file.pwrite(data, 0)
         file.sync()
-    finally:
-        file.close()
     files.rename(beside, f"{directory}/{name}")
     files.sync_directory(directory)
     return name
@@ -221,24 +219,18 @@ def write(files: Files, directory: str, first_offset: int, data: bytes) -> str:
 
 def read(files: Files, directory: str, name: str) -> Sealed:
     """Raises UntrueFileError, or OSError when the disk refuses."""
-    file = files.open(f"{directory}/{name}")
-    try:
+    with closing(files.open(f"{directory}/{name}")) as file:
         data = file.pread(file.size(), 0)
-    finally:
-        file.close()
     return decode(name, data)
 
 
 def read_head(files: Files, directory: str, name: str) -> Head:
     """What the file says of itself, without reading it all. Raises as `read`."""
-    file = files.open(f"{directory}/{name}")
-    try:
+    with closing(files.open(f"{directory}/{name}")) as file:
         data = file.pread(_HEAD_BYTES, 0)
         if len(data) < _MESSAGE.size:
             raise UntrueFileError("it is cut off")
         size = _MESSAGE.size + _MESSAGE.unpack_from(data)[0]
         if len(data) < size <= file.size():
             data = file.pread(size, 0)
-    finally:
-        file.close()
     return decode_head(data)

@@ -12,7 +12,7 @@ slots, header. Until then the file is a smaller index, but a right one.
 
 import struct
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.errors import StoreDamagedError
@@ -83,11 +83,8 @@ class IndexFile:
     @classmethod
     def open(cls, files: Files, path: str, configured: Geometry) -> "IndexFile":
         """A file that is there, by its header. Raises StoreDamagedError."""
-        handle = files.open(path)
-        try:
+        with closing(files.open(path)) as handle:
             data, size = handle.pread(HEADER.size, 0), handle.size()
-        finally:
-            handle.close()
         file = cls(files, path, fit_geometry(path, size, configured))
         (
             file.begin_ms, file.end_ms, file.begin_offset, file.end_offset, file.slots_used, count,

@@ -173,7 +173,11 @@ class KeyIndex:
         self._goal = end
         self._marked_name = mark.file
         names = [n for n in self._files.names(self._directory) if is_index_name(n)]
-        while names and self._is_unborn(names[-1]):
+        while names:
+            with closing(self._files.open(f"{self._directory}/{names[-1]}")) as file:
+                if file.size():
+                    break
+            # Without any size: the trace of a crash, or an error, at its creation.
             self._files.remove(f"{self._directory}/{names.pop()}")
         if after_crash:
             names = self._drop_after_crash(names, mark, java_time_ms)
@@ -196,11 +200,6 @@ class KeyIndex:
 
     def _open(self, name: str) -> IndexFile:
         return IndexFile.open(self._files, f"{self._directory}/{name}", self._geometry)
-
-    def _is_unborn(self, name: str) -> bool:
-        """A last file without any size is the trace of a crash, or an error, at its creation."""
-        with closing(self._files.open(f"{self._directory}/{name}")) as file:
-            return file.size() == 0
 
     def _drop_after_crash(self, names: list[str], mark: IndexMark, java_time_ms: int) -> list[str]:
         """Keep the files that the mark, or without one RocketMQ's checkpoint, vouches for."""
