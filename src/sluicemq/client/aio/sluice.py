@@ -38,7 +38,9 @@ from sluicemq.client.aio.pull import READ_GROUP, LitePullConsumer, PullConsumer
 from sluicemq.client.aio.tasks import Tasks
 from sluicemq.client.core.answers import SendResult
 from sluicemq.client.core.consuming import (
+    ConsumeLimits,
     ConsumeOptions,
+    LitePullLimits,
     OffsetMoved,
     RetryRules,
     Start,
@@ -286,7 +288,7 @@ class Sluice:
         max_reconsume_times: int | None = None,
         retry_delay_level: int = 0,
         suspend_s: float = 1.0,
-        **limits: Any,
+        **limits: Unpack[ConsumeLimits],
     ) -> MessageStream:
         """The messages of a topic for a group, filtered by tags ("A||B") or SQL92 (`where`).
 
@@ -324,7 +326,7 @@ class Sluice:
         retry_delay_level: int = 0,
         suspend_s: float = 1.0,
         batch_max: int | None = None,
-        **limits: Any,
+        **limits: Unpack[ConsumeLimits],
     ) -> PushConsumer:
         """A consumer that calls `handler(message)`; subscribe it to topics, then start it.
 
@@ -354,12 +356,17 @@ class Sluice:
         return consumer
 
     def lite_pull(
-        self, group: str, *, start: Start = "first", auto_commit: bool = True, **options: Any
+        self,
+        group: str,
+        *,
+        start: Start = "first",
+        auto_commit: bool = True,
+        **limits: Unpack[LitePullLimits],
     ) -> LitePullConsumer:
-        """A consumer that is polled: subscribe or assign, then `poll`. `options`:
-        ConsumeOptions."""
+        """A consumer that is polled: subscribe or assign, then `poll`. `limits`: those of
+        `ConsumeOptions`."""
         self._check_open()
-        settings = ConsumeOptions(start=start, auto_commit=auto_commit, **options)
+        settings = ConsumeOptions(start=start, auto_commit=auto_commit, **limits)
         consumer = LitePullConsumer(self.cluster, self._members, checked_group(group), settings)
         self._consumers.add(consumer)
         return consumer

@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, Literal
+from typing import Final, Literal, TypedDict
 
 from sluicemq.client.core.balance import Strategy, strategy
 from sluicemq.client.core.inflight import BYTES_MAX, COUNT_MAX
@@ -127,6 +127,27 @@ SUSPEND_TIMEOUT_MS: Final = 15_000
 ANSWER_TIMEOUT_S: Final = 15.0
 """After the end of a long poll."""
 COMMIT_PERIOD_MIN_S: Final = 0.01
+
+
+class ConsumeLimits(TypedDict, total=False):
+    """Those of `ConsumeOptions` that every kind of consumer takes by name."""
+
+    pull_count: int
+    commit_period_s: float
+    balance_period_s: float
+    span_max: int | None
+    topic_count_max: int | None
+    topic_bytes_max: int | None
+    allocate: str | Strategy
+    broadcast: bool
+    young_from_first: bool
+
+
+class LitePullLimits(ConsumeLimits, total=False):
+    """And those of a consumer that is polled."""
+
+    count_max: int
+    bytes_max: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,6 +235,12 @@ class Directory:
         if self.routes.put(topic, found, self.clock.monotonic_s()):
             self.on_route(topic)
 
+    def fresh_write_queues(self, topic: str) -> list[MessageQueue] | None:
+        """What `write_queues` would say without asking; None when it has to ask. HOT."""
+        routes = self.routes
+        is_fresh = routes.is_fresh(topic, self.clock.monotonic_s())
+        return (routes.writers(topic) or None) if is_fresh else None
+
     def write_queues(self, topic: str) -> Talk[list[MessageQueue]]:
         """The queues that a message of the topic may go to. Raises RouteNotFoundError."""
         yield from self.route(topic, create=True)

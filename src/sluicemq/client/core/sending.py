@@ -363,7 +363,7 @@ class Sender:
         self.open.add(outgoing.message_id)
         try:
             while True:
-                results = yield from self._attempt(outgoing, ids, queue, attempts, batch=batch)
+                results = yield from self._attempt(outgoing, ids, queue, attempts, batch)
                 if results is not None:
                     return results
         except SendUnknownError:
@@ -381,15 +381,15 @@ class Sender:
         ids: tuple[str, ...],
         queue: MessageQueue | None,
         attempts: Attempts,
-        *,
         batch: bool,
     ) -> Talk[list[SendResult] | None]:
-        """None when it failed and may be tried again."""
+        """None when it failed and may be tried again. HOT."""
         directory, clock, trace = self.directory, self.directory.clock, self.trace
-        topic, call = outgoing.topic, None
-        target = queue
+        topic, target, call = outgoing.topic, queue, None
         if target is None:
-            queues = yield from directory.write_queues(topic)
+            queues = directory.fresh_write_queues(topic)
+            if queues is None:
+                queues = yield from directory.write_queues(topic)
             target = self._choose(outgoing, queues, attempts.last_broker)
         began_s = clock.monotonic_s()
         try:
