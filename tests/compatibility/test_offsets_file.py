@@ -7,7 +7,7 @@ import pytest
 from peer import toolchain
 
 from conftest import missing_tool_is_a_reason
-from sluicemq.client.aio.localoffsets import decode_local_offsets, encode_local_offsets
+from sluicemq.client.aio.offsets import decode_local_offsets, encode_local_offsets
 from sluicemq.model.topic import MessageQueue
 
 OFFSETS = {

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluicemq.client.aio.localoffsets import (
+from sluicemq.client.aio.offsets import (
     LocalOffsets,
     OffsetFiles,
     decode_local_offsets,

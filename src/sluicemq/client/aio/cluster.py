@@ -9,10 +9,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Final
 
-from sluicemq.client.aio.localoffsets import INSTANCE, OffsetFiles
+from sluicemq.client.aio.offsets import INSTANCE, OffsetFiles
 from sluicemq.client.core.consuming import SUSPEND_TIMEOUT_MS, OffsetMoved
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.names import Credentials, signed
+from sluicemq.client.core.operations import topics
 from sluicemq.client.core.replies import send_reply
 from sluicemq.client.core.talks import AsyncioShell, Call, operation
 from sluicemq.client.core.tracing import Tracing
@@ -74,6 +75,11 @@ class Cluster(AsyncioShell):
     address = operation(Directory.address)
     ask = operation(Directory.ask)
     send_reply = operation(send_reply)
+    queues = operation(topics.queues)
+    offset_min = operation(topics.offset_min)
+    offset_max = operation(topics.offset_max)
+    offsets = operation(topics.offsets)
+    offset_by_time = operation(topics.offset_by_time)
 
     def alone(self, key: str) -> asyncio.Lock:
         """One task at a time asks for the route of a topic."""

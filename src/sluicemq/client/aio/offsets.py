@@ -1,15 +1,79 @@
 """Where the offsets of a group are kept: at the brokers, or in a file of this client.
 
-A clustering group has one offset for each queue, at the queue's broker. A broadcasting client has
-offsets of its own (`localoffsets`).
+A clustering group has one offset for each queue, at the queue's broker. Each client of a
+broadcasting group reads every queue and keeps its own offsets in a file, in the form of the Java
+client's:
+
+    <directory>/<client>/<group>/offsets.json      and the edition before it in offsets.json.bak
+    {"offsetTable":{{"brokerName":"b","queueId":0,"topic":"T"}:5}}
+
+The directory is ~/.rocketmq_offsets, the client `<address>@DEFAULT`: no process number in it, so
+that a program that starts again finds its offsets, and a Java program's file is taken over.
+
+The file is read at the first use, written by `flush` every few seconds and at close, and belongs to
+one consumer in the meantime: two with one file would take turns in forgetting what the other has
+read. A crash repeats what was not written.
 """
 
-from typing import Protocol
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol, TypeVar
 
-from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import QUERY_NOT_FOUND, expect_success, number
+from sluicemq.client.core.talks import AsyncioShell, Call
+from sluicemq.errors import ConfigurationError, ProtocolError, StoreLockedError
+from sluicemq.files import SYSTEM_FILES, Files, load_text, replace_text
 from sluicemq.model.topic import MessageQueue
+from sluicemq.wire import fastjson
+
+FILE_NAME: Final = "offsets.json"
+LOCK_NAME: Final = "offsets.lock"
+DIRECTORY_NAME: Final = ".rocketmq_offsets"
+INSTANCE: Final = "DEFAULT"
+
+
+def encode_local_offsets(offsets: Mapping[MessageQueue, int]) -> str:
+    """The file's text, with tabs and breaks where Java's fastjson has them."""
+    entries = ",".join(
+        f'{{\n\t\t\t"brokerName":{_quoted(queue.broker)},'
+        f'\n\t\t\t"queueId":{queue.queue_id},'
+        f'\n\t\t\t"topic":{_quoted(queue.topic)}\n\t\t}}:{offset}'
+        for queue, offset in sorted(offsets.items())
+    )
+    return f'{{\n\t"offsetTable":{{{entries}\n\t}}\n}}'
+
+
+def _quoted(text: str) -> str:
+    return fastjson.dumps(text).decode()
+
+
+def decode_local_offsets(text: str) -> dict[MessageQueue, int]:
+    """Raises ValueError when it is another thing, as `files.load_text` wants it."""
+    try:
+        value = fastjson.loads(text)
+    except ProtocolError as error:
+        raise ValueError(error.fact) from error
+    table = value.get("offsetTable") if isinstance(value, dict) else None
+    if not isinstance(table, dict):
+        raise ValueError("it has no offsetTable")  # noqa: TRY004 - what load_text wants
+    found: dict[MessageQueue, int] = {}
+    for key, offset in table.items():
+        try:
+            parts = dict(key)
+            queue = MessageQueue(parts["topic"], parts["brokerName"], int(parts["queueId"]))
+            found[queue] = int(offset)
+        except (TypeError, ValueError, KeyError):
+            raise ValueError(f"it has the odd entry {key!r}: {offset!r}") from None
+    return found
+
+
+_log = logging.getLogger("sluicemq.client")
+T = TypeVar("T")
 
 
 class GroupOffsets(Protocol):
@@ -33,24 +97,114 @@ class GroupOffsets(Protocol):
 class BrokerOffsets:
     """At the brokers of the queues."""
 
-    def __init__(self, cluster: Cluster, group: str) -> None:
-        self._cluster = cluster
+    def __init__(self, shell: AsyncioShell, group: str) -> None:
+        self._shell = shell
         self._group = group
 
     async def read(self, queue: MessageQueue, *, zero_if_young: bool = False) -> int | None:
-        address = await self._cluster.address(queue)
+        directory = self._shell.directory
         command = requests.offset_of_group(self._group, queue, zero_if_young=zero_if_young)
-        answer = await self._cluster.call(address, command)
+        address = await self._shell.run(directory.address(queue))
+        answer = await self._shell.exchange(Call(address, command))
         if answer.code == QUERY_NOT_FOUND:
             return None
         offset = number(expect_success(answer, address), "offset")
         return offset if offset >= 0 else None
 
     async def write(self, queue: MessageQueue, offset: int) -> None:
-        await self._cluster.ask(queue, requests.commit_offset(self._group, queue, offset))
+        command = requests.commit_offset(self._group, queue, offset)
+        await self._shell.run(self._shell.directory.ask(queue, command))
 
     async def flush(self) -> None:
         """A broker has what it has answered."""
 
     async def close(self) -> None:
         """Nothing is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetFiles:
+    """Where broadcasting groups of one client have their files. `client` is a name that stays when
+    the program starts again; `in_thread`: writing blocks a thread of its own, not the loop."""
+
+    client: str
+    directory: str | None = None
+    files: Files = SYSTEM_FILES
+    in_thread: bool = True
+
+    def of(self, group: str) -> "LocalOffsets":
+        """The offsets of one group."""
+        root = self.directory or str(Path.home() / DIRECTORY_NAME)
+        return LocalOffsets(self.files, f"{root}/{self.client}/{group}", in_thread=self.in_thread)
+
+
+class LocalOffsets:
+    """In a file that only this consumer has, from the first use until `close`."""
+
+    def __init__(self, files: Files, directory: str, *, in_thread: bool = True) -> None:
+        self._files = files
+        self._directory = directory
+        self._in_thread = in_thread
+        self._table: dict[MessageQueue, int] | None = None
+        self._changed = False
+        self._busy = asyncio.Lock()
+        self._unlock: Callable[[], None] = lambda: None
+
+    async def _open(self) -> dict[MessageQueue, int]:
+        async with self._busy:
+            if self._table is None:
+                self._table = await self._run(self._load)
+            return self._table
+
+    def _load(self) -> dict[MessageQueue, int]:
+        """Raises ConfigurationError when another consumer has the file, StoreDamagedError."""
+        self._files.make_directory(self._directory)
+        try:
+            self._unlock = self._files.lock(f"{self._directory}/{LOCK_NAME}")
+        except StoreLockedError as error:
+            raise ConfigurationError(
+                f"another broadcasting consumer keeps its offsets in {self._directory} "
+                f"[{error.fact}]",
+                cure="Give this client a name of its own: Sluice(..., instance='second').",
+            ) from error
+        try:
+            path = f"{self._directory}/{FILE_NAME}"
+            return load_text(self._files, path, decode_local_offsets) or {}
+        except BaseException:
+            self._unlock()
+            raise
+
+    async def read(self, queue: MessageQueue, *, zero_if_young: bool = False) -> int | None:
+        del zero_if_young  # a broker's rule
+        return (await self._open()).get(queue)
+
+    async def write(self, queue: MessageQueue, offset: int) -> None:
+        (await self._open())[queue] = offset
+        self._changed = True
+
+    async def flush(self) -> None:
+        async with self._busy:
+            if self._table is None or not self._changed:
+                return
+            self._changed = False
+            text = encode_local_offsets(self._table)
+            try:
+                await self._run(
+                    lambda: replace_text(self._files, f"{self._directory}/{FILE_NAME}", text)
+                )
+            except OSError as error:
+                self._changed = True
+                _log.warning(
+                    "offsets cannot be written to %s, will try again: %s", self._directory, error
+                )
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.to_thread(work) if self._in_thread else work()
+
+    async def close(self) -> None:
+        await self.flush()
+        async with self._busy:
+            unlock, self._unlock = self._unlock, lambda: None
+            self._table = None
+            with contextlib.suppress(OSError):
+                unlock()

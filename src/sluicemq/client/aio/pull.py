@@ -26,9 +26,8 @@ from sluicemq.client.aio.readers import QueueReader, Readers, Reading, SendBack
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.tasks import Tasks
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import PullStatus, number, pull_answer
+from sluicemq.client.core.answers import PullStatus, pull_answer
 from sluicemq.client.core.consuming import ConsumeOptions, make_subscription
-from sluicemq.client.core.directory import read_queues
 from sluicemq.client.core.names import check_group
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.filter.subscriptions import tag_matches
@@ -99,18 +98,15 @@ class PullConsumer:
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The readable queues of a topic."""
-        return read_queues(topic, await self._cluster.route(topic))
+        return await self._cluster.queues(topic)
 
     async def offsets(self, queue: MessageQueue) -> tuple[int, int]:
         """(the first stored offset, the offset that the next message will get)."""
-        first = await self._cluster.ask(queue, requests.offset_min(queue))
-        following = await self._cluster.ask(queue, requests.offset_max(queue))
-        return number(first, "offset"), number(following, "offset")
+        return await self._cluster.offsets(queue)
 
     async def offset_for_time(self, queue: MessageQueue, time_ms: int) -> int:
         """The first offset stored at `time_ms` (milliseconds since 1970) or later."""
-        command = requests.offset_by_time(queue, time_ms)
-        return number(await self._cluster.ask(queue, command), "offset")
+        return await self._cluster.offset_by_time(queue, time_ms)
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The group's offset at the broker, None when there is none."""
@@ -315,14 +311,13 @@ class LitePullConsumer:
         """The next messages of a queue come from `offset` on. Raises ConfigurationError for a queue
         that is not read here and for an offset outside of what is stored."""
         self._reader(queue)
-        first = await self._ask(queue, requests.offset_min(queue))
-        following = await self._ask(queue, requests.offset_max(queue))
+        first, following = await self._cluster.offsets(queue)
         if not first <= offset <= following:
             raise ConfigurationError(
                 f"{queue} holds the offsets {first} up to {following}, not {offset}.",
                 cure="Seek within, or use seek_to_begin or seek_to_end.",
             )
-        self._move(queue, offset)
+        self._reader(queue).move(offset)
 
     def _reader(self, queue: MessageQueue) -> QueueReader:
         reader = self._readers.get(queue)
@@ -333,27 +328,27 @@ class LitePullConsumer:
             )
         return reader
 
-    def _move(self, queue: MessageQueue, offset: int) -> None:
-        self._reader(queue).move(offset)
-
     async def seek_to_begin(self, queue: MessageQueue) -> None:
         """The next messages of a queue are the oldest stored ones."""
         self._reader(queue)
-        self._move(queue, await self._ask(queue, requests.offset_min(queue)))
+        offset = await self._cluster.offset_min(queue)
+        self._reader(queue).move(offset)
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
         """The next messages of a queue are those that come from now on."""
         self._reader(queue)
-        self._move(queue, await self._ask(queue, requests.offset_max(queue)))
+        offset = await self._cluster.offset_max(queue)
+        self._reader(queue).move(offset)
 
     async def seek_to_time(self, queue: MessageQueue, time_ms: int) -> None:
         """The next messages of a queue are those stored at `time_ms` or later."""
         self._reader(queue)
-        self._move(queue, await self.offset_for_time(queue, time_ms))
+        offset = await self._cluster.offset_by_time(queue, time_ms)
+        self._reader(queue).move(offset)
 
     async def offset_for_time(self, queue: MessageQueue, time_ms: int) -> int:
         """The first offset stored at `time_ms` (milliseconds since 1970) or later."""
-        return await self._ask(queue, requests.offset_by_time(queue, time_ms))
+        return await self._cluster.offset_by_time(queue, time_ms)
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The committed offset of the group, None when there is none."""
@@ -361,7 +356,7 @@ class LitePullConsumer:
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The readable queues of a topic, for `assign`."""
-        return read_queues(topic, await self._cluster.route(topic))
+        return await self._cluster.queues(topic)
 
     def on_queues(
         self, topic: str, listener: QueuesListener, *, period_s: float = WATCH_PERIOD_S
@@ -387,9 +382,6 @@ class LitePullConsumer:
                         asyncio.get_running_loop().call_soon(listener, topic, list(found))
                 known = found
             await asyncio.sleep(period_s)
-
-    async def _ask(self, queue: MessageQueue, command: object) -> int:
-        return number(await self._cluster.ask(queue, command), "offset")  # type: ignore[arg-type]
 
     @property
     def _readers(self) -> Readers:

@@ -35,7 +35,6 @@ from sluicemq.client.core.answers import (
     PullAnswer,
     PullStatus,
     expect_success,
-    number,
     pull_answer,
 )
 from sluicemq.client.core.consuming import (
@@ -568,14 +567,13 @@ class Readers:
             young = await self._offsets.read(queue, zero_if_young=True)
             if young is not None:
                 return young, None
-        command = requests.offset_min(queue)
-        start_ms = self.options.start_ms
+        start_ms, begin = self.options.start_ms, self._cluster.offset_min
         if not is_new and not queue.topic.startswith(RETRY_PREFIX):
             if start_ms is not None:
-                command = requests.offset_by_time(queue, start_ms)
-            elif self.options.start == "last":
-                command = requests.offset_max(queue)
-        return number(await self._cluster.ask(queue, command), "offset"), None
+                return await self._cluster.offset_by_time(queue, start_ms), None
+            if self.options.start == "last":
+                begin = self._cluster.offset_max
+        return await begin(queue), None
 
     async def drop(self, queue: MessageQueue) -> None:
         """Stops reading a queue and commits how far it got."""

@@ -23,8 +23,8 @@ from sluicemq.client.aio.admin import Admin
 from sluicemq.client.aio.broker_requests import Asked
 from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.consumer import Handler, MessageStream, PushConsumer
-from sluicemq.client.aio.localoffsets import INSTANCE, OffsetFiles
 from sluicemq.client.aio.members import Member, Memberships
+from sluicemq.client.aio.offsets import INSTANCE, OffsetFiles
 from sluicemq.client.aio.producer import (
     DEFAULT_GROUP,
     CloseReport,
