@@ -19,7 +19,6 @@ from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.consumer import PushConsumer
 from sluicemq.client.aio.members import Member
 from sluicemq.client.aio.producer import Requester
-from sluicemq.client.aio.readers import Out
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.tasks import Tasks
 from sluicemq.client.core.replies import take_reply
@@ -61,7 +60,7 @@ class Owner(Protocol):
     def consumers_of(self, group: str) -> Iterable[object]: ...
 
 
-class Asked:
+class BrokerRequests:
     """Answers the brokers of one client."""
 
     def __init__(self, owner: Owner, tasks: Tasks, requester: Requester, started_ms: int) -> None:
@@ -70,13 +69,13 @@ class Asked:
         self._requester = requester
         self._started_ms = started_ms
         self._here: dict[int, Callable[[Command], Command]] = {
-            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
-            RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self.status,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
         }
         self._on_loop: dict[int, Work] = {
-            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset,
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
-            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._reply,
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self.reset,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self.reply,
         }
 
     def take(self, command: Command, answer: Answer) -> bool:
@@ -92,10 +91,7 @@ class Asked:
         loop = self._owner.loop
         if work is None or loop is None or loop.is_closed():
             return False
-        loop.call_soon_threadsafe(self._begin, work, command, answer)
-        return True
 
-    def _begin(self, work: Work, command: Command, answer: Answer) -> None:
         async def run() -> None:
             try:
                 found = await work(command)
@@ -105,31 +101,30 @@ class Asked:
             if found is not None:
                 answer(found)
 
-        self._tasks.spawn(run(), "sluicemq answer to a broker")
+        loop.call_soon_threadsafe(lambda: self._tasks.spawn(run(), "sluicemq answer to a broker"))
+        return True
 
     # ----------------------------------------------------------------------------- offsets
 
-    async def _reset(self, command: Command) -> None:
+    async def reset(self, command: Command) -> None:
         """220, one-way."""
         header = decode_header(ResetOffsetRequest, command.fields)
         member = self._owner.member_of(header.group)
         if member is not None:
             await member.readers.reset(bodies.decode_queue_offsets(command.body))
 
-    def _status(self, command: Command) -> Command:
+    def status(self, command: Command) -> Command:
         """221: up to where everything is acknowledged here."""
         header = decode_header(GetConsumerStatusRequest, command.fields)
         member = self._owner.member_of(header.group)
-        found: dict[MessageQueue, int] = {}
-        for queue in member.readers.queues if member is not None else ():
-            reader = member.readers.get(queue) if member is not None else None
-            if reader is not None and queue.topic == header.topic:
-                found[queue] = reader.in_flight.committable
+        readers = [] if member is None else member.readers.all()
+        own = [reader for reader in readers if reader.queue.topic == header.topic]
+        found = {reader.queue: reader.in_flight.committable for reader in own}
         return Command(ResponseCode.SUCCESS, body=bodies.encode_client_offsets(found))
 
     # ------------------------------------------------------------------------- running info
 
-    def _running_info(self, command: Command) -> Command:
+    def running_info(self, command: Command) -> Command:
         """307."""
         header = decode_header(GetConsumerRunningInfoRequest, command.fields)
         member = self._owner.member_of(header.group)
@@ -138,11 +133,12 @@ class Asked:
                 ResponseCode.SYSTEM_ERROR,
                 remark=f"the client {self._owner.client_id} is not a member of {header.group}",
             )
+        now_s = self._owner.cluster.clock.monotonic_s()
         info = bodies.RunningInfo(
             self._properties(member),
             tuple(member.subscriptions),
             dict(self._queues(member)),
-            self._rates(member),
+            {topic: counts.rates(now_s) for topic, counts in member.readers.counts.items()},
             stacks(self._owner.loop) if header.stack_enable else None,
             self._notes(member),
         )
@@ -197,17 +193,10 @@ class Asked:
                 ),
             )
 
-    def _rates(self, member: Member) -> dict[str, bodies.TopicRates]:
-        now_s = self._owner.cluster.clock.monotonic_s()
-        return {topic: counts.rates(now_s) for topic, counts in member.readers.counts.items()}
-
     def _notes(self, member: Member) -> dict[str, str]:
         """Which messages the application has now, the oldest first."""
         now_s = self._owner.cluster.clock.monotonic_s()
-        out: list[Out] = []
-        for queue in member.readers.queues:
-            reader = member.readers.get(queue)
-            out += list(reader.out.values()) if reader is not None else []
+        out = [one for reader in member.readers.all() for one in tuple(reader.out.values())]
         out.sort(key=lambda item: item.since_s)
         notes = {"messagesOut": str(len(out))}
         for number, item in enumerate(out[:OUT_SHOWN_MAX]):
@@ -220,7 +209,7 @@ class Asked:
 
     # ---------------------------------------------------------------------------- one message
 
-    async def _consume_directly(self, command: Command) -> Command:
+    async def consume_directly(self, command: Command) -> Command:
         """309."""
         header = decode_header(ConsumeMessageDirectlyRequest, command.fields)
         for consumer in self._owner.consumers_of(header.group):
@@ -252,7 +241,7 @@ class Asked:
         spent_ms = int((clock.monotonic_s() - began_s) * 1000)
         return bodies.DirectResult(kind, remark, spent_ms, consumer.is_ordered)
 
-    async def _reply(self, command: Command) -> Command:
+    async def reply(self, command: Command) -> Command:
         """326."""
         return take_reply(command, self._requester.awaited)
 

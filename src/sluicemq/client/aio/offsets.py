@@ -68,7 +68,7 @@ def decode_local_offsets(text: str) -> dict[MessageQueue, int]:
             queue = MessageQueue(parts["topic"], parts["brokerName"], int(parts["queueId"]))
             found[queue] = int(offset)
         except (TypeError, ValueError, KeyError):
-            raise ValueError(f"it has the odd entry {key!r}: {offset!r}") from None
+            raise ValueError(f"it has the strange entry {key!r}: {offset!r}") from None
     return found
 
 

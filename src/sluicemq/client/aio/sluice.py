@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
 from sluicemq.client.aio.admin import Admin
-from sluicemq.client.aio.broker_requests import Asked
+from sluicemq.client.aio.broker_requests import BrokerRequests
 from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.consumer import Handler, MessageStream, PushConsumer
 from sluicemq.client.aio.members import Member, Memberships
@@ -132,7 +132,7 @@ class Sluice:
         )
         self._tasks = Tasks()
         self._requester = Requester(self.cluster, self._keeper)
-        self._brokers_ask = Asked(self, self._tasks, self._requester, clock.now_ms())
+        self._brokers_ask = BrokerRequests(self, self._tasks, self._requester, clock.now_ms())
         self._members = Memberships(self.cluster, self._keeper, self._on_join)
         self._producers: list[Producer] = []
         self._consumers: weakref.WeakSet[PushConsumer | LitePullConsumer | MessageStream] = (
@@ -422,7 +422,7 @@ class Sluice:
         try:
             question = question_of(command)
         except ProtocolError as error:
-            _log.warning("a question about a transaction from %s is odd: %s", address, error)
+            _log.warning("an unreadable question about a transaction from %s: %s", address, error)
             return
         if not self._closed:
             self._tasks.spawn(self._answer(question, address), "sluicemq transaction check")

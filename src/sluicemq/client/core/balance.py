@@ -23,7 +23,7 @@ own function is one.
 import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
@@ -196,32 +196,27 @@ class Configured:
         return [queue for queue in sorted(queues) if queue in self.queues]
 
 
-@dataclass(frozen=True, slots=True)
-class _Named:
-    """Strategies by the names that users write: ours, and what Java's classes call themselves."""
-
-    makers: dict[str, Callable[..., Strategy]] = field(default_factory=dict)
-
-    def add(self, maker: Callable[..., Strategy], *names: str) -> None:
-        self.makers.update(dict.fromkeys(names, maker))
+def _machine_rooms(rooms: str | Iterable[str]) -> MachineRooms:
+    return MachineRooms(frozenset([rooms] if isinstance(rooms, str) else rooms))
 
 
-def _plain(strategy: Strategy) -> Callable[[], Strategy]:
-    return lambda: strategy
-
-
-_NAMED: Final = _Named()
-_NAMED.add(_plain(allocate_average), "average", "AVG")
-_NAMED.add(_plain(allocate_circle), "average_circle", "AVG_BY_CIRCLE")
-_NAMED.add(ConsistentHash, "consistent_hash", "CONSISTENT_HASH")
-_NAMED.add(MachineRoomNearby, "machine_room_nearby", "MACHINE_ROOM_NEARBY")
-_NAMED.add(lambda rooms: MachineRooms(_names(rooms)), "machine_room", "MACHINE_ROOM")
-_NAMED.add(lambda queues: Configured(frozenset(queues)), "config", "CONFIG")
-STRATEGY_NAMES: Final = tuple(sorted(name for name in _NAMED.makers if name.islower()))
-
-
-def _names(rooms: str | Iterable[str]) -> frozenset[str]:
-    return frozenset([rooms] if isinstance(rooms, str) else rooms)
+_MAKERS: Final[dict[str, Callable[..., Strategy]]] = {
+    "average": lambda: allocate_average,
+    "average_circle": lambda: allocate_circle,
+    "consistent_hash": ConsistentHash,
+    "machine_room_nearby": MachineRoomNearby,
+    "machine_room": _machine_rooms,
+    "config": lambda queues: Configured(frozenset(queues)),
+}
+_JAVA_NAMES: Final = {
+    "AVG": "average",
+    "AVG_BY_CIRCLE": "average_circle",
+    "CONSISTENT_HASH": "consistent_hash",
+    "MACHINE_ROOM_NEARBY": "machine_room_nearby",
+    "MACHINE_ROOM": "machine_room",
+    "CONFIG": "config",
+}
+STRATEGY_NAMES: Final = tuple(sorted(_MAKERS))
 
 
 def strategy(choice: str | Strategy, **settings: Any) -> Strategy:
@@ -235,7 +230,7 @@ def strategy(choice: str | Strategy, **settings: Any) -> Strategy:
     """
     if not isinstance(choice, str):
         return choice
-    maker = _NAMED.makers.get(choice)
+    maker = _MAKERS.get(_JAVA_NAMES.get(choice, choice))
     if maker is None:
         raise ConfigurationError(
             f"there is no allocation strategy {choice!r}.",

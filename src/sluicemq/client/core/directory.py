@@ -1,4 +1,4 @@
-"""Where things are: the name servers of a client, the routes they told it, what follows from them.
+"""Where things are: the name servers of a client, the routes learnt from them, what follows.
 
 `Routes` remembers the last route of each topic and when it was learnt. A route that the name
 servers no longer know is kept (spec/namesrv.md §8), because a broker that restarts is away for a
@@ -179,12 +179,12 @@ class Directory:
             else:
                 self._first = index
                 return answer
-        story = "; ".join(f"{address}: {error.fact}" for address, error in failures)
+        reasons = "; ".join(f"{address}: {error.fact}" for address, error in failures)
         cures = [error.cure for _, error in failures]
         about_tls = (one for one in cures if "tls" in one.lower() or "certificate" in one.lower())
         usual = "Check host and port, and that the name server runs (sluice nameserver)."
         raise NameServerUnreachableError(
-            f"no name server answers [{story}].", cure=next(about_tls, usual)
+            f"no name server answers [{reasons}].", cure=next(about_tls, usual)
         )
 
     def find_route(self, topic: str) -> Talk[TopicRoute | None]:

@@ -81,7 +81,7 @@ def reply_command(
 
 
 def pushed_reply(command: Command) -> StoredMessage:
-    """326. Raises ProtocolError. The queue offset is not told: it is -1."""
+    """326. Raises ProtocolError. The queue offset is not known: it is -1."""
     header = decode_header(ReplyMessageRequest, command.fields)
     properties: dict[str, Any] = decode_properties((header.properties or "").encode())
     body = decompress(command.body, header.sys_flag)
@@ -142,7 +142,7 @@ def no_reply(topic: str, message_id: str, where: str, timeout_s: float) -> Reque
     if not where:
         return RequestTimeoutError(
             f"request {message_id} to {topic!r} was not stored within {timeout_s:g} s; it may be.",
-            cure="See sluice cluster list; a handler must not take it amiss when it comes twice.",
+            cure="See sluice cluster list; its handler must cope with getting it twice.",
         )
     return RequestTimeoutError(
         f"request {message_id} is stored in {where}, and no reply came within {timeout_s:g} s: it "

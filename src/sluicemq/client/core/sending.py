@@ -2,8 +2,8 @@
 
 `QueueChooser` goes round robin over the write queues and avoids brokers that were slow or away:
 RocketMQ's latency table, by which a broker that took 550 ms is left alone for 2 s, and so on up to
-30 s. `Attempts` owns one send: its deadline over all attempts, the retries left, and the story that
-the final error tells. A time-out is never retried, because the message may be stored. `Sender` has
+30 s. `Attempts` owns one send: its deadline over all attempts, the retries left, and what the final
+error says of each. A time-out is never retried, because the message may be stored. `Sender` has
 the conversations of a producer.
 """
 
@@ -135,13 +135,13 @@ def choose_by_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQ
 class Attempts:
     """One send from the first attempt to the verdict. Times are monotonic seconds."""
 
-    __slots__ = ("_deadline_s", "_left", "_story", "_timeout_ms", "_unknown", "last_broker")
+    __slots__ = ("_deadline_s", "_failures", "_left", "_timeout_ms", "_unknown", "last_broker")
 
     def __init__(self, now_s: float, timeout_ms: int = SEND_TIMEOUT_MS, retries: int = RETRIES):
         self._deadline_s = now_s + timeout_ms / 1000
         self._timeout_ms = timeout_ms
         self._left = retries
-        self._story: list[str] = []
+        self._failures: list[str] = []
         self._unknown = False
         self.last_broker: str | None = None
 
@@ -156,7 +156,7 @@ class Attempts:
         connection leaves the outcome open.
         """
         self.last_broker = broker
-        self._story.append(f"{broker}: {error.fact}")
+        self._failures.append(f"{broker}: {error.fact}")
         if written and isinstance(error, ConnectionLostError | RequestTimeoutError):
             self._unknown = True
         if isinstance(error, RequestTimeoutError) and written:
@@ -170,18 +170,18 @@ class Attempts:
 
     def verdict(self, topic: str, message_id: str, error: SluiceError) -> SluiceError:
         """The exception to raise after the last attempt; chain it with `from error`."""
-        story = "; ".join(self._story)
+        failures = "; ".join(self._failures)
         if self._unknown:
             return SendUnknownError(
                 f"no answer for message {message_id} to {topic!r} (time for all attempts "
-                f"{self._timeout_ms} ms): it may be stored or not [{story}].",
+                f"{self._timeout_ms} ms): it may be stored or not [{failures}].",
                 cure="Do not simply send it again unless consumers tolerate duplicates; look it "
                 "up by its id first.",
             )
         if isinstance(error, RequestError):
             return error
         return SendError(
-            f"message {message_id} to {topic!r} was not stored [{story}].",
+            f"message {message_id} to {topic!r} was not stored [{failures}].",
             cure="See sluice cluster list, and whether the brokers' addresses are reachable.",
         )
 

@@ -4,13 +4,13 @@ A body is records, each ended by U+0002, of fields that are separated by U+0001 
 §21). A message's way leaves up to five kinds of them:
 
     Pub             its producer has sent it                     Published
-    EndTransaction  its producer has said how it ended           Ended
+    EndTransaction  its producer has ended it                    Ended
     Recall          its producer has taken it back               Recalled
     SubBefore       a consumer was given it                      Taken
     SubAfter        that consumer has finished; same request id  Finished
 
 Nothing is written "null", so is empty text: Java's decoder loses empty fields at the end. Records
-that are unknown or damaged are counted, not raised: one odd client must not hide all the others.
+that are unknown or damaged are counted, not raised: one strange client must not hide the others.
 
 What a client notes while it works, and the trace messages that are made of it.
 
@@ -127,7 +127,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A producer has told the end of a transaction; `state` COMMIT_MESSAGE, ROLLBACK_MESSAGE or
+    """A producer has ended a transaction; `state` COMMIT_MESSAGE, ROLLBACK_MESSAGE or
     UNKNOW (spelt so), `from_check`: because the broker had asked."""
 
     time_ms: int

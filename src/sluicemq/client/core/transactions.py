@@ -8,7 +8,7 @@
 `producer.send_in_transaction(message, argument)` calls the producer's TransactionListener.
 
 A half message is a send with TRAN_MSG and PGROUP; what it is committed or rolled back by (37) names
-the place that its answer told. A broker that waits too long asks any client of the group (39).
+the place that its answer gave. A broker that waits too long asks any client of the group (39).
 
 `Decisions` is what this process knows by itself: a transaction that is still running is undecided,
 whatever a listener would find in its database now; one that ended here is what it ended as, also

@@ -1,4 +1,4 @@
-"""What is known of a message and of a group, and what may be said about them: see `explaining`."""
+"""What is known of a message and of a group, and what may be said about them: see `rules`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -79,7 +79,7 @@ class MemberFacts:
 @dataclass(frozen=True, slots=True)
 class Copy:
     """A copy of a message in a group's retry topic or on its way there. `is_past`: the group's
-    offset is beyond it; `due_ms`: until when it waits, None when it does not or nobody tells."""
+    offset is beyond it; `due_ms`: until when it waits, None when it does not or is not known."""
 
     times: int
     is_past: bool

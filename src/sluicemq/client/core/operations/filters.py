@@ -1,7 +1,7 @@
 """What filters do to a group, and would do: exact lag, counters, an expression on trial.
 
 A SluiceMQ broker counts by itself (900131, 900132). A RocketMQ broker cannot know how many messages
-match (its lag counts those that the filter will drop): that is said, as None. A trial on one reads
+match (its lag counts those that the filter will drop): it is None then. A trial on one reads
 the messages here, the newest of each queue.
 """
 
@@ -235,7 +235,7 @@ def try_filter(
     nothing is consumed. With `group` beside what that one wants now.
 
     At most `count_max` messages are looked at, the newest of each queue; a RocketMQ broker's
-    are read here, and `progress(read, of)` is told. Raises FilterSyntaxError,
+    are read here, and `progress(read, of)` is called. Raises FilterSyntaxError,
     ConfigurationError, RouteNotFoundError.
     """
     wanted = subscribe(topic, expression, kind)
