@@ -80,7 +80,8 @@ class Guard:
         self.source = source
         self._clock = clock
         self.since_ms = 0
-        self._texts: Texts | None = None
+        self.texts: Texts | None = None
+        """The files that are in force."""
         self._hosts: dict[str, bool] = {}
         self._senders: dict[str, dict[str, _Sender]] = {}
         """By access key and topic; only where a send is allowed."""
@@ -110,7 +111,7 @@ class Guard:
     @property
     def paths(self) -> tuple[str, ...]:
         """All files, in the order in which they count."""
-        return tuple(path for path, _ in self._texts.items) if self._texts is not None else ()
+        return tuple(path for path, _ in self.texts.items) if self.texts is not None else ()
 
     def status(self) -> dict[str, Any]:
         """How the rules stand, for `sluice acl status`: nothing secret."""
@@ -126,11 +127,6 @@ class Guard:
             "refused": dict(self.denied),
         }
 
-    @property
-    def texts(self) -> Texts | None:
-        """The files that are in force."""
-        return self._texts
-
     def load(self) -> None:
         """At the start. Raises ConfigurationError and OSError: a server does not run without
         the rules it was told to have."""
@@ -141,7 +137,7 @@ class Guard:
         """Blocking, for another thread: what is new in the files, or what is wrong with them."""
         try:
             texts = self.source.texts()
-            return None if texts == self._texts else (texts, self.source.read(texts))
+            return None if texts == self.texts else (texts, self.source.read(texts))
         except ConfigurationError as error:
             return error
         except OSError as error:
@@ -160,7 +156,7 @@ class Guard:
             self.error = ""
 
     def _adopt(self, texts: Texts, read: Read) -> None:
-        self._texts = texts
+        self.texts = texts
         self.rules, self.warnings, self.error = read.rules, read.warnings, ""
         self._hosts.clear()
         self._senders.clear()

@@ -85,10 +85,9 @@ def reachable_address(registered: str, origin: Origin | None, way: Way) -> tuple
         return registered, ""
     if origin is None or origin.fixed or origin.on_loopback_alone:
         return registered, ""
-    if is_loopback(host.address) or is_wildcard(host.address):
-        address, reason = _instead_of_local(host.address, origin, way)
-    else:
-        address, reason = _instead_of_foreign(host.address, origin, way)
+    is_local = is_loopback(host.address) or is_wildcard(host.address)
+    instead = _instead_of_local if is_local else _instead_of_foreign
+    address, reason = instead(host.address, origin, way)
     if same_address(address, host.address):
         return registered, ""
     return join(str(parse_address(address) or address), host.port), reason

@@ -161,7 +161,6 @@ def failure(code: ResponseCode, remark: str) -> Command:
 def register_broker(
     parts: Parts, header: headers.RegisterBrokerRequest, call: Call
 ) -> Command | None:
-    """103."""
     command, peer, now_ms = call
     if header.body_crc32 and zlib.crc32(command.body) & 0x7FFFFFFF != header.body_crc32:
         return failure(ResponseCode.SYSTEM_ERROR, "crc32 not match")
@@ -207,7 +206,6 @@ def register_broker(
 
 
 def unregister_broker(parts: Parts, header: headers.BrokerRequest, _call: Call) -> None:
-    """104."""
     parts.table.unregister(header.cluster, header.broker, header.address)
     log.info("broker %s at %s unregisters", header.broker, header.address)
 
@@ -222,14 +220,12 @@ def query_data_version(parts: Parts, header: headers.BrokerRequest, call: Call) 
 
 
 def broker_heartbeat(parts: Parts, header: headers.BrokerHeartbeatRequest, call: Call) -> None:
-    """904."""
     parts.table.refresh(header.cluster, header.address, call.now_ms)
 
 
 def get_broker_member_group(
     parts: Parts, header: headers.GetBrokerMemberGroupRequest, call: Call
 ) -> Command:
-    """901."""
     data = parts.table.broker(header.broker)
     addresses: Mapping[int, str] = {}
     if data is not None and data.cluster == header.cluster:
@@ -241,7 +237,6 @@ def get_broker_member_group(
 def wipe_write_permission(
     parts: Parts, header: headers.WritePermissionRequest, _call: Call
 ) -> Command:
-    """205."""
     count = parts.table.wipe_write_permission(header.broker)
     log.info("write permission of broker %s taken from %d topics", header.broker, count)
     return success(encode_header(headers.WritePermissionWipedResponse(topic_count=count)))
@@ -250,7 +245,6 @@ def wipe_write_permission(
 def add_write_permission(
     parts: Parts, header: headers.WritePermissionRequest, _call: Call
 ) -> Command:
-    """327."""
     count = parts.table.add_write_permission(header.broker)
     log.info("write permission of broker %s given to %d topics", header.broker, count)
     return success(encode_header(headers.WritePermissionAddedResponse(topic_count=count)))
@@ -288,7 +282,6 @@ def _for_client(data: BrokerData, peer: Caller, parts: Parts) -> BrokerData:
 
 
 def get_route(parts: Parts, header: headers.GetRouteRequest, call: Call) -> Command:
-    """105."""
     config, peer = parts.config, call.peer
     waited_ms = call.now_ms - parts.started_ms
     if config.wait_for_service and waited_ms < config.wait_for_service_s * 1000:
@@ -318,19 +311,16 @@ def register_topic(parts: Parts, header: headers.TopicRequest, call: Call) -> No
 
 
 def delete_topic(parts: Parts, header: headers.DeleteTopicInNameServerRequest, _call: Call) -> None:
-    """216."""
     parts.table.delete_topic(header.topic, header.cluster or None)
 
 
 def get_all_topics(parts: Parts, _header: None, _call: Call) -> Command:
-    """206."""
     return _topic_list(parts.config.all_topic_list_enable, parts.table.topics)
 
 
 def get_topics_of_cluster(
     parts: Parts, header: headers.GetTopicsByClusterRequest, _call: Call
 ) -> Command:
-    """224."""
     return _topic_list(
         parts.config.topic_list_enable, lambda: parts.table.topics_of_cluster(header.cluster)
     )
@@ -364,12 +354,10 @@ def get_system_topics(parts: Parts, _header: None, call: Call) -> Command:
 
 
 def put_kv(parts: Parts, header: headers.PutKvRequest, _call: Call) -> None:
-    """100."""
     parts.key_values.put(header.namespace, header.key, header.value)
 
 
 def get_kv(parts: Parts, header: headers.KvRequest, _call: Call) -> Command:
-    """101."""
     value = parts.key_values.get(header.namespace, header.key)
     fields = encode_header(headers.GetKvResponse(value=value))
     if value is None:
@@ -379,12 +367,10 @@ def get_kv(parts: Parts, header: headers.KvRequest, _call: Call) -> Command:
 
 
 def delete_kv(parts: Parts, header: headers.KvRequest, _call: Call) -> None:
-    """102."""
     parts.key_values.delete(header.namespace, header.key)
 
 
 def get_kv_list(parts: Parts, header: headers.GetKvListRequest, _call: Call) -> Command:
-    """219."""
     table = parts.key_values.namespace(header.namespace)
     if table is None:
         remark = f"No config item, Namespace: {header.namespace}"
@@ -393,7 +379,6 @@ def get_kv_list(parts: Parts, header: headers.GetKvListRequest, _call: Call) -> 
 
 
 def get_config(parts: Parts, _header: None, _call: Call) -> Command:
-    """319."""
     text = settings_text({Part.NAME_SERVER: parts.config}, {Part.NAME_SERVER: parts.at_next_start})
     return success(body=text.encode())
 

@@ -46,7 +46,7 @@ from sluicemq.net.limits import (
     ServerLimits,
 )
 from sluicemq.net.peer import NOWHERE, Peer, host_of
-from sluicemq.net.tls_stream import FirstByte, TlsAcceptor, TlsStream
+from sluicemq.net.tls_stream import FirstByte, Inner, TlsAcceptor, TlsStream
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import TLS_HELLO, Command, Pieces, encode_answer
 
@@ -107,7 +107,7 @@ BACKLOG: Final = 1024
 OnPeer = Callable[[Peer], None]
 
 
-class Connection(asyncio.Protocol):
+class Connection(Inner):
     """One accepted socket: bytes in, frames to the dispatcher, answers out."""
 
     __slots__ = (

@@ -70,7 +70,7 @@ class Tls:
             return value
         if value is None:
             chosen = _PRESET.get()
-            return tls_of_environment() if chosen is None else chosen.tls
+            return tls_of_environment() if chosen is None else chosen[0]
         if not isinstance(value, bool):
             raise ConfigurationError(
                 f"tls = {value!r} is not known.", cure="Give True, False or Tls(ca=…)."
@@ -84,18 +84,13 @@ class Tls:
         return tuple(str(name) for name in names if name is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Preset:
-    tls: Tls | None
-
-
-_PRESET: ContextVar[_Preset | None] = ContextVar("tls", default=None)
+_PRESET: ContextVar[tuple[Tls | None] | None] = ContextVar("tls", default=None)
 
 
 @contextmanager
 def preset(tls: Tls | None) -> Iterator[None]:
     """What `tls=None` means to clients that are made inside; for command lines."""
-    token = _PRESET.set(_Preset(tls))
+    token = _PRESET.set((tls,))
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from typing import Final, Protocol
+from typing import Final
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.net.limits import AddressLimit
@@ -37,28 +37,19 @@ LOOK_S: Final = 1.0
 FATAL: Final = (ssl.SSLError, ConnectionError)
 
 
-class Inner(Protocol):
+class Inner(asyncio.Protocol):
     """The connection that lies in the stream: see `net.server.Connection`."""
 
+    __slots__ = ()
     peer: Peer
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
-
-    def connection_lost(self, exc: Exception | None) -> None: ...
-
-    def data_received(self, data: bytes) -> None: ...
-
-    def pause_writing(self) -> None: ...
-
-    def resume_writing(self) -> None: ...
 
     def carry(self, carrier: "TlsStream") -> None:
         """Bytes go through `carrier` from now on."""
-        ...
+        raise NotImplementedError
 
     def refuse(self, text: str) -> None:
         """Say why, and close."""
-        ...
+        raise NotImplementedError
 
 
 class FirstByte(asyncio.Protocol):
@@ -83,7 +74,7 @@ class FirstByte(asyncio.Protocol):
                 "it speaks plainly, and tls.server.mode is enforcing. Turn TLS on in the client."
             )
         else:
-            self._transport.set_protocol(self._inner)  # type: ignore[arg-type]
+            self._transport.set_protocol(self._inner)
             self._inner.data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -241,7 +241,7 @@ def json(wire: str, **options: Any) -> Any:
     return Json(wire, **options)
 
 
-class _Field(NamedTuple):
+class _Member(NamedTuple):
     """`plain` is the class of values that are read as they are; `read`, `write` and `absent` as in
     a kind."""
 
@@ -272,7 +272,7 @@ class Form(Generic[T]):
         return frozenset(one.wire for one in self._declared.values())
 
     @cached_property
-    def _fields(self) -> tuple[_Field, ...]:
+    def _fields(self) -> tuple[_Member, ...]:
         """In the order of their names on the wire, in which they are written."""
         found = []
         for one in fields(self._cls):  # type: ignore[arg-type]  # forms are of dataclasses
@@ -281,7 +281,7 @@ class Form(Generic[T]):
             kind = kind_of(one.type)
             default = one.default if said.absent is MISSING else said.absent
             found.append(
-                _Field(
+                _Member(
                     one.name,
                     said.wire,
                     one.type if one.type in (int, str, bool) and not said.read else None,
