@@ -1,18 +1,17 @@
-"""How a broker makes itself known to its name servers: 103 and 104.
+"""How a broker makes itself known to its name servers: 103, 104 and 217.
 
-Pure decisions; `server.py` does the calls. Every name server hears of all topics (103) at the start
-and every registerNameServerPeriod, and at once of those that change (217). RocketMQ says those in a
-103 that holds nothing else; a name server with deleteTopicWithBrokerRegistration then forgets all
-others. One that is not there is tried again with growing pauses: said once in the log, and again
-when it is back (spec/namesrv.md §2, §3).
+`Registration` decides what to tell whom, without waiting. Every name server hears of all topics
+(103) at the start and every registerNameServerPeriod, and at once of those that change (217).
+RocketMQ sends those in a 103 that holds nothing else; a name server with
+deleteTopicWithBrokerRegistration then forgets all others. One that is not there is tried again with
+growing pauses: logged once, and again when it is back (spec/namesrv.md §2, §3).
 
-Announcements: a change of topics or groups is on disk, then the name servers are told, then its
-answer leaves.
+`Announcements` does the calls: a change of topics or groups is on disk, then the name servers know
+it, then its answer leaves. All changes of a moment share one round. Before the broker has an
+address (`open`) there is nobody to tell.
 
-All changes of a moment share one round. `registration.py` says whom to tell what; here are the
-calls. Before the broker has an address (`open`) there is nobody to tell.
-
-What this machine knows of its own addresses (model/addresses.py decides what to do with it).
+At the end stands what this machine knows of its own addresses; model/addresses.py decides what to
+do with it.
 """
 
 import asyncio
@@ -128,6 +127,7 @@ class Registration:
 
     def _request(self, configs: dict[str, TopicConfig], version: DataVersion) -> Command:
         config = self._settings.broker
+        host, _, port = self.address.rpartition(":")
         topics = {name: self._registered(topic) for name, topic in configs.items()}
         body = registration.encode_register_body(
             registration.RegisterBody(tables.TopicTable(topics, version))
@@ -136,7 +136,7 @@ class Registration:
             broker=config.broker_name,
             address=self.address,
             cluster=config.cluster_name,
-            ha_address=self._ha_address(),
+            ha_address=f"{config.broker_ip2 or host}:{int(port) + 1}",
             broker_id=config.broker_id,
             acting_master_enable=False,
             compressed=False,
@@ -161,10 +161,6 @@ class Registration:
         if self._credentials is not None:
             sign_command(command, *self._credentials)
         return command
-
-    def _ha_address(self) -> str:
-        host, _, port = self.address.rpartition(":")
-        return f"{self._settings.broker.broker_ip2 or host}:{int(port) + 1}"
 
     def _registered(self, config: TopicConfig) -> TopicConfig:
         """A broker without read or write permission takes it from every topic of its routes."""
@@ -194,19 +190,18 @@ class Registration:
         """217 of each topic that has changed. One that is deleted stays in the routes until the
         tool takes it out there (216), as with RocketMQ."""
         names, server.changes = server.changes, set()
-        return [
-            self._topic_request(topic.config) for topic in map(self._topics.get, names) if topic
-        ]
-
-    def _topic_request(self, config: TopicConfig) -> Command:
-        known = self._registered(config)
-        queues = QueueData(
-            self._settings.broker.broker_name, known.read_queues, known.write_queues, known.perm,
-            known.sys_flag,
-        )  # fmt: skip
-        fields = encode_header(TopicRequest(topic=config.name))
-        body = bodies.encode_topic_route(TopicRoute((), (queues,)))
-        return self._signed(Command(RequestCode.REGISTER_TOPIC_IN_NAMESRV, fields, body))
+        requests = []
+        for topic in filter(None, map(self._topics.get, names)):
+            known = self._registered(topic.config)
+            queues = QueueData(
+                self._settings.broker.broker_name, known.read_queues, known.write_queues,
+                known.perm, known.sys_flag,
+            )  # fmt: skip
+            fields = encode_header(TopicRequest(topic=known.name))
+            body = bodies.encode_topic_route(TopicRoute((), (queues,)))
+            request = Command(RequestCode.REGISTER_TOPIC_IN_NAMESRV, fields, body)
+            requests.append(self._signed(request))
+        return requests
 
     # ------------------------------------------------------------------------ what came of it
 

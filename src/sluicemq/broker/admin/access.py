@@ -27,7 +27,7 @@ from sluicemq.net.peer import Peer
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header
-from sluicemq.wire.frames import Command, encode_answer
+from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import (
     AccessVersionResponse,
     DeleteAccountRequest,
@@ -65,7 +65,7 @@ class AccessAdmin:
         def change(path: str, text: str) -> str | None:
             if path != place:
                 return None
-            return edit.with_account(text, header.access_key, _changes(header), self._now_ms())
+            return edit.with_account(text, header.access_key, _changes(header), self.clock.now_ms())
 
         self._change(command, peer, change, UPDATE_FAILED)
 
@@ -76,7 +76,7 @@ class AccessAdmin:
             raise RequestError(DELETE_FAILED, f"there is no account {access_key}.")
 
         def change(path: str, text: str) -> str | None:
-            return edit.without_account(text, access_key, self._now_ms())
+            return edit.without_account(text, access_key, self.clock.now_ms())
 
         self._change(command, peer, change, DELETE_FAILED)
 
@@ -84,19 +84,18 @@ class AccessAdmin:
         self, header: UpdateWhiteAddressesRequest, command: Command, peer: Peer
     ) -> None:
         """53."""
-        failed = WHITE_FAILED
         guard = self._in_force()
         place, known = header.file or guard.path, guard.paths
         if place not in known:
-            raise RequestError(failed, f"{place} is none of the files: {', '.join(known)}.")
+            raise RequestError(WHITE_FAILED, f"{place} is none of the files: {', '.join(known)}.")
         addresses = [one.strip() for one in header.addresses.split(",") if one.strip()]
 
         def change(path: str, text: str) -> str | None:
             if path != place:
                 return None
-            return edit.with_white_addresses(text, addresses, self._now_ms())
+            return edit.with_white_addresses(text, addresses, self.clock.now_ms())
 
-        self._change(command, peer, change, failed)
+        self._change(command, peer, change, WHITE_FAILED)
 
     def _change(self, command: Command, peer: Peer, change: Change, failed: int) -> None:
         guard = self._in_force()
@@ -105,21 +104,30 @@ class AccessAdmin:
             write_changed(self.files, guard.source, change)
             return guard.look()
 
-        def done(found: Any) -> None:
-            if isinstance(found, Exception):
-                _answer(peer, command, failed, str(found))
-            else:
-                guard.settle(found)
-                _answer(peer, command)
+        def done(found: Any) -> Command:
+            guard.settle(found)
+            return Command(ResponseCode.SUCCESS)
 
-        self._in_order(work, done)
+        self._in_order(command, peer, work, done, failed)
 
-    def _in_order(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """One after the other: each begins with what the one before has written."""
+    def _in_order(
+        self,
+        command: Command,
+        peer: Peer,
+        work: Callable[[], Any],
+        done: Callable[[Any], Command],
+        failed: int,
+    ) -> None:
+        """One after the other: each begins with what the one before has written. `done` makes the
+        answer of what `work` found."""
 
         def ended(found: Any) -> None:
             self.waiting.popleft()
-            done(found)
+            if isinstance(found, Exception):
+                answer = Command(failed, remark=str(found))
+            else:
+                answer = done(found)
+            peer.write(b"" if command.is_oneway else finish_answer(answer, command))
             if self.waiting:
                 self.waiting[0]()
 
@@ -134,14 +142,15 @@ class AccessAdmin:
         guard = self._in_force()
         texts = guard.texts.items if guard.texts is not None else ()
 
-        def work() -> dict[str, DataVersion]:
-            return {path: _version(decoded(path, data), guard.since_ms) for path, data in texts}
+        def work() -> dict[str, Any]:
+            objects = {}
+            for path, data in texts:
+                counter, time_ms = edit.version_of(decoded(path, data))
+                version = DataVersion(counter, time_ms or guard.since_ms)
+                objects[path] = data_version_object(version)
+            return objects
 
-        def done(found: Any) -> None:
-            if isinstance(found, Exception):
-                _answer(peer, command, ResponseCode.SYSTEM_ERROR, str(found))
-                return
-            objects = {path: data_version_object(one) for path, one in found.items()}
+        def done(objects: Any) -> Command:
             config = self.settings.broker
             header = AccessVersionResponse(
                 version=_json(objects.get(guard.path)),
@@ -150,10 +159,9 @@ class AccessAdmin:
                 address=str(peer.local),
                 cluster=config.cluster_name,
             )
-            answer = Command(ResponseCode.SUCCESS, encode_header(header))
-            peer.write(b"" if command.is_oneway else finish_answer(answer, command))
+            return Command(ResponseCode.SUCCESS, encode_header(header))
 
-        self._in_order(work, done)
+        self._in_order(command, peer, work, done, ResponseCode.SYSTEM_ERROR)
 
     def listed(self, command: Command, peer: Peer) -> Command:
         """54: accounts and addresses, without secrets."""
@@ -176,9 +184,6 @@ class AccessAdmin:
                 ResponseCode.SYSTEM_ERROR, "this broker has no access control: aclEnable is false."
             )
         return self.guard
-
-    def _now_ms(self) -> int:
-        return self.clock.now_ms()
 
 
 def write_changed(files: Files, source: Source, change: Change) -> None:
@@ -234,20 +239,5 @@ def _shown(account: Account) -> dict[str, Any]:
     }
 
 
-def _version(text: str, since_ms: int) -> DataVersion:
-    counter, time_ms = edit.version_of(text)
-    return DataVersion(counter, time_ms or since_ms)
-
-
 def _json(value: Any) -> str:
     return fastjson.dumps_strict(value).decode()
-
-
-def _answer(
-    peer: Peer,
-    command: Command,
-    code: int = ResponseCode.SUCCESS,
-    remark: str | None = None,
-) -> None:
-    if not command.is_oneway:
-        peer.write(encode_answer(command, code, remark=remark))

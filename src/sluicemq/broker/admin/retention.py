@@ -55,7 +55,7 @@ class GroupWatch:
         self._clock = clock
         self._going: dict[Pair, int] = {}
         self._readers: dict[str, list[str]] = {}  # of one file: looked up once for all queues
-        self._told_s: dict[Pair, float] = {}
+        self._warned_s: dict[Pair, float] = {}
         self.lost: dict[Pair, int] = {}
         """Messages that were deleted unread, since the broker started."""
         self.at_risk: dict[Pair, Risk] = {}
@@ -135,10 +135,10 @@ class GroupWatch:
     def _warn(self) -> None:
         """Once an hour for each group and topic."""
         now_s = self._clock.monotonic_s()
-        self._told_s = {pair: at for pair, at in self._told_s.items() if pair in self.at_risk}
+        self._warned_s = {pair: at for pair, at in self._warned_s.items() if pair in self.at_risk}
         for (topic, group), risk in sorted(self.at_risk.items()):
-            if now_s - self._told_s.get((topic, group), -REPEAT_S) >= REPEAT_S:
-                self._told_s[topic, group] = now_s
+            if now_s - self._warned_s.get((topic, group), -REPEAT_S) >= REPEAT_S:
+                self._warned_s[topic, group] = now_s
                 log.warning(
                     "group %s has not read %d messages of topic %s that are deleted from %s on: "
                     "let it catch up, or raise fileReservedTime",

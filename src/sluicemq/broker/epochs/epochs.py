@@ -124,18 +124,13 @@ class Epochs:
         self, header: CommitEpochRequest, command: Command, peer: Peer
     ) -> Command | Announced:
         """900201."""
-        before = self._topics.version
-        self._ensure_topics()
+        before, count = self._topics.version, staging.STAGING_QUEUES
+        self._topics.ensure(EPOCH_TOPIC, 1)
+        topic = self._topics.ensure(staging.STAGING_TOPIC, count)
+        if topic.queues < count:  # one that was found in the store alone may have fewer
+            self._topics.put(replace(topic.config, read_queues=count, write_queues=count))
         answer = self._answer(header, command)
         return answer if self._topics.version == before else Announced(answer)
-
-    def _ensure_topics(self) -> None:
-        """Both of ours; one that was found in the store alone may have fewer queues."""
-        self._topics.ensure(EPOCH_TOPIC, 1)
-        count = staging.STAGING_QUEUES
-        topic = self._topics.ensure(staging.STAGING_TOPIC, count)
-        if topic.queues < count:
-            self._topics.put(replace(topic.config, read_queues=count, write_queues=count))
 
     def _answer(self, header: CommitEpochRequest, command: Command) -> Command:
         known = self.table.queries.get(header.query)

@@ -66,7 +66,7 @@ class BatchIntake:
         self._sizes = sizes
         self.suffix = b""
         """The broker's own properties, behind those of each message."""
-        self.on_staged: OnStaged = _nothing
+        self.on_staged: OnStaged = lambda *_: None
         """Told of each batch for the staging topic: queue, offset, stored properties, bodies."""
 
     def append(
@@ -176,12 +176,3 @@ def refuse_in_batch(properties: dict[str, str]) -> None:
                 f"a message of a batch cannot be delayed (property {name}={properties[name]}). "
                 "The batch was not stored. Send delayed messages one by one.",
             )
-
-
-def _nothing(
-    queue_id: int,
-    offset: int,
-    properties: "Sequence[bytes] | Spans",
-    bodies: "Sequence[Buffer] | Spans",
-) -> None:
-    """Nobody wants to know."""

@@ -5,8 +5,8 @@ up, appends and formats the answer in one go. Everything that is not the plain c
 retry topic, batch, a property that needs care, a bad field) goes through `send`, which does
 the same work with care. tests/unit/broker/test_send.py holds the two equal.
 
-What a message cannot be (a half or a delayed one in a batch) is refused, so that it is never stored
-as an ordinary message.
+What a message cannot be (a prepared or a delayed one in a batch) is refused, so that it is never
+stored as an ordinary message.
 """
 
 import struct

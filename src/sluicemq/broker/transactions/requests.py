@@ -84,7 +84,14 @@ class TransactionRequests:
             raise
         transaction = transactions.table.of(message)
         if transaction is None or transaction.is_ending:
-            return self._again(command, message, outcome)
+            known = transactions.outcome_of(message)
+            if known is None or known == outcome:
+                return _success(command, "the transaction was ended before: nothing has changed")
+            log.warning(
+                "transaction %s was %s before and its producer says %s now: it stays so",
+                message.unique_id, OUTCOMES[known], OUTCOMES[outcome],
+            )  # fmt: skip
+            raise _wrong(f"the transaction was {OUTCOMES[known]} before: it stays so.")
         try:
             transactions.decide(transaction, outcome)
         except RequestError as error:
@@ -109,16 +116,6 @@ class TransactionRequests:
                 f"{allowed_ms / 1000:,.0f} s (CHECK_IMMUNITY_TIME_IN_SECONDS): a check decides "
                 "now.",
             )
-
-    def _again(self, command: Command, message: Prepared, outcome: int) -> Durable:
-        known = self.transactions.outcome_of(message)
-        if known is None or known == outcome:
-            return _success(command, "the transaction was ended before: nothing has changed")
-        log.warning(
-            "transaction %s was %s before and its producer says %s now: it stays so",
-            message.unique_id, OUTCOMES[known], OUTCOMES[outcome],
-        )  # fmt: skip
-        raise _wrong(f"the transaction was {OUTCOMES[known]} before: it stays so.")
 
     # --- by hand
 

@@ -121,22 +121,18 @@ class TimerFiles:
         self.wheel.check()
         self.log.load(known.log_end if known is not None else 0)
         self.checkpoint = known or TimerCheckpoint()
-        if known is None or self.log.end != known.log_end or self._lacks_wheel(known):
+        if known is None or self.log.end != known.log_end or (
+            known.log_end > 0 and not self.wheel.exists
+        ):  # fmt: skip
             if high > low or not self.log.is_empty:
                 log.warning("timer wheel and log are built from the queue of timed messages")
             self.forget()
             return Start(self.checkpoint.read_ms, low, True)
         known_offset = min(max(known.queue_offset, low), high)
-        offset = self._revise(known_offset)
-        return Start(known.read_ms, offset, False, known.done_ms, self._place(known_offset))
-
-    def _place(self, queue_offset: int) -> int:
-        """Where the message lies in the commit log; behind everything when there is none yet."""
-        units = self._store.reader.units(TIMER_TOPIC, 0, queue_offset, 1)
-        return int.from_bytes(units[:8]) if len(units) else self._store.written_offset
-
-    def _lacks_wheel(self, known: TimerCheckpoint) -> bool:
-        return known.log_end > 0 and not self.wheel.exists
+        units = self._store.reader.units(TIMER_TOPIC, 0, known_offset, 1)
+        # Where that message lies in the commit log; behind everything when there is none yet.
+        place = int.from_bytes(units[:8]) if len(units) else self._store.written_offset
+        return Start(known.read_ms, self._revise(known_offset), False, known.done_ms, place)
 
     def _revise(self, queue_offset: int) -> int:
         """Put what the log holds behind the checkpoint into the slots; the next queue offset."""
@@ -145,7 +141,12 @@ class TimerFiles:
             offset = self._queue_offset(unit)
             if offset is None or offset < queue_offset or unit.previous >= position:
                 break
-            self._chain(position, unit)
+            slot = self.wheel.get(unit.due_ms)
+            step = -1 if unit.magic & DELETE else 1
+            if slot is None:
+                self.wheel.put(unit.due_ms, position, position, step)
+            elif slot.last < position:
+                self.wheel.put(unit.due_ms, slot.first, position, slot.messages + step)
             queue_offset = offset + 1
             end = position + UNIT_BYTES
         self.log.cut(end)
@@ -160,14 +161,6 @@ class TimerFiles:
             return None
         size, offset, position = _BEGIN.unpack_from(view)
         return offset if size == unit.size_bytes and position == unit.position else None
-
-    def _chain(self, position: int, unit: TimerUnit) -> None:
-        slot = self.wheel.get(unit.due_ms)
-        step = -1 if unit.magic & DELETE else 1
-        if slot is None:
-            self.wheel.put(unit.due_ms, position, position, step)
-        elif slot.last < position:
-            self.wheel.put(unit.due_ms, slot.first, position, slot.messages + step)
 
     def forget(self) -> None:
         """Wheel and log are empty."""
