@@ -1,22 +1,18 @@
 """`sluice filter test`: what an expression would do to the messages that are stored."""
 
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import click
 
-from sluicemq.cli.output import admin_options, parse_time, print_json, print_table
+from sluicemq.cli.output import admin_options, parse_ago, parse_time, print_json, print_table
 from sluicemq.client.core.operations.filters import BrokerTrial
 from sluicemq.client.sync.admin import Admin
-from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.model.subscription import SQL92, TAG
 
 SHOWN_SAMPLES: Final = 5
 EXIT_FINDINGS: Final = 1
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_SPAN: Final = re.compile(r"(\d+)([smhd])")
 _HIDDEN: Final = frozenset({"MSG_REGION", "TRACE_ON", "CLUSTER", "WAIT", "UNIQ_KEY"})
 
 
@@ -54,9 +50,8 @@ def test_command(
     why, and what it costs a broker; with --group the difference from that group's filter. Exit
     code 1 when evaluations fail or values are not what EXPR takes them for.
     """
-    now_ms = SYSTEM_CLOCK.now_ms()
-    begin_ms = moment("--since", since, now_ms)
-    end_ms = None if until is None else moment("--until", until, now_ms)
+    begin_ms = 0 if since == "all" else moment("--since", since)
+    end_ms = None if until is None else moment("--until", until)
     found = admin.try_filter(
         topic, expression, TAG if tags else SQL92, begin_ms=begin_ms, end_ms=end_ms,
         group=group, count_max=count_max, progress=_progress(as_json),
@@ -70,13 +65,10 @@ def test_command(
         raise SystemExit(EXIT_FINDINGS)
 
 
-def moment(option: str, text: str, now_ms: int) -> int:
-    """As `parse_time`, and a span of time before now; `all` is 0. Raises ConfigurationError."""
-    if text == "all":
-        return 0
-    if span := _SPAN.fullmatch(text):
-        return now_ms - int(span[1]) * _UNITS[span[2]] * 1000
-    return parse_time(text, option)
+def moment(option: str, text: str) -> int:
+    """As `parse_time`, and a span of time before now. Raises ConfigurationError."""
+    ago_ms = parse_ago(text)
+    return parse_time(text, option) if ago_ms is None else ago_ms
 
 
 def _progress(as_json: bool) -> Callable[[int, int], None] | None:

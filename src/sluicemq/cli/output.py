@@ -6,6 +6,7 @@ stderr as one sentence with its cure, exit code 1; wrong usage is click's 2.
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_NAME_SERVER = "127.0.0.1:9876"
 PROGRESS_AFTER_S: Final = 0.5
 TIME_MAX_MS: Final = 2**63 - 1
+_SPAN: Final = re.compile(r"([0-9]+)([smhd])")
+_UNITS_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 # ------------------------------------------------------------------------------- options
 
@@ -170,6 +173,12 @@ def parse_time(text: str, where: str = "") -> int:
             f"{where} {text!r} is no time.".lstrip(),
             cure="Use milliseconds since 1970, or a date: 2013-01-01T00:00.",
         ) from None
+
+
+def parse_ago(text: str) -> int | None:
+    """`30m`, `6h` or `2d` ago as milliseconds since 1970; None for a text that is no such span."""
+    span = _SPAN.fullmatch(text)
+    return span and SYSTEM_CLOCK.now_ms() - int(span[1]) * _UNITS_MS[span[2]]
 
 
 # -------------------------------------------------------------------------------- output

@@ -30,11 +30,11 @@ from sluicemq.cli.output import (
     Access,
     client_options,
     json_option,
+    parse_ago,
     print_json,
     print_records,
     print_table,
 )
-from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, SluiceError, install_extra
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ TABLE, JSON, CSV, PARQUET = FORMATS = ("table", "json", "csv", "parquet")
 CELL_CHARACTERS_MAX: Final = 200
 ROWS_SHOWN: Final = 100
 PROGRESS_PERIOD_S: Final = 0.2
-_UNITS_S: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _SETTINGS: Final = {
     "spark.sql.shuffle.partitions": "8",
     # A short-lived JVM: the second compiler would be busy until after the answer.
@@ -184,9 +183,8 @@ def moment_ms(text: str | None, option: str) -> int | None:
     """`6h` ago, milliseconds since 1970 or a date. Raises ConfigurationError."""
     if text is None:
         return None
-    number, unit = text[:-1], text[-1:]
-    if unit in _UNITS_S and number.isdecimal():
-        return SYSTEM_CLOCK.now_ms() - int(number) * _UNITS_S[unit] * 1000
+    if (ago_ms := parse_ago(text)) is not None:
+        return ago_ms
     from sluicemq.spark.options import moment  # noqa: PLC0415 - rarely asked for
 
     try:

@@ -1,8 +1,8 @@
 """Keys that RocketMQ knows and that set nothing here, by the reason.
 
 They are accepted with a note, so that a broker.conf of a running system starts. A key moves from
-here to `keys.py` when the feature behind it is built. Where silence would be dangerous (somebody
-believes that access is controlled) the key is refused instead: `REFUSED`.
+here to `settings.py` when the feature behind it is built. Where silence would be dangerous
+(somebody believes that access is controlled) the key is refused instead: `REFUSED`.
 """
 
 from typing import Final

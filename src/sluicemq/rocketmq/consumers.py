@@ -222,7 +222,7 @@ class DefaultMQPushConsumer(_GroupClient[PushConsumer]):
 
     def register_message_listener(self, listener: Listener, *, orderly: bool = False) -> None:
         """A MessageListenerConcurrently or MessageListenerOrderly, or a function of the messages
-        (and a context) that returns a status; see `rocketmq.listening`."""
+        (and a context) that returns a status."""
         self._listening = Listening(listener, orderly=orderly)
 
     def start(self) -> None:
