@@ -92,7 +92,15 @@ def double_or_none(text: str) -> float | None:
     found = _FLOAT.fullmatch(text.strip(BLANKS))
     if found is None:
         return None
-    size = _magnitude(found)
+    if name := found["name"]:
+        size = nan if name == "NaN" else inf
+    elif found["decimal"]:
+        size = float(found["decimal"])
+    else:
+        try:
+            size = float.fromhex(found["hexadecimal"])
+        except OverflowError:
+            size = inf
     return -size if found["sign"] == "-" else size
 
 
@@ -135,17 +143,6 @@ def _whole_number(text: str) -> int | None:
         digits = digits[-20:]
     value = int(digits)
     return -value if text[0] == "-" else value
-
-
-def _magnitude(found: re.Match[str]) -> float:
-    if name := found["name"]:
-        return nan if name == "NaN" else inf
-    if found["decimal"]:
-        return float(found["decimal"])
-    try:
-        return float.fromhex(found["hexadecimal"])
-    except OverflowError:
-        return inf
 
 
 def _not_a(wanted: str, text: str, name: str) -> FilterEvaluationError:

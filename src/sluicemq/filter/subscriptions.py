@@ -173,19 +173,14 @@ def tree_of(expression: Expression) -> Node:
     """
     if isinstance(expression, str):
         return compile_whole(expression).tree
-    if isinstance(expression, Subscription):
-        return _tree_of_subscription(expression)
-    tree: Node = getattr(expression, "tree", expression)  # type: ignore[arg-type]
-    return tree
-
-
-def _tree_of_subscription(subscription: Subscription) -> Node:
-    if not is_tag_kind(subscription.kind):
-        if subscription.kind != SQL92:
-            raise unknown_kind(subscription.kind)
-        return compile_sql92(subscription.expression).tree
-    if subscription.is_everything:
-        return Literal(True)
-    if not subscription.tags:
-        return Literal(False)
-    return In(Property(TAGS), tuple(sorted(subscription.tags)))
+    if not isinstance(expression, Subscription):
+        tree: Node = getattr(expression, "tree", expression)  # type: ignore[arg-type]
+        return tree
+    if is_tag_kind(expression.kind):
+        if expression.is_everything:
+            return Literal(True)
+        tags = tuple(sorted(expression.tags))
+        return In(Property(TAGS), tags) if tags else Literal(False)
+    if expression.kind != SQL92:
+        raise unknown_kind(expression.kind)
+    return compile_sql92(expression.expression).tree

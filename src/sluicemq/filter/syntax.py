@@ -314,7 +314,15 @@ def make_tables() -> Tables:
     gotos: dict[int, dict[str, int]] = {}
     for state, entries in table.states.items():
         # lark's symbols are a subclass of str with a slow __eq__: plain strings look up faster.
-        found = {intern(str(symbol)): _action(builder, *entry) for symbol, entry in entries.items()}
+        found: dict[str, Action] = {}
+        for symbol, (kind, rule) in entries.items():
+            action: Action
+            if kind is Reduce:
+                make = getattr(builder, rule.alias) if rule.alias else None
+                action = Reduction(len(rule.expansion), intern(str(rule.origin.name)), make)
+            else:
+                action = int(rule)
+            found[intern(str(symbol))] = action
         actions[state] = {name: action for name, action in found.items() if name.isupper()}
         gotos[state] = {name: to for name, to in found.items() if isinstance(to, int)}
     return Tables(
@@ -336,13 +344,6 @@ def _token_pattern(lark: Any, without: str = "") -> re.Pattern[str]:
     )
 
 
-def _action(builder: Builder, kind: Any, argument: Any) -> Action:
-    if kind is not Reduce:
-        return int(argument)
-    make = getattr(builder, argument.alias) if argument.alias else None
-    return Reduction(len(argument.expansion), intern(str(argument.origin.name)), make)
-
-
 NESTING_MAX = 200  # keeps the recursion of every engine far below Python's 1,000 frames
 LENGTH_MAX = 32_768  # characters; a parse takes some µs a token on the broker's only thread
 
@@ -362,14 +363,18 @@ def tables() -> Tables:
 def parse(text: str) -> Parsed:
     """Text -> tree. Raises Rejected with the finding when RocketMQ would not compile it."""
     if len(text) > LENGTH_MAX:
-        raise Rejected(_too_long(text))
+        what = f"The expression has {len(text)} characters, the limit is {LENGTH_MAX}."
+        cure = "Give the messages a property or tag that says it shorter."
+        raise Rejected(Finding(LENGTH_MAX, 1, "too-long", what, cure))
     try:
         parsed = _longest_prefix(text)
     except Rejected as rejected:
         raise Rejected(name_begins_with_digit(text, rejected.finding)) from None
     # A level costs a character at least, so a short text needs no look.
     if len(text) > NESTING_MAX and len(levels(parsed.tree)) > NESTING_MAX:
-        raise Rejected(_too_deep(text))
+        what = f"Conditions are nested deeper than {NESTING_MAX} levels."
+        cure = "Write it flatter: chains of AND and OR need no parentheses."
+        raise Rejected(Finding(0, len(text), "too-deep", what, cure))
     return parsed
 
 
@@ -417,19 +422,3 @@ def _tokens(text: str) -> Iterator[Token]:
         raise Rejected(lexical_finding(text, position))
     while True:
         yield Token(END, "", len(text))
-
-
-def _too_long(text: str) -> Finding:
-    return Finding(
-        LENGTH_MAX, 1, "too-long",
-        f"The expression has {len(text)} characters, the limit is {LENGTH_MAX}.",
-        "Give the messages a property or tag that says it shorter.",
-    )  # fmt: skip
-
-
-def _too_deep(text: str) -> Finding:
-    return Finding(
-        0, len(text), "too-deep",
-        f"Conditions are nested deeper than {NESTING_MAX} levels.",
-        "Write it flatter: chains of AND and OR need no parentheses.",
-    )  # fmt: skip

@@ -46,7 +46,10 @@ class ArrowColumns(Mapping[str, Column]):
     def __getitem__(self, name: str) -> Column:
         known = self._known.get(name)
         if known is None:
-            known = self._known[name] = _column(self.arrays[name])
+            array = self.arrays[name]
+            values = Values(array.dictionary.to_pylist())
+            codes = _codes(array).astype(_code_type(len(values)), copy=False)
+            known = self._known[name] = Column(codes, values)
         return known
 
     def __contains__(self, name: object) -> bool:
@@ -57,11 +60,6 @@ class ArrowColumns(Mapping[str, Column]):
 
     def __len__(self) -> int:
         return len(self.arrays)
-
-
-def _column(array: Any) -> Column:
-    values = Values(array.dictionary.to_pylist())
-    return Column(_codes(array).astype(_code_type(len(values)), copy=False), values)
 
 
 def _codes(array: Any) -> NDArray[Any]:
@@ -109,7 +107,10 @@ def build_block(
     odd = np.empty(0, np.int64)
     if len(members) != rows:
         odd = np.setdiff1d(np.arange(rows), members)
-        arrays = {name: _spread(array, members, rows) for name, array in arrays.items()}
+        for name, array in arrays.items():
+            codes = np.full(rows, -1, np.int32)
+            codes[members] = _codes(array)
+            arrays[name] = dictionary_array(codes, array.dictionary)
     return ColumnBlock(first_offset, rows, ArrowColumns(arrays), excluded, odd)
 
 
@@ -182,13 +183,6 @@ def _is_unique(array: Any) -> bool:
     if rows < _UNIQUE_ROWS_MIN or 2 * distinct < rows:
         return False
     return bool(array.dictionary.nbytes > (UNIQUE_VALUE_BYTES + 4) * distinct)
-
-
-def _spread(array: Any, members: Positions, rows: int) -> Any:
-    """The values of the rows `members` as an array of `rows` rows, null elsewhere."""
-    codes = np.full(rows, -1, np.int32)
-    codes[members] = _codes(array)
-    return dictionary_array(codes, array.dictionary)
 
 
 def dictionary_array(codes: NDArray[Any], values: Any) -> Any:
