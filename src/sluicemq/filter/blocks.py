@@ -1,24 +1,14 @@
-"""The values of a column as numbers: all at once, and exactly as the scalar engine reads them.
+"""A plan on the columns of a block, with NumPy: the outcome of every row.
 
-By the functions of `java.py` that the scalar engine calls, or by Python's int and float where all
-texts are so plain that there is no difference.
-
-Two columns of many values beside each other: `price > cost`, `a = b`.
-
-Each row is put into one of five cases, and what comes of a case is asked of the scalar engine, on
-properties that are an example of it. Order compares as Double.compareTo does: by the bits, made
-to ascend with the numbers, NaN all alike and above the rest, -0.0 below 0.0.
-
-A plan on the columns of a block, with NumPy: the outcome of every row.
-
-Every array here holds sets of outcomes (`outcomes.py`), one a row, or, for what is the same in all
-rows, is just the number. A Column is decided for its distinct values, then gathered:
-`table[codes]`. The last place of the table is for rows without the property, whose code is -1.
+Every array here holds sets of outcomes (`plan`), one a row, or, for what is the same in all rows,
+is just the number. A column is decided for its distinct values, then gathered: `table[codes]`. The
+last place of the table is for rows without the property, whose code is -1.
 
 Columns of few values are given to the scalar engine, value by value. In a column of thousands the
-atoms are decided one by one: comparisons with numbers for all values at once
-(`column_numbers.py`), with texts by looking those texts up; two such columns that are compared with
-each other are in `pairs.py`.
+atoms are decided one by one: comparisons with a number for all values at once (read by Python where
+all texts are so plain that Java reads them alike), comparisons with texts by looking those texts
+up. Two such columns beside each other (`price > cost`) are sorted into five cases, and the scalar
+engine is asked about an example of each; order is that of Double.compareTo, NaN above the rest.
 
 A join goes from left to right, and on only with the rows that are still open: what a row comes to
 is settled by FALSE in an AND, by TRUE in an OR, by an error in both. Neighbours change places when

@@ -1,13 +1,11 @@
-"""What is wrong or surprising about an expression, and where: the value that all checks speak.
+"""What is wrong or surprising about an expression, where, and what to write instead.
 
-A finding points at characters of the expression, says what they mean to RocketMQ and what to write
-instead. An error does not compile; a warning compiles, and does something else than it seems to.
+A finding points at characters of the expression and says what they mean to RocketMQ. An error does
+not compile; a warning compiles, and does something else than it seems to.
 
-Why a text does not parse, said so that the user can mend it: from a place to a finding.
-
-Two ways to fail: a character that begins no token, and a token that cannot stand where it stands.
-The first is mostly a habit of another language (`!=`, `&&`, `"x"`) or a character copied from an
-article: ‘ ’ “ ” and the full-width （ ） ， ＝ of Chinese typesetting. Only called after a failure.
+A text fails in two ways: a character begins no token, or a token cannot stand where it stands. The
+first is mostly a habit of another language (`!=`, `&&`, `"x"`) or a character copied from an
+article: ‘ ’ “ ” and the full-width （ ） ， ＝ of Chinese typesetting.
 """
 
 import re

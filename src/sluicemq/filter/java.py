@@ -1,6 +1,4 @@
-"""Strings as Java sees them: UTF-16 units, and what its trim() takes away.
-
-Strings to numbers and numbers to each other, exactly as Java does it.
+"""Strings and numbers exactly as Java sees them.
 
 A property is a string; RocketMQ turns it into the class of what it is compared with by
 Integer.valueOf, Long.valueOf, Double.valueOf or Boolean.valueOf (spec/filter.md §7), and the

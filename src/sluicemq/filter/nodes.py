@@ -1,8 +1,7 @@
-"""The tree of a compiled SQL92 selector: frozen nodes, read by every engine.
+"""The tree of a compiled SQL92 selector: frozen nodes, read by every engine; and back to text.
 
-Three engines evaluate one tree (architecture.md, decision 7): `evaluate` on one message's
-properties, later a vectorised twin on columns and a translation to Spark columns. So a node holds
-what was written, in the shape RocketMQ's parser gives it (spec/filter.md §6), and no behaviour:
+A node holds what was written, in the shape RocketMQ's parser gives it (spec/filter.md §6), and no
+behaviour:
 
     value    Property  Literal  Negate
     verdict  Literal (TRUE FALSE NULL)  Truth  Not  And  Or  Equal  Order  Between  In
@@ -13,8 +12,6 @@ for a property or literal, the operator for everything else. It does not count i
 
 A property is always a string and a number comes only from a literal, so the Java class of every
 operand is known before any message is seen: `java_class`.
-
-A tree back to text that parses to the same tree: for `explain`, and for tests.
 """
 
 from dataclasses import dataclass, field

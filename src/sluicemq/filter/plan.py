@@ -1,29 +1,24 @@
-"""What can come of a condition, and what AND, OR, NOT and `=` make of it: sets of verdicts.
-
-A verdict is FALSE, TRUE, NULL or ERROR. Where a property is not known (it is no column, or only the
-range of its values is), the outcome is the *set* of verdicts that are possible: four bits, 1 to 15.
-A join of conditions is then one look-up: `table[left << 4 | right]`, or `table[operand]`.
-
-The tables are not written down: they are asked of the scalar engine, with a comparison that comes
-out as wanted in the place of each operand. So short circuit and errors are what they are there.
-
-How an expression is evaluated on columns: the tree cut where it reads one property only.
+"""How an expression is evaluated on columns: the tree cut where it reads one property only.
 
     Constant   reads nothing
-    Column     reads one property: evaluated for each distinct value, once, then gathered
+    Single     reads one property: evaluated for each distinct value, once, then gathered
     Several    a comparison that reads more: evaluated for each combination that occurs
     Join       AND, OR, NOT and comparisons of conditions: a look-up in a table of outcomes
 
-Within a Column the tree is cut further, to its atoms (`Atom`), for columns of thousands of values:
-an atom that compares with a number does it for all of them at once, and the same joins hold.
-AND and OR are read from left to right, two at a time; they are associative, errors included
-(a test holds it), so neighbours that read the same property are one Column.
+A verdict is FALSE, TRUE, NULL or ERROR. Where a property is not known (it is no column, or only the
+range of its values is), the outcome is the *set* of verdicts that are possible: four bits, 1 to 15.
+A join is then one look-up: `table[left << 4 | right]`, or `table[operand]`. The tables are not
+written down: they are asked of the scalar engine, with a comparison that comes out as wanted in the
+place of each operand. So short circuit and errors are what they are there.
 
-Can a block match at all? Answered from figures of its columns, without reading them.
+Within a Single the tree is cut further, to its atoms, for columns of thousands of values: an atom
+that compares with a number does it for all of them at once, and the same joins hold. AND and OR are
+associative, errors included (a test holds it), so neighbours that read the same property are one
+Single.
 
-The plan is evaluated once for the whole block: each leaf gives the set of what can come of it for
-the values there are, as if the properties had nothing to do with each other, so the answer may be
-yes for nothing but never no for a block with a match.
+`can_match` evaluates the plan once for a whole block, from figures of its columns: each leaf gives
+the set of what can come of it for the values there are, as if the properties had nothing to do with
+each other. So the answer may be yes for nothing, but never no for a block with a match.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,12 +1,10 @@
-"""A compiled expression: its tree and its verdict on a message.
+"""A compiled expression: its tree, its verdict on a message, its verdicts on a block of columns.
 
-An expression on a whole block of columns: exactly the scalar engine's verdicts, far faster.
-
-Exact by construction, not by a second implementation of the rules: whatever reads one property is
-evaluated by the scalar engine for each *distinct* value (and for null) and gathered over the rows;
-joins are look-ups in tables that were asked of the scalar engine (`plan.py`, `outcomes.py`,
-`blocks.py`). Nothing is kept between calls: an expression that was never seen is as fast as an old
-one. NumPy is loaded when the first block is evaluated.
+The verdicts on a block are exactly the scalar engine's, by construction and not by a second
+implementation of the rules: whatever reads one property is evaluated by the scalar engine for each
+*distinct* value (and for null) and gathered over the rows; joins are look-ups in tables that were
+asked of it (`plan`, `blocks`). Nothing is kept between calls: an expression that was never seen is
+as fast as an old one. NumPy is loaded when the first block is evaluated.
 """
 
 from collections.abc import Mapping

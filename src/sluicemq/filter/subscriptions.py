@@ -1,21 +1,13 @@
-"""Tag expressions: `TagA || TagB`, `*`; the subscription they make; the filter on tag codes.
+"""Subscriptions by tags or SQL92, and the filter that a broker applies for each.
 
 A broker knows a tag only by Java's 32-bit hash of it, which stands in the consume queue: the first
 stage compares hashes and the second has nothing to add (spec/filter.md §1). Two tags may share a
-hash, so a client compares the tags themselves again (`tag_matches`).
+hash, so a client compares the tags themselves again (`tag_matches`). SQL92 needs the properties
+from the commit log; an expression that is null or cannot be evaluated on a message does not match
+(§5).
 
 A message without a tag has code 0. `*` alone means everything; among other tags it is a tag of
 that name. One `|` is part of a tag.
-
-The filter a broker applies for a subscription.
-
-A tag filter is decided in the consume queue; SQL92 needs the properties from the commit log. An
-expression that is null or cannot be evaluated on a message does not match it
-(spec/filter.md §5).
-
-Every kind of filter as a tree: what is compared with what in the filter lab and in lag.
-
-A tag subscription is `TAGS IN (...)`: the client's exact check, not the broker's by hash code.
 """
 
 from collections.abc import Callable, Iterator, Mapping

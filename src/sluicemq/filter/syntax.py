@@ -1,21 +1,14 @@
-"""From the parser's reductions to nodes, with RocketMQ's compile-time rejections.
-
-What compiles in RocketMQ compiles here and what it rejects is rejected (spec/filter.md §6
-"Compile-time rejections"), but with the place and the cure.
-
-lark's work: from grammar.lark to the two tables that `syntax` drives.
-
-A lexer of one regular expression, the terminals in the order of their priority, and the LALR
-actions of every state. Importing lark and making the tables costs 50 ms, once a process, so this
-module is loaded at the first SQL92 expression.
-
-The parse: tokens through lark's LALR tables, up to the first that cannot continue.
+"""The parse: tokens through lark's LALR tables to nodes, up to the first that cannot continue.
 
 RocketMQ's start rule does not ask for the end of the input: it stops at the first token that
 cannot continue the expression and ignores the rest, of which only that one token has to lex
 (spec/filter.md §6). So a token without an action is replaced by the end; when the end has no action
 either, the token is the fault. A token that can continue a rule is taken and commits the parse:
-`a = 5 AND` does not compile.
+`a = 5 AND` does not compile. What RocketMQ rejects at compile time is rejected here ("Compile-time
+rejections"), but with the place and the cure.
+
+lark makes the tables from grammar.lark: a lexer of one regular expression, and the actions of every
+state. That costs 50 ms, once a process, so this module is loaded at the first SQL92 expression.
 """
 
 import re

@@ -1,36 +1,26 @@
-"""Pieces of one buffer (NumPy): where each begins, how long it is; copied a thousand at a time.
-
-NumPy moves values of one size. Pieces that are nearly as long as each other are moved as if all had
-the size of the longest, so each brings some bytes of what lies behind it. `spread` writes them in
-order: what a shorter piece brought too much lies behind it, where the caller writes last.
-
-The properties of many messages (NumPy), when all have the same names in the same order.
-
-Who sends many messages at once nearly always gives them the same properties, and then one look at
-the first message explains all of them:
-
-    row 0    UNIQ_KEY 1 7F00… 2 TAGS 1 miss 2 price 1 10 2 0 0
-    row 1    UNIQ_KEY 1 7F00… 2 TAGS 1 hit 2 price 1 1007 2 0
-                      ^       ^      ^      ^       ^     ^     separators: of each row as many
-
-Each row is a copy of a message's properties with zeros behind it. The table is there (not None)
-only when it is proven that every row has the separators 1 and 2 in turn, ends with a 2, has no zero
-byte, and has the names of the first. Then a value lies between two separators.
-
-Many messages at once, as columns (NumPy): a batch taken apart, records put together.
+"""Many messages at once, as columns (NumPy): a client batch taken apart, records put together.
 
 What stands between the bodies and properties of a batch has fixed sizes, and so it has in the log:
 
     batch      head 20 | body | length 2 | properties | head 20 | body | …
     log        head 88 | body | topic, length | before, properties, behind | head 88 | body | …
 
-So numbers are columns, which NumPy reads and writes a thousand at a time; bodies and properties are
-copied from the batch to the log a thousand at a time, too (`spans`), or are slices that one join
-puts in between where their sizes differ much. What a batch needs beyond that is proven for all of
-it: lengths agree, properties end with U+0002, no name stands in it that needs care. Where all
-messages have the same names (`property_table`) the names of the first one tell; else whatever may
-be a name is looked at. A batch that is not so is not for here (None): `record.batch` takes it
-apart, message by message, and says what is wrong. The tests hold all ways equal, byte by byte.
+So numbers are columns, which NumPy reads and writes a thousand at a time. Bodies and properties are
+`Spans` of one buffer: those nearly as long as each other are moved as if all had the size of the
+longest, in order, so that what a shorter piece brought too much lies behind it, where the next
+write covers it; others are slices that one join puts in between.
+
+What a batch needs beyond that is proven for all of it: lengths agree, properties end with U+0002,
+no name stands in it that needs care. Most senders give all messages the same names, and then one
+look at the first message explains all of them (`PropertyTable`); else whatever may be a name is
+looked at:
+
+    row 0    UNIQ_KEY 1 7F00… 2 TAGS 1 miss 2 price 1 10 2 0 0
+    row 1    UNIQ_KEY 1 7F00… 2 TAGS 1 hit 2 price 1 1007 2 0
+                      ^       ^      ^      ^       ^     ^     separators: of each row as many
+
+A batch that is not so is not for here (None): `codec.decode_batch` takes it apart, message by
+message, and says what is wrong. The tests hold all ways equal, byte by byte.
 """
 
 import struct

@@ -1,9 +1,7 @@
-"""Bytes of a stored message <-> values, one message at a time (the scalar codec).
+"""Bytes of a stored message <-> values, one message at a time; and the body of a client batch.
 
-The layout is declared in `layout`. A pull's answer is a concatenation of such records. The store's
-hot path packs the same layout by itself; the tests hold both equal.
-
-The checksum property: a CRC over a whole record, kept as its last property.
+`layout` declares the bytes. A pull's answer is a concatenation of records. The store's hot path
+packs the same layout by itself; the tests hold both equal.
 
 The CRC in a record's head covers the body alone. With `enabledAppendPropCRC` the properties end
 with one more of 20 bytes (spec/store.md §2.4):
@@ -13,10 +11,8 @@ with one more of 20 bytes (spec/store.md §2.4):
 Its value is the CRC32 (31 bits of it) of all the bytes of the record before it, offsets and store
 time included. The writer leaves its place while it lays the record out, then seals it.
 
-The body of a client batch (spec/store.md §2.5): messages in one request, one topic and queue.
-
-Each message is `layout.BATCH_HEAD`, body, properties length, properties. The broker takes it apart
-and stores ordinary records with consecutive queue offsets.
+A client batch (§2.5) carries messages of one topic and queue in one request; the broker takes it
+apart and stores ordinary records with consecutive queue offsets.
 """
 
 import importlib

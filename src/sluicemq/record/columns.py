@@ -1,16 +1,14 @@
-"""The tags and properties of consecutive messages of one queue, as columns: what they look like.
+"""The tags and properties of consecutive messages of one queue, as columns, and figures about them.
 
 A block holds, for every property name that occurs, the distinct values once and the number of its
 value for every row, so that a filter looks at each distinct value once instead of at each message.
 `columns_build` makes blocks of stored records; nothing heavy is loaded to speak of one.
 
-What is known of a block of columns without reading it: enough to leave out whole blocks.
-
-For each column: does a row lack the property, its few values, or, where there are many and all are
-numbers written plainly, the least and the greatest. Plain is what every reader of numbers (Java's
-Integer, Long and Double, Python's) understands in the same way; a column with one other value has
-no range. The store keeps the figures beside a sealed block (they are JSON: strings, numbers, null),
-a filter asks `sluicemq.filter.plan` whether they can match.
+The figures let a filter leave out whole blocks (`filter.plan.can_match`). For each column: does a
+row lack the property, its few values, or, where there are many and all are numbers written plainly,
+the least and the greatest. Plain is what every reader of numbers (Java's Integer, Long and Double,
+Python's) understands in the same way; a column with one other value has no range. The store keeps
+the figures beside a sealed block as JSON.
 """
 
 import re

@@ -1,7 +1,14 @@
-"""Properties of many messages, followed along a template: `name 0x01 value 0x02 name …`.
+"""The properties of many messages at once: `name 0x01 value 0x02 …`.
 
-The names are those of one row; a few more rows give a guess which values are the same everywhere
-and which have the same length. Then all rows are followed along it together:
+Messages of one topic nearly always carry the same names in the same order, or one of a few such
+sequences. So rows are sorted into *shapes*: all rows of a shape have exactly the same names in the
+same order, and the j-th value of every row is one column of places; names need no work a row. The
+first row that has no shape yet is the template of the next one, and rows that do not fit it wait
+for another. A row that fits no shape (a name without a value, a name twice, names that are not
+UTF-8, or one shape too many) is *odd*: `codec.decode_properties` decodes it, alone.
+
+A few rows beside the template give a guess which values are the same everywhere and which have the
+same length. Then all rows are followed along it together:
 
     UNIQ_KEY 1 [32 bytes] 2 WAIT 1 true 2 TAGS 1 [?] 2 price 1 [?] 2 CLUSTER 1 DefaultCluster 2
     ------------------------------------- --------   ---------   ------------------------------
@@ -9,24 +16,12 @@ and which have the same length. Then all rows are followed along it together:
 
 - *Known* values are compared together with the names around them, as one text.
 - Of an *unknown* value one gather takes the name and the first word; the value ends at the first
-  separator (`values.first_separators`), or where all of them end.
+  separator (`texts.first_separators`), or where all of them end.
 
 A guess that some row disproves costs time, and nothing else: known values are then looked at one by
 one, and what still differs is unknown; a length is searched. A row without one of the names is left
-behind. Each value that was passed holds no separator, known ones included; so a row that ends where
-the template ends has these names and values and no others.
-
-Properties of many messages at once: `name 0x01 value 0x02 …` (spec/store.md §2.3).
-
-Messages of one topic nearly always carry the same names in the same order, or one of a few such
-sequences. So rows are sorted into *shapes*: all rows of a shape have exactly the same names at the
-same turn (`template` proves it byte by byte), and the j-th value of every row is one column of
-places; names need no work a row. The first row that has no shape yet is the template of the next
-one, and rows that do not fit it wait for another. A row that fits no shape (a name without a value,
-a name twice, names that are not UTF-8, or one shape too many) is *odd*: it is decoded by
-`codec.decode_properties`, alone, so that the meaning is the scalar codec's.
-
-    shape = names (k0, k1, …)   rows [r0, r1, …]   values: of each name, where they lie
+behind. No value that was passed holds a separator, so a row that ends where the template ends has
+these names and values and no others.
 """
 
 from collections.abc import Callable, Sequence

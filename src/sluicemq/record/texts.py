@@ -7,21 +7,16 @@ into an ordinary binary or string array at memory speed. One trick makes the vie
 bytes that begin 4 before a value already hold both its inline form and its prefix, so one gather
 writes nearly all of a view.
 
-Bytes from many places side by side are a *matrix*, a row a place (`places.rows_at`).
-
-Values of properties in many records at once, and Arrow texts made of them.
-
-`ValuePlaces` tell where the values of one name lie, a row each, and what is known of them already:
-one text in all rows, one length in all rows (then their bytes are side by side), or the first word
-(8 bytes) of each, which the search for the separator has read anyway.
+`ValuePlaces` tell where the values of one property lie, a row each, and what is known of them
+already: one text in all rows, one length in all rows (then their bytes are side by side), or the
+first word (8 bytes) of each, which the search for the separator has read anyway.
 
     | h z 2 r e g i o |   word       every byte ^ 2 is zero where the separator stands;
     |     ^           |              the lowest such byte, counted in one product, is the length
 
-Texts of many lengths are written as whole words, too: what is too much of one, at most 7 bytes,
+Short texts of many lengths are written as whole words: what is too much of one, at most 7 bytes,
 lies where the next texts have their first words. So the first words are written last and in order,
-and each covers what the one before left. A word costs 5 to 10 ns, Arrow's views (`buffers`) 20 to
-35 a text: these are for long ones.
+and each covers what the one before left. A word costs 5 to 10 ns, a view 20 to 35 a text.
 """
 
 from collections.abc import Sequence

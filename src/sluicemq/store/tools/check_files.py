@@ -1,15 +1,12 @@
-"""What `verify` found: severity, kind, place, and a sentence.
+"""What `verify` collects, and its checks of files: names, sizes, checkpoint, documents in config/.
 
     error     messages are lost, unreadable, or found at the wrong place
     warning   not as it should be; no message is lost, or the next start of a broker mends it
     note      worth knowing, and in order
 
-Of each kind so many are kept as anyone will read; all are counted.
-
-The small things of a store: names and sizes of files, the checkpoint, the documents in config/.
-
-Sizes are compared with each other, since the settings are not known: a broker does not start when
-a file has another size than it expects (spec/store.md §1).
+Of each kind as many findings are kept as anyone will read; all are counted. Sizes are compared with
+each other, since the settings are not known: a broker does not start when a file has another size
+than it expects (spec/store.md §1).
 """
 
 from collections import Counter

@@ -1,19 +1,13 @@
-"""One file of the key index, in columns (spec/store.md §4).
-
-    | begin time 8 | end time 8 | begin position 8 | end position 8 | used slots 4 | count 4 |
-    | slot 4 … |  the number of the newest entry, by hash modulo slots; 0: none
-    | hash 4 | position 8 | seconds since begin time 4 | previous entry of the slot 4 | …
-
-Entry 0 is never used, so `count` is one more than there are entries. How many slots a file has it
-does not say: in RocketMQ's default there are four times as many entries. A file of other settings
-tells by where its first and its last entry stand.
-
-Index files against the log: chains, headers, and every entry against its message's keys.
+"""Index files against the log: chains, headers, and every entry against its message's keys.
 
 A key index holds, for every message, its unique key first and then each of its keys, in the order
 of the log (spec/store.md §4). So a run of records says exactly which entries must stand in the
 index, in which order: the comparison is one of columns. Only when it fails the two are compared as
 sets, to say what is missing and what does not belong.
+
+Entry 0 is never used, so the header's limit is one more than there are entries. A file does not say
+how many slots it has: in RocketMQ's default there are four times as many entries; a file of other
+settings tells by where its first and its last entry stand.
 
 While a broker of ours runs, or after it crashed, only that part of the index counts which the mark
 in the checkpoint vouches for: the next start builds the rest anew. RocketMQ writes its index into

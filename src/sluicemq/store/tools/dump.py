@@ -1,13 +1,11 @@
-"""What a store holds, as told by its queues, index headers and small files; the log is not walked.
+"""What a store holds, in figures and as plain values, for `sluice store` and for scripts.
 
 `describe` speaks of the store as a whole, `list_queues` of each queue. Both look at units and at
 the records of the first and last of them only, so they take seconds on a store of any size.
 
-The content of a store as plain values, one at a time: for `sluice store dump` and for scripts.
-
 Each `dump_…` walks over one part of the store and yields dicts that JSON can say. The log is walked
-from end to end, also over damage (which is told as a value of its own); what a `Selection` says
-about topic, queue, offset and time is decided in columns, so that only wanted records are decoded.
+from end to end, also over damage (which is a value of its own); what a `Selection` says about
+topic, queue, offset and time is decided in columns, so that only wanted records are decoded.
 """
 
 import base64

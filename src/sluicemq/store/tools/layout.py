@@ -1,24 +1,19 @@
 """What lies where in a store directory, found from the files themselves.
 
-Offline tools look at stores of any kind and any state, so nothing here believes a setting: sizes
-of files are those of the files, a file that is missing or has another size is a fact to be told
-and not an error, and names that do not belong are passed over (spec/store.md §1). Everything is
-read with pread: a bad sector of a failing disk is then an OSError with a path, where a map would
-kill the process.
+Offline tools look at stores of any kind and any state, so nothing here believes a setting: sizes of
+files are those of the files, a file that is missing or has another size is a fact to report and not
+an error, and names that do not belong are passed over (spec/store.md §1). Everything is read with
+pread: a bad sector of a failing disk is then an OSError with a path, where a map would kill the
+process.
 
     Series        the files of one directory (or several, storePathCommitLog=a,b), each named by
                   the position of its first byte, as one sequence with possible gaps
+    UnitFile      the units of one queue, in columns (`record.layout.UNIT`, `BATCH_UNIT`)
     StoreLayout   the log, the queues by kind, index files, documents
 
-Units of consume queues as they lie in the files, in columns (spec/store.md §3).
-
-    SimpleCQ   | physical offset 8 | size 4 | code 8 |                        20 bytes
-    BatchCQ    | physical offset 8 | size 4 | code 8 | store time 8 | first offset 8 | count 2
-               | compaction 4 | reserved 4 |                                  46 bytes
-    extension  | size 2 | code 8 | store time 8 | bitmap size 2 | bitmap |    at an address
-
-A code at or below -2147483649 is no code but an address in ConsumeQueueExt, where the code lies.
-The end of a queue is behind its last used unit, wherever a damaged one lies before it.
+A unit's code at or below -2147483649 is an address in ConsumeQueueExt, where the code lies: size 2,
+code 8, store time 8, bitmap size 2, bitmap. The end of a queue is behind its last used unit,
+wherever a damaged one lies before it.
 """
 
 import struct

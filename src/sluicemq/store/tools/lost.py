@@ -1,11 +1,10 @@
-"""Which messages a damaged log has lost, by topic, queue and offset.
+"""Which messages a damaged log has lost, and the records that close its holes.
 
-Two witnesses: the offsets of the good records (each queue counts in ones, so a jump from 5 to 9
-with a hole between the two records says that 6, 7 and 8 were in it), and the units of the queues
-(which say it also at a queue's ends, and how long the records were). A unit alone counts only where
-no good record contradicts it: a damaged unit must not make a good message a lost one.
-
-Records that close a hole in the log, so that every broker reads on behind it (pure).
+Two witnesses know what is lost: the offsets of the good records (each queue counts in ones, so a
+jump from 5 to 9 with a hole between the two records says that 6, 7 and 8 were in it), and the units
+of the queues (which say it also at a queue's ends, and how long the records were). A unit alone
+counts only where no good record contradicts it: a damaged unit must not make a good message a lost
+one.
 
 Recovery, RocketMQ's too, ends the log at the first byte that is no record. So a hole is filled from
 its beginning to its end with records that both brokers accept:
@@ -13,7 +12,7 @@ its beginning to its end with records that both brokers accept:
     place holder   for each message known to be lost: its topic, queue and offset, an empty body
                    and, where there is room, the property SLUICE_LOST. Offsets stay what they
                    were, also when somebody builds the queues anew from the log; our readers
-                   pass over it (`scan.LOST_CODE`)
+                   pass over it (`log.LOST_CODE`)
     filler         a rolled-back message: it stands in no queue and in no index
     blank record   where the hole reaches the end of its file
 
@@ -110,7 +109,7 @@ def _place(group: Group, row: int) -> _Place:
     return _Place(int(group.offsets[row]), position, position + size, code == LOST_CODE)
 
 
-class Census:
+class Inventory:
     """Counts the good records of all queues as a walk finds them; then knows what is lost."""
 
     def __init__(self, log_start: int, queues: dict[QueueKey, Series]) -> None:
@@ -187,7 +186,7 @@ class Census:
         for key, seen in list(self._seen.items()):
             place, seen.suspect = seen.suspect, None
             if place is None:
-                if seen.first == seen.last and _is_elsewhere(queues.get(key), seen.first):
+                if seen.first == seen.last and _has_another_offset(queues.get(key), seen.first):
                     self._contradict(key, seen.first)
                     del self._seen[key]
                 continue
@@ -271,7 +270,7 @@ def _position_of_unit(series: Series | None, offset: int) -> int | None:
     return int.from_bytes(data[:8]) if len(data) == UNIT_BYTES and any(data[8:12]) else None
 
 
-def _is_elsewhere(series: Series | None, place: _Place) -> bool:
+def _has_another_offset(series: Series | None, place: _Place) -> bool:
     """Whether the queue's files know this record by another offset than its own."""
     if series is None or _position_of_unit(series, place.offset) == place.position:
         return False

@@ -1,12 +1,10 @@
-"""What a repair found and did, as `sluice store repair` tells it.
+"""`sluice store repair`: what is whole in a damaged store is kept, at its place, and read on.
 
-`sluice store repair`: what is whole in a damaged store is kept, at its place, and read on.
-
-    1. walk      the whole log, behind damage too (`salvage`): good records, and holes between
-    2. census    which messages were in the holes (`lost`), from offsets that are missing and from
-                 the units of the queues
-    3. bridge    each hole is filled with records that brokers accept and readers pass over
-                 (`bridge`); files that are missing or short are made whole
+    1. walk      the whole log, behind damage too: good records, and holes between (`walk`)
+    2. count     which messages were in the holes, from offsets that are missing and from the units
+                 of the queues (`lost`)
+    3. bridge    each hole is filled with records that brokers accept and readers pass over; files
+                 that are missing or short are made whole
     4. requeue   the log is walked again, and the queues are made to say what it says (`requeue`)
     5. mark      a new durable mark: nothing before it is bad
 
@@ -34,7 +32,7 @@ from sluicemq.store.log import DELAYS_MS
 from sluicemq.store.queues import ConsumeQueues
 from sluicemq.store.tools.edits import Edits
 from sluicemq.store.tools.layout import StoreLayout, usual_size
-from sluicemq.store.tools.lost import Bridge, Census, Lost, build_bridge
+from sluicemq.store.tools.lost import Bridge, Inventory, Lost, build_bridge
 from sluicemq.store.tools.requeue import Requeue
 from sluicemq.store.tools.walk import Blank, Hole, LogWalk, Run, last_data
 
@@ -212,7 +210,7 @@ class _Repair:
     def look(self) -> None:
         report, layout = self.report, self.layout
         self._note_files()
-        census = Census(self._log.start, layout.queues)
+        inventory = Inventory(self._log.start, layout.queues)
         mark = self._checkpoint.mark
         safe_end = (mark.log_offset if mark is not None else 0) if layout.was_interrupted else None
         requeue = Requeue(
@@ -230,16 +228,16 @@ class _Repair:
                 holes.append(found)
                 times.append(time_ms)
             else:
-                census.add(found)
+                inventory.add(found)
                 requeue.add(found)
                 time_ms = found.store_time_ms
         requeue.finish(walk.end)
-        census.finish(layout.queues)
-        for hole in census.contradicted:
+        inventory.finish(layout.queues)
+        for hole in inventory.contradicted:
             at = bisect_left(holes, hole)
             holes.insert(at, hole)
             times.insert(at, times[at - 1] if at else time_ms)
-        self._sort_out(walk.end, holes, times, time_ms, census)
+        self._sort_out(walk.end, holes, times, time_ms, inventory)
         report.log_end = walk.end
         report.wrong_units = requeue.wrong_units
         report.missing_queues = len(requeue.missing_queues)
@@ -290,7 +288,7 @@ class _Repair:
                     )
 
     def _sort_out(
-        self, end: int, holes: list[Hole], times: list[int], last_time_ms: int, census: Census
+        self, end: int, holes: list[Hole], times: list[int], last_time_ms: int, inventory: Inventory
     ) -> None:
         """Tell damage from a torn tail, and find out what was lost."""
         mark = self._checkpoint.mark
@@ -300,8 +298,8 @@ class _Repair:
         used = last_data(self._log, tail[0].start) if tail else None
         self.report.tail_bytes = max((used or 0) - max(end, safe_end), 0)
         holes, times = [holes[n] for n in real], [times[n] for n in real]
-        lost = census.lost(holes, self.layout.queues)
-        whole = {hole.start: key for hole, key in census.contradicted.items()}
+        lost = inventory.lost(holes, self.layout.queues)
+        whole = {hole.start: key for hole, key in inventory.contradicted.items()}
         fixes = {
             item.position: item.offset for item in lost if whole.get(item.position) == item.key
         }
@@ -309,7 +307,7 @@ class _Repair:
         kept = [n for n, hole in enumerate(holes) if hole.start not in fixes]
         holes, times = [holes[n] for n in kept], [times[n] for n in kept]
         self.report.mended = len(fixes)
-        self.report.records = census.records - len(census.contradicted) + len(fixes)
+        self.report.records = inventory.records - len(inventory.contradicted) + len(fixes)
         if holes and holes[-1].start >= end:  # at the end: only what the mark vouches for
             lost = [item for item in lost if item.position < max(end, safe_end)]
         by_hole = [
@@ -319,7 +317,9 @@ class _Repair:
         for number in at_end[1:]:  # the log goes on in the first of them alone
             by_hole[at_end[0]] += by_hole[number]
             by_hole[number] = []
-        self._found = _Found(holes, tail, by_hole, end, times, last_time_ms, fixes, census.doubtful)
+        self._found = _Found(
+            holes, tail, by_hole, end, times, last_time_ms, fixes, inventory.doubtful
+        )
         self.report.damaged = [
             DamagedRange(
                 self._log_path(hole.start - hole.start % self._log_bytes), hole.start,
