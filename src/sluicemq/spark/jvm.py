@@ -110,7 +110,14 @@ def wrapped_home(runtime: Path, directory: str | None = None) -> str:
     digest = hashlib.sha256(str(runtime).encode()).hexdigest()[:12]
     home = (Path(directory) if directory else cache_directory()) / f"java-{digest}"
     (home / "bin").mkdir(parents=True, exist_ok=True)
-    _write_wrapper(home / "bin" / "java", runtime / "bin" / "java")
+    path = home / "bin" / "java"
+    text = _WRAPPER.format(flag=_MODULE_FLAG, java=runtime / "bin" / "java")
+    if not path.exists() or path.read_text() != text:
+        # Beside and renamed into place, so that two processes may do it at once.
+        draft = path.with_name(f"java.{os.getpid()}")
+        draft.write_text(text)
+        draft.chmod(0o755)
+        draft.rename(path)
     for entry in runtime.iterdir():
         link = home / entry.name
         if entry.name != "bin" and not link.exists():
@@ -128,14 +135,3 @@ def cache_directory() -> Path:
     except OSError:
         return Path(tempfile.mkdtemp(prefix="sluicemq-"))
     return path
-
-
-def _write_wrapper(path: Path, java: Path) -> None:
-    """Beside and renamed into place, so that two processes may do it at once."""
-    text = _WRAPPER.format(flag=_MODULE_FLAG, java=java)
-    if path.exists() and path.read_text() == text:
-        return
-    draft = path.with_name(f"java.{os.getpid()}")
-    draft.write_text(text)
-    draft.chmod(0o755)
-    draft.rename(path)
