@@ -12,7 +12,7 @@ which takes it out of whatever is printed.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -198,15 +198,6 @@ class Entry:
             return [one.plain(depth - 1) for one in self.items() or ()]
         text = self.scalar()
         return int(text) if text is not None and re.fullmatch(r"-?\d+", text) else text
-
-    def keys_of(self, allowed: Iterable[str], what: str = "") -> "Iterator[tuple[str, Entry]]":
-        """Name and entry of a mapping's allowed keys; the others are problems."""
-        names = list(allowed)
-        for name, entry in (self.mapping() or {}).items():
-            if name in names:
-                yield name, entry
-            else:
-                entry.problem(f"there is no such key{what}.", nearest(name, names))
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -152,7 +152,9 @@ def parse_pipeline(
     root = document.root(text)
     if root is None:
         return None, document.problems
-    entries = dict(root.keys_of(_TOP))
+    entries = root.mapping() or {}
+    for name in [name for name in entries if name not in _TOP]:
+        entries.pop(name).problem("there is no such key.", nearest(name, _TOP))
     stem = re.sub(r"[^A-Za-z0-9._-]", "-", path.rpartition("/")[2].rpartition(".")[0])
     name = _text(entries, "name") or stem or "pipeline"
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
