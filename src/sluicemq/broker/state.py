@@ -132,7 +132,14 @@ class BrokerState:
         self.watch = GroupWatch(offsets, store, clock)
         self.cleaning = Cleaning(settings, topics, self.watch, store, clock, turns.end)
         self.filter_watch = FilterWatch(
-            store, topics, offsets, consumers, self.filters, self.pull, self.background, clock
+            store,
+            topics,
+            offsets,
+            consumers,
+            self.filters,
+            self.pull.delivered,
+            self.background,
+            clock,
         )
         self.rates, self.days = Rates(), Days()
         self.runtime = RuntimeInfo(

@@ -149,7 +149,7 @@ def families(b: BrokerState) -> tuple[object, ...]:
         OffsetAdmin(settings, topics, groups, offsets, consumers, b.polls, store, clock, b.turns),
         Relays(settings, topics, groups, consumers, store, b.questions),
         FilterAdmin(
-            topics, groups, offsets, consumers, b.pull, b.filter_watch, b.background, store
+            topics, groups, offsets, consumers, b.filter_watch, b.background, store
         ),
         DelayRequests(settings, topics, b.delayed, b.intake, clock),
         AccessAdmin(settings, b.guard, b.files, clock, b.offload),

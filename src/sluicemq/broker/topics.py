@@ -21,6 +21,7 @@ from sluicemq.broker.documents import Document
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
 from sluicemq.config import BrokerConfig
+from sluicemq.errors import RequestError
 from sluicemq.files import Files
 from sluicemq.model.topic import (
     CLEANUP_POLICY,
@@ -38,6 +39,7 @@ from sluicemq.model.topic import (
     TopicConfig,
 )
 from sluicemq.wire import tables
+from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.tables import Texts, Unknown, group_from, group_object, topic_from, topic_object
 
 log = logging.getLogger(__name__)
@@ -317,6 +319,13 @@ class Topics(Table[TopicConfig, Topic]):
         if counts:
             self._bump()
 
+    def known(self, name: str) -> Topic:
+        """Raises RequestError for a topic that does not exist."""
+        topic = self.get(name)
+        if topic is None:
+            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        return topic
+
     def ensure(self, name: str, queues: int, sys_flag: int = 0) -> Topic:
         """The topic, created with so many queues for reading and writing when it is missing."""
         if name not in self.table:
@@ -393,6 +402,14 @@ class Groups(Table[GroupConfig, GroupConfig]):
         self.version, self._unknown = found.data_version, found.unknown
         self.forbidden = {group: dict(bits) for group, bits in found.forbidden.items()}
         self._load(found.groups.values(), group_from, map(GroupConfig, SYSTEM_GROUPS))
+
+    def check(self, name: str) -> None:
+        """Raises RequestError for a group that does not exist."""
+        if name not in self.table:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{name}] does not exist.",
+            )
 
     def may_read(self, group: str, topic: str) -> bool:
         """Is the group not kept from the topic? (Set with RocketMQ's tools, spec/admin.md 353.)"""

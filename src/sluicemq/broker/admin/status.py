@@ -113,10 +113,7 @@ class Admin:
 
     def topic_stats(self, header: TopicRequest, command: Command, peer: Peer) -> Command:
         """202."""
-        name = header.topic
-        topic = self.topics.get(name)
-        if topic is None:
-            raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        topic = self.topics.known(header.topic)
         queues = {}
         for queue_id in range(topic.queues):
             low, high = self.store.queue_offsets(topic.name, queue_id)

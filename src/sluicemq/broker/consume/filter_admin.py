@@ -16,8 +16,6 @@ from sluicemq.broker.background import Background, Job, Steps
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.filter_watch import FilterWatch, QueueMatches, Troubles
 from sluicemq.broker.consume.matching import RECORDS_A_STEP
-from sluicemq.broker.consume.offset_admin import check_group, known_topic
-from sluicemq.broker.consume.pull import Pull
 from sluicemq.broker.lanes.rules import atoms_of
 from sluicemq.broker.lanes.table import show, shown
 from sluicemq.broker.offsets import Offsets
@@ -51,7 +49,6 @@ class FilterAdmin:
     groups: Groups
     offsets: Offsets
     consumers: Consumers
-    pull: Pull
     watch: FilterWatch
     background: Background
     store: Store
@@ -60,7 +57,7 @@ class FilterAdmin:
 
     def lag(self, header: FilteredLagRequest, command: Command, peer: Peer) -> Command | None:
         """900131: ours."""
-        check_group(self.groups, header.group)
+        self.groups.check(header.group)
         return self.background.answer(self._lag(header), command, peer)
 
     def _lag(self, header: FilteredLagRequest) -> Steps[Command]:
@@ -86,7 +83,7 @@ class FilterAdmin:
     def _matching(
         self, group: str, topic: str, wanted: Subscription | None, queues: list[QueueMatches]
     ) -> bodies.GroupMatching:
-        delivered = self.pull.delivered.get((topic, group))
+        delivered = self.watch.delivered.get((topic, group))
         troubles = self.watch.troubles.get((topic, group)) or Troubles()
         return bodies.GroupMatching(
             topic,
@@ -104,7 +101,7 @@ class FilterAdmin:
 
     def try_filter(self, header: TryFilterRequest, command: Command, peer: Peer) -> Command | None:
         """900132: ours."""
-        topic = known_topic(self.topics, header.topic)
+        topic = self.topics.known(header.topic)
         against = None
         if header.group is not None:
             against = self.watch.subscription(header.group, header.topic)
@@ -193,7 +190,7 @@ class FilterAdmin:
     def lanes(self, header: ConsumerGroupRequest, command: Command, peer: Peer) -> Command:
         """900133: ours. A group's contract, its lanes and whom it refused."""
         name = header.group
-        check_group(self.groups, name)
+        self.groups.check(name)
         contracts = self.consumers.contracts
         made = self.consumers.lanes.table.get(name)
         answer = {

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.broker.background import Background, Steps
 from sluicemq.broker.consume.clients import Consumers
+from sluicemq.broker.consume.delivered import Delivered
 from sluicemq.broker.consume.filters import ConsumerFilters
 from sluicemq.broker.consume.matching import Matching, Tally, Wanted
-from sluicemq.broker.consume.pull import Pull
 from sluicemq.broker.lanes.filters import RuleFilter
 from sluicemq.broker.lanes.group import GroupLanes, Lane
 from sluicemq.broker.lanes.places import Place
@@ -143,7 +143,7 @@ class FilterWatch:
     offsets: Offsets
     consumers: Consumers
     filters: ConsumerFilters
-    pull: Pull
+    delivered: dict[Pair, Delivered]
     background: Background
     clock: Clock
     troubles: dict[Pair, Troubles] = field(default_factory=dict)
@@ -237,7 +237,7 @@ class FilterWatch:
 
     def look(self, group: str, topic: str) -> Steps[None]:
         """Looks at what the group has fetched through a filter since the last time."""
-        delivered = self.pull.delivered.get((topic, group))
+        delivered = self.delivered.get((topic, group))
         if delivered is None or not delivered.runs:
             return
         looked, delivered.runs = delivered.runs, {}
@@ -293,7 +293,7 @@ class FilterWatch:
         if now_s < self._survey_s or self._is_surveying:
             return
         self._survey_s = now_s + SURVEY_PERIOD_S
-        looked = [pair for pair, delivered in self.pull.delivered.items() if delivered.runs]
+        looked = [pair for pair, delivered in self.delivered.items() if delivered.runs]
         filtering = [
             (name, subscription)
             for name, group in self.consumers.groups.items()
@@ -325,7 +325,7 @@ class FilterWatch:
     def runtime(self) -> dict[str, str]:
         """For 28: what each filter has let through, kept back, and failed on."""
         table = {}
-        for (topic, group), delivered in self.pull.delivered.items():
+        for (topic, group), delivered in self.delivered.items():
             troubles = self.troubles.get((topic, group))
             if delivered.filtered or troubles is not None:
                 errors = 0 if troubles is None else troubles.total

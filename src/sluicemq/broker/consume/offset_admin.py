@@ -70,8 +70,8 @@ class OffsetAdmin:
         self, header: ResetOffsetRequest, command: Command, peer: Peer
     ) -> Command | Announced:
         """222. Answered with the new offsets, when they are on disk."""
-        topic = known_topic(self.topics, header.topic)
-        check_group(self.groups, header.group)
+        topic = self.topics.known(header.topic)
+        self.groups.check(header.group)
         is_ours = self.settings.broker.server_side_reset
         found = self._wanted(topic, header, is_single=is_ours)
         log.info(
@@ -162,9 +162,9 @@ class OffsetAdmin:
     def clone(self, header: CloneGroupOffsetRequest, command: Command, peer: Peer) -> Announced:
         """314: the target goes where the source stands; of one topic or of all but the retry topic.
         Members of the target that are online are moved as by a reset."""
-        check_group(self.groups, header.source_group)
+        self.groups.check(header.source_group)
         if self.groups.find(header.target_group) is None:
-            check_group(self.groups, header.target_group)
+            self.groups.check(header.target_group)
         source, target = header.source_group, header.target_group
         names = {header.topic} if header.topic else self.offsets.topics_of(source)
         for name in sorted(names):
@@ -184,7 +184,7 @@ class OffsetAdmin:
 
     def time_spans(self, header: TopicGroupRequest, command: Command, peer: Peer) -> Command:
         """303."""
-        topic = known_topic(self.topics, header.topic)
+        topic = self.topics.known(header.topic)
         spans = [
             self._time_span(header.group, topic.name, queue_id)
             for queue_id in range(topic.config.write_queues)
@@ -233,7 +233,7 @@ class OffsetAdmin:
 
     def units(self, header: QueryConsumeQueueRequest, command: Command, peer: Peer) -> Postponed:
         """321: at most UNITS_MAX; with a group, which of them its filter wants by their tag."""
-        topic = known_topic(self.topics, header.topic)
+        topic = self.topics.known(header.topic)
         low, high = self.store.queue_offsets(topic.name, header.queue_id)
         watch = self.consumers.watch(header.group, topic.name) if header.group else None
         left = min(header.count, UNITS_MAX)
@@ -256,23 +256,6 @@ class OffsetAdmin:
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
         return MessageQueue(topic, self.settings.broker.broker_name, queue_id)
-
-
-def known_topic(topics: Topics, name: str) -> Topic:
-    """Raises RequestError."""
-    topic = topics.get(name)
-    if topic is None:
-        raise RequestError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
-    return topic
-
-
-def check_group(groups: Groups, name: str) -> None:
-    """Raises RequestError for a group that does not exist."""
-    if name not in groups:
-        raise RequestError(
-            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-            f"subscription group [{name}] does not exist.",
-        )
 
 
 def _units_body(low: int, high: int, data: bytes, wanted: Subscription | None) -> bytes:
