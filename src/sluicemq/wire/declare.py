@@ -74,14 +74,6 @@ def _values(value: object) -> tuple[Any, ...]:
     return tuple(getattr(value, field.name) for field in _TABLES[type(value)])
 
 
-def _parse_text(_wire: str, value: str) -> str:
-    return value
-
-
-def _parse_boolean(_wire: str, value: str) -> bool:
-    return value.lower() == "true"
-
-
 def _integer(bits: int) -> Callable[[str, str], int | None]:
     limit = 1 << (bits - 1)
 
@@ -105,26 +97,22 @@ _parse_int64 = _integer(64)
 
 def text(wire: str, *, default: Any = _REQUIRED) -> Any:
     """A text field named `wire` in extFields."""
-    return _declared(wire, _parse_text, default)
+    return _Declared(wire, lambda _wire, value: value, default)
 
 
 def int32(wire: str, *, default: Any = _REQUIRED) -> Any:
     """A 32-bit integer field."""
-    return _declared(wire, _parse_int32, default)
+    return _Declared(wire, _parse_int32, default)
 
 
 def int64(wire: str, *, default: Any = _REQUIRED) -> Any:
     """A 64-bit integer field."""
-    return _declared(wire, _parse_int64, default)
+    return _Declared(wire, _parse_int64, default)
 
 
 def boolean(wire: str, *, default: Any = _REQUIRED) -> Any:
     """A field that is `true` or `false`."""
-    return _declared(wire, _parse_boolean, default)
-
-
-def _declared(wire: str, parse: Callable[[str, str], Any], default: Any) -> Any:
-    return _Declared(wire, parse, default)
+    return _Declared(wire, lambda _wire, value: value.lower() == "true", default)
 
 
 def header_of(

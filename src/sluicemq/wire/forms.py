@@ -20,7 +20,7 @@ kind raises ProtocolError that names the field. Written are the forms that Java 
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cached_property, partial
+from functools import cached_property
 from operator import attrgetter
 from types import NoneType
 from typing import (
@@ -142,17 +142,18 @@ def queue_object(queue: MessageQueue) -> dict[str, Any]:
     return {"brokerName": queue.broker, "queueId": queue.queue_id, "topic": queue.topic}
 
 
-def _queue_key(queue: MessageQueue) -> fastjson.ObjectKey:
-    return tuple(queue_object(queue).items())
-
-
 _KINDS: Final[dict[Any, Kind]] = {
     int: Kind(as_integer, int),
     float: Kind(_as_float, float),
     bool: Kind(_as_boolean, bool),
     str: Kind(lambda value, _what: fastjson.text(value), str),
     Any: Kind(lambda value, _what: value, NoneType),
-    MessageQueue: Kind(queue_from, lambda: queue_from({}), queue_object, _queue_key),
+    MessageQueue: Kind(
+        queue_from,
+        lambda: queue_from({}),
+        queue_object,
+        write_key=lambda queue: tuple(queue_object(queue).items()),
+    ),
 }
 
 
@@ -286,7 +287,7 @@ class Form(Generic[T]):
                     said.wire,
                     one.type if one.type in (int, str, bool) and not said.read else None,
                     said.read or kind.read,
-                    kind.absent if default is MISSING else partial(_same, default),
+                    kind.absent if default is MISSING else lambda default=default: default,  # type: ignore[misc]
                     said.write or kind.write,
                     is_optional=said.write is not None or NoneType in get_args(one.type),
                 )
@@ -326,10 +327,6 @@ class Form(Generic[T]):
             if values[wire] is None:
                 del values[wire]
         return values | self.constants if self.constants else values
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 FORMS: Final[dict[Any, Form[Any]]] = {}

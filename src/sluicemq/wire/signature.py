@@ -23,10 +23,6 @@ UNSIGNED_UNIQUE_KEY_VERSION_MAX: Final = 399
 """Up to V4_9_3 servers leave `_UNIQUE_KEY_QUERY` out of the content."""
 
 
-def _java_order(name: str) -> bytes:
-    return name.encode("utf-16-be", "surrogatepass")
-
-
 def content(
     fields: Mapping[str, str], body: bytes | memoryview = b"", *, version: int | None = None
 ) -> bytes:
@@ -41,7 +37,8 @@ def signed_names(names: tuple[str, ...], is_old: bool = False) -> tuple[str, ...
     """Names of fields in the order in which their values are signed. Cached: the requests of a kind
     have the same fields."""
     skipped = (SIGNATURE, UNIQUE_KEY_QUERY) if is_old else (SIGNATURE,)
-    return tuple(sorted((name for name in names if name not in skipped), key=_java_order))
+    signed = (name for name in names if name not in skipped)
+    return tuple(sorted(signed, key=lambda name: name.encode("utf-16-be", "surrogatepass")))
 
 
 class Key:
