@@ -124,9 +124,9 @@ class Sluice:
         self._keeper = Keeper(
             self.client_id,
             credentials=self.cluster.credentials,
-            on_change=self._on_change,
-            on_check=self._on_check,
-            on_ask=self._on_ask,
+            on_change=lambda group: self._soon(self._notice, group),
+            on_check=lambda command, address: self._soon(self._asked, command, address),
+            on_ask=lambda *asked: self._brokers_ask.take(*asked),  # noqa: PLW0108 - made below
             connect=network.dial,
             has_thread=heartbeat_thread,
         )
@@ -401,21 +401,11 @@ class Sluice:
         """The consumers of a group that were made here. For this package."""
         return [consumer for consumer in tuple(self._consumers) if consumer.group == group]
 
-    def _on_change(self, group: str) -> None:
-        """Called on the keeper's thread."""
+    def _soon(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Calls a function on the loop; called on the keeper's thread."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._notice, group)
-
-    def _on_check(self, command: Command, address: str) -> None:
-        """Called on the keeper's thread."""
-        loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._asked, command, address)
-
-    def _on_ask(self, command: Command, answer: Callable[[Command], None]) -> bool:
-        """Called on the keeper's thread."""
-        return self._brokers_ask.take(command, answer)
+            loop.call_soon_threadsafe(function, *arguments)
 
     def _asked(self, command: Command, address: str) -> None:
         """A broker asks how a transaction ended."""

@@ -382,27 +382,17 @@ def _fate(
         return Fate.CONSUMED, 0, [past]
     found = [] if filtering is None else [filtering]
     fate = Fate.WAITING if group.members else Fate.OFFLINE
-    return fate, 0, [*found, *_before(about, group, owner, is_broken=filtering is not None)]
-
-
-def _before(
-    about: MessageFacts, group: GroupFacts, owner: str | None, *, is_broken: bool
-) -> Iterator[Finding]:
-    """The message is before the group: why has it not come?"""
-    message, is_known = about.message, is_broken
-    for finding in _hindrances(about, group, owner):
-        is_known = True
-        yield finding
-    if not is_known:
-        begin = max(group.committed or 0, about.offset_min)
-        count = max(0, message.queue_offset - begin)
-        reads = (
-            "which member reads its queue is not known" if owner is None else f"{owner} reads it"
-        )
-        yield _finding(Code.BEHIND, count=count, reader=reads)
+    found += _hindrances(about, group, owner)
+    if not found:
+        count = max(0, offset - max(group.committed or 0, about.offset_min))
+        unknown = "which member reads its queue is not known"
+        reads = unknown if owner is None else f"{owner} reads it"
+        found.append(_finding(Code.BEHIND, count=count, reader=reads))
+    return fate, 0, found
 
 
 def _hindrances(about: MessageFacts, group: GroupFacts, owner: str | None) -> Iterator[Finding]:
+    """The message is before the group: why has it not come?"""
     message = about.message
     if group.config is not None and not group.config.consume_enable:
         yield _finding(Code.CONSUMING_OFF, group=group.name)
