@@ -220,8 +220,8 @@ def test_planted_removal_without_a_sync_of_the_directory_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def hasty(self: Any) -> None:
-        while self._doomed:
-            self._files.remove(self._doomed.pop(0))
+        while self._to_remove:
+            self._files.remove(self._to_remove.pop(0))
 
     monkeypatch.setattr(retention.Retention, "_remove_files", hasty)
     found_by_a_seed()

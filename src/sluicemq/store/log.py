@@ -11,7 +11,7 @@ Written once a turn, one pwrite per file touched; a file that has no room for th
 `written_offset` once and writes `synced_offset`.
 
 A failed write is wiped: what may have reached the file is overwritten with zeros and synced, or a
-later recovery would find records that nobody was told of. Three kinds of errors:
+later recovery would find records that were never acknowledged. Three kinds of errors:
 
     passing   no descriptor or no memory: the turn is refused, the next one may succeed; a sync, and
               a wipe, is made up for before the next write

@@ -13,7 +13,7 @@ forced run looks at the disk again after each file and stops as soon as there is
 One file goes in this order, and whatever the moment of a crash is, recovery finds no unit missing
 for a record that is there:
 
-    1  the minimum of every queue moves behind the file: who reads there is told (OFFSET_TOO_SMALL)
+    1  the minimum of every queue moves behind the file: readers there get OFFSET_TOO_SMALL
     2  `Watcher` hears of it: unread messages are logged and counted
     3  the log forgets the file, the checkpoint says so (else the file would be missed), then it is
        removed, and its directory synced: no slice of it that is on its way to a socket is touched,
@@ -85,14 +85,14 @@ class Decision(NamedTuple):
 
 
 class Watcher(Protocol):
-    """Who has to know before a file goes."""
+    """Hears of it before a file is deleted."""
 
     def queue_moves(self, topic: str, queue_id: int, old_min: int, new_min: int) -> None:
         """The messages [old_min, new_min) of a queue go with the file."""
         ...
 
     def file_goes(self, file: LogFile, why: str) -> None:
-        """All its queues are told; it goes now."""
+        """`queue_moves` was called for all its queues; it is deleted now."""
         ...
 
 
@@ -188,14 +188,14 @@ class Retention:
         self._clock = clock
         self._removable_end = removable_end
         self._before_removal = before_removal
-        self._doomed: list[str] = []  # forgotten, and still to be removed from the disk, in order
+        self._to_remove: list[str] = []  # from the disk, in order; forgotten already
         self._is_stuck = False
         self._queues_behind = -1  # the log's start for which queue files were cleaned
         self.config = config
         """May be exchanged while the broker runs."""
         self.watcher: Watcher | None = None
         self.on_start_moved: list[Callable[[int], None]] = []
-        """Told where the log begins now, when that is durable: the index lets go of files."""
+        """Called with the new start of the log when that is durable."""
         self.manual_rounds = 0
         self.files_deleted = 0
         self.bytes_deleted = 0
@@ -273,11 +273,11 @@ class Retention:
     def clean(self, until_s: float = float("inf")) -> Iterator[Step]:
         """One run. What is left to do for queues at the time `until_s` is for the next one. Raises
         OSError when the disk cannot be asked or read."""
-        yield from self._remove_doomed()
+        yield from self._removing()
         is_manual = self.manual_rounds > 0
         self.manual_rounds = max(0, self.manual_rounds - 1)
         for number in range(self.config.delete_files_max):
-            if self._doomed:
+            if self._to_remove:
                 return
             decision = decide(self.config, self.look(), self._clock.now_ms(), is_manual=is_manual)
             file = next(self.oldest(), None) if decision.takes_expired else None
@@ -299,7 +299,7 @@ class Retention:
     def clean_queues(self, until_s: float = float("inf")) -> Iterator[Step]:
         """Only the files of queues (306), whether the log's start has moved or not."""
         self._queues_behind = -1
-        yield from self._remove_doomed()
+        yield from self._removing()
         yield from self._clean_queues(until_s)
 
     def _delete(self, file: LogFile, why: str) -> Iterator[Step]:
@@ -312,8 +312,8 @@ class Retention:
         self.files_deleted += 1
         self.bytes_deleted += file.end - file.base
         logger.info("log file %s goes: %s; the log begins at %d", path, why, file.end)
-        self._doomed.append(path)
-        yield from self._remove_doomed()
+        self._to_remove.append(path)
+        yield from self._removing()
 
     def _move_queues(self, log_start: int) -> Iterator[Step]:
         for queue in self._sliced():
@@ -329,7 +329,7 @@ class Retention:
 
     def _clean_queues(self, until_s: float) -> Iterator[Step]:
         start = self._log.start
-        if self._doomed or self._queues_behind == start:
+        if self._to_remove or self._queues_behind == start:
             return
         for queue in self._sliced():
             if queue is None:
@@ -338,9 +338,9 @@ class Retention:
             segments = queue.segments
             limit = queue.offset_min * UNIT_BYTES
             while len(segments) > 1 and segments.start + segments.file_bytes <= limit:
-                self._doomed.append(segments.remove_first())
-                yield from self._remove_doomed()
-                if self._doomed or self._clock.monotonic_s() >= until_s:
+                self._to_remove.append(segments.remove_first())
+                yield from self._removing()
+                if self._to_remove or self._clock.monotonic_s() >= until_s:
                     return
                 yield self.config.delete_queue_file_interval_ms / 1000
         for tell in self.on_start_moved:
@@ -360,14 +360,14 @@ class Retention:
 
     # --- the disk again: in another thread
 
-    def _remove_doomed(self) -> Iterator[Step]:
-        if self._doomed:
+    def _removing(self) -> Iterator[Step]:
+        if self._to_remove:
             yield self._remove_files
 
     def _remove_files(self) -> None:
         """In order, each durably before the next; what fails is tried again in the next run."""
-        while self._doomed:
-            path = self._doomed[0]
+        while self._to_remove:
+            path = self._to_remove[0]
             directory = path.rpartition("/")[0]
             try:
                 if directory == self._log.segments.directory:
@@ -382,4 +382,4 @@ class Retention:
                     " Correct the rights of its directory.", path, error,
                 )  # fmt: skip
                 return
-            del self._doomed[0]
+            del self._to_remove[0]

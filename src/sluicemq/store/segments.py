@@ -10,12 +10,11 @@ socket. A segment that is not read for long lets go of its map when others need 
 (`Files.pool`), and when the last slice is gone too, so is the map. A test double of `File` has a
 `read_view` instead of something that can be mapped.
 
-Descriptors for `pwrite` and `pread` are open only as long as a file is worked on: whoever is done
-says `release`. Only the log keeps that of its last file, which it syncs through it. Closing a file
-of units before it is synced is no loss: its pages stay dirty, the sync of the next checkpoint
-reaches them through a new descriptor, and an error that the kernel has met in between is told to
-the first one that asks after it; and units are derived, the log's own descriptor is never closed
-between a write and its sync.
+Descriptors for `pwrite` and `pread` are open only as long as a file is worked on: `release` closes
+them. Only the log keeps that of its last file, which it syncs through it. Closing a file of units
+before it is synced is no loss: its pages stay dirty, the sync of the next checkpoint reaches them
+through a new descriptor, which also gets an error that the kernel has met in between; and units are
+derived, the log's own descriptor is never closed between a write and its sync.
 """
 
 import contextlib
@@ -316,7 +315,7 @@ class SegmentFiles:
     def remove_first(self) -> str:
         """Let go of the first file and return its path: the caller removes it from the disk.
 
-        Who holds a slice of it reads on. Another thread may be in `at` meanwhile.
+        Readers that hold a slice of it read on. Another thread may be in `at` meanwhile.
         """
         first, *rest = self._segments
         self._segments = rest

@@ -71,7 +71,7 @@ class Store:
 
     `writer` appends, `reader` reads what is visible, `keys` finds messages by their keys, `columns`
     holds message properties for filters, `retention` deletes. The broker decides when the last
-    three work. `consumers` are told (start, end) of every range of the log that was written.
+    three work. `consumers` are called with (start, end) of every range of the log that was written.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ class Writer:
         self, log: CommitLog, queues: ConsumeQueues, config: StoreConfig, clock: Clock,
         time_ms: int, known_keys: KnownKeys,
     ) -> None:  # fmt: skip
-        """`known_keys` is told of batches for the index."""
+        """`known_keys` gets the keys of batches for the index."""
         self._log = log
         self._queues = queues
         self._by_key = queues.by_key

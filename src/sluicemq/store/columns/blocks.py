@@ -154,7 +154,7 @@ class ColumnBlocks:
         self._tables: dict[QueueKey, dict[int, str]] = {}  # block number -> file name
         self._sizes: dict[str, int] = {}  # path -> bytes
         self._sealed_to: dict[QueueKey, int] = {}  # the first block that may have no file
-        self._doomed: list[str] = []  # files that are not true, for `work` to remove
+        self._to_remove: list[str] = []  # files that are not true, for `work` to remove
         self._heads: dict[tuple[str, int, int], Head] = {}  # whose proofs hold
         self._proved: set[tuple[str, int, int]] = set()  # files made in this run, or checked
         self.sealer: Sealer | None = None
@@ -347,7 +347,7 @@ class ColumnBlocks:
         self._sealed_to.pop(self._key(queue), None)
         self._sizes.pop(path, None)
         self._forget(queue, number)
-        self._doomed.append(path)
+        self._to_remove.append(path)
 
     def _forget(self, queue: Queue, number: int) -> None:
         key = (*self._key(queue), number)
@@ -383,7 +383,7 @@ class ColumnBlocks:
                 first = columns_file.first_offset_of(name)
                 number = -1 if first is None else first // BLOCK_ROWS
                 if number < 0 or number in table:
-                    self._doomed.append(f"{directory}/{name}")
+                    self._to_remove.append(f"{directory}/{name}")
                 else:
                     table[number] = name
                     with closing(self._files.open(f"{directory}/{name}")) as file:
@@ -444,8 +444,8 @@ class ColumnBlocks:
             if queue is None or key[0] not in topics:
                 continue
             table = self._table(queue)
-            while self._doomed:
-                self._remove(self._doomed.pop())
+            while self._to_remove:
+                self._remove(self._to_remove.pop())
                 yield 0.0
             number = max(queue.offset_min // BLOCK_ROWS, self._sealed_to.get(key, 0))
             while (number + 1) * BLOCK_ROWS <= queue.visible_offset:
@@ -529,7 +529,7 @@ class ColumnBlocks:
     def _sealed_now(self, queue: Queue, number: int, made: Made) -> None:
         path = f"{self._directory_of(queue)}/{made.name}"
         if self._queues.by_key.get(self._key(queue)) is not queue:
-            self._doomed.append(path)  # the topic was deleted meanwhile
+            self._to_remove.append(path)  # the topic was deleted meanwhile
             return
         self.rows_sealed += made.rows
         self._table(queue)[number] = made.name

@@ -2,7 +2,7 @@
 
 A filter over properties reads the log for every message when it has nothing else. With columns
 (`record.columns`) it looks at each distinct value once and reads the log for matches alone. Columns
-are made of a topic's messages as soon as somebody filters that topic by properties, or asks for
+are made of a topic's messages as soon as a consumer filters that topic by properties, or asks for
 its blocks (`sluicePropertyColumns = auto`); of every topic (`always`); or never (`off`).
 
 Here is what the rest of the store sees, without NumPy and pyarrow: those are loaded when columns
@@ -216,7 +216,7 @@ class PropertyColumns:
         self._start_moved = self._files.exists(self._directory)
 
     def close(self) -> None:
-        """End what makes files elsewhere."""
+        """End the process that makes files."""
         if self.sealer is not None:
             self.sealer.close()
 

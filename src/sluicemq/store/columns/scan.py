@@ -19,7 +19,7 @@ given as places in the mapped files of the log, which `record.arrow` decodes whe
 
 So the log is touched for matches alone. What is not there any more (retention) and what is damaged
 is an error, or with `skips` counted and passed over; blank units and place holders of a repair are
-no messages and nobody misses them.
+no messages and are not missed.
 """
 
 from bisect import bisect_left
@@ -280,7 +280,7 @@ class _Rows(NamedTuple):
 
 class RangeScan:
     """A look at a range of one queue. `gone` and `damaged` count what was passed over, `units` what
-    was looked at, `log_bytes` the size of the records that were told."""
+    was looked at, `log_bytes` the size of the records found."""
 
     def __init__(
         self,

@@ -5,8 +5,8 @@ what follows reads only those, so it may run in any thread beside appends, delet
 the store. Or in another process (`broker.consume.columns_helper`), which maps the log's files by
 itself and needs nothing but where the records lie (`serve`):
 
-    asked    a line of JSON (`Job`), then the units of each slot
-    told     a line of JSON: the file's name and size, or what went wrong
+    in       a line of JSON (`Job`), then the units of each slot
+    out      a line of JSON: the file's name and size, or what went wrong
 """
 
 import json
@@ -201,7 +201,7 @@ class Job(NamedTuple):
 
 
 class Sealer(Protocol):
-    """Somebody who does jobs elsewhere."""
+    """Does jobs in another process."""
 
     def seal(self, job: Job, units: Sequence[bytes]) -> tuple[str, int]:
         """The file's name and size. Any thread. Raises OSError; then there is no file."""
@@ -214,12 +214,12 @@ class Sealer(Protocol):
     def close(self) -> None: ...
 
 
-def serve(asked: IO[bytes], told: IO[bytes]) -> None:
+def serve(jobs: IO[bytes], answers: IO[bytes]) -> None:
     """Do one job after the other until there is none."""
     log_files = _LogFiles()
-    for line in asked:
+    for line in jobs:
         job = Job(**json.loads(line))
-        units = [asked.read(size) for size in job.sizes]
+        units = [jobs.read(size) for size in job.sizes]
         answer: dict[str, Any]
         try:
             sources = [
@@ -232,8 +232,8 @@ def serve(asked: IO[bytes], told: IO[bytes]) -> None:
             answer = {"name": made.name, "size": made.size_bytes}
         except (OSError, ValueError) as error:
             answer = {"error": str(error)}
-        told.write(json.dumps(answer).encode() + b"\n")
-        told.flush()
+        answers.write(json.dumps(answer).encode() + b"\n")
+        answers.flush()
 
 
 class _LogFiles:

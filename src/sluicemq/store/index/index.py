@@ -134,7 +134,7 @@ class IndexMark(NamedTuple):
 class KeyIndex:
     """The index of one store. Everything but `paths_to_sync`'s syncs happens in one thread.
 
-    `known` is what the writer knows. `before_full` is told the last store time of a file that is
+    `known` is what the writer knows. `before_full` gets the last store time of a file that is
     full, before its header says so.
     """
 
@@ -406,7 +406,7 @@ class KeyIndex:
 
     def query(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
         """Places of messages that may have this key and time, newest first. Other keys of the same
-        hash may be among them: whoever reads the record checks. Call `catch_up` before."""
+        hash may be among them: check the record. Call `catch_up` before."""
         value = key_hash(topic, key)
         for file in reversed(self._index_files):
             if file.is_empty or file.begin_ms > end_ms or file.end_ms + 999 < begin_ms:

@@ -81,7 +81,7 @@ class Keys:
         self._index_time_ms = checkpoint.index_time_ms
         self._flush_s = clock.monotonic_s()
         self._flush_due_ms: int | None = None
-        self._lock = threading.Lock()  # whoever changes the index or looks into it
+        self._lock = threading.Lock()  # to change the index or to look into it
         self._trouble = ""
         self.follows_ticks = True
         """Whether `tick` lets the index catch up; false when somebody else does it more often."""
