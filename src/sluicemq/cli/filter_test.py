@@ -6,7 +6,14 @@ from typing import Any, Final
 
 import click
 
-from sluicemq.cli.output import admin_options, parse_ago, parse_time, print_json, print_table
+from sluicemq.cli.output import (
+    admin_options,
+    fields,
+    parse_ago,
+    parse_time,
+    print_json,
+    print_table,
+)
 from sluicemq.client.core.operations.filters import BrokerTrial
 from sluicemq.client.sync.admin import Admin
 from sluicemq.model.subscription import SQL92, TAG
@@ -58,7 +65,12 @@ def test_command(
     )  # fmt: skip
     for trial in found:
         if as_json:
-            print_json(_record(trial))
+            messages = [
+                {"queue_id": queue_id, "offset": offset, "properties": properties}
+                for (queue_id, offset), properties in sorted(trial.messages.items())
+            ]
+            about = fields("broker stored is_read_here")(trial)
+            print_json({**about, **trial.report, "messages": messages})
         else:
             _print(trial)
     if any(trial.report["errors"] or _findings(trial) for trial in found):
@@ -80,19 +92,6 @@ def _progress(as_json: bool) -> Callable[[int, int], None] | None:
     )
 
 
-def _record(trial: BrokerTrial) -> dict[str, object]:
-    return {
-        "broker": trial.broker,
-        "stored": trial.stored,
-        "is_read_here": trial.is_read_here,
-        **trial.report,
-        "messages": [
-            {"queue_id": queue_id, "offset": offset, "properties": dict(properties)}
-            for (queue_id, offset), properties in sorted(trial.messages.items())
-        ],
-    }
-
-
 def _findings(trial: BrokerTrial) -> list[Mapping[str, str]]:
     return [finding for item in trial.report["properties"] for finding in item["findings"]]
 
@@ -111,7 +110,12 @@ def _print(trial: BrokerTrial) -> None:
     )
     if not trial.rows:
         return
-    _print_atoms(report["atoms"])
+    atoms = report["atoms"]
+    if len(atoms) > 1 or any(atom["error"] for atom in atoms):
+        names = ("true", "false", "null", "error")
+        rows = [[atom["text"], f"{atom['selectivity']:.2%}", *(atom[name] for name in names)]
+                for atom in atoms]  # fmt: skip
+        print_table("Each condition by itself", ["condition", "takes", *names], rows)
     for cause in report["causes"]:
         click.echo(f"error    {cause['count']:,} messages: {cause['example']}")
     for finding in _findings(trial):
@@ -127,14 +131,6 @@ def _print(trial: BrokerTrial) -> None:
         )
         _print_samples("Only the new one takes", trial, difference["samples_here"])
         _print_samples("Only the group's takes", trial, difference["samples_there"])
-
-
-def _print_atoms(atoms: Sequence[Mapping[str, Any]]) -> None:
-    if len(atoms) > 1 or any(atom["error"] for atom in atoms):
-        names = ("true", "false", "null", "error")
-        rows = [[atom["text"], f"{atom['selectivity']:.2%}", *(atom[name] for name in names)]
-                for atom in atoms]  # fmt: skip
-        print_table("Each condition by itself", ["condition", "takes", *names], rows)
 
 
 def _print_samples(title: str, trial: BrokerTrial, samples: Sequence[Mapping[str, Any]]) -> None:

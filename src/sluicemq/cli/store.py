@@ -8,7 +8,7 @@ Exit codes: 0 done and in order, 1 findings (`verify`), damage that was not repa
 wrong usage; `verify` says 2 also when the store cannot be read at all.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import chain, islice
@@ -158,30 +158,28 @@ def ls(
     with opened(directory, log_path, queue_path) as layout:
         records = [queue._asdict() for queue in list_queues(layout, topic)]
     if summary:
-        records = _summary(records)
+        topics: dict[str, list[dict[str, Any]]] = {}
+        for record in records:
+            topics.setdefault(record["topic"], []).append(record)
+        records = [
+            {
+                "topic": name,
+                "queues": len(queues),
+                "messages": sum(one["messages"] for one in queues),
+                "size_bytes": sum(one["size_bytes"] for one in queues),
+                "first_time_ms": min(
+                    (one["first_time_ms"] for one in queues if one["first_time_ms"]), default=0
+                ),
+                "last_time_ms": max(one["last_time_ms"] for one in queues),
+            }
+            for name, queues in topics.items()
+        ]
     columns = (
         " ".join(name for name in records[0] if not name.endswith("_time_ms")) if records else ""
     )
     times = " first_stored=first_time_ms:time last_stored=last_time_ms:time"
     empty = f"No queues of {topic}." if topic else "No queues."
     print_records(records, as_json=as_json, columns=columns + times, empty=empty)
-
-
-def _summary(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    topics: dict[str, dict[str, Any]] = {}
-    for record in records:
-        found = topics.setdefault(
-            record["topic"],
-            {"topic": record["topic"], "queues": 0, "messages": 0, "size_bytes": 0,
-             "first_time_ms": 0, "last_time_ms": 0},
-        )  # fmt: skip
-        found["queues"] += 1
-        found["messages"] += record["messages"]
-        found["size_bytes"] += record["size_bytes"]
-        times = [time for time in (found["first_time_ms"], record["first_time_ms"]) if time]
-        found["first_time_ms"] = min(times, default=0)
-        found["last_time_ms"] = max(found["last_time_ms"], record["last_time_ms"])
-    return list(topics.values())
 
 
 # ------------------------------------------------------------------------------------- dump
@@ -250,18 +248,18 @@ def select(
 
     low, high = parse_range(offsets)
     matches, codes = _filter(tags, where)
-    widest = Selection()
-    return Selection(
-        topic=topic,
-        queue_id=queue_id,
-        offset_min=widest.offset_min if low is None else low,
-        offset_max=widest.offset_max if high is None else high,
-        time_min_ms=widest.time_min_ms if since is None else parse_time(since, "--since"),
-        time_max_ms=widest.time_max_ms if until is None else parse_time(until, "--until"),
-        key=key,
-        matches=matches,
-        tag_codes=codes,
-    )
+    given: dict[str, Any] = {
+        "topic": topic,
+        "queue_id": queue_id,
+        "offset_min": low,
+        "offset_max": high,
+        "time_min_ms": None if since is None else parse_time(since, "--since"),
+        "time_max_ms": None if until is None else parse_time(until, "--until"),
+        "key": key,
+        "matches": matches,
+        "tag_codes": codes,
+    }
+    return Selection(**{name: value for name, value in given.items() if value is not None})
 
 
 def _filter(tags: str | None, where: str | None) -> tuple[Any, frozenset[int] | None]:
