@@ -12,7 +12,7 @@ the figures beside a sealed block as JSON.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
@@ -67,36 +67,46 @@ class ColumnBlock(NamedTuple):
         if low == 0 and high == self.rows:
             return self
         odd = self.odd[(self.odd >= low) & (self.odd < high)] - low
-        columns = _Part(self.columns, slice(low, high))
+        columns = self._rows_of_columns(slice(low, high))
         return ColumnBlock(start, high - low, columns, self.excluded, odd)
 
     def some(self, rows: "NDArray[np.intp]") -> "ColumnBlock":
         """Rows by their numbers, none of them odd: side by side, with offsets that mean nothing."""
-        columns = _Part(self.columns, rows)
+        columns = self._rows_of_columns(rows)
         return ColumnBlock(self.first_offset, len(rows), columns, self.excluded, self.odd[:0])
 
+    def _rows_of_columns(self, rows: "slice | NDArray[np.intp]") -> "LazyColumns":
+        def make(name: str) -> Column:
+            codes, values = self.columns[name]
+            return Column(codes[rows], values)
 
-class _Part(Mapping[str, Column]):
-    """Some rows of the columns of a block."""
+        return LazyColumns(self.columns.keys(), make)
 
-    __slots__ = ("_columns", "_rows")
 
-    def __init__(self, columns: Mapping[str, Column], rows: "slice | NDArray[np.intp]") -> None:
-        self._columns = columns
-        self._rows = rows
+class LazyColumns(Mapping[str, Column]):
+    """Columns of these names, each made when first asked for."""
+
+    __slots__ = ("_known", "_make", "_names")
+
+    def __init__(self, names: Collection[str], make: Callable[[str], Column]) -> None:
+        self._names = names
+        self._make = make
+        self._known: dict[str, Column] = {}
 
     def __getitem__(self, name: str) -> Column:
-        codes, values = self._columns[name]
-        return Column(codes[self._rows], values)
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = self._make(name)
+        return known
 
     def __contains__(self, name: object) -> bool:
-        return name in self._columns
+        return name in self._names
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._columns)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._columns)
+        return len(self._names)
 
 
 VALUES_MAX: Final = 64

@@ -11,7 +11,7 @@ decoded by it, alone, and their values put among the others. A property test hol
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sluicemq.model.message import KEYS, UNIQ_KEY
 from sluicemq.record.codec import CHECKSUM_NAME
-from sluicemq.record.columns import Column, ColumnBlock, Values
+from sluicemq.record.columns import Column, ColumnBlock, LazyColumns, Values
 from sluicemq.record.layout import RECORD_BYTES_MIN
 from sluicemq.record.properties import Properties, read_properties, text_column
 from sluicemq.record.table import Bytes, Mask, Positions, Records
@@ -34,32 +34,19 @@ UNIQUE_VALUE_BYTES: Final = 16
 _UNIQUE_ROWS_MIN: Final = 256
 
 
-class ArrowColumns(Mapping[str, Column]):
-    """Columns that lie in Arrow dictionary arrays, each made when first asked for."""
+class ArrowColumns(LazyColumns):
+    """Columns that lie in Arrow dictionary arrays."""
 
-    __slots__ = ("_known", "arrays")
+    __slots__ = ("arrays",)
 
     def __init__(self, arrays: Mapping[str, Any]) -> None:
+        def make(name: str) -> Column:
+            values = Values(arrays[name].dictionary.to_pylist())
+            codes = _codes(arrays[name]).astype(_code_type(len(values)), copy=False)
+            return Column(codes, values)
+
+        super().__init__(arrays.keys(), make)
         self.arrays = arrays
-        self._known: dict[str, Column] = {}
-
-    def __getitem__(self, name: str) -> Column:
-        known = self._known.get(name)
-        if known is None:
-            array = self.arrays[name]
-            values = Values(array.dictionary.to_pylist())
-            codes = _codes(array).astype(_code_type(len(values)), copy=False)
-            known = self._known[name] = Column(codes, values)
-        return known
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.arrays
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.arrays)
-
-    def __len__(self) -> int:
-        return len(self.arrays)
 
 
 def _codes(array: Any) -> NDArray[Any]:

@@ -116,7 +116,6 @@ class Inventory:
         self._log_start = log_start
         self._queues = queues
         self._seen: dict[QueueKey, _Seen] = {}
-        self._names: dict[bytes, str] = {}
         self.records = 0
         self.contradicted: dict[Hole, QueueKey] = {}
         """Records whose offset cannot be in the queue that they name; complete after `finish`."""
@@ -127,12 +126,6 @@ class Inventory:
         self.records += len(run)
         for group in run.groups:
             self._add_group(group)
-
-    def _key(self, topic: bytes, queue_id: int) -> QueueKey:
-        name = self._names.get(topic)
-        if name is None:
-            name = self._names[topic] = topic.decode(errors="replace")
-        return name, queue_id
 
     def _add(self, key: QueueKey, place: _Place) -> None:
         if not is_possible(key) or not 0 <= place.offset <= OFFSET_MAX:
@@ -172,7 +165,7 @@ class Inventory:
         self.contradicted[Hole(place.position, place.end, f"{reason}, which cannot be")] = key
 
     def _add_group(self, group: Group) -> None:
-        key = self._key(group.topic, group.queue_id)
+        key = (group.topic.decode(errors="replace"), group.queue_id)
         # Two in a row confirm each other, and with them all that follow.
         is_row = group.is_row and len(group.offsets) > 1
         for row in range(2 if is_row else len(group.offsets)):

@@ -55,7 +55,6 @@ class Requeue:
         self._bases: dict[QueueKey, set[int]] = {
             key: {item.base for item in series.items} for key, series in queues.items()
         }
-        self._names: dict[bytes, str] = {}
         self.skip: set[int] = set()
         """Positions of records that are not put into a queue."""
         self._later: dict[QueueKey, int] = {}
@@ -65,7 +64,7 @@ class Requeue:
 
     def add(self, run: Run) -> None:
         for group in run.groups:
-            key = (self._name(group.topic), group.queue_id)
+            key = (group.topic.decode(errors="replace"), group.queue_id)
             is_plain = not self.skip or not np.isin(group.units["position"], [*self.skip]).any()
             if group.is_row and is_plain:
                 self._put(key, int(group.offsets[0]), group.units.tobytes())
@@ -73,12 +72,6 @@ class Requeue:
             for offset, unit_parts in group.rows():
                 if unit_parts[0] not in self.skip:
                     self._put(key, offset, UNIT.pack(*unit_parts))
-
-    def _name(self, topic: bytes) -> str:
-        name = self._names.get(topic)
-        if name is None:
-            name = self._names[topic] = topic.decode(errors="replace")
-        return name
 
     def _put(self, key: QueueKey, offset: int, data: bytes) -> None:
         """Consecutive units from `offset` on."""

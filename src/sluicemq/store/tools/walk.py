@@ -110,8 +110,12 @@ class LogWalk:
             at, room = self.position - base, file_end - self.position
             if base + len(view) < file_end and self._is_cut(view, at, room):
                 continue  # the record goes on behind the window: look again from its beginning
-            if room < BLANK.size or _is_blank(view, at, room):
-                if room >= BLANK.size:
+            begin = view[at : at + BLANK.size]
+            is_blank = len(begin) == BLANK.size and (
+                BLANK.struct.unpack(begin) == (room, MAGIC_BLANK)
+            )
+            if is_blank or room < BLANK.size:
+                if is_blank:
                     yield Blank(self.position, file_end)
                 self.position = self.end = self.whole_end = file_end
                 return
@@ -202,13 +206,6 @@ def _extents(log: Series) -> list[tuple[int, int]]:
             found.append((max(end, item.base), item.end))
             end = item.end
     return found
-
-
-def _is_blank(view: memoryview, at: int, room: int) -> bool:
-    if len(view) - at < BLANK.size:
-        return False
-    size, magic = BLANK.struct.unpack_from(view, at)
-    return bool(magic == MAGIC_BLANK and size == room)
 
 
 def record_at(log: Series, position: int, size_max: int = _LOOK_BYTES_MAX) -> Records | None:
