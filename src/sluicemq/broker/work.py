@@ -1,12 +1,12 @@
 """Work that the broker does by itself, on the loop's thread: in slices, remembered as far as safe.
 
-A slice is so long, or so many things, then others have their turn. Who has a hundred thousand
-things to do asks `is_over` between two of them. Time is looked at only now and then, and under a
-clock that stands still (a test's) the count is the limit.
+A slice lasts so long, or does so many things, then others have their turn. A part with a hundred
+thousand things to do asks `is_over` between two of them. The clock is read only now and then; under
+one that stands still (a test's) the count is the limit.
 
-Who delivers delayed messages, or marks transactions as done, remembers where to go on. That place
-may be written to disk only when everything before it is on disk: or a crash would leave a place
-behind messages that are gone. So each place goes with the end of the log at that time.
+What delivers delayed messages, or marks transactions as done, remembers where to go on. That place
+may be written to disk only when everything before it is on disk; otherwise a crash would leave a
+place behind messages that are gone. So each place goes with the end of the log at that time.
 """
 
 import logging

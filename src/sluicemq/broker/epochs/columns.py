@@ -1,4 +1,4 @@
-"""Staged messages as columns (NumPy): what `staged_runs` does, a thousandfold.
+"""Staged messages as columns (NumPy), from the staging queues to the topics they are meant for.
 
 The heads of the records are taken from the log in one gather; what is made anew is patched when
 they are laid out again (`record.batch_columns.lay_out`). Bodies and properties are pieces of one
