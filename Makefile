@@ -51,6 +51,10 @@ demo: $(STAMP) ## 336,776 flights through broker, filters and Spark, checked aga
 test: $(STAMP) ## all tests; those that need Java or Go are skipped without them, never when CI=true (WORKERS=n processes, 3)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --randomly-seed=$(ORDER) $(ARGS)
 
+.PHONY: quick
+quick: $(STAMP) ## the fast tests: no server, JVM or network, fewer random examples; a minute and a half at most
+	SLUICEMQ_EXAMPLES=20 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile -m "not spark and not compatibility and not slow" tests/unit tests/golden tests/property tests/house $(ARGS)
+
 .PHONY: check
 check: $(STAMP) ## ruff, mypy --strict, import contracts, house rules
 	$(BIN)/ruff check .

@@ -203,6 +203,7 @@ def test_joins_may_be_grouped_in_any_way(kind: type[And] | type[Or], table: obje
         assert look_up[look_up[p << 4 | q] << 4 | r] == look_up[p << 4 | look_up[q << 4 | r]]
 
 
+@pytest.mark.slow
 def test_a_chain_of_thousands_is_no_recursion() -> None:
     text = " OR ".join(
         f"a = {number}" if number % 2 else f"b = '{number}'" for number in range(2400)

@@ -55,6 +55,7 @@ def files(root: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (root / "columns").glob("T/0/*")}
 
 
+@pytest.mark.slow
 def test_the_helper_makes_the_files_that_are_made_here(tmp_path: Path) -> None:
     with opened(tmp_path, elsewhere=False) as store:
         fill(store, 3 * ROWS + 5)
@@ -75,6 +76,7 @@ def test_the_helper_makes_the_files_that_are_made_here(tmp_path: Path) -> None:
         assert store.columns.rows_decoded == 0
 
 
+@pytest.mark.slow
 def test_a_helper_that_ends_fails_the_job_and_the_next_one_has_another(tmp_path: Path) -> None:
     with opened(tmp_path, elsewhere=True) as store:
         fill(store, 2 * ROWS)

@@ -243,6 +243,7 @@ class Changing:
             assert found in wanted, (name, found, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_power_lost", [False, True], ids=["kill -9", "power"])
 @pytest.mark.parametrize("part", range(4))
 def test_every_acknowledged_change_survives_every_moment(part: int, is_power_lost: bool) -> None:

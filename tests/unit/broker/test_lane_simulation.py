@@ -17,6 +17,8 @@ from sluicemq.filter.parser import compile_sql92
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import CONTRACT, GroupConfig, TopicConfig
 
+pytestmark = pytest.mark.slow
+
 SEEDS = int(os.environ.get("SLUICEMQ_SEEDS", "90"))
 WISHES: list[Wanted] = [
     {"T": (TAG, "tag1 || tag2")},
