@@ -28,7 +28,7 @@ from sluicemq.broker.waiting.rewrite import DelayRewrite
 from sluicemq.client.aio import readers as reader
 from sluicemq.client.aio.feeds import Lane, OrderedFeed
 from sluicemq.client.aio.readers import SendBack
-from sluicemq.client.core.inflight import InFlight
+from sluicemq.client.core.consuming import InFlight
 from sluicemq.model.message import COMMITTED, ROLLED_BACK
 from sluicemq.store.log import CommitLog
 from sluicemq.store.writer import Writer

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluicemq.client.core.balance import allocate_average
-from sluicemq.client.core.inflight import InFlight
+from sluicemq.client.core.consuming import InFlight
 from sluicemq.client.core.messages import Outgoing, prepare, split
 from sluicemq.client.core.sending import QueueChooser
 from sluicemq.model.message import RESERVED_PROPERTIES, Message

@@ -15,6 +15,7 @@ from sluicemq.client.core.answers import (
 from sluicemq.client.core.balance import allocate_average
 from sluicemq.client.core.consuming import (
     ConsumeOptions,
+    InFlight,
     SubscriptionRegistry,
     make_subscription,
     pause_s,
@@ -28,7 +29,6 @@ from sluicemq.client.core.directory import (
     read_queues,
     write_queues,
 )
-from sluicemq.client.core.inflight import InFlight
 from sluicemq.client.core.names import Credentials, signed
 from sluicemq.client.core.operations.groups import QueueProgress, group_report
 from sluicemq.client.core.operations.topics import masters_of

@@ -12,8 +12,7 @@ from sluicemq.client.aio.offsets import (
     decode_local_offsets,
     encode_local_offsets,
 )
-from sluicemq.client.core.consuming import ConsumeOptions
-from sluicemq.client.core.inflight import InFlight
+from sluicemq.client.core.consuming import ConsumeOptions, InFlight
 from sluicemq.errors import ConfigurationError, StoreDamagedError
 from sluicemq.model.topic import MessageQueue
 from sluicemq.testing.files import CrashableFiles

@@ -41,6 +41,8 @@ from sluicemq.client.core.consuming import (
     ANSWER_TIMEOUT_S,
     INNER_GROUP,
     ConsumeOptions,
+    Counts,
+    InFlight,
     OffsetMoved,
     exact_match,
     first_topic,
@@ -48,7 +50,6 @@ from sluicemq.client.core.consuming import (
     retry_copy,
     times_so_far,
 )
-from sluicemq.client.core.inflight import Counts, InFlight
 from sluicemq.client.core.tracing import Delivery, Outcome
 from sluicemq.errors import GroupNotFoundError, ProtocolError, RequestError, SluiceError
 from sluicemq.filter.subscriptions import tag_matches

@@ -38,6 +38,8 @@ from sluicemq.client.aio.pull import READ_GROUP, LitePullConsumer, PullConsumer
 from sluicemq.client.aio.tasks import Tasks
 from sluicemq.client.core.answers import SendResult
 from sluicemq.client.core.consuming import (
+    BYTES_MAX,
+    COUNT_MAX,
     ConsumeLimits,
     ConsumeOptions,
     LitePullLimits,
@@ -46,7 +48,6 @@ from sluicemq.client.core.consuming import (
     Start,
     make_subscription,
 )
-from sluicemq.client.core.inflight import BYTES_MAX, COUNT_MAX
 from sluicemq.client.core.messages import MessageOptions, checked_group
 from sluicemq.client.core.names import Credentials
 from sluicemq.client.core.replies import REPLY_TIMEOUT_S

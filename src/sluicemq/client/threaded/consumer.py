@@ -20,8 +20,7 @@ from sluicemq.client.aio.consumer import PushConsumer as AsyncPushConsumer
 from sluicemq.client.aio.pull import LitePullConsumer as AsyncLitePullConsumer
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.aio.sluice import Sluice
-from sluicemq.client.core.consuming import Start
-from sluicemq.client.core.inflight import BYTES_MAX, COUNT_MAX
+from sluicemq.client.core.consuming import BYTES_MAX, COUNT_MAX, Start
 from sluicemq.client.core.names import Credentials
 from sluicemq.client.threaded import Portal, blocking
 from sluicemq.model.topic import MessageQueue
