@@ -1,17 +1,18 @@
 """A consumer: what is in flight, what it did lately, its options, retries and subscriptions.
 
-`InFlight` is what was handed out of one queue and not yet acknowledged, and the offset
-that may be committed. Offsets of a queue come in rising order and are acknowledged in any order. The committed offset is
-the lowest one that is not acknowledged, or the position after the last one seen when there is none:
-so a restart repeats messages and never skips one. Messages that the client itself drops (a tag hash
-collision) never enter: the position passes them.
+`InFlight` is what was handed out of one queue and not yet acknowledged, and the offset that may be
+committed. Offsets of a queue come in rising order and are acknowledged in any order. The committed
+offset is the lowest one that is not acknowledged, or the position after the last one seen when
+there is none: so a restart repeats messages and never skips one. Messages that the client itself
+drops (a tag hash collision) never enter: the position passes them.
 
     seen:   10 11 12 13 | position 14
     acked:  10    12
     commit: 11
 
-`Counts` is what a consumer did lately, topic by topic: the status table of 307. It is kept for the last `WINDOW_S` seconds, in cells of one second each; the failures of the
-last hour in cells of a minute. Times come in as arguments.
+`Counts` is what a consumer did lately, topic by topic: the status table of 307. It is kept for the
+last `WINDOW_S` seconds, in cells of one second each; the failures of the last hour in cells of a
+minute. Times come in as arguments.
 
 A message that a handler could not handle: how often it has come, and the copy that comes again.
 
