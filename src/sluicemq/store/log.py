@@ -71,7 +71,7 @@ ZEROS_NEVER_STORED: Final = bytes(16)
 """Properties hold no run of zeros as long as this, and do not end with a zero."""
 LOST_NAME: Final = "SLUICE_LOST"
 LOST_CODE: Final = int.from_bytes(b"LOST") << 32
-"""The tag code of a place holder (`offline.repair`): our readers pass over it. Its lower half, all
+"""The tag code of a place holder (`tools.repair`): our readers pass over it. Its lower half, all
 that RocketMQ compares, is that of a message without a tag."""
 LOST_MARK: Final = int.from_bytes(b"SLUICELO")
 """What a place holder has for the offset of its prepared message, which no ordinary one has."""
@@ -320,7 +320,7 @@ class Scanned(NamedTuple):
 
     @property
     def is_lost(self) -> bool:
-        """Only the place holder of a message that a repair could not save (`offline.repair`)."""
+        """Only the place holder of a message that a repair could not save (`tools.repair`)."""
         return self.prepared_offset == LOST_MARK
 
     def tag_code(self, delays_ms: Sequence[int] = DELAYS_MS) -> int:

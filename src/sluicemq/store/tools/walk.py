@@ -1,8 +1,8 @@
 """The one walk over a commit log, sound or not: good records, and the bytes between them.
 
-A record counts as at recovery (`scan.read_scanned`: place, lengths, CRC of the body, no lost
+A record counts as at recovery (`log.read_scanned`: place, lengths, CRC of the body, no lost
 sector). Recovery stops at the first that does not; this walk goes on behind it, at the next place
-that `damage.next_good` accepts. Verify, repair and dump all walk here, so they cannot disagree.
+that `store.walk.next_good` accepts. Verify, repair and dump all walk here, so they cannot disagree.
 
     Run     good records that follow each other
     Hole    bytes of one file that are no good record: a record whose lengths alone are right, or
