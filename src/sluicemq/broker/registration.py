@@ -29,7 +29,7 @@ from sluicemq.broker.background import calm
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
-from sluicemq.broker.turns import failed
+from sluicemq.broker.turns import unconfirmed
 from sluicemq.clock import Clock
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import (
@@ -364,7 +364,7 @@ class Announcements:
                 await self._in_executor(sync)
             except StoreError as error:
                 log.error("%s", error)
-                waiting = [(peer, a and failed(a, error, str(error))) for peer, a in waiting]
+                waiting = [(peer, a and unconfirmed(a, error)) for peer, a in waiting]
         due = self.registration.due(self._clock.monotonic_s())
         changed = [server for server in self.registration.changed if server not in due]
         await asyncio.gather(*map(self._tell_all, due), *map(self._tell_changes, changed))

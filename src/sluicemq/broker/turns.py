@@ -99,6 +99,16 @@ def failed(answer: bytes, error: BaseException, remark: str) -> bytes:
     return encode(Command(code, {}, b"", opaque, FLAG_RESPONSE, remark, SERVER_LANGUAGE))
 
 
+def unconfirmed(answer: bytes, error: BaseException) -> bytes:
+    """What leaves instead of an encoded answer whose change is written and was not synced: whether
+    it is there after a restart, nobody knows."""
+    remark = (
+        "it was written, but the disk did not confirm it, so it may come back when the broker is"
+        f" started again: {error}"
+    )
+    return failed(answer, error, remark)
+
+
 class TurnStore(Protocol):
     """What a turn needs of the store."""
 
@@ -349,14 +359,10 @@ class Turns:
 
     def _fail(self, answers: Answers, error: BaseException, *, is_written: bool = False) -> None:
         log.error("%d messages are refused: %s", answers.count, error)
-        if isinstance(error, StoreUncertainError):
-            remark = str(error)
-        elif is_written:
-            remark = (
-                "the message was written, but the disk did not confirm it, so it may come back when"
-                f" the broker is started again: {error}"
-            )
-        else:
-            remark = f"the message was not stored: {error}"
+        is_known = isinstance(error, StoreUncertainError)
+        remark = str(error) if is_known else f"the message was not stored: {error}"
         for peer, answer in answers:
-            self.write(peer, failed(answer, error, remark))
+            if is_written and not is_known:
+                self.write(peer, unconfirmed(answer, error))
+            else:
+                self.write(peer, failed(answer, error, remark))

@@ -18,7 +18,7 @@ from sluicemq.broker.admin.readonly import overlay, prepare
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.table import dispatcher
-from sluicemq.broker.turns import failed
+from sluicemq.broker.turns import unconfirmed
 from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import SluiceError, StoreError
 from sluicemq.files import Files
@@ -253,7 +253,7 @@ class SteppedBroker:
             try:
                 sync()
             except StoreError as error:
-                announced = [(peer, a and failed(a, error, str(error))) for peer, a in announced]
+                announced = [(peer, a and unconfirmed(a, error)) for peer, a in announced]
         for peer, answer in announced:
             peer.write(answer)
 

@@ -181,16 +181,17 @@ class BrokerWorld:
                 is_safe = each.waits and self.store_config.flush_sync
                 if is_safe and self.latest[each.key[0]] == latest:
                     self.promises.names[each.key[0]] = "yes"
-            elif answer.code == ResponseCode.FLUSH_DISK_TIMEOUT or self._is_unsure():
+            elif answer.code == ResponseCode.FLUSH_DISK_TIMEOUT or self._is_unsure(answer):
                 each.fate = Unknown
             else:
                 each.fate = "refused"
             if each.fate == "refused" and not self.disk.is_troubled:
                 raise Violation(f"a send is answered {answer.code}: {answer.remark}")
 
-    def _is_unsure(self) -> bool:
-        """After an error of the disk at an fsync: stored or not."""
-        return self.broker.store._log.failure is not None
+    def _is_unsure(self, answer: Command) -> bool:
+        """After an error of the disk at an fsync, of the log or of a new topic: stored or not."""
+        failed = self.broker.store._log.failure is not None
+        return failed or "may come back" in (answer.remark or "")
 
     # --- what a broker does by itself
 
