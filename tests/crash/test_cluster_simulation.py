@@ -176,12 +176,12 @@ def offsets_are_one_too_high_after_a_start(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def commits_go_back_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Offsets._set
+    original = Offsets.put
 
     def put(self: Offsets, group: str, topic: str, queue_id: int, offset: int) -> None:
         original(self, group, topic, queue_id, offset // 4 * 4)
 
-    monkeypatch.setattr(Offsets, "_set", put)
+    monkeypatch.setattr(Offsets, "put", put)
 
 
 def nobody_takes_over_from_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
