@@ -38,11 +38,11 @@ _pack_prefix: Final = struct.Struct(">II").pack
 _MONTH_MS: Final = 31 * 24 * 3600 * 1000
 FAQ: Final = "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
 _REQUEST: Final = (0, FLAG_ONEWAY)
-_NOT_PLAIN: Final = (
-    KeyError, TypeError, ValueError, AttributeError, OverflowError, struct.error, StoreError,
-    OSError,
-)  # fmt: skip
-"""What a header with missing, odd or too large fields makes of the quick way, and a full store."""
+_NOT_PLAIN: Final = KeyError, TypeError, ValueError, AttributeError
+"""What a header with missing or odd fields makes of the quick way."""
+_NOT_TAKEN: Final = StoreError, OSError, OverflowError, struct.error
+"""What the store's append raises when it is full, or a number does not fit the record. Anything
+else is a bug there and ends the connection, which a second try on the usual way would hide."""
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 Work = Callable[[SendMessageRequest, Command, Peer], Durable]
@@ -153,15 +153,20 @@ class Send:
             sys_flag = fields["f"]
             sys_flag = 0 if sys_flag == "0" else int(sys_flag)
             flag = fields["h"]
+            flag = 0 if flag == "0" else int(flag)
+            born_time_ms = int(fields["g"])
             opaque = header["opaque"]
             kind = header["flag"]
             if kind not in _REQUEST or sys_flag & TRANSACTION_MASK or opaque < 0:
                 return False
-            physical_offset, queue_offset = self._append(
-                topic.name, queue_id, body, stored, tag, 0 if flag == "0" else int(flag),
-                sys_flag, int(fields["g"]), peer.remote_bytes, self.store_host,
-            )  # fmt: skip
         except _NOT_PLAIN:
+            return False
+        try:
+            physical_offset, queue_offset = self._append(
+                topic.name, queue_id, body, stored, tag, flag,
+                sys_flag, born_time_ms, peer.remote_bytes, self.store_host,
+            )  # fmt: skip
+        except _NOT_TAKEN:
             return False
         size = len(body)
         topic.messages_in += 1
