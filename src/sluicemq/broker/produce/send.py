@@ -42,7 +42,7 @@ _NOT_PLAIN: Final = KeyError, TypeError, ValueError, AttributeError
 """What a header with missing or odd fields makes of the quick way."""
 _NOT_TAKEN: Final = StoreError, OSError, OverflowError, struct.error
 """What the store's append raises when it is full, or a number does not fit the record. Anything
-else is a bug there and ends the connection, which a second try on the usual way would hide."""
+else is a bug, answered and logged as one; a second try on the usual way would hide it."""
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 Work = Callable[[SendMessageRequest, Command, Peer], Durable]
