@@ -25,7 +25,6 @@ from sluicemq.client.core.directory import (
     Routes,
     as_created,
     broker_address,
-    master_address,
     read_queues,
     write_queues,
 )
@@ -79,8 +78,6 @@ def test_reading_takes_another_broker_id_when_the_wanted_one_is_away():
     assert broker_address(ROUTE, "b", 1) == "b:2"
     assert broker_address(ROUTE, "a") == "a:2"
     assert broker_address(ROUTE, "zz") is None
-    assert master_address(ROUTE, "a") is None
-    assert master_address(ROUTE, "b") == "b:1"
 
 
 def test_a_topic_made_on_the_first_send_has_at_most_four_queues():
@@ -96,15 +93,17 @@ def test_routes_are_fresh_for_30_seconds_and_an_unknown_answer_keeps_the_old_one
     assert routes.is_fresh("t", 130.9)
     assert not routes.is_fresh("t", 131.0)
     routes.put("t", None, 131.0)
-    assert routes.get("t") is ROUTE
-    assert len(routes.writers("t")) == 2
+    assert routes.known["t"] is ROUTE
+    assert len(routes.writers["t"]) == 2
+    assert routes.masters["t"] == {"b": "b:1"}
     assert routes.addresses(["t"]) == {"b:1", "b:2", "a:2", "a:3"}
     routes.forget("t")
     assert not routes.is_fresh("t", 131.0)
-    assert routes.get("t") is ROUTE
+    assert routes.known["t"] is ROUTE
     routes.drop("t")
-    assert routes.get("t") is None
-    assert routes.writers("t") == []
+    assert not routes.known
+    assert not routes.writers
+    assert not routes.masters
 
 
 def queues(count):

@@ -24,10 +24,9 @@ from sluicemq.wire.declare import encode_header
 
 def test_the_hot_send_header_is_the_declared_one():
     queue = MessageQueue("t", "broker-a", 3)
+    outgoing = Outgoing("t", b"x", "a\x01b\x02", "ID", 769, 5, True)
     for batch in (False, True):
-        command = requests.send(
-            "g", queue, "a\x01b\x02", b"x", sys_flag=769, flag=5, born_time_ms=12, batch=batch
-        )
+        command = requests.send("g", queue, outgoing, 12, batch=batch)
         declared = headers.SendMessageRequestV2(
             group="g", topic="t", default_topic="TBW102", default_topic_queues=4, queue_id=3,
             sys_flag=769, born_time_ms=12, flag=5, properties="a\x01b\x02", reconsume_times=0,

@@ -57,6 +57,11 @@ class CloseReport:
     unknown: tuple[str, ...]
 
 
+def closed_producer() -> ClosedError:
+    """What a send after `close` raises."""
+    return ClosedError("this producer is closed.", cure="Make a new one.")
+
+
 class Producer:
     """Sends messages of one producer group.
 
@@ -117,11 +122,12 @@ class Producer:
         timedelta) or deliver_at (datetime or ms since 1970).
         """
         sender, message = self._sender, make_message(topic, body, **options)
-        self._check_open()
+        if sender.is_closed:
+            raise closed_producer()
         if selector is not None:
             return await self._cluster.run(sender.send_selected(message, selector, timeout_ms))
-        attempts = sender.attempts(timeout_ms)
-        return await self._cluster.run(sender.send(sender.prepare(message), queue, attempts))
+        outgoing = sender.prepare(message, sender.next_id())
+        return await self._cluster.run(sender.send(outgoing, queue, timeout_ms))
 
     def send_soon(
         self,
@@ -138,11 +144,11 @@ class Producer:
         One attempt only (`retries_async`), as RocketMQ counts it. Bad messages raise here.
         """
         outgoing = self._prepare(make_message(topic, body, **options))
-        attempts = self._sender.attempts(timeout_ms, self._retries_async)
+        send = self._sender.send(outgoing, queue, timeout_ms, self._retries_async)
 
         async def call_back() -> None:
             try:
-                result = await self._cluster.run(self._sender.send(outgoing, queue, attempts))
+                result = await self._cluster.run(send)
             except SluiceError as error:
                 on_done(None, error)
             else:
@@ -218,7 +224,7 @@ class Producer:
         """
 
         def send(half: Outgoing) -> Talk[SendResult]:
-            return self._sender.send(half, queue, self._sender.attempts(timeout_ms))
+            return self._sender.send(half, queue, timeout_ms)
 
         outgoing = self._prepare(make_message(topic, body, **options))
         return Transaction(self._cluster, self.transactions, outgoing, send, check_after_s)
@@ -262,13 +268,10 @@ class Producer:
         """The queues that a message of the topic may go to. Raises RouteNotFoundError."""
         return list(await self._cluster.write_queues(topic))
 
-    def _check_open(self) -> None:
-        if self._sender.is_closed:
-            raise ClosedError("this producer is closed.", cure="Make a new one.")
-
     def _prepare(self, message: Message) -> Outgoing:
-        self._check_open()
-        return self._sender.prepare(message)
+        if self._sender.is_closed:
+            raise closed_producer()
+        return self._sender.prepare(message, self._sender.next_id())
 
     async def close(self, timeout_s: float | None = None) -> CloseReport:
         """Refuses new sends, waits until the open ones are settled, reports what stays unknown.

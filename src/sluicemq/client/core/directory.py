@@ -34,6 +34,7 @@ from sluicemq.wire.bodies import decode_cluster_info, decode_topic_route
 from sluicemq.wire.frames import Command
 
 ROUTE_PERIOD_S: Final = 30.0
+_NOWHERE: Final[dict[str, str]] = {}
 NAME_SERVERS: Final = ""
 """As an address: whichever name server answers first."""
 
@@ -74,13 +75,6 @@ def broker_address(route: TopicRoute, broker: str, broker_id: int = MASTER_ID) -
     return None
 
 
-def master_address(route: TopicRoute, broker: str) -> str | None:
-    """The address of the master alone: messages are written nowhere else."""
-    return next(
-        (data.addresses.get(MASTER_ID) for data in route.brokers if data.broker == broker), None
-    )
-
-
 def as_created(default: TopicRoute) -> TopicRoute:
     """The route that a topic will have once a broker made it from TBW102's: at most as many queues
     as our send requests ask for, as the Java client counts them."""
@@ -98,30 +92,33 @@ def as_created(default: TopicRoute) -> TopicRoute:
 
 
 class Routes:
-    """The last known route of each topic. Times are monotonic seconds, passed in."""
+    """The last known route of each topic, however old, and what follows from it for producers: the
+    queues to write to and the masters of brokers. Times are monotonic seconds, passed in."""
 
-    __slots__ = ("_learnt_s", "_routes", "_writers")
+    __slots__ = ("_learnt_s", "known", "masters", "writers")
 
     def __init__(self) -> None:
-        self._routes: dict[str, TopicRoute] = {}
+        self.known: dict[str, TopicRoute] = {}
+        self.writers: dict[str, list[MessageQueue]] = {}
+        self.masters: dict[str, dict[str, str]] = {}
         self._learnt_s: dict[str, float] = {}
-        self._writers: dict[str, list[MessageQueue]] = {}
-
-    def get(self, topic: str) -> TopicRoute | None:
-        """The route as last learnt, however old."""
-        return self._routes.get(topic)
 
     def is_fresh(self, topic: str, now_s: float) -> bool:
-        """Whether the route was learnt (or looked for) less than 30 s ago."""
+        """Whether the route was learnt (or looked for) less than 30 s ago. HOT."""
         return now_s - self._learnt_s.get(topic, -1e9) < ROUTE_PERIOD_S
 
     def put(self, topic: str, route: TopicRoute | None, now_s: float) -> bool:
         """Remembers a route; None (unknown there) keeps the old one. True when it changed."""
         self._learnt_s[topic] = now_s
-        if route is None or route == self._routes.get(topic):
+        if route is None or route == self.known.get(topic):
             return False
-        self._routes[topic] = route
-        self._writers[topic] = write_queues(topic, route)
+        self.known[topic] = route
+        self.writers[topic] = write_queues(topic, route)
+        self.masters[topic] = {
+            data.broker: data.addresses[MASTER_ID]
+            for data in route.brokers
+            if MASTER_ID in data.addresses
+        }
         return True
 
     def forget(self, topic: str) -> None:
@@ -130,23 +127,15 @@ class Routes:
 
     def drop(self, topic: str) -> None:
         """The topic was deleted."""
-        for table in (self._routes, self._learnt_s, self._writers):
+        for table in (self.known, self.writers, self.masters, self._learnt_s):
             table.pop(topic, None)
-
-    def writers(self, topic: str) -> list[MessageQueue]:
-        """Write queues of a known topic; [] when there is none."""
-        return self._writers.get(topic, [])
-
-    def topics(self) -> list[str]:
-        """Every topic with a route."""
-        return list(self._routes)
 
     def addresses(self, topics: Iterable[str]) -> set[str]:
         """All broker addresses, slaves too, that serve the topics."""
         return {
             address
             for topic in topics
-            if (route := self._routes.get(topic))
+            if (route := self.known.get(topic))
             for data in route.brokers
             for address in data.addresses.values()
         }
@@ -203,10 +192,10 @@ class Directory:
         on the first send. A name server that cannot be reached does not matter while an older
         route is known. Raises RouteNotFoundError, NameServerUnreachableError.
         """
-        known = self.routes.get(topic)
+        known = self.routes.known.get(topic)
         if known is None or not self.routes.is_fresh(topic, self.clock.monotonic_s()):
             yield Alone(topic, self._refresh(topic, create=create))
-            known = self.routes.get(topic)
+            known = self.routes.known.get(topic)
         if known is None:
             self.routes.forget(topic)
             brokers = None
@@ -220,7 +209,7 @@ class Directory:
         return known
 
     def _refresh(self, topic: str, *, create: bool) -> Talk[None]:
-        known = self.routes.get(topic)
+        known = self.routes.known.get(topic)
         if self.routes.is_fresh(topic, self.clock.monotonic_s()):
             return
         try:
@@ -235,16 +224,10 @@ class Directory:
         if self.routes.put(topic, found, self.clock.monotonic_s()):
             self.on_route(topic)
 
-    def fresh_write_queues(self, topic: str) -> list[MessageQueue] | None:
-        """What `write_queues` would say without asking; None when it has to ask. HOT."""
-        routes = self.routes
-        is_fresh = routes.is_fresh(topic, self.clock.monotonic_s())
-        return (routes.writers(topic) or None) if is_fresh else None
-
     def write_queues(self, topic: str) -> Talk[list[MessageQueue]]:
         """The queues that a message of the topic may go to. Raises RouteNotFoundError."""
         yield from self.route(topic, create=True)
-        queues = self.routes.writers(topic)
+        queues = self.routes.writers.get(topic)
         if not queues:
             self.routes.forget(topic)
             raise no_writable_queue(topic)
@@ -253,8 +236,7 @@ class Directory:
     def master(self, queue: MessageQueue) -> str:
         """The address that takes messages for a queue, by the route that is known. Raises
         ConnectionLostError when it is away."""
-        route = self.routes.get(queue.topic)
-        address = master_address(route, queue.broker) if route else None
+        address = self.routes.masters.get(queue.topic, _NOWHERE).get(queue.broker)
         if address is None:
             raise ConnectionLostError(
                 f"the master of {queue.broker!r} is not in the route of {queue.topic!r}.",

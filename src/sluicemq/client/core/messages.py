@@ -53,12 +53,12 @@ DELAY_LEVEL_MAX: Final = 18
 _MS_MIN: Final = 100_000_000_000
 """A smaller number of ms lies before 1973: it is one of seconds."""
 _SECONDS, _MILLISECONDS, _DELIVER = TIMER_PROPERTIES
+_AT_ONCE: Final = (0, None, None)
+"""The three of a message that is not delayed."""
 
 
-def delay_ms_of(delay: timedelta | float | None) -> int | None:
+def delay_ms_of(delay: timedelta | float) -> int:
     """A delay in seconds or as timedelta -> ms. Raises ConfigurationError."""
-    if delay is None:
-        return None
     if isinstance(delay, bool) or not isinstance(delay, int | float | timedelta):
         raise ConfigurationError(
             f"the delay is {type(delay).__name__}.", cure="Give seconds or a timedelta."
@@ -72,10 +72,8 @@ def delay_ms_of(delay: timedelta | float | None) -> int | None:
     return round(seconds * 1000)
 
 
-def deliver_at_ms_of(moment: datetime | int | None) -> int | None:
+def deliver_at_ms_of(moment: datetime | int) -> int:
     """A time of delivery -> ms since 1970. Raises ConfigurationError."""
-    if moment is None:
-        return None
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
             raise ConfigurationError(
@@ -105,13 +103,6 @@ def recalled(handle: str) -> RecallHandle:
             cure="It is the recall_handle of a SendResult; only timed messages have one.",
         )
     return found
-
-
-def is_delayed(message: Message) -> bool:
-    """Is one of the three set?"""
-    return bool(
-        message.delay_level or message.delay_ms is not None or message.deliver_at_ms is not None
-    )
 
 
 def delay_properties(message: Message, level_max: int = DELAY_LEVEL_MAX) -> Mapping[str, str]:
@@ -226,8 +217,8 @@ def make_message(
         wait_store_ok,
         sharding_key,
         delay_level,
-        delay_ms_of(delay),
-        deliver_at_ms_of(deliver_at),
+        None if delay is None else delay_ms_of(delay),
+        None if deliver_at is None else deliver_at_ms_of(deliver_at),
     )
 
 
@@ -279,7 +270,7 @@ def _properties(message: Message, message_id: str, delay_level_max: int) -> str:
     if message.sharding_key:
         check_properties({"shardingKey": message.sharding_key})
         parts.append(f"{SHARDING_KEY}\x01{message.sharding_key}\x02")
-    if is_delayed(message):
+    if (message.delay_level, message.delay_ms, message.deliver_at_ms) != _AT_ONCE:
         when = delay_properties(message, delay_level_max)
         parts.extend([f"{name}\x01{value}\x02" for name, value in when.items()])
     own = message.properties
@@ -336,7 +327,7 @@ def _batch_fault(message: Message, first: Message) -> tuple[str, str] | None:
     if message.wait_store_ok != first.wait_store_ok:
         what = f"has wait_store_ok={message.wait_store_ok}, message 0 {first.wait_store_ok}"
         return what, "Give all messages of a batch the same."
-    if is_delayed(message):
+    if (message.delay_level, message.delay_ms, message.deliver_at_ms) != _AT_ONCE:
         return "is delayed", "Send delayed messages one by one."
     if message.sharding_key != first.sharding_key:
         what = f"has the sharding key {message.sharding_key!r}, message 0 {first.sharding_key!r}"

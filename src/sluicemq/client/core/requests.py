@@ -10,6 +10,7 @@ connection gives it one.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, ParamSpec
 
+from sluicemq.client.core.messages import Outgoing
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.recall import RecallHandle
 from sluicemq.model.subscription import TAG, Subscription
@@ -119,41 +120,36 @@ def route(topic: str) -> Command:
 def send(
     group: str,
     queue: MessageQueue,
-    properties: str,
-    body: bytes | memoryview,
+    outgoing: Outgoing,
+    born_time_ms: int,
     *,
-    sys_flag: int = 0,
-    flag: int = 0,
-    born_time_ms: int = 0,
     batch: bool = False,
     oneway: bool = False,
-    reconsume_times: int = 0,
-    reconsume_times_max: int | None = None,
     is_brief: bool = False,
 ) -> Command:
-    """One message, or a batch body when `batch`; `is_brief`: only the id of the first message is
-    asked for. HOT: a literal of its fields, nothing generic."""
+    """One message, or a batch when `batch`; `is_brief`: only the id of the first message is asked
+    for. HOT: a literal of its fields, nothing generic."""
     fields = {
         "a": group,
         "b": queue.topic,
         "c": DEFAULT_TOPIC,
         "d": _QUEUES,
         "e": str(queue.queue_id),
-        "f": str(sys_flag),
+        "f": str(outgoing.sys_flag),
         "g": str(born_time_ms),
-        "h": str(flag),
-        "i": properties,
-        "j": str(reconsume_times) if reconsume_times else "0",
+        "h": str(outgoing.flag),
+        "i": outgoing.properties,
+        "j": str(outgoing.reconsume_times),
         "k": "false",
         "m": "true" if batch else "false",
         "n": queue.broker,
     }
-    if reconsume_times_max is not None:
-        fields["l"] = str(reconsume_times_max)
+    if outgoing.reconsume_times_max is not None:
+        fields["l"] = str(outgoing.reconsume_times_max)
     if is_brief:
         fields[BRIEF_FIELD] = "true"
     code = _SEND_BATCH if batch else _SEND
-    return Command(code, fields, body, flag=FLAG_ONEWAY if oneway else 0)
+    return Command(code, fields, outgoing.body, flag=FLAG_ONEWAY if oneway else 0)
 
 
 def recall(group: str, handle: RecallHandle) -> Command:

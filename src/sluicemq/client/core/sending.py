@@ -9,6 +9,7 @@ the conversations of a producer.
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, TypedDict
 
 from sluicemq.client.core import requests
@@ -46,7 +47,6 @@ from sluicemq.errors import (
 from sluicemq.model.ids import java_hash
 from sluicemq.model.message import Message
 from sluicemq.model.topic import MessageQueue
-from sluicemq.wire.frames import Command
 
 SEND_TIMEOUT_MS: Final = 10_000
 RETRIES: Final = 2
@@ -78,9 +78,16 @@ class QueueChooser:
         self._next = start
 
     def choose(
-        self, queues: Sequence[MessageQueue], now_s: float, last_broker: str | None = None
+        self,
+        queues: Sequence[MessageQueue],
+        now_s: float,
+        last_broker: str | None = None,
+        sharding_key: str | None = None,
     ) -> MessageQueue:
-        """The next queue; `last_broker` (of a failed attempt) only when there is no other."""
+        """The next queue, or that of the key; `last_broker` (of a failed attempt) only when there
+        is no other. HOT."""
+        if sharding_key:
+            return choose_by_key(queues, sharding_key)
         self._next = start = (self._next + 1) & 0x7FFFFFFF
         count = len(queues)
         if not self._avoid_until_s and last_broker is None:
@@ -108,10 +115,6 @@ class QueueChooser:
         """The connection to a broker broke, or it refused the message."""
         self.answered(broker, UNREACHABLE_LATENCY_S, now_s)
 
-    def is_avoided(self, broker: str, now_s: float) -> bool:
-        """Whether another broker is preferred at the moment."""
-        return self._avoid_until_s.get(broker, 0.0) > now_s
-
 
 def choose_by(selector: Selector, queues: Sequence[MessageQueue], message: Message) -> MessageQueue:
     """The user's choice, checked. Raises SendError when it is not one of the queues."""
@@ -135,19 +138,15 @@ def choose_by_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQ
 class Attempts:
     """One send from the first attempt to the verdict. Times are monotonic seconds."""
 
-    __slots__ = ("_deadline_s", "_failures", "_left", "_timeout_ms", "_unknown", "last_broker")
+    __slots__ = ("_failures", "_left", "_timeout_ms", "_unknown", "deadline_s", "last_broker")
 
     def __init__(self, now_s: float, timeout_ms: int = SEND_TIMEOUT_MS, retries: int = RETRIES):
-        self._deadline_s = now_s + timeout_ms / 1000
+        self.deadline_s = now_s + timeout_ms / 1000
         self._timeout_ms = timeout_ms
         self._left = retries
         self._failures: list[str] = []
         self._unknown = False
         self.last_broker: str | None = None
-
-    def remaining_s(self, now_s: float) -> float:
-        """Seconds until the deadline of all attempts together."""
-        return self._deadline_s - now_s
 
     def failed(self, broker: str, error: SluiceError, now_s: float, *, written: bool) -> bool:
         """Notes a failed attempt; True when the next one may be made.
@@ -163,7 +162,7 @@ class Attempts:
             return False
         if isinstance(error, RequestError) and error.code not in RETRY_CODES:
             return False
-        if self._left <= 0 or self.remaining_s(now_s) <= 0:
+        if self._left <= 0 or now_s >= self.deadline_s:
             return False
         self._left -= 1
         return True
@@ -236,8 +235,10 @@ class Sender:
         self.next_id = next_id
         self.timeout_ms = timeout_ms
         self.retries = retries
-        self.compress_from_bytes = compress_from_bytes
-        self.delay_level_max = delay_level_max
+        self.prepare: Callable[[Message, str], Outgoing] = partial(
+            prepare, compress_from_bytes=compress_from_bytes, delay_level_max=delay_level_max
+        )
+        """A message made ready, with an id. Raises ConfigurationError."""
         self.trace = trace
         self.on_first: Callable[[str, str], None] = lambda group, topic: None
         self.on_settled: Callable[[], None] = lambda: None
@@ -248,81 +249,34 @@ class Sender:
         self._chooser = QueueChooser()
         self._topics: set[str] = set()
 
-    def prepare(self, message: Message) -> Outgoing:
-        """The message made ready, with an id. Raises ConfigurationError."""
-        return prepare(
-            message,
-            self.next_id(),
-            compress_from_bytes=self.compress_from_bytes,
-            delay_level_max=self.delay_level_max,
-        )
-
-    def attempts(self, timeout_ms: int | None = None, retries: int | None = None) -> Attempts:
-        """A send that begins now."""
-        return Attempts(
-            self.directory.clock.monotonic_s(),
-            self.timeout_ms if timeout_ms is None else timeout_ms,
-            self.retries if retries is None else retries,
-        )
-
-    def _choose(
-        self, outgoing: Outgoing, queues: Sequence[MessageQueue], last_broker: str | None
-    ) -> MessageQueue:
-        if outgoing.sharding_key:
-            return choose_by_key(queues, outgoing.sharding_key)
-        return self._chooser.choose(queues, self.directory.clock.monotonic_s(), last_broker)
-
-    def request(
-        self,
-        outgoing: Outgoing,
-        queue: MessageQueue,
-        *,
-        batch: bool = False,
-        oneway: bool = False,
-        is_brief: bool = False,
-    ) -> Command:
-        """The request that stores a message in a queue, or a batch."""
-        return requests.send(
-            self.group,
-            queue,
-            outgoing.properties,
-            outgoing.body,
-            sys_flag=outgoing.sys_flag,
-            flag=outgoing.flag,
-            born_time_ms=self.directory.clock.now_ms(),
-            batch=batch,
-            oneway=oneway,
-            reconsume_times=outgoing.reconsume_times,
-            reconsume_times_max=outgoing.reconsume_times_max,
-            is_brief=is_brief,
-        )
-
     def send(
         self,
         outgoing: Outgoing,
         queue: MessageQueue | None = None,
-        attempts: Attempts | None = None,
+        timeout_ms: int | None = None,
+        retries: int | None = None,
     ) -> Talk[SendResult]:
         """Stores one message that is made ready."""
         ids = (outgoing.message_id,)
-        return (yield from self.deliver(outgoing, ids, queue, attempts or self.attempts()))[0]
+        return (yield from self.deliver(outgoing, ids, queue, timeout_ms, retries))[0]
 
     def send_selected(
         self, message: Message, selector: Selector, timeout_ms: int | None = None
     ) -> Talk[SendResult]:
         """Stores a message in the queue that the user's function chooses."""
-        outgoing = self.prepare(message)
+        outgoing = self.prepare(message, self.next_id())
         queues = yield from self.directory.write_queues(message.topic)
         queue = choose_by(selector, queues, message)
-        return (yield from self.send(outgoing, queue, self.attempts(timeout_ms)))
+        return (yield from self.send(outgoing, queue, timeout_ms))
 
     def send_oneway(self, outgoing: Outgoing, queue: MessageQueue | None = None) -> Talk[None]:
         """Hands one message to the network."""
         if queue is None:
             queues = yield from self.directory.write_queues(outgoing.topic)
-            queue = self._choose(outgoing, queues, None)
-        address = self.directory.master(queue)
-        yield Call(address, self.request(outgoing, queue, oneway=True))
+            now_s = self.directory.clock.monotonic_s()
+            queue = self._chooser.choose(queues, now_s, None, outgoing.sharding_key)
+        address, born_ms = self.directory.master(queue), self.directory.clock.now_ms()
+        yield Call(address, requests.send(self.group, queue, outgoing, born_ms, oneway=True))
 
     def send_batch(
         self,
@@ -338,9 +292,7 @@ class Sender:
             joined = join(run, self.next_id())
             ids = tuple(part.message_id for part in run)
             try:
-                results += yield from self.deliver(
-                    joined, ids, queue, self.attempts(timeout_ms), batch=True
-                )
+                results += yield from self.deliver(joined, ids, queue, timeout_ms, batch=True)
             except SluiceError as error:
                 error.add_note(f"{len(results)} of {len(parts)} messages of this batch are stored.")
                 raise
@@ -350,8 +302,9 @@ class Sender:
         self,
         outgoing: Outgoing,
         ids: tuple[str, ...],
-        queue: MessageQueue | None,
-        attempts: Attempts,
+        queue: MessageQueue | None = None,
+        timeout_ms: int | None = None,
+        retries: int | None = None,
         *,
         batch: bool = False,
     ) -> Talk[list[SendResult]]:
@@ -360,6 +313,11 @@ class Sender:
         Raises RouteNotFoundError, NameServerUnreachableError, RequestError (the broker refused it),
         SendError (not stored), SendUnknownError (it may be stored).
         """
+        attempts = Attempts(
+            self.directory.clock.monotonic_s(),
+            self.timeout_ms if timeout_ms is None else timeout_ms,
+            self.retries if retries is None else retries,
+        )
         self.open.add(outgoing.message_id)
         try:
             while True:
@@ -386,12 +344,15 @@ class Sender:
         """None when it failed and may be tried again. HOT."""
         directory, clock, trace = self.directory, self.directory.clock, self.trace
         topic, target, call = outgoing.topic, queue, None
-        if target is None:
-            queues = directory.fresh_write_queues(topic)
-            if queues is None:
-                queues = yield from directory.write_queues(topic)
-            target = self._choose(outgoing, queues, attempts.last_broker)
         began_s = clock.monotonic_s()
+        if target is None:
+            routes = directory.routes
+            queues = routes.writers.get(topic) if routes.is_fresh(topic, began_s) else None
+            if not queues:
+                queues = yield from directory.write_queues(topic)
+                began_s = clock.monotonic_s()
+            last_broker, key = attempts.last_broker, outgoing.sharding_key
+            target = self._chooser.choose(queues, began_s, last_broker, key)
         try:
             if queue is not None:
                 yield from directory.route(queue.topic, create=True)
@@ -399,9 +360,11 @@ class Sender:
                 self._topics.add(topic)
                 self.on_first(self.group, topic)
             address = directory.master(target)
-            is_brief = batch and len(ids) == 1
-            command = self.request(outgoing, target, batch=batch, is_brief=is_brief)
-            call = Call(address, command, max(0.001, attempts.remaining_s(began_s)))
+            command = requests.send(
+                self.group, target, outgoing, clock.now_ms(),
+                batch=batch, is_brief=batch and len(ids) == 1,
+            )  # fmt: skip
+            call = Call(address, command, max(0.001, attempts.deadline_s - began_s))
             answer = yield call
             results = send_results(answer, target, ids, address)
         except (ConnectionLostError, RequestTimeoutError, RequestError) as error:

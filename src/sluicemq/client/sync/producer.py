@@ -94,7 +94,7 @@ class Producer(Cluster):
         message = make_message(topic, body, **options)
         if selector is not None:
             return self.run(self._sender.send_selected(message, selector))
-        return self.run(self._sender.send(self._sender.prepare(message), queue))
+        return self.run(self._sender.send(self._prepare(message), queue))
 
     def send_oneway(
         self,
@@ -103,7 +103,7 @@ class Producer(Cluster):
         **options: Unpack[MessageOptions],
     ) -> None:
         """Hands one message to the network and does not wait: it may get lost."""
-        outgoing = self._sender.prepare(make_message(topic, body, **options))
+        outgoing = self._prepare(make_message(topic, body, **options))
         self.run(self._sender.send_oneway(outgoing))
 
     def send_batch(
@@ -125,7 +125,7 @@ class Producer(Cluster):
         For who makes many messages at once and has checked them."""
         sender, properties = self._sender, f"{WAIT}\x01true\x02"
         outgoing = Outgoing(checked_topic(topic), body, properties, sender.next_id(), 0, 0, True)
-        return self.run(sender.deliver(outgoing, ("",), queue, sender.attempts(), batch=True))[0]
+        return self.run(sender.deliver(outgoing, ("",), queue, batch=True))[0]
 
     def send_outgoing(self, outgoing: Outgoing, *, queue: MessageQueue | None = None) -> SendResult:
         """Sends a message that is made ready already, with an id of the caller's choice."""
@@ -144,7 +144,7 @@ class Producer(Cluster):
         **options: Unpack[MessageOptions],
     ) -> StoredMessage:
         """Sends a message and waits for the reply of whoever consumes it; see the asyncio one."""
-        outgoing = self._sender.prepare(make_message(topic, body, **options))
+        outgoing = self._prepare(make_message(topic, body, **options))
         return self.inbound.request(outgoing, self.send_outgoing, timeout_s)
 
     def transaction(
@@ -166,7 +166,7 @@ class Producer(Cluster):
         def send(half: Outgoing) -> Talk[SendResult]:
             return self._sender.send(half, queue)
 
-        outgoing = self._sender.prepare(make_message(topic, body, **options))
+        outgoing = self._prepare(make_message(topic, body, **options))
         return Transaction(self, self.inbound, outgoing, send, check_after_s)
 
     def send_in_transaction(
@@ -176,7 +176,7 @@ class Producer(Cluster):
         transaction, tells the broker how that ended. Raises as `send`, and ConfigurationError
         without a listener."""
         self.inbound.expect_listener()
-        outgoing, send = self._sender.prepare(message), self._sender.send
+        outgoing, send = self._prepare(message), self._sender.send
         return self.run(self.inbound.send(message, outgoing, argument, check_after_s, send))
 
     def answer_checks(self, *topics: str) -> None:
@@ -187,6 +187,9 @@ class Producer(Cluster):
         self.inbound.expect_listener()
         for topic in topics or (DEFAULT_TOPIC,):
             self.inbound.introduce(topic)
+
+    def _prepare(self, message: Message) -> Outgoing:
+        return self._sender.prepare(message, self._sender.next_id())
 
     def _trace(self, message: Message) -> None:
         """On the trace writer's thread."""
