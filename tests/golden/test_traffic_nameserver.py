@@ -21,8 +21,7 @@ import pytest
 from sluicemq.config import NameServerConfig
 from sluicemq.model.ids import Host
 from sluicemq.model.topic import DataVersion, TopicConfig
-from sluicemq.nameserver.reachable import Origin
-from sluicemq.nameserver.routes import Registration
+from sluicemq.nameserver.routes import Origin, Registration
 from sluicemq.nameserver.server import NameServer
 from sluicemq.net.peer import Peer
 from sluicemq.wire.bodies import decode_kv_table, decode_topic_route
@@ -75,7 +74,7 @@ def prepare(server: NameServer, name: str) -> None:
             later |= registered_by(request)
             if body_of(answer):
                 for topic, order in decode_kv_table(body_of(answer)).items():
-                    server.parts.key_values.put("ORDER_TOPIC_CONFIG", topic, order)
+                    server.requests.key_values.put("ORDER_TOPIC_CONFIG", topic, order)
         elif code == ROUTE and answer["header"]["code"] == 0:
             topic = request["header"]["extFields"]["topic"]
             (queue,) = decode_topic_route(body_of(answer)).queues
@@ -90,7 +89,7 @@ def prepare(server: NameServer, name: str) -> None:
         elif code == TOPIC_LIST:
             listed |= {name: TopicConfig(name) for name in json.loads(body_of(answer))["topicList"]}
     if name != "broker-registration.jsonl.gz":
-        server.parts.table.register(
+        server.requests.table.register(
             Registration(
                 cluster="DefaultCluster",
                 broker="broker-g",

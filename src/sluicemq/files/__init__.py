@@ -26,7 +26,7 @@ import struct
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol, TypeVar
 
-from sluicemq.errors import StoreDamagedError, StoreLockedError
+from sluicemq.errors import ProtocolError, StoreDamagedError, StoreLockedError
 from sluicemq.files import descriptors
 from sluicemq.files.descriptors import DescriptorPool
 
@@ -471,9 +471,9 @@ def exposure(files: Files, path: str) -> str | None:
 def load_text(files: Files, path: str, parse: Callable[[str], T]) -> T | None:
     """Parse the newest edition of a table that can be read; None when there is none at all.
 
-    `parse` raises ValueError (or KeyError, TypeError) on text that is not such a table. That the
-    edition before is used is logged. Raises StoreDamagedError when an edition is there but none
-    can be read.
+    `parse` raises ValueError (or KeyError, TypeError, ProtocolError) on text that is not such a
+    table. That the edition before is used is logged. Raises StoreDamagedError when an edition is
+    there but none can be read.
     """
     broken: list[str] = []
     for edition in (path, path + ".bak"):
@@ -485,7 +485,7 @@ def load_text(files: Files, path: str, parse: Callable[[str], T]) -> T | None:
                 broken.append(f"{edition} is empty")
                 continue
             value = parse(text)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, ProtocolError) as error:
             broken.append(f"{edition}: {error}")
             continue
         if edition != path:

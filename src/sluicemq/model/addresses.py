@@ -3,7 +3,7 @@
 A broker that listens on every address has to tell its name servers one of them. `choose_address`
 decides which and keeps the reason, `explain_address` says both for the start-up log. The name
 server may then answer another one to a client that came in by another way
-(`nameserver/reachable.py`), unless the user fixed it with brokerIP1.
+(`nameserver/routes.py`), unless the user fixed it with brokerIP1.
 
 Our broker adds two extFields to its registration (request 103) so that the name server need not
 guess; a Java name server ignores them.

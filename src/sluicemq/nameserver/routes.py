@@ -1,4 +1,4 @@
-"""The table of who serves what: brokers, their addresses, their topics. Pure, in memory only.
+"""Who serves what: brokers, their addresses, their topics. Pure, in memory only.
 
     topic -> broker name -> QueueData            how many queues, which permission
     broker name -> cluster, id -> address        id 0 is the master
@@ -8,11 +8,47 @@ Times are handed in, in milliseconds of a clock that never goes back, so that a 
 expires nobody; connections are opaque. Rules: spec/namesrv.md §2-§5. One rule
 of the real name server is left out on purpose: it refuses for ever a broker whose whole table has
 exactly one topic.
+
+Which address of a broker a client is told (`reachable_address`): one that it can reach the way it
+came in.
+A broker that knows itself as 127.0.0.1, as 0.0.0.0, or by the address of another network (docker,
+NAT, a second interface) is RocketMQ's classic trap: clients connect to the name server and then
+hang on the broker. Two facts help: from where the broker's registration came (`Origin.source`),
+and at which of our addresses the client reached us. Cases, the first that fits:
+
+| the broker registered                   | and                                         | told    |
+|-----------------------------------------|---------------------------------------------|---------|
+| with brokerIP1 (our broker), or a name  |                                             | that    |
+| and listens on loopback alone           |                                             | that    |
+| loopback, from this host                | the client is on this host                  | that    |
+| loopback or 0.0.0.0, from this host     |                                             | our own |
+| loopback or 0.0.0.0, from elsewhere     |                                             | source  |
+| a neighbour of the client               |                                             | that    |
+| another network, from this host         | it listens where the client reached us      | our own |
+| another private network, from elsewhere | the client comes from the same address      | that    |
+| another private network, from elsewhere | the source is the client's neighbour, or    | source  |
+|                                         | the source is none of its addresses (NAT)   |         |
+| anything else                           |                                             | that    |
+
+The port is kept. What cannot be known here (ports published by docker under another number, a NAT
+between the client and us) is what brokerIP1 is for.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
+from sluicemq.errors import ProtocolError
+from sluicemq.model.addresses import (
+    is_loopback,
+    is_private,
+    is_wildcard,
+    join,
+    parse_address,
+    same_address,
+    same_network,
+)
+from sluicemq.model.ids import parse_host
 from sluicemq.model.topic import (
     MASTER_ID,
     PERM_READ,
@@ -23,11 +59,50 @@ from sluicemq.model.topic import (
     TopicConfig,
     TopicRoute,
 )
-from sluicemq.nameserver.reachable import Origin
+from sluicemq.wire.headers import RegisterBrokerResponse
 
 TIMEOUT_MS = 120_000
 """How long a broker that does not say otherwise may stay silent."""
 MEMBER_SYNC_PREFIX = "rmq_sys_SYNC_BROKER_MEMBER_"
+
+
+class Origin(NamedTuple):
+    """What a registration tells about an address besides the address."""
+
+    source: str
+    """The address it came from."""
+    reached: str
+    """The address of ours it came to."""
+    fixed: bool = False
+    interfaces: tuple[str, ...] = ()
+    """Where our broker says that it listens; empty for others."""
+
+    @property
+    def on_this_host(self) -> bool:
+        return is_loopback(self.source) or same_address(self.source, self.reached)
+
+    def listens_at(self, address: str) -> bool:
+        return any(same_address(address, own) for own in self.interfaces)
+
+    @property
+    def on_loopback_alone(self) -> bool:
+        return bool(self.interfaces) and all(is_loopback(own) for own in self.interfaces)
+
+    @property
+    def behind_nat(self) -> bool:
+        """The way to us changed its address: it has none like the source."""
+        return bool(self.interfaces) and not self.listens_at(self.source)
+
+
+class Way(NamedTuple):
+    """How a client came in."""
+
+    remote: str
+    local: str
+
+    @property
+    def on_this_host(self) -> bool:
+        return is_loopback(self.remote) or same_address(self.remote, self.local)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,64 +128,55 @@ class Registration:
     connection: object = None
 
 
-@dataclass(frozen=True, slots=True)
-class MasterAddresses:
-    """What a slave is told when it registers; both None for a master."""
-
-    ha_address: str | None = None
-    address: str | None = None
-
-
-@dataclass(slots=True)
-class _Broker:
-    cluster: str
-    addresses: dict[int, str] = field(default_factory=dict)
-    acting_master_enable: bool = False
-    zone: str | None = None
-
-
 class RouteTable:
     """All brokers and topics one name server knows."""
 
     def __init__(self) -> None:
         self._topics: dict[str, dict[str, QueueData]] = {}
-        self._brokers: dict[str, _Broker] = {}
+        self._brokers: dict[str, BrokerData] = {}
         self._clusters: dict[str, set[str]] = {}
         self._live: dict[tuple[str, str], tuple[Registration, int]] = {}
 
     # ---------------------------------------------------------------------------- brokers
 
-    def register(self, new: Registration, now_ms: int) -> MasterAddresses:
+    def register(self, new: Registration, now_ms: int) -> RegisterBrokerResponse:
         """Take over what a broker says of itself."""
-        first = new.broker not in self._brokers
-        broker = self._brokers.setdefault(new.broker, _Broker(new.cluster))
-        self._clusters.setdefault(new.cluster, set()).add(new.broker)
-        broker.acting_master_enable = bool(new.acting_master_enable)
-        broker.zone = new.zone
+        known = self._brokers.get(new.broker)
         # A slave that became master (or the other way) keeps its address under one id only.
-        for broker_id in [i for i, a in broker.addresses.items() if a == new.address]:
-            if broker_id != new.broker_id:
-                del broker.addresses[broker_id]
-        holder = broker.addresses.get(new.broker_id)
+        addresses = {
+            broker_id: address
+            for broker_id, address in (known.addresses if known else {}).items()
+            if address != new.address or broker_id == new.broker_id
+        }
+        holder = addresses.get(new.broker_id)
         rival, _ = self._live.get((new.cluster, holder or ""), (new, 0))
-        if rival.version.state_version > new.version.state_version and holder != new.address:
+        is_late = rival.version.state_version > new.version.state_version and holder != new.address
+        if not is_late:
+            addresses[new.broker_id] = new.address
+        self._clusters.setdefault(new.cluster, set()).add(new.broker)
+        self._brokers[new.broker] = BrokerData(
+            new.broker,
+            known.cluster if known else new.cluster,
+            dict(sorted(addresses.items())),
+            bool(new.acting_master_enable),
+            new.zone,
+        )
+        if is_late:
             self._live.pop((new.cluster, new.address), None)
-            return MasterAddresses()
-        first = first or new.broker_id not in broker.addresses
-        broker.addresses[new.broker_id] = new.address
+            return RegisterBrokerResponse()
         is_prime_slave = (
             new.acting_master_enable is not None
             and new.broker_id != MASTER_ID
-            and new.broker_id == min(broker.addresses)
+            and new.broker_id == min(addresses)
         )
         if new.broker_id == MASTER_ID or is_prime_slave:
-            self._take_topics(new, everything=first, read_only=is_prime_slave)
+            self._take_topics(new, everything=holder is None, read_only=is_prime_slave)
         self._live[new.cluster, new.address] = replace(new, topics={}), now_ms
-        address = broker.addresses.get(MASTER_ID, "")
+        address = addresses.get(MASTER_ID, "")
         master, _ = self._live.get((new.cluster, address), (None, 0))
         if new.broker_id == MASTER_ID or master is None:
-            return MasterAddresses()
-        return MasterAddresses(master.ha_address, address)
+            return RegisterBrokerResponse()
+        return RegisterBrokerResponse(ha_address=master.ha_address, master_address=address)
 
     def unregister(self, cluster: str, broker: str, address: str) -> None:
         """Forget an address; with its last one the broker and its topics go."""
@@ -118,12 +184,19 @@ class RouteTable:
         entry = self._brokers.get(broker)
         if entry is None:
             return
-        for broker_id in [i for i, a in entry.addresses.items() if a == address]:
-            del entry.addresses[broker_id]
-        if not entry.addresses:
-            self._remove_broker(broker, entry)
-        elif entry.acting_master_enable and MASTER_ID not in entry.addresses:
-            self._change_permissions(broker, lambda perm: perm & ~PERM_WRITE)
+        left = {number: one for number, one in entry.addresses.items() if one != address}
+        if left:
+            self._brokers[broker] = replace(entry, addresses=left)
+            if entry.acting_master_enable and MASTER_ID not in left:
+                self._change_permissions(broker, lambda perm: perm & ~PERM_WRITE)
+            return
+        del self._brokers[broker]
+        for name, brokers in tuple(self._clusters.items()):
+            brokers.discard(broker)
+            if not brokers:
+                del self._clusters[name]
+        for topic in self.topics():
+            self._drop_queues(topic, broker)
 
     def refresh(self, cluster: str, address: str, now_ms: int) -> None:
         """A sign of life without news."""
@@ -179,13 +252,19 @@ class RouteTable:
         With `acting_master` a slave stands in for a missing master where its broker allows it.
         """
         queues = self._topics.get(topic, {})
+        acting_master = acting_master and not topic.startswith(MEMBER_SYNC_PREFIX)
         known = sorted(name for name in queues if name in self._brokers)
         if not known:
             return None
-        brokers = tuple(self._broker_data(name) for name in known)
-        if acting_master and not topic.startswith(MEMBER_SYNC_PREFIX):
-            brokers = tuple(_with_acting_master(data, queues[data.broker]) for data in brokers)
-        return TopicRoute(brokers, tuple(queues[name] for name in sorted(queues)))
+        brokers = []
+        for name in known:
+            data, addresses = self._brokers[name], self._brokers[name].addresses
+            is_led = MASTER_ID in addresses or bool(queues[name].perm & PERM_WRITE)
+            if acting_master and data.acting_master_enable and not is_led:
+                first, *others = addresses.items()
+                data = replace(data, addresses={MASTER_ID: first[1], **dict(others)})
+            brokers.append(data)
+        return TopicRoute(tuple(brokers), tuple(queues[name] for name in sorted(queues)))
 
     def topics(self) -> list[str]:
         return list(self._topics)
@@ -209,10 +288,10 @@ class RouteTable:
         return {cluster: sorted(brokers) for cluster, brokers in sorted(self._clusters.items())}
 
     def brokers(self) -> list[BrokerData]:
-        return [self._broker_data(name) for name in sorted(self._brokers)]
+        return [self._brokers[name] for name in sorted(self._brokers)]
 
     def broker(self, name: str) -> BrokerData | None:
-        return self._broker_data(name) if name in self._brokers else None
+        return self._brokers.get(name)
 
     # ---------------------------------------------------------------------------- inside
 
@@ -237,19 +316,6 @@ class RouteTable:
             self.unregister(live.cluster, live.broker, live.address)
         return gone
 
-    def _remove_broker(self, name: str, entry: _Broker) -> None:
-        del self._brokers[name]
-        for cluster in (
-            entry.cluster,
-            *[c for c, names in self._clusters.items() if name in names],
-        ):
-            names = self._clusters.get(cluster, set())
-            names.discard(name)
-            if not names:
-                self._clusters.pop(cluster, None)
-        for topic in [t for t, queues in self._topics.items() if name in queues]:
-            self._drop_queues(topic, name)
-
     def _drop_queues(self, topic: str, broker: str) -> None:
         queues = self._topics.get(topic, {})
         queues.pop(broker, None)
@@ -263,23 +329,6 @@ class RouteTable:
                 queues[broker] = replace(queues[broker], perm=change(queues[broker].perm))
                 count += 1
         return count
-
-    def _broker_data(self, name: str) -> BrokerData:
-        entry = self._brokers[name]
-        return BrokerData(
-            name, entry.cluster, dict(sorted(entry.addresses.items())),
-            entry.acting_master_enable, entry.zone,
-        )  # fmt: skip
-
-
-def _with_acting_master(data: BrokerData, queue: QueueData) -> BrokerData:
-    """The smallest id presented as 0, when the broker allows it and nobody may write there."""
-    if not data.acting_master_enable or MASTER_ID in data.addresses or queue.perm & PERM_WRITE:
-        return data
-    smallest = min(data.addresses)
-    addresses = {MASTER_ID: data.addresses[smallest]}
-    addresses.update((i, a) for i, a in data.addresses.items() if i != smallest)
-    return replace(data, addresses=addresses)
 
 
 def in_zone(route: TopicRoute, zone: str) -> TopicRoute:
@@ -295,3 +344,43 @@ def in_zone(route: TopicRoute, zone: str) -> TopicRoute:
         brokers=kept,
         queues=tuple(queue for queue in route.queues if queue.broker not in left),
     )
+
+
+def reachable_address(registered: str, origin: Origin | None, way: Way) -> tuple[str, str]:
+    """`host:port` as registered -> (`host:port` for this client, why; "" when it stays)."""
+    try:
+        host = parse_host(registered)
+    except ProtocolError:
+        return registered, ""
+    if origin is None or origin.fixed or origin.on_loopback_alone:
+        return registered, ""
+    is_local = is_loopback(host.address) or is_wildcard(host.address)
+    instead = _instead_of_local if is_local else _instead_of_foreign
+    address, reason = instead(host.address, origin, way)
+    if same_address(address, host.address):
+        return registered, ""
+    return join(str(parse_address(address) or address), host.port), reason
+
+
+def _instead_of_local(address: str, origin: Origin, way: Way) -> tuple[str, str]:
+    if not origin.on_this_host:
+        return origin.source, "the broker's registration came from there"
+    if is_loopback(address) and way.on_this_host:
+        return address, ""
+    return way.local, "the broker is on the name server's machine, which the client reached there"
+
+
+def _instead_of_foreign(address: str, origin: Origin, way: Way) -> tuple[str, str]:
+    if parse_address(address) is None or same_network(address, way.remote):
+        return address, ""
+    if origin.on_this_host:
+        if origin.listens_at(way.local):
+            return way.local, "the broker listens where the client reached the name server"
+        return address, ""
+    if not is_private(address) or same_address(origin.source, way.remote):
+        return address, ""
+    if same_network(origin.source, way.remote):
+        return origin.source, "the broker's registration came from the client's own network"
+    if origin.behind_nat:
+        return origin.source, "the broker is behind an address translation"
+    return address, ""

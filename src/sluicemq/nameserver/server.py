@@ -1,6 +1,6 @@
 """The name server: its parts put together, and the only place here that waits.
 
-Everything is decided by the plain functions of `handlers.py` on one table in memory; a timer
+Everything is decided by `requests.py` on one table in memory; a timer
 removes brokers that have stopped registering, and a closed connection removes its brokers at once.
 Name servers know nothing of each other: a broker registers with each.
 """
@@ -13,7 +13,7 @@ from sluicemq.acl.guard import Guard
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.config import NameServerConfig
 from sluicemq.files import SYSTEM_FILES, Files
-from sluicemq.nameserver.requests import HANDLERS, KeyValues, Parts, answer
+from sluicemq.nameserver.requests import TABLE, Requests
 from sluicemq.nameserver.routes import RouteTable
 from sluicemq.net.dispatch import Dispatcher
 from sluicemq.net.limits import WITH_MESSAGES, ServerLimits
@@ -21,7 +21,6 @@ from sluicemq.net.network import SOCKETS, Network, secured
 from sluicemq.net.peer import Peer
 from sluicemq.net.server import warn_of_protection
 from sluicemq.net.tls import server_tls
-from sluicemq.wire.frames import Command
 
 log = logging.getLogger("sluicemq.nameserver")
 
@@ -45,11 +44,12 @@ class NameServer:
         """Reads the key-value configuration. Raises StoreDamagedError when it is broken,
         ConfigurationError when access control is on without a file."""
         self._clock = clock
-        key_values = KeyValues(files, config.kv_config_path)
-        self.parts = Parts(config, RouteTable(), key_values, files, self._now_ms())
+        self.requests = Requests(config, files, RouteTable(), self._now_ms())
         self.guard = Guard.of(files, clock, config)
         self.dispatcher = Dispatcher(
-            dict.fromkeys(HANDLERS, self._answer),
+            dict.fromkeys(
+                TABLE, lambda command, peer: self.requests.answer(command, peer, self._now_ms())
+            ),
             before=None if self.guard is None else self.guard.before,
             with_messages=WITH_MESSAGES,
         )
@@ -72,11 +72,11 @@ class NameServer:
         if self.guard is not None:
             self.guard.load()
             self._watch = asyncio.get_running_loop().create_task(self._look_at_rules(self.guard))
-        config = self.parts.config
+        config = self.requests.config
         await self._server.start(config.listen_address, [config.listen_port])
         log.info("name server listens at %s:%d", config.listen_address, self.port)
         warn_of_protection(config)
-        self._schedule()
+        self._sweep()
 
     async def close(self) -> None:
         """Stop; all connections are closed on return."""
@@ -93,7 +93,7 @@ class NameServer:
 
     def tick(self) -> None:
         """Remove brokers that have been silent too long, and close their connections."""
-        for broker in self.parts.table.expire(self._now_ms()):
+        for broker in self.requests.table.expire(self._now_ms()):
             log.warning(
                 "broker %s at %s has not registered for %d ms and is removed",
                 broker.broker, broker.address, broker.timeout_ms,
@@ -103,7 +103,7 @@ class NameServer:
 
     def disconnected(self, peer: Peer) -> None:
         """A connection is gone, and with it the brokers that registered over it."""
-        lost = self.parts.table.connection_lost(peer)
+        lost = self.requests.table.connection_lost(peer)
         for broker in () if self._closing else lost:
             log.warning(
                 "broker %s at %s is removed: its connection closed", broker.broker, broker.address
@@ -115,16 +115,10 @@ class NameServer:
             await asyncio.sleep(LOOK_S)
             guard.settle(await asyncio.to_thread(guard.look))
 
-    def _schedule(self) -> None:
-        interval_s = self.parts.config.scan_interval_ms / 1000
-        self._timer = asyncio.get_running_loop().call_later(interval_s, self._tick_and_schedule)
-
-    def _tick_and_schedule(self) -> None:
-        self._schedule()
+    def _sweep(self) -> None:
+        interval_s = self.requests.config.scan_interval_ms / 1000
+        self._timer = asyncio.get_running_loop().call_later(interval_s, self._sweep)
         self.tick()
-
-    def _answer(self, command: Command, peer: Peer) -> Command:
-        return answer(self.parts, command, peer, self._now_ms())
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic_s() * 1000)

@@ -284,8 +284,10 @@ def test_a_topic_of_strict_order_says_what_the_name_server_lacks(sluice, cluster
     result = sluice("topic", "create", "t", "-q", "2", "--order")
     assert result.exit_code == 0
     assert "set orderMessageEnable=true" in result.stderr
-    assert cluster.name_servers[0].parts.key_values.get("ORDER_TOPIC_CONFIG", "t") == "broker-a:2"
-    parts = cluster.name_servers[0].parts
+    assert (
+        cluster.name_servers[0].requests.key_values.get("ORDER_TOPIC_CONFIG", "t") == "broker-a:2"
+    )
+    parts = cluster.name_servers[0].requests
     parts.config = dataclasses.replace(parts.config, order_message_enable=True)
     assert sluice("topic", "create", "t", "-q", "2", "-o").stderr == ""
     assert sluice("topic", "delete", "t", "-y").exit_code == 0
@@ -295,7 +297,7 @@ def test_a_topic_of_strict_order_says_what_the_name_server_lacks(sluice, cluster
 def test_topics_that_say_nothing_about_order_keep_theirs(sluice, cluster):
     sluice("topic", "create", "t", "-q", "2", "--order")
     sluice("topic", "create", "t", "-q", "2")
-    key_values = cluster.name_servers[0].parts.key_values
+    key_values = cluster.name_servers[0].requests.key_values
     assert key_values.get("ORDER_TOPIC_CONFIG", "t") == "broker-a:2"
     sluice("topic", "create", "t", "-q", "2", "--no-order")
     assert key_values.get("ORDER_TOPIC_CONFIG", "t") is None

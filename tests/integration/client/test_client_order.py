@@ -251,7 +251,7 @@ async def where_at_last(mq, key) -> MessageQueue:
 
 
 async def test_a_topic_of_strict_order_keeps_its_queues_while_a_broker_is_away(empty_cluster):
-    parts = empty_cluster.name_servers[0].parts
+    parts = empty_cluster.name_servers[0].requests
     parts.config = dataclasses.replace(parts.config, order_message_enable=True)
     empty_cluster.start_broker("broker-a")
     empty_cluster.start_broker("broker-b")

@@ -19,7 +19,7 @@ from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES
-from sluicemq.nameserver.requests import HANDLERS
+from sluicemq.nameserver.requests import TABLE as NAME_SERVER_TABLE
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.signature import ACCESS_KEY, SIGNATURE, sign
 
@@ -234,7 +234,7 @@ def test_the_documentation_has_what_each_request_needs() -> None:
     """Every code of the dispatch tables, each with its need and a reason."""
     page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
     rows = re.findall(r"^\| (\d+) \| (\w+) \| ([^|]+) \| ([^|]+) \|$", page, re.MULTILINE)
-    codes = {int(code) for code in (*SteppedBroker().dispatcher.handlers, *HANDLERS)}
+    codes = {int(code) for code in (*SteppedBroker().dispatcher.handlers, *NAME_SERVER_TABLE)}
     assert {int(code) for code, *_ in rows} == codes
     for code, name, need, reason in rows:
         assert name == RequestCode(int(code)).name

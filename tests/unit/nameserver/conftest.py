@@ -9,7 +9,7 @@ import pytest
 from sluicemq.config import NameServerConfig
 from sluicemq.files import SYSTEM_FILES
 from sluicemq.model.ids import Host
-from sluicemq.nameserver.requests import KeyValues, Parts, answer
+from sluicemq.nameserver.requests import Requests
 from sluicemq.nameserver.routes import RouteTable
 from sluicemq.wire.frames import Command
 
@@ -24,17 +24,16 @@ Ask = Callable[..., Command]
 
 
 @pytest.fixture
-def parts(tmp_path: Path) -> Parts:
+def parts(tmp_path: Path) -> Requests:
     config = NameServerConfig(
         kv_config_path=str(tmp_path / "kvConfig.json"),
         config_path=str(tmp_path / "namesrv.properties"),
     )
-    key_values = KeyValues(SYSTEM_FILES, config.kv_config_path)
-    return Parts(config, RouteTable(), key_values, SYSTEM_FILES, started_ms=0)
+    return Requests(config, SYSTEM_FILES, RouteTable(), started_ms=0)
 
 
 @pytest.fixture
-def ask(parts: Parts) -> Ask:
+def ask(parts: Requests) -> Ask:
     """`ask(code, fields, body, peer=, now_ms=, version=)` -> the answer."""
 
     def ask(
@@ -47,6 +46,6 @@ def ask(parts: Parts) -> Ask:
         version: int = 479,
     ) -> Command:
         command = Command(code, fields, body, version=version)
-        return answer(parts, command, peer, now_ms)
+        return parts.answer(command, peer, now_ms)
 
     return ask

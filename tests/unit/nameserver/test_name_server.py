@@ -101,7 +101,7 @@ def test_a_closed_connection_removes_its_broker_at_once(server: NameServer) -> N
     other, _ = connect()
     register(server, other, brokerName="b", brokerAddr="127.0.0.1:2")
     server.disconnected(peer)
-    assert [data.broker for data in server.parts.table.brokers()] == ["b"]
+    assert [data.broker for data in server.requests.table.brokers()] == ["b"]
 
 
 def test_an_unknown_request_gets_the_standard_answer(server: NameServer) -> None:

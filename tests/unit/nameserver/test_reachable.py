@@ -1,8 +1,8 @@
-"""Which address of a broker a client is told: every case of the table in reachable.py."""
+"""Which address of a broker a client is told: every case of the table in routes.py."""
 
 import pytest
 
-from sluicemq.nameserver.reachable import Origin, Way, reachable_address
+from sluicemq.nameserver.routes import Origin, Way, reachable_address
 
 HERE = "192.168.1.5"
 """The name server's machine as the office sees it."""

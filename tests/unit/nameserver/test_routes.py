@@ -7,11 +7,11 @@ import pytest
 from sluicemq.model.topic import BrokerData, DataVersion, QueueData, TopicConfig
 from sluicemq.nameserver.routes import (
     TIMEOUT_MS,
-    MasterAddresses,
     Registration,
     RouteTable,
     in_zone,
 )
+from sluicemq.wire.headers import RegisterBrokerResponse
 
 
 def topics(
@@ -45,7 +45,7 @@ def table() -> RouteTable:
 
 
 def test_a_master_brings_its_topics(table: RouteTable) -> None:
-    assert table.register(master(), 0) == MasterAddresses()
+    assert table.register(master(), 0) == RegisterBrokerResponse()
     route = table.route("T")
     assert route is not None
     assert route.brokers == (BrokerData("a", "c", {0: "a:1"}),)
@@ -91,7 +91,7 @@ def test_a_complete_registration_forgets_the_topics_it_lacks(table: RouteTable) 
 def test_a_slave_is_told_its_master_and_brings_no_topics(table: RouteTable) -> None:
     table.register(master(), 0)
     answer = table.register(slave(topics=topics("S")), 0)
-    assert answer == MasterAddresses("a:2", "a:1")
+    assert answer == RegisterBrokerResponse(ha_address="a:2", master_address="a:1")
     assert table.route("S") is None
     assert table.broker("a") == BrokerData("a", "c", {0: "a:1", 1: "a:9"})
 
@@ -100,7 +100,7 @@ def test_a_slave_of_a_dead_master_is_told_nothing(table: RouteTable) -> None:
     table.register(master(), 0)
     table.register(slave(), 0)
     table.unregister("c", "a", "a:1")
-    assert table.register(slave(), 1) == MasterAddresses()
+    assert table.register(slave(), 1) == RegisterBrokerResponse()
 
 
 def test_a_slave_that_becomes_master_has_one_id(table: RouteTable) -> None:
@@ -135,7 +135,7 @@ def test_the_prime_slave_brings_topics_nobody_may_write_to(table: RouteTable) ->
 def test_an_older_state_cannot_take_the_id_of_a_living_broker(table: RouteTable) -> None:
     table.register(master(version=DataVersion(0, 0, 5)), 0)
     usurper = master(address="x:1", version=DataVersion(9, 9, 4), topics=topics("X"))
-    assert table.register(usurper, 1) == MasterAddresses()
+    assert table.register(usurper, 1) == RegisterBrokerResponse()
     assert table.broker("a") == BrokerData("a", "c", {0: "a:1"})
     assert table.route("X") is None
     assert table.version_of("c", "x:1") is None
