@@ -29,8 +29,7 @@ from demo import message_of  # noqa: E402
 from truth import flights  # noqa: E402
 
 from sluicemq.config import StoreConfig  # noqa: E402
-from sluicemq.filter.parser import compile_sql92  # noqa: E402
-from sluicemq.filter.subscriptions import Sql92Filter  # noqa: E402
+from sluicemq.filter.subscriptions import Sql92Filter, compile_sql92  # noqa: E402
 from sluicemq.model.ids import tag_code  # noqa: E402
 from sluicemq.record.codec import encode_properties  # noqa: E402
 from sluicemq.store.store import Store  # noqa: E402

@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.selector import compile_vectorised
+from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.record.columns import Column, ColumnBlock
 from sluicemq.spark.selectors import column
 from sluicemq.spark.session import spark_session

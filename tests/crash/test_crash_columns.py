@@ -16,8 +16,7 @@ import pytest
 from simulation.stepped import ManualClock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreError
-from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.subscriptions import Sql92Filter
+from sluicemq.filter.subscriptions import Sql92Filter, compile_sql92
 from sluicemq.record.codec import decode_records, encode_properties
 from sluicemq.store.columns import blocks as columns_blocks
 from sluicemq.store.columns import file as columns_file

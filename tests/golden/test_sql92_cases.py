@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import FilterEvaluationError, FilterSyntaxError
-from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.subscriptions import compile_sql92
 
 HERE = Path(__file__).parent
 NAMES = {True: "true", False: "false", None: "null"}

@@ -6,15 +6,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sluicemq.record.codec import decode_properties, encode_record
-from sluicemq.record.columns import ColumnBlock
-from sluicemq.record.columns_build import (
+from sluicemq.record.arrow import (
     NEVER_COLUMNS,
     ArrowColumns,
     LogPiece,
     build_block,
     merged_arrays,
 )
+from sluicemq.record.codec import decode_properties, encode_record
+from sluicemq.record.columns import ColumnBlock
 
 HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
 words = st.sampled_from(

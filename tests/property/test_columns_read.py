@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from simulation.stepped import ManualClock
 from sluicemq.config import StoreConfig
-from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.subscriptions import Sql92Filter
+from sluicemq.filter.subscriptions import Sql92Filter, compile_sql92
 from sluicemq.model.ids import tag_code
 from sluicemq.record.codec import encode_properties
 from sluicemq.store.columns import blocks as columns_blocks

@@ -6,8 +6,13 @@ from hypothesis import strategies as st
 from sluicemq.errors import FilterEvaluationError, FilterSyntaxError
 from sluicemq.filter.check import check, check_tags
 from sluicemq.filter.findings import caret_lines
-from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.subscriptions import TagFilter, parse_tags, subscribe, tag_matches
+from sluicemq.filter.subscriptions import (
+    TagFilter,
+    compile_sql92,
+    parse_tags,
+    subscribe,
+    tag_matches,
+)
 from sluicemq.model.ids import tag_code
 
 PIECES = [

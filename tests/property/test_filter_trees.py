@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from sluicemq.errors import FilterEvaluationError
 from sluicemq.filter.evaluate import compile_verdict
-from sluicemq.filter.explain import explain
 from sluicemq.filter.nodes import (
     And,
     Between,
@@ -33,7 +32,8 @@ from sluicemq.filter.nodes import (
     Truth,
     render,
 )
-from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.selector import explain
+from sluicemq.filter.subscriptions import compile_sql92
 
 NAMES = ["a", "b", "c"]
 TEXTS = [

@@ -12,8 +12,7 @@ import pytest
 from simulation.stepped import SMALL, SteppedBroker, pull_fields, send_fields
 from sluicemq.broker.consume import matching
 from sluicemq.errors import FilterEvaluationError
-from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.subscriptions import subscribe, tag_matches
+from sluicemq.filter.subscriptions import compile_sql92, subscribe, tag_matches
 from sluicemq.model.ids import java_hash
 from sluicemq.model.topic import GroupConfig, TopicConfig
 from sluicemq.record.codec import decode_records

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.model.subscription import SQL92
 from sluicemq.spark.filters import FilterPushdown, subscription_of
 from sluicemq.spark.schema import Column

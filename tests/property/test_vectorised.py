@@ -20,9 +20,9 @@ from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter import blocks
 from sluicemq.filter.lab import block_of
 from sluicemq.filter.nodes import And, Node, Or
-from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.plan import NEEDS_RECORD, TRUE, and_table, or_table, verdict_of
 from sluicemq.filter.selector import Selector, compile_vectorised
+from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.record import columns as column_stats
 from sluicemq.record.columns import block_stats
 

@@ -14,9 +14,9 @@ import pytest
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter import blocks
 from sluicemq.filter.lab import block_of
-from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.plan import NEEDS_RECORD, TRUE, verdict_of
 from sluicemq.filter.selector import Selector, compile_vectorised
+from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.record.columns import block_stats
 
 GOLDEN = Path(__file__).parents[1] / "golden"

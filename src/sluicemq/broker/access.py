@@ -9,7 +9,7 @@ from sluicemq.acl.guard import Guard, refusal
 from sluicemq.acl.rules import Permission
 from sluicemq.errors import ProtocolError, RequestError
 from sluicemq.model.message import REAL_TOPIC
-from sluicemq.record import property_text as text
+from sluicemq.record import codec as text
 from sluicemq.record.codec import parse_head
 from sluicemq.wire.codes import ResponseCode
 

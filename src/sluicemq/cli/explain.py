@@ -8,7 +8,7 @@ from sluicemq.cli.output import admin_options, fields, print_json, print_records
 from sluicemq.client.core.explanations.facts import Fate, Finding, MessageExplained
 from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
 from sluicemq.client.sync.admin import Admin
-from sluicemq.filter.explain import Explanation
+from sluicemq.filter.selector import Explanation
 
 _place = fields("message_id topic broker queue_id queue_offset store_time_ms tag properties")
 _explained = fields("group fate retries=times owner findings filter=verdict")

@@ -161,7 +161,7 @@ def _strings(properties: dict[str, Any]) -> dict[str, str]:
 
 @lru_cache(maxsize=EXPRESSIONS_KEPT)
 def _selector(text: str) -> "Selector | None":
-    from sluicemq.filter.parser import try_compile  # noqa: PLC0415 - lark, once a process
+    from sluicemq.filter.subscriptions import try_compile  # noqa: PLC0415 - lark, once a process
 
     outcome = try_compile(text)
     return None if isinstance(outcome, FilterSyntaxError) else outcome

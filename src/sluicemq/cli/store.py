@@ -269,7 +269,7 @@ def _filter(tags: str | None, where: str | None) -> tuple[Any, frozenset[int] | 
             "--tags and --where are given.", cure="Write the tags into --where: TAGS IN ('A', 'B')."
         )
     if where is not None:
-        from sluicemq.filter.parser import compile_whole  # noqa: PLC0415
+        from sluicemq.filter.subscriptions import compile_whole  # noqa: PLC0415
 
         return compile_whole(where).matches, None
     if tags is None:

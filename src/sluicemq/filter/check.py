@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from sluicemq.filter.evaluate import NUMBER_OR_NONE, constant_of
+from sluicemq.filter.evaluate import NUMBER_OR_NONE, constant_of, double_or_none
 from sluicemq.filter.findings import (
     LOOK_ALIKE_CODE,
     LOOK_ALIKES,
@@ -26,7 +26,6 @@ from sluicemq.filter.findings import (
     rest_warning,
     syntax_error,
 )
-from sluicemq.filter.java import double_or_none
 from sluicemq.filter.nodes import (
     INTEGER_MAX,
     Between,
@@ -47,8 +46,13 @@ from sluicemq.filter.nodes import (
     java_class,
     levels,
 )
-from sluicemq.filter.parser import compile_whole
-from sluicemq.filter.subscriptions import SEPARATOR, is_tag_kind, parse_tags, unknown_kind
+from sluicemq.filter.subscriptions import (
+    SEPARATOR,
+    compile_whole,
+    is_tag_kind,
+    parse_tags,
+    unknown_kind,
+)
 from sluicemq.model.subscription import ALL, SQL92, Subscription
 
 

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from sluicemq.errors import FilterEvaluationError
 from sluicemq.filter.check import Use, float_cure, property_uses
-from sluicemq.filter.evaluate import NUMBER_OR_NONE, Verdict, compile_verdict
-from sluicemq.filter.java import double_or_none
+from sluicemq.filter.evaluate import NUMBER_OR_NONE, Verdict, compile_verdict, double_or_none
 from sluicemq.filter.nodes import (
     And,
     Equal,

@@ -5,10 +5,12 @@ port as a 4-byte integer; an offset message id is the upper-case hex of host + c
 a unique id is made by the client: address, process, start, time in this month, counter.
 """
 
+import base64
+import binascii
 import ipaddress
 import struct
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from sluicemq.errors import ProtocolError
 
@@ -106,3 +108,40 @@ class UniqueIds:
         """The next id; `since_month_start_ms` is milliseconds since the first of this month."""
         self._counter = (self._counter + 1) & 0xFFFF
         return f"{self._prefix}{since_month_start_ms & 0xFFFFFFFF:08X}{self._counter:04X}"
+
+
+_VERSION: Final = "v1"
+_PARTS: Final = 5
+
+
+class RecallHandle(NamedTuple):
+    """By which a timed message is taken back: base64 of `v1 topic broker time id`.
+
+    A broker gives it with the answer to the send; `time_ms` lies in the message's slot of the timer
+    wheel, `unique_id` is the UNIQ_KEY (spec/delivery.md §2).
+    """
+
+    topic: str
+    broker: str
+    time_ms: int
+    unique_id: str
+
+    def encode(self) -> str:
+        """The text of it."""
+        plain = f"{_VERSION} {self.topic} {self.broker} {self.time_ms} {self.unique_id}"
+        return base64.urlsafe_b64encode(plain.encode()).decode()
+
+
+def parse_recall_handle(text: str) -> RecallHandle | None:
+    """The inverse; None when it is no handle."""
+    try:
+        plain = base64.b64decode(text.encode("ascii"), altchars=b"-_", validate=True).decode()
+    except (binascii.Error, UnicodeError, ValueError):
+        return None
+    parts = plain.split(" ")
+    if len(parts) != _PARTS or parts[0] != _VERSION or not all(parts):
+        return None
+    _, topic, broker, time, unique_id = parts
+    if not (time.isascii() and time.isdigit()) or len(time) > 18:
+        return None
+    return RecallHandle(topic, broker, int(time), unique_id)

@@ -18,11 +18,12 @@ apart and stores ordinary records with consecutive queue offsets.
 import importlib
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from sluicemq.errors import ProtocolError
-from sluicemq.model.ids import HOST_BYTES_IPV4, HOST_BYTES_IPV6, decode_host
+from sluicemq.model.ids import HOST_BYTES_IPV4, HOST_BYTES_IPV6, decode_host, tag_code
 from sluicemq.model.message import (
     BORN_HOST_IPV6,
     COMPRESSED,
@@ -32,6 +33,7 @@ from sluicemq.model.message import (
     STORE_HOST_IPV6,
     StoredMessage,
 )
+from sluicemq.record import layout
 from sluicemq.record.layout import (
     BATCH_HEAD,
     CRC_MASK,
@@ -43,7 +45,69 @@ from sluicemq.record.layout import (
     RECORD_BYTES_MIN,
     RECORD_HEAD,
 )
-from sluicemq.record.property_text import NAME_END, VALUE_END, as_dict
+
+NAME_END: Final = chr(layout.NAME_END)
+VALUE_END: Final = chr(layout.VALUE_END)
+
+
+def tag_code_of(properties: bytes) -> int:
+    """The code of the tag in encoded properties, 0 without one. HOT: each message of a batch."""
+    start = properties.rfind(b"\x02TAGS\x01")
+    if start >= 0:
+        start += 6
+    elif properties.startswith(b"TAGS\x01"):
+        start = 5
+    else:
+        return 0
+    end = properties.find(b"\x02", start)
+    return tag_code_of_value(properties[start:] if end < 0 else properties[start:end])
+
+
+def tag_code_in(properties: str) -> int:
+    """The same for the text, whose last property is ended. HOT."""
+    start = properties.rfind("\x02TAGS\x01")
+    if start >= 0:
+        return tag_code(properties[start + 6 : properties.find(VALUE_END, start + 6)])
+    if properties.startswith("TAGS\x01"):
+        return tag_code(properties[5 : properties.find(VALUE_END, 5)])
+    return 0
+
+
+@lru_cache(maxsize=65_536)
+def tag_code_of_value(tag: bytes) -> int:
+    """The code of a tag as it is encoded."""
+    return tag_code(tag.decode("utf-8", "replace"))
+
+
+def value_of(properties: bytes, name: bytes) -> bytes | None:
+    """The value of a name in encoded properties, None without one. HOT: each delayed message."""
+    start = properties.rfind(b"\x02" + name + b"\x01")
+    if start >= 0:
+        start += len(name) + 2
+    elif properties.startswith(name + b"\x01"):
+        start = len(name) + 1
+    else:
+        return None
+    end = properties.find(b"\x02", start)
+    return properties[start:] if end < 0 else properties[start:end]
+
+
+def as_text(properties: dict[str, str]) -> str:
+    """The text form of properties; empty values are left out, as no peer reads them."""
+    return "".join(
+        f"{name}{NAME_END}{value}{VALUE_END}" for name, value in properties.items() if value
+    )
+
+
+def as_dict(properties: str) -> dict[str, str]:
+    """Text -> dict; parts without a name or a value are dropped, as RocketMQ's parser does."""
+    found: dict[str, str] = {}
+    for part in properties.split(VALUE_END):
+        name, _, value = part.partition(NAME_END)
+        if name and value:
+            found[name] = value
+    return found
+
 
 Buffer = bytes | bytearray | memoryview
 
@@ -271,15 +335,6 @@ def decode_records(
         messages.append(message)
         offset += message.size_bytes
     return messages
-
-
-def iterate_heads(data: Buffer) -> Iterator[RecordHead]:
-    """The head of every record of a concatenation. Raises ProtocolError as `parse_head` does."""
-    offset = 0
-    while offset < len(data):
-        head = parse_head(data, offset)
-        yield head
-        offset += head.size_bytes
 
 
 def properties_slice(data: Buffer, offset: int = 0) -> slice:

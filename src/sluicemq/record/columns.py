@@ -2,7 +2,7 @@
 
 A block holds, for every property name that occurs, the distinct values once and the number of its
 value for every row, so that a filter looks at each distinct value once instead of at each message.
-`columns_build` makes blocks of stored records; nothing heavy is loaded to speak of one.
+`arrow` makes blocks of stored records; nothing heavy is loaded to speak of one.
 
 The figures let a filter leave out whole blocks (`filter.plan.can_match`). For each column: does a
 row lack the property, its few values, or, where there are many and all are numbers written plainly,

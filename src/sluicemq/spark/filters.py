@@ -55,8 +55,7 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError, FilterSyntaxError, SluiceError
 from sluicemq.filter.check import check
 from sluicemq.filter.nodes import And, render
-from sluicemq.filter.parser import compile_sql92, compile_whole
-from sluicemq.filter.subscriptions import SEPARATOR, parse_tags
+from sluicemq.filter.subscriptions import SEPARATOR, compile_sql92, compile_whole, parse_tags
 from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription
 from sluicemq.spark.schema import Column
 

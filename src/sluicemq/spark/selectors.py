@@ -47,8 +47,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions
 
 from sluicemq.errors import ConfigurationError
-from sluicemq.filter.evaluate import compile_verdict, constant_of
-from sluicemq.filter.java import has_surrogate
+from sluicemq.filter.evaluate import compile_verdict, constant_of, has_surrogate
 from sluicemq.filter.nodes import (
     And,
     Between,
@@ -69,9 +68,9 @@ from sluicemq.filter.nodes import (
     levels,
     property_names,
 )
-from sluicemq.filter.parser import compile_sql92, compile_whole
 from sluicemq.filter.plan import ERROR, FALSE, NULL, TRUE, stub, verdict_of
 from sluicemq.filter.selector import Selector
+from sluicemq.filter.subscriptions import compile_sql92, compile_whole
 from sluicemq.spark.references import quoted
 from sluicemq.spark.schema import parse_columns
 
@@ -264,7 +263,7 @@ def number_literal(value: float, java: JavaClass) -> str:
     return f"({text})" if value < 0 else text
 
 
-# ---- texts to numbers (filter/java.py has the same rules)
+# ---- texts to numbers (filter/evaluate.py has the same rules)
 
 _DIGITS: Final = [
     character

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from pyspark.sql import functions
 
 from sluicemq.errors import ConfigurationError, FilterSyntaxError
-from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.plan import verdict_of
+from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.spark.report import pushdown
 from sluicemq.spark.selectors import VERDICTS, column, compiled, selector_sql, verdict
 

@@ -10,8 +10,8 @@ import pytest
 
 from sluicemq.broker.consume.columns_helper import SealingProcess
 from sluicemq.config import StoreConfig
-from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.selector import compile_vectorised
+from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.store.columns import blocks as columns_blocks
 from sluicemq.store.store import Store
 

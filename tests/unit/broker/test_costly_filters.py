@@ -15,7 +15,7 @@ import pytest
 from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
 from sluicemq.broker.consume.heartbeat import BODY_INLINE_BYTES
 from sluicemq.config import BrokerConfig
-from sluicemq.filter import parser
+from sluicemq.filter import subscriptions as parser
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command

@@ -8,7 +8,7 @@ from simulation.stepped import START_MS, SteppedBroker, SteppedClient, send_fiel
 from sluicemq.broker.produce.intake import Draft
 from sluicemq.broker.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.broker.waiting.rewrite import DelayRewrite, slot_of
-from sluicemq.model.recall import parse_recall_handle
+from sluicemq.model.ids import parse_recall_handle
 from sluicemq.model.topic import GroupConfig
 from sluicemq.record.codec import decode_records, encode_batch
 

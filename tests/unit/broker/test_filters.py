@@ -5,8 +5,8 @@ import json
 import pytest
 
 from simulation.stepped import START_MS, SteppedBroker, SteppedClient
+from sluicemq.broker.consume.filters import bloom_shape, murmur3_64
 from sluicemq.config import BrokerConfig
-from sluicemq.filter.bloom import bloom_shape, murmur3_64
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.tables import ConsumerFilter
 

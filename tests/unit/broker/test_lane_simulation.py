@@ -13,7 +13,7 @@ from sluicemq.broker.consume.filter_watch import FilterWatch
 from sluicemq.broker.lanes import group as lane_departed
 from sluicemq.broker.lanes.places import MOVE_MS
 from sluicemq.broker.lanes.rules import parts_of
-from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import CONTRACT, GroupConfig, TopicConfig
 

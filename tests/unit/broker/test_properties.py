@@ -4,8 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluicemq.model.ids import tag_code
-from sluicemq.record.codec import decode_properties
-from sluicemq.record.property_text import as_dict, as_text, tag_code_of
+from sluicemq.record.codec import as_dict, as_text, decode_properties, tag_code_of
 
 names = st.sampled_from(["TAGS", "KEYS", "MYTAGS", "UNIQ_KEY", "TAG", "S"])
 words = st.text(alphabet="ABTGSKEY中 =", max_size=6)

@@ -11,8 +11,7 @@ from sluicemq.errors import StoreFullError
 from sluicemq.model.ids import offset_message_id
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.topic import GroupConfig, MessageQueue, TopicConfig
-from sluicemq.record.codec import decode_records
-from sluicemq.record.property_text import as_text
+from sluicemq.record.codec import as_text, decode_records
 from sluicemq.wire.frames import Command
 
 LADDER_S = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)

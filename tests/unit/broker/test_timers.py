@@ -7,7 +7,7 @@ import pytest
 
 from simulation.stepped import START_MS, ManualClock, SteppedBroker, SteppedClient, send_fields
 from sluicemq.broker.topics import TIMER_TOPIC
-from sluicemq.model.recall import RecallHandle
+from sluicemq.model.ids import RecallHandle
 from sluicemq.record.codec import decode_records
 from sluicemq.store.timers import NONE
 from sluicemq.testing.files import CrashableFiles

@@ -8,8 +8,8 @@ import pytest
 from sluicemq.client.core.answers import send_results
 from sluicemq.client.core.messages import check_batch, make_message, prepare, recalled
 from sluicemq.errors import ConfigurationError, RequestError, SendError
+from sluicemq.model.ids import RecallHandle, parse_recall_handle
 from sluicemq.model.message import Message
-from sluicemq.model.recall import RecallHandle, parse_recall_handle
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_properties
 from sluicemq.rocketmq.values import Message as MigrantMessage

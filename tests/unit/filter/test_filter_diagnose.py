@@ -3,7 +3,7 @@
 import pytest
 
 from sluicemq.errors import FilterSyntaxError
-from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.subscriptions import compile_sql92
 
 # expression, what the error points at, code-independent words of the text, words of the cure
 REFUSED = [

@@ -3,7 +3,7 @@
 import pytest
 
 from sluicemq.errors import FilterEvaluationError
-from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.subscriptions import compile_sql92
 
 
 def verdict(text: str, **properties: str) -> bool | None:

@@ -1,5 +1,5 @@
-from sluicemq.filter.explain import Explanation, Operand, Outcome, deciding, explain
-from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.selector import Explanation, Operand, Outcome, deciding, explain
+from sluicemq.filter.subscriptions import compile_sql92
 
 
 def explained(text: str, **properties: str) -> Explanation:

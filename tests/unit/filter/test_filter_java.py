@@ -5,7 +5,7 @@ import math
 import pytest
 
 from sluicemq.errors import FilterEvaluationError
-from sluicemq.filter.java import (
+from sluicemq.filter.evaluate import (
     boolean_of,
     compare_doubles,
     compare_whole_numbers,

@@ -7,8 +7,7 @@ import pytest
 
 from sluicemq.errors import FilterEvaluationError, FilterSyntaxError
 from sluicemq.filter.lab import CostClass, Report, Sample, Trial, block_of, tags_of
-from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.subscriptions import subscribe, tree_of
+from sluicemq.filter.subscriptions import compile_sql92, subscribe, tree_of
 from sluicemq.model.subscription import Subscription
 
 Rows = list[dict[str, str]]

@@ -17,7 +17,7 @@ from sluicemq.filter.nodes import (
     levels,
     property_names,
 )
-from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.subscriptions import compile_sql92
 
 
 @pytest.mark.parametrize(

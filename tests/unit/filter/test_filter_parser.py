@@ -4,8 +4,8 @@ import sys
 import pytest
 
 from sluicemq.errors import FilterSyntaxError
-from sluicemq.filter import parser
-from sluicemq.filter.parser import compile_sql92, compile_whole
+from sluicemq.filter import subscriptions as parser
+from sluicemq.filter.subscriptions import compile_sql92, compile_whole
 
 
 def test_an_expression_is_compiled_once() -> None:

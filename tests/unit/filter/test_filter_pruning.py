@@ -6,9 +6,8 @@ import sys
 import pytest
 
 from sluicemq.filter.lab import block_of
-from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.selector import Vectorised, compile_vectorised
-from sluicemq.filter.subscriptions import make_filter
+from sluicemq.filter.subscriptions import compile_sql92, make_filter
 from sluicemq.model.subscription import SQL92, ColumnFilter, Subscription
 from sluicemq.record.columns import VALUES_MAX, BlockStats, ColumnStats, block_stats
 

@@ -1,7 +1,7 @@
 import pytest
 
 from sluicemq.filter.nodes import Equal, Literal, Negate, Property, render
-from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.subscriptions import compile_sql92
 
 
 @pytest.mark.parametrize(

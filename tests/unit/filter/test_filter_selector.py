@@ -1,6 +1,6 @@
 from sluicemq.errors import FilterSyntaxError
-from sluicemq.filter.parser import try_compile
 from sluicemq.filter.selector import Selector
+from sluicemq.filter.subscriptions import try_compile
 
 
 def test_a_failure_is_returned_not_raised() -> None:

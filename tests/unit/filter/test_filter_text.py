@@ -1,4 +1,4 @@
-from sluicemq.filter.java import BLANKS, has_surrogate, utf16_units
+from sluicemq.filter.evaluate import BLANKS, has_surrogate, utf16_units
 
 
 def test_a_character_beyond_16_bits_becomes_two_units() -> None:

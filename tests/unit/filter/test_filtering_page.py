@@ -8,10 +8,9 @@ import pytest
 
 from sluicemq.filter.check import check
 from sluicemq.filter.lab import block_of
-from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.plan import verdict_of
 from sluicemq.filter.selector import compile_vectorised
-from sluicemq.filter.subscriptions import make_filter, subscribe, tag_matches
+from sluicemq.filter.subscriptions import compile_sql92, make_filter, subscribe, tag_matches
 from sluicemq.model.ids import tag_code
 
 PAGE = Path(__file__).parents[3] / "docs" / "filtering.md"

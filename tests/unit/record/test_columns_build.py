@@ -5,9 +5,9 @@ import struct
 import numpy as np
 import pytest
 
+from sluicemq.record.arrow import ArrowColumns, LogPiece, build_block, merged_arrays
 from sluicemq.record.codec import decode_properties, encode_record
 from sluicemq.record.columns import ColumnBlock
-from sluicemq.record.columns_build import ArrowColumns, LogPiece, build_block, merged_arrays
 
 HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
 HOST6 = bytes(16) + struct.pack(">i", 10911)

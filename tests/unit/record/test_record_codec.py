@@ -16,7 +16,6 @@ from sluicemq.record.codec import (
     decompress,
     encode_properties,
     encode_record,
-    iterate_heads,
     parse_head,
     properties_slice,
 )
@@ -101,7 +100,7 @@ def test_decoder_reads_every_field() -> None:
 def test_concatenated_records_are_read_one_after_the_other() -> None:
     data = by_hand() + by_hand(topic=b"t" * 200) + by_hand(stored=IPV6)
     assert [m.topic for m in decode_records(data)] == ["TopicA", "t" * 200, "TopicA"]
-    assert [h.size_bytes for h in iterate_heads(memoryview(data))] == [
+    assert [message.size_bytes for message in decode_records(memoryview(data))] == [
         len(by_hand()),
         len(by_hand(topic=b"t" * 200)),
         len(by_hand(stored=IPV6)),

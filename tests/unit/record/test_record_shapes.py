@@ -10,12 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluicemq.model.ids import Host, encode_host
+from sluicemq.record import properties as buffers
 from sluicemq.record import properties as shapes
-from sluicemq.record import texts as buffers
 from sluicemq.record.arrow import RecordDecoder
 from sluicemq.record.codec import decode_record, encode_record
-from sluicemq.record.properties import Properties, read_properties
-from sluicemq.record.texts import ValuePlaces, everywhere, first_separators, texts
+from sluicemq.record.properties import (
+    Properties,
+    ValuePlaces,
+    everywhere,
+    first_separators,
+    read_properties,
+    texts,
+)
 
 HOST = encode_host(Host("127.0.0.1", 10911))
 LENGTHS = (1, 2, 7, 8, 9, 15, 16, 17, 23, 24, 25, 32, 33, 87, 88, 89, 300)

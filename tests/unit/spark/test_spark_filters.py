@@ -19,7 +19,7 @@ from pyspark.sql.datasource import (
 
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter.nodes import And
-from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.model.subscription import ALL, SQL92, TAG
 from sluicemq.spark.filters import FilterPushdown, Pushed, subscription_of
 from sluicemq.spark.schema import ALL_COLUMNS, Column

@@ -20,7 +20,7 @@ from sluicemq.errors import (
     StoreDamagedError,
     StoreError,
 )
-from sluicemq.filter.parser import compile_sql92
+from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.model.ids import Host, encode_host, tag_code
 from sluicemq.record.codec import encode_properties
 from sluicemq.spark import source

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluicemq.errors import FilterEvaluationError
-from sluicemq.filter.java import double_of, integer_of, long_of
+from sluicemq.filter.evaluate import double_of, integer_of, long_of
 from sluicemq.spark.sources.reader import ARROW_TYPES, typed_column
 
 NUMBERS = st.one_of(

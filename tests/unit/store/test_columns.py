@@ -11,11 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.subscriptions import Sql92Filter
+from sluicemq.filter.subscriptions import Sql92Filter, compile_sql92
+from sluicemq.record.arrow import build_block
 from sluicemq.record.codec import decode_records
 from sluicemq.record.columns import ColumnBlock
-from sluicemq.record.columns_build import build_block
 from sluicemq.store.columns import blocks as columns_blocks
 from sluicemq.store.columns import file as columns_file
 from sluicemq.store.columns import scan as columns_scan

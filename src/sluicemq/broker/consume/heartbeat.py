@@ -21,8 +21,13 @@ from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.turns import Announced, Postponed
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError
-from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.subscriptions import SQL92_IS_OFF, is_tag_kind, make_filter, preparation
+from sluicemq.filter.subscriptions import (
+    SQL92_IS_OFF,
+    compile_sql92,
+    is_tag_kind,
+    make_filter,
+    preparation,
+)
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import RETRY_PREFIX
 from sluicemq.net.peer import Peer

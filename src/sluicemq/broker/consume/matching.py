@@ -22,10 +22,9 @@ from sluicemq.broker.background import Job, Steps
 from sluicemq.broker.lanes.filters import RuleColumns
 from sluicemq.broker.lanes.rules import EVERYTHING, Rule, clause, rule_matches, rule_weight
 from sluicemq.filter.evaluate import Verdict
-from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.plan import FALSE, NEEDS_RECORD, TRUE, verdict_of
 from sluicemq.filter.selector import Vectorised
-from sluicemq.filter.subscriptions import is_tag_kind, parse_tags, unknown_kind
+from sluicemq.filter.subscriptions import compile_sql92, is_tag_kind, parse_tags, unknown_kind
 from sluicemq.model.message import TAGS
 from sluicemq.model.subscription import ALL, SQL92, Subscription
 from sluicemq.record.codec import decode_properties, properties_slice

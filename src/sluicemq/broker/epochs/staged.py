@@ -24,7 +24,7 @@ from sluicemq.broker.topics import NOT_FOR_SENDS, Topic, Topics
 from sluicemq.errors import MessageIllegalError, ProtocolError, RequestError
 from sluicemq.model.message import BORN_HOST_IPV6, STORE_HOST_IPV6, UNIQ_KEY
 from sluicemq.model.topic import DEFAULT_TOPIC
-from sluicemq.record import property_text as text
+from sluicemq.record import codec as text
 from sluicemq.record.codec import Buffer
 from sluicemq.record.layout import MAGIC_BLANK, MAGIC_V1, RECORD_HEAD
 from sluicemq.store.queues import UNIT

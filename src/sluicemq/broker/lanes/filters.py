@@ -32,10 +32,9 @@ from sluicemq.broker.lanes.rules import (
     tags_of,
 )
 from sluicemq.errors import FilterError
-from sluicemq.filter.parser import compile_sql92
 from sluicemq.filter.plan import FALSE, NEEDS_RECORD, TRUE
 from sluicemq.filter.selector import Vectorised
-from sluicemq.filter.subscriptions import Sql92Filter, TagFilter
+from sluicemq.filter.subscriptions import Sql92Filter, TagFilter, compile_sql92
 from sluicemq.model.message import RETRY_TOPIC, TAGS
 from sluicemq.model.subscription import SQL92, TAG, MessageFilter, Subscription
 from sluicemq.record.columns import BlockStats, ColumnBlock

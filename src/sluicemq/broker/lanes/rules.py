@@ -27,8 +27,7 @@ import orjson
 
 from sluicemq.errors import FilterError
 from sluicemq.filter.nodes import render
-from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.subscriptions import is_tag_kind, parse_tags
+from sluicemq.filter.subscriptions import compile_sql92, is_tag_kind, parse_tags
 from sluicemq.model.ids import java_hash
 from sluicemq.model.message import RETRY_TOPIC, TAGS
 from sluicemq.model.subscription import ALL, SQL92, TAG, Subscription

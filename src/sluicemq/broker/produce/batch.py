@@ -15,7 +15,7 @@ from sluicemq.broker.topics import Topic
 from sluicemq.errors import ProtocolError, RequestError
 from sluicemq.model.ids import HOST_BYTES_IPV4
 from sluicemq.model.message import TIMER_PROPERTIES, TRAN_MSG
-from sluicemq.record import property_text as text
+from sluicemq.record import codec as text
 from sluicemq.record.codec import Buffer, decode_batch
 from sluicemq.store.store import Store
 from sluicemq.store.writer import Part

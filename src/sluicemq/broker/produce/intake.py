@@ -20,7 +20,7 @@ from sluicemq.broker.turns import Turns
 from sluicemq.errors import MessageIllegalError, RequestError, StoreFullError
 from sluicemq.model.ids import tag_code
 from sluicemq.model.message import TAGS
-from sluicemq.record import property_text as text
+from sluicemq.record import codec as text
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
 

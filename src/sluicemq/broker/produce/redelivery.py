@@ -20,9 +20,8 @@ from sluicemq.broker.topics import NOT_FOR_SENDS
 from sluicemq.broker.turns import Turns
 from sluicemq.errors import MessageIllegalError, ProtocolError
 from sluicemq.model.message import BORN_HOST_IPV6, STORE_HOST_IPV6
-from sluicemq.record.codec import Buffer, parse_head
+from sluicemq.record.codec import Buffer, as_dict, parse_head, tag_code_of, value_of
 from sluicemq.record.layout import MAGIC_V1, PROPERTIES_BYTES_MAX, RECORD_HEAD
-from sluicemq.record.property_text import as_dict, tag_code_of, value_of
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 

@@ -31,7 +31,7 @@ from sluicemq.model.ids import offset_message_id, parse_offset_message_id
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.dispatch import finish_answer
 from sluicemq.net.peer import Peer
-from sluicemq.record import property_text as text
+from sluicemq.record import codec as text
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import RequestCode, ResponseCode

@@ -28,7 +28,7 @@ from sluicemq.model.ids import UniqueIds
 from sluicemq.model.message import PREPARED, TRAN_MSG, TRANSACTION_MASK
 from sluicemq.model.topic import PERM_WRITE, RETRY_PREFIX
 from sluicemq.net.peer import Peer
-from sluicemq.record import property_text as text
+from sluicemq.record import codec as text
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import FLAG_ONEWAY, SERVER_LANGUAGE, VERSION, Command

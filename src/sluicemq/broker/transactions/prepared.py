@@ -40,7 +40,7 @@ from sluicemq.model.message import (
     TRANSACTION_MASK,
     UNIQ_KEY,
 )
-from sluicemq.record import property_text as text
+from sluicemq.record import codec as text
 from sluicemq.record.codec import CHECKSUM_NAME
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store

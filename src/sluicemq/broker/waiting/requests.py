@@ -25,8 +25,8 @@ from sluicemq.broker.waiting.timers import FROM_END
 from sluicemq.broker.work import Slice
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
+from sluicemq.model.ids import RecallHandle, parse_recall_handle
 from sluicemq.model.message import KEYS, REAL_TOPIC, TAGS, UNIQ_KEY
-from sluicemq.model.recall import RecallHandle, parse_recall_handle
 from sluicemq.model.topic import PERM_WRITE
 from sluicemq.net.peer import Peer
 from sluicemq.wire import bodies

@@ -18,6 +18,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
+from sluicemq.model.ids import RecallHandle
 from sluicemq.model.message import (
     COMMITTED,
     DELAY,
@@ -27,9 +28,8 @@ from sluicemq.model.message import (
     TRANSACTION_MASK,
     UNIQ_KEY,
 )
-from sluicemq.model.recall import RecallHandle
 from sluicemq.model.topic import RETRY_PREFIX
-from sluicemq.record import property_text as text
+from sluicemq.record import codec as text
 from sluicemq.wire.codes import ResponseCode
 
 REAL_QUEUE: Final = "REAL_QID"

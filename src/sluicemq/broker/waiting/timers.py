@@ -45,7 +45,7 @@ from sluicemq.clock import Clock
 from sluicemq.errors import StoreError
 from sluicemq.files import Files
 from sluicemq.model.ids import tag_code
-from sluicemq.record.property_text import value_of
+from sluicemq.record.codec import value_of
 from sluicemq.store.store import Store
 from sluicemq.store.timers import DEFAULT, DELETE, NONE, ROLL, SLOTS
 

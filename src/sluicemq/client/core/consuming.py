@@ -44,8 +44,7 @@ from sluicemq.client.core.messages import COMPRESS_FROM_BYTES, Outgoing
 from sluicemq.client.core.names import check_topic
 from sluicemq.errors import ConfigurationError, SubscriptionConflictError
 from sluicemq.filter.check import check_subscription
-from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.subscriptions import subscribe, tag_matches
+from sluicemq.filter.subscriptions import compile_sql92, subscribe, tag_matches
 from sluicemq.model.message import (
     COMPRESSED,
     COMPRESSION_ZLIB,

@@ -32,6 +32,7 @@ from sluicemq.client.core.names import (
     check_topic_to_send,
 )
 from sluicemq.errors import ConfigurationError, SendError
+from sluicemq.model.ids import RecallHandle, parse_recall_handle
 from sluicemq.model.message import (
     COMPRESSED,
     COMPRESSION_ZLIB,
@@ -44,7 +45,6 @@ from sluicemq.model.message import (
     WAIT,
     Message,
 )
-from sluicemq.model.recall import RecallHandle, parse_recall_handle
 from sluicemq.model.topic import RETRY_PREFIX
 from sluicemq.record.codec import encode_batch
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, ParamSpec
 
 from sluicemq.client.core.messages import Outgoing
+from sluicemq.model.ids import RecallHandle
 from sluicemq.model.message import StoredMessage
-from sluicemq.model.recall import RecallHandle
 from sluicemq.model.subscription import TAG, Subscription
 from sluicemq.model.topic import (
     DEFAULT_TOPIC,

@@ -42,8 +42,7 @@ from sluicemq.errors import (
     SluiceError,
 )
 from sluicemq.files import SYSTEM_FILES, replace_text
-from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.subscriptions import is_tag_kind
+from sluicemq.filter.subscriptions import compile_sql92, is_tag_kind
 from sluicemq.model.ids import tag_code
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX

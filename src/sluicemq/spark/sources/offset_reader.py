@@ -40,7 +40,7 @@ from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.bulk import READ_GROUP, BulkReader
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, FilterEvaluationError, RequestError, SluiceError
-from sluicemq.filter.java import double_of, integer_of, long_of
+from sluicemq.filter.evaluate import double_of, integer_of, long_of
 from sluicemq.model.subscription import ALL, SQL92, Subscription
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.record.codec import decode_records

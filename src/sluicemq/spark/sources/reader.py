@@ -46,7 +46,7 @@ from sluicemq.errors import (
     OffsetOutOfRangeError,
     RequestTimeoutError,
 )
-from sluicemq.filter.java import boolean_of, double_of, integer_of, long_of
+from sluicemq.filter.evaluate import boolean_of, double_of, integer_of, long_of
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.record.arrow import RecordDecoder

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Final
 from sluicemq.config import StoreConfig
 from sluicemq.files import Files
 from sluicemq.model.subscription import BlockFilter
+from sluicemq.record.arrow import ArrowColumns
 from sluicemq.record.columns import ColumnBlock
-from sluicemq.record.columns_build import ArrowColumns
 from sluicemq.store.columns import file as columns_file
 from sluicemq.store.columns.file import PROOF_ROWS, Head, Sealed, UntrueFileError
 from sluicemq.store.columns.seal import Evidence, Job, Made, Source, seal, units_of

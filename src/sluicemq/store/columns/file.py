@@ -29,8 +29,8 @@ import numpy as np
 import pyarrow as pa
 
 from sluicemq.files import Files
+from sluicemq.record.arrow import ArrowColumns
 from sluicemq.record.columns import BlockStats, ColumnBlock, ColumnStats, block_stats
-from sluicemq.record.columns_build import ArrowColumns
 
 VERSION: Final = 2
 PROOF_ROWS: Final = 4096

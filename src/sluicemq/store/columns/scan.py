@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 
 from sluicemq.errors import OffsetOutOfRangeError, StoreDamagedError
 from sluicemq.model.subscription import BlockFilter, ColumnFilter, MessageFilter
+from sluicemq.record.arrow import ArrowColumns, build_block, merged_arrays
 from sluicemq.record.columns import ColumnBlock
-from sluicemq.record.columns_build import ArrowColumns, build_block, merged_arrays
 from sluicemq.record.table import UNIT_COLUMNS, Positions
 from sluicemq.store.bulk import unproved_rows
 from sluicemq.store.columns.blocks import ColumnBlocks

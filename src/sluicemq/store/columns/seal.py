@@ -16,8 +16,8 @@ from typing import IO, Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from sluicemq.files import SYSTEM_FILES, Files
+from sluicemq.record.arrow import ArrowColumns, LogPiece, build_block, merged_arrays
 from sluicemq.record.columns import ColumnBlock
-from sluicemq.record.columns_build import ArrowColumns, LogPiece, build_block, merged_arrays
 from sluicemq.record.layout import RECORD_BYTES_MIN
 from sluicemq.record.table import UNIT_COLUMNS
 from sluicemq.store.columns import file as columns_file

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from sluicemq.client.core.operations.groups import GroupContract
 from sluicemq.client.core.operations.traces import GroupTrace
-from sluicemq.filter.explain import Explanation
+from sluicemq.filter.selector import Explanation
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import GroupConfig, MessageQueue

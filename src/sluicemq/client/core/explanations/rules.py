@@ -40,9 +40,8 @@ from sluicemq.client.core.explanations.facts import (
     QueueFacts,
 )
 from sluicemq.errors import FilterSyntaxError
-from sluicemq.filter.explain import Explanation, Outcome, deciding, explain
-from sluicemq.filter.parser import compile_sql92
-from sluicemq.filter.subscriptions import is_tag_kind, tag_matches
+from sluicemq.filter.selector import Explanation, Outcome, deciding, explain
+from sluicemq.filter.subscriptions import compile_sql92, is_tag_kind, tag_matches
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, MessageQueue
