@@ -1,0 +1,38 @@
+"""One warm message passes few functions in few files: `tools/hops.py` counts and prints its way.
+
+The ceilings are what has been reached; they only fall, until they are at the bar
+(docs/design/0012).
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+import hops
+
+FUNCTIONS_MAX = 182  # bar: 100
+FILES_MAX = 46  # bar: 28
+
+
+def counted() -> tuple[int, int]:
+    """Functions and files of the way."""
+    way = set(hops.common(asyncio.run(hops.ways(messages=6))))
+    return len(way), len({code.co_filename for code in way})
+
+
+def test_one_warm_message_passes_few_functions_in_few_files() -> None:
+    functions, files = counted()
+    assert functions <= FUNCTIONS_MAX
+    assert files <= FILES_MAX
+
+
+def test_a_planted_hop_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = counted()
+    source = "def wrap(send):\n    def planted(*a, **k): return send(*a, **k)\n    return planted"
+    names: dict[str, object] = {}
+    exec(compile(source, f"{hops.SOURCE}planted.py", "exec"), names)
+    monkeypatch.setattr(hops.Sluice, "send", names["wrap"](hops.Sluice.send))  # type: ignore[operator]
+    assert counted() == (before[0] + 1, before[1] + 1)
