@@ -1,6 +1,7 @@
 """Property files, the table of keys, and what follows from it."""
 
 import dataclasses
+import runpy
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,12 @@ from sluicemq.config import (
     parse_properties,
     settings_text,
 )
-from sluicemq.config.document import with_tables
 from sluicemq.config.inert import INERT, INERT_ALIASES, REFUSED
 from sluicemq.config.settings import Kind
 from sluicemq.errors import ConfigurationError, PermissionDeniedError
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "configuration.md"
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs" / "configuration.md"
 HOME = {"HOME": "/home/mq"}
 VALUES = {Part.BROKER: BrokerConfig, Part.STORE: StoreConfig, Part.NAME_SERVER: NameServerConfig}
 
@@ -158,7 +159,8 @@ def test_every_default_is_within_its_own_range() -> None:
 
 def test_the_document_is_up_to_date() -> None:
     text = DOCUMENT.read_text()
-    assert text == with_tables(text), "run python -m sluicemq.config.document docs/configuration.md"
+    with_tables = runpy.run_path(str(ROOT / "tools" / "settings_tables.py"))["with_tables"]
+    assert text == with_tables(text), "run python tools/settings_tables.py docs/configuration.md"
 
 
 def test_the_document_names_every_key_and_alias() -> None:

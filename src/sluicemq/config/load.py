@@ -1,25 +1,36 @@
-"""Property text -> settings with warnings.
+"""Property text -> settings with warnings; changes of them at run time; settings -> text.
 
 All of it follows from the keys in `settings.py`. RocketMQ ignores unknown keys and bad values
 without a word (spec/config.md); here an unknown key is a warning with the nearest known name, a key
 that RocketMQ knows and we do not use is a note, and a bad value is an error.
+
+The syntax is that of java.util.Properties. A logical line is one line, or several when each but the
+last ends in an odd number of backslashes; the blanks that begin a continuation are dropped. Lines
+that begin with `#` or `!` are comments. The key ends at the first `=`, `:` or blank that is not
+escaped; blanks around the separator do not count. Escapes: `\\t \\n \\r \\f \\uXXXX`; a backslash
+before anything else is dropped. Unlike Java, which keeps them, blanks at the end of a value are
+trimmed: in the real servers such a number is silently ignored.
 
 Variables (`$NAME`, `~`) are replaced in paths that are read at the start, and nowhere else: what
 comes by a request is taken literally, or whoever reaches the port could read the environment.
 
 Settings of TLS RocketMQ has elsewhere: system properties of Java (`-Dtls.server.mode=enforcing` in
 JAVA_OPT), and a properties file that wins over those (tls.config.file).
+
+A change of a *live* key (requests 25 and 318) is in force at once. Any other is kept for the next
+start: it is written to the file, and until then answers show it as pending, beside the value in
+force. Both are checked as at the start.
 """
 
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
+from string import hexdigits
 from typing import Any, Final, NamedTuple
 
 from sluicemq.config.inert import INERT, INERT_ALIASES, REFUSED, REFUSED_VALUES, WARNED_VALUES
-from sluicemq.config.properties import parse_properties
 from sluicemq.config.settings import (
     CHANGES_FILE,
     BrokerConfig,
@@ -32,13 +43,19 @@ from sluicemq.config.settings import (
     TlsConfig,
     keys_of,
 )
-from sluicemq.errors import ConfigurationError
+from sluicemq.errors import ConfigurationError, PermissionDeniedError
 
 DEFAULT_TLS_FILE: Final = "/etc/rocketmq/tls.properties"
 NAME_LENGTH_MAX: Final = 127
-# Topics bear these names, and topics are directories.
-_NAME: Final = re.compile(rf"(?!\.+$)[%|A-Za-z0-9_.-]{{1,{NAME_LENGTH_MAX}}}")
-_HOST: Final = re.compile(r"[A-Za-z0-9_.:%-]+")
+_PATTERNS: Final = {
+    # Topics bear these names, and topics are directories.
+    Kind.NAME: (
+        re.compile(rf"(?!\.+$)[%|A-Za-z0-9_.-]{{1,{NAME_LENGTH_MAX}}}"),
+        f"Write a name of at most {NAME_LENGTH_MAX} letters, digits and the characters % | _ . "
+        "and - of ASCII.",
+    ),
+    Kind.HOST: (re.compile(r"[A-Za-z0-9_.:%-]+"), "Write an IP address or a host name."),
+}
 SYSTEM_PROPERTIES: Final = {
     f"rocketmq.broker.{name}": name
     for name in ("diskSpaceWarningLevelRatio", "diskSpaceCleanForciblyRatio")
@@ -48,6 +65,110 @@ SYSTEM_PROPERTIES: Final = {
 Settings = BrokerConfig | StoreConfig | NameServerConfig
 PathOf = Callable[[str, str], str]
 """Key and text of a path -> the path."""
+NO_PERMISSION: Final = 16
+ALWAYS_BLACK: Final = frozenset({"configBlackList", "rocketmqHome"})
+PENDING: Final = "sluicePending."
+"""Before a key in an answer: the value that it gets at the next start."""
+
+Configs = Mapping[Part, Any]
+"""The settings of one server, by their parts."""
+_BLANKS: Final = " \t\f"
+_ESCAPE: Final = re.compile(r"\\(?:u(.{0,4})|(.?))", re.DOTALL)
+_ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+# --------------------------------------------------------------------------------------- the syntax
+
+
+def decode_properties_file(data: bytes) -> str:
+    """The text of a file: UTF-8, or ISO-8859-1 (what Java reads) when it is not that."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return data.decode("iso-8859-1")
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """Text -> keys and values, in the order of the file; the last of several wins.
+
+    Raises ConfigurationError for a malformed `\\uXXXX`.
+    """
+    entries: dict[str, str] = {}
+    for line, _physical in _logical_lines(text):
+        if line is not None:
+            key, value = _split(line)
+            entries[_unescape(key)] = _unescape(value).strip()
+    return entries
+
+
+def edit_properties(text: str, changes: Mapping[str, str]) -> str:
+    """The same file with other values: comments and order stay, new keys come last."""
+    left = dict(changes)
+    lines: list[str] = []
+    for line, physical in _logical_lines(text):
+        key = None if line is None else _unescape(_split(line)[0])
+        if key is None or key not in changes:
+            lines.extend(physical)
+        elif key in left:
+            lines.append(_entry(key, left.pop(key)))
+    lines.extend(_entry(key, value) for key, value in left.items())
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _entry(key: str, value: str) -> str:
+    return f"{key}={value}".replace("\\", "\\\\").replace("\r", "\\r").replace("\n", "\\n")
+
+
+def _logical_lines(text: str) -> Iterator[tuple[str | None, list[str]]]:
+    """Each logical line (None for a comment or an empty one) with the lines it was made of."""
+    pending = ""
+    physical: list[str] = []
+    text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+    for line in text.removesuffix("\n").split("\n") if text else ():
+        physical.append(line)
+        part = line.lstrip(_BLANKS)
+        if len(physical) == 1 and (not part or part[0] in "#!"):
+            yield None, physical
+        elif (len(part) - len(part.rstrip("\\"))) % 2 == 1:
+            pending += part[:-1]
+            continue
+        else:
+            yield pending + part, physical
+        pending, physical = "", []
+    if physical:
+        yield pending, physical
+
+
+def _split(line: str) -> tuple[str, str]:
+    """A logical line -> its key and value, both still escaped."""
+    end = 0
+    while end < len(line) and line[end] not in "=:" + _BLANKS:
+        end += 2 if line[end] == "\\" else 1
+    value = line[end:].lstrip(_BLANKS)
+    if value[:1] in ("=", ":"):
+        value = value[1:].lstrip(_BLANKS)
+    return line[:end], value
+
+
+def _unescape(text: str) -> str:
+    if "\\" not in text:
+        return text
+    # Java writes characters beyond 16 bits as two escapes.
+    units = _ESCAPE.sub(_unescaped, text).encode("utf-16", "surrogatepass")
+    return units.decode("utf-16", "replace")
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    follower, digits = escape[2], escape[1]
+    if digits is None:
+        return _ESCAPES.get(follower, follower)
+    if len(digits) == 4 and set(digits) <= set(hexdigits):
+        return chr(int(digits, 16))
+    raise ConfigurationError(
+        f"\\u{digits} is not a character.", cure="Write four hex digits, for example \\u4e2d."
+    )
+
+
+# ------------------------------------------------------------------------------------- at the start
 
 
 class Found(NamedTuple):
@@ -231,50 +352,41 @@ def _read(key: Key, name: str, text: str, path_of: PathOf) -> Any:
     match key.kind:
         case Kind.BOOLEAN:
             return _read_choice(name, text.lower(), (("true", True), ("false", False)))
-        case Kind.INTEGER:
-            return _read_integer(key, name, text)
         case Kind.CHOICE:
             return _read_choice(name, text, key.choices)
+        case Kind.INTEGER:
+            # int() alone would take "1_000" and other digits than Java's.
+            if re.fullmatch("[+-]?[0-9]+", text) and key.minimum <= int(text) <= key.maximum:
+                return int(text)
+            one = f"Write {key.minimum}: {key.doc}"
+            several = f"Write a whole number from {key.minimum} to {key.maximum}."
+            raise _not_valid(name, text, one if key.minimum == key.maximum else several)
         case Kind.LIST | Kind.SERVERS:
             words = tuple(part.strip() for part in text.split(";") if part.strip())
             for word in words if key.kind is Kind.SERVERS else ():
-                _check_server(name, word)
+                host, _, port = word.rpartition(":")
+                if not re.fullmatch("[0-9]+", port) or not 0 < int(port) < 65536:
+                    raise ConfigurationError(
+                        f"{name}: {word} is no address of a server.",
+                        cure="Write host:port;host:port.",
+                    )
+                _check_text(Kind.HOST, name, host.strip("[]"), word)
             return words
         case Kind.PATH:
             return path_of(name, text)
-        case Kind.NAME if not _NAME.fullmatch(text):
-            raise _not_valid(
-                name, text, f"Write a name of at most {NAME_LENGTH_MAX} letters, digits and the "
-                "characters % | _ . and - of ASCII.",
-            )  # fmt: skip
-        case Kind.HOST if not _HOST.fullmatch(text):
-            raise _not_valid(name, text, "Write an IP address or a host name.")
-    return text
+        case _:
+            _check_text(key.kind, name, text, text)
+            return text
+
+
+def _check_text(kind: Kind, name: str, text: str, shown: str) -> None:
+    pattern, cure = _PATTERNS.get(kind, (None, ""))
+    if pattern is not None and not pattern.fullmatch(text):
+        raise _not_valid(name, shown, cure)
 
 
 def _not_valid(name: str, text: str, cure: str) -> ConfigurationError:
     return ConfigurationError(f"{name} = {text} is not valid.", cure=cure)
-
-
-def _check_server(name: str, text: str) -> None:
-    host, _, port = text.rpartition(":")
-    if not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise ConfigurationError(
-            f"{name}: {text} is no address of a server.", cure="Write host:port;host:port."
-        )
-    if not _HOST.fullmatch(host.strip("[]")):
-        raise _not_valid(name, text, "Write an IP address or a host name.")
-
-
-def _read_integer(key: Key, name: str, text: str) -> int:
-    # int() alone would take "1_000" and other digits than Java's.
-    digits = text[1:] if text[0] in "+-" else text
-    value = int(text) if digits.isascii() and digits.isdigit() else None
-    if value is None or not key.minimum <= value <= key.maximum:
-        one = f"Write {key.minimum}: {key.doc}"
-        several = f"Write a whole number from {key.minimum} to {key.maximum}."
-        raise _not_valid(name, text, one if key.minimum == key.maximum else several)
-    return value
 
 
 def _read_choice(name: str, text: str, choices: tuple[tuple[str, object], ...]) -> object:
@@ -320,33 +432,136 @@ def warnings_about(found: Found, *settings: Settings) -> list[str]:
         if not low <= (value := found.values.get((Part.STORE, key.field), low)) <= high
     ]
     for one in settings:
-        if not isinstance(one, StoreConfig):
-            warnings += _about_tls(one)
-        elif one.message_bytes_max >= one.commit_log_file_bytes:  # each is allowed by itself
+        if isinstance(one, StoreConfig):
+            if one.message_bytes_max >= one.commit_log_file_bytes:  # each is allowed by itself
+                warnings.append(
+                    f"maxMessageSize = {one.message_bytes_max} is more than a commit log file of "
+                    f"mappedFileSizeCommitLog = {one.commit_log_file_bytes} bytes can hold; "
+                    "larger messages are refused."
+                )
+            continue
+        if one.tls_auth_client and one.tls_client_auth == "none":
             warnings.append(
-                f"maxMessageSize = {one.message_bytes_max} is more than a commit log file of "
-                f"mappedFileSizeCommitLog = {one.commit_log_file_bytes} bytes can hold; "
-                "larger messages are refused."
+                "tls.server.authClient = true has no effect: tls.server.need.client.auth = none "
+                "asks no client for a certificate. Set it to require."
+            )
+        if one.tls_mode == "enforcing" and not one.tls_certificate and one.tls_test_mode:
+            warnings.append(
+                "tls.server.mode = enforcing without tls.server.certPath: the server makes a "
+                "certificate that nobody can verify."
+            )
+        if isinstance(one, BrokerConfig) and one.tls_client_ca and not one.tls_auth_server:
+            warnings.append(
+                "tls.client.trustCertPath has no effect without tls.client.authServer = true: "
+                "certificates of name servers are not verified."
             )
     return warnings
 
 
-def _about_tls(config: TlsConfig) -> list[str]:
-    """What is less safe than it looks."""
-    warnings = []
-    if config.tls_auth_client and config.tls_client_auth == "none":
-        warnings.append(
-            "tls.server.authClient = true has no effect: tls.server.need.client.auth = none asks "
-            "no client for a certificate. Set it to require."
+# -------------------------------------------------------------------------------------- at run time
+
+
+class Change(NamedTuple):
+    """What becomes of the settings. `entries` are for the file, `pending` names what waits for the
+    next start, `warnings` are one sentence each."""
+
+    in_force: Configs
+    at_next_start: Configs
+    entries: dict[str, str]
+    pending: list[str]
+    warnings: list[str]
+
+
+def change_settings(
+    in_force: Configs, at_next_start: Configs, text: str, black_list: Iterable[str]
+) -> Change:
+    """Settings changed by the text of a request; a key without a value gets its default.
+
+    Raises PermissionDeniedError for a key in the black list, ConfigurationError for a bad value
+    and for one that the next start would not take.
+    """
+    entries = with_system_properties(parse_properties(text))
+    if (ALWAYS_BLACK | set(black_list)).intersection(entries):
+        raise PermissionDeniedError(NO_PERMISSION, "Can not update config in black list.")
+    keys = {name: key for key in keys_of(*in_force) for name in (key.name, *key.aliases)}
+    changes = {
+        name: value
+        for name, value in entries.items()
+        if name not in keys or value != _shown(keys[name], at_next_start)
+    }
+    found = find_values(changes, tuple(in_force), _literal)
+    for name in changes.keys() & keys.keys():
+        key = keys[name]
+        if key.name in in_force[key.part].origin.command_line:
+            raise ConfigurationError(
+                f"{name} is set on the command line or in tls.config.file, which win over this "
+                "file.",
+                cure="Change it there and start the server anew.",
+            )
+        if changes[name] == "":
+            default = key.default() if callable(key.default) else key.default
+            found.values[key.part, key.field] = default
+    later = {part: _changed(old, found.of(part)) for part, old in at_next_start.items()}
+    live = {(key.part, key.field) for key in keys.values() if key.live}
+    at_once = found._replace(values={at: v for at, v in found.values.items() if at in live})
+    now = {part: _changed(old, at_once.of(part)) for part, old in in_force.items()}
+    pending = [key.name for key in _pending(now, later)]
+    return Change(
+        now,
+        later,
+        {keys[name].name: value for name, value in changes.items() if name in keys},
+        pending,
+        found.warnings
+        + [f"{name} takes effect at the next start." for name in pending]
+        + warnings_about(found, *later.values()),
+    )
+
+
+def settings_text(in_force: Configs, at_next_start: Configs) -> str:
+    """What requests 26 and 319 answer: a line `key=value` for each key in RocketMQ's names, then
+    one for each that waits for the next start. Paths are shown as the file writes them."""
+    lines = [f"{key.name}={_shown(key, in_force)}\n" for key in keys_of(*in_force)]
+    lines += [
+        f"{PENDING}{key.name}={_shown(key, at_next_start)}\n"
+        for key in _pending(in_force, at_next_start)
+    ]
+    return "".join(lines)
+
+
+def _pending(in_force: Configs, at_next_start: Configs) -> Iterator[Key]:
+    for key in keys_of(*in_force):
+        if getattr(in_force[key.part], key.field) != getattr(at_next_start[key.part], key.field):
+            yield key
+
+
+def _literal(name: str, text: str) -> str:
+    if "$" in text or text.startswith("~"):
+        raise ConfigurationError(
+            f"{name} = {text}: a request cannot use variables, which show the environment.",
+            cure="Write the path out, or write it in the file and start the server anew.",
         )
-    if config.tls_mode == "enforcing" and not config.tls_certificate and config.tls_test_mode:
-        warnings.append(
-            "tls.server.mode = enforcing without tls.server.certPath: the server makes a "
-            "certificate that nobody can verify."
-        )
-    if isinstance(config, BrokerConfig) and config.tls_client_ca and not config.tls_auth_server:
-        warnings.append(
-            "tls.client.trustCertPath has no effect without tls.client.authServer = true: "
-            "certificates of name servers are not verified."
-        )
-    return warnings
+    return text
+
+
+def _changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    if isinstance(settings, StoreConfig):
+        return settings.changed(**values)
+    return replace(settings, **values)
+
+
+def _shown(key: Key, configs: Configs) -> str:
+    settings = configs[key.part]
+    if key.is_secret:
+        return ""
+    return value_text(key, getattr(settings, key.field), settings.origin.written)
+
+
+def value_text(key: Key, value: Any, written: Mapping[str, str] = {}) -> str:
+    """The text that reads as this value; empty when there is none."""
+    if key.kind is Kind.CHOICE:
+        return next(word for word, meaning in key.choices if meaning == value)
+    if isinstance(value, tuple):
+        return ";".join(written.get(part, part) for part in value)
+    if key.kind is Kind.BOOLEAN:
+        return "true" if value else "false"
+    return "" if value is None else written.get(str(value), str(value))

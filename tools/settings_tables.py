@@ -1,6 +1,6 @@
 """The tables of docs/configuration.md, written from the keys.
 
-    python -m sluicemq.config.document docs/configuration.md
+    python tools/settings_tables.py docs/configuration.md
 
 What stands between `<!-- written: NAME -->` and `<!-- end -->` is replaced. A test compares, so
 that no key is undocumented.
@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from sluicemq.config.changes import default_text
 from sluicemq.config.inert import INERT, INERT_ALIASES, REFUSED
+from sluicemq.config.load import value_text
 from sluicemq.config.settings import INT_MAX, Key, Kind, Part, keys_of
 
 _BLOCK: Final = re.compile(r"(<!-- written: (.*?) -->\n).*?(<!-- end -->\n)", re.DOTALL)
@@ -39,7 +39,7 @@ def _written(name: str) -> str:
 
 def _row(key: Key) -> str:
     also = f" Also written {', '.join(f'`{alias}`' for alias in key.aliases)}." * bool(key.aliases)
-    default = default_text(key)
+    default = "" if callable(key.default) else value_text(key, key.default)
     shown = f"`{default}`" if default else "–"
     live = " *live*" * key.live
     return f"| `{key.name}` | {shown} | {_values(key)} | {key.doc}{also}{live} |\n"
