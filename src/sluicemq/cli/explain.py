@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import click
 
 from sluicemq.cli.output import admin_options, fields, print_json, print_records, show_time
-from sluicemq.client.core.explanations.facts import Fate, Finding, MessageExplained
+from sluicemq.client.core.operations.rules import Fate, Finding, MessageExplained
 from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
 from sluicemq.client.sync.admin import Admin
 from sluicemq.filter.selector import Explanation

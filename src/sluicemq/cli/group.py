@@ -23,10 +23,16 @@ from sluicemq.cli.output import (
     print_result,
     show_time,
 )
-from sluicemq.client.core.explanations.facts import Code
 from sluicemq.client.core.operations.filters import QueueLag, TopicMatching
-from sluicemq.client.core.operations.groups import ConsumerClient, GroupContract, GroupReport
-from sluicemq.client.core.operations.offsets import EARLIEST_MS, LATEST_MS, OffsetChange
+from sluicemq.client.core.operations.groups import (
+    EARLIEST_MS,
+    LATEST_MS,
+    ConsumerClient,
+    GroupContract,
+    GroupReport,
+    OffsetChange,
+)
+from sluicemq.client.core.operations.rules import Code
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.topic import CONTRACTS, RETRY_PREFIX, GroupConfig

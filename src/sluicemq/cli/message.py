@@ -18,8 +18,7 @@ from sluicemq.cli.output import (
     show_body,
     show_time,
 )
-from sluicemq.client.core.operations.messages import COUNT_MAX
-from sluicemq.client.core.operations.traces import GroupTrace, Step, Timeline
+from sluicemq.client.core.operations.messages import COUNT_MAX, GroupTrace, Step, Timeline
 from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
 from sluicemq.client.sync.admin import Admin
 from sluicemq.model.message import StoredMessage

@@ -8,7 +8,7 @@ import pytest
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.directory import NAME_SERVERS
-from sluicemq.client.core.explanations.facts import Code, Fate, GroupExplained, MessageExplained
+from sluicemq.client.core.operations.rules import Code, Fate, GroupExplained, MessageExplained
 from sluicemq.errors import MessageNotFoundError
 from sluicemq.model.topic import GroupConfig, MessageQueue
 from sluicemq.testing.embedded import EmbeddedSluice, embedded

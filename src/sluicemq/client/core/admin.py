@@ -5,10 +5,8 @@ queue, times are milliseconds since 1970.
 """
 
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.explanations import inquiry
-from sluicemq.client.core.operations import filters, messages, traces
+from sluicemq.client.core.operations import explain, filters, messages
 from sluicemq.client.core.operations import groups as group_talks
-from sluicemq.client.core.operations import offsets as offset_talks
 from sluicemq.client.core.operations import topics as topic_talks
 from sluicemq.client.core.talks import operation
 
@@ -35,8 +33,6 @@ class AdminOperations:
     offset_min = operation(topic_talks.offset_min)
     offset_max = operation(topic_talks.offset_max)
     offset_by_time = operation(topic_talks.offset_by_time)
-    earliest_time_ms = operation(topic_talks.earliest_time_ms)
-    latest_time_ms = operation(topic_talks.latest_time_ms)
     committed_offset = operation(topic_talks.committed_offset)
     commit_offset = operation(topic_talks.commit_offset)
 
@@ -51,10 +47,10 @@ class AdminOperations:
     running_info = operation(group_talks.running_info)
     consume_directly = operation(group_talks.consume_directly)
 
-    plan_reset = operation(offset_talks.plan_reset)
-    reset_offsets = operation(offset_talks.reset_offsets)
-    plan_clone = operation(offset_talks.plan_clone)
-    clone_offsets = operation(offset_talks.clone_offsets)
+    plan_reset = operation(group_talks.plan_reset)
+    reset_offsets = operation(group_talks.reset_offsets)
+    plan_clone = operation(group_talks.plan_clone)
+    clone_offsets = operation(group_talks.clone_offsets)
 
     lag = operation(filters.lag)
     matching = operation(filters.matching)
@@ -67,6 +63,6 @@ class AdminOperations:
     transactions = operation(messages.transactions)
     resolve_transaction = operation(messages.resolve_transaction)
 
-    trace = operation(traces.trace)
-    explain_message = operation(inquiry.explain_message)
-    explain_group = operation(inquiry.explain_group)
+    trace = operation(messages.trace)
+    explain_message = operation(explain.explain_message)
+    explain_group = operation(explain.explain_group)

@@ -32,7 +32,6 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from sluicemq.client.core.explanations.rules import verdict_on
 from sluicemq.client.core.messages import BODY_BYTES_MAX, PROPERTIES_BYTES_MAX
 from sluicemq.client.core.names import (
     check_keys,
@@ -40,6 +39,7 @@ from sluicemq.client.core.names import (
     check_tag,
     check_topic_to_send,
 )
+from sluicemq.client.core.operations.rules import verdict_on
 from sluicemq.client.identity import MessageIds
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK

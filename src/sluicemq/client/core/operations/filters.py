@@ -6,7 +6,7 @@ the messages here, the newest of each queue.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
@@ -18,14 +18,19 @@ from sluicemq.client.core.answers import (
     SUBSCRIPTION_PARSE_FAILED,
     SUCCESS,
     TOPIC_NOT_EXIST,
-    PullStatus,
     expect_success,
-    pull_answer,
 )
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.operations.groups import NOTHING_THERE, groups, progress, unknown_group
+from sluicemq.client.core.operations.groups import (
+    NOTHING_THERE,
+    groups,
+    progress_at,
+    unknown_group,
+)
+from sluicemq.client.core.operations.messages import read_range
 from sluicemq.client.core.operations.topics import (
     ask_each,
+    ask_masters,
     masters,
     masters_of_topic,
     offset_by_time,
@@ -39,38 +44,24 @@ from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import SQL92, Subscription
 from sluicemq.model.topic import MessageQueue
-from sluicemq.record.codec import decode_records
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.frames import Command
 
 UNSUPPORTED: Final = int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 ROWS_MAX: Final = 1_000_000
 PULLED_MAX: Final = 100_000
 """So many messages are read from a RocketMQ broker for a trial, unless more are asked for."""
-READ_GROUP: Final = "TOOLS_CONSUMER"
-"""A group that every broker knows, also with automatic creation off (spec/admin.md §2)."""
-_PAGE: Final = 1024
+_NO_MEMBER_CURE: Final = "Leave --group away, or start a member."
 Progress = Callable[[int, int], None]
 """Told how many messages were read, of how many."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicMatching:
-    """What the filter of a group does on one topic of one broker. `is_known` is False on a RocketMQ
-    broker, which does not count."""
+    """What the filters of a group do on one broker, by topic."""
 
     broker: str
-    is_known: bool
-    topics: tuple[bodies.GroupMatching, ...] = ()
-
-    def of(self, queue: MessageQueue) -> tuple[bodies.GroupMatching, bodies.QueueMatching] | None:
-        """What it says of one queue."""
-        for topic in self.topics if queue.broker == self.broker else ():
-            for item in topic.queues if topic.topic == queue.topic else ():
-                if item.queue_id == queue.queue_id:
-                    return topic, item
-        return None
+    topics: tuple[bodies.GroupMatching, ...]
 
 
 def matching(
@@ -78,17 +69,13 @@ def matching(
 ) -> Talk[list[TopicMatching]]:
     """What the filters of a group have let through, kept back and failed on, and how many
     messages before it match, exactly, by broker. A RocketMQ broker does not know."""
-    found = []
-    for broker, address in (yield from masters(directory)).items():
-        answer = yield Call(address, requests.filtered_lag(group=group, topic=topic))
-        if answer.code == SUCCESS:
-            topics = tuple(bodies.decode_group_matching(answer.body))
-            found.append(TopicMatching(broker, True, topics))
-        elif answer.code in (GROUP_NOT_EXIST, TOPIC_NOT_EXIST, UNSUPPORTED):
-            found.append(TopicMatching(broker, answer.code != UNSUPPORTED))
-        else:
-            expect_success(answer, address)
-    return found
+    command = requests.filtered_lag(group=group, topic=topic)
+    absent = {GROUP_NOT_EXIST, TOPIC_NOT_EXIST, UNSUPPORTED}
+    answers = yield from ask_masters(directory, command, absent=absent)
+    return [
+        TopicMatching(broker, tuple(bodies.decode_group_matching(answer.body)))
+        for broker, _, answer in answers
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,55 +135,44 @@ def lag(directory: Directory, group: str | None = None) -> Talk[list[QueueLag]]:
     first: dict[str, dict[MessageQueue, int]] = {}
     found: list[QueueLag] = []
     for name in names:
-        reached = yield from progress(directory, name)
-        counts = (yield from matching(directory, name)) if reached else []
+        reached = yield from progress_at(brokers, name)
+        known = {
+            (item.broker, of_topic.topic, of_queue.queue_id): (of_topic, of_queue)
+            for item in ((yield from matching(directory, name)) if reached else ())
+            for of_topic in item.topics
+            for of_queue in of_topic.queues
+        }
         for item in reached:
-            topic = item.queue.topic
-            if topic not in first:
-                first[topic] = yield from _first_offsets(brokers, topic)
-            lag_of_queue = QueueLag(
-                name, item.queue, item.committed, first[topic].get(item.queue, 0),
-                item.offset_max, item.messages_at_risk, item.loss_time_ms,
-            )  # fmt: skip
-            for count in counts:
-                if known := count.of(item.queue):
-                    lag_of_queue = _with_matching(lag_of_queue, *known)
-            found.append(lag_of_queue)
+            topic, broker, queue_id = item.queue
+            risk = item.messages_at_risk, item.loss_time_ms
+            if (counted := known.get((broker, topic, queue_id))) is not None:
+                of_topic, of_queue = counted  # offsets and count of one moment
+                lanes = tuple(
+                    LaneLag(lane.lane, lane.expression, one.committed, one.offset_max, one.matching)
+                    for lane in of_topic.lanes
+                    for one in lane.queues
+                    if one.queue_id == queue_id
+                )
+                found.append(
+                    QueueLag(
+                        name, item.queue, max(of_queue.committed, 0), of_queue.offset_min,
+                        of_queue.offset_max, *risk, of_queue.matching, of_queue.eta_ms, lanes,
+                    )
+                )  # fmt: skip
+                continue
+            if topic not in first:  # the first stored offset of each queue
+                first[topic] = {}
+                command = requests.topic_stats(topic=topic)
+                for _, _, answer in (yield from ask_each(brokers, command, absent=NOTHING_THERE)):
+                    for queue, stats in bodies.decode_topic_stats(answer.body).queues.items():
+                        first[topic][queue] = stats.offset_min
+            low = first[topic].get(item.queue, 0)
+            found.append(QueueLag(name, item.queue, item.committed, low, item.offset_max, *risk))
     if group is not None and not found:
         known_groups = yield from groups(directory)
         if group not in known_groups:
             raise unknown_group(group, known_groups)
     return found
-
-
-def _first_offsets(brokers: Mapping[str, str], topic: str) -> Talk[dict[MessageQueue, int]]:
-    """The first stored offset of each queue of a topic that the brokers have."""
-    found: dict[MessageQueue, int] = {}
-    command = requests.topic_stats(topic=topic)
-    for _, _, answer in (yield from ask_each(brokers, command, absent=NOTHING_THERE)):
-        stats = bodies.decode_topic_stats(answer.body)
-        found |= {queue: item.offset_min for queue, item in stats.queues.items()}
-    return found
-
-
-def _with_matching(
-    item: QueueLag, topic: bodies.GroupMatching, known: bodies.QueueMatching
-) -> QueueLag:
-    """Offsets and count of one moment."""
-    return replace(
-        item,
-        committed=max(known.committed, 0),
-        offset_min=known.offset_min,
-        offset_max=known.offset_max,
-        matching=known.matching,
-        eta_ms=known.eta_ms,
-        lanes=tuple(
-            LaneLag(lane.lane, lane.expression, one.committed, one.offset_max, one.matching)
-            for lane in topic.lanes
-            for one in lane.queues
-            if one.queue_id == known.queue_id
-        ),
-    )
 
 
 # ------------------------------------------------------------------------------------- trials
@@ -241,33 +217,38 @@ def try_filter(
     wanted = subscribe(topic, expression, kind)
     check_subscription(wanted)
     found = []
-    for broker, address in masters_of_topic((yield from directory.route(topic))).items():
+    for broker, address in (yield from masters_of_topic(directory, topic)).items():
         command = requests.try_filter(wanted, group, begin_ms, end_ms, count_max or ROWS_MAX)
         answer = yield Call(address, command)
-        if answer.code == UNSUPPORTED:
-            against = None
-            if group is not None:
-                against = yield from _subscription_of(group, topic, address)
-            ranges = yield from _ranges(directory, topic, broker, begin_ms or 0, end_ms)
-            limit = count_max or PULLED_MAX
-            found.append(
-                (yield from _try_here(directory, wanted, against, broker, ranges, limit, progress))
-            )
-        else:
-            found.append(_trial_of(broker, answer, address))
+        if answer.code == SUBSCRIPTION_PARSE_FAILED:
+            raise FilterSyntaxError(answer.remark or "")
+        if answer.code == SUBSCRIPTION_NOT_EXIST:
+            raise ConfigurationError(answer.remark or "", cure=_NO_MEMBER_CURE)
+        if answer.code != UNSUPPORTED:
+            values = orjson.loads(expect_success(answer, address).body)
+            messages = {
+                (item["queueId"], item["queueOffset"]): item["properties"]
+                for item in values["messages"]
+            }
+            report = _with_shares(values["report"])
+            found.append(BrokerTrial(broker, values["stored"], report, messages))
+            continue
+        against = None
+        if group is not None:
+            asked = yield Call(address, requests.consumer_connections(group=group))
+            if asked.code == SUCCESS:
+                against = bodies.decode_consumer_connections(asked.body).subscriptions.get(topic)
+            if against is None:
+                raise ConfigurationError(
+                    f"what the group {group} wants of {topic} is not known: no member is online "
+                    "there.",
+                    cure=_NO_MEMBER_CURE,
+                )
+        limit = count_max or PULLED_MAX
+        times = begin_ms or 0, end_ms
+        trial = _try_here(directory, broker, wanted, against, times, limit, progress)
+        found.append((yield from trial))
     return found
-
-
-def _trial_of(broker: str, answer: Command, address: str) -> BrokerTrial:
-    if answer.code == SUBSCRIPTION_PARSE_FAILED:
-        raise FilterSyntaxError(answer.remark or "")
-    if answer.code == SUBSCRIPTION_NOT_EXIST:
-        raise ConfigurationError(answer.remark or "", cure="Leave --group away, or start a member.")
-    values = orjson.loads(expect_success(answer, address).body)
-    messages = {
-        (item["queueId"], item["queueOffset"]): item["properties"] for item in values["messages"]
-    }
-    return BrokerTrial(broker, values["stored"], _with_shares(values["report"]), messages)
 
 
 def _with_shares(report: dict[str, Any]) -> dict[str, Any]:
@@ -279,41 +260,12 @@ def _with_shares(report: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
-def _subscription_of(group: str, topic: str, address: str) -> Talk[Subscription]:
-    """What a group that is online wants, as its broker says."""
-    answer = yield Call(address, requests.consumer_connections(group=group))
-    if answer.code == SUCCESS:
-        known = bodies.decode_consumer_connections(answer.body).subscriptions.get(topic)
-        if known is not None:
-            return known
-    raise ConfigurationError(
-        f"what the group {group} wants of {topic} is not known: no member is online there.",
-        cure="Leave --group away, or start a member.",
-    )
-
-
-def _ranges(
-    directory: Directory, topic: str, broker: str, begin_ms: int, end_ms: int | None
-) -> Talk[list[tuple[MessageQueue, int, int]]]:
-    """The offsets [low, high) of a time in each queue of a broker."""
-    found = []
-    for queue in (yield from queues(directory, topic)):
-        if queue.broker == broker:
-            low, high = yield from offsets(directory, queue)
-            if begin_ms:
-                low = yield from offset_by_time(directory, queue, begin_ms)
-            if end_ms is not None:
-                high = yield from offset_by_time(directory, queue, end_ms + 1)
-            found.append((queue, low, max(low, high)))
-    return found
-
-
 def _try_here(
     directory: Directory,
+    broker: str,
     wanted: Subscription,
     against: Subscription | None,
-    broker: str,
-    ranges: list[tuple[MessageQueue, int, int]],
+    times: tuple[int, int | None],
     count_max: int,
     progress: Progress | None,
 ) -> Talk[BrokerTrial]:
@@ -325,6 +277,16 @@ def _try_here(
             "a trial on a RocketMQ broker is counted here, and NumPy is missing.",
             cure=install_extra("server"),
         ) from None
+    ranges: list[tuple[MessageQueue, int, int]] = []
+    begin_ms, end_ms = times
+    for queue in (yield from queues(directory, wanted.topic)):
+        if queue.broker == broker:
+            low, high = yield from offsets(directory, queue)
+            if begin_ms:
+                low = yield from offset_by_time(directory, queue, begin_ms)
+            if end_ms is not None:
+                high = yield from offset_by_time(directory, queue, end_ms + 1)
+            ranges.append((queue, low, max(low, high)))
     stored = sum(high - low for _, low, high in ranges)
     trial = Trial(wanted, against)
     messages: dict[tuple[int, int], Mapping[str, str]] = {}
@@ -335,7 +297,12 @@ def _try_here(
         rows, first = [message.properties for message in page], page[0]
         trial.add_rows(rows, first_offset=first.queue_offset, source=first.queue_id)
         messages |= {(m.queue_id, m.queue_offset): m.properties for m in page}
-        messages = _shown(messages, trial.report())
+        report = trial.report()  # only what it shows is kept
+        samples = [*report.samples, *(cause.sample for cause in report.causes)]
+        if report.difference is not None:
+            samples += [*report.difference.samples_here, *report.difference.samples_there]
+        places = {(int(str(sample.source)), sample.offset) for sample in samples}
+        messages = {place: messages[place] for place in places if place in messages}
         done += len(page)
         if progress is not None:
             progress(done, min(stored, count_max))
@@ -346,39 +313,3 @@ def _try_here(
         yield from read_range(directory, queue, low, high, take)
     report = orjson.loads(orjson.dumps(trial.report(), default=str))
     return BrokerTrial(broker, stored, _with_shares(report), messages, is_read_here=True)
-
-
-def _shown(messages: dict[tuple[int, int], Mapping[str, str]], report: Any) -> Any:
-    """Only those that the report shows."""
-    samples = [*report.samples, *(cause.sample for cause in report.causes)]
-    if report.difference is not None:
-        samples += [*report.difference.samples_here, *report.difference.samples_there]
-    places = {(int(str(sample.source)), sample.offset) for sample in samples}
-    return {place: messages[place] for place in places if place in messages}
-
-
-def read_range(
-    directory: Directory,
-    queue: MessageQueue,
-    low: int,
-    high: int,
-    take: Callable[[list[StoredMessage]], bool],
-) -> Talk[None]:
-    """Hands the messages with offsets [low, high) to `take`, a page at a time, while it returns
-    True."""
-    everything = subscribe(queue.topic, None)
-    while low < high:
-        count = min(_PAGE, high - low)
-        command = requests.pull(
-            READ_GROUP, queue, low, count_max=count, subscription=everything, bulk=True
-        )
-        address = yield from directory.address(queue)
-        answer = pull_answer((yield Call(address, command)), queue.broker)
-        if answer.status is PullStatus.FOUND:
-            page = decode_records(answer.data, broker=queue.broker)
-            wanted = [message for message in page if message.queue_offset < high]
-            if wanted and not take(wanted):
-                return
-        elif answer.next_offset <= low:
-            return
-        low = answer.next_offset

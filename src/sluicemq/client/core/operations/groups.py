@@ -1,8 +1,13 @@
-"""Consumer groups: settings, contract, members and their shares, how far they are, what they do."""
+"""Consumer groups: settings, contract, members and their shares, how far they are, what they do;
+reset one to a time, or give it the offsets of another.
 
-import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+A reset is asked of each broker with 222, which our broker (and RocketMQ 5 by default) does by
+itself: whoever consumes goes on at the new place. A RocketMQ broker that leaves it to the consumers
+answers 206 when none is online; then the offsets are committed for the group (15), as mqadmin does.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import orjson
@@ -13,13 +18,24 @@ from sluicemq.client.core.answers import (
     SUCCESS,
     SYSTEM_ERROR,
     TOPIC_NOT_EXIST,
+    expect_success,
     request_error,
 )
 from sluicemq.client.core.balance import allocate_average
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.names import check_group
 from sluicemq.client.core.operations.messages import message_by_id
-from sluicemq.client.core.operations.topics import ask_each, ask_masters, masters, queues
+from sluicemq.client.core.operations.topics import (
+    ask_each,
+    ask_masters,
+    committed_offset,
+    masters,
+    masters_of_topic,
+    offset_by_time,
+    offset_max,
+    offset_min,
+    queues,
+)
 from sluicemq.client.core.talks import Call, Talk
 from sluicemq.errors import ConfigurationError, GroupNotFoundError
 from sluicemq.model.message import StoredMessage
@@ -29,6 +45,9 @@ from sluicemq.wire.codes import ResponseCode
 
 NOTHING_THERE: Final = frozenset({SYSTEM_ERROR, GROUP_NOT_EXIST, TOPIC_NOT_EXIST})
 """What a broker answers that does not know the group, or has nothing of it."""
+EARLIEST_MS: Final = 0
+LATEST_MS: Final = -1
+"""As a time: behind the last message."""
 
 
 # -------------------------------------------------------------------------------- settings
@@ -117,7 +136,7 @@ def change_contract(directory: Directory, group: str, contract: str) -> Talk[lis
     for broker, address, answer in (yield from ask_masters(directory, requests.all_groups())):
         config = tables.decode_group_table(answer.body).groups.get(group)
         if config is not None:
-            changed = dataclasses.replace(config, attributes={f"+{CONTRACT}": contract})
+            changed = replace(config, attributes={f"+{CONTRACT}": contract})
             yield from directory.ask(address, requests.update_group(changed))
             found.append(broker)
     if not found:
@@ -142,7 +161,7 @@ def members(directory: Directory, group: str) -> Talk[list[str]]:
 @dataclass(frozen=True, slots=True)
 class QueueProgress:
     """One queue of a group: committed offset, next offset of the queue, time of the last consumed
-    message (ms, 0 when unknown)."""
+    message (ms, 0 when unknown), how far it was fetched (None when the broker does not tell)."""
 
     queue: MessageQueue
     committed: int
@@ -150,6 +169,7 @@ class QueueProgress:
     last_time_ms: int = 0
     messages_at_risk: int = 0
     loss_time_ms: int = 0
+    fetched: int | None = None
 
     @property
     def lag(self) -> int:
@@ -161,13 +181,24 @@ def progress(
     directory: Directory, group: str, topic: str | None = None
 ) -> Talk[list[QueueProgress]]:
     """How far a group is in each queue it has offsets for."""
+    return (yield from progress_at((yield from masters(directory)), group, topic))
+
+
+def progress_at(
+    brokers: Mapping[str, str],
+    group: str,
+    topic: str | None = None,
+    *,
+    absent: Collection[int] | None = NOTHING_THERE,
+) -> Talk[list[QueueProgress]]:
+    """The same of brokers given by name and address; `absent` as in `ask_each`."""
     command = requests.consume_stats(group=group, topic=topic)
     found: dict[MessageQueue, QueueProgress] = {}
-    for _, _, answer in (yield from ask_masters(directory, command, absent=NOTHING_THERE)):
+    for _, _, answer in (yield from ask_each(brokers, command, absent=absent)):
         for queue, item in bodies.decode_consume_stats(answer.body).queues.items():
             found[queue] = QueueProgress(
                 queue, item.consumer_offset, item.broker_offset, item.last_time_ms,
-                item.messages_at_risk, item.loss_time_ms,
+                item.messages_at_risk, item.loss_time_ms, item.pull_offset or None,
             )  # fmt: skip
     return [found[queue] for queue in sorted(found)]
 
@@ -339,3 +370,133 @@ def consume_directly(
     if answer.code != SUCCESS:
         raise request_error(answer, address)
     return message, bodies.decode_direct_result(answer.body)
+
+
+# --------------------------------------------------------------------------------- offsets
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetChange:
+    """One queue of a group that goes to another place. `old` is None when it had no offset; the
+    queue holds `offset_min` up to, not including, `offset_max`."""
+
+    queue: MessageQueue
+    old: int | None
+    new: int
+    offset_min: int
+    offset_max: int
+
+    @property
+    def again(self) -> int:
+        """Messages that come again."""
+        return max(0, (self.old or 0) - max(self.new, self.offset_min)) if self.old else 0
+
+    @property
+    def skipped(self) -> int:
+        """Messages that the group will not see."""
+        begin = self.offset_min if self.old is None else max(self.old, self.offset_min)
+        return max(0, self.new - begin)
+
+
+def plan_reset(
+    directory: Directory, group: str, topic: str, time_ms: int
+) -> Talk[list[OffsetChange]]:
+    """What `reset_offsets` would change; nothing is changed."""
+    check_group(group)
+    yield from expect_group(directory, group)
+    found = []
+    for queue in (yield from queues(directory, topic)):
+        old = yield from committed_offset(directory, group, queue)
+        first = yield from offset_min(directory, queue)
+        end = yield from offset_max(directory, queue)
+        if time_ms == LATEST_MS:
+            new = end
+        elif time_ms == EARLIEST_MS:
+            new = first
+        else:
+            new = yield from offset_by_time(directory, queue, time_ms)
+        found.append(OffsetChange(queue, old, new, first, end))
+    return found
+
+
+def reset_offsets(
+    directory: Directory, group: str, topic: str, time_ms: int
+) -> Talk[list[OffsetChange]]:
+    """Sends a group to a time of a topic (ms since 1970; 0 the oldest message, -1 behind the
+    last), also while it consumes. Raises RouteNotFoundError, GroupNotFoundError, RequestError.
+    """
+    planned = yield from plan_reset(directory, group, topic, time_ms)
+    changes = {change.queue: change for change in planned}
+    for address in (yield from masters_of_topic(directory, topic)).values():
+        command = requests.reset_offsets(group, topic, time_ms)
+        answer = yield Call(address, command)
+        if answer.code == GROUP_NOT_EXIST:  # it has never consumed there
+            config = yield from expect_group(directory, group)
+            yield from directory.ask(address, requests.update_group(config))
+            answer = yield Call(address, command)
+        if answer.code == ResponseCode.CONSUMER_NOT_ONLINE:
+            continue
+        changed = bodies.decode_queue_offsets(expect_success(answer, address).body)
+        for queue in changed.keys() & changes.keys():
+            changes[queue] = replace(changes[queue], new=changed[queue])
+    yield from _commit_where_needed(directory, group, changes)
+    return [changes[queue] for queue in sorted(changes)]
+
+
+def _commit_where_needed(
+    directory: Directory, group: str, changes: Mapping[MessageQueue, OffsetChange]
+) -> Talk[None]:
+    """Where the brokers' own table does not say it yet, and nobody is there to do it."""
+    for queue, change in changes.items():
+        if (yield from committed_offset(directory, group, queue)) == change.new:
+            continue
+        address = (yield from masters_of_topic(directory, queue.topic)).get(queue.broker, "")
+        answer = yield Call(address, requests.consumer_list(group=group))
+        if answer.code != SUCCESS:
+            yield from directory.ask(queue, requests.commit_offset(group, queue, change.new))
+
+
+def plan_clone(
+    directory: Directory, source: str, target: str, topic: str | None = None
+) -> Talk[list[OffsetChange]]:
+    """What `clone_offsets` would change; nothing is changed."""
+    check_group(target)
+    if source == target:
+        raise ConfigurationError(
+            f"the group {source!r} is to be cloned to itself.", cure="Name two groups."
+        )
+    yield from expect_group(directory, source)
+    found = []
+    for item in (yield from progress(directory, source, topic)):
+        if item.queue.topic.startswith(RETRY_PREFIX):
+            continue
+        standing = yield from committed_offset(directory, source, item.queue)
+        if standing is not None:
+            old = yield from committed_offset(directory, target, item.queue)
+            first = yield from offset_min(directory, item.queue)
+            found.append(OffsetChange(item.queue, old, standing, first, item.offset_max))
+    if not found:
+        raise ConfigurationError(
+            f"the group {source!r} has no offsets{f' of topic {topic!r}' if topic else ''}.",
+            cure="See sluice group show.",
+        )
+    return found
+
+
+def clone_offsets(
+    directory: Directory, source: str, target: str, topic: str | None = None
+) -> Talk[list[OffsetChange]]:
+    """Gives the target the offsets of the source, of one topic or of all. Raises as
+    `reset_offsets`."""
+    planned = yield from plan_clone(directory, source, target, topic)
+    known = yield from masters(directory)
+    involved = {change.queue.broker for change in planned}
+    brokers = {name: address for name, address in known.items() if name in involved}
+    command = requests.clone_offsets(
+        source_group=source, target_group=target, topic=topic, offline=False
+    )
+    yield from ask_each(brokers, command)
+    if target not in (yield from groups(directory)):
+        yield from create_group(directory, GroupConfig(target))
+    yield from _commit_where_needed(directory, target, {one.queue: one for one in planned})
+    return planned

@@ -28,7 +28,6 @@ from sluicemq.model.topic import (
     ORDER_TOPICS,
     MessageQueue,
     TopicConfig,
-    TopicRoute,
 )
 from sluicemq.wire import bodies, fastjson
 from sluicemq.wire.codes import ResponseCode
@@ -64,35 +63,42 @@ def masters(directory: Directory, cluster: str | None = None) -> Talk[dict[str, 
     return masters_of((yield from cluster_info(directory)), cluster)
 
 
-def masters_of_topic(route: TopicRoute) -> dict[str, str]:
-    """Broker name -> address of each master that has the topic."""
-    return {
-        data.broker: data.addresses[MASTER_ID]
-        for data in route.brokers
-        if MASTER_ID in data.addresses
-    }
+def masters_of_topic(directory: Directory, topic: str) -> Talk[dict[str, str]]:
+    """Broker name -> address of each master that has the topic. Raises RouteNotFoundError."""
+    route = yield from directory.route(topic)
+    masters = ((data.broker, data.addresses.get(MASTER_ID)) for data in route.brokers)
+    return {broker: address for broker, address in masters if address is not None}
 
 
 def ask_each(
-    brokers: Mapping[str, str], command: Command, *, absent: Collection[int] = ()
+    brokers: Mapping[str, str], command: Command, *, absent: Collection[int] | None = ()
 ) -> Talk[list[tuple[str, str, Command]]]:
     """The same of several brokers: (name, address, answer) of each that succeeds. One that answers
-    with a code of `absent` has nothing to tell; any other code is raised as RequestError."""
+    with a code of `absent` (None: any) has nothing to tell; other codes are raised as RequestError.
+    """
     found = []
     for name, address in brokers.items():
         answer = yield Call(address, command)
         if answer.code == SUCCESS:
             found.append((name, address, answer))
-        elif answer.code not in absent or is_refused(answer):
+        elif absent is not None and (answer.code not in absent or is_refused(answer)):
             raise request_error(answer, address)
     return found
 
 
 def ask_masters(
-    directory: Directory, command: Command, *, absent: Collection[int] = ()
+    directory: Directory,
+    command: Command,
+    *,
+    topic: str | None = None,
+    absent: Collection[int] = (),
 ) -> Talk[list[tuple[str, str, Command]]]:
-    """`ask_each` of all masters."""
-    return (yield from ask_each((yield from masters(directory)), command, absent=absent))
+    """`ask_each` of all masters, or of those that have a topic."""
+    if topic is None:
+        brokers = yield from masters(directory)
+    else:
+        brokers = yield from masters_of_topic(directory, topic)
+    return (yield from ask_each(brokers, command, absent=absent))
 
 
 def runtime(directory: Directory, address: str) -> Talk[dict[str, str]]:
@@ -145,7 +151,28 @@ def create_topic(
     Raises ConfigurationError for a bad name, count, type or cluster, RequestError when refused.
     """
     writers = queues if write_queues is None else write_queues
-    changes = _checked_topic(name, min(queues, writers), perm, type, attributes or {})
+    changes = dict(attributes or {})
+    check_topic(name)
+    checks = [
+        (min(queues, writers) < 1, f"{min(queues, writers)} queues are asked for.",
+         "A topic has at least one."),
+        (not 0 <= perm <= 7, f"the permission is {perm}.",
+         "It is 2 (write), 4 (read) or 6 (both)."),
+        (type is not None and type.upper() not in MESSAGE_TYPES,
+         f"the type of topic {name} is {type!r}.",
+         f"It is one of {', '.join(one.lower() for one in MESSAGE_TYPES)}."),
+        *(
+            (not key or {",", "="} & set(key) or value == "" or "," in (value or ""),
+             f"the attribute {key!r} = {value!r} cannot be sent.",
+             "Neither is empty or holds a comma, a name no equals sign.")
+            for key, value in changes.items()
+        ),
+    ]  # fmt: skip
+    for is_wrong, what, cure in checks:
+        if is_wrong:
+            raise ConfigurationError(what, cure=cure)
+    if type is not None:
+        changes[MESSAGE_TYPE] = type.upper()
     config = TopicConfig(name, queues, writers, perm, order=bool(order))
     found = yield from masters(directory, cluster)
     if not found:
@@ -160,40 +187,6 @@ def create_topic(
     yield from ask_each(found, requests.update_topic(config, changes))
     directory.routes.forget(name)
     return sorted(found)
-
-
-def _checked_topic(
-    name: str,
-    queues_min: int,
-    perm: int,
-    message_type: str | None,
-    attributes: Mapping[str, str | None],
-) -> dict[str, str | None]:
-    """The attributes to set and to take away. Raises ConfigurationError for what cannot be, or
-    cannot be sent; which attributes there are the brokers say."""
-    check_topic(name)
-    if queues_min < 1:
-        raise ConfigurationError(
-            f"{queues_min} queues are asked for.", cure="A topic has at least one."
-        )
-    if not 0 <= perm <= 7:
-        raise ConfigurationError(
-            f"the permission is {perm}.", cure="It is 2 (write), 4 (read) or 6 (both)."
-        )
-    for key, value in attributes.items():
-        if not key or {",", "="} & set(key) or value == "" or "," in (value or ""):
-            raise ConfigurationError(
-                f"the attribute {key!r} = {value!r} cannot be sent.",
-                cure="Neither is empty or holds a comma, a name no equals sign.",
-            )
-    if message_type is None:
-        return dict(attributes)
-    if message_type.upper() not in MESSAGE_TYPES:
-        types = ", ".join(one.lower() for one in MESSAGE_TYPES)
-        raise ConfigurationError(
-            f"the type of topic {name} is {message_type!r}.", cure=f"It is one of {types}."
-        )
-    return {**attributes, MESSAGE_TYPE: message_type.upper()}
 
 
 def delete_topic(directory: Directory, name: str, *, cluster: str | None = None) -> Talk[None]:
@@ -212,28 +205,26 @@ def delete_topic(directory: Directory, name: str, *, cluster: str | None = None)
 def topic_configs(directory: Directory, topic: str) -> Talk[dict[str, TopicConfig]]:
     """Broker name -> what its master keeps of a topic, with its attributes; RocketMQ 4 does not
     tell. Raises RouteNotFoundError."""
-    brokers = masters_of_topic((yield from directory.route(topic)))
+    command = requests.topic_config(topic=topic, logical=True)
     absent = {TOPIC_NOT_EXIST, int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)}
-    answers = yield from ask_each(
-        brokers, requests.topic_config(topic=topic, logical=True), absent=absent
-    )
+    answers = yield from ask_masters(directory, command, topic=topic, absent=absent)
     return {name: decode_topic_config(answer.body) for name, _, answer in answers}
 
 
 def topic_offsets(directory: Directory, topic: str) -> Talk[dict[MessageQueue, bodies.QueueStats]]:
     """Queue -> first offset, next offset, time of the last message."""
-    brokers = masters_of_topic((yield from directory.route(topic)))
+    command = requests.topic_stats(topic=topic)
     found: dict[MessageQueue, bodies.QueueStats] = {}
-    for _, _, answer in (yield from ask_each(brokers, requests.topic_stats(topic=topic))):
+    for _, _, answer in (yield from ask_masters(directory, command, topic=topic)):
         found |= bodies.decode_topic_stats(answer.body).queues
     return dict(sorted(found.items()))
 
 
 def groups_of_topic(directory: Directory, topic: str) -> Talk[list[str]]:
     """The groups that read a topic, or have offsets in it."""
-    brokers = masters_of_topic((yield from directory.route(topic)))
+    command = requests.groups_of_topic(topic=topic)
     found: set[str] = set()
-    for _, _, answer in (yield from ask_each(brokers, requests.groups_of_topic(topic=topic))):
+    for _, _, answer in (yield from ask_masters(directory, command, topic=topic)):
         found.update(bodies.decode_group_list(answer.body))
     return sorted(found - {topic})  # A Java broker lists the topic itself (spec/traffic, item 29).
 
@@ -263,18 +254,6 @@ def offset_by_time(
     """The first offset stored at `time_ms` or later; `upper`: the last at or before it."""
     command = requests.offset_by_time(queue, time_ms, upper=upper)
     return number((yield from directory.ask(queue, command)), "offset")
-
-
-def earliest_time_ms(directory: Directory, queue: MessageQueue) -> Talk[int]:
-    """When the first stored message was stored; -1 without one."""
-    return number((yield from directory.ask(queue, requests.earliest_time(queue))), "timestamp")
-
-
-def latest_time_ms(directory: Directory, queue: MessageQueue) -> Talk[int]:
-    """When the last stored message was stored; -1 without one."""
-    answer = yield from directory.ask(queue, requests.topic_stats(topic=queue.topic))
-    stats = bodies.decode_topic_stats(answer.body).queues.get(queue)
-    return stats.last_time_ms if stats is not None and stats.last_time_ms > 0 else -1
 
 
 def committed_offset(directory: Directory, group: str, queue: MessageQueue) -> Talk[int | None]:

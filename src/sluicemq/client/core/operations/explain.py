@@ -12,29 +12,32 @@ from typing import Final
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import SUCCESS
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.explanations.facts import (
+from sluicemq.client.core.operations import rules
+from sluicemq.client.core.operations.filters import matching
+from sluicemq.client.core.operations.groups import GroupContract, contract, groups, progress_at
+from sluicemq.client.core.operations.messages import (
+    COUNT_MAX,
+    GroupTrace,
+    message_by_id,
+    messages_by_id,
+    trace,
+)
+from sluicemq.client.core.operations.rules import (
     Copy,
     GroupExplained,
     GroupFacts,
-    GroupState,
     LaneFacts,
     MemberFacts,
     MessageExplained,
     MessageFacts,
-    QueueFacts,
 )
-from sluicemq.client.core.explanations.rules import explain_group as judge_group
-from sluicemq.client.core.explanations.rules import explain_message as judge_message
-from sluicemq.client.core.operations.filters import matching
-from sluicemq.client.core.operations.groups import GroupContract, contract, groups
-from sluicemq.client.core.operations.messages import COUNT_MAX, TIME_MAX_MS, message_by_id
 from sluicemq.client.core.operations.topics import (
+    ask_each,
     committed_offset,
     groups_of_topic,
     masters,
     offsets,
 )
-from sluicemq.client.core.operations.traces import GroupTrace, trace
 from sluicemq.client.core.talks import Call, Talk
 from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
 from sluicemq.errors import (
@@ -56,7 +59,6 @@ from sluicemq.model.topic import (
     GroupConfig,
     MessageQueue,
 )
-from sluicemq.record.codec import decode_records
 from sluicemq.wire import bodies
 
 DELAYED_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
@@ -100,7 +102,7 @@ def explain_message(
         facts = GroupFacts(name, None)
         if config is not None:
             facts = yield from _group_facts(directory, config, about, brokers, own_trace, now_ms)
-        found.append(judge_message(about, facts))
+        found.append(rules.explain_message(about, facts))
     return about, found
 
 
@@ -109,21 +111,21 @@ def explain_group(directory: Directory, name: str) -> Talk[GroupExplained]:
     now_ms = directory.clock.now_ms()
     config = (yield from groups(directory)).get(name)
     if config is None:
-        return judge_group(GroupState(GroupFacts(name, None)))
+        return rules.explain_group(GroupFacts(name, None))
     brokers = yield from masters(directory)
     members, subscriptions = yield from _members(name, brokers)
-    queues: list[QueueFacts] = []
-    for address in brokers.values():
-        queues += yield from _queues(name, address)
+    queues = yield from progress_at(brokers, name, absent=None)
     routed = {}
     for topic in sorted({item.queue.topic for item in queues} | set(subscriptions)):
         if not topic.startswith(RETRY_PREFIX):
             routed[topic] = yield from _routed(directory, topic)
     counts = yield from matching(directory, name)
-    counted = [(item.broker, topic) for item in counts for topic in item.topics]
-    facts = GroupFacts(name, config, members, subscriptions, now_ms=now_ms)
     contracts = yield from _contracts(directory, name)
-    return judge_group(GroupState(facts, queues, routed, counted, contracts))
+    facts = GroupFacts(
+        name, config, members, subscriptions, now_ms=now_ms, queues=queues, routed=routed,
+        matching=counts, contracts=contracts,
+    )  # fmt: skip
+    return rules.explain_group(facts)
 
 
 def _routed(directory: Directory, topic: str) -> Talk[frozenset[str] | None]:
@@ -159,12 +161,20 @@ def _group_facts(
     if address is not None:
         answer = yield Call(address, requests.offset_of_group(name, about.queue))
         committed = int((answer.fields or {})["offset"]) if answer.code == SUCCESS else None
-        for own in (yield from _queues(name, address, message.topic)):
+        here = {message.broker: address}
+        for own in (yield from progress_at(here, name, message.topic, absent=None)):
             if own.queue == about.queue:
                 fetched = own.fetched
-    lanes = yield from _lanes(directory, name, about)
+    lanes = []  # at the message's broker, from the oldest on; none of RocketMQ's
+    for known in (yield from _contracts(directory, name)):
+        for lane in known.lanes if known.broker == message.broker else ():
+            said = lane["subscriptions"].get(message.topic)
+            wanted = None if said is None else subscribe(message.topic, said[1], said[0])
+            places = {(own["topic"], own["queueId"]): own["offset"] for own in lane["queues"]}
+            offset = places.get((message.topic, message.queue_id))
+            lanes.append(LaneFacts(lane["lane"], wanted, lane["clientIds"], offset))
     copies = yield from _copies(directory, name, message, brokers)
-    dead = yield from _stored_as(DLQ_PREFIX + name, message, brokers)
+    dead = yield from messages_by_id(brokers, DLQ_PREFIX + name, message.message_id, None)
     return GroupFacts(
         name, config, members, subscriptions, committed, fetched, copies, dead, traced, now_ms,
         lanes,
@@ -179,34 +189,14 @@ def _contracts(directory: Directory, name: str) -> Talk[list[GroupContract]]:
         return []
 
 
-def _lanes(directory: Directory, name: str, about: MessageFacts) -> Talk[list[LaneFacts]]:
-    """The lanes of a group at the message's broker, from the oldest on; none of RocketMQ's."""
-    topic, found = about.message.topic, []
-    for item in (yield from _contracts(directory, name)):
-        for lane in item.lanes if item.broker == about.message.broker else ():
-            wanted = lane["subscriptions"].get(topic)
-            places = {(own["topic"], own["queueId"]): own["offset"] for own in lane["queues"]}
-            found.append(
-                LaneFacts(
-                    lane["lane"],
-                    None if wanted is None else subscribe(topic, wanted[1], wanted[0]),
-                    lane["clientIds"],
-                    places.get((topic, about.message.queue_id)),
-                )
-            )
-    return found
-
-
 def _members(
     name: str, brokers: Brokers, broker: str | None = None
 ) -> Talk[tuple[list[MemberFacts], dict[str, Subscription]]]:
     """Who is online, and what the group subscribes to, as a broker says (or all do)."""
     clients: dict[str, str] = {}
     subscriptions: dict[str, Subscription] = {}
-    for own, address in brokers.items():
-        answer = yield Call(address, requests.consumer_connections(group=name))
-        if answer.code != SUCCESS:
-            continue
+    command = requests.consumer_connections(group=name)
+    for own, address, answer in (yield from ask_each(brokers, command, absent=None)):
         connected = bodies.decode_consumer_connections(answer.body)
         clients |= {one.client_id: address for one in connected.connections}
         if broker in (None, own):
@@ -227,31 +217,17 @@ def _members(
     return found, subscriptions
 
 
-def _queues(name: str, address: str, topic: str | None = None) -> Talk[list[QueueFacts]]:
-    answer = yield Call(address, requests.consume_stats(group=name, topic=topic))
-    if answer.code != SUCCESS:
-        return []
-    return [
-        QueueFacts(queue, item.consumer_offset, item.broker_offset, item.pull_offset or None)
-        for queue, item in sorted(bodies.decode_consume_stats(answer.body).queues.items())
-    ]
-
-
 def _copies(
     directory: Directory, name: str, message: StoredMessage, brokers: Brokers
 ) -> Talk[list[Copy]]:
     """Copies that wait, and those in the retry topic."""
-    topic = RETRY_PREFIX + name
+    topic, message_id = RETRY_PREFIX + name, message.message_id
+    command = requests.list_delayed(topic=topic, key=message_id, cursor=None, count_max=COUNT_MAX)
     due: dict[str, int] = {}
-    for broker, address in brokers.items():
-        command = requests.list_delayed(
-            topic=topic, key=message.message_id, cursor=None, count_max=COUNT_MAX
-        )
-        answer = yield Call(address, command)
-        if answer.code == SUCCESS:
-            times = [item.due_ms for item in bodies.decode_waiting(answer.body)]
-            due |= {broker: max(times)} if times else {}
-    arrived = yield from _stored_as(topic, message, brokers)
+    for broker, _, answer in (yield from ask_each(brokers, command, absent=None)):
+        times = [item.due_ms for item in bodies.decode_waiting(answer.body)]
+        due |= {broker: max(times)} if times else {}
+    arrived = yield from messages_by_id(brokers, topic, message_id, None)
     found = []
     for copy in arrived:
         offset = None
@@ -261,24 +237,10 @@ def _copies(
         is_past = offset is not None and offset > copy.queue_offset
         found.append(Copy(copy.reconsume_times, is_past))
     times_arrived = {copy.reconsume_times for copy in arrived}
-    for copy in (yield from _stored_as(DELAYED_TOPIC, message, brokers)):
+    for copy in (yield from messages_by_id(brokers, DELAYED_TOPIC, message_id, None)):
         is_ours = copy.properties.get(REAL_TOPIC) == topic
         if is_ours and copy.reconsume_times not in times_arrived:
             found.append(Copy(copy.reconsume_times, False, due.pop(copy.broker, None)))
     newest = max((copy.times for copy in found), default=0)
     found += [Copy(newest + 1, False, time_ms) for time_ms in due.values()]
-    return found
-
-
-def _stored_as(topic: str, message: StoredMessage, brokers: Brokers) -> Talk[list[StoredMessage]]:
-    """Copies of a message in a topic: they bear the id of its producer."""
-    command = requests.messages_by_key(
-        topic, message.message_id, 0, TIME_MAX_MS, COUNT_MAX, is_unique=True
-    )
-    found: list[StoredMessage] = []
-    for broker, address in brokers.items():
-        answer = yield Call(address, command)
-        if answer.code == SUCCESS:
-            page = decode_records(answer.body, broker=broker)
-            found += [m for m in page if m.topic == topic and m.message_id == message.message_id]
     return found

@@ -1,11 +1,12 @@
 """Why a group has or has not got a message, and why it is idle or behind: facts in, findings out.
 
-Pure. What was asked of brokers and members are facts; what could not be learned is None and is
-said, never guessed. Everything here follows from requests that a RocketMQ broker answers too; what
-only ours tells (until when a retry waits, how many messages match) makes the answer sharper.
+Pure; `explain` asks. What was asked of brokers and members are facts; what could not be learned is
+None and is said, never guessed. Everything here follows from requests that a RocketMQ broker
+answers too; what only ours tells (until when a retry waits, how many messages match) makes the
+answer sharper.
 
-The rules are two tables: `SENTENCES` what a finding says, by code and case; `GROUP_RULES`
-what is looked at, in the order of weight. A message's fate in a group is the first that holds:
+`SENTENCES` is what a finding says, by code and case. A message's fate in a group is the first that
+holds:
 
     dead        its copy is in the dead letters
     retry       a copy of it waits, or is to be consumed again: the n-th time
@@ -22,29 +23,180 @@ from its own offsets. What a broker tells of fetched offsets is the whole group'
 members have in hand is what they say themselves.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from operator import itemgetter
 from typing import Any, Final
 
-from sluicemq.client.core.explanations.facts import (
-    Code,
-    Fate,
-    Finding,
-    GroupExplained,
-    GroupFacts,
-    GroupState,
-    LaneFacts,
-    MemberFacts,
-    MessageExplained,
-    MessageFacts,
-    QueueFacts,
-)
+from sluicemq.client.core.operations.filters import TopicMatching
+from sluicemq.client.core.operations.groups import GroupContract, QueueProgress
+from sluicemq.client.core.operations.messages import GroupTrace
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter.selector import Explanation, Outcome, deciding, explain
 from sluicemq.filter.subscriptions import compile_sql92, is_tag_kind, tag_matches
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
-from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, MessageQueue
+from sluicemq.model.topic import DLQ_PREFIX, RETRY_PREFIX, GroupConfig, MessageQueue
+from sluicemq.wire.bodies import GroupMatching, QueueState
+
+
+class Code(StrEnum):
+    """What was found; scripts may rely on these words."""
+
+    NO_SUCH_GROUP = "no-such-group"
+    CONSUMING_OFF = "consuming-is-off"
+    NO_MEMBER = "no-member"
+    UNEQUAL = "unequal-subscription"
+    NOT_SUBSCRIBED = "not-subscribed"
+    BROKEN_FILTER = "filter-does-not-compile"
+    IGNORED_TEXT = "ignored-text"
+    FILTER_FALSE = "filter-false"
+    FILTER_ERROR = "filter-error"
+    MEMBER_IDLE = "member-without-queue"
+    QUEUE_IDLE = "queue-without-member"
+    OFFSET_PAST = "offset-past-message"
+    RETRY_PENDING = "retry-pending"
+    DEAD_LETTER = "dead-letter"
+    NO_ROUTE = "no-route"
+    NOT_ACKNOWLEDGING = "not-acknowledging"
+    IN_HAND = "in-hand"
+    BEHIND = "behind"
+    ONLY_FILTERED = "only-filtered-ahead"
+    LANE = "lane"
+    NO_LANE = "no-lane-matches"
+    REFUSED = "refused-by-contract"
+    FORGOTTEN = "subscription-forgotten"
+
+
+class Fate(StrEnum):
+    """What became of a message in a group."""
+
+    CONSUMED = "consumed"
+    FILTERED = "filtered"
+    WAITING = "waiting"
+    RETRY = "retry"
+    DEAD = "dead"
+    OFFLINE = "offline"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact that explains something, and what can be done."""
+
+    code: Code
+    what: str
+    instead: str = ""
+
+
+# ------------------------------------------------------------------------------------- facts
+
+
+@dataclass(frozen=True, slots=True)
+class MemberFacts:
+    """A member that is online. `subscriptions` by topic and `queues` are what it says itself, None
+    when it did not answer."""
+
+    client_id: str
+    subscriptions: Mapping[str, Subscription] | None = None
+    queues: Mapping[MessageQueue, QueueState] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy of a message in a group's retry topic or on its way there. `is_past`: the group's
+    offset is beyond it; `due_ms`: until when it waits, None when it does not or is not known."""
+
+    times: int
+    is_past: bool
+    due_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFacts:
+    """Members of a group with one subscription, at the broker of a message. `subscription`: to the
+    message's topic, None for another topic; `offset` in its queue, None without a place there."""
+
+    lane: str
+    subscription: Subscription | None
+    members: Sequence[str]
+    offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFacts:
+    """A stored message and its queue, which holds [offset_min, offset_max). `routed` are the
+    brokers on which clients find its topic to read, None without a route."""
+
+    message: StoredMessage
+    offset_min: int
+    offset_max: int
+    routed: frozenset[str] | None
+
+    @property
+    def queue(self) -> MessageQueue:
+        return MessageQueue(self.message.topic, self.message.broker, self.message.queue_id)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """A group as seen by the broker of a message (or, for a whole group, by all). `config` is None
+    when no broker knows it; `subscriptions` are the brokers' view by topic; `committed` and
+    `fetched` are of the message's queue, None when there is no such offset; `lanes` from the oldest
+    on, none while all members want the same."""
+
+    name: str
+    config: GroupConfig | None
+    members: Sequence[MemberFacts] = ()
+    subscriptions: Mapping[str, Subscription] = field(default_factory=dict)
+    committed: int | None = None
+    fetched: int | None = None
+    copies: Sequence[Copy] = ()
+    dead: Sequence[StoredMessage] = ()
+    traced: GroupTrace | None = None
+    now_ms: int = 0
+    lanes: Sequence[LaneFacts] = ()
+    queues: Sequence[QueueProgress] = ()
+    """Of a whole group, as what follows."""
+    routed: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
+    """Of each topic: the brokers on which clients find it, None without a route."""
+    matching: Sequence[TopicMatching] = ()
+    """What brokers of ours count."""
+    contracts: Sequence[GroupContract] = ()
+    """Whom they refuse, and what they had to forget."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageExplained:
+    """What became of a message in one group. `times`: of a retry, how often it has come already.
+    `verdict` is the SQL92 filter on it; `owner` the member that reads its queue, "" for none, None
+    when not known."""
+
+    group: str
+    fate: Fate
+    findings: tuple[Finding, ...]
+    times: int = 0
+    verdict: Explanation | None = None
+    owner: str | None = None
+
+    @property
+    def cause(self) -> Finding | None:
+        """The first finding: the one to look at."""
+        return self.findings[0] if self.findings else None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupExplained:
+    """Why a group is idle or behind; the first finding weighs most. None: it is up to date."""
+
+    group: str
+    findings: tuple[Finding, ...]
+    lag: int
+    matching: int | None
+
+
+# --------------------------------------------------------------------------------- the rules
 
 STUCK_MS: Final = 30_000
 """A member that has messages and has finished none for so long does not acknowledge."""
@@ -98,11 +250,6 @@ SENTENCES: Final[dict[tuple[Code, str], tuple[str, str]]] = {
         "The filter {expression} cannot be evaluated on it: {atoms}.",
         "`sluice filter test` shows how many messages are lost so, and what to write.",
     ),
-    (Code.FILTER_ERROR, "counted"): (
-        "The filter {expression} failed on {count} messages of {topic} on {broker}, which were "
-        "dropped; mostly: {reason}.",
-        "sluice filter test shows what to write instead.",
-    ),
     (Code.NO_ROUTE, ""): (
         "The name server has no route for {topic}: no consumer finds it.",
         "sluice topic create {topic}, or start its broker.",
@@ -137,7 +284,6 @@ SENTENCES: Final[dict[tuple[Code, str], tuple[str, str]]] = {
         "{group} gave it up after {times} retries: it is in {topic}.",
         "Mend the handler, then consume {topic} or send it again.",
     ),
-    (Code.IN_HAND, ""): ("{fetched}; it finished a message {quiet_s} s ago.", ""),
     (Code.NOT_ACKNOWLEDGING, ""): (
         "{fetched}{since}.",
         "Its handler does not return, or it never acknowledges what it took: sluice consumer stack "
@@ -152,30 +298,9 @@ SENTENCES: Final[dict[tuple[Code, str], tuple[str, str]]] = {
         "All {lag} messages before the group are ones that its filters drop.",
         "Nothing is missing.",
     ),
-    (Code.LANE, ""): (
-        "{group} has {count} lanes; the message at {offset} belongs to {lane}, which {place} and "
-        "has {members}.",
-        "{cure}",
-    ),
-    (Code.LANE, "read"): (
-        "{count} messages of {topic} on {broker} wait for lane {lane} ({expression}), which "
-        "{members} read.",
-        "",
-    ),
-    (Code.LANE, "left"): (
-        "{count} messages of {topic} on {broker} wait for lane {lane} ({expression}), which has no "
-        "member.",
-        _LANE_WITHOUT_MEMBER,
-    ),
     (Code.NO_LANE, ""): (
         "None of the {count} lanes of {group} matches it: {lanes}.",
         "Nobody is given it. A consumer of the group whose subscription matches would be.",
-    ),
-    (Code.REFUSED, ""): ("{broker} refuses {client_id}: {why}", ""),
-    (Code.FORGOTTEN, ""): (
-        "{broker} forgot the subscription {subscription}, which had no member, because {why}; at "
-        "most {count:,} messages waited.",
-        "",
     ),
 }
 
@@ -249,9 +374,8 @@ def _ignored_text(wanted: Subscription | None) -> Iterator[Finding]:
 # ---------------------------------------------------------------- members, queues, routes, hands
 
 
-def owner_of(queue: MessageQueue, members: Iterable[MemberFacts]) -> str | None:
+def owner_of(queue: MessageQueue, members: Sequence[MemberFacts]) -> str | None:
     """The member that reads a queue; "" for none, None when a member does not tell its queues."""
-    members = list(members)
     for member in members:
         state = (member.queues or {}).get(queue)
         if state is not None and not state.dropped:
@@ -259,12 +383,10 @@ def owner_of(queue: MessageQueue, members: Iterable[MemberFacts]) -> str | None:
     return None if any(member.queues is None for member in members) else ""
 
 
-def _unequal(
-    members: Iterable[MemberFacts], topic: str, *, lanes: bool = False
-) -> Iterator[Finding]:
+def _unequal(group: GroupFacts, topic: str, *, lanes: bool = False) -> Iterator[Finding]:
     """Members that say different things; one that does not subscribe the topic at all is one."""
     ids: dict[str, list[str]] = {}
-    for member in members:
+    for member in group.members:
         if member.subscriptions is not None:
             wanted = member.subscriptions.get(topic)
             text = "nothing" if wanted is None else wanted.expression
@@ -296,13 +418,14 @@ def _idle_members(group: GroupFacts) -> Iterator[Finding]:
             yield _finding(Code.MEMBER_IDLE, client_id=member.client_id, count=len(group.members))
 
 
-def _unacknowledged(queue: MessageQueue, group: GroupFacts, owner: str | None) -> Finding:
+def _unacknowledged(group: GroupFacts, item: QueueProgress, owner: str | None) -> Finding:
     """Fetched and not committed: just in hand, or stuck."""
+    queue = item.queue
     state = next((m.queues[queue] for m in group.members if m.queues and queue in m.queues), None)
     fetched = (
         f"{owner or 'a member'} has fetched queue {queue.queue_id} of {queue.topic} on "
-        f"{queue.broker} up to {group.fetched}, and the group has acknowledged up to "
-        f"{group.committed or 0}"
+        f"{queue.broker} up to {item.fetched}, and the group has acknowledged up to "
+        f"{item.committed}"
     )
     since = ""
     if state is not None and state.last_consume_ms <= 0:
@@ -310,18 +433,18 @@ def _unacknowledged(queue: MessageQueue, group: GroupFacts, owner: str | None) -
     elif state is not None and group.now_ms:
         quiet_ms = max(0, group.now_ms - state.last_consume_ms)
         if quiet_ms < STUCK_MS:
-            return _finding(Code.IN_HAND, fetched=fetched, quiet_s=quiet_ms // 1000)
+            finished = f"; it finished a message {quiet_ms // 1000} s ago."
+            return Finding(Code.IN_HAND, fetched + finished)
         since = f"; it has finished none for {quiet_ms // 1000} s"
     return _finding(Code.NOT_ACKNOWLEDGING, fetched=fetched, since=since)
 
 
-def _stuck(group: GroupFacts, queues: Iterable[QueueFacts]) -> Iterator[Finding]:
+def _stuck(group: GroupFacts, queues: Iterable[QueueProgress]) -> Iterator[Finding]:
     """Queues of which messages were fetched and none is acknowledged."""
     for item in queues:
         if item.lag and item.fetched is not None and item.fetched > item.committed:
             owner = owner_of(item.queue, group.members)
-            here = replace(group, committed=item.committed, fetched=item.fetched)
-            finding = _unacknowledged(item.queue, here, owner)
+            finding = _unacknowledged(group, item, owner)
             if finding.code is Code.NOT_ACKNOWLEDGING and owner != "":
                 yield finding
 
@@ -340,7 +463,7 @@ def explain_message(about: MessageFacts, group: GroupFacts) -> MessageExplained:
     owner = owner_of(about.queue, group.members)
     wanted = group.subscriptions.get(topic)
     verdict, filtering = verdict_on(about.message, wanted)
-    common = [*_ignored_text(wanted), *_unequal(group.members, topic)]
+    common = [*_ignored_text(wanted), *_unequal(group, topic)]
     fate, times, found = _fate(about, group, owner, filtering)
     return MessageExplained(group.name, fate, (*found, *common), times, verdict, owner)
 
@@ -405,10 +528,9 @@ def _hindrances(about: MessageFacts, group: GroupFacts, owner: str | None) -> It
         yield _finding(Code.QUEUE_IDLE, group=group.name, queue=about.queue)
         yield from _idle_members(group)
     elif group.fetched is not None and group.fetched > message.queue_offset:
-        yield _unacknowledged(about.queue, group, owner)
-
-
-# --------------------------------------------------------------------------- a message in lanes
+        committed, end = group.committed or 0, about.offset_max
+        item = QueueProgress(about.queue, committed, end, fetched=group.fetched)
+        yield _unacknowledged(group, item, owner)
 
 
 def _explain_in_lanes(about: MessageFacts, group: GroupFacts) -> MessageExplained:
@@ -422,7 +544,7 @@ def _explain_in_lanes(about: MessageFacts, group: GroupFacts) -> MessageExplaine
     ]
     past = (lane for lane in matching if (lane.offset or 0) > offset)
     lane = next(past, matching[0] if matching else None)
-    common = list(_unequal(group.members, about.message.topic, lanes=True))
+    common = list(_unequal(group, about.message.topic, lanes=True))
     if lane is None:
         fate, times, found = _fate(about, replace(group, committed=None), None, None)
         if fate in {Fate.WAITING, Fate.OFFLINE}:
@@ -444,15 +566,12 @@ def _explain_in_lanes(about: MessageFacts, group: GroupFacts) -> MessageExplaine
     fate, times, found = _fate(about, own, owner, filtering)
     if not lane.members and fate is Fate.OFFLINE:
         found = []  # the group may have members: the lane says what is missing
-    in_lane = _finding(
+    place = "has no offset in its queue" if lane.offset is None else f"is at {lane.offset}"
+    in_lane = Finding(
         Code.LANE,
-        group=group.name,
-        count=len(group.lanes),
-        offset=offset,
-        lane=_lane_text(lane),
-        place="has no offset in its queue" if lane.offset is None else f"is at {lane.offset}",
-        members=", ".join(lane.members) or "no member",
-        cure="" if lane.members else _LANE_WITHOUT_MEMBER,
+        f"{group.name} has {len(group.lanes)} lanes; the message at {offset} belongs to "
+        f"{_lane_text(lane)}, which {place} and has {', '.join(lane.members) or 'no member'}.",
+        "" if lane.members else _LANE_WITHOUT_MEMBER,
     )
     found.insert(0 if not found else 1, in_lane)
     common = [*_ignored_text(lane.subscription), *common]
@@ -468,22 +587,53 @@ def _lane_text(lane: LaneFacts) -> str:
 # ------------------------------------------------------------------------------- a whole group
 
 
-def explain_group(state: GroupState) -> GroupExplained:
+def explain_group(group: GroupFacts) -> GroupExplained:
     """Why a group is idle or behind."""
-    group = state.facts
-    lag = sum(item.lag for item in state.queues)
-    counts = [
-        queue.matching
-        for _, topic in state.matching
-        if not topic.topic.startswith(RETRY_PREFIX)
-        for queue in topic.queues
-    ]
-    known = [count for count in counts if count is not None]
-    matching = sum(known) if known and len(known) == len(counts) else None
+    lag = sum(item.lag for item in group.queues)
+    filters = [(one.broker, topic) for one in group.matching for topic in one.topics]
+    own = [(broker, one) for broker, one in filters if not one.topic.startswith(RETRY_PREFIX)]
+    counts = [queue.matching for _, one in own for queue in one.queues]
+    matching = sum(count or 0 for count in counts) if counts and None not in counts else None
     if group.config is None:
         no_group = _finding(Code.NO_SUCH_GROUP, group=group.name)
         return GroupExplained(group.name, (no_group,), lag, matching)
-    found = [finding for rule in GROUP_RULES for finding in rule(state)]
+    laned = {one.topic for _, one in filters if one.lanes}
+    found = []
+    if not group.config.consume_enable:
+        found.append(_finding(Code.CONSUMING_OFF, group=group.name))
+    if not group.members:
+        found.append(_finding(Code.NO_MEMBER, group=group.name))
+    for topic in sorted({*group.subscriptions, *(item.queue.topic for item in group.queues)}):
+        found += _of_topic(group, topic, is_laned=topic in laned)
+    if all(member.queues is not None for member in group.members):
+        found += _idle_members(group)
+    found += _stuck(group, [item for item in group.queues if item.queue.topic not in laned])
+    for broker, counted in own:
+        found += _of_lanes(group, broker, counted)
+    for known in group.contracts:
+        found += [
+            Finding(Code.REFUSED, f"{known.broker} refuses {client_id}: {why}")
+            for client_id, why in known.refused.items()
+        ]
+        found += [
+            Finding(
+                Code.FORGOTTEN,
+                f"{known.broker} forgot the subscription {gone['subscription']}, which had no "
+                f"member, because {gone['why']}; at most {gone['messagesMax']:,} messages waited.",
+            )
+            for gone in known.forgotten
+        ]
+    found += [
+        Finding(
+            Code.FILTER_ERROR,
+            f"The filter {one.expression} failed on {sum(one.errors.values())} messages of "
+            f"{one.topic} on {broker}, which were dropped; mostly: "
+            f"{max(one.errors.items(), key=itemgetter(1))[0]}.",
+            "sluice filter test shows what to write instead.",
+        )
+        for broker, one in filters
+        if any(one.errors.values())
+    ]
     if lag and not found and matching == 0:
         found.append(_finding(Code.ONLY_FILTERED, lag=lag))
     elif lag and not found:
@@ -492,124 +642,56 @@ def explain_group(state: GroupState) -> GroupExplained:
     return GroupExplained(group.name, tuple(found), lag, matching)
 
 
-def _laned_topics(state: GroupState) -> frozenset[str]:
-    """The topics on which some broker has lanes of this group."""
-    return frozenset(topic.topic for _, topic in state.matching if topic.lanes)
+def _of_topic(group: GroupFacts, topic: str, *, is_laned: bool) -> Iterator[Finding]:
+    own = [item for item in group.queues if item.queue.topic == topic]
+    if topic.startswith(RETRY_PREFIX):
+        if waiting := sum(item.lag for item in own):
+            yield _finding(Code.RETRY_PENDING, "counted", group=group.name, count=waiting)
+        return
+    yield from _unequal(group, topic, lanes=is_laned)
+    wanted = group.subscriptions.get(topic)
+    if wanted is None and group.members:
+        yield _not_subscribed(group, topic)
+    elif wanted is not None and (broken := _broken(wanted)):
+        yield broken
+    yield from _ignored_text(wanted)
+    routed = group.routed.get(topic)
+    yield from _no_route(topic, {item.queue.broker for item in own}, routed)
+    if is_laned or not group.members:  # every lane has readers of its own
+        return
+    for item in own:
+        is_idle = owner_of(item.queue, group.members) == ""
+        if is_idle and item.queue.broker in (routed or ()):
+            yield _finding(Code.QUEUE_IDLE, group=group.name, queue=item.queue)
 
 
-def _of_group(state: GroupState) -> Iterator[Finding]:
-    group = state.facts
-    if group.config is not None and not group.config.consume_enable:
-        yield _finding(Code.CONSUMING_OFF, group=group.name)
-    if not group.members:
-        yield _finding(Code.NO_MEMBER, group=group.name)
-
-
-def _of_topics(state: GroupState) -> Iterator[Finding]:
-    group = state.facts
-    for topic in sorted({*group.subscriptions, *(item.queue.topic for item in state.queues)}):
-        own = [item for item in state.queues if item.queue.topic == topic]
-        if topic.startswith(RETRY_PREFIX):
-            if waiting := sum(item.lag for item in own):
-                yield _finding(Code.RETRY_PENDING, "counted", group=group.name, count=waiting)
+def _of_lanes(facts: GroupFacts, broker: str, counted: GroupMatching) -> Iterator[Finding]:
+    """What each lane still has to get of a topic; queues that none of its members reads, members
+    that have messages and finish none. Nothing of these while a member does not tell its queues."""
+    topic = counted.topic
+    for lane in counted.lanes:
+        count = sum(queue.matching or 0 for queue in lane.queues)
+        if not count:
             continue
-        is_laned = topic in _laned_topics(state)
-        yield from _unequal(group.members, topic, lanes=is_laned)
-        wanted = group.subscriptions.get(topic)
-        if wanted is None and group.members:
-            yield _not_subscribed(group, topic)
-        elif wanted is not None and (broken := _broken(wanted)):
-            yield broken
-        yield from _ignored_text(wanted)
-        routed = state.routed.get(topic)
-        yield from _no_route(topic, {item.queue.broker for item in own}, routed)
-        if is_laned:  # every lane has readers of its own
+        readers = f"{', '.join(lane.client_ids)} read" if lane.client_ids else "has no member"
+        yield Finding(
+            Code.LANE,
+            f"{count} messages of {topic} on {broker} wait for lane {lane.lane} "
+            f"({lane.expression}), which {readers}.",
+            "" if lane.client_ids else _LANE_WITHOUT_MEMBER,
+        )
+        members = [one for one in facts.members if one.client_id in lane.client_ids]
+        if not members or any(one.queues is None for one in members):
             continue
-        if group.members and all(member.queues is not None for member in group.members):
-            for item in own:
-                is_idle = owner_of(item.queue, group.members) == ""
-                if is_idle and item.queue.broker in (routed or ()):
-                    yield _finding(Code.QUEUE_IDLE, group=group.name, queue=item.queue)
-
-
-def _of_members(state: GroupState) -> Iterator[Finding]:
-    if all(member.queues is not None for member in state.facts.members):
-        yield from _idle_members(state.facts)
-    laned = _laned_topics(state)
-    yield from _stuck(state.facts, [item for item in state.queues if item.queue.topic not in laned])
-
-
-def _of_lanes(state: GroupState) -> Iterator[Finding]:
-    """What each lane still has to get; queues that none of its members reads, and members that have
-    messages and finish none. Nothing of the latter while a member does not tell what it reads."""
-    for broker, counted in state.matching:
-        topic = counted.topic
-        for lane in counted.lanes if not topic.startswith(RETRY_PREFIX) else ():
-            count = sum(queue.matching or 0 for queue in lane.queues)
-            if not count:
-                continue
-            yield _finding(
-                Code.LANE,
-                "read" if lane.client_ids else "left",
-                count=count,
-                topic=topic,
-                broker=broker,
-                lane=lane.lane,
-                expression=lane.expression,
-                members=", ".join(lane.client_ids),
-            )
-            members = [one for one in state.facts.members if one.client_id in lane.client_ids]
-            if not members or any(one.queues is None for one in members):
-                continue
-            group = replace(state.facts, name=f"lane {lane.lane}", members=members)
-            queues = []
-            for one in lane.queues:
-                queue = MessageQueue(topic, broker, one.queue_id)
-                if one.matching and owner_of(queue, members) == "":
-                    yield _finding(Code.QUEUE_IDLE, group=group.name, queue=queue)
-                held = [m.queues[queue] for m in members if m.queues and queue in m.queues]
-                ends = (own.cached_max + 1 for own in held if own.cached_count)
-                fetched = max(ends, default=None)
-                queues.append(QueueFacts(queue, max(0, one.committed), one.offset_max, fetched))
-            yield from _stuck(group, queues)
-
-
-def _of_contract(state: GroupState) -> Iterator[Finding]:
-    """Clients that a strict group refuses, and what brokers no longer remember of who left."""
-    for known in state.contracts:
-        for client_id, why in known.refused.items():
-            yield _finding(Code.REFUSED, broker=known.broker, client_id=client_id, why=why)
-        for gone in known.forgotten:
-            yield _finding(
-                Code.FORGOTTEN,
-                broker=known.broker,
-                subscription=gone["subscription"],
-                why=gone["why"],
-                count=gone["messagesMax"],
-            )
-
-
-def _of_filters(state: GroupState) -> Iterator[Finding]:
-    """Filters that failed on messages, as brokers of ours count."""
-    for broker, topic in state.matching:
-        if count := sum(topic.errors.values()):
-            yield _finding(
-                Code.FILTER_ERROR,
-                "counted",
-                expression=topic.expression,
-                count=count,
-                topic=topic.topic,
-                broker=broker,
-                reason=max(topic.errors, key=lambda name: topic.errors[name]),
-            )
-
-
-GROUP_RULES: Final[tuple[Callable[[GroupState], Iterable[Finding]], ...]] = (
-    _of_group,
-    _of_topics,
-    _of_members,
-    _of_lanes,
-    _of_contract,
-    _of_filters,
-)
-"""What is looked at, in the order in which it weighs."""
+        group = replace(facts, name=f"lane {lane.lane}", members=members)
+        queues = []
+        for one in lane.queues:
+            queue = MessageQueue(topic, broker, one.queue_id)
+            if one.matching and owner_of(queue, members) == "":
+                yield _finding(Code.QUEUE_IDLE, group=group.name, queue=queue)
+            held = [m.queues[queue] for m in members if m.queues and queue in m.queues]
+            ends = (own.cached_max + 1 for own in held if own.cached_count)
+            fetched = max(ends, default=None)
+            committed = max(0, one.committed)
+            queues.append(QueueProgress(queue, committed, one.offset_max, fetched=fetched))
+        yield from _stuck(group, queues)
