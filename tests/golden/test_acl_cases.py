@@ -16,7 +16,7 @@ import pytest
 
 from sluicemq.acl.loading import load_rules
 from sluicemq.acl.rules import Rules
-from sluicemq.acl.verdict import Request, check
+from sluicemq.acl.verdict import Request, Verdict, authorize, identify
 from sluicemq.errors import SluiceError
 
 DIRECTORY = Path(__file__).parent / "acl"
@@ -46,6 +46,11 @@ def body_of(case: dict[str, Any]) -> bytes:
     if "bodyB64" in case:
         return base64.b64decode(case["bodyB64"])
     return (case.get("afterBody") or case.get("body") or "").encode()
+
+
+def check(rules: Rules, request: Request) -> Verdict:
+    verdict = identify(rules, request)
+    return authorize(verdict.account, request) if verdict.account is not None else verdict
 
 
 def verdict_of(case: dict[str, Any], *, is_compatible: bool = False) -> str:

@@ -15,9 +15,8 @@ from hmac import compare_digest
 from operator import itemgetter
 from typing import Any, Final, NamedTuple, Protocol
 
-from sluicemq.acl.addresses import numbers_of
 from sluicemq.acl.loading import Read, Source, Texts
-from sluicemq.acl.rules import GROUP_PREFIX, Account, Permission, Rules
+from sluicemq.acl.rules import GROUP_PREFIX, Account, Permission, Rules, numbers_of
 from sluicemq.acl.verdict import (
     PUB,
     Request,
@@ -26,7 +25,6 @@ from sluicemq.acl.verdict import (
     authorize,
     decide,
     identify,
-    need_of,
 )
 from sluicemq.clock import Clock
 from sluicemq.config.settings import ServerConfig
@@ -190,7 +188,7 @@ class Guard:
             verdict = identify(self.rules, request)
             if verdict.is_allowed and verdict.account is not None:
                 self.account = verdict.account
-                verdict = authorize(verdict.account, code, need_of(code), request)
+                verdict = authorize(verdict.account, request)
         if not verdict.is_allowed:
             self._count_refusal(fields.get(ACCESS_KEY, ""))
         return verdict

@@ -5,8 +5,8 @@ keys, words and shapes are errors with a line and a cure, never a silent denial.
 forbids and articles have, are read as blanks, with a warning.
 
 The YAML is taken from libyaml's events, not from objects: no tags are followed, aliases are
-refused, and nesting is bounded, so a file cannot be a bomb. Read as RocketMQ does
-(`_CompatibleReader`), aliases are followed, to a bounded number of nodes.
+refused, and nesting is bounded, so a file cannot be a bomb. Read as RocketMQ does,
+aliases are followed, to a bounded number of nodes.
 
 The files of the rules: `plain_acl.yml` and all .yml and .yaml files below `acl` beside it.
 
@@ -14,11 +14,10 @@ RocketMQ's order: the files of the directory first, in the order of their names,
 of an account that is in several the first counts. All of them are read or none: when one is wrong
 the rules that were in force stay.
 
-Changes of `plain_acl.yml` by request: text in, text out.
-
-What others wrote stays, in its order; comments and spacing do not: the file is written anew. Each
-change raises the counter of `dataVersion`, as RocketMQ does. Nothing is checked here: the caller
-loads the new text before it writes it.
+Changes of `plain_acl.yml` by request are text in, text out. What others wrote stays, in its order;
+comments and spacing do not: the file is written anew. Each change raises the counter of
+`dataVersion`, as RocketMQ does. Nothing is checked: the caller loads the new text before it writes
+it.
 """
 
 import re
@@ -27,8 +26,17 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import yaml  # type: ignore[import-untyped]
 
-from sluicemq.acl.addresses import Pattern, parse_compatible, parse_pattern
-from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF, Account, Permission, Rules, parse_permission
+from sluicemq.acl.rules import (
+    GROUP_PREFIX,
+    WORD_OF,
+    Account,
+    Pattern,
+    Permission,
+    Rules,
+    parse_compatible,
+    parse_pattern,
+    parse_permission,
+)
 from sluicemq.config.settings import ServerConfig
 from sluicemq.errors import ConfigurationError
 from sluicemq.files import Files, exposure
@@ -46,6 +54,8 @@ _TABS: Final = re.compile(
 _YES: Final = ("true", "yes", "on")
 _NO: Final = ("false", "no", "off")
 _LOADER: Final[Any] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
+_DUMPER: Final[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+ACCOUNTS, WHITE, DATA_VERSION = "accounts", "globalWhiteRemoteAddresses", "dataVersion"
 
 
 class Node(NamedTuple):
@@ -83,8 +93,12 @@ def load_rules(text: str, name: str, *, is_compatible: bool = False) -> Read:
     root = _Builder(name, with_aliases=is_compatible).build(text)
     if root is None:
         return Read(Rules(), tuple(warnings))
-    reader = (_CompatibleReader if is_compatible else _Reader)(name, warnings)
-    return Read(reader.rules(root), tuple(warnings))
+    rules = _Reader(name, warnings, is_compatible=is_compatible).rules(root)
+    return Read(rules, tuple(warnings))
+
+
+def _wrong(name: str, line: int, why: str, cure: str) -> ConfigurationError:
+    return ConfigurationError(f"{name}:{line}: {why}.", cure=cure)
 
 
 def load_credentials(text: str, name: str) -> tuple[str, str] | None:
@@ -218,25 +232,32 @@ class _Builder:
             yield self._node(event, events, depth + 1)
 
     def _wrong(self, event: Any, why: str, cure: str) -> ConfigurationError:
-        return ConfigurationError(f"{self._name}:{event.start_mark.line + 1}: {why}.", cure=cure)
+        return _wrong(self._name, event.start_mark.line + 1, why, cure)
 
 
 class _Reader:
-    """Nodes -> rules."""
+    """Nodes -> rules. `is_compatible`: as RocketMQ 5 reads them (`sluiceAclCompatible`, spec/acl).
+    A word that is no permission, ANY among them, is DENY then; empty parts of `=a=PUB` do not
+    count; aliases and merge keys are followed; tabs and an odd dataVersion are refused."""
 
-    def __init__(self, name: str, warnings: list[str]) -> None:
+    def __init__(self, name: str, warnings: list[str], *, is_compatible: bool) -> None:
         self._name = name
         self._warnings = warnings
+        self._is_compatible = is_compatible
 
     def rules(self, root: Node) -> Rules:
-        fields = self._mapping(root, "the file", ("globalWhiteRemoteAddresses", "accounts"),
-                               ("dataVersion",))  # fmt: skip
-        entries = self._list(fields.get("globalWhiteRemoteAddresses"), "a list of addresses")
+        fields = self._mapping(root, "the file", (WHITE, ACCOUNTS), (DATA_VERSION,))
+        entries = self._list(fields.get(WHITE), "a list of addresses")
         white = [pattern for node in entries if (pattern := self._white(node)) is not None]
         accounts: dict[str, Account] = {}
-        for node in self._list(fields.get("accounts"), "a list of accounts"):
+        for node in self._list(fields.get(ACCOUNTS), "a list of accounts"):
             account = self._account(node)
             accounts.setdefault(account.access_key, account)
+        versions = fields.get(DATA_VERSION) if self._is_compatible else None
+        for entry in self._list(versions, "a list of versions"):
+            for key, node in self._mapping(entry, DATA_VERSION, ("timestamp", "counter")).items():
+                if not re.fullmatch(r"[-+]?\d+", self._text(node, key), re.ASCII):
+                    raise self._wrong(node, f"{key} is no number", "Write a whole number.")
         return Rules(accounts, tuple(white))
 
     def _account(self, node: Node) -> Account:
@@ -272,17 +293,16 @@ class _Reader:
         units = len(text.encode("utf-16-le", "surrogatepass")) // 2
         if units < KEY_UNITS_MIN:
             line = account.line if node is None else node.line
-            raise ConfigurationError(
-                f"{self._name}:{line}: {name} has {units} characters.",
-                cure=f"Write at least {KEY_UNITS_MIN}.",
-            )
+            why = f"{name} has {units} characters"
+            raise _wrong(self._name, line, why, f"Write at least {KEY_UNITS_MIN}.")
         return text
 
     def _white(self, node: Node | None) -> Pattern | None:
         if node is None or node.is_empty:
             return None
-        text = self._text(node, "an address").strip()
-        return self._at(node, parse_pattern, text) if text else None
+        text = self._text(node, "an address")
+        parse = parse_compatible if self._is_compatible else parse_pattern
+        return self._at(node, parse, text) if text.strip() else None
 
     def _default(self, node: Node | None) -> Permission:
         if node is None or node.is_empty:
@@ -290,6 +310,9 @@ class _Reader:
         return self._permission(node, self._text(node, "a permission"))
 
     def _permission(self, node: Node, word: str) -> Permission:
+        if self._is_compatible:
+            is_word = word.strip() in (*WORD_OF.values(), "SUB|PUB")
+            return parse_permission(word) if is_word else Permission.NOTHING
         if word.strip() == "ANY":
             self._warnings.append(
                 f"{self._name}:{node.line}: ANY is read as PUB|SUB, as RocketMQ's articles say; "
@@ -301,18 +324,13 @@ class _Reader:
         found: dict[str, Permission] = {}
         for item in self._list(node, "a list of name=permission"):
             text = self._text(item, "name=permission")
-            entry = self._entry(text)
-            if entry is None:
+            parts = [part for part in text.split("=") if part or not self._is_compatible]
+            if len(parts) != 2 or not (self._is_compatible or parts[0].strip()):
                 raise self._wrong(
                     item, f"{text!r} is not name=permission", "Write for instance topicA=PUB|SUB."
                 )
-            found[prefix + entry[0]] = self._permission(item, entry[1])
+            found[prefix + parts[0].strip()] = self._permission(item, parts[1])
         return found
-
-    def _entry(self, text: str) -> tuple[str, str] | None:
-        name, equals, word = text.partition("=")
-        is_one = equals and name.strip() and "=" not in word
-        return (name.strip(), word) if is_one else None
 
     # --- shapes
 
@@ -345,40 +363,10 @@ class _Reader:
         try:
             return parse(text)
         except ConfigurationError as error:
-            raise ConfigurationError(
-                f"{self._name}:{node.line}: {error.fact}.", cure=error.cure
-            ) from None
+            raise self._wrong(node, str(error.fact), error.cure) from None
 
     def _wrong(self, node: Node, why: str, cure: str) -> ConfigurationError:
-        return ConfigurationError(f"{self._name}:{node.line}: {why}.", cure=cure)
-
-
-class _CompatibleReader(_Reader):
-    """The same as RocketMQ 5 reads them (`sluiceAclCompatible`, spec/acl): a word that is no
-    permission, ANY among them, is DENY; empty parts of `=a=PUB` do not count; aliases and
-    merge keys are followed. It refuses tabs and an odd dataVersion."""
-
-    def rules(self, root: Node) -> Rules:
-        rules = super().rules(root)
-        for entry in self._list(root.value.get("dataVersion"), "a list of versions"):
-            fields = self._mapping(entry, "dataVersion", ("timestamp", "counter"))
-            for key, node in fields.items():
-                if not re.fullmatch(r"[-+]?\d+", self._text(node, key), re.ASCII):
-                    raise self._wrong(node, f"{key} is no number", "Write a whole number.")
-        return rules
-
-    def _white(self, node: Node | None) -> Pattern | None:
-        if node is None or node.is_empty:
-            return None
-        return self._at(node, parse_compatible, self._text(node, "an address"))
-
-    def _permission(self, node: Node, word: str) -> Permission:
-        is_word = word.strip() in (*WORD_OF.values(), "SUB|PUB")
-        return parse_permission(word) if is_word else Permission.NOTHING
-
-    def _entry(self, text: str) -> tuple[str, str] | None:
-        parts = [part for part in text.split("=") if part]
-        return (parts[0].strip(), parts[1]) if len(parts) == 2 else None
+        return _wrong(self._name, node.line, why, cure)
 
 
 DIRECTORY_FILES_MAX: Final = 1000
@@ -408,8 +396,15 @@ class Source:
     @classmethod
     def of(cls, files: Files, config: ServerConfig) -> "Source":
         """That of a server with these settings. Raises ConfigurationError without a file."""
-        path = find_file(files, config.acl_files)
-        return cls(files, path, is_compatible=config.acl_compatible)
+        for path in config.acl_files:
+            if files.exists(path):
+                return cls(files, path, is_compatible=config.acl_compatible)
+        raise ConfigurationError(
+            "aclEnable=true, and there is no file of accounts "
+            f"({', '.join(config.acl_files) or 'none named'}).",
+            cure="Write plain_acl.yml there (docs/security.md begins with an example), name another"
+            " file by plainAclFile, or set aclEnable=false.",
+        )
 
     def texts(self) -> Texts:
         """The present content. Raises ConfigurationError when the main file is missing or the
@@ -454,18 +449,6 @@ class Source:
             file.close()
 
 
-def find_file(files: Files, places: tuple[str, ...]) -> str:
-    """The main file: the first of the places where it is. Raises ConfigurationError."""
-    for path in places:
-        if files.exists(path):
-            return path
-    raise ConfigurationError(
-        f"aclEnable=true, and there is no file of accounts ({', '.join(places) or 'none named'}).",
-        cure="Write plain_acl.yml there (docs/security.md begins with an example), name another"
-        " file by plainAclFile, or set aclEnable=false.",
-    )
-
-
 def read_rules(texts: Texts, *, is_compatible: bool = False) -> Read:
     """Raises ConfigurationError naming file, line and cure."""
     loaded = [
@@ -490,18 +473,10 @@ def decoded(path: str, data: bytes) -> str:
 
 
 Document = dict[str, Any]
-_DUMPER: Final[Any] = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-ACCOUNTS, WHITE, DATA_VERSION = "accounts", "globalWhiteRemoteAddresses", "dataVersion"
 
 
 def with_account(text: str, access_key: str, changes: Mapping[str, Any], now_ms: int) -> str:
-    """`plain_acl.yml`, text in and text out, with some keys of an account set; a new one when there
-    is none.
-
-    What others wrote stays, in its order; comments and spacing do not. Each change raises the
-    counter of `dataVersion`, as RocketMQ does. Nothing is checked: the caller loads the new text
-    before it writes it.
-    """
+    """`plain_acl.yml` with some keys of an account set; a new one when there is none."""
     document = _read_document(text)
     account = _find(document, access_key)
     if account is None:

@@ -28,8 +28,7 @@ import hmac
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from sluicemq.acl.addresses import numbers_of
-from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF, Account, Permission, Rules
+from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF, Account, Permission, Rules, numbers_of
 from sluicemq.errors import ProtocolError
 from sluicemq.model.topic import DEFAULT_TOPIC
 from sluicemq.wire import fastjson
@@ -74,15 +73,15 @@ def group(name: str) -> str:
     return GROUP_PREFIX + name
 
 
-def _fields(**names: Permission) -> Need:
+def _fields(*, free: str = "", **names: Permission) -> Need:
     """Resources in header fields: `group…` and `consumerGroup` are groups. An absent field asks for
-    nothing: its handler refuses the request."""
+    nothing: its handler refuses the request. `free` is a name that everybody may use."""
 
     def ask(fields: Fields, body: bytes) -> Resources:
         found = []
         for name, need in names.items():
             value = fields.get(name)
-            if value:
+            if value and value != free:
                 is_group = "roup" in name
                 found.append(Resource(group(value) if is_group else value, need))
         return tuple(found)
@@ -137,17 +136,6 @@ def _names(value: Any, path: list[str]) -> Iterator[str]:
             yield from _names(item, rest)
 
 
-def _publishes(fields: Fields, body: bytes) -> Resources:
-    """The topics that an epoch's rows go to: `topics` names them, separated by commas."""
-    return tuple(Resource(name, PUB) for name in fields.get("topics", "").split(",") if name)
-
-
-def _route(fields: Fields, body: bytes) -> Resources:
-    """TBW102 only says which brokers make topics by themselves: every producer may ask for it."""
-    topic = fields.get("topic")
-    return (Resource(topic, ANY),) if topic and topic != DEFAULT_TOPIC else ()
-
-
 _LOCK = _in_body("SUB group, SUB topics", group="consumerGroup", topic="mqSet[].topic")
 _PULL = _fields(topic=SUB, consumerGroup=SUB)
 _TOPIC = _fields(topic=ANY)
@@ -162,7 +150,12 @@ NEEDS: Final[dict[int, Need]] = {
     R.SEND_REPLY_MESSAGE_V2: _send("b"),
     R.RECALL_MESSAGE: _fields(topic=PUB),
     R.END_TRANSACTION: _fields(topic=PUB),
-    R.SLUICE_COMMIT_EPOCH: Need(asks=_publishes, text="PUB topics"),
+    R.SLUICE_COMMIT_EPOCH: Need(  # `topics` that its rows go to, separated by commas
+        asks=lambda fields, _body: tuple(
+            Resource(name, PUB) for name in fields.get("topics", "").split(",") if name
+        ),
+        text="PUB topics",
+    ),
     # consumers
     R.PULL_MESSAGE: _PULL,
     R.LITE_PULL_MESSAGE: _PULL,
@@ -213,7 +206,8 @@ NEEDS: Final[dict[int, Need]] = {
     R.GET_SUBSCRIPTIONGROUP_CONFIG: _GROUP,
     R.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: OPEN,
     # name server
-    R.GET_ROUTEINFO_BY_TOPIC: Need(asks=_route, text=_TOPIC.text),
+    # TBW102 only says which brokers make topics by themselves: every producer may ask for it.
+    R.GET_ROUTEINFO_BY_TOPIC: _fields(free=DEFAULT_TOPIC, topic=ANY),
     R.GET_KV_CONFIG: OPEN,
     R.GET_KVLIST_BY_NAMESPACE: OPEN,
     R.GET_BROKER_CLUSTER_INFO: OPEN,
@@ -254,14 +248,6 @@ class Request(NamedTuple):
     host: str
 
 
-def check(rules: Rules, request: Request) -> Verdict:
-    """Raises ProtocolError when the body, which names topics and groups, cannot be read."""
-    verdict = identify(rules, request)
-    if not verdict.is_allowed or verdict.account is None:
-        return verdict
-    return authorize(verdict.account, request.code, need_of(request.code), request)
-
-
 def identify(rules: Rules, request: Request) -> Verdict:
     """Steps 1 to 4: who is it? Allowed without an account: by address, to do anything."""
     numbers = numbers_of(request.host)
@@ -288,8 +274,10 @@ def identify(rules: Rules, request: Request) -> Verdict:
     return Verdict(True, "", f"{account.origin} secretKey", account)
 
 
-def authorize(account: Account, code: int, need: Need, request: Request) -> Verdict:
-    """Steps 5 to 8, for an account whose signature is right."""
+def authorize(account: Account, request: Request) -> Verdict:
+    """Steps 5 to 8, for an account whose signature is right. Raises ProtocolError when the body,
+    which names topics and groups, cannot be read."""
+    code, need = request.code, need_of(request.code)
     if account.is_admin:
         return Verdict(True, "", f"{account.origin} admin: true", account)
     if need.is_admin:

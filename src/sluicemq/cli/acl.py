@@ -5,10 +5,8 @@ from typing import Final
 
 import click
 
-from sluicemq.acl.addresses import numbers_of
-from sluicemq.acl.lint import SECRET_LENGTH_MIN, lint
 from sluicemq.acl.loading import Source, Texts, decoded, load_rules, read_rules
-from sluicemq.acl.rules import Permission, Rules
+from sluicemq.acl.rules import SECRET_LENGTH_MIN, Permission, Rules, lint, numbers_of
 from sluicemq.acl.verdict import Resource, Verdict, decide
 from sluicemq.acl.verdict import group as group_resource
 from sluicemq.cli.output import (

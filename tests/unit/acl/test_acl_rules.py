@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulation.stepped import SteppedBroker
-from sluicemq.acl.addresses import numbers_of, parse_compatible, parse_pattern
 from sluicemq.acl.guard import Guard
 from sluicemq.acl.loading import Source, load_rules
-from sluicemq.acl.rules import Permission
+from sluicemq.acl.rules import Permission, numbers_of, parse_compatible, parse_pattern
 from sluicemq.acl.verdict import NEEDS, need_of
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.config import BrokerConfig
