@@ -19,7 +19,7 @@ from sluicemq.broker import documents
 from sluicemq.broker.table import TABLE
 from sluicemq.broker.turns import Turns
 from sluicemq.files import Files
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 from sluicemq.store import log as scan
 from sluicemq.store import recover as recovery
 from sluicemq.store import segments

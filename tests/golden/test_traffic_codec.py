@@ -144,7 +144,7 @@ def test_any_connection_reads_the_same_in_one_piece_and_byte_by_byte() -> None:
         for command in reader.feed(stream[index : index + 1])
     ]
     assert [content(command) for command in bytewise] == [content(command) for command in whole]
-    assert reader.pending_bytes == 0
+    assert len(reader) == 0
 
 
 def test_declared_headers_read_every_recorded_request() -> None:

@@ -23,7 +23,7 @@ from sluicemq.model.ids import Host
 from sluicemq.model.topic import DataVersion, TopicConfig
 from sluicemq.nameserver.routes import Origin, Registration
 from sluicemq.nameserver.server import NameServer
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 from sluicemq.wire.bodies import decode_kv_table, decode_topic_route
 from sluicemq.wire.frames import Command, decode
 

@@ -28,9 +28,8 @@ from typing import Any, Final, TypeVar
 
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError, SluiceError
-from sluicemq.net.dispatch import finish_answer
+from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.net.limits import Shares
-from sluicemq.net.peer import Peer
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
 

@@ -50,8 +50,8 @@ from sluicemq.model.topic import (
     TopicRoute,
 )
 from sluicemq.net.channel import Channel, ChannelPool
+from sluicemq.net.dispatch import Peer
 from sluicemq.net.network import Network
-from sluicemq.net.peer import Peer
 from sluicemq.wire import bodies, tables
 from sluicemq.wire import tables as registration
 from sluicemq.wire.codes import RequestCode

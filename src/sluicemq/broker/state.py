@@ -34,9 +34,8 @@ from sluicemq.broker.waiting.delivery import WAITING_TOPICS, CallLater, Delayed
 from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds
-from sluicemq.net.dispatch import finish_answer
+from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.net.limits import Shares
-from sluicemq.net.peer import Peer
 from sluicemq.store.directory import cannot_open
 from sluicemq.store.store import Store
 from sluicemq.wire.frames import Command

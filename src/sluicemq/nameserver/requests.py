@@ -33,8 +33,8 @@ from sluicemq.nameserver.routes import (
     in_zone,
     reachable_address,
 )
+from sluicemq.net.openssl import server_contexts
 from sluicemq.net.tls import server_tls
-from sluicemq.net.tls_contexts import server_contexts
 from sluicemq.wire import bodies
 from sluicemq.wire import headers as h
 from sluicemq.wire.codes import RequestCode as Code
@@ -96,7 +96,7 @@ class KeyValues:
 
 
 class Caller(Protocol):
-    """What handlers use of a connection (net.peer.Peer)."""
+    """What handlers use of a connection (net.dispatch.Peer)."""
 
     @property
     def remote(self) -> Host: ...

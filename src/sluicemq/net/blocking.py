@@ -46,16 +46,15 @@ class BlockingChannel:
         except OSError as error:
             raise self._failed(error, "connecting to", is_made=False) from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if tls is not None:
-            self._secure(tls, tls.server_name or host.address)
-
-    def _secure(self, tls: Tls, name: str) -> None:
-        from sluicemq.net.tls_contexts import client_context  # noqa: PLC0415 - OpenSSL, on demand
+        if tls is None:
+            return
+        from sluicemq.net.openssl import client_context  # noqa: PLC0415 - OpenSSL, on demand
 
         plain = self._socket
         try:
-            context = client_context(tls)
-            self._socket = context.wrap_socket(plain, server_hostname=name)
+            self._socket = client_context(tls).wrap_socket(
+                plain, server_hostname=tls.server_name or host.address
+            )
         except OSError as error:
             plain.close()
             raise self._failed(error, "shaking hands with") from error
@@ -158,7 +157,7 @@ class BlockingChannel:
                 cure="Is the server overloaded, or the network slow?",
             )
         if self._is_tls and is_made and not self._is_heard:
-            from sluicemq.net.tls_contexts import tls_failed  # noqa: PLC0415 - rare
+            from sluicemq.net.openssl import tls_failed  # noqa: PLC0415 - rare
 
             return tls_failed(self.address, error)
         hint = f" {TLS_HINT}" if is_made and not (self._is_heard or self._is_tls) else ""

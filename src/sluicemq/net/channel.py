@@ -26,7 +26,7 @@ from sluicemq.errors import (
     SluiceError,
 )
 from sluicemq.model.ids import Host, parse_host
-from sluicemq.net.peer import Carrier, host_of
+from sluicemq.net.dispatch import Carrier, host_of
 from sluicemq.net.tls import TLS_HINT, Tls
 from sluicemq.wire.frames import FLAG_ONEWAY, FLAG_RESPONSE, Command, FrameReader, encode
 
@@ -93,15 +93,19 @@ class Channel:
         Raises ConnectionLostError, RequestTimeoutError, ProtocolError (a frame above the limit).
         """
         future: asyncio.Future[Command] = self._loop.create_future()
-        opaque = self._number(command)
+        opaque = self._opaque = command.opaque = (self._opaque + 1) & 0x7FFFFFFF
         deadline_s = self._loop.time() + timeout_s
         self._calls[opaque] = _Call(future, command.code, timeout_s, deadline_s)
         if deadline_s < self._look_at_s and not self.closed:
             self._look_at(deadline_s)
         try:
-            if not self._can_write:
-                await self._drained(future)
-            self._send(command)
+            while not (self._can_write or future.done()):  # the server takes no bytes now
+                waiter: asyncio.Future[None] = self._loop.create_future()
+                self._waiters.append(waiter)
+                ends: list[asyncio.Future[Any]] = [waiter, future]
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not future.done():
+                self._send(command)
             return await future
         finally:
             self._calls.pop(opaque, None)
@@ -109,7 +113,7 @@ class Channel:
     def oneway(self, command: Command) -> None:
         """A request without an answer. Raises ConnectionLostError when the channel is closed."""
         command.flag |= FLAG_ONEWAY
-        self._number(command)
+        self._opaque = command.opaque = (self._opaque + 1) & 0x7FFFFFFF
         self._send(command)
 
     async def close(self) -> None:
@@ -123,11 +127,6 @@ class Channel:
 
     # -------------------------------------------------------------------------------- sending
 
-    def _number(self, command: Command) -> int:
-        self._opaque = (self._opaque + 1) & 0x7FFFFFFF
-        command.opaque = self._opaque
-        return self._opaque
-
     def _send(self, command: Command) -> None:
         if self.closed:
             raise ConnectionLostError(f"The connection to {self.address} is closed.")
@@ -139,16 +138,6 @@ class Channel:
         frames, self._outgoing = self._outgoing, []
         if frames and not self.closed and self._carrier is not None:
             self._carrier.write(frames[0] if len(frames) == 1 else b"".join(frames))
-
-    async def _drained(self, future: asyncio.Future[Command]) -> None:
-        """Wait until the server takes bytes again, or the call is over."""
-        while not (self._can_write or future.done()):
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._waiters.append(waiter)
-            ends: list[asyncio.Future[Any]] = [waiter, future]
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if future.done():
-            future.result()
 
     def _look_at(self, time_s: float) -> None:
         if self._timer is not None:
@@ -197,19 +186,15 @@ class Channel:
                 call = self._calls.pop(command.opaque, None)
                 if call is not None and not call.future.done():
                     call.future.set_result(command)
-            else:
-                self._requested(command)
-
-    def _requested(self, command: Command) -> None:
-        """A request of the server. Its handler must not block; an error is logged, not fatal."""
-        answer: Command | None = None
-        try:
-            if self._on_request is not None:
-                answer = self._on_request(command, self)
-        except Exception:
-            log.exception("request %d of %s failed here", command.code, self.address)
-        if answer is not None and not command.is_oneway:
-            self.answer(command.opaque, answer)
+                continue
+            answer: Command | None = None
+            try:  # the handler must not block; an error of it is logged, not fatal
+                if self._on_request is not None:
+                    answer = self._on_request(command, self)
+            except Exception:
+                log.exception("request %d of %s failed here", command.code, self.address)
+            if answer is not None and not command.is_oneway:
+                self.answer(command.opaque, answer)
 
     def answer(self, opaque: int, answer: Command) -> None:
         """The answer to a request of the server that `on_request` left for later; dropped when the
@@ -245,7 +230,7 @@ class Channel:
 
     def _lost(self, error: Exception | None) -> ConnectionLostError:
         if self.is_tls and error is not None:
-            from sluicemq.net.tls_contexts import is_tls_error, tls_failed  # noqa: PLC0415 - rare
+            from sluicemq.net.openssl import is_tls_error, tls_failed  # noqa: PLC0415 - rare
 
             if is_tls_error(error):
                 return tls_failed(self.address, error)
@@ -300,7 +285,7 @@ async def dial(
     channel = Channel(address, on_request=on_request, on_close=on_close)
     options: dict[str, Any] = {}
     if tls is not None:
-        from sluicemq.net.tls_contexts import client_context  # noqa: PLC0415 - OpenSSL, on demand
+        from sluicemq.net.openssl import client_context  # noqa: PLC0415 - OpenSSL, on demand
 
         options = {
             # Reading all the authorities of a system takes tens of milliseconds.
@@ -327,7 +312,7 @@ async def dial(
 def cannot_connect(address: str, error: OSError, *, is_tls: bool = False) -> ConnectionLostError:
     """What a failed connect, or handshake, says."""
     if is_tls and not isinstance(error, ConnectionRefusedError):
-        from sluicemq.net.tls_contexts import is_tls_error, tls_failed  # noqa: PLC0415 - rare
+        from sluicemq.net.openssl import is_tls_error, tls_failed  # noqa: PLC0415 - rare
 
         if is_tls_error(error) or isinstance(error, ConnectionError):
             return tls_failed(address, error)
@@ -386,31 +371,28 @@ class ChannelPool:
             if self._closed:
                 raise ClosedError("The connections are closed.", cure="Make a new client.")
             channel = self._channels.get(address)
-            if channel is None or channel.closed:
-                channel = await self._open(address)
+            if channel is not None and not channel.closed:
+                return channel
+            failure = self._failures.get(address)
+            if failure is not None and self._clock.monotonic_s() < failure[0]:
+                raise type(failure[2])(failure[2].fact, cure=failure[2].cure)
+            try:
+                channel = await (self._connect or dial)(
+                    address,
+                    timeout_s=self._timeout_s,
+                    on_request=self._on_request,
+                    on_close=self._on_close,
+                )
+            except (ConnectionLostError, RequestTimeoutError) as error:
+                pause_s = min(failure[1] * 2, BACK_OFF_MAX_S) if failure else BACK_OFF_MIN_S
+                self._failures[address] = (self._clock.monotonic_s() + pause_s, pause_s, error)
+                raise
+            self._failures.pop(address, None)
+            if self._closed:  # by now
+                await channel.close()  # type: ignore[unreachable]
+                raise ClosedError("The connections are closed.", cure="Make a new client.")
+            self._channels[address] = channel
             return channel
-
-    async def _open(self, address: str) -> Channel:
-        failure = self._failures.get(address)
-        if failure is not None and self._clock.monotonic_s() < failure[0]:
-            raise type(failure[2])(failure[2].fact, cure=failure[2].cure)
-        try:
-            channel = await (self._connect or dial)(
-                address,
-                timeout_s=self._timeout_s,
-                on_request=self._on_request,
-                on_close=self._on_close,
-            )
-        except (ConnectionLostError, RequestTimeoutError) as error:
-            pause_s = min(failure[1] * 2, BACK_OFF_MAX_S) if failure else BACK_OFF_MIN_S
-            self._failures[address] = (self._clock.monotonic_s() + pause_s, pause_s, error)
-            raise
-        self._failures.pop(address, None)
-        if self._closed:
-            await channel.close()
-            raise ClosedError("The connections are closed.", cure="Make a new client.")
-        self._channels[address] = channel
-        return channel
 
     async def close(self) -> None:
         """Close all channels; returns when they are gone."""

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, fields
 from itertools import count
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -220,7 +220,7 @@ SERVED_MAX: Final = 64
 WORKS_MAX: Final = 16
 """So many works of one connection may be under way; until one ends, its next request waits."""
 
-Run = Callable[[], None]
+Run = Callable[[], Any]
 
 
 class NoShares:
@@ -370,10 +370,7 @@ class Shares:
         """One iteration of the loop lies between two turns, in which others read and write."""
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._call_soon(self._let_others)
-
-    def _let_others(self) -> None:
-        self._call_soon(self._begin_turn)
+            self._call_soon(lambda: self._call_soon(self._begin_turn))
 
     def _begin_turn(self) -> None:
         """A new budget, for those first who wait."""

@@ -6,26 +6,24 @@ one process. In memory bytes travel by `loop.call_soon`, so a call never re-ente
 arrive in order; nothing is lost and nothing is limited.
 
     network = MemoryNetwork()
-    network.serve("broker:10911", dispatcher)
-    channel = await network.dial("broker:10911")
+    await network.listener(dispatcher).start("127.0.0.1", [10911])
+    channel = await network.dial("127.0.0.1:10911")
 """
 
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from sluicemq.errors import ConfigurationError, ConnectionLostError, ProtocolError
+from sluicemq.errors import ConfigurationError, ConnectionLostError
 from sluicemq.model.ids import Host
 from sluicemq.net.channel import Channel, Dial, OnClose, OnRequest, dial
-from sluicemq.net.dispatch import Dispatcher
+from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
-from sluicemq.net.peer import Peer
+from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.net.server import RemotingServer
 from sluicemq.net.tls import ServerTls, Tls
-from sluicemq.net.tls_stream import TlsAcceptor
 from sluicemq.wire.frames import Pieces
 
 OnPeer = Callable[[Peer], None]
@@ -120,51 +118,29 @@ class _Wire:
 class _Link:
     """A served connection: the server's Pieces and Peer on one end, a Channel on the other."""
 
-    def __init__(self, endpoint: "_Endpoint", channel: Channel, remote: Host, local: Host) -> None:
-        self._endpoint = endpoint
+    def __init__(
+        self, listener: "MemoryListener", channel: Channel, remote: Host, local: Host
+    ) -> None:
+        self._listener = listener
         self._channel = channel
-        self._pieces = Pieces(endpoint.dispatcher.frame_bytes_max)
-        self._open = True
         self._to_client = _Wire(channel.received, self.lose)
-        self._to_server = _Wire(self._received, self.lose)
         self.peer = Peer(self._to_client, remote, local)
+        dispatcher = listener.dispatcher
+        serve = partial(dispatcher.serve, Pieces(dispatcher.frame_bytes_max), self.peer)
+        self._to_server = _Wire(serve, self.lose)
+        listener.links.add(self)
         channel.connected(self._to_server, remote)
-
-    def _received(self, data: bytes) -> None:
-        if self.peer.closed:
-            return
-        whole = self._pieces.add(data)
-        try:
-            while whole:
-                used, answers = self._endpoint.dispatcher.feed(whole, self.peer)
-                self.peer.write(answers)
-                if used == len(whole):
-                    return
-                whole = self._pieces.keep(whole[used:] if used else whole)
-        except ProtocolError:
-            self.peer.close()
 
     def lose(self) -> None:
         """The connection is gone on both ends."""
-        if not self._open:
+        if self not in self._listener.links:
             return
-        self._open = False
+        self._listener.links.discard(self)
         self._to_client.closed = self._to_server.closed = True
         self.peer.lost()
-        self._endpoint.links.discard(self)
-        if self._endpoint.on_disconnect is not None:
-            self._endpoint.on_disconnect(self.peer)
+        if self._listener.on_disconnect is not None:
+            self._listener.on_disconnect(self.peer)
         self._channel.disconnected(None)
-
-
-@dataclass(slots=True)
-class _Endpoint:
-    """One dispatcher at one address."""
-
-    dispatcher: Dispatcher
-    on_connect: OnPeer | None
-    on_disconnect: OnPeer | None
-    links: set[_Link] = field(default_factory=set)
 
 
 class MemoryListener:
@@ -174,50 +150,39 @@ class MemoryListener:
         self, network: "MemoryNetwork", dispatcher: Dispatcher, on_disconnect: OnPeer | None
     ) -> None:
         self.dispatcher = dispatcher
+        self.on_disconnect = on_disconnect
         self.ports: tuple[int, ...] = ()
+        self.links: set[_Link] = set()
         self._network = network
-        self._on_disconnect = on_disconnect
-        self._host = ""
+        self._addresses: tuple[str, ...] = ()
 
     async def start(self, host: str | None, ports: Sequence[int]) -> None:
-        self._host = host or "127.0.0.1"
         found = tuple(port or next(_SERVER_PORTS) for port in ports)
-        for port in found:
-            if f"{self._host}:{port}" in self._network.endpoints:
+        addresses = tuple(f"{host or '127.0.0.1'}:{port}" for port in found)
+        for port, address in zip(found, addresses, strict=True):
+            if address in self._network.listeners:
                 raise ConfigurationError(
                     f"Port {port} is in use already in this memory network.",
                     cure="Close what serves it, or use port 0.",
                 )
-        self.ports = found
-        for port in found:
-            self._network.serve(
-                f"{self._host}:{port}", self.dispatcher, on_disconnect=self._on_disconnect
-            )
+        self.ports, self._addresses = found, addresses
+        self._network.listeners.update(dict.fromkeys(addresses, self))
 
     async def close(self) -> None:
         """Answers that were written are on their way before the connections end."""
         await asyncio.sleep(0)
-        for port in self.ports:
-            self._network.stop(f"{self._host}:{port}")
+        for address in self._addresses:
+            self._network.listeners.pop(address, None)
+        for link in tuple(self.links):
+            link.lose()
 
 
 class MemoryNetwork:
     """Addresses are any texts `host:port`; hosts have to be IP addresses when they are stored."""
 
     def __init__(self) -> None:
-        self.endpoints: dict[str, _Endpoint] = {}
+        self.listeners: dict[str, MemoryListener] = {}
         self._port = _CLIENT_PORT_FIRST
-
-    def serve(
-        self,
-        address: str,
-        dispatcher: Dispatcher,
-        *,
-        on_connect: OnPeer | None = None,
-        on_disconnect: OnPeer | None = None,
-    ) -> None:
-        """Serve `dispatcher` at `address`."""
-        self.endpoints[address] = _Endpoint(dispatcher, on_connect, on_disconnect)
 
     def listener(
         self,
@@ -229,12 +194,6 @@ class MemoryNetwork:
         del limits  # nothing is limited here
         return MemoryListener(self, dispatcher, on_disconnect)
 
-    def stop(self, address: str) -> None:
-        """Stop serving there; its connections break."""
-        endpoint = self.endpoints.pop(address, None)
-        for link in tuple(endpoint.links if endpoint else ()):
-            link.lose()
-
     async def dial(
         self,
         address: str,
@@ -245,15 +204,12 @@ class MemoryNetwork:
     ) -> Channel:
         """Raises ConnectionLostError when nobody serves there."""
         del timeout_s  # nothing here takes time
-        endpoint = self.endpoints.get(address)
-        if endpoint is None:
+        listener = self.listeners.get(address)
+        if listener is None:
             raise ConnectionLostError(f"Nobody serves {address} in this process.")
         self._port += 1
         host, _, port = address.rpartition(":")
         channel = Channel(address, on_request=on_request, on_close=on_close)
         local = Host(host if host[:1].isdigit() or ":" in host else "127.0.0.1", int(port or 0))
-        link = _Link(endpoint, channel, Host("127.0.0.1", self._port), local)
-        endpoint.links.add(link)
-        if endpoint.on_connect is not None:
-            endpoint.on_connect(link.peer)
+        _Link(listener, channel, Host("127.0.0.1", self._port), local)
         return channel

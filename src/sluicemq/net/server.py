@@ -21,7 +21,7 @@ machines get an answer to every request, a sentence that names what to do, until
 closed for having asked too often. The reasons: docs/design/0011-listening.md.
 
 TLS starts on the same ports (spec/remoting.md §1): with a `TlsAcceptor` a connection stands behind
-`FirstByte` until its first byte tells, see `tls_stream.py`.
+`FirstByte` until its first byte tells, see `openssl.py`.
 """
 
 import asyncio
@@ -30,13 +30,14 @@ import logging
 import math
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from sluicemq.config.settings import ServerConfig
 from sluicemq.errors import ConfigurationError, ProtocolError
 from sluicemq.files import descriptors
 from sluicemq.model.addresses import is_loopback
-from sluicemq.net.dispatch import Dispatcher
+from sluicemq.net.dispatch import NOWHERE, Dispatcher, Peer, host_of
 from sluicemq.net.limits import (
     PENDING_SMALL,
     REFUSED_MAX,
@@ -45,12 +46,11 @@ from sluicemq.net.limits import (
     Pending,
     ServerLimits,
 )
-from sluicemq.net.peer import NOWHERE, Peer, host_of
-from sluicemq.net.tls_stream import FirstByte, Inner, TlsAcceptor, TlsStream
+from sluicemq.net.openssl import FirstByte, Inner, TlsAcceptor, TlsStream
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import TLS_HELLO, Command, Pieces, encode_answer
 
-_PROTECTED_LOG = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 CURES = (
     "Set bindAddress (or --host) there, 0.0.0.0 for all addresses, to serve everybody who reaches "
@@ -65,7 +65,7 @@ REFUSAL = (
 def warn_of_protection(config: ServerConfig) -> None:
     """Says at the start what refused clients will be told: nobody shall look for it in vain."""
     if config.is_protected:
-        _PROTECTED_LOG.warning(
+        log.warning(
             "protected mode: only clients on this machine are served, others (in a container all "
             "of outside) are refused. %s", CURES.replace(" there", ""),
         )  # fmt: skip
@@ -94,10 +94,6 @@ class Refusing(Dispatcher):
 
 
 REFUSING = Refusing()
-
-
-log = logging.getLogger(__name__)
-
 TURN_BYTES_MAX: Final = 256 * 1024
 """One full read of uvloop (250 kB) or asyncio (256 KiB): about 600 sends of 128 B."""
 SWEEPS_PER_TIMEOUT: Final = 4
@@ -267,7 +263,6 @@ class RemotingServer:
         self,
         dispatcher: Dispatcher,
         *,
-        on_connect: OnPeer | None = None,
         on_disconnect: OnPeer | None = None,
         limits: ServerLimits = SERVER_LIMITS,
         tls: TlsAcceptor | None = None,
@@ -280,7 +275,6 @@ class RemotingServer:
         is_guarded = dispatcher.is_guarded or limits.is_protected
         self.pending = Pending(limits.pending_bytes_max, is_guarded=is_guarded)
         self.ports: tuple[int, ...] = ()
-        self._on_connect = on_connect
         self._on_disconnect = on_disconnect
         self._addresses = AddressLimit(limits.connections_per_address_max)
         self._sweep_s = min(limits.idle_timeout_s, limits.frame_timeout_s) / SWEEPS_PER_TIMEOUT
@@ -305,15 +299,15 @@ class RemotingServer:
         Raises ConfigurationError when a port cannot be had, or a certificate cannot be used; then
         none is open.
         """
-        loop = asyncio.get_running_loop()
-        if self.tls is not None:
-            self.tls.open()
+        loop, tls = asyncio.get_running_loop(), self.tls
+        accept: Callable[[], asyncio.Protocol] = partial(Connection, self, self.dispatcher)
+        if tls is not None:
+            tls.open()
+            accept = lambda: FirstByte(Connection(self, self.dispatcher), tls)  # noqa: E731
         found: list[int] = []
         for port in ports:
             try:
-                listener = await loop.create_server(
-                    self._accept, host or None, port, backlog=BACKLOG
-                )
+                listener = await loop.create_server(accept, host or None, port, backlog=BACKLOG)
             except OSError as error:
                 await self.close()
                 raise _cannot_listen(host, port, error) from error
@@ -321,10 +315,6 @@ class RemotingServer:
             found.append(listener.sockets[0].getsockname()[1])
         self.ports = tuple(found)
         self._sweeper = loop.call_later(self._sweep_s, self._sweep)
-
-    def _accept(self) -> Connection | FirstByte:
-        connection = Connection(self, self.dispatcher)
-        return connection if self.tls is None else FirstByte(connection, self.tls)
 
     async def close(self) -> None:
         """Stop listening, close every connection; returns when all are closed."""
@@ -369,8 +359,6 @@ class RemotingServer:
             connection.abort()
             return
         self._connections[connection.peer] = connection
-        if self._on_connect is not None:
-            self._on_connect(connection.peer)
 
     def lost(self, connection: Connection) -> None:
         """A connection is gone."""

@@ -243,45 +243,36 @@ def _binary_text(header: bytes, start: int, size: int) -> tuple[str, int]:
 
 def encode(command: Command) -> bytes:
     """Command -> whole frame with its leading total. Raises ProtocolError when it cannot travel."""
-    return frame(_header(command), command.body, command.serialization)
-
-
-def encode_start(command: Command) -> bytes:
-    """The frame up to its body, when a large body is sent as it is. Raises ProtocolError."""
-    return _start(_header(command), len(command.body), command.serialization)
-
-
-def frame(header: bytes, body: bytes | memoryview = b"", serialization: int = JSON) -> bytes:
-    """Header bytes and body -> whole frame. Raises ProtocolError above the limits."""
-    start = _start(header, len(body), serialization)
+    start, body = encode_start(command), command.body
     return b"".join((start, body)) if body else start
 
 
-def _start(header: bytes, body_bytes: int, serialization: int) -> bytes:
-    total = 4 + len(header) + body_bytes
+def encode_start(command: Command) -> bytes:
+    """The frame up to its body, when a large body is sent as it is. Raises ProtocolError.
+
+    JSON: keys in alphabetical order, nulls left out, as the Java peers write them.
+    """
+    if command.serialization == BINARY:
+        header = _encode_binary(command)
+    else:
+        values: dict[str, Any] = {"code": command.code}
+        if command.fields is not None:
+            values["extFields"] = command.fields
+        values["flag"] = command.flag
+        values["language"] = command.language
+        values["opaque"] = command.opaque
+        if command.remark is not None:
+            values["remark"] = command.remark
+        values["serializeTypeCurrentRPC"] = "JSON"
+        values["version"] = command.version
+        header = fastjson.dumps_strict(values)
+    total = 4 + len(header) + len(command.body)
     if total > FRAME_BYTES_MAX or len(header) > HEADER_MASK:
         raise ProtocolError(
             f"A frame of {total} bytes is above the limit of {FRAME_BYTES_MAX}.",
             cure="Send a smaller body.",
         )
-    return _PREFIX.pack(total, serialization << 24 | len(header)) + header
-
-
-def _header(command: Command) -> bytes:
-    """JSON: keys in alphabetical order, nulls left out, as the Java peers write them."""
-    if command.serialization == BINARY:
-        return _encode_binary(command)
-    values: dict[str, Any] = {"code": command.code}
-    if command.fields is not None:
-        values["extFields"] = command.fields
-    values["flag"] = command.flag
-    values["language"] = command.language
-    values["opaque"] = command.opaque
-    if command.remark is not None:
-        values["remark"] = command.remark
-    values["serializeTypeCurrentRPC"] = "JSON"
-    values["version"] = command.version
-    return fastjson.dumps_strict(values)
+    return _PREFIX.pack(total, command.serialization << 24 | len(header)) + header
 
 
 def _encode_binary(command: Command) -> bytes:
@@ -409,23 +400,14 @@ class Pieces:
         return None
 
 
-class FrameReader:
+class FrameReader(Pieces):
     """Bytes to commands. After a ProtocolError the stream is lost: close the connection."""
 
-    __slots__ = ("_frame_bytes_max", "_pieces")
-
-    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
-        self._frame_bytes_max = frame_bytes_max
-        self._pieces = Pieces(frame_bytes_max)
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of a frame that is not whole yet."""
-        return len(self._pieces)
+    __slots__ = ()
 
     def feed(self, data: bytes) -> list[Command]:
         """The commands that became whole, in order. Raises ProtocolError."""
-        whole = self._pieces.add(data)
+        whole = self.add(data)
         if not whole:
             return []
         commands: list[Command] = []
@@ -439,5 +421,5 @@ class FrameReader:
             commands.append(decode(whole, position + 4, end))
             position = end
         if position < size:
-            self._pieces.keep(whole[position:] if position else whole)
+            self.keep(whole[position:] if position else whole)
         return commands

@@ -11,12 +11,13 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from framing import frame
 from fuzz.corpus import Template
 from fuzz.sql import expression
 from sluicemq.errors import ProtocolError
 from sluicemq.record.codec import encode_batch
 from sluicemq.wire.codes import RequestCode
-from sluicemq.wire.frames import BINARY, FLAG_ONEWAY, FLAG_RESPONSE, Command, encode, frame
+from sluicemq.wire.frames import BINARY, FLAG_ONEWAY, FLAG_RESPONSE, Command, encode
 from sluicemq.wire.signature import sign_command
 
 NAMES: Final = (

@@ -23,7 +23,7 @@ from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.errors import SluiceError, StoreError
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds, encode_host
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 from sluicemq.store.store import Store
 from sluicemq.testing.files import CrashableFiles
 from sluicemq.wire.frames import Command, FrameReader, encode

@@ -11,7 +11,7 @@ from sluicemq.broker.consume import clients, longpoll
 from sluicemq.broker.consume import clients as locks
 from sluicemq.config import BrokerConfig
 from sluicemq.model.topic import MessageQueue
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 from sluicemq.wire.codes import RequestCode as Code
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command, encode

@@ -4,8 +4,8 @@ from simulation.stepped import ManualClock
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.turns import Parked
 from sluicemq.model.ids import Host
+from sluicemq.net.dispatch import Peer
 from sluicemq.net.limits import Shares
-from sluicemq.net.peer import Peer
 from sluicemq.wire.frames import Command, decode
 
 

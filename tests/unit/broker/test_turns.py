@@ -6,7 +6,7 @@ from simulation.stepped import ManualClock
 from sluicemq.broker.turns import Turns
 from sluicemq.errors import StoreError, StoreFullError, StoreTransientError, StoreUncertainError
 from sluicemq.model.ids import Host
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 from sluicemq.wire.frames import FLAG_RESPONSE, Command, FrameReader, encode
 
 

@@ -16,8 +16,7 @@ from sluicemq.filter.subscriptions import make_filter
 from sluicemq.filter.subscriptions import subscribe as parse_subscription
 from sluicemq.model.ids import encode_host, offset_message_id, parse_host, tag_code
 from sluicemq.model.topic import BrokerData, GroupConfig, MessageQueue, QueueData, TopicRoute
-from sluicemq.net.dispatch import Dispatcher, finish_answer
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Dispatcher, Peer, finish_answer
 from sluicemq.net.server import RemotingServer
 from sluicemq.record.codec import decode_batch, decode_properties, encode_record
 from sluicemq.wire import bodies, tables

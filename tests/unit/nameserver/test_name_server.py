@@ -7,7 +7,7 @@ import pytest
 from sluicemq.config import NameServerConfig
 from sluicemq.model.ids import Host
 from sluicemq.nameserver.server import NameServer
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 from sluicemq.wire.frames import FLAG_ONEWAY, Command, decode, encode
 from sluicemq.wire.tables import RegisterBody, TopicTable, encode_register_body
 

@@ -17,8 +17,7 @@ from sluicemq.errors import (
 )
 from sluicemq.model.ids import Host
 from sluicemq.net.channel import BACK_OFF_MIN_S, EXPIRE_SLACK_S, Channel, ChannelPool, dial
-from sluicemq.net.dispatch import Dispatcher
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.server import RemotingServer
 from sluicemq.wire.frames import FLAG_RESPONSE, Command, FrameReader, encode
 
@@ -228,8 +227,8 @@ async def test_dialling_nobody_says_so() -> None:
 
 async def test_a_pool_shares_one_channel_and_opens_another_after_a_loss() -> None:
     peers: list[Peer] = []
-    dispatcher = Dispatcher({7: lambda c, _: Command(0)})
-    async with serving(dispatcher, on_connect=peers.append) as address:
+    dispatcher = Dispatcher({7: lambda c, p: peers.append(p) or Command(0)})  # type: ignore[func-returns-value]
+    async with serving(dispatcher) as address:
         pool = ChannelPool()
         one, two = await asyncio.gather(pool.get(address), pool.get(address))
         assert one is two

@@ -8,8 +8,7 @@ import pytest
 
 from sluicemq.errors import ProtocolError, RequestError, StoreFullError
 from sluicemq.model.ids import Host
-from sluicemq.net.dispatch import Dispatcher
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import BINARY, FRAME_BYTES_MAX, Command, FrameReader, decode, encode
 from sluicemq.wire.headers import QueueRequest

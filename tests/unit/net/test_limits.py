@@ -10,17 +10,17 @@ from typing import Any
 import orjson
 import pytest
 
+from framing import frame
 from sluicemq.errors import RequestError
 from sluicemq.files import descriptors
 from sluicemq.model.addresses import is_loopback
 from sluicemq.model.ids import Host
 from sluicemq.net import limits
-from sluicemq.net.dispatch import Dispatcher
+from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import AddressLimit, LogLimit, Pending, ServerLimits, check_request
-from sluicemq.net.peer import Peer
 from sluicemq.net.server import RemotingServer
 from sluicemq.wire.codes import RequestCode
-from sluicemq.wire.frames import Command, FrameReader, encode, encode_answer, frame
+from sluicemq.wire.frames import Command, FrameReader, encode, encode_answer
 
 
 class Carrier:

@@ -12,9 +12,8 @@ import uvloop
 
 from sluicemq.errors import ConfigurationError
 from sluicemq.model.ids import Host
-from sluicemq.net.dispatch import Dispatcher
+from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import ServerLimits
-from sluicemq.net.peer import Peer
 from sluicemq.net.server import TURN_BYTES_MAX, Connection, RemotingServer
 from sluicemq.wire.frames import FLAG_RESPONSE, Command, FrameReader, encode
 
@@ -93,17 +92,17 @@ def test_a_frame_of_16_mib_goes_through(run: Callable[[Any], None]) -> None:
 
 def test_several_ports_serve_the_same_and_the_peer_knows_which(run: Callable[[Any], None]) -> None:
     async def main() -> None:
-        seen: list[Peer] = []
-        server = RemotingServer(Dispatcher({7: echo}), on_connect=seen.append)
+        server = RemotingServer(Dispatcher({7: echo}))
         await server.start("127.0.0.1", [0, 0])
         for port in server.ports:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(request(7))
             await receive(reader)
             name = writer.get_extra_info("sockname")
-            assert seen[-1].local == Host("127.0.0.1", port)
-            assert seen[-1].remote == Host(*name)
-            assert len(seen[-1].remote_bytes) == 8
+            peer = server.peers[-1]
+            assert peer.local == Host("127.0.0.1", port)
+            assert peer.remote == Host(*name)
+            assert len(peer.remote_bytes) == 8
             writer.close()
         assert len(set(server.ports)) == 2
         await server.close()
@@ -159,7 +158,6 @@ def test_one_connection_too_many_is_closed(run: Callable[[Any], None]) -> None:
         async with serving(
             Dispatcher({7: echo}),
             limits=ServerLimits(connections_max=1),
-            on_connect=lambda _: told.append("in"),
             on_disconnect=lambda _: told.append("out"),
         ) as server:
             reader, writer = await connect(server)
@@ -171,8 +169,9 @@ def test_one_connection_too_many_is_closed(run: Callable[[Any], None]) -> None:
             second.close()
             writer.write(request(7))
             await receive(reader)
+            assert (len(server.peers), told) == (1, [])
             writer.close()
-        assert told == ["in", "out"]
+        assert told == ["out"]
 
     run(main())
 
@@ -288,11 +287,11 @@ def test_a_request_to_the_client_is_answered_or_given_up_or_lost(
     run: Callable[[Any], None],
 ) -> None:
     async def main() -> None:
-        peers: list[Peer] = []
-        async with serving(Dispatcher({}), on_connect=peers.append) as server:
+        async with serving(Dispatcher({})) as server:
             reader, writer = await connect(server)
-            while not peers:
+            while not server.peers:
                 await asyncio.sleep(0.001)
+            peers = server.peers
             answers: list[Command] = []
             peers[0].ask(Command(307, {"x": "1"}), answers.append)
             given_up = peers[0].ask(Command(307), answers.append)

@@ -18,16 +18,15 @@ import uvloop
 
 from certificates import Authority, Certificate
 from sluicemq.errors import ConfigurationError, ConnectionLostError
-from sluicemq.net import tls_contexts, tls_stream
+from sluicemq.net import openssl
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.net.channel import dial
-from sluicemq.net.dispatch import Dispatcher
+from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import SOCKETS, secured
-from sluicemq.net.peer import Peer
+from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.net.server import Connection, RemotingServer
 from sluicemq.net.tls import ServerTls, Tls
-from sluicemq.net.tls_stream import TlsAcceptor
 from sluicemq.wire.frames import Command, encode
 from waiting import until
 
@@ -363,7 +362,7 @@ def test_settings_that_cannot_hold_refuse_the_start(
     settings: ServerTls, change: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=says):
-        tls_contexts.server_contexts(replace(settings, **change))
+        openssl.server_contexts(replace(settings, **change))
 
 
 def test_a_key_of_another_certificate_refuses_the_start(
@@ -371,11 +370,11 @@ def test_a_key_of_another_certificate_refuses_the_start(
 ) -> None:
     other = authority.issue("other")
     with pytest.raises(ConfigurationError, match="another certificate"):
-        tls_contexts.server_contexts(replace(settings, key=other.key_path))
+        openssl.server_contexts(replace(settings, key=other.key_path))
     text = tmp_path / "text.pem"
     text.write_text("this is no certificate")
     with pytest.raises(ConfigurationError, match="PEM"):
-        tls_contexts.server_contexts(replace(settings, certificate=str(text)))
+        openssl.server_contexts(replace(settings, certificate=str(text)))
 
 
 # ------------------------------------------------------------------------------------ test mode
@@ -465,7 +464,7 @@ def test_half_a_change_and_a_wrong_one_leave_the_old_certificate_in_force(
     paths = [str(tmp_path / "server.pem"), str(tmp_path / "server.key")]
     first, second = (authority.issue(name, ["127.0.0.1"]) for name in ("first", "second"))
     put(first, paths)
-    watched = tls_contexts.server_contexts(ServerTls(certificate=paths[0], key=paths[1]))
+    watched = openssl.server_contexts(ServerTls(certificate=paths[0], key=paths[1]))
     assert watched is not None
     old = watched.context
     assert watched.look() is old
@@ -552,10 +551,8 @@ def test_one_address_may_not_take_all_handshakes(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    crowd = tls_stream.AddressLimit
-    monkeypatch.setattr(
-        tls_stream, "AddressLimit", lambda count: crowd(count, lambda address: False)
-    )
+    crowd = openssl.AddressLimit
+    monkeypatch.setattr(openssl, "AddressLimit", lambda count: crowd(count, lambda address: False))
 
     async def check() -> None:
         async with serving(replace(settings, handshakes_per_address_max=2)) as server:
@@ -664,7 +661,7 @@ def test_a_turn_of_the_loop_computes_few_handshakes(run: Any, settings: ServerTl
         for turn in range(1, 9):  # noqa: B007 - `step` reads it
             await asyncio.sleep(0)
         assert len(steps) == 9
-        assert max(steps.count(number) for number in steps) == tls_stream.HANDSHAKES_A_TURN
+        assert max(steps.count(number) for number in steps) == openssl.HANDSHAKES_A_TURN
         door.close()
 
     run(check())

@@ -15,7 +15,6 @@ from sluicemq.wire.frames import (
     encode,
     encode_answer,
     encode_start,
-    frame,
 )
 
 
@@ -154,10 +153,10 @@ def test_an_unknown_language_travels_as_other_in_binary() -> None:
 
 
 def test_the_largest_frame_travels_and_one_byte_more_does_not() -> None:
-    body = bytes(FRAME_BYTES_MAX - 4 - 10)
-    assert len(frame(b"0123456789", body)) == FRAME_BYTES_MAX + 4
+    body = bytes(FRAME_BYTES_MAX + 4 - len(encode(Command(7))))
+    assert len(encode(Command(7, None, body))) == FRAME_BYTES_MAX + 4
     with pytest.raises(ProtocolError, match="16777217"):
-        frame(b"0123456789", body + b"x")
+        encode(Command(7, None, body + b"x"))
 
 
 def test_an_answer_is_json_whatever_the_request_was() -> None:

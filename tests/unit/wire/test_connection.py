@@ -12,11 +12,11 @@ def test_frames_come_out_when_they_are_whole() -> None:
     one, two = encode(Command(1, opaque=1)), encode(Command(2, None, b"body", 2))
     reader = FrameReader()
     assert [c.code for c in reader.feed(one + two[:9])] == [1]
-    assert reader.pending_bytes == 9
+    assert len(reader) == 9
     assert reader.feed(two[9:-1]) == []
     commands = reader.feed(two[-1:] + one)
     assert [(c.code, c.body) for c in commands] == [(2, b"body"), (1, b"")]
-    assert reader.pending_bytes == 0
+    assert len(reader) == 0
     assert reader.feed(b"") == []
 
 

@@ -22,8 +22,7 @@ from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.files import Files, overwrite_text
 from sluicemq.model.topic import DataVersion
-from sluicemq.net.dispatch import finish_answer
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.wire import fastjson
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header

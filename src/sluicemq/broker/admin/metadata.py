@@ -30,7 +30,7 @@ from sluicemq.model.topic import (
     GroupConfig,
     TopicConfig,
 )
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import ResponseCode

@@ -14,7 +14,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.errors import RequestError
 from sluicemq.files import memory_bytes
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 from sluicemq.record.codec import parse_head
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies

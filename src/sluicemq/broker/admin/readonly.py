@@ -23,8 +23,7 @@ from sluicemq.config.settings import host_name
 from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.files.overlay import OverlayFiles
 from sluicemq.model.topic import DEFAULT_CLUSTER, PERM_READ, GroupConfig, TopicConfig
-from sluicemq.net.dispatch import Handler
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Handler, Peer
 from sluicemq.store.directory import fit_sizes
 from sluicemq.store.store import Store
 from sluicemq.wire import tables

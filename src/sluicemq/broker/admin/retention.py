@@ -21,7 +21,7 @@ from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 from sluicemq.store.retain import LogFile, Step, loss_ms
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode

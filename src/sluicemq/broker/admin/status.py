@@ -17,7 +17,7 @@ from sluicemq.config import BrokerConfig, Part, change_settings, edit_properties
 from sluicemq.errors import ConfigurationError, RequestError
 from sluicemq.files import Files, edit_text, read_text
 from sluicemq.model.topic import DataVersion, MessageQueue
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 from sluicemq.net.tls import server_tls
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies, tables
@@ -90,7 +90,7 @@ class Admin:
 
     def _check_start(self, config: BrokerConfig) -> None:
         """Raises ConfigurationError for what the next start would stumble over."""
-        from sluicemq.net.tls_contexts import server_contexts  # noqa: PLC0415 - needs OpenSSL
+        from sluicemq.net.openssl import server_contexts  # noqa: PLC0415 - needs OpenSSL
 
         credentials_of(config.inner_credentials)
         server_contexts(server_tls(config))

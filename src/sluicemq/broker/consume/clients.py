@@ -29,7 +29,7 @@ from sluicemq.errors import FilterError
 from sluicemq.filter.subscriptions import Sql92Filter, is_tag_kind, make_filter, subscribe
 from sluicemq.model.subscription import MessageFilter, Subscription
 from sluicemq.model.topic import MessageQueue
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 from sluicemq.wire.bodies import BROADCASTING, FROM_FIRST_OFFSET, ConsumerData
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import encode_header

@@ -29,7 +29,7 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups
 from sluicemq.clock import Clock
 from sluicemq.model.topic import CONTRACT, CONTRACTS
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from sluicemq.broker.topics import Groups, Topics
 from sluicemq.errors import FilterError, RequestError
 from sluicemq.filter.subscriptions import preparation, subscribe
 from sluicemq.model.subscription import TAG, Subscription
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 from sluicemq.store.gather import WEIGHT_INLINE
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies

@@ -19,8 +19,8 @@ from itertools import count
 from typing import Final
 
 from sluicemq.broker.turns import Parked
+from sluicemq.net.dispatch import Peer
 from sluicemq.net.limits import Shares
-from sluicemq.net.peer import Peer
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import encode_answer
 

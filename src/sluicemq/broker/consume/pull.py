@@ -42,7 +42,7 @@ from sluicemq.filter.subscriptions import (
 )
 from sluicemq.model.subscription import ALL, TAG, MessageFilter
 from sluicemq.model.topic import CONTRACT, PERM_READ, GroupConfig
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 from sluicemq.store.gather import Judgement, PostponedError, Reach
 from sluicemq.store.read import ReadResult, ReadStatus
 from sluicemq.store.store import Store

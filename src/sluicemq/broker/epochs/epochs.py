@@ -38,7 +38,7 @@ from sluicemq.broker.work import Slice, Worker
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.files import Files
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 from sluicemq.store.store import Store
 from sluicemq.wire import staging
 from sluicemq.wire.codes import ResponseCode

@@ -29,8 +29,7 @@ from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.model.ids import offset_message_id, parse_offset_message_id
 from sluicemq.model.topic import MessageQueue
-from sluicemq.net.dispatch import finish_answer
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.record import codec as text
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies

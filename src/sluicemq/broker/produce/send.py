@@ -27,7 +27,7 @@ from sluicemq.errors import MessageIllegalError, RequestError, StoreError, Store
 from sluicemq.model.ids import UniqueIds
 from sluicemq.model.message import PREPARED, TRAN_MSG, TRANSACTION_MASK
 from sluicemq.model.topic import PERM_WRITE, RETRY_PREFIX
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 from sluicemq.record import codec as text
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode

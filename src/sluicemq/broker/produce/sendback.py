@@ -39,8 +39,7 @@ from sluicemq.model.message import (
     WAIT,
 )
 from sluicemq.model.topic import PERM_WRITE, GroupConfig
-from sluicemq.net.dispatch import finish_answer
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command

@@ -17,7 +17,7 @@ from sluicemq.broker.transactions.open import OpenTransaction
 from sluicemq.broker.transactions.prepared import REAL_QUEUE
 from sluicemq.model.ids import offset_message_id
 from sluicemq.model.message import PRODUCER_GROUP, REAL_TOPIC, TRANSACTION_MASK, UNIQ_KEY
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 from sluicemq.record.codec import encode_record
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import encode_header

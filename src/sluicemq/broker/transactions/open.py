@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 
 HEAP_SPARE: Final = 1024
 

@@ -27,7 +27,7 @@ from sluicemq.model.message import (
     ROLLED_BACK,
     TAGS,
 )
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header

@@ -28,7 +28,7 @@ from sluicemq.errors import RequestError
 from sluicemq.model.ids import RecallHandle, parse_recall_handle
 from sluicemq.model.message import KEYS, REAL_TOPIC, TAGS, UNIQ_KEY
 from sluicemq.model.topic import PERM_WRITE
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 from sluicemq.wire import bodies
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import encode_header

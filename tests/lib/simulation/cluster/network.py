@@ -23,15 +23,13 @@ from sluicemq.clock import Clock
 from sluicemq.errors import (
     ConfigurationError,
     ConnectionLostError,
-    ProtocolError,
     RequestTimeoutError,
 )
 from sluicemq.model.ids import Host, parse_host
 from sluicemq.net.channel import DIAL_TIMEOUT_S, Channel, OnClose, OnRequest
-from sluicemq.net.dispatch import Dispatcher
+from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
 from sluicemq.net.network import OnPeer
-from sluicemq.net.peer import Peer
 from sluicemq.wire.frames import Pieces
 
 USUAL_S = 0.002
@@ -148,28 +146,13 @@ class Link:
         if not (self._has_server and self.server.is_alive):
             return
         if data is not None:
-            self._feed(data)
+            self._endpoint.dispatcher.serve(self._pieces, self.peer, data)
             return
         self._has_server = False
         self.to_client.closed = True
         self.peer.lost()
         if self._endpoint.on_disconnect is not None:
             self._endpoint.on_disconnect(self.peer)
-
-    def _feed(self, data: bytes) -> None:
-        """As `net.memory` and `net.server` do."""
-        if self.peer.closed:
-            return
-        whole = self._pieces.add(data)
-        try:
-            while whole:
-                used, answers = self._endpoint.dispatcher.feed(whole, self.peer)
-                self.peer.write(answers)
-                if used == len(whole):
-                    return
-                whole = self._pieces.keep(whole[used:] if used else whole)
-        except ProtocolError:
-            self.peer.close()
 
     def cut(self, rng: random.Random) -> None:
         """It breaks now."""
