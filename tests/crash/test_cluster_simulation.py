@@ -22,7 +22,7 @@ from simulation.silence import silence
 from sluicemq.broker.consume.clients import QueueLocks
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.state import BrokerState
-from sluicemq.broker.transactions.open import OpenTransaction
+from sluicemq.broker.transactions.prepared import OpenTransaction
 from sluicemq.broker.transactions.transactions import Transactions
 from sluicemq.broker.waiting.rewrite import DelayRewrite
 from sluicemq.client.aio import readers as reader

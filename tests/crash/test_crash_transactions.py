@@ -14,10 +14,10 @@ from collections import Counter
 import pytest
 
 from simulation.stepped import SMALL, SteppedBroker, SteppedClient, pull_fields, send_fields
+from sluicemq.broker.background import Progress
 from sluicemq.broker.topics import HALF_TOPIC, LIMIT_TOPIC, OP_TOPIC
-from sluicemq.broker.transactions.open import OpenTransaction, OpenTransactions
+from sluicemq.broker.transactions.prepared import OpenTransaction, OpenTransactions
 from sluicemq.broker.transactions.transactions import Transactions
-from sluicemq.broker.work import Progress
 from sluicemq.config import BrokerConfig
 from sluicemq.record.codec import decode_records
 from sluicemq.store.queues import UNIT

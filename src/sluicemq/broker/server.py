@@ -246,7 +246,7 @@ class Broker:
         await self._announcements.close()
         with contextlib.suppress(SluiceError, OSError):  # closing the store says it
             await self._in_executor(self.store.sync)  # what was delivered is safe: so it is saved
-            self.core.checks.stop()
+            self.core.transactions.stop()
             await self._in_executor(self.core.delayed.save)
         await self._save(*self.core.documents)
         try:

@@ -26,9 +26,7 @@ from sluicemq.broker.produce.sendback import SendBack
 from sluicemq.broker.runtime import Days, Rates, RuntimeInfo
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC, Groups, Topics
-from sluicemq.broker.transactions.checkback import CheckBack
-from sluicemq.broker.transactions.checks import TransactionChecks
-from sluicemq.broker.transactions.transactions import Transactions
+from sluicemq.broker.transactions.transactions import CheckBack, Transactions
 from sluicemq.broker.turns import Announced, Durable, Parked, Postponed, RunSync, Turns
 from sluicemq.broker.waiting.delivery import WAITING_TOPICS, CallLater, Delayed
 from sluicemq.clock import Clock
@@ -110,11 +108,10 @@ class BrokerState:
             settings, store, intake, turns, files=files, clock=clock, call_soon=call_soon
         )
         self.delayed.call_later = call_later
-        self.transactions = Transactions(
+        self.checks = self.transactions = Transactions(
             settings, topics, offsets, store, intake, turns, clock,
             CheckBack(self.producers, settings.broker.broker_name),
         )  # fmt: skip
-        self.checks = TransactionChecks(settings, self.transactions, clock)
         self.epochs = Epochs(
             settings, topics, store, intake, turns, files=files, clock=clock,
             call_soon=call_soon, run_sync=run_sync,
@@ -232,7 +229,7 @@ class BrokerState:
         self.questions.expire(now_s)
         self.delayed.run()
         self.epochs.run()
-        self.checks.run()
+        self.transactions.run()
         self.filter_watch.run()
 
     def second(self) -> None:

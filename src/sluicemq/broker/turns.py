@@ -184,13 +184,12 @@ class Turns:
         self._visible: Visible = []
         self._is_scheduled = False
         self._has_own = False
+        self._undos: list[Callable[[], None]] = []
         self._started_s = 0.0
         self.latency_counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
         self.latency_sum_s = 0.0
         self.turns = 0
         self.commits_failed = 0
-        self.on_failed: list[Callable[[], None]] = []
-        """Called when a commit has failed: what the turn had appended never was."""
         store.on_visible = self.visible
 
     # ------------------------------------------------------------------------- during a turn
@@ -210,10 +209,13 @@ class Turns:
         else:
             frames.append(answer)
 
-    def own(self) -> None:
+    def own(self, undo: Callable[[], None] | None = None) -> None:
         """The broker itself has appended something: as `soon`, and it wants to be seen, also when
-        nobody else's answer waits for an fsync."""
+        nobody else's answer waits for an fsync. `undo` is called if the commit fails: what the turn
+        had appended never was."""
         self._has_own = True
+        if undo is not None:
+            self._undos.append(undo)
         self.soon()
 
     def end_own(self) -> bool:
@@ -255,6 +257,7 @@ class Turns:
             self._synced = Answers()
         written.started_s = synced.started_s = self._started_s
         own, self._has_own = self._has_own, False
+        undos, self._undos = self._undos, []
         self.turns += 1
         try:
             self._store.commit()
@@ -262,7 +265,7 @@ class Turns:
             self.commits_failed += 1
             if not isinstance(error, StoreError | OSError):
                 log.exception("the commit of a turn failed")
-            for undo in self.on_failed:
+            for undo in undos:
                 undo()
             if synced is not written:
                 written.join(synced)

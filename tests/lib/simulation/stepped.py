@@ -266,7 +266,7 @@ class SteppedBroker:
         self.core.delayed.stop()
         with contextlib.suppress(SluiceError, OSError):
             self.store.sync()
-            self.core.checks.stop()
+            self.core.transactions.stop()
             self.core.delayed.save()
         for document in self.core.documents:
             with contextlib.suppress(OSError):

@@ -14,8 +14,8 @@ from simulation.stepped import (
     send_fields,
 )
 from sluicemq.broker.topics import HALF_TOPIC, LIMIT_TOPIC, OP_TOPIC
-from sluicemq.broker.transactions.checks import GivenUp
 from sluicemq.broker.transactions.prepared import GROUP
+from sluicemq.broker.transactions.transactions import GivenUp
 from sluicemq.config import BrokerConfig
 from sluicemq.model.message import StoredMessage
 from sluicemq.record.codec import decode_record, decode_records
@@ -655,7 +655,7 @@ def test_offsets_are_kept_only_as_far_as_the_disk_has_the_log(broker: SteppedBro
 def test_an_old_transaction_is_carried_forward(
     broker: SteppedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sluicemq.broker.transactions.checks.WINDOW_MESSAGES", 20)
+    monkeypatch.setattr("sluicemq.broker.transactions.transactions.WINDOW_MESSAGES", 20)
     broker.change(transaction_timeout_ms=10_000_000)
     client = producer(broker)
     old = begin(client, 1)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Final
 
+from sluicemq.broker.background import Slice, Worker
 from sluicemq.broker.epochs.staged import Publisher, Staged, StagedReader
 from sluicemq.broker.epochs.table import (
     EPOCH_TOPIC,
@@ -34,7 +35,6 @@ from sluicemq.broker.produce.intake import Intake
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.broker.turns import Announced, RunSync, Turns
-from sluicemq.broker.work import Slice, Worker
 from sluicemq.clock import Clock
 from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.files import Files

@@ -13,8 +13,7 @@ from typing import Final
 from sluicemq.broker.access import PUB, Access
 from sluicemq.broker.produce.redelivery import Record
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.transactions.open import OpenTransaction, Prepared
-from sluicemq.broker.transactions.prepared import REAL_QUEUE, prepared_of
+from sluicemq.broker.transactions.prepared import REAL_QUEUE, Prepared, prepared_of
 from sluicemq.broker.transactions.transactions import OUTCOMES, Transactions
 from sluicemq.broker.turns import Durable
 from sluicemq.clock import Clock
@@ -132,30 +131,23 @@ class TransactionRequests:
             if looked_at == PAGE_MAX or len(found) == count_max:
                 break
             looked_at, last = looked_at + 1, transaction.offset
-            item = self._shown(transaction)
-            if (
-                item is not None
-                and header.group in (None, "", item.group)
-                and header.topic in (None, "", item.topic)
-            ):
-                found.append(item)
+            record = self.transactions.reader.record(transaction.physical_offset)
+            if record is None:
+                continue
+            group, topic = record.text(PRODUCER_GROUP), record.text(REAL_TOPIC)
+            if header.group in (None, "", group) and header.topic in (None, "", topic):
+                found.append(bodies.OpenTransaction(
+                    transaction.key, group, topic, record.number(REAL_QUEUE) or 0,
+                    record.text(KEYS), record.text(TAGS), transaction.began_ms,
+                    transaction.checks, transaction.due_ms,
+                    "" if transaction.asked is None else str(transaction.asked.remote),
+                    transaction.offset, transaction.physical_offset, len(record.body),
+                ))  # fmt: skip
         else:
             last = None
         fields = encode_header(ListTransactionsResponse(count=len(table), after=last))
         body = bodies.encode_open_transactions(found)
         return Command(ResponseCode.SUCCESS, fields, body)
-
-    def _shown(self, transaction: OpenTransaction) -> bodies.OpenTransaction | None:
-        record = self.transactions.reader.record(transaction.physical_offset)
-        if record is None:
-            return None
-        return bodies.OpenTransaction(
-            transaction.key, record.text(PRODUCER_GROUP), record.text(REAL_TOPIC),
-            record.number(REAL_QUEUE) or 0, record.text(KEYS), record.text(TAGS),
-            transaction.began_ms, transaction.checks, transaction.due_ms,
-            "" if transaction.asked is None else str(transaction.asked.remote),
-            transaction.offset, transaction.physical_offset, len(record.body),
-        )  # fmt: skip
 
     def resolve(self, header: ResolveTransactionRequest, command: Command, peer: Peer) -> Durable:
         """900112: an operator decides."""

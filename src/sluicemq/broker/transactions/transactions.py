@@ -4,64 +4,214 @@
                                               |   37 rollback  ->  nothing
                                               +-  open for too long: a client is asked (39)
 
-State follows from the half and the op queue as they can be seen (`open.py`), at the start and while
-running alike. An end is a message (of a commit) and an op, next to each other in the log
-(`prepared.py`), written at once and not gathered for seconds as RocketMQ does: an op that was lost
-in a crash would let a finished transaction be checked, and committed, once more. When a turn fails,
-nothing of it was: what was expected of it is undone.
+State follows from the half and the op queue as they can be seen (`prepared.py`), at the start and
+while running alike. An end is a message (of a commit) and an op, next to each other in the log,
+written at once and not gathered for seconds as RocketMQ does: an op that was lost in a crash would
+let a finished transaction be checked, and committed, once more. When a turn fails, nothing of it
+was: what was expected of it is undone.
 
 A second end of a transaction has no effect, whatever message of it it names: never two messages.
 What may happen twice all the same is in docs/transactions.md. Requests are answered in
-`requests.py`, what time demands is done in `checks.py`.
+`requests.py`.
 
 How far the two queues are done is kept as the offsets of CID_RMQ_SYS_TRANS, as RocketMQ does, and
 only as far as the disk has it: a start reads from there on.
+
+What time demands is done in slices that the sweep calls. A transaction that is old enough is due.
+It is asked about: its message is written once more with one check more, and when that one can be
+seen, a client of its group is asked. A check counts when somebody is there to be asked; RocketMQ
+counts on, and drops after some minutes what no producer could answer. What was asked about
+transactionCheckMax times, or is older than the log is kept, is given up: its message goes to
+TRANS_CHECK_MAX_TIME_TOPIC, one line in the log, a counter, a hook.
+
+Stragglers are carried forward: a prepared message that is left far behind is written once more at
+the end of its queue. Otherwise one old transaction would make every start read all that came after
+it, and its file would be deleted under it.
 """
 
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Final
+from itertools import count, islice, takewhile
+from typing import Final, NamedTuple
 
+from sluicemq.broker.background import Progress, Slice
+from sluicemq.broker.consume.clients import Member, Producers
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.produce.intake import Intake
+from sluicemq.broker.produce.intake import Draft, Intake
 from sluicemq.broker.produce.redelivery import Record
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import HALF_TOPIC, LIMIT_TOPIC, OP_TOPIC, Topics
-from sluicemq.broker.transactions.checkback import CheckBack
-from sluicemq.broker.transactions.open import OpenTransaction, OpenTransactions, Prepared
 from sluicemq.broker.transactions.prepared import (
     CHECK_TIMES,
+    COPY_BYTES_MAX,
     FIRST_OFFSET,
     GROUP,
     OP_PROPERTIES,
     OP_TAG_CODE,
     REAL_QUEUE,
+    OpenTransaction,
+    OpenTransactions,
+    Prepared,
     PreparedReader,
-    Preparing,
     draft_of,
+    hide,
     identity,
-    op_body,
     properties_of,
 )
 from sluicemq.broker.turns import Turns
-from sluicemq.broker.work import Progress
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError, StoreError
-from sluicemq.model.message import COMMITTED, REAL_TOPIC, ROLLED_BACK, TRANSACTION_MASK
+from sluicemq.model.ids import offset_message_id
+from sluicemq.model.message import (
+    COMMITTED,
+    PRODUCER_GROUP,
+    REAL_TOPIC,
+    ROLLED_BACK,
+    TRANSACTION_MASK,
+    UNIQ_KEY,
+)
+from sluicemq.net.peer import Peer
+from sluicemq.record import property_text as text
+from sluicemq.record.codec import encode_record
 from sluicemq.store.store import Store
-from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.declare import encode_header
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import CheckTransactionStateRequest
 
 log = logging.getLogger(__name__)
 
 GIVEN_UP: Final = -1
 OUTCOMES: Final = {COMMITTED: "committed", ROLLED_BACK: "rolled back", GIVEN_UP: "given up"}
 REMEMBERED: Final = 10_000
+SLICE_S: Final = 0.004
+SLICE_TRANSACTIONS: Final = 1024
+WINDOW_MESSAGES: Final = 20_000
+"""Of the half queue are read at a start; more when a quarter of them is open."""
+_HOUR_MS: Final = 3_600_000
+_UNANSWERED: Final = "transaction checks without an answer"
+_NAMES_MAX: Final = 1024
+
+
+class GivenUp(NamedTuple):
+    """A transaction that nobody would decide; its message lies in TRANS_CHECK_MAX_TIME_TOPIC."""
+
+    unique_id: str
+    group: str
+    topic: str
+    checks: int
+    age_ms: int
+
+
+class CheckBack:
+    """Who is asked how a transaction ended, and how the question looks (39).
+
+    Any live connection whose heartbeat names the producer group may be asked: the sender may be
+    dead. They take turns. One that was asked and has not answered by the next check (a producer of
+    the group without a TransactionListener, or a check that hangs) is named in the log once, and
+    the others come before it until it answers.
+    """
+
+    def __init__(self, producers: Producers, broker_name: str) -> None:
+        self._producers = producers
+        self._broker_name = broker_name
+        self._turn = count()
+        self._named: set[tuple[str, str]] = set()
+        self._alone: set[str] = set()
+        self.sent = 0
+        self.unanswered = 0
+
+    def choose(self, group: str) -> Member | None:
+        """Whom to ask next; None when nobody of the group is connected."""
+        members = self._producers.groups.get(group, {}).values()
+        live = [member for member in members if not member.peer.closed]
+        if not live:
+            if group not in self._alone and len(self._alone) < _NAMES_MAX:
+                self._alone.add(group)
+                log.warning(
+                    "a transaction of producer group %s is undecided and no client of the group is "
+                    "connected: it is checked when one comes", group,
+                )  # fmt: skip
+            return None
+        self._alone.discard(group)
+        least = min(_unanswered(member.peer) for member in live)
+        willing = [member for member in live if _unanswered(member.peer) == least]
+        return willing[next(self._turn) % len(willing)]
+
+    def ask(self, transaction: OpenTransaction, record: Record) -> None:
+        """Send the question about a prepared message that can be seen."""
+        member = self.choose(record.text(PRODUCER_GROUP))
+        if member is None:
+            return
+        transaction.asked = member.peer
+        self.sent += 1
+        member.peer.notify(question(transaction, record, self._broker_name))
+
+    def overdue(self, transaction: OpenTransaction, record: Record) -> None:
+        """The next check is due: has the last one been answered?"""
+        peer, transaction.asked = transaction.asked, None
+        if peer is None or peer.closed:
+            return
+        self.unanswered += 1
+        peer.labels[_UNANSWERED] = _unanswered(peer) + 1
+        group = record.text(PRODUCER_GROUP)
+        member = self._producers.groups.get(group, {}).get(peer)
+        client_id = member.client_id if member is not None else str(peer.remote)
+        if (group, client_id) not in self._named and len(self._named) < _NAMES_MAX:
+            self._named.add((group, client_id))
+            log.warning(
+                "client %s of producer group %s was asked about transaction %s and has not "
+                "answered: it has no TransactionListener, or its check hangs. Give every producer "
+                "of the group a listener, or the ones without a group of their own. The next check "
+                "goes to another client.", client_id, group, transaction.key,
+            )  # fmt: skip
+
+    def answered(self, transaction: OpenTransaction | None, peer: Peer) -> None:
+        """A client has answered a check."""
+        peer.labels.pop(_UNANSWERED, None)
+        if transaction is not None:
+            transaction.asked = None
+
+
+def _unanswered(peer: Peer) -> int:
+    return int(peer.labels.get(_UNANSWERED, 0))
+
+
+def question(transaction: OpenTransaction, record: Record, broker_name: str) -> Command:
+    """39: the prepared message as it was sent, in stored form (spec/remoting.md §7.6)."""
+    unique_id = record.text(UNIQ_KEY) or None
+    fields = encode_header(
+        CheckTransactionStateRequest(
+            topic=HALF_TOPIC,
+            half_queue_offset=transaction.offset,
+            physical_offset=transaction.physical_offset,
+            unique_id=unique_id,
+            transaction_id=unique_id,
+            offset_message_id=offset_message_id(record.store_host, transaction.physical_offset),
+            broker=broker_name,
+        )
+    )
+    body = encode_record(
+        topic=record.text(REAL_TOPIC),
+        queue_id=record.number(REAL_QUEUE) or 0,
+        queue_offset=transaction.offset,
+        physical_offset=transaction.physical_offset,
+        body=record.body,
+        properties=record.properties,
+        flag=record.flag,
+        sys_flag=record.sys_flag & ~TRANSACTION_MASK,
+        born_time_ms=record.born_time_ms,
+        born_host=record.born_host,
+        store_time_ms=record.store_time_ms,
+        store_host=record.store_host,
+        reconsume_times=record.reconsume_times,
+    )
+    return Command(RequestCode.CHECK_TRANSACTION_STATE, fields, body)
 
 
 class Transactions:
-    """All transactions of a broker. `on_done` is told the offset of each prepared message that is
-    done."""
+    """All transactions of a broker. `on_given_up` are told of each that is given up."""
 
     def __init__(
         self,
@@ -83,25 +233,32 @@ class Transactions:
         self._clock = clock
         self.check_back = check_back
         self.reader = PreparedReader(store)
-        self._preparing = Preparing(settings, intake)
-        self.table = self._preparing.table
+        self.table = OpenTransactions(0, 0)
         self._progress = {HALF_TOPIC: Progress(0), OP_TOPIC: Progress(0)}
         self.is_on = False
         self._superseded: list[int] = []
-        self._turn = -1
-        self._in_turn: list[Callable[[], None]] = []
         self._decided: OrderedDict[tuple[str, int], int] = OrderedDict()
-        self.on_done: Callable[[int], None] = lambda offset: None
+        self._giving_up: dict[int, GivenUp] = {}
+        self._complaint = ""
+        self.on_given_up: list[Callable[[GivenUp], None]] = []
         self.committed: dict[str, int] = {}
         self.rolled_back: dict[str, int] = {}
-        turns.on_failed.append(self._turn_failed)
+        self.given_up = 0
+        self.lost = 0
+        """Messages that were deleted before their transactions were decided."""
+        intake.rewrites.insert(0, self._prepare)  # before the delays
+
+    def _prepare(self, draft: Draft) -> None:
+        if hide(draft, self._settings.broker, len(self.table)):
+            size = len(text.as_text(draft.properties).encode())
+            self._intake.check_properties(size + COPY_BYTES_MAX)
 
     # ------------------------------------------------------------------------------ the start
 
     def load(self) -> None:
         """Blocking: read what is open, and write the op that a crash has cut off."""
         half_start, op_start = self._start_of(HALF_TOPIC), self._start_of(OP_TOPIC)
-        table = self.table = self._preparing.table = OpenTransactions(half_start, op_start)
+        table = self.table = OpenTransactions(half_start, op_start)
         self._progress = {HALF_TOPIC: Progress(half_start), OP_TOPIC: Progress(op_start)}
         done: set[int] = set()
         for offset, offsets in self.reader.ops(op_start):
@@ -164,32 +321,22 @@ class Transactions:
         properties = properties_of(record)
         name = properties.get(REAL_TOPIC, "")
         if outcome == COMMITTED:
-            self._put_message(transaction, record, properties, name)
+            topic, queue_id = self._topics.get(name), properties.get(REAL_QUEUE, "")
+            if topic is None or topic.is_forbidden or not queue_id.isdigit():
+                raise RequestError(
+                    ResponseCode.TOPIC_NOT_EXIST,
+                    f"the message cannot be committed: topic[{name}] not exist. Create it again; "
+                    "the transaction stays undecided meanwhile.",
+                )
+            draft = draft_of(record, name, int(queue_id), properties)
+            draft.sys_flag |= COMMITTED
+            draft.prepared_offset = transaction.physical_offset
+            stored = self._intake.accept(draft)
+            topic.messages_in += 1
+            topic.bytes_in += len(record.body) + stored.properties_bytes + topic.record_bytes
         self.end(transaction, outcome)
         counts = self.committed if outcome == COMMITTED else self.rolled_back
         counts[name] = counts.get(name, 0) + 1
-
-    def _put_message(
-        self, transaction: OpenTransaction, record: Record, properties: dict[str, str], name: str
-    ) -> None:
-        topic, queue_id = self._topics.get(name), properties.get(REAL_QUEUE, "")
-        if topic is None or topic.is_forbidden or not queue_id.isdigit():
-            raise RequestError(
-                ResponseCode.TOPIC_NOT_EXIST,
-                f"the message cannot be committed: topic[{name}] not exist. Create it again; the "
-                "transaction stays undecided meanwhile.",
-            )
-        draft = draft_of(record, name, int(queue_id), properties)
-        draft.sys_flag |= COMMITTED
-        draft.prepared_offset = transaction.physical_offset
-        stored = self._intake.accept(draft)
-        topic.messages_in += 1
-        topic.bytes_in += len(record.body) + stored.properties_bytes + topic.record_bytes
-
-    def put_aside(self, record: Record, properties: dict[str, str]) -> None:
-        """Keep the message of a transaction that is given up. Raises StoreError."""
-        self._topics.ensure(LIMIT_TOPIC, 1)
-        self._intake.append(draft_of(record, LIMIT_TOPIC, 0, properties))
 
     def end(self, transaction: OpenTransaction, outcome: int) -> None:
         """Write the op, right behind the message if there is one."""
@@ -206,12 +353,12 @@ class Transactions:
             self._decided.pop(key, None)
             self.table.plan(transaction, self._clock.now_ms() + self.interval_ms)
 
-        self._expect(undo)
+        self._turns.own(undo)
 
     def _append_op(self, offset: int) -> None:
         now_ms, host = self._clock.now_ms(), self._settings.store_host
         self._store.writer.append(
-            OP_TOPIC, 0, op_body(offset), OP_PROPERTIES, OP_TAG_CODE, 0, 0, now_ms, host, host
+            OP_TOPIC, 0, b"%d" % offset, OP_PROPERTIES, OP_TAG_CODE, 0, 0, now_ms, host, host
         )
 
     def copy(self, transaction: OpenTransaction, record: Record, checks: int) -> None:
@@ -229,21 +376,7 @@ class Transactions:
             transaction.copy_offset = None
             transaction.wants_check = False
 
-        self._expect(undo)
-
-    def _expect(self, undo: Callable[[], None]) -> None:
-        """The turn has something of ours; `undo` is called when it fails."""
-        if self._turn != self._turns.turns:
-            self._turn = self._turns.turns
-            self._in_turn.clear()
-        self._in_turn.append(undo)
-        self._turns.own()
-
-    def _turn_failed(self) -> None:
-        if self._turn == self._turns.turns - 1:
-            undos, self._in_turn = self._in_turn, []
-            for undo in undos:
-                undo()
+        self._turns.own(undo)
 
     # -------------------------------------------------------------------- what has become visible
 
@@ -265,7 +398,8 @@ class Transactions:
         for offset, offsets in self.reader.ops(table.op_next):
             table.op(offset, offsets)
             for done in offsets:
-                self.on_done(done)
+                if (known := self._giving_up.pop(done, None)) is not None:
+                    self._given_up(known)
         self.mark_superseded()
 
     def _add(self, message: Prepared) -> OpenTransaction:
@@ -299,7 +433,7 @@ class Transactions:
             self._superseded += offsets
             log.warning("superseded half messages are marked later: %s", error)
             return
-        self._expect(lambda: self._superseded.extend(offsets))
+        self._turns.own(lambda: self._superseded.extend(offsets))
 
     # ------------------------------------------------------------------------------ how far it is
 
@@ -319,3 +453,78 @@ class Transactions:
             safe = progress.safe(self._store.synced_offset)
             if safe > max(self._offsets.committed(GROUP, topic, 0), 0):
                 self._offsets.commit(GROUP, topic, 0, safe)
+
+    # ------------------------------------------------------------------------ what time demands
+
+    def run(self) -> None:
+        """One slice."""
+        if not self.is_on:
+            return
+        try:
+            self.mark_superseded()
+            work = Slice(self._clock, SLICE_S, SLICE_TRANSACTIONS)
+            while not work.is_over and (one := self.table.pop_due(work.now_ms)) is not None:
+                # Whatever comes of it now: not again before the next time.
+                self.table.plan(one, work.now_ms + self.interval_ms)
+                if one.copy_offset is None:
+                    self._check(one, work.now_ms)
+                work.done()
+            self._carry()
+            self._complaint = ""
+        except StoreError as error:
+            if str(error) != self._complaint:
+                self._complaint = str(error)
+                log.error("transactions wait to be checked: %s", error)
+        self.note_progress()
+
+    def stop(self) -> None:
+        """Ask nobody any more."""
+        self.note_progress()
+        self.is_on = False
+
+    def _check(self, transaction: OpenTransaction, now_ms: int) -> None:
+        record = self.reader.record(transaction.physical_offset)
+        if record is None:
+            self.lost += 1
+            log.error(
+                "the half message of transaction %s is deleted, undecided: raise fileReservedTime",
+                transaction.unique_id,
+            )  # fmt: skip
+            self.end(transaction, GIVEN_UP)
+            return
+        self.check_back.overdue(transaction, record)
+        age_ms = now_ms - transaction.began_ms
+        kept_ms = self._settings.store.file_reserved_hours * _HOUR_MS
+        if transaction.checks >= self._settings.broker.transaction_check_max or age_ms > kept_ms:
+            self._topics.ensure(LIMIT_TOPIC, 1)
+            self._intake.append(draft_of(record, LIMIT_TOPIC, 0, properties_of(record)))
+            self._giving_up[transaction.offset] = GivenUp(
+                record.text(UNIQ_KEY), record.text(PRODUCER_GROUP), record.text(REAL_TOPIC),
+                transaction.checks, age_ms,
+            )  # fmt: skip
+            self.end(transaction, GIVEN_UP)
+        elif self.check_back.choose(record.text(PRODUCER_GROUP)) is not None:
+            self.copy(transaction, record, transaction.checks + 1)
+
+    def _given_up(self, known: GivenUp) -> None:
+        self.given_up += 1
+        log.error(
+            "transaction %s of producer group %s for topic %s is given up after %d checks in "
+            "%.0f s: its message is kept in %s",
+            known.unique_id, known.group, known.topic, known.checks, known.age_ms / 1000,
+            LIMIT_TOPIC,
+        )  # fmt: skip
+        for listener in self.on_given_up:
+            try:
+                listener(known)
+            except Exception:  # somebody else's code: the broker goes on
+                log.exception("a hook for transactions that are given up failed")
+
+    def _carry(self) -> None:
+        table = self.table
+        limit = table.half_next - max(WINDOW_MESSAGES, 4 * len(table))
+        stragglers = takewhile(lambda transaction: transaction.offset < limit, table)
+        for transaction in list(islice(stragglers, SLICE_TRANSACTIONS)):
+            record = self.reader.record(transaction.physical_offset)
+            if record is not None and transaction.copy_offset is None and not transaction.is_ending:
+                self.copy(transaction, record, transaction.checks)

@@ -12,6 +12,7 @@ tenth of a second, until it succeeds.
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from sluicemq.broker.background import Slice, Worker
 from sluicemq.broker.documents import Document
 from sluicemq.broker.produce.intake import Intake
 from sluicemq.broker.produce.redelivery import Redelivery
@@ -21,7 +22,6 @@ from sluicemq.broker.turns import Turns
 from sluicemq.broker.waiting.levels import DelayLevels
 from sluicemq.broker.waiting.rewrite import DelayRewrite
 from sluicemq.broker.waiting.timers import Timers
-from sluicemq.broker.work import Slice, Worker
 from sluicemq.clock import Clock
 from sluicemq.errors import StoreError
 from sluicemq.files import Files

@@ -14,11 +14,11 @@ import logging
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
+from sluicemq.broker.background import Progress, Slice
 from sluicemq.broker.documents import Document
 from sluicemq.broker.produce.redelivery import Record, Redelivery, entries, read_record
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import SCHEDULE_TOPIC
-from sluicemq.broker.work import Progress, Slice
 from sluicemq.clock import Clock
 from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import ProtocolError

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from sluicemq.broker.background import Slice
 from sluicemq.broker.produce.intake import Draft, Intake
 from sluicemq.broker.produce.redelivery import Record
 from sluicemq.broker.settings import Settings
@@ -22,7 +23,6 @@ from sluicemq.broker.topics import Topics
 from sluicemq.broker.turns import Durable
 from sluicemq.broker.waiting.delivery import Delayed
 from sluicemq.broker.waiting.timers import FROM_END
-from sluicemq.broker.work import Slice
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.model.ids import RecallHandle, parse_recall_handle

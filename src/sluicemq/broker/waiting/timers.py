@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Final, NamedTuple
 
+from sluicemq.broker.background import Slice
 from sluicemq.broker.produce.intake import Intake
 from sluicemq.broker.produce.redelivery import (
     Entry,
@@ -40,7 +41,6 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import TIMER_TOPIC
 from sluicemq.broker.waiting.rewrite import TIMER_DELETES, TIMER_OUT, exact_due_ms
 from sluicemq.broker.waiting.timer_files import Saving, TimerFiles, TimerMetrics
-from sluicemq.broker.work import Slice
 from sluicemq.clock import Clock
 from sluicemq.errors import StoreError
 from sluicemq.files import Files
