@@ -115,7 +115,7 @@ def main() -> None:
         print(
             f"taken in: {taken / count * 1e6:.1f} us a message, longest turn {longest * 1e3:.1f} ms"
         )
-        print(f"pending {bench.delayed.timers.count:,}: {memory_mb()}")
+        print(f"pending {bench.delayed.metrics.total:,}: {memory_mb()}")
         began = time.perf_counter()
         bench.delayed.save()
         print(f"checkpoint: {time.perf_counter() - began:.2f} s, {memory_mb()}")

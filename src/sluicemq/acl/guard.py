@@ -28,9 +28,11 @@ from sluicemq.acl.verdict import (
 )
 from sluicemq.clock import Clock
 from sluicemq.config.settings import ServerConfig
-from sluicemq.errors import ConfigurationError
+from sluicemq.errors import ConfigurationError, ProtocolError, RequestError
 from sluicemq.files import Files
 from sluicemq.model.ids import Host
+from sluicemq.model.message import REAL_TOPIC
+from sluicemq.record.codec import parse_head, value_of
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command, encode_answer
 from sluicemq.wire.signature import ACCESS_KEY, UNIQUE_KEY_QUERY, Key, signed_names
@@ -277,3 +279,42 @@ class Guard:
         if access_key and access_key not in self.rules.accounts:
             access_key = "?"  # else whoever invents keys fills memory and metrics
         self.denied[access_key] = self.denied.get(access_key, 0) + 1
+
+
+class Access:
+    """What handlers ask that learn on their way which topic a request is about. Without a guard
+    everything is allowed.
+
+    A request names a place in the log (33, 36, 37), and only the message there says whose it is.
+    The topics in which messages wait (delayed, timed, in a transaction) hold those of all topics:
+    there the topic that a message is bound for counts too.
+    """
+
+    def __init__(self, guard: Guard | None = None) -> None:
+        self.guard = guard
+
+    @property
+    def is_open(self) -> bool:
+        """Whether whoever asks now may do everything."""
+        return self.guard is None or self.guard.account is None
+
+    def require(self, topic: str, need: Permission) -> None:
+        """Raises RequestError as a refusal at the door would be answered."""
+        if self.guard is None:
+            return
+        verdict = self.guard.may(topic, need)
+        if not verdict.is_allowed:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, refusal(verdict))
+
+    def require_record(self, data: bytes, need: Permission) -> None:
+        """For the message in a stored record: its topic, and the one that it is bound for."""
+        if self.is_open:
+            return
+        try:
+            head = parse_head(data)
+        except ProtocolError as error:
+            raise RequestError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        self.require(bytes(data[head.topic]).decode("utf-8", "replace"), need)
+        bound_for = value_of(bytes(data[head.properties]), REAL_TOPIC.encode())
+        if bound_for:
+            self.require(bound_for.decode("utf-8", "replace"), need)

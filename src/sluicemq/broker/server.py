@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Final, TypeVar
 
@@ -278,7 +278,8 @@ class Broker:
             (lambda: self.settings.store.flush_interval_ms / 1000, self._flush),
             (lambda: self.settings.store.delay_offset_flush_interval_ms / 1000,
              self._save_delayed),
-            (lambda: self.settings.store.timer_flush_interval_ms / 1000, self._save_timers),
+            (lambda: self.settings.store.timer_flush_interval_ms / 1000,
+             lambda: self._take(core.delayed.timers.save())),
             (lambda: INDEX_S, self._index),
             (lambda: COLUMNS_S, self._columns),
             (lambda: 1.0, core.second),
@@ -316,18 +317,6 @@ class Broker:
         self.core.delayed.clean()
         await self._save(*self.core.delayed.documents, self.core.epochs.table.document)
 
-    async def _save_timers(self) -> None:
-        timers = self.core.delayed.timers
-        saving = timers.begin_save()
-        if saving is None:
-            return
-        is_written = False
-        try:
-            await self._in_executor(saving.run)
-            is_written = True
-        finally:
-            timers.end_save(saving, is_written=is_written)
-
     async def _save_filters(self) -> None:
         self.core.filters.clean()
         await self._save(self.core.filters.document)
@@ -359,11 +348,15 @@ class Broker:
 
     async def _take(self, steps: Iterator[float | Callable[[], None]]) -> None:
         """Does what blocks in the executor, and pauses."""
-        for step in steps:
-            if callable(step):
-                await self._in_executor(step)
-            else:
-                await asyncio.sleep(step)
+        try:
+            for step in steps:
+                if callable(step):
+                    await self._in_executor(step)
+                else:
+                    await asyncio.sleep(step)
+        finally:
+            if isinstance(steps, Generator):
+                steps.close()
 
     async def _look_at_rules(self) -> None:
         """An edit of plain_acl.yml is in force as a whole, between two requests."""

@@ -3,10 +3,10 @@ simulator steps."""
 
 from collections.abc import Callable
 
-from sluicemq.acl.guard import Guard
-from sluicemq.broker.access import Access
+from sluicemq.acl.guard import Access, Guard
 from sluicemq.broker.admin import readonly
 from sluicemq.broker.admin.retention import Cleaning, GroupWatch
+from sluicemq.broker.admin.status import Days, Rates, RuntimeInfo
 from sluicemq.broker.background import Background, Offload, in_place
 from sluicemq.broker.consume.clients import Consumers, Producers, QueueLocks
 from sluicemq.broker.consume.contract import Contracts
@@ -23,7 +23,6 @@ from sluicemq.broker.produce.relays import Questions, Replies
 from sluicemq.broker.produce.retries import Retries
 from sluicemq.broker.produce.send import Send
 from sluicemq.broker.produce.sendback import SendBack
-from sluicemq.broker.runtime import Days, Rates, RuntimeInfo
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC, Groups, Topics
 from sluicemq.broker.transactions.transactions import CheckBack, Transactions

@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from simulation.lanes import ModelConsumer, Shared, balance
 from simulation.stepped import SteppedBroker, SteppedClient, pull_fields, send_fields
+from sluicemq.broker.admin.status import Days, Rates
 from sluicemq.broker.metrics import BrokerCollector, serve
-from sluicemq.broker.runtime import Days, Rates
 from sluicemq.model.subscription import TAG
 
 NODE = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}

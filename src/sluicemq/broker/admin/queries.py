@@ -7,7 +7,8 @@ Answers follow the real broker's, odd ones included: 30 for a queue that a topic
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from sluicemq.broker.access import SUB, Access
+from sluicemq.acl.guard import Access
+from sluicemq.acl.verdict import SUB
 from sluicemq.broker.consume.clients import Consumers, QueueLocks
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings

@@ -16,7 +16,8 @@ The answer leaves when the copy is safe: the consumer then counts the original a
 from dataclasses import dataclass, field
 from typing import Final
 
-from sluicemq.broker.access import SUB, Access
+from sluicemq.acl.guard import Access
+from sluicemq.acl.verdict import SUB
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.lanes.rules import LANE_PROPERTY, lane_id
 from sluicemq.broker.produce.intake import Draft, Intake, code_of

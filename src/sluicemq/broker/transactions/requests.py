@@ -10,7 +10,8 @@ import logging
 from dataclasses import dataclass, field
 from typing import Final
 
-from sluicemq.broker.access import PUB, Access
+from sluicemq.acl.guard import Access
+from sluicemq.acl.verdict import PUB
 from sluicemq.broker.produce.redelivery import Record
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.transactions.prepared import REAL_QUEUE, Prepared, prepared_of

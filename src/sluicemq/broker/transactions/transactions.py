@@ -72,8 +72,7 @@ from sluicemq.model.message import (
     UNIQ_KEY,
 )
 from sluicemq.net.peer import Peer
-from sluicemq.record import property_text as text
-from sluicemq.record.codec import encode_record
+from sluicemq.record.codec import as_text, encode_record
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.declare import encode_header
@@ -250,7 +249,7 @@ class Transactions:
 
     def _prepare(self, draft: Draft) -> None:
         if hide(draft, self._settings.broker, len(self.table)):
-            size = len(text.as_text(draft.properties).encode())
+            size = len(as_text(draft.properties).encode())
             self._intake.check_properties(size + COPY_BYTES_MAX)
 
     # ------------------------------------------------------------------------------ the start

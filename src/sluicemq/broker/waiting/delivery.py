@@ -9,27 +9,357 @@ What a slice has put is in the log when its turn has ended; a turn that failed i
 tenth of a second, until it succeeds.
 """
 
-from collections.abc import Callable
-from typing import Final, Protocol
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any, Final, Protocol
 
-from sluicemq.broker.background import Slice, Worker
+from sluicemq.broker.background import Progress, Slice, Worker
 from sluicemq.broker.documents import Document
 from sluicemq.broker.produce.intake import Intake
-from sluicemq.broker.produce.redelivery import Redelivery
+from sluicemq.broker.produce.redelivery import Redelivery, entries, read_record
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.broker.turns import Turns
-from sluicemq.broker.waiting.levels import DelayLevels
 from sluicemq.broker.waiting.rewrite import DelayRewrite
-from sluicemq.broker.waiting.timers import Timers
+from sluicemq.broker.waiting.timers import Timers, Waiting
 from sluicemq.clock import Clock
-from sluicemq.errors import StoreError
+from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
+from sluicemq.errors import ProtocolError, StoreError
 from sluicemq.files import Files
+from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
+from sluicemq.wire import fastjson
+
+log = logging.getLogger(__name__)
 
 WAITING_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
 SLICE_S: Final = 0.004
 SLICE_MESSAGES: Final = 2048
+CLOCK_STEP_BACK_MAX_MS: Final = 60_000
+_CHUNK_UNITS: Final = 256
+_SAVES_PER_VERSION: Final = 200  # spec/store.md §11
+_unpack_units: Final = UNIT.iter_unpack
+
+
+class Level:
+    """One level: how far it is delivered, and when its next message is due (None: nothing is)."""
+
+    __slots__ = ("cancelled", "coming", "delay_ms", "due_ms", "progress", "queue_id", "saved")
+
+    def __init__(self, queue_id: int, delay_ms: int, offset: int) -> None:
+        self.queue_id = queue_id
+        self.delay_ms = delay_ms
+        self.progress = Progress(offset)
+        self.coming = offset  # behind what this slice has put
+        self.saved = offset  # what the file says, or is about to
+        self.due_ms: int | None = None
+        self.cancelled: set[int] = set()
+
+
+class DelayLevels:
+    """One queue of SCHEDULE_TOPIC_XXXX a level, each in the order of its times.
+
+    The unit of a message says when it is due instead of a tag code. All messages of a level wait
+    equally long, so the first of its queue is due first: one look a level tells when to wake. What
+    is delivered is an offset for each level, kept in `config/delayOffset.json` as RocketMQ writes
+    it: after a crash, delivery begins at the last offset that is safe, and what came after it comes
+    again.
+
+    A unit that says a time later than a level can mean (the clock has gone back, or the level means
+    less now) is due at once; less than a minute too late is the store's own wait for a clock that
+    went back, and stays.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        redelivery: Redelivery,
+        files: Files,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._redelivery = redelivery
+        self._clock = clock
+        self._levels: dict[int, Level] = {}
+        self._saves = 0
+        self._kept: dict[int, int] = {}  # of levels without a queue: as found
+        self._version: dict[str, Any] = {"counter": 0, "stateVersion": 0, "timestamp": 0}
+        self._is_default = True
+        root = settings.store.root
+        self.document = Document(files, f"{root}/config/delayOffset.json", self._render)
+
+        def render_cancelled() -> str:
+            levels = self._levels.items()
+            cancelled = {str(number): sorted(level.cancelled) for number, level in levels}
+            return fastjson.dumps_file({name: found for name, found in cancelled.items() if found})
+
+        self.cancellations = Document(
+            files, f"{root}/config/sluiceDelayCancelled.json", render_cancelled
+        )
+
+    # --- the files
+
+    def load(self) -> None:
+        """Blocking. Raises StoreDamagedError."""
+        config = self._settings.store
+        self._is_default = config.delay_levels_ms == parse_delay_levels(DEFAULT_LEVELS)
+
+        def parse_offsets(text: str) -> dict[int, int]:
+            values = fastjson.loads(text)
+            if not isinstance(values, dict) or not isinstance(values.get("offsetTable"), dict):
+                raise ProtocolError("there is no offsetTable in it.")
+            version = values.get("dataVersion") or {}
+            self._version |= {str(name): int(value) for name, value in version.items()}
+            return {int(level): int(offset) for level, offset in values["offsetTable"].items()}
+
+        self._kept = self.document.load(parse_offsets) or {}
+        for topic, queue_id in self._store.queues():
+            if topic == SCHEDULE_TOPIC:
+                self._level(queue_id, self._kept.pop(queue_id + 1, 0))
+
+        def parse_cancelled(text: str) -> dict[int, set[int]]:
+            return {int(queue): {*map(int, found)} for queue, found in fastjson.loads(text).items()}
+
+        for queue_id, cancelled in (self.cancellations.load(parse_cancelled) or {}).items():
+            self._level(queue_id).cancelled |= cancelled
+
+    def _level(self, queue_id: int, offset: int = 0) -> Level:
+        level = self._levels.get(queue_id)
+        if level is None:
+            delays_ms = self._settings.store.delay_levels_ms
+            low, high = self._store.queue_offsets(SCHEDULE_TOPIC, queue_id)
+            delay_ms = delays_ms[min(queue_id, len(delays_ms) - 1)]
+            level = self._levels[queue_id] = Level(queue_id, delay_ms, min(max(offset, low), high))
+            self._look(level)
+        return level
+
+    def _render(self) -> str:
+        self._saves += 1
+        if self._saves % _SAVES_PER_VERSION == 0:
+            self._version["counter"] += 1
+            self._version["timestamp"] = self._clock.now_ms()
+        synced = self._store.synced_offset
+        for level in self._levels.values():
+            # Cancelled ones that even a crash cannot bring back are forgotten.
+            gone = {offset for offset in level.cancelled if offset < level.saved}
+            level.cancelled -= gone
+            self.cancellations.changed |= bool(gone)
+            level.saved = level.progress.safe(synced)
+            # What is not safe yet is written the next time.
+            self.document.changed |= level.saved != level.progress.value
+        return self.table()
+
+    def table(self) -> str:
+        """The file's text, which request 45 answers too."""
+        own = {queue_id + 1: self._levels[queue_id].saved for queue_id in self.queue_ids}
+        offsets = dict(sorted((self._kept | own).items()))
+        return fastjson.dumps_pretty({"dataVersion": self._version, "offsetTable": offsets})
+
+    # --- what is due
+
+    def arrived(self, queue_id: int) -> None:
+        """A level has new messages."""
+        level = self._level(queue_id)
+        if level.due_ms is None:
+            self._look(level)
+
+    @property
+    def next_ms(self) -> int | None:
+        """When the next message is due; None when there is none."""
+        return min(
+            (level.due_ms for level in self._levels.values() if level.due_ms is not None),
+            default=None,
+        )
+
+    def _look(self, level: Level) -> None:
+        """Find out when the first message of a level is due."""
+        offset = level.coming
+        units = self._store.reader.sound_units(SCHEDULE_TOPIC, level.queue_id, offset, 1)
+        if not len(units):
+            low, high = self._store.queue_offsets(SCHEDULE_TOPIC, level.queue_id)
+            if offset >= low or low >= high:
+                level.due_ms = None
+                return
+            log.error(
+                "delayed messages %d to %d of level %d are deleted, undelivered",
+                offset, low - 1, level.queue_id + 1,
+            )  # fmt: skip
+            level.coming = low
+            level.progress.advance(low, 0)
+            self._look(level)
+            return
+        position, size, code = UNIT.unpack_from(units)
+        level.due_ms = self._due_ms(level, position, size, code)
+
+    def _due_ms(self, level: Level, position: int, size: int, code: int) -> int:
+        """By the unit, which says it as RocketMQ would; with levels of our own by the record."""
+        if size == BLANK_SIZE:
+            return 0
+        if not self._is_default:
+            record = read_record(self._store.reader.view_at(position))
+            return record.store_time_ms + level.delay_ms if record is not None else 0
+        latest_ms = self._clock.now_ms() + level.delay_ms + CLOCK_STEP_BACK_MAX_MS
+        return code if code <= latest_ms else 0
+
+    # --- delivering
+
+    def deliver(self, work: Slice) -> None:
+        """Append what is due to its topics, as long as the slice lasts. Raises StoreError."""
+        for level in self._levels.values():
+            while level.due_ms is not None and level.due_ms <= work.now_ms and not work.is_over:
+                self._deliver_some(level, work)
+
+    def _deliver_some(self, level: Level, work: Slice) -> None:
+        units = self._store.reader.sound_units(
+            SCHEDULE_TOPIC, level.queue_id, level.coming, min(work.left, _CHUNK_UNITS)
+        )
+        now_ms = work.now_ms
+        for position, size, code in _unpack_units(units):
+            if work.is_over:
+                return
+            level.due_ms = self._due_ms(level, position, size, code)
+            if level.due_ms > now_ms:
+                return
+            if size != BLANK_SIZE and level.coming not in level.cancelled:
+                record = read_record(self._store.reader.view_at(position))
+                if record is not None:
+                    self._redelivery.put(record)
+                else:
+                    log.error(
+                        "the delayed message %d of level %d is gone: it cannot be delivered",
+                        level.coming, level.queue_id + 1,
+                    )  # fmt: skip
+            level.coming += 1
+            work.done()
+        self._look(level)
+
+    def settle(self, *, is_stored: bool) -> None:
+        """What `deliver` put is stored, or has to be put again."""
+        end = self._store.written_offset
+        for level in self._levels.values():
+            if level.coming == level.progress.value:
+                continue
+            if not is_stored:
+                level.coming = level.progress.value
+                level.due_ms = 0
+                continue
+            level.progress.advance(level.coming, end)
+            self.document.changed = True
+
+    # --- what waits
+
+    def pending(self, queue_id: int, offset: int) -> Iterator[Waiting]:
+        """The messages of a level from an offset on that wait."""
+        level = self._levels.get(queue_id)
+        if level is None:
+            return
+        units = self._store.reader.sound_units
+        offset = max(offset, level.coming)
+        for entry in entries(self._store, SCHEDULE_TOPIC, queue_id, offset, units):
+            record, due_ms = entry.record, 0
+            if record is not None:
+                due_ms = self._due_ms(level, entry.position, record.size_bytes, entry.code)
+            if entry.offset in level.cancelled:
+                record = None
+            cursor = f"L:{queue_id}:{entry.offset + 1}"
+            yield Waiting(record, due_ms, cursor, queue_id + 1, entry.offset)
+
+    def find(self, queue_id: int, offset: int) -> Waiting | None:
+        """The message if it waits."""
+        if queue_id not in self._levels or offset < self._levels[queue_id].coming:
+            return None
+        waiting = next(self.pending(queue_id, offset), None)
+        return waiting if waiting is not None and waiting.record is not None else None
+
+    def cancel(self, queue_id: int, offset: int) -> None:
+        """Never deliver this one. Durable on return; raises OSError."""
+        level = self._levels[queue_id]
+        level.cancelled.add(offset)
+        self.cancellations.changed = True
+        try:
+            self.cancellations.save()
+        except OSError:
+            level.cancelled.discard(offset)
+            raise
+
+    @property
+    def queue_ids(self) -> list[int]:
+        """Of the levels that have been used, in order."""
+        return sorted(self._levels)
+
+    @property
+    def count(self) -> int:
+        """How many messages wait."""
+        return sum(
+            max(self._store.queue_offsets(SCHEDULE_TOPIC, queue_id)[1] - level.coming, 0)
+            - sum(offset >= level.coming for offset in level.cancelled)
+            for queue_id, level in self._levels.items()
+        )
+
+    def runtime(self) -> dict[str, str]:
+        """For request 28: `scheduleMessageOffset_<level>` = delivered,end."""
+        return {
+            f"scheduleMessageOffset_{queue_id + 1}": f"{level.progress.value},"
+            f"{self._store.queue_offsets(SCHEDULE_TOPIC, queue_id)[1]}"
+            for queue_id, level in sorted(self._levels.items())
+        }
+
+
+class TimerMetrics:
+    """`config/timermetrics`: how many timed messages wait, by topic (spec/store.md §11).
+
+    For tools alone: nothing relies on it. After a crash the numbers may differ from the truth by
+    what was stored and delivered since the file was written.
+    """
+
+    def __init__(self, files: Files, root: str, clock: Clock) -> None:
+        self._clock = clock
+        self.counts: dict[str, int] = {}
+        self._changed_ms: dict[str, int] = {}
+        self._has_news = False
+        self._version: dict[str, Any] = {"counter": 0, "stateVersion": 0, "timestamp": 0}
+
+        def render() -> str:
+            if self._has_news:
+                self._has_news = False
+                now_ms = self._clock.now_ms()
+                self._version |= {"counter": self._version["counter"] + 1, "timestamp": now_ms}
+                self._changed_ms |= dict.fromkeys(self.counts, now_ms)
+            return self.text()
+
+        self.document = Document(files, f"{root}/config/timermetrics", render)
+
+    def load(self) -> None:
+        """Raises StoreDamagedError."""
+        values = self.document.load(fastjson.loads)
+        if not isinstance(values, dict):
+            return
+        self._version |= values.get("dataVersion") or {}
+        for topic, item in (values.get("timingCount") or {}).items():
+            self.counts[topic] = int(item.get("count", 0))
+            self._changed_ms[topic] = int(item.get("timeStamp", 0))
+
+    def add(self, topic: str, count: int) -> None:
+        """So many more wait, or fewer. HOT."""
+        self.counts[topic] = self.counts.get(topic, 0) + count
+        self.document.changed = self._has_news = True
+
+    @property
+    def total(self) -> int:
+        """Of all topics."""
+        return max(sum(self.counts.values()), 0)
+
+    def text(self) -> str:
+        """The file's text in one line, which request 61 answers too."""
+        now_ms = self._clock.now_ms()
+        counting = {
+            topic: {"count": max(count, 0), "timeStamp": self._changed_ms.get(topic, now_ms)}
+            for topic, count in sorted(self.counts.items())
+        }
+        return fastjson.dumps({"dataVersion": self._version, "timingCount": counting}).decode()
 
 
 class Alarm(Protocol):
@@ -63,7 +393,10 @@ class Delayed:
         """Set by who has a loop; without it the sweep alone drives."""
         self._redelivery = Redelivery(store, turns)
         self.levels = DelayLevels(settings, store, self._redelivery, files, clock)
-        self.timers = Timers(settings, store, self._redelivery, intake, files, clock)
+        self.metrics = TimerMetrics(files, settings.store.root, clock)
+        self.timers = Timers(
+            settings, store, self._redelivery, intake, files, clock, self.metrics.add
+        )
         intake.rewrites.append(DelayRewrite(settings, clock, self.timers.files.count).rewrite)
         self._alarm: Alarm | None = None
         self._alarm_s = 0.0
@@ -72,12 +405,13 @@ class Delayed:
         """Blocking; delivery may begin after it. Raises StoreDamagedError, OSError."""
         self.levels.load()
         self.timers.load()
+        self.metrics.load()
         self._worker.is_on = not self._settings.is_read_only
 
     @property
     def documents(self) -> tuple[Document, ...]:
         return (
-            self.levels.document, self.levels.cancellations, self.timers.metrics.document,
+            self.levels.document, self.levels.cancellations, self.metrics.document,
         )  # fmt: skip
 
     # --- when
@@ -117,12 +451,13 @@ class Delayed:
             if self._alarm_s <= time_s:
                 return  # it rings in time, and plans anew
             self._alarm.cancel()
-        self._alarm_s = time_s
-        self._alarm = self.call_later(max(time_s - now_s, 0.0), self._ring)
 
-    def _ring(self) -> None:
-        self._alarm = None
-        self.run()
+        def ring() -> None:
+            self._alarm = None
+            self.run()
+
+        self._alarm_s = time_s
+        self._alarm = self.call_later(max(time_s - now_s, 0.0), ring)
 
     # --- the work
 
@@ -131,7 +466,20 @@ class Delayed:
         if not self._worker.is_on:
             return
         if not self._worker.is_paused:
-            is_stored = self._deliver()
+            work = Slice(self._clock, SLICE_S, SLICE_MESSAGES)
+            stopped: StoreError | None = None
+            try:
+                self.levels.deliver(work)
+                self.timers.deliver(work)
+            except StoreError as error:
+                stopped = error
+            is_idle = work.left == SLICE_MESSAGES and stopped is None
+            is_stored = is_idle or self._redelivery.finish()
+            if stopped is not None or not is_stored:
+                why = stopped or "the turn failed"
+                self._worker.failed(f"delayed messages wait longer: {why}")
+            else:
+                self._worker.succeeded()
             self.levels.settle(is_stored=is_stored)
             self.timers.settle(is_stored=is_stored)
         try:
@@ -139,23 +487,6 @@ class Delayed:
         except OSError as error:
             self._worker.failed(f"the timer log cannot be written: {error}")
         self._plan()
-
-    def _deliver(self) -> bool:
-        """Is everything that was put in the log?"""
-        work = Slice(self._clock, SLICE_S, SLICE_MESSAGES)
-        error: StoreError | None = None
-        try:
-            self.levels.deliver(work)
-            self.timers.deliver(work)
-        except StoreError as stopped:
-            error = stopped
-        is_idle = work.left == SLICE_MESSAGES and error is None
-        is_stored = is_idle or self._redelivery.finish()
-        if error is not None or not is_stored:
-            self._worker.failed(f"delayed messages wait longer: {error or 'the turn failed'}")
-        else:
-            self._worker.succeeded()
-        return is_stored
 
     def stop(self) -> None:
         """Deliver no more."""
@@ -166,19 +497,13 @@ class Delayed:
 
     def save(self) -> None:
         """Blocking, at the end or for who has no other thread: wheel, log and checkpoint."""
-        saving = self.timers.begin_save(is_last=True)
-        if saving is None:
-            return
-        is_written = False
-        try:
-            saving.run()
-            is_written = True
-        finally:
-            self.timers.end_save(saving, is_written=is_written)
+        with closing(self.timers.save(is_last=True)) as steps:
+            for step in steps:
+                step()
 
     def clean(self) -> None:
         """Now and then: timer log files that nothing needs any more. Raises OSError."""
-        self.timers.files.remove_before(self._store.offset_min)
+        self.timers.files.log.remove_before(self._store.offset_min)
 
     def runtime(self) -> dict[str, str]:
         """For request 28 (spec/admin.md §3)."""
@@ -187,6 +512,6 @@ class Delayed:
         return {
             "timerReadBehind": str(behind_ms // 1000),
             "timerOffsetBehind": str(timers.queue_behind),
-            "timerCongestNum": str(timers.count),
+            "timerCongestNum": str(self.metrics.total),
             **self.levels.runtime(),
         }

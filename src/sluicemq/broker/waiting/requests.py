@@ -13,16 +13,16 @@ import base64
 import binascii
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from sluicemq.broker.background import Slice
 from sluicemq.broker.produce.intake import Draft, Intake
-from sluicemq.broker.produce.redelivery import Record
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.broker.turns import Durable
 from sluicemq.broker.waiting.delivery import Delayed
-from sluicemq.broker.waiting.timers import FROM_END
+from sluicemq.broker.waiting.rewrite import REAL_QUEUE, TIMER_DELETES, TIMER_OUT
+from sluicemq.broker.waiting.timers import FROM_END, Waiting
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
 from sluicemq.model.ids import RecallHandle, parse_recall_handle
@@ -45,13 +45,6 @@ PAGE_MAX: Final = 1000
 _PAGE_S: Final = 0.005
 _RECALL_TAG: Final = "_RECALL_TAG_"
 _OWN_VERSION: Final = "d1"
-
-
-class _Item(NamedTuple):
-    """A waiting message and the cursor of what comes after it."""
-
-    message: bodies.WaitingMessage | None
-    next_cursor: str
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +94,7 @@ class DelayRequests:
             )
         marks = {
             TAGS: _RECALL_TAG,
-            "TIMER_DEL_UNIQKEY": f"{handle.topic}+{handle.unique_id}",
+            TIMER_DELETES: f"{handle.topic}+{handle.unique_id}",
             UNIQ_KEY: handle.unique_id,
             "TIMER_DELIVER_MS": str(handle.time_ms),
         }
@@ -142,50 +135,51 @@ class DelayRequests:
         work = Slice(self.clock, _PAGE_S, 10 * PAGE_MAX)
         found: list[bodies.WaitingMessage] = []
         cursor: str | None = None
-        for item in self._from(header.cursor or "L:0:0"):
+        for waiting in self._from(header.cursor or "L:0:0"):
             work.done()
-            if item.message is not None and _is_meant(item.message, header):
-                found.append(item.message)
+            message = self._shown(waiting)
+            if (
+                message is not None
+                and header.topic in (None, "", message.topic)
+                and header.key in (None, "", message.unique_id, *message.keys.split())
+            ):
+                found.append(message)
             if work.is_over or len(found) == count_max:
-                cursor = item.next_cursor
+                cursor = waiting.cursor
                 break
         fields = encode_header(ListDelayedResponse(cursor=cursor))
         return Command(ResponseCode.SUCCESS, fields, bodies.encode_waiting(found))
 
-    def _from(self, cursor: str) -> Iterator[_Item]:
-        levels, broker = self.delayed.levels, self.settings.broker.broker_name
-        kind, first, second = _parse_cursor(cursor)
-        if kind == "L":  # those of levels come first
+    def _from(self, cursor: str) -> Iterator[Waiting]:
+        """Those of levels come first."""
+        kind, _, rest = cursor.partition(":")
+        a, _, b = rest.partition(":")
+        if kind not in ("L", "T") or not a.isdigit() or not b.lstrip("-").isdigit():
+            remark = f"{cursor!r} is no cursor of a list."
+            raise RequestError(ResponseCode.INVALID_PARAMETER, remark)
+        first, second = int(a), int(b)
+        if kind == "L":
+            levels = self.delayed.levels
             for queue_id in (one for one in levels.queue_ids if one >= first):
-                for waiting in levels.pending(queue_id, second if queue_id == first else 0):
-                    offset, record = waiting.queue_offset, waiting.record
-                    handle = record and _place(queue_id, offset, record.text(UNIQ_KEY))
-                    yield _Item(
-                        self._shown(record, queue_id + 1, waiting.due_ms, handle or ""),
-                        f"L:{queue_id}:{offset + 1}",
-                    )
+                yield from levels.pending(queue_id, second if queue_id == first else 0)
             first, second = 0, FROM_END
-        for timed in self.delayed.timers.pending(first, second):
-            handle = ""
-            if (record := timed.record) is not None:
-                slot_ms = record.number("TIMER_OUT_MS") or 0
-                handle = RecallHandle(
-                    record.text(REAL_TOPIC), broker, slot_ms + 1, record.text(UNIQ_KEY)
-                ).encode()
-            yield _Item(
-                self._shown(record, 0, timed.due_ms, handle), f"T:{timed.slot_ms}:{timed.next_unit}"
-            )
+        yield from self.delayed.timers.pending(first, second)
 
-    def _shown(
-        self, record: Record | None, level: int, due_ms: int, handle: str
-    ) -> bodies.WaitingMessage | None:
+    def _shown(self, waiting: Waiting) -> bodies.WaitingMessage | None:
         """None when it does not wait any more."""
-        if record is None or due_ms <= self.clock.now_ms():
+        record = waiting.record
+        if record is None or waiting.due_ms <= self.clock.now_ms():
             return None
+        topic, unique_id = record.text(REAL_TOPIC), record.text(UNIQ_KEY)
+        if waiting.level:
+            place = f"{_OWN_VERSION} {waiting.level - 1} {waiting.queue_offset} {unique_id}"
+            handle = base64.urlsafe_b64encode(place.encode()).decode()
+        else:
+            slot_ms, broker = record.number(TIMER_OUT) or 0, self.settings.broker.broker_name
+            handle = RecallHandle(topic, broker, slot_ms + 1, unique_id).encode()
         return bodies.WaitingMessage(
-            record.text(REAL_TOPIC), record.number("REAL_QID") or 0, record.text(UNIQ_KEY),
-            record.text(KEYS), record.text(TAGS), level, due_ms, record.store_time_ms,
-            len(record.body), handle,
+            topic, record.number(REAL_QUEUE) or 0, unique_id, record.text(KEYS), record.text(TAGS),
+            waiting.level, waiting.due_ms, record.store_time_ms, len(record.body), handle,
         )  # fmt: skip
 
     # --- what slaves ask for
@@ -200,26 +194,7 @@ class DelayRequests:
 
     def timer_metrics(self, command: Command, peer: Peer) -> Command:
         """61: the text of timermetrics."""
-        return Command(ResponseCode.SUCCESS, body=self.delayed.timers.metrics.text().encode())
-
-
-def _is_meant(message: bodies.WaitingMessage, header: ListDelayedRequest) -> bool:
-    if header.topic and message.topic != header.topic:
-        return False
-    return not header.key or header.key == message.unique_id or header.key in message.keys.split()
-
-
-def _parse_cursor(cursor: str) -> tuple[str, int, int]:
-    kind, _, rest = cursor.partition(":")
-    first, _, second = rest.partition(":")
-    if kind not in ("L", "T") or not first.isdigit() or not second.lstrip("-").isdigit():
-        raise RequestError(ResponseCode.INVALID_PARAMETER, f"{cursor!r} is no cursor of a list.")
-    return kind, int(first), int(second)
-
-
-def _place(queue_id: int, offset: int, unique_id: str) -> str:
-    plain = f"{_OWN_VERSION} {queue_id} {offset} {unique_id}"
-    return base64.urlsafe_b64encode(plain.encode()).decode()
+        return Command(ResponseCode.SUCCESS, body=self.delayed.metrics.text().encode())
 
 
 def _parse_place(handle: str) -> tuple[int, int, str] | None:

@@ -1,13 +1,8 @@
-"""What is due when: places in the commit log by the millisecond.
+"""Timed messages: from the queue of rmq_sys_wheel_timer to their topics, to the millisecond.
 
-Held only for the seconds that come next. A place is 8 bytes in an array for its millisecond, so a
-hundred thousand messages of one second take less than a megabyte; a heap says which is first.
-
-Timed messages: from the queue of rmq_sys_wheel_timer to their topics, to the millisecond.
-
-    take in   each new message of the queue is put into the slot of its second (`timer_files`)
+    take in   each new message of the queue is put into the slot of its second
     load      the slots of the next second and a half are read: each message's exact time stands in
-              its properties, and it goes into the table of what is due (`due`)
+              its properties, and it goes into the table of what is due
     deliver   whatever in the table is due is appended to its own topic
     close     a second that is over and whose messages are all stored is done: `read_ms` moves on
 
@@ -18,13 +13,22 @@ second is loaded before the others and has no other effect (spec/delivery.md §2
 
 Real RocketMQ delivers a second's messages when it is over, up to a second late; here the second is
 only where they lie.
+
+Wheel, log and checkpoint are derived from the queue, and agree or are built again. A save syncs the
+log, then the changed slots, then the checkpoint: the next start begins there, puts what the log
+holds behind it into the slots, and takes in the queue from the message after the last of these on.
+So the wheel on disk never points behind the log on disk. What a crash left behind the last good
+unit is wiped, or a later crash might take it for its own. A unit is good when its message stands in
+the commit log, behind the one before. Files that are missing or do not agree are removed, and the
+whole queue is taken in again.
 """
 
 import heapq
 import logging
+import threading
 from array import array
-from collections.abc import Iterator
-from itertools import takewhile
+from collections.abc import Callable, Generator, Iterator
+from itertools import chain, takewhile
 from typing import Final, NamedTuple
 
 from sluicemq.broker.background import Slice
@@ -40,21 +44,55 @@ from sluicemq.broker.produce.redelivery import (
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import TIMER_TOPIC
 from sluicemq.broker.waiting.rewrite import TIMER_DELETES, TIMER_OUT, exact_due_ms
-from sluicemq.broker.waiting.timer_files import Saving, TimerFiles, TimerMetrics
 from sluicemq.clock import Clock
 from sluicemq.errors import StoreError
-from sluicemq.files import Files
+from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files
 from sluicemq.model.ids import tag_code
 from sluicemq.record.codec import value_of
+from sluicemq.record.layout import RECORD_HEAD
 from sluicemq.store.store import Store
-from sluicemq.store.timers import DEFAULT, DELETE, NONE, ROLL, SLOTS
+from sluicemq.store.timers import (
+    DEFAULT,
+    DELETE,
+    NONE,
+    ROLL,
+    SLOTS,
+    UNIT_BYTES,
+    TimerCheckpoint,
+    TimerLog,
+    TimerUnit,
+    TimerWheel,
+    read_timer_checkpoint,
+    write_timer_checkpoint,
+)
 
+log = logging.getLogger(__name__)
+
+AHEAD_MS: Final = 1500
+"""So long before it begins, a slot is loaded: the sweep comes by five times a second."""
+FROM_END: Final = -2
+LOADED_MAX: Final = 200_000
+"""No more slots are loaded while so many messages are in the table."""
+_REBUILD_MARGIN_MS: Final = 60_000
+_CHUNK: Final = 64
+_STEP_UNITS: Final = 256
+_LIST_SLOTS: Final = 8192
+_OUT: Final = TIMER_OUT.encode()
+_DELETES: Final = TIMER_DELETES.encode()
+_REAL_TOPIC: Final = b"REAL_TOPIC"
+_UNIQUE_ID: Final = b"UNIQ_KEY"
+_BEGIN: Final = RECORD_HEAD.only("size", "queue_offset", "physical_offset")
+_QUIET_MS: Final = 60_000
 Due = tuple[int, int]
 """(due in ms since 1970, place in the commit log)."""
 
 
 class DueTable:
-    """Entries by time; those of one millisecond in the order they came."""
+    """What is due when: places in the commit log by the millisecond, in the order they came.
+
+    Held only for the seconds that come next. A place is 8 bytes in an array for its millisecond, so
+    a hundred thousand messages of one second take less than a megabyte; a heap says which is first.
+    """
 
     __slots__ = ("_at", "_places", "_times", "count")
 
@@ -100,41 +138,188 @@ class DueTable:
         for due_ms, place in taken:
             self.add(due_ms, place)
 
-    def clear(self) -> None:
-        self._times.clear()
-        self._places.clear()
-        self._at.clear()
-        self.count = 0
+
+class TimerFiles:
+    """Wheel, log and checkpoint as one thing. Times are ms, cut down to the precision."""
+
+    def __init__(
+        self, store: Store, files: Files, root: str, *, log_file_bytes: int, precision_ms: int
+    ) -> None:
+        self._store = store
+        self._files = files
+        self._precision_ms = precision_ms
+        self._saving = threading.Lock()
+        self._saved = self._begun = 0
+        self._is_broken = False
+        self._check_path = f"{root}/config/timercheck"
+        self.wheel = TimerWheel(files, f"{root}/timerwheel", precision_ms)
+        self.log = TimerLog(files, f"{root}/timerlog", log_file_bytes)
+        self.checkpoint = TimerCheckpoint()
+        """The one that is on disk. Everything due by its `done_ms` was delivered, of what lies
+        before `old_end` in the commit log."""
+        self.queue_offset = 0
+        """The first message of the queue that is not in the files."""
+        self.old_end = 0
+
+    # --- the start
+
+    def load(self) -> bool:
+        """Blocking. Are the files to be built again? Raises StoreDamagedError when they have
+        another size than they must."""
+        low, high = self._store.queue_offsets(TIMER_TOPIC, 0)
+        known = read_timer_checkpoint(self._files, self._check_path)
+        self.wheel.check()
+        self.log.load(known.log_end if known is not None else 0)
+        self.checkpoint = known or TimerCheckpoint()
+        if known is None or self.log.end != known.log_end or (
+            known.log_end > 0 and not self.wheel.exists
+        ):  # fmt: skip
+            if high > low or not self.log.is_empty:
+                log.warning("timer wheel and log are built from the queue of timed messages")
+            self.forget()
+            self.queue_offset = low
+            return True
+        known_offset = min(max(known.queue_offset, low), high)
+        units = self._store.reader.units(TIMER_TOPIC, 0, known_offset, 1)
+        # Where that message lies in the commit log; behind everything when there is none yet.
+        self.old_end = int.from_bytes(units[:8]) if len(units) else self._store.written_offset
+        self.queue_offset = self._revise(known_offset)
+        return False
+
+    def _revise(self, queue_offset: int) -> int:
+        """Put what the log holds behind the checkpoint into the slots; the next queue offset."""
+        start = end = self.log.end
+        for position, unit in self.log.walk(start):
+            view = self._store.reader.view_at(unit.position)
+            if view is None or len(view) < _BEGIN.size:
+                break
+            size, offset, place = _BEGIN.unpack_from(view)
+            is_there = size == unit.size_bytes and place == unit.position
+            if not is_there or offset < queue_offset or unit.previous >= position:
+                break
+            slot = self.wheel.get(unit.due_ms)
+            step = -1 if unit.magic & DELETE else 1
+            if slot is None:
+                self.wheel.put(unit.due_ms, position, position, step)
+            elif slot.last < position:
+                self.wheel.put(unit.due_ms, slot.first, position, slot.messages + step)
+            queue_offset = offset + 1
+            end = position + UNIT_BYTES
+        self.log.cut(end)
+        if end != start:
+            log.info("%d bytes of the timer log behind its checkpoint are used", end - start)
+        return queue_offset
+
+    def forget(self) -> None:
+        """Wheel and log are empty."""
+        self.wheel.remove()
+        self.log.remove_all()
+
+    # --- taking in
+
+    def add(
+        self, slot_ms: int, magic: int, write_ms: int, position: int, size: int, topic_hash: int
+    ) -> None:
+        """A message belongs to a slot. HOT."""
+        slot = self.wheel.get(slot_ms)
+        first, last, count = (slot.first, slot.last, slot.messages) if slot else (NONE, NONE, 0)
+        unit = self.log.append(
+            last, magic, write_ms, slot_ms - write_ms, position, size, topic_hash
+        )
+        count += -1 if magic & DELETE else 1
+        self.wheel.put(slot_ms, unit if first == NONE else first, unit, count)
+
+    def count(self, slot_ms: int) -> int:
+        """How many messages a slot holds."""
+        slot = self.wheel.get(slot_ms)
+        return slot.messages if slot is not None else 0
+
+    # --- reading
+
+    def chain(self, position: int) -> Iterator[tuple[int, TimerUnit | None]]:
+        """The units of a slot from one on, the last first, each with its place in the log; None for
+        one where the chain is broken."""
+        while position != NONE:
+            unit = self.log.unit(position)
+            if unit is None or not unit.is_whole or unit.previous >= position:
+                yield position, None
+                return
+            yield position, unit
+            position = unit.previous
+
+    # --- saving
+
+    def save(
+        self, read_ms: int, now_ms: int, done_ms: int, *, must: bool
+    ) -> Generator[Callable[[], None]]:
+        """Writes a new checkpoint and what it stands for; nothing when only the time has changed,
+        unless it `must` be or the last one is a minute old. Raises OSError.
+
+        What it yields waits for the disk (raises OSError, StoreError) and may be called in another
+        thread; close the iterator when it is done. Savings go through one by one; one that was
+        given up before it began does nothing any more. After a disk error nothing is saved: the
+        kernel may have thrown pages away. The last good checkpoint stays, and the next start begins
+        there.
+        """
+        if self._is_broken:
+            return
+        self.log.write()
+        old = self.checkpoint
+        state = (read_ms, self.log.end, self.queue_offset)
+        is_same = state[1:] == old[1:3] and not self.wheel.has_memory
+        is_young = not old.time_ms or now_ms - old.time_ms < _QUIET_MS
+        if is_same and (is_young or state == old[:3]) and not must:
+            return
+        new = TimerCheckpoint(
+            *state, self.queue_offset, old.state_version, now_ms, old.counter + 1, done_ms
+        )
+        slots, start, end = self.wheel.take(), old.log_end, self.log.end
+        self._begun += 1
+        number = self._begun
+        is_written = has_failed = False
+
+        def write() -> None:
+            nonlocal has_failed
+            with self._saving:
+                if number <= self._saved:
+                    return
+                try:
+                    self._store.sync()
+                    self.log.sync(start, end)
+                    self.wheel.write(slots)
+                    write_timer_checkpoint(self._files, self._check_path, new)
+                except OSError as error:
+                    has_failed = error.errno not in FULL_ERRORS | PASSING_ERRORS
+                    raise
+                self._saved = number
+
+        try:
+            yield write
+            is_written = True
+        finally:
+            if has_failed and not self._is_broken:
+                self._is_broken = True
+                log.error(
+                    "the disk fails: timer files are saved no more. Check it, and start again."
+                )
+            self.wheel.settle(is_written=is_written)
+            if is_written:
+                self.checkpoint = new
 
 
-log = logging.getLogger(__name__)
+class Waiting(NamedTuple):
+    """A message that waits; `record` is None of one that is taken back, gone, or none at all.
+    `cursor` says where a list goes on after it."""
 
-AHEAD_MS: Final = 1500
-"""So long before it begins, a slot is loaded: the sweep comes by five times a second."""
-FROM_END: Final = -2
-LOADED_MAX: Final = 200_000
-"""No more slots are loaded while so many messages are in the table."""
-_REBUILD_MARGIN_MS: Final = 60_000
-_CHUNK: Final = 64
-_LIST_SLOTS: Final = 8192
-_OUT: Final = TIMER_OUT.encode()
-_DELETES: Final = TIMER_DELETES.encode()
-_REAL_TOPIC: Final = b"REAL_TOPIC"
-_UNIQUE_ID: Final = b"UNIQ_KEY"
-
-
-class TimedMessage(NamedTuple):
-    """A message of a slot; `next_unit` is where the slot goes on (-1: nowhere, -2: at its end)."""
-
-    slot_ms: int
-    next_unit: int
-    due_ms: int
     record: Record | None
-    """None: taken back, no message, or gone."""
+    due_ms: int
+    cursor: str
+    level: int = 0
+    queue_offset: int = 0
 
 
 class Timers:
-    """See the module. `step` works a slice; `settle` says whether what it put is stored."""
+    """`prepare` and `deliver` work a slice; `settle` says whether what it put is stored."""
 
     def __init__(
         self,
@@ -144,7 +329,9 @@ class Timers:
         intake: Intake,
         files: Files,
         clock: Clock,
+        count: Callable[[str, int], None],
     ) -> None:
+        """`count` is told of so many messages of a topic that wait more, or fewer."""
         config = settings.store
         self._store = store
         self._redelivery = redelivery
@@ -157,16 +344,14 @@ class Timers:
             store, files, config.root, log_file_bytes=config.timer_log_file_bytes,
             precision_ms=precision_ms,
         )  # fmt: skip
-        self.metrics = TimerMetrics(files, config.root, clock)
+        self._count = count
         self.due = DueTable()
         self.read_ms = 0
         """The first slot that may hold undelivered messages."""
         self._loaded_ms = 0  # slots before it are in the table, or being read
         self._load_floor_ms = 0  # slots before it are read
         self._loading: Iterator[None] | None = None
-        self._queue_offset = 0
-        self._done_ms = self._old_end = 0
-        """What was due by then and lies before that place was delivered at the last checkpoint."""
+        self._done_ms = 0  # what was due by then was delivered at the last checkpoint
         self._rebuild_end = 0  # messages before it were in the files that are built again
         self._deleted: dict[int, set[bytes]] = {}
         self._rolls = DueTable()
@@ -175,25 +360,23 @@ class Timers:
         self._listed: dict[int, set[bytes]] = {}  # what is taken back of the slot listed last
         self._has_delivered = False  # since the last checkpoint
         self._topics: list[str] = []  # of what this slice has dealt with
-        self.taken_in = self.delivered = self.lost = self.recalled = 0
+        self.delivered = self.recalled = 0
 
     # --- the start
 
     def load(self) -> None:
         """Blocking. Raises StoreDamagedError."""
-        start = self.files.load()
+        is_rebuilt = self.files.load()
         now_ms = self._cut_down(self._clock.now_ms())
         oldest_ms = now_ms - (SLOTS // 2 - 60) * self._precision_ms
-        self.read_ms = self._cut_down(start.read_ms)
-        if start.is_rebuilt:
+        self.read_ms = self._cut_down(self.files.checkpoint.read_ms)
+        if is_rebuilt:
             self._rebuild_end = self._store.queue_offsets(TIMER_TOPIC, 0)[1]
             self.read_ms = max(min(self.read_ms, now_ms), oldest_ms)
         if not self.read_ms or not self._store.queue_exists(TIMER_TOPIC, 0):
             self.read_ms = now_ms
         self._loaded_ms = self._load_floor_ms = self.read_ms
-        self._queue_offset = start.queue_offset
-        self._done_ms, self._old_end = start.done_ms, start.old_end
-        self.metrics.load()
+        self._done_ms = 0 if is_rebuilt else self.files.checkpoint.done_ms
 
     def _cut_down(self, time_ms: int) -> int:
         return time_ms - time_ms % self._precision_ms
@@ -203,29 +386,19 @@ class Timers:
     @property
     def queue_behind(self) -> int:
         """How many messages of the queue are not taken in."""
-        return max(self._store.queue_offsets(TIMER_TOPIC, 0)[1] - self._queue_offset, 0)
-
-    def _take_in(self, work: Slice) -> None:
-        """New messages of the queue into their slots."""
-        low = self._store.queue_offsets(TIMER_TOPIC, 0)[0]
-        self._queue_offset = max(self._queue_offset, low)
-        write_ms, units = self._cut_down(work.now_ms), self._store.reader.sound_units
-        new = entries(self._store, TIMER_TOPIC, 0, self._queue_offset, units)
-        for entry in takewhile(lambda _: not work.is_over, new):
-            self._take_one(entry, write_ms)
-            self._queue_offset += 1
-            work.done()
-        self.files.log.write()
+        return max(self._store.queue_offsets(TIMER_TOPIC, 0)[1] - self.files.queue_offset, 0)
 
     def _take_one(self, entry: Entry, write_ms: int) -> None:
         record = entry.record
         out = value_of(record.properties, _OUT) if record is not None else None
         if record is None or out is None or not out.isdigit():
-            log.error("message %d of the timer's queue is not timed", self._queue_offset)
-            self.lost += 1
+            log.error("message %d of the timer's queue is not timed", self.files.queue_offset)
             return
         slot_ms = self._cut_down(int(out))
-        if self._queue_offset < self._rebuild_end and slot_ms + _REBUILD_MARGIN_MS < self.read_ms:
+        if (
+            self.files.queue_offset < self._rebuild_end
+            and slot_ms + _REBUILD_MARGIN_MS < self.read_ms
+        ):
             return  # delivered before the files were lost
         slot_ms = max(slot_ms, self.read_ms)
         magic = DEFAULT
@@ -240,11 +413,10 @@ class Timers:
         if _DELETES in record.properties:
             magic |= DELETE
         else:
-            self.metrics.add(topic_name(name), 1)
+            self._count(topic_name(name), 1)
         self.files.add(
             slot_ms, magic, write_ms, entry.position, record.size_bytes, tag_code(topic_name(name))
         )
-        self.taken_in += 1
         if slot_ms < self._loaded_ms:
             self._into_table(slot_ms, entry.position, magic, record)
 
@@ -308,35 +480,33 @@ class Timers:
 
     def _load_slot(self, slot_ms: int, end: int) -> Iterator[None]:
         places, magics = array("q"), array("b")
-        for is_whole in self.files.chain(slot_ms, end, places, magics):
-            if not is_whole:
-                self._rebuild(slot_ms)
+        slot = self.files.wheel.get(slot_ms)
+        for at, unit in self.files.chain(NONE if slot is None else slot.last):
+            if unit is None:
+                log.error("the timer log is damaged at the second %d: it is built again", slot_ms)
+                self.files.forget()
+                self.due, self._rolls = DueTable(), DueTable()
+                low, self._rebuild_end = self._store.queue_offsets(TIMER_TOPIC, 0)
+                self.files.queue_offset = low
                 return
-            yield
+            if at < end:
+                places.append(unit.position)
+                magics.append(unit.magic & (ROLL | DELETE))
+                if len(places) % _STEP_UNITS == 0:
+                    yield
         is_begun = slot_ms < self._done_ms  # maybe some of it is delivered
         is_over = slot_ms + self._precision_ms <= self._clock.now_ms() and not is_begun
-        for index in range(len(places)) if any(magics) else ():
-            if magics[index] & DELETE and not magics[index] & ROLL:
-                self._load_one(slot_ms, places[index], magics[index], needs_record=True)
-        for index in range(len(places) - 1, -1, -1):
-            if not magics[index] & DELETE or magics[index] & ROLL:
-                self._load_one(slot_ms, places[index], magics[index], needs_record=not is_over)
-            if index % _CHUNK == 0:
+        marks: list[int] = []
+        if any(magics):
+            marks = [i for i, magic in enumerate(magics) if magic == DELETE]
+        for number, index in enumerate(chain(marks, reversed(range(len(places))))):
+            position, record = places[index], None
+            if number < len(marks) or not is_over:
+                record = read_record(self._store.reader.view_at(position))
+            is_old = position < self.files.old_end
+            self._into_table(slot_ms, position, magics[index], record, is_old=is_old)
+            if number % _CHUNK == 0:
                 yield
-
-    def _load_one(self, slot_ms: int, position: int, magic: int, *, needs_record: bool) -> None:
-        is_old = position < self._old_end
-        record = read_record(self._store.reader.view_at(position)) if needs_record else None
-        self._into_table(slot_ms, position, magic, record, is_old=is_old)
-
-    def _rebuild(self, slot_ms: int) -> None:
-        """The chain of a slot is broken: everything that waits is taken in anew."""
-        log.error("the timer log is damaged at the second %d: it is built again", slot_ms)
-        self.files.forget()
-        self.due.clear()
-        self._rolls.clear()
-        low, self._rebuild_end = self._store.queue_offsets(TIMER_TOPIC, 0)
-        self._queue_offset = low
 
     # --- delivering
 
@@ -380,7 +550,6 @@ class Timers:
     def _record(self, position: int) -> Record | None:
         record = read_record(self._store.reader.view_at(position))
         if record is None:
-            self.lost += 1
             log.error("the timed message at %d of the commit log is gone: not delivered", position)
         return record
 
@@ -409,33 +578,38 @@ class Timers:
             self._rolls.give_back(rolled)
             return
         for topic in topics:
-            self.metrics.add(topic, -1)
+            self._count(topic, -1)
         self.delivered += len(taken)
         self._has_delivered |= bool(taken or rolled)
 
     def _slot_of(self, due_ms: int) -> int:
         return self._cut_down(due_ms - 1)
 
-    def _move_on(self, now_ms: int) -> None:
-        """Seconds that are over and have nothing left in the table are read."""
-        limit_ms = min(self._cut_down(now_ms), self._load_floor_ms)
-        next_ms = self.next_ms
+    # --- the work
+
+    def prepare(self, work: Slice) -> None:
+        """Load what comes next, and take in what is new. Seconds that are over and have nothing
+        left in the table are read."""
+        now_ms, next_ms = self._cut_down(work.now_ms), self.next_ms
+        limit_ms = min(now_ms, self._load_floor_ms)
         if next_ms is not None:
             limit_ms = min(limit_ms, self._slot_of(next_ms))
         if limit_ms > self.read_ms:
             self.read_ms = limit_ms
-            if self._deleted:
-                for slot_ms in [slot for slot in self._deleted if slot < limit_ms]:
-                    del self._deleted[slot_ms]
-
-    # --- the work
-
-    def prepare(self, work: Slice) -> None:
-        """Load what comes next, and take in what is new."""
-        self._move_on(work.now_ms)
+            for slot_ms in [slot for slot in self._deleted if slot < limit_ms]:
+                del self._deleted[slot_ms]
         self._load(work)
-        if work.now_ms - self._loaded_ms < SLOTS // 2 * self._precision_ms:
-            self._take_in(work)
+        if work.now_ms - self._loaded_ms >= SLOTS // 2 * self._precision_ms:
+            return
+        low = self._store.queue_offsets(TIMER_TOPIC, 0)[0]
+        self.files.queue_offset = max(self.files.queue_offset, low)
+        units = self._store.reader.sound_units
+        new = entries(self._store, TIMER_TOPIC, 0, self.files.queue_offset, units)
+        for entry in takewhile(lambda _: not work.is_over, new):
+            self._take_one(entry, now_ms)
+            self.files.queue_offset += 1
+            work.done()
+        self.files.log.write()
 
     @property
     def next_ms(self) -> int | None:
@@ -451,7 +625,7 @@ class Timers:
 
     # --- what waits
 
-    def pending(self, slot_ms: int, unit: int) -> Iterator[TimedMessage]:
+    def pending(self, slot_ms: int, unit: int) -> Iterator[Waiting]:
         """The messages that wait, second by second, each from its last to its first.
 
         `slot_ms` and `unit` are where an earlier look stopped; 0 and FROM_END at first.
@@ -469,16 +643,13 @@ class Timers:
                 if slot is not None:
                     self._listed = {found_ms: set()}
                     yield from self._pending_of(found_ms, slot.last, self._listed[found_ms])
-            yield TimedMessage(begin_ms + step_ms, FROM_END, 0, None)
+            yield Waiting(None, 0, f"T:{begin_ms + step_ms}:{FROM_END}")
 
-    def _pending_of(
-        self, slot_ms: int, position: int, deleted: set[bytes]
-    ) -> Iterator[TimedMessage]:
+    def _pending_of(self, slot_ms: int, position: int, deleted: set[bytes]) -> Iterator[Waiting]:
         """A mark stands behind the message it means: it is seen first."""
-        while position != NONE and (unit := self.files.log.unit(position)) is not None:
-            if unit.previous >= position:
+        for _, unit in self.files.chain(position):
+            if unit is None:
                 return
-            position = unit.previous
             record = read_record(self._store.reader.view_at(unit.position))
             if record is not None and unit.magic & DELETE:
                 deleted.add(value_of(record.properties, _DELETES) or b"")
@@ -486,30 +657,25 @@ class Timers:
             if record is not None and deleted and _key_of(record.properties) in deleted:
                 record = None
             due_ms = self._due_ms(record) if record is not None else 0
-            yield TimedMessage(slot_ms, position, due_ms, record)
-
-    @property
-    def count(self) -> int:
-        """How many messages wait, as far as the metrics know."""
-        return self.metrics.total
+            yield Waiting(record, due_ms, f"T:{slot_ms}:{unit.previous}")
 
     # --- saving
 
-    def begin_save(self, *, is_last: bool = False) -> Saving | None:
-        """What the files lack; see `TimerFiles`. The last one of all says the time at any rate.
-        Raises OSError."""
+    def save(self, *, is_last: bool = False) -> Generator[Callable[[], None]]:
+        """What the files lack; see `TimerFiles.save`. The last one of all says the time at any
+        rate."""
         must = self._has_delivered or (is_last and self.files.checkpoint.time_ms > 0)
         self._has_delivered = False
         now_ms, next_ms = self._clock.now_ms(), self.next_ms
         done_ms = min(now_ms, self._load_floor_ms)
         if next_ms is not None:
             done_ms = min(done_ms, next_ms - 1)
-        return self.files.begin_save(self.read_ms, self._queue_offset, now_ms, done_ms, must=must)
-
-    def end_save(self, saving: Saving, *, is_written: bool) -> None:
-        """See `TimerFiles`."""
-        self.files.end_save(saving, is_written=is_written)
-        self._has_delivered |= not is_written
+        is_written = False
+        try:
+            yield from self.files.save(self.read_ms, now_ms, done_ms, must=must)
+            is_written = True
+        finally:
+            self._has_delivered |= must and not is_written
 
 
 def _key_of(properties: bytes) -> bytes:
