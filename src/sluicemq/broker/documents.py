@@ -19,8 +19,7 @@ next one, neither of them answered: whatever can be read counts.
 The small JSON files of a broker (store/config/*.json): rewritten whole, the last kept as .bak.
 
 A table is copied on the loop's thread; rendering and writing it (with its fsync) may happen in the
-executor. A file that cannot be written stays marked as changed and is tried again. Where every
-change counts, a journal keeps those that the file does not have yet (`journal.py`).
+executor. A file that cannot be written stays marked as changed and is tried again.
 """
 
 import contextlib
@@ -29,7 +28,6 @@ import logging
 import threading
 import zlib
 from collections.abc import Callable, Container, Mapping
-from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from sluicemq.errors import ProtocolError, StoreError, StoreFullError
@@ -102,7 +100,17 @@ class Journal:
         """Later changes go to a new journal. Returns what removes the older ones (blocking)."""
         old = sorted(self._present)
         self._next(version)
-        return partial(self._remove, old)
+
+        def remove() -> None:
+            with self._io:
+                for number in old:
+                    file = self._open.pop(number, None)
+                    if file is not None:
+                        file.close()
+                    self._files.remove(self._path(number))
+                    self._present.discard(number)
+
+        return remove
 
     def _next(self, version: DataVersion) -> None:
         self._number += 1
@@ -136,28 +144,20 @@ class Journal:
     def sync(self) -> Callable[[], None] | None:
         """What makes every change so far durable (blocking, raises OSError); None: they are."""
         numbers, self._unsynced = self._unsynced, set()
-        return partial(self._sync, numbers) if numbers else None
 
-    def _sync(self, numbers: set[int]) -> None:
-        with self._io:
-            for number in sorted(numbers & self._open.keys()):  # the rest is in the table's file
-                try:
-                    self._open[number].sync()
-                    if number not in self._named:
-                        self._files.sync_directory(self._directory)
-                        self._named.add(number)
-                except OSError:
-                    self._failed.add(number)
-                    raise
+        def sync() -> None:
+            with self._io:
+                for number in sorted(numbers & self._open.keys()):  # others are in the file
+                    try:
+                        self._open[number].sync()
+                        if number not in self._named:
+                            self._files.sync_directory(self._directory)
+                            self._named.add(number)
+                    except OSError:
+                        self._failed.add(number)
+                        raise
 
-    def _remove(self, numbers: list[int]) -> None:
-        with self._io:
-            for number in numbers:
-                file = self._open.pop(number, None)
-                if file is not None:
-                    file.close()
-                self._files.remove(self._path(number))
-                self._present.discard(number)
+        return sync if numbers else None
 
     def _path(self, number: int) -> str:
         return f"{self._directory}/{self._prefix}{number}"
@@ -286,18 +286,21 @@ class Document:
         """What makes recorded changes durable, to be done elsewhere; None when they are. It raises
         StoreError: it is not known which of them a failing machine would keep."""
         sync = self._journal.sync()
-        return None if sync is None else partial(self._sync, sync)
+        if sync is None:
+            return None
 
-    def _sync(self, sync: Callable[[], None]) -> None:
-        try:
-            sync()
-        except OSError as error:
-            self.changed = True
-            raise StoreError(
-                f"The change is made, but {self.path} may not have it after a power failure: "
-                f"{error.strerror or error}.",
-                cure=cure_of(error),
-            ) from error
+        def checked() -> None:
+            try:
+                sync()
+            except OSError as error:
+                self.changed = True
+                raise StoreError(
+                    f"The change is made, but {self.path} may not have it after a power failure: "
+                    f"{error.strerror or error}.",
+                    cure=cure_of(error),
+                ) from error
+
+        return checked
 
     def take(self) -> Callable[[], None] | None:
         """What writes the table as it is now, to be done elsewhere, or None when nothing changed
@@ -306,20 +309,22 @@ class Document:
             return None
         self.changed = False
         self._edition += 1
+        edition, text = self._edition, self._render()
         forget = self._journal.begin(self._version())
-        return partial(self._write, self._render(), self._edition, forget)
 
-    def _write(self, text: Text, edition: int, forget: Callable[[], None]) -> None:
-        with self._lock:
-            if edition < self._written:  # a later one was faster
-                return
-            try:
-                replace_text(self._files, self.path, text if isinstance(text, str) else text())
-                forget()
-            except BaseException:
-                self.changed = True
-                raise
-            self._written = edition
+        def write() -> None:
+            with self._lock:
+                if edition < self._written:  # a later one was faster
+                    return
+                try:
+                    replace_text(self._files, self.path, text if isinstance(text, str) else text())
+                    forget()
+                except BaseException:
+                    self.changed = True
+                    raise
+                self._written = edition
+
+        return write
 
     def save(self) -> None:
         """Blocking: take and write."""

@@ -9,6 +9,7 @@ changes, so it copies a table before it walks through it.
 """
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -76,11 +77,6 @@ def _messages_in(b: BrokerState) -> Samples:
             yield topic.name, "fifo", *flags, ordered
 
 
-def _bytes_in(b: BrokerState) -> Samples:
-    for topic in _topics(b):
-        yield topic.name, "normal", *_flags(b, topic.name), topic.bytes_in
-
-
 def _delivered(attribute: str) -> Callable[[BrokerState], Samples]:
     def samples(b: BrokerState) -> Samples:
         for (topic, group), delivered in b.pull.delivered.copy().items():
@@ -102,29 +98,15 @@ def _lag(b: BrokerState) -> Samples:
         yield topic, group, *_flags(b, topic), count
 
 
-def _filter_errors(b: BrokerState) -> Samples:
-    for pair, troubles in b.filter_watch.troubles.copy().items():
-        for reason, count in troubles.reasons.copy().items():
-            yield *pair, reason, count
-
-
-def _refused_clients(b: BrokerState) -> Samples:
-    groups = [group for group, _ in b.contracts.refused.copy()]
-    return [(name, groups.count(name)) for name in set(groups)]
-
-
-def _reserve_ms(b: BrokerState) -> int:
-    earliest = b.store.reader.earliest_time_ms()
-    return b.clock.now_ms() - earliest if earliest > 0 else 0
-
-
 _OUT: Final = ("topic", "consumer_group", "is_retry", "is_system")
 _IN: Final = ("topic", "message_type", "is_retry", "is_system")
 _PAIR: Final = ("topic", "consumer_group")
 _GROUP: Final = ("consumer_group",)
 COUNTERS: Final = (
     Family("rocketmq_messages_in", "Messages stored.", _IN, _messages_in),
-    Family("rocketmq_throughput_in", "Bytes stored.", _IN, _bytes_in),
+    Family("rocketmq_throughput_in", "Bytes stored.", _IN,
+           lambda b: [(one.name, "normal", *_flags(b, one.name), one.bytes_in)
+                      for one in _topics(b)]),
     Family("sluicemq_messages_refused", "Sends that were not stored.", (),
            _one(lambda b: b.send.failures)),
     Family("rocketmq_messages_out", "Messages delivered.", _OUT, _delivered("messages_out")),
@@ -149,7 +131,10 @@ COUNTERS: Final = (
     Family("sluicemq_transactions_lost", "Half messages deleted before they were decided.", (),
            _one(lambda b: b.transactions.lost)),
     Family("sluicemq_filter_errors", "Evaluations of a filter that failed: the message is dropped.",
-           (*_PAIR, "reason"), _filter_errors),
+           (*_PAIR, "reason"),
+           lambda b: [(*pair, reason, count)
+                      for pair, troubles in b.filter_watch.troubles.copy().items()
+                      for reason, count in troubles.reasons.copy().items()]),
     Family("sluicemq_messages_lost", "Messages that were deleted before the group read them.",
            _PAIR, _each(lambda b: b.watch.lost)),
     Family("sluicemq_log_files_deleted", "Files of the log that were deleted.", (),
@@ -194,7 +179,7 @@ GAUGES: Final = (
            lambda b: [(name, len(made.lanes)) for name, made in b.lanes.table.copy().items()]),
     Family("sluicemq_group_refused_clients",
            "Clients online whose subscription their strict group refuses.", _GROUP,
-           _refused_clients),
+           _each(lambda b: Counter(group for group, _ in b.contracts.refused.copy()))),
     Family("sluicemq_property_columns_bytes",
            "Files of property columns, of the topics in use.", (),
            _one(lambda b: b.store.columns.size_bytes)),
@@ -209,7 +194,8 @@ GAUGES: Final = (
     Family("rocketmq_storage_dispatch_behind_bytes", "Bytes without queue entries.", (),
            _one(lambda b: 0)),
     Family("rocketmq_storage_message_reserve_time", "Age of the oldest message in ms.", (),
-           _one(_reserve_ms)),
+           _one(lambda b: b.clock.now_ms() - time_ms
+                if (time_ms := b.store.reader.earliest_time_ms()) > 0 else 0)),
     Family("rocketmq_processor_watermark", "Requests that wait in the broker.", ("processor",),
            lambda b: [("send", 0 if b.turns.is_idle else 1), ("pull", len(b.polls))]),
 )  # fmt: skip

@@ -2,7 +2,8 @@
 
 A row with a header has a handler `(header, command, peer)`, and the header is decoded here; one
 without has `(command, peer)`, and reads fields or body itself. A quick twin takes plain requests
-past all that (`net/dispatch.py`). What right a code needs says `acl.verdict.NEEDS`. What is not
+past all that (`net/dispatch.py`). What right a code needs stands in `acl.verdict.NEEDS` and not
+here: the name server asks the same table, and it decides codes that no handler has yet. What is not
 here is answered with REQUEST_CODE_NOT_SUPPORTED.
 """
 

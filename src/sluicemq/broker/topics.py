@@ -107,14 +107,20 @@ class Table(ABC, Generic[Config, Item]):
         self._unknown = Unknown()
         self._texts: Texts[Config] = {}
         self.document = Document(
-            files, f"{settings.store.root}/config/{path}", self._render, lambda: self.version
+            files,
+            f"{settings.store.root}/config/{path}",
+            lambda: partial(self._encode, self.snapshot(), self._texts),
+            lambda: self.version,
         )
 
     _kind: str
-    _values: Callable[[Config], dict[str, Any]]
+    _encode: Callable[..., str]
+    _write: Callable[[Config], dict[str, Any]]
+    _read: Callable[[Mapping[Any, Any], str], Config]
 
     @abstractmethod
-    def _render(self) -> Callable[[], str]: ...
+    def snapshot(self) -> Any:
+        """The table as tools, name servers and the file carry it."""
 
     @abstractmethod
     def _set(self, config: Config) -> None:
@@ -127,7 +133,6 @@ class Table(ABC, Generic[Config, Item]):
     def _load(
         self,
         known: Iterable[Config],
-        parse: Callable[[Mapping[Any, Any], str], Config],
         system: Iterable[Config],
     ) -> None:
         """What the file says, the changes after it, and what every broker has."""
@@ -137,7 +142,7 @@ class Table(ABC, Generic[Config, Item]):
         for change in changes:
             self.table.pop(change.name, None)
             if change.value is not None:
-                self._set(parse(change.value, change.name))
+                self._set(self._read(change.value, change.name))
         missing = [config for config in system if config.name not in self.table]
         for config in missing:
             self._set(config)
@@ -156,7 +161,7 @@ class Table(ABC, Generic[Config, Item]):
         news = [config for config in configs if self.config_of(config.name) != config]
         if not news:
             return
-        self._record({config.name: self._values(config) for config in news}, is_asked=is_asked)
+        self._record({config.name: self._write(config) for config in news}, is_asked=is_asked)
         for config in news:
             verb = "changed" if config.name in self.table else "created"
             self._set(config)
@@ -261,7 +266,8 @@ class Topics(Table[TopicConfig, Topic]):
     """All topics by name."""
 
     _kind = "topic"
-    _values = staticmethod(topic_object)
+    _encode = staticmethod(tables.encode_topic_table_file)
+    _write, _read = staticmethod(topic_object), staticmethod(topic_from)
 
     def __init__(self, settings: Settings, files: Files, clock: Clock) -> None:
         super().__init__(settings, files, clock, "topics.json")
@@ -279,9 +285,6 @@ class Topics(Table[TopicConfig, Topic]):
         topic = self.table.get(name)
         return None if topic is None else topic.config
 
-    def _render(self) -> Callable[[], str]:
-        return partial(tables.encode_topic_table_file, self.snapshot(), self._texts)
-
     def snapshot(self) -> tables.TopicTable:
         """The table as 21, 103 and the file carry it."""
         return tables.TopicTable(self.configs(), self.version, self._unknown)
@@ -293,7 +296,7 @@ class Topics(Table[TopicConfig, Topic]):
         """Reads the file and adds the system topics. Raises StoreDamagedError."""
         found = self.document.load(tables.decode_topic_table_file) or tables.TopicTable()
         self.version, self._unknown = found.data_version, found.unknown
-        self._load(found.topics.values(), topic_from, system_topics(self._settings.broker))
+        self._load(found.topics.values(), system_topics(self._settings.broker))
         for topic in self:
             if topic.config.attributes.get(CLEANUP_POLICY) == COMPACTION:
                 log.warning("topic %s: all messages are shown, none compacted", topic.name)
@@ -377,7 +380,8 @@ class Groups(Table[GroupConfig, GroupConfig]):
     """All consumer groups by name."""
 
     _kind = "group"
-    _values = staticmethod(group_object)
+    _encode = staticmethod(tables.encode_group_table_file)
+    _write, _read = staticmethod(group_object), staticmethod(group_from)
 
     def __init__(self, settings: Settings, files: Files, clock: Clock) -> None:
         super().__init__(settings, files, clock, "subscriptionGroup.json")
@@ -389,9 +393,6 @@ class Groups(Table[GroupConfig, GroupConfig]):
     def config_of(self, name: str) -> GroupConfig | None:
         return self.table.get(name)
 
-    def _render(self) -> Callable[[], str]:
-        return partial(tables.encode_group_table_file, self.snapshot(), self._texts)
-
     def snapshot(self) -> tables.GroupTable:
         """The table as 201 and the file carry it."""
         return tables.GroupTable(dict(self.table), self.version, self.forbidden, self._unknown)
@@ -401,7 +402,7 @@ class Groups(Table[GroupConfig, GroupConfig]):
         found = self.document.load(tables.decode_group_table_file) or tables.GroupTable()
         self.version, self._unknown = found.data_version, found.unknown
         self.forbidden = {group: dict(bits) for group, bits in found.forbidden.items()}
-        self._load(found.groups.values(), group_from, map(GroupConfig, SYSTEM_GROUPS))
+        self._load(found.groups.values(), map(GroupConfig, SYSTEM_GROUPS))
 
     def check(self, name: str) -> None:
         """Raises RequestError for a group that does not exist."""

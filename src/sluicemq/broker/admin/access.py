@@ -15,7 +15,7 @@ from typing import Any, Final
 from sluicemq.acl import loading as edit
 from sluicemq.acl.guard import Guard
 from sluicemq.acl.loading import Source, Texts, decoded
-from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF, Account
+from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF
 from sluicemq.broker.background import Offload
 from sluicemq.broker.settings import Settings
 from sluicemq.clock import Clock
@@ -60,11 +60,22 @@ class AccessAdmin:
         guard = self._in_force()
         account = guard.rules.accounts.get(header.access_key)
         place = guard.path if account is None else account.origin.rpartition(":")[0]
+        lists = {"topicPerms": header.topic_permissions, "groupPerms": header.group_permissions}
+        values: dict[str, Any] = {
+            "secretKey": header.secret_key,
+            "whiteRemoteAddress": header.white_address,
+            "admin": header.admin,
+            "defaultTopicPerm": header.topic_default or None,
+            "defaultGroupPerm": header.group_default or None,
+            **{name: text.split(",") for name, text in lists.items() if text},
+        }
+        # What the request leaves out stays as it was.
+        changes = {name: value for name, value in values.items() if value is not None}
 
         def change(path: str, text: str) -> str | None:
             if path != place:
                 return None
-            return edit.with_account(text, header.access_key, _changes(header), self.clock.now_ms())
+            return edit.with_account(text, header.access_key, changes, self.clock.now_ms())
 
         self._change(command, peer, change, UPDATE_FAILED)
 
@@ -165,10 +176,24 @@ class AccessAdmin:
     def listed(self, command: Command, peer: Peer) -> Command:
         """54: accounts and addresses, without secrets."""
         rules = self._in_force().rules
-        body = {
-            "globalWhiteAddrs": [pattern.text for pattern in rules.white],
-            "plainAccessConfigs": [_shown(account) for account in rules.accounts.values()],
-        }
+        shown = []
+        for account in rules.accounts.values():
+            entries: dict[bool, list[str]] = {True: [], False: []}
+            for name, permission in account.permissions.items():
+                entry = f"{name.removeprefix(GROUP_PREFIX)}={WORD_OF[permission]}"
+                entries[name.startswith(GROUP_PREFIX)].append(entry)
+            shown.append({
+                "accessKey": account.access_key,
+                "secretKey": MASK,
+                "whiteRemoteAddress": "" if account.white is None else account.white.text,
+                "admin": account.is_admin,
+                "defaultTopicPerm": WORD_OF[account.topic_default],
+                "defaultGroupPerm": WORD_OF[account.group_default],
+                "topicPerms": entries[False],
+                "groupPerms": entries[True],
+            })  # fmt: skip
+        white = [pattern.text for pattern in rules.white]
+        body = {"globalWhiteAddrs": white, "plainAccessConfigs": shown}
         return Command(ResponseCode.SUCCESS, body=fastjson.dumps_strict(body))
 
     def status(self, command: Command, peer: Peer) -> Command:
@@ -202,40 +227,6 @@ def write_changed(files: Files, source: Source, change: Change) -> None:
     source.read(Texts(tuple(new)))
     for name, text in changed.items():
         overwrite_text(files, name, text)
-
-
-def _changes(header: UpdateAccountRequest) -> dict[str, Any]:
-    """What the request says of the account; what it leaves out stays as it was."""
-    lists = {"topicPerms": header.topic_permissions, "groupPerms": header.group_permissions}
-    values: dict[str, Any] = {
-        "secretKey": header.secret_key,
-        "whiteRemoteAddress": header.white_address,
-        "admin": header.admin,
-        "defaultTopicPerm": header.topic_default or None,
-        "defaultGroupPerm": header.group_default or None,
-        **{name: text.split(",") for name, text in lists.items() if text},
-    }
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _shown(account: Account) -> dict[str, Any]:
-    """As RocketMQ lists an account."""
-    topics: list[str] = []
-    groups: list[str] = []
-    for name, permission in account.permissions.items():
-        is_group = name.startswith(GROUP_PREFIX)
-        entry = f"{name.removeprefix(GROUP_PREFIX)}={WORD_OF[permission]}"
-        (groups if is_group else topics).append(entry)
-    return {
-        "accessKey": account.access_key,
-        "secretKey": MASK,
-        "whiteRemoteAddress": "" if account.white is None else account.white.text,
-        "admin": account.is_admin,
-        "defaultTopicPerm": WORD_OF[account.topic_default],
-        "defaultGroupPerm": WORD_OF[account.group_default],
-        "topicPerms": topics,
-        "groupPerms": groups,
-    }
 
 
 def _json(value: Any) -> str:

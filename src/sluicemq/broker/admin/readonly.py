@@ -18,7 +18,6 @@ from sluicemq.broker.documents import Document
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
-from sluicemq.config import BrokerConfig, StoreConfig
 from sluicemq.config.settings import host_name
 from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.files.overlay import OverlayFiles
@@ -96,44 +95,34 @@ def refusals(root: str) -> dict[int, Handler]:
 
 
 def prepare(settings: Settings, files: Files) -> None:
-    """Blocking: make the settings fit the store that is there. Raises StoreError without one."""
-    settings.store = _own_paths(settings.store, files)
-    settings.broker = _stand_alone(settings.broker, files, settings.store.root)
-
-
-def _stand_alone(config: BrokerConfig, files: Files, root: str) -> BrokerConfig:
-    """The settings without the addresses of the broker that the copy was taken from, and with its
-    names where none are given."""
+    """Blocking: make the settings fit the store that is there: its paths and sizes, no addresses of
+    the broker that the copy was taken from, its names where none are given. Raises StoreError
+    without a store."""
+    store, config = settings.store, settings.broker
+    log_path, queue_path = f"{store.root}/commitlog", f"{store.root}/consumequeue"
+    if files.names(log_path) and (store.commit_log_path, store.consume_queue_path) != (
+        log_path, queue_path,
+    ):  # fmt: skip
+        log.info("read-only: the paths of the configuration are not used but those in the store")
+        store = replace(store, commit_log_path=log_path, consume_queue_path=queue_path)
+    settings.store = store = fit_sizes(store, files)
+    log.info(
+        "the store in %s is opened read-only (files of %d and %d bytes): nothing of it changes, "
+        "offsets of consumers live in memory",
+        store.root, store.commit_log_file_bytes, store.consume_queue_file_bytes,
+    )  # fmt: skip
     if config.broker_ip1 or config.broker_ip2:
         log.info("read-only: brokerIP1 and brokerIP2 of the configuration are not used")
     broker, cluster = config.broker_name, config.cluster_name
-    document = Document(files, f"{root}/config/topics.json", str)
-    table = document.load(tables.decode_topic_table_file)
-    for name in table.topics if table is not None else ():
+    document = Document(files, f"{store.root}/config/topics.json", str)
+    for name in (document.load(tables.decode_topic_table_file) or tables.TopicTable()).topics:
         if name.startswith(_OF_BROKER) and broker == host_name():
             broker = name.removeprefix(_OF_BROKER)
         elif name.startswith(_OF_CLUSTER) and cluster == DEFAULT_CLUSTER:
             cluster = name.removeprefix(_OF_CLUSTER)
-    return replace(
+    settings.broker = replace(
         config, broker_name=broker, cluster_name=cluster, broker_ip1=None, broker_ip2=None
     )
-
-
-def _own_paths(config: StoreConfig, files: Files) -> StoreConfig:
-    """The settings with the paths and sizes of the files below the root."""
-    log_path, queue_path = f"{config.root}/commitlog", f"{config.root}/consumequeue"
-    if files.names(log_path) and (config.commit_log_path, config.consume_queue_path) != (
-        log_path, queue_path,
-    ):  # fmt: skip
-        log.info("read-only: the paths of the configuration are not used but those in the store")
-        config = replace(config, commit_log_path=log_path, consume_queue_path=queue_path)
-    fitting = fit_sizes(config, files)
-    log.info(
-        "the store in %s is opened read-only (files of %d and %d bytes): nothing of it changes, "
-        "offsets of consumers live in memory", fitting.root, fitting.commit_log_file_bytes,
-        fitting.consume_queue_file_bytes,
-    )  # fmt: skip
-    return fitting
 
 
 def show_all(store: Store, topics: Topics, groups: Groups, offsets: Offsets) -> None:

@@ -111,7 +111,7 @@ class GroupWatch:
         )
 
     def survey(self) -> Iterator[Step]:
-        """Looks at every group and queue, and warns."""
+        """Looks at every group and queue, and warns once an hour for each group and topic."""
         files = self._retention.expiring()
         found: dict[Pair, Risk] = {}
         behind: dict[tuple[str, int], int] = {}
@@ -130,13 +130,9 @@ class GroupWatch:
                 yield 0.0
                 end_s = self._clock.monotonic_s() + SLICE_S
         self.at_risk = found
-        self._warn()
-
-    def _warn(self) -> None:
-        """Once an hour for each group and topic."""
         now_s = self._clock.monotonic_s()
-        self._warned_s = {pair: at for pair, at in self._warned_s.items() if pair in self.at_risk}
-        for (topic, group), risk in sorted(self.at_risk.items()):
+        self._warned_s = {pair: at for pair, at in self._warned_s.items() if pair in found}
+        for (topic, group), risk in sorted(found.items()):
             if now_s - self._warned_s.get((topic, group), -REPEAT_S) >= REPEAT_S:
                 self._warned_s[topic, group] = now_s
                 log.warning(

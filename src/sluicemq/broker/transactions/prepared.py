@@ -53,7 +53,7 @@ from sluicemq.model.message import (
     TRANSACTION_MASK,
     UNIQ_KEY,
 )
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 from sluicemq.record.codec import CHECKSUM_NAME
 from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store

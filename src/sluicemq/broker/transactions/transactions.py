@@ -71,7 +71,7 @@ from sluicemq.model.message import (
     TRANSACTION_MASK,
     UNIQ_KEY,
 )
-from sluicemq.net.peer import Peer
+from sluicemq.net.dispatch import Peer
 from sluicemq.record.codec import as_text, encode_record
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import RequestCode, ResponseCode
