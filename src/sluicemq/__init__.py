@@ -18,7 +18,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sluicemq.client.aio.admin import Admin
+    from sluicemq.client.aio.cluster import Admin
     from sluicemq.client.aio.consumer import MessageStream, PushConsumer
     from sluicemq.client.aio.producer import CloseReport, Producer
     from sluicemq.client.aio.pull import LitePullConsumer, PullConsumer, PullResult
@@ -67,7 +67,7 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "sluicemq.client.aio.sluice": ("Sluice",),
-    "sluicemq.client.aio.admin": ("Admin",),
+    "sluicemq.client.aio.cluster": ("Admin",),
     "sluicemq.client.aio.consumer": ("MessageStream", "PushConsumer"),
     "sluicemq.client.aio.producer": ("CloseReport", "Producer"),
     "sluicemq.client.aio.pull": ("LitePullConsumer", "PullConsumer", "PullResult"),

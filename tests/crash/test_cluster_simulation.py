@@ -26,8 +26,8 @@ from sluicemq.broker.transactions.prepared import OpenTransaction
 from sluicemq.broker.transactions.transactions import Transactions
 from sluicemq.broker.waiting.rewrite import DelayRewrite
 from sluicemq.client.aio import readers as reader
-from sluicemq.client.aio.feeds import Lane, OrderedFeed
 from sluicemq.client.aio.readers import SendBack
+from sluicemq.client.aio.received import Lane, OrderedFeed
 from sluicemq.client.core.consuming import InFlight
 from sluicemq.model.message import COMMITTED, ROLLED_BACK
 from sluicemq.store.log import CommitLog
@@ -132,7 +132,7 @@ def a_lane_does_not_wait_for_the_message_that_is_out(monkeypatch: pytest.MonkeyP
             self._ready.append(lane)
             self._wake(1)
 
-    take = OrderedFeed._take
+    take = OrderedFeed.take
 
     def take_and_offer(self: Any, owner: object) -> Any:
         message = take(self, owner)
@@ -142,7 +142,7 @@ def a_lane_does_not_wait_for_the_message_that_is_out(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Lane, "is_ready", property(is_ready))
     monkeypatch.setattr(OrderedFeed, "_offer", offer)
-    monkeypatch.setattr(OrderedFeed, "_take", take_and_offer)
+    monkeypatch.setattr(OrderedFeed, "take", take_and_offer)
 
 
 def a_message_that_failed_is_not_sent_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from sluicemq.client.aio.admin import Admin as AsyncioAdmin
+from sluicemq.client.aio.cluster import Admin as AsyncioAdmin
 from sluicemq.client.aio.cluster import Cluster as AsyncioCluster
 from sluicemq.client.core.admin import AdminOperations
 from sluicemq.client.core.directory import Directory

@@ -15,17 +15,18 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Protocol
 
-from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.aio.cluster import Cluster, Tasks
 from sluicemq.client.aio.consumer import PushConsumer
 from sluicemq.client.aio.members import Member
 from sluicemq.client.aio.producer import Requester
-from sluicemq.client.aio.received import ReceivedMessage
-from sluicemq.client.aio.tasks import Tasks
+from sluicemq.client.aio.readers import QueueReader, Reading
+from sluicemq.client.aio.received import Feed, ReceivedMessage
+from sluicemq.client.core.consuming import ConsumeOptions
 from sluicemq.client.core.replies import take_reply
-from sluicemq.client.core.tracing import Outcome
 from sluicemq.client.keeper import stacks
 from sluicemq.errors import ProtocolError, RetryLaterError
 from sluicemq.model.message import StoredMessage
+from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_record
 from sluicemq.wire import bodies
@@ -196,14 +197,14 @@ class BrokerRequests:
     def _notes(self, member: Member) -> dict[str, str]:
         """Which messages the application has now, the oldest first."""
         now_s = self._owner.cluster.clock.monotonic_s()
-        out = [one for reader in member.readers.all() for one in tuple(reader.out.values())]
-        out.sort(key=lambda item: item.since_s)
+        out = [one for reader in member.readers.all() for one in tuple(reader.out)]
+        out.sort(key=lambda message: message.since_s)
         notes = {"messagesOut": str(len(out))}
-        for number, item in enumerate(out[:OUT_SHOWN_MAX]):
-            record = item.message.record
+        for number, message in enumerate(out[:OUT_SHOWN_MAX]):
+            record = message.record
             notes[f"out{number:02d}"] = (
                 f"{record.message_id} of {record.topic} queue {record.queue_id} offset "
-                f"{record.queue_offset}, for {now_s - item.since_s:.1f} s"
+                f"{record.queue_offset}, for {now_s - message.since_s:.1f} s"
             )
         return notes
 
@@ -225,8 +226,8 @@ class BrokerRequests:
 
     async def _try(self, consumer: PushConsumer, record: StoredMessage) -> bodies.DirectResult:
         clock = self._owner.cluster.clock
-        origin = Direct(self._owner.cluster, consumer.group)
-        message = ReceivedMessage(record, origin, 0)
+        origin = Direct(self._owner.cluster, consumer.group, record)
+        message = ReceivedMessage(record, origin, origin.in_flight)
         began_s = clock.monotonic_s()
         kind, remark = bodies.ConsumeResult.SUCCESS, None
         try:
@@ -246,44 +247,22 @@ class BrokerRequests:
         return take_reply(command, self._requester.awaited)
 
 
-class Direct:
+class Direct(QueueReader):
     """The origin of a message that is handled on request: nothing follows from what becomes of
     it."""
 
-    is_busy = False
-    may_hand_out = True
-
-    def __init__(self, cluster: Cluster, group: str) -> None:
-        self.group = group
+    def __init__(self, cluster: Cluster, group: str, record: StoredMessage) -> None:
+        queue = MessageQueue(record.topic, record.broker, record.queue_id)
+        reading = Reading(cluster, group, ConsumeOptions())
+        super().__init__(reading, queue, Subscription(record.topic), Feed(), record.queue_offset)
+        self.in_flight.add(record.queue_offset, record.size_bytes)
         self.is_rejected = False
-        self._cluster = cluster
-
-    def owns(self, generation: int) -> bool:
-        return True
-
-    def taken(self, message: ReceivedMessage, owner: object) -> None:
-        return None
-
-    def finished(self, message: ReceivedMessage, outcome: Outcome) -> None:
-        return None
-
-    def returned(self, message: ReceivedMessage) -> None:
-        return None
-
-    def release(self, owner: object) -> None:
-        return None
-
-    def ack(self, message: ReceivedMessage) -> bool:
-        return True
 
     async def reject(
         self, message: ReceivedMessage, delay_level: int | None, suspend_s: float | None
     ) -> bool:
         self.is_rejected = True
         return True
-
-    async def reply(self, record: StoredMessage, body: bytes, message_id: str) -> object:
-        return await self._cluster.send_reply(record, body, message_id)
 
 
 def _failed(error: Exception) -> Command:

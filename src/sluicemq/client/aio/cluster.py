@@ -1,15 +1,22 @@
-"""The asyncio client's connections to name servers and brokers.
+"""The asyncio client's connections to name servers and brokers, administration over them, and
+background tasks with an owner.
 
 One connection a server, shared by every producer and consumer of a `Sluice`; the frames of one loop
 turn travel in one write. Heartbeats have connections of their own (`client.keeper`).
+
+A `TaskGroup` cancels the body of its `async with` when a task fails, which is right for a function
+and wrong for a client that lives beside the user's code. `Tasks` owns what it spawned: a task that
+dies of an unexpected exception is logged at once, and `close` returns when all have ended.
 """
 
 import asyncio
+import logging
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 from sluicemq.client.aio.offsets import INSTANCE, OffsetFiles
+from sluicemq.client.core.admin import AdminOperations
 from sluicemq.client.core.consuming import SUSPEND_TIMEOUT_MS, OffsetMoved
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.names import Credentials, signed
@@ -92,8 +99,11 @@ class Cluster(AsyncioShell):
     async def exchange(self, call: Call) -> Command:
         """One request, one answer, whatever its code. Raises ConnectionLostError,
         RequestTimeoutError."""
-        channel = await self._pool.get(call.address)
-        command = self.signed(call.command)
+        channel, command = await self._pool.get(call.address), call.command
+        if self.client_id and command.code in OF_MEMBERS:
+            command.fields = {**(command.fields or {}), CLIENT_FIELD: self.client_id}
+        if self.credentials is not None:
+            signed(command, self.credentials)
         call.is_written = True
         if command.is_oneway:
             channel.oneway(command)
@@ -105,13 +115,6 @@ class Cluster(AsyncioShell):
         """`exchange` of a request to an address."""
         return await self.exchange(Call(address, command, timeout_s))
 
-    def signed(self, command: Command) -> Command:
-        """The command as this client's credentials sign it, with the client's name where a broker
-        wants to know which member of a group it is from."""
-        if self.client_id and command.code in OF_MEMBERS:
-            command.fields = {**(command.fields or {}), CLIENT_FIELD: self.client_id}
-        return signed(command, self.credentials)
-
     def master(self, queue: MessageQueue) -> str:
         """The address that takes messages for a queue. Raises ConnectionLostError when away."""
         return self.directory.master(queue)
@@ -122,3 +125,57 @@ class Cluster(AsyncioShell):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {';'.join(self.name_servers)}>"
+
+
+class Admin(AdminOperations, AsyncioShell):
+    """Administration over the connections of a `Sluice`. Raises the errors of `sluicemq.errors`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.directory: Directory = cluster.directory
+        self._cluster = cluster
+
+    async def exchange(self, call: Call) -> Command:
+        """One request over the connections of the `Sluice`."""
+        return await self._cluster.exchange(call)
+
+    def alone(self, key: str) -> asyncio.Lock:
+        """As its `Sluice` does."""
+        return self._cluster.alone(key)
+
+
+_log = logging.getLogger("sluicemq.client")
+
+
+class Tasks:
+    """The background tasks of one part of a client."""
+
+    __slots__ = ("_tasks",)
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def spawn(self, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Starts a task that lives until it ends or `close`."""
+        task = asyncio.get_running_loop().create_task(coroutine, name=name)
+        self._tasks.add(task)
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                _log.error("background task %s died", task.get_name(), exc_info=error)
+
+        task.add_done_callback(ended)
+        return task
+
+    async def wait(self) -> None:
+        """Returns when every task has ended by itself."""
+        while self._tasks:
+            await asyncio.wait(tuple(self._tasks))
+
+    async def close(self) -> None:
+        """Cancels what is left and waits until all have ended. Safe to call twice."""
+        left = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)

@@ -18,11 +18,10 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final, Self
 
-from sluicemq.client.aio.feeds import Feed, OrderedFeed
+from sluicemq.client.aio.cluster import Tasks
 from sluicemq.client.aio.members import Memberships
 from sluicemq.client.aio.readers import Readers
-from sluicemq.client.aio.received import ReceivedMessage
-from sluicemq.client.aio.tasks import Tasks
+from sluicemq.client.aio.received import Feed, OrderedFeed, ReceivedMessage
 from sluicemq.client.core.consuming import ConsumeOptions, make_subscription, retry_delay_s
 from sluicemq.client.core.tracing import Outcome
 from sluicemq.errors import ClosedError, ConfigurationError, RetryLaterError, SluiceError
@@ -90,8 +89,9 @@ class MessageStream:
                 messages = [await self.receive()]
         except TimeoutError:
             return []
-        while len(messages) < count_max and self._feed:
-            messages.append(await self.receive())
+        feed = self._feed
+        while feed and len(messages) < count_max and (message := feed.take(self)) is not None:
+            messages.append(message)
         return messages
 
     def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
@@ -177,6 +177,9 @@ class PushConsumer:
         self._groups = groups
         self._options = options
         self._handler = handler
+        self._call: Callable[[Any], Awaitable[Any]] = self._on_thread
+        if inspect.iscoroutinefunction(handler):
+            self._call = handler
         self.concurrency = self._concurrency = concurrency
         self._version_ms = version_ms
         self._subscriptions: dict[str, Subscription] = {}
@@ -217,7 +220,7 @@ class PushConsumer:
             for topic in joined:
                 await self._groups.leave(self.group, topic)
             raise
-        if not inspect.iscoroutinefunction(self._handler):
+        if self._call is not self._handler:
             self._pool = ThreadPoolExecutor(self._concurrency, f"sluicemq {self.group}")
         for index in range(self._concurrency):
             self._tasks.spawn(self._work(), f"sluicemq handler {self.group} {index}")
@@ -282,7 +285,7 @@ class PushConsumer:
             await self._failed(messages, error)
         else:
             for message in messages:
-                message.settle()
+                message.origin.ack(message)
         finally:
             self._busy -= 1
             if not self._busy:
@@ -332,14 +335,10 @@ class PushConsumer:
         raises."""
         await self._call(message if self.batch_max is None else [message])
 
-    async def _call(self, given: ReceivedMessage | list[ReceivedMessage]) -> None:
-        if self._pool is None:
-            await self._handler(given)
-        else:
-            loop = asyncio.get_running_loop()
-            result = await loop.run_in_executor(self._pool, self._handler, given)
-            if inspect.isawaitable(result):
-                await result
+    async def _on_thread(self, given: ReceivedMessage | list[ReceivedMessage]) -> None:
+        result = await asyncio.get_running_loop().run_in_executor(self._pool, self._handler, given)
+        if inspect.isawaitable(result):
+            await result
 
     async def close(self, timeout_s: float = 30.0) -> None:
         """Takes no new messages, waits up to `timeout_s` for running handlers, commits, leaves."""

@@ -26,11 +26,10 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Final
 
-from sluicemq.client.aio.cluster import Cluster
-from sluicemq.client.aio.feeds import Feed, RetrySink
+from sluicemq.client.aio.cluster import Cluster, Tasks
 from sluicemq.client.aio.ordered import OrderedReaders
 from sluicemq.client.aio.readers import Readers, Reading, SendBack
-from sluicemq.client.aio.tasks import Tasks
+from sluicemq.client.aio.received import Feed, RetrySink
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import (
     GROUP_NOT_EXIST,

@@ -22,8 +22,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from sluicemq.client.aio.cluster import Cluster
-from sluicemq.client.aio.feeds import Sink
-from sluicemq.client.aio.readers import QueueReader, Readers, Reading
+from sluicemq.client.aio.readers import QueueReader, Readers, Reading, Sink
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import expect_success
@@ -281,7 +280,7 @@ class OrderedReaders(Readers):
             self._group, queue,
         )  # fmt: skip
         reader = self._stop(queue)
-        reader.drop()
+        reader.drop(reader.in_flight.committable)
         self._retire(queue, reader, is_ours=False)
         self._on_change()
 
@@ -311,7 +310,7 @@ class OrderedReaders(Readers):
     async def _finish(self, queue: MessageQueue, reader: OrderedReader, *, is_ours: bool) -> None:
         await reader.finish()
         offset = reader.in_flight.committable
-        reader.drop()
+        reader.drop(offset)
         reader.feed.forget(reader)
         if is_ours:
             if self.options.auto_commit:

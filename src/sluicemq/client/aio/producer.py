@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
-from sluicemq.client.aio.cluster import Cluster
-from sluicemq.client.aio.tasks import Tasks
+from sluicemq.client.aio.cluster import Cluster, Tasks
 from sluicemq.client.core.answers import SendResult
 from sluicemq.client.core.messages import (
     COMPRESS_FROM_BYTES,
@@ -259,10 +258,6 @@ class Producer:
         the broker refuses (too late, switched off).
         """
         return await self._cluster.run(self._sender.recall(handle))
-
-    async def send_copy(self, outgoing: Outgoing) -> SendResult:
-        """Sends what is made ready already: the copies that consumers send to a retry topic."""
-        return await self._cluster.run(self._sender.send(outgoing))
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that a message of the topic may go to. Raises RouteNotFoundError."""

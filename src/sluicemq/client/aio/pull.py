@@ -18,15 +18,13 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from sluicemq.client.aio.cluster import Cluster
-from sluicemq.client.aio.feeds import PausingFeed
+from sluicemq.client.aio.cluster import Cluster, Tasks
 from sluicemq.client.aio.members import Member, Memberships
 from sluicemq.client.aio.offsets import BrokerOffsets
 from sluicemq.client.aio.readers import QueueReader, Readers, Reading, SendBack
-from sluicemq.client.aio.received import ReceivedMessage
-from sluicemq.client.aio.tasks import Tasks
+from sluicemq.client.aio.received import PausingFeed, ReceivedMessage
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import PullStatus, pull_answer
+from sluicemq.client.core.answers import PullStatus
 from sluicemq.client.core.consuming import ConsumeOptions, make_subscription
 from sluicemq.client.core.names import check_group
 from sluicemq.errors import ConfigurationError, SluiceError
@@ -75,7 +73,6 @@ class PullConsumer:
         RequestTimeoutError. An offset outside the queue is no error: status OFFSET_ILLEGAL.
         """
         subscription = self._subscription(queue.topic, tags, where)
-        address = await self._cluster.address(queue)
         command = requests.pull(
             self.group,
             queue,
@@ -85,8 +82,8 @@ class PullConsumer:
             suspend_timeout_ms=int(wait_s * 1000),
         )
         # The broker looks at its parked pulls every 5 s (spec/remoting.md §13): so late at most.
-        answer = await self._cluster.call(address, command, self._cluster.timeout_s + wait_s + 5.0)
-        pulled = pull_answer(answer, address)
+        timeout_s = self._cluster.timeout_s + wait_s + 5.0
+        pulled = await self._cluster.run(self._cluster.directory.pull(queue, command, timeout_s))
         messages = tuple(
             record
             for record in decode_records(pulled.data, broker=queue.broker)
@@ -254,8 +251,8 @@ class LitePullConsumer:
                 messages.append(await self._feed.get(self))
         except TimeoutError:
             return []
-        while len(messages) < count_max and len(self._feed):
-            messages.append(await self._feed.get(self))
+        while len(messages) < count_max and (message := self._feed.take(self)) is not None:
+            messages.append(message)
         return messages
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:

@@ -20,12 +20,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from sluicemq.client.aio.cluster import Cluster
-from sluicemq.client.aio.feeds import Sink
+from sluicemq.client.aio.cluster import Cluster, Tasks
 from sluicemq.client.aio.offsets import BrokerOffsets, GroupOffsets
-from sluicemq.client.aio.producer import Producer
-from sluicemq.client.aio.received import ReceivedMessage
-from sluicemq.client.aio.tasks import Tasks
+from sluicemq.client.aio.received import Feed, ReceivedMessage, RetrySink
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import (
     FLOW_CONTROL,
@@ -35,7 +32,6 @@ from sluicemq.client.core.answers import (
     PullAnswer,
     PullStatus,
     expect_success,
-    pull_answer,
 )
 from sluicemq.client.core.consuming import (
     ANSWER_TIMEOUT_S,
@@ -50,7 +46,8 @@ from sluicemq.client.core.consuming import (
     retry_copy,
     times_so_far,
 )
-from sluicemq.client.core.tracing import Delivery, Outcome
+from sluicemq.client.core.sending import Sender
+from sluicemq.client.core.tracing import Outcome
 from sluicemq.errors import GroupNotFoundError, ProtocolError, RequestError, SluiceError
 from sluicemq.filter.subscriptions import tag_matches
 from sluicemq.model.message import StoredMessage
@@ -59,6 +56,8 @@ from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.record.codec import decode_records
 
 _log = logging.getLogger("sluicemq.client")
+Sink = Feed | RetrySink
+"""Where a reader puts what it pulled."""
 
 
 class SendBack:
@@ -68,7 +67,7 @@ class SendBack:
         self._cluster = cluster
         self._group = group
         self._times_max = times_max
-        self._producer: Producer | None = None
+        self._sender = Sender(cluster.directory, INNER_GROUP, str)
 
     async def send_back(self, record: StoredMessage, level: int) -> None:
         """A copy comes again after `level`, or is a dead letter. Raises SluiceError."""
@@ -89,10 +88,8 @@ class SendBack:
 
     async def send_copy(self, record: StoredMessage, times: int, level: int) -> None:
         """The same without 36; `times` says how often it has come again. Raises SluiceError."""
-        if self._producer is None:
-            self._producer = Producer(self._cluster, group=INNER_GROUP)
         outgoing = retry_copy(record, self._group, times, level, self._times_max)
-        await self._producer.send_copy(outgoing)
+        await self._cluster.run(self._sender.send(outgoing))
 
 
 _FATAL: Final = frozenset({16, SUBSCRIPTION_PARSE_FAILED, GROUP_NOT_EXIST})
@@ -117,21 +114,12 @@ class Reading:
     send_back: SendBack | None = None
 
 
-@dataclass(slots=True)
-class Out:
-    """A message that the application has: since when, who took it, and its trace."""
-
-    message: ReceivedMessage
-    owner: object
-    since_s: float
-    delivery: Delivery | None
-
-
 class QueueReader:
     """Reads one queue for one group.
 
-    `in_flight` has every message that is pulled and not acknowledged, `out` those of them that the
-    application has: nobody else notes that.
+    `in_flight` has every message that is pulled and not acknowledged; when the queue is lost or its
+    position is moved there is another one, and messages of the former do not count any more. `out`
+    are the messages that the application has, of whichever; nobody else notes that.
     """
 
     def __init__(
@@ -143,37 +131,27 @@ class QueueReader:
         position: int,
         committed: int | None = None,
     ) -> None:
+        self.group = reading.group
         self.queue = queue
         self.subscription = subscription
         self.feed = feed
         self.in_flight = InFlight(position)
         self.committed = committed
-        self.out: dict[tuple[int, int], Out] = {}
-        """By generation and offset; also those of older generations."""
+        self.out: set[ReceivedMessage] = set()
         self.counts = Counts()
         self.pulled_s = 0.0
         self._cluster = reading.cluster
         self._reading = reading
         self._options = reading.options
-        self._generation = 0
-        self._dropped = False
         self._limits = reading.options.limits(1)
         self._is_paused = False
         self._is_held = False
         self._room = asyncio.Event()
+        """Set while more may be pulled."""
+        self._room.set()
         self._waiting: asyncio.Timeout | None = None
 
     # ------------------------------------------------------------------- from consumers
-
-    @property
-    def group(self) -> str:
-        """The consumer group it reads for."""
-        return self._reading.group
-
-    @property
-    def is_busy(self) -> bool:
-        """Is a message of it out?"""
-        return bool(self.out)
 
     @property
     def may_hand_out(self) -> bool:
@@ -185,49 +163,47 @@ class QueueReader:
         """Whether what is acknowledged here may become the group's offset."""
         return True
 
-    def owns(self, generation: int) -> bool:
-        """Whether messages of that generation still count."""
-        return generation == self._generation and not self._dropped
-
     def taken(self, message: ReceivedMessage, owner: object) -> None:
         """A message is handed to the application."""
-        if self.owns(message.generation):
-            trace, now_s = self._cluster.trace, self._cluster.clock.monotonic_s()
-            delivery = None if trace is None else trace.taken(self.group, message.record)
-            self.out[message.place] = Out(message, owner, now_s, delivery)
+        if message.in_flight is self.in_flight:
+            trace = self._cluster.trace
+            message.owner, message.since_s = owner, self._cluster.clock.monotonic_s()
+            message.delivery = None if trace is None else trace.taken(self.group, message.record)
+            self.out.add(message)
 
     def finished(self, message: ReceivedMessage, outcome: Outcome) -> None:
         """How the application dealt with a message that is out; the first word counts."""
-        out = self.out.get(message.place)
-        if out is not None and out.delivery is not None:
-            out.delivery.finished(outcome)
-            out.delivery = None
+        if message in self.out and message.delivery is not None:
+            message.delivery.finished(outcome)
+            message.delivery = None
 
     def returned(self, message: ReceivedMessage, *, failed: bool = False) -> None:
         """The application does not have it any more, and is not done with it."""
-        out = self.out.pop(message.place, None)
-        if out is not None and failed:
-            now_s = self._cluster.clock.monotonic_s()
-            self.counts.failed(now_s, now_s - out.since_s)
+        if message in self.out:
+            self.out.remove(message)
+            if failed:
+                now_s = self._cluster.clock.monotonic_s()
+                self.counts.failed(now_s, now_s - message.since_s)
 
     def release(self, owner: object) -> None:
         """An owner is gone: what it had is not out any more."""
-        for out in tuple(self.out.values()):
-            if out.owner is owner:
-                self.returned(out.message)
+        for message in tuple(self.out):
+            if message.owner is owner:
+                self.returned(message)
 
     def ack(self, message: ReceivedMessage) -> bool:
         """A message is done. False when it does not count any more."""
-        out = self.out.pop(message.place, None)
-        if out is not None:
+        if message in self.out:
+            self.out.remove(message)
             now_s = self._cluster.clock.monotonic_s()
-            self.counts.done(now_s, now_s - out.since_s)
-            if out.delivery is not None:
-                out.delivery.finished(Outcome.SUCCESS)
-        if not self.owns(message.generation):
+            self.counts.done(now_s, now_s - message.since_s)
+            if message.delivery is not None:
+                message.delivery.finished(Outcome.SUCCESS)
+        if message.in_flight is not self.in_flight:
             return False
-        counted = self.in_flight.ack(message.queue_offset)
-        self._look_for_room()
+        counted = self.in_flight.ack(message.record.queue_offset)
+        if not self._room.is_set():
+            self._look_for_room()
         return counted
 
     async def reject(
@@ -251,10 +227,8 @@ class QueueReader:
 
     def move(self, position: int) -> None:
         """Goes on from `position`; what was handed out before no longer counts."""
-        self._generation += 1
-        self.in_flight = InFlight(position)
-        self.feed.discard(lambda message: message.origin is self)
-        self._room.set()
+        self.drop(position)
+        self._look_for_room()
         self._interrupt()
 
     def limit(self, count_max: int, bytes_max: int) -> None:
@@ -276,8 +250,13 @@ class QueueReader:
         self._look_for_room()
 
     def _look_for_room(self) -> None:
-        if not self._room.is_set() and self._has_room():
+        options = self._options
+        span_max = None if options.ordered else options.span_max
+        is_stopped = self._is_paused or self._is_held
+        if not is_stopped and self.in_flight.has_room(*self._limits, span_max):
             self._room.set()
+        else:
+            self._room.clear()
 
     def change(self, subscription: Subscription) -> None:
         """Reads with another expression: what is being pulled, and what waits to be handed out, is
@@ -315,9 +294,10 @@ class QueueReader:
         if self._waiting is not None:
             self._waiting.reschedule(asyncio.get_running_loop().time())
 
-    def drop(self) -> None:
-        """The queue is not ours any more; its waiting messages are discarded."""
-        self._dropped = True
+    def drop(self, position: int) -> None:
+        """What was pulled counts no more, nor do its acknowledgements: the queue is not ours any
+        more, or is read from another position."""
+        self.in_flight = InFlight(position)
         self.feed.discard(lambda message: message.origin is self)
 
     # -------------------------------------------------------------------------- pulling
@@ -326,54 +306,41 @@ class QueueReader:
         """Pulls until cancelled, or until an error that no repetition heals ends the feed."""
         failures = 0
         while True:
-            await self._wait_for_room()
-            generation, subscription = self._generation, self.subscription
+            if not self._room.is_set():
+                await self._wait_for_room()
+            in_flight, subscription = self.in_flight, self.subscription
             try:
-                answer = await self._pull_or_move()
-                is_wanted = self.owns(generation) and subscription is self.subscription
+                answer = await self._pull()
+                is_wanted = in_flight is self.in_flight and subscription is self.subscription
                 if answer is not None and is_wanted:
                     self._take(answer)
                 failures = 0
-            except RequestError as error:
-                if error.code in _FATAL:
+            except SluiceError as error:
+                code = error.code if isinstance(error, RequestError) else None
+                if code in _FATAL or isinstance(error, ProtocolError):
                     self.feed.fail(error)
                     return
                 failures += 1
-                await self._refused(error, failures)
-            except ProtocolError as error:
-                self.feed.fail(error)
-                return
-            except SluiceError as error:
-                failures += 1
-                self._cluster.routes.forget(self.queue.topic)
-                await self._pause(error, failures)
+                await self._pause(error, code, failures)
 
-    async def _refused(self, error: RequestError, failures: int) -> None:
-        if error.code in SUBSCRIPTION_PENDING:
-            self._reading.on_pending()
-            await asyncio.sleep(pause_s(failures))
-        elif error.code == FLOW_CONTROL:
+    async def _pause(self, error: SluiceError, code: int | None, failures: int) -> None:
+        """Before the next try; `code` None: the broker did not answer."""
+        if code == FLOW_CONTROL:
             await asyncio.sleep(0.02)
+            return
+        if code is None:
+            self._cluster.routes.forget(self.queue.topic)
+        if code in SUBSCRIPTION_PENDING:
+            self._reading.on_pending()
         else:
-            await self._pause(error, failures)
-
-    async def _pause(self, error: SluiceError, failures: int) -> None:
-        level = logging.WARNING if failures == 1 else logging.DEBUG
-        _log.log(
-            level, "pull of %s for %s failed, will try again: %s", self.queue, self.group, error
-        )
+            level = logging.WARNING if failures == 1 else logging.DEBUG
+            _log.log(
+                level, "pull of %s for %s failed, will try again: %s", self.queue, self.group, error
+            )
         await asyncio.sleep(pause_s(failures))
 
-    def _has_room(self) -> bool:
-        options = self._options
-        span_max = None if options.ordered else options.span_max
-        if self._is_paused or self._is_held:
-            return False
-        return self.in_flight.has_room(*self._limits, span_max)
-
     async def _wait_for_room(self) -> None:
-        while not self._has_room():
-            self._room.clear()
+        while not self._room.is_set():
             try:
                 async with asyncio.timeout(_STUCK_S):
                     await self._room.wait()
@@ -390,27 +357,16 @@ class QueueReader:
                     _STUCK_S,
                 )
 
-    async def _pull_or_move(self) -> PullAnswer | None:
-        """The answer to a pull, None when the position was moved meanwhile."""
-        try:
-            async with asyncio.timeout(None) as self._waiting:
-                return await self._pull()
-        except TimeoutError:
-            return None
-        finally:
-            self._waiting = None
-
-    async def _pull(self) -> PullAnswer:
-        in_flight, poll_s = self.in_flight, self._cluster.poll_s
-        address = await self._cluster.address(self.queue)
-        options = self._options
+    async def _pull(self) -> PullAnswer | None:
+        """The answer to a pull, None when the position was moved meanwhile. HOT."""
+        in_flight, poll_s, options = self.in_flight, self._cluster.poll_s, self._options
         may_commit = options.auto_commit and self.may_commit and not options.broadcast
         commit = in_flight.committable if may_commit else 0
         command = requests.pull(
             self.group,
             self.queue,
             in_flight.position,
-            count_max=min(self._options.pull_count, max(1, self._limits[0] - in_flight.count)),
+            count_max=min(options.pull_count, max(1, self._limits[0] - in_flight.count)),
             subscription=self.subscription if self._reading.filtered_here else None,
             sub_version=self.subscription.version,
             expression_kind=self.subscription.kind,
@@ -418,22 +374,30 @@ class QueueReader:
             commit_offset=commit or None,
             lite=self._reading.filtered_here,
         )
-        answer = await self._cluster.call(address, command, poll_s + ANSWER_TIMEOUT_S)
+        talk = self._cluster.directory.pull(self.queue, command, poll_s + ANSWER_TIMEOUT_S)
+        try:
+            async with asyncio.timeout(None) as self._waiting:
+                answer = await self._cluster.run(talk)
+        except TimeoutError:
+            return None
+        finally:
+            self._waiting = None
         self.pulled_s = self._cluster.clock.monotonic_s()
-        return pull_answer(answer, address)
+        return answer
 
     def _take(self, answer: PullAnswer) -> None:
         if answer.status is PullStatus.OFFSET_ILLEGAL:
             self._moved(answer)
             return
         messages = []
+        subscription, in_flight = self.subscription, self.in_flight
         if answer.status is PullStatus.FOUND:
-            subscription, in_flight = self.subscription, self.in_flight
             for record in decode_records(answer.data, broker=self.queue.broker):
                 if tag_matches(subscription, record.tag):
                     in_flight.add(record.queue_offset, record.size_bytes)
-                    messages.append(ReceivedMessage(record, self, self._generation))
-        self.in_flight.passed(answer.next_offset)
+                    messages.append(ReceivedMessage(record, self, in_flight))
+        in_flight.passed(answer.next_offset)
+        self._look_for_room()
         if messages:
             self.counts.pulled(self.pulled_s, len(messages))
             self.feed.put(messages)
@@ -529,8 +493,8 @@ class Readers:
 
     def out_of(self, owner: object) -> list[ReceivedMessage]:
         """The messages that an owner has taken and is not done with, by offset."""
-        found = [out for reader in self.all() for out in reader.out.values()]
-        messages = [out.message for out in found if out.owner is owner and out.message.is_current]
+        found = [message for reader in self.all() for message in reader.out]
+        messages = [one for one in found if one.owner is owner and one.is_current]
         return sorted(messages, key=lambda message: message.queue_offset)
 
     def _share_limits(self, topic: str) -> None:
@@ -581,7 +545,7 @@ class Readers:
         reader, task = self._readers.pop(queue), self._running.pop(queue)
         task.cancel()
         offset = reader.in_flight.committable
-        reader.drop()
+        reader.drop(offset)
         self._share_limits(queue.topic)
         if self.options.auto_commit:
             await self._commit(reader, offset)

@@ -16,12 +16,12 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
-from sluicemq.client.aio.admin import Admin
 from sluicemq.client.aio.broker_requests import BrokerRequests
-from sluicemq.client.aio.cluster import Cluster
+from sluicemq.client.aio.cluster import Admin, Cluster, Tasks
 from sluicemq.client.aio.consumer import Handler, MessageStream, PushConsumer
 from sluicemq.client.aio.members import Member, Memberships
 from sluicemq.client.aio.offsets import INSTANCE, OffsetFiles
@@ -35,7 +35,6 @@ from sluicemq.client.aio.producer import (
     Transaction,
 )
 from sluicemq.client.aio.pull import READ_GROUP, LitePullConsumer, PullConsumer
-from sluicemq.client.aio.tasks import Tasks
 from sluicemq.client.core.answers import SendResult
 from sluicemq.client.core.consuming import (
     BYTES_MAX,
@@ -151,7 +150,6 @@ class Sluice:
         self.admin = Admin(self.cluster)
         self._producer_group = producer_group
         self._send_timeout_ms = send_timeout_ms
-        self._producer: Producer | None = None
         self._trace_writer: TraceWriter | None = None
         topic = trace_topic(trace)
         if topic is not None:
@@ -159,12 +157,10 @@ class Sluice:
 
     # ------------------------------------------------------------------------- sending
 
-    @property
+    @cached_property
     def default_producer(self) -> Producer:
         """The producer behind `send`."""
-        if self._producer is None:
-            self._producer = self.producer(self._producer_group, timeout_ms=self._send_timeout_ms)
-        return self._producer
+        return self.producer(self._producer_group, timeout_ms=self._send_timeout_ms)
 
     def producer(self, group: str = DEFAULT_GROUP, **options: Unpack[ProducerOptions]) -> Producer:
         """A producer of its own group and settings (`ProducerOptions`)."""

@@ -10,7 +10,14 @@ from dataclasses import replace
 from typing import Final
 
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import SUCCESS, TOPIC_NOT_EXIST, expect_success, request_error
+from sluicemq.client.core.answers import (
+    SUCCESS,
+    TOPIC_NOT_EXIST,
+    PullAnswer,
+    expect_success,
+    pull_answer,
+    request_error,
+)
 from sluicemq.client.core.names import parse_name_servers
 from sluicemq.client.core.requests import NEW_TOPIC_QUEUES
 from sluicemq.client.core.talks import Alone, Call, Talk
@@ -255,6 +262,11 @@ class Directory:
                 cure="See sluice cluster list.",
             )
         return address
+
+    def pull(self, queue: MessageQueue, command: Command, timeout_s: float) -> Talk[PullAnswer]:
+        """The outcome of a pull at the queue's broker. Raises RouteNotFoundError, RequestError."""
+        address = yield from self.address(queue)
+        return pull_answer((yield Call(address, command, timeout_s)), address)
 
     def ask(self, where: MessageQueue | str, command: Command) -> Talk[Command]:
         """A request that must succeed: to a queue's broker, an address, or NAME_SERVERS."""
