@@ -1,4 +1,9 @@
-"""Keeps a client alive at its brokers, whatever the user's program does.
+"""Who a client is, and what keeps it alive at its brokers, whatever the user's program does.
+
+A client id is `address@process#time` as Java makes it in clustering mode (spec/remoting.md §15):
+two clients with one id would take the same share of the queues, so it differs for each `Sluice`. A
+message id holds address, process, a salt, milliseconds of this month and a counter
+(spec/remoting.md §12).
 
 A broker forgets a client that is silent for 120 s, gives its queues to others and redelivers. A
 handler that blocks the event loop for minutes must not cause that (design/product.md). So
@@ -8,14 +13,13 @@ to it (40: members changed; 39: how did a transaction end?). Pulls, sends and of
 connections of the user's loop.
 
     user's loop  --describe / use / beat-->  keeper thread  --34, 35-->  brokers
-                 <--on_change, on_check----                 <--40, 39-
+                 <--on_change, on_ask------                 <--40, 39, 220, 221, 307, 309, 326-
                   --tell------------------>                 --37----->
-                 <--on_ask------------------                <--220, 221, 307, 309, 326-
 
-`on_change` and `on_check` are called on the keeper's thread: the asyncio shell wraps them in
+`on_change` and `on_ask` are called on the keeper's thread: the asyncio shell wraps them in
 `call_soon_threadsafe`. A check is answered on the connection it came by (`tell`). `on_ask` gets
-every other request of a broker with a function that takes the answer, now or later, on any thread;
-it returns False for what it does not know.
+every request of a broker but 40, whom it is from, and a function that takes the answer, now or
+later, on any thread; it returns False for what it does not know.
 The thread is a daemon: a program that ends without `close` still ends.
 
 `has_thread=False` is the same on the loop that calls it, for clusters in one process whose time is
@@ -24,18 +28,25 @@ the loop's (testing.embedded): a handler that blocks that loop blocks the broker
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
+import os
+import secrets
+import socket
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import SUCCESS
 from sluicemq.client.core.names import Credentials, signed
+from sluicemq.clock import Clock
 from sluicemq.errors import ClosedError, SluiceError
+from sluicemq.model.ids import UniqueIds
 from sluicemq.net.channel import Channel, Dial, dial
 from sluicemq.wire.bodies import ConsumerData, Heartbeat
 from sluicemq.wire.codes import RequestCode, ResponseCode
@@ -47,6 +58,48 @@ CALL_TIMEOUT_S: Final = 5.0
 DEPTH_MAX: Final = 64
 _log = logging.getLogger("sluicemq.client")
 _T = TypeVar("_T")
+Answer = Callable[[Command], None]
+
+
+def local_address() -> str:
+    """The address by which this machine goes out, 127.0.0.1 without a network. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+def make_client_id(clock: Clock) -> str:
+    """An id that no other client has."""
+    return f"{local_address()}@{os.getpid()}#{clock.now_ms()}{secrets.randbelow(1_000_000):06d}"
+
+
+class MessageIds:
+    """Unique message ids of one producer. Safe to share among threads."""
+
+    __slots__ = ("_clock", "_ids", "_lock", "_month_ends_ms", "_month_start_ms")
+
+    def __init__(self, clock: Clock) -> None:
+        address = ipaddress.ip_address(local_address()).packed
+        self._clock = clock
+        self._ids = UniqueIds(address, os.getpid(), secrets.randbits(31))
+        self._lock = threading.Lock()
+        self._month_start_ms = self._month_ends_ms = 0
+
+    def next(self) -> str:
+        """The next id."""
+        now_ms = self._clock.now_ms()
+        with self._lock:
+            if not self._month_start_ms <= now_ms < self._month_ends_ms:
+                start = datetime.fromtimestamp(now_ms / 1000, UTC).replace(
+                    day=1, hour=0, minute=0, second=0, microsecond=0
+                )
+                year, month = start.year + start.month // 12, start.month % 12 + 1
+                self._month_start_ms = int(start.timestamp() * 1000)
+                self._month_ends_ms = int(start.replace(year, month).timestamp() * 1000)
+            return self._ids.next(now_ms - self._month_start_ms)
 
 
 class Keeper:
@@ -58,8 +111,7 @@ class Keeper:
         *,
         credentials: Credentials | None = None,
         on_change: Callable[[str], None] = lambda group: None,
-        on_check: Callable[[Command, str], None] = lambda command, address: None,
-        on_ask: Callable[[Command, Callable[[Command], None]], bool] = lambda *_: False,
+        on_ask: Callable[[Command, str, Answer], bool] = lambda *_: False,
         period_s: float = PERIOD_S,
         connect: Dial = dial,
         has_thread: bool = True,
@@ -67,14 +119,12 @@ class Keeper:
         self.client_id = client_id
         self._credentials = credentials
         self._on_change = on_change
-        self._on_check = on_check
         self._on_ask = on_ask
         self._period_s = period_s
         self._producers: tuple[str, ...] = ()
         self._consumers: dict[str, ConsumerData] = {}
         self._addresses: frozenset[str] = frozenset()
         self._channels: dict[str, Channel] = {}
-        self._versions: dict[str, int] = {}
         self._down: dict[str, tuple[int, float]] = {}
         self._connect = connect
         self._has_thread = has_thread
@@ -82,8 +132,8 @@ class Keeper:
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
-        self._wake: asyncio.Event | None = None
-        self._beating: asyncio.Lock | None = None
+        self._wake = asyncio.Event()
+        self._beating = asyncio.Lock()
         self._closed = False
 
     def produce(self, group: str) -> None:
@@ -98,11 +148,7 @@ class Keeper:
         """Adds brokers to beat at; new ones hear of us at once when we beat already."""
         known, self._addresses = self._addresses, self._addresses.union(addresses)
         if len(self._addresses) > len(known) and self._loop is not None and not self._closed:
-            self._loop.call_soon_threadsafe(self._signal)
-
-    def broker_version(self, address: str) -> int:
-        """The version a broker gave in its last heartbeat answer; 0 before the first."""
-        return self._versions.get(address, 0)
+            self._loop.call_soon_threadsafe(self._wake.set)
 
     def beat(self) -> "Future[dict[str, SluiceError | None]]":
         """A heartbeat to every broker now; the future holds what went wrong at each address."""
@@ -136,30 +182,27 @@ class Keeper:
         if thread is None or self._loop is None or not thread.is_alive():
             return
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._signal)
+            self._loop.call_soon_threadsafe(self._wake.set)
         thread.join(timeout_s)
 
     def _submit(self, coroutine: Coroutine[Any, Any, _T]) -> "Future[_T]":
         if self._closed:
             coroutine.close()
             raise ClosedError("this client is closed.", cure="Make a new one.")
-        if not self._has_thread:
-            return self._submit_here(coroutine)
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name=f"sluicemq keeper {self.client_id}", daemon=True
-            )
-            self._thread.start()
-        self._ready.wait()
+        if self._has_thread:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=lambda: asyncio.run(self._main()),
+                    name=f"sluicemq keeper {self.client_id}",
+                    daemon=True,
+                )
+                self._thread.start()
+            self._ready.wait()
+        elif self._main_task is None:
+            self._loop = asyncio.get_running_loop()
+            self._main_task = self._loop.create_task(self._main(), name="sluicemq keeper")
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-
-    def _submit_here(self, coroutine: Coroutine[Any, Any, _T]) -> "Future[_T]":
-        loop = asyncio.get_running_loop()
-        if self._main_task is None:
-            self._prepare(loop)
-            self._main_task = loop.create_task(self._main(), name="sluicemq keeper")
-        return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
     async def end(self, timeout_s: float = 3.0) -> None:
         """`close` for those who must not block."""
@@ -168,26 +211,12 @@ class Keeper:
             return
         task, self._main_task, self._closed = self._main_task, None, True
         if task is not None:
-            self._signal()
+            self._wake.set()
             await asyncio.wait([task], timeout=timeout_s)
 
-    def _prepare(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._wake = asyncio.Event()
-        self._beating = asyncio.Lock()
-        self._ready.set()
-
-    def _run(self) -> None:
-        asyncio.run(self._main())
-
-    def _signal(self) -> None:
-        if self._wake is not None:
-            self._wake.set()
-
     async def _main(self) -> None:
-        if self._has_thread:
-            self._prepare(asyncio.get_running_loop())
-        assert self._wake is not None
+        self._loop = asyncio.get_running_loop()
+        self._ready.set()
         while not self._closed:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._period_s):
@@ -195,10 +224,6 @@ class Keeper:
             self._wake.clear()
             if not self._closed and (self._producers or self._consumers):
                 await self._beat_all(everywhere=False)
-        await self._end()
-
-    async def _end(self) -> None:
-        assert self._beating is not None
         async with self._beating:  # A heartbeat that was asked for just before may be dialling.
             for group in self._consumers:
                 await self._unregister(None, group)
@@ -210,7 +235,6 @@ class Keeper:
 
     async def _beat_all(self, *, everywhere: bool) -> dict[str, SluiceError | None]:
         """`everywhere`: also at brokers that were away and are not due for another try."""
-        assert self._beating is not None
         async with self._beating:
             if self._closed:
                 return {}
@@ -230,28 +254,25 @@ class Keeper:
             command = signed(requests.heartbeat(value), self._credentials)
             answer = await channel.call(command, CALL_TIMEOUT_S)
         except SluiceError as error:
-            await self._failed(address, error)
+            # Said once, and tried again after 1 s, 2 s … 30 s.
+            failures = self._down.get(address, (0, 0.0))[0]
+            level = logging.DEBUG if failures else logging.WARNING
+            _log.log(level, "heartbeat to %s failed, will try again: %s", address, error.fact)
+            pause_s = min(self._period_s, RECONNECT_S * (1 << min(failures, 5)))
+            self._down[address] = (failures + 1, asyncio.get_running_loop().time() + pause_s)
+            broken = self._channels.pop(address, None)
+            if broken is not None:
+                await broken.close()
+            self._beat_in(pause_s)
             return error
         self._down.pop(address, None)
-        if answer.code == SUCCESS:
-            self._versions[address] = answer.version
-        else:
+        if answer.code != SUCCESS:
             _log.warning("heartbeat refused by %s: %s %s", address, answer.code, answer.remark)
         return None
 
-    async def _failed(self, address: str, error: SluiceError) -> None:
-        """Says it once, and tries again after 1 s, 2 s … 30 s."""
-        failures = self._down.get(address, (0, 0.0))[0]
-        level = logging.DEBUG if failures else logging.WARNING
-        _log.log(level, "heartbeat to %s failed, will try again: %s", address, error.fact)
-        pause_s = min(self._period_s, RECONNECT_S * (1 << min(failures, 5)))
-        loop = asyncio.get_running_loop()
-        self._down[address] = (failures + 1, loop.time() + pause_s)
-        broken = self._channels.pop(address, None)
-        if broken is not None:
-            await broken.close()
-        if not self._closed:
-            loop.call_later(pause_s, self._signal)
+    def _beat_in(self, seconds: float) -> None:
+        if not self._closed and self._loop is not None:
+            self._loop.call_later(seconds, self._wake.set)
 
     async def _channel(self, address: str) -> Channel:
         channel = self._channels.get(address)
@@ -260,15 +281,11 @@ class Keeper:
                 address,
                 timeout_s=CALL_TIMEOUT_S,
                 on_request=self._on_request,
-                on_close=lambda *_: self._later(),
+                # A lost connection means a lost membership: beat again in a second, not in thirty.
+                on_close=lambda *_: self._beat_in(RECONNECT_S),
             )
             self._channels[address] = channel
         return channel
-
-    def _later(self) -> None:
-        """A lost connection means a lost membership: beat again in a second, not in thirty."""
-        if not self._closed and self._loop is not None:
-            self._loop.call_later(RECONNECT_S, self._signal)
 
     async def _unregister(self, producer: str | None, consumer: str | None) -> None:
         for channel in list(self._channels.values()):
@@ -277,22 +294,9 @@ class Keeper:
                 await channel.call(signed(command, self._credentials), 1.0)
 
     def _on_request(self, command: Command, channel: Channel) -> Command | None:
-        if command.code == RequestCode.CHECK_TRANSACTION_STATE:
-            self._on_check(command, channel.address)
-            return None
         if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
             self._on_change((command.fields or {}).get("consumerGroup", ""))
             return None
-        if self._on_ask(command, self._answering(command, channel)) or command.is_oneway:
-            return None
-        return Command(
-            ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-            opaque=command.opaque,
-            flag=FLAG_RESPONSE,
-            remark=f" request type {command.code} not supported",
-        )
-
-    def _answering(self, command: Command, channel: Channel) -> Callable[[Command], None]:
         opaque, is_oneway = command.opaque, command.is_oneway
 
         def answer(made: Command) -> None:
@@ -300,7 +304,14 @@ class Keeper:
             if not is_oneway and loop is not None and not loop.is_closed():
                 loop.call_soon_threadsafe(channel.answer, opaque, made)
 
-        return answer
+        if self._on_ask(command, channel.address, answer) or is_oneway:
+            return None
+        return Command(
+            ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+            opaque=opaque,
+            flag=FLAG_RESPONSE,
+            remark=f" request type {command.code} not supported",
+        )
 
 
 # --------------------------------------------------------------------------------- stacks
@@ -310,6 +321,11 @@ def stacks(loop: asyncio.AbstractEventLoop | None) -> str:
     """What every thread of this process does now, then every task of `loop`: our answer to Java's
     jstack. Called on the keeper's thread, so it also works while the program's own loop is blocked,
     which is when one wants to know. A task that waits is shown with all coroutines it waits in."""
+    tasks: set[asyncio.Task[Any]] = set()
+    for _ in range(100 if loop is not None else 0):
+        with contextlib.suppress(RuntimeError):  # one was born or died while we looked
+            tasks = asyncio.all_tasks(loop)
+            break
     names = {thread.ident: thread for thread in threading.enumerate()}
     texts = []
     for ident, frame in sys._current_frames().items():
@@ -320,19 +336,10 @@ def stacks(loop: asyncio.AbstractEventLoop | None) -> str:
         texts.append(f'thread "{name}"{kind} id {ident}\n{lines}')
     texts += [
         "\n".join([f'task "{task.get_name()}"', *_frames(task.get_coro())])
-        for task in sorted(_all_tasks(loop), key=lambda task: task.get_name())
+        for task in sorted(tasks, key=lambda task: task.get_name())
         if not task.done()
     ]
     return "\n".join(texts)
-
-
-def _all_tasks(loop: asyncio.AbstractEventLoop | None) -> set[asyncio.Task[Any]]:
-    for _ in range(100 if loop is not None else 0):
-        try:
-            return asyncio.all_tasks(loop)
-        except RuntimeError:  # one was born or died while we looked: another thread's loop
-            continue
-    return set()
 
 
 def _frames(coroutine: Any) -> Iterator[str]:

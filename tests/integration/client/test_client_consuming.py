@@ -10,6 +10,7 @@ import pytest
 
 from sluicemq import Sluice
 from sluicemq.client.aio.members import Member
+from sluicemq.client.core.talks import Call
 from sluicemq.errors import (
     ConfigurationError,
     ConnectionLostError,
@@ -300,14 +301,14 @@ async def test_a_member_that_changes_balances_before_it_reads_on(
         await consumer.subscribe("t", tags="A").start()
         await until(lambda: len(own(mq, "g", "t")) == 4)
         codes: list[int] = []
-        call = mq.cluster.call
+        exchange = mq.cluster.exchange
 
-        async def noted(address: str, command: Command, *rest: float) -> Command:
-            if (command.fields or {}).get("topic", "t") == "t":
-                codes.append(command.code)
-            return await call(address, command, *rest)
+        async def noted(call: Call) -> Command:
+            if (call.command.fields or {}).get("topic", "t") == "t":
+                codes.append(call.command.code)
+            return await exchange(call)
 
-        monkeypatch.setattr(mq.cluster, "call", noted)
+        monkeypatch.setattr(mq.cluster, "exchange", noted)
         await consumer.change("t", tags="B")
         await until(lambda: RequestCode.PULL_MESSAGE in codes)
         assert RequestCode.GET_CONSUMER_LIST_BY_GROUP in codes

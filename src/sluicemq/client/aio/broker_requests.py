@@ -1,9 +1,10 @@
-"""What brokers ask of a client that consumes or sends: 220, 221, 307, 309, 326.
+"""What brokers ask of a client that consumes or sends: 39, 220, 221, 307, 309, 326.
 
 The questions come on the keeper's thread. Who only looks (221, 307) is answered there at once, so a
 consumer whose loop is blocked by a handler can be asked what it does. Who changes or calls
 something is answered by the client's own loop:
 
+    39    how a transaction ended; 37 says it
     220   a reset: the queues that are read here go on at other offsets, which are committed
     309   handle this message now: the handler is called beside its other work, and nothing is
           acknowledged by it
@@ -18,12 +19,13 @@ from typing import Final, Protocol
 from sluicemq.client.aio.cluster import Cluster, Tasks
 from sluicemq.client.aio.consumer import PushConsumer
 from sluicemq.client.aio.members import Member
-from sluicemq.client.aio.producer import Requester
+from sluicemq.client.aio.producer import Producer, Requester
 from sluicemq.client.aio.readers import QueueReader, Reading
 from sluicemq.client.aio.received import Feed, ReceivedMessage
 from sluicemq.client.core.consuming import ConsumeOptions
 from sluicemq.client.core.replies import take_reply
-from sluicemq.client.keeper import stacks
+from sluicemq.client.core.transactions import question_of
+from sluicemq.client.keeper import Answer, Keeper, stacks
 from sluicemq.errors import ProtocolError, RetryLaterError
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
@@ -43,8 +45,7 @@ from sluicemq.wire.headers import (
 _log = logging.getLogger("sluicemq.client")
 REMARK_MAX: Final = 2000
 OUT_SHOWN_MAX: Final = 20
-Answer = Callable[[Command], None]
-Work = Callable[[Command], Awaitable[Command | None]]
+Work = Callable[[Command, str], Awaitable[Command | None]]
 
 
 class Owner(Protocol):
@@ -60,12 +61,17 @@ class Owner(Protocol):
 
     def consumers_of(self, group: str) -> Iterable[object]: ...
 
+    def producers_of(self, group: str) -> Iterable[Producer]: ...
+
 
 class BrokerRequests:
     """Answers the brokers of one client."""
 
-    def __init__(self, owner: Owner, tasks: Tasks, requester: Requester, started_ms: int) -> None:
+    def __init__(
+        self, owner: Owner, tasks: Tasks, requester: Requester, keeper: Keeper, started_ms: int
+    ) -> None:
         self._owner = owner
+        self._keeper = keeper
         self._tasks = tasks
         self._requester = requester
         self._started_ms = started_ms
@@ -74,12 +80,13 @@ class BrokerRequests:
             RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
         }
         self._on_loop: dict[int, Work] = {
+            RequestCode.CHECK_TRANSACTION_STATE: self.check,
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self.reset,
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self.reply,
         }
 
-    def take(self, command: Command, answer: Answer) -> bool:
+    def take(self, command: Command, address: str, answer: Answer) -> bool:
         """Called on the keeper's thread; False when it is not one of these questions."""
         here = self._here.get(command.code)
         if here is not None:
@@ -95,9 +102,11 @@ class BrokerRequests:
 
         async def run() -> None:
             try:
-                found = await work(command)
+                found = await work(command, address)
             except Exception as error:  # noqa: BLE001
-                _log.warning("a broker's question could not be answered: %s", error)
+                _log.warning(
+                    "a question of the broker %s could not be answered: %s", address, error
+                )
                 found = _failed(error)
             if found is not None:
                 answer(found)
@@ -105,9 +114,20 @@ class BrokerRequests:
         loop.call_soon_threadsafe(lambda: self._tasks.spawn(run(), "sluicemq answer to a broker"))
         return True
 
+    async def check(self, command: Command, address: str) -> None:
+        """39, by the first producer of the group that knows; by nobody, and the broker asks another
+        client."""
+        question = question_of(command)
+        for producer in self._owner.producers_of(question.place.group):
+            talk = producer.transactions.answer(question, address)
+            found = await self._owner.cluster.run(talk)
+            if found is not None:
+                self._keeper.tell(address, found)
+                return
+
     # ----------------------------------------------------------------------------- offsets
 
-    async def reset(self, command: Command) -> None:
+    async def reset(self, command: Command, address: str) -> None:
         """220, one-way."""
         header = decode_header(ResetOffsetRequest, command.fields)
         member = self._owner.member_of(header.group)
@@ -210,7 +230,7 @@ class BrokerRequests:
 
     # ---------------------------------------------------------------------------- one message
 
-    async def consume_directly(self, command: Command) -> Command:
+    async def consume_directly(self, command: Command, address: str) -> Command:
         """309."""
         header = decode_header(ConsumeMessageDirectlyRequest, command.fields)
         for consumer in self._owner.consumers_of(header.group):
@@ -242,7 +262,7 @@ class BrokerRequests:
         spent_ms = int((clock.monotonic_s() - began_s) * 1000)
         return bodies.DirectResult(kind, remark, spent_ms, consumer.is_ordered)
 
-    async def reply(self, command: Command) -> Command:
+    async def reply(self, command: Command, address: str) -> Command:
         """326."""
         return take_reply(command, self._requester.awaited)
 

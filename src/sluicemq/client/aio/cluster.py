@@ -167,6 +167,10 @@ class Tasks:
         task.add_done_callback(ended)
         return task
 
+    def __bool__(self) -> bool:
+        """Does one run?"""
+        return bool(self._tasks)
+
     async def wait(self) -> None:
         """Returns when every task has ended by itself."""
         while self._tasks:

@@ -493,6 +493,12 @@ class Memberships:
         """This client's membership in a group."""
         return self._members.get(group)
 
+    def notice(self, group: str) -> None:
+        """A broker says that the members of a group changed."""
+        member = self._members.get(group)
+        if member is not None:
+            member.notice()
+
     async def join(
         self,
         group: str,

@@ -26,15 +26,14 @@ from sluicemq.client.core.messages import (
 from sluicemq.client.core.replies import REPLY_TIMEOUT_S, Reply, as_request, no_reply
 from sluicemq.client.core.sending import RETRIES, SEND_TIMEOUT_MS, Selector, Sender
 from sluicemq.client.core.talks import Talk
-from sluicemq.client.core.tracing import INNER_GROUP, LINGER_S, RECORDS_MAX, Tracing, trace_hint
+from sluicemq.client.core.tracing import INNER_GROUP, LINGER_S, RECORDS_MAX, Tracing
 from sluicemq.client.core.transactions import (
     TransactionBlock,
     TransactionListener,
     TransactionResult,
     Transactions,
 )
-from sluicemq.client.identity import MessageIds
-from sluicemq.client.keeper import Keeper
+from sluicemq.client.keeper import Keeper, MessageIds
 from sluicemq.errors import ClosedError, ConfigurationError, SluiceError
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
@@ -362,20 +361,18 @@ class TraceWriter:
         self.tracing = tracing
         self._cluster = cluster
         self._linger_s = linger_s
-        self._producer = Producer(cluster, group=INNER_GROUP)
+        self._sender = Sender(cluster.directory, INNER_GROUP, MessageIds(cluster.clock).next)
         self._work = asyncio.Event()
         self._tasks = Tasks()
-        self._is_running = self._closed = self._has_warned = False
+        self._closed = False
         tracing.on_work = self._wake
 
     def _wake(self) -> None:
-        if self._closed:
-            return
-        if not self._is_running:
-            self._is_running = True
-            self._tasks.spawn(self._run(), "sluicemq trace")
-        if len(self.tracing) in (1, RECORDS_MAX):
-            self._work.set()
+        if not self._closed:
+            if not self._tasks:
+                self._tasks.spawn(self._run(), "sluicemq trace")
+            if len(self.tracing) in (1, RECORDS_MAX):
+                self._work.set()
 
     async def _run(self) -> None:
         while True:
@@ -392,17 +389,7 @@ class TraceWriter:
 
     async def flush(self) -> bool:
         """Sends all that is noted; False when that failed. Raises nothing."""
-        while (batch := self.tracing.take()) is not None:
-            try:
-                await self._cluster.route(self.tracing.topic)
-                await self._producer.send(batch.message)
-            except Exception as error:  # noqa: BLE001 - a trace must not disturb what it tells of
-                self.tracing.lost(batch.record_count)
-                level = logging.DEBUG if self._has_warned else logging.WARNING
-                self._has_warned = True
-                _log.log(level, "traces cannot be written%s: %s", trace_hint(error), error)
-                return False
-        return True
+        return await self._cluster.run(self._sender.write_traces(self.tracing))
 
     async def close(self) -> None:
         """Writes what is left, for a few seconds at most."""
@@ -414,7 +401,4 @@ class TraceWriter:
             async with asyncio.timeout(TRACE_CLOSE_S):
                 while self.tracing and await self.flush():
                     pass
-        self.tracing.lost(len(self.tracing))
-        await self._producer.close(0.1)
-        if self.tracing.dropped:
-            _log.warning("%d trace records were not written", self.tracing.dropped)
+        self.tracing.end()

@@ -12,7 +12,6 @@ leaves the groups.
 """
 
 import asyncio
-import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -57,20 +56,16 @@ from sluicemq.client.core.sending import (
     TransactionOptions,
 )
 from sluicemq.client.core.tracing import Tracing, trace_topic
-from sluicemq.client.core.transactions import Question, end_transaction, question_of
-from sluicemq.client.identity import MessageIds, local_address, make_client_id
-from sluicemq.client.keeper import Keeper
+from sluicemq.client.keeper import Keeper, MessageIds, local_address, make_client_id
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.errors import ClosedError, ProtocolError
+from sluicemq.errors import ClosedError
 from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.network import SOCKETS, Network, secured
 from sluicemq.net.tls import Tls
-from sluicemq.wire.frames import Command
 
 DEFAULT_NAME_SERVER: Final = "127.0.0.1:9876"
-_log = logging.getLogger("sluicemq.client")
 
 
 def default_name_servers() -> str:
@@ -124,15 +119,16 @@ class Sluice:
         self._keeper = Keeper(
             self.client_id,
             credentials=self.cluster.credentials,
-            on_change=lambda group: self._soon(self._notice, group),
-            on_check=lambda command, address: self._soon(self._asked, command, address),
+            on_change=lambda group: self._soon(self._members.notice, group),
             on_ask=lambda *asked: self._brokers_ask.take(*asked),  # noqa: PLW0108 - made below
             connect=network.dial,
             has_thread=heartbeat_thread,
         )
         self._tasks = Tasks()
         self._requester = Requester(self.cluster, self._keeper)
-        self._brokers_ask = BrokerRequests(self, self._tasks, self._requester, clock.now_ms())
+        self._brokers_ask = BrokerRequests(
+            self, self._tasks, self._requester, self._keeper, clock.now_ms()
+        )
         self._members = Memberships(self.cluster, self._keeper, self._on_join)
         self._producers: list[Producer] = []
         self._consumers: weakref.WeakSet[PushConsumer | LitePullConsumer | MessageStream] = (
@@ -398,38 +394,15 @@ class Sluice:
         """The consumers of a group that were made here. For this package."""
         return [consumer for consumer in tuple(self._consumers) if consumer.group == group]
 
+    def producers_of(self, group: str) -> list[Producer]:
+        """The producers of a group that were made here. For this package."""
+        return [producer for producer in self._producers if producer.group == group]
+
     def _soon(self, function: Callable[..., None], *arguments: Any) -> None:
         """Calls a function on the loop; called on the keeper's thread."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(function, *arguments)
-
-    def _asked(self, command: Command, address: str) -> None:
-        """A broker asks how a transaction ended."""
-        try:
-            question = question_of(command)
-        except ProtocolError as error:
-            _log.warning("an unreadable question about a transaction from %s: %s", address, error)
-            return
-        if not self._closed:
-            self._tasks.spawn(self._answer(question, address), "sluicemq transaction check")
-
-    async def _answer(self, question: Question, address: str) -> None:
-        """By the first producer of the group that knows; by nobody, and the broker asks another
-        client."""
-        place = question.place
-        for producer in [one for one in self._producers if one.group == place.group]:
-            transactions = producer.transactions
-            state = await self.cluster.run(transactions.check(question))
-            if state is not None:
-                transactions.trace_end(place, state, address, question.message.properties)
-                self._keeper.tell(address, end_transaction(place, state, is_check=True))
-                return
-
-    def _notice(self, group: str) -> None:
-        member = self._members.get(group)
-        if member is not None:
-            member.notice()
 
     # ---------------------------------------------------------------------- life cycle
 

@@ -7,6 +7,7 @@ error says of each. A time-out is never retried, because the message may be stor
 the conversations of a producer.
 """
 
+import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -34,7 +35,7 @@ from sluicemq.client.core.messages import (
     split,
 )
 from sluicemq.client.core.talks import Call, Talk
-from sluicemq.client.core.tracing import Tracing
+from sluicemq.client.core.tracing import Tracing, trace_hint
 from sluicemq.client.core.transactions import TransactionListener
 from sluicemq.errors import (
     ConnectionLostError,
@@ -48,6 +49,7 @@ from sluicemq.model.ids import java_hash
 from sluicemq.model.message import Message
 from sluicemq.model.topic import MessageQueue
 
+_log = logging.getLogger("sluicemq.client")
 SEND_TIMEOUT_MS: Final = 10_000
 RETRIES: Final = 2
 RETRY_CODES: Final = frozenset({17, 14, 1, 2, 16, 204, 205, 1500})
@@ -383,6 +385,20 @@ class Sender:
         if trace is not None:
             trace.sent(self.group, outgoing, results, address, answer, now_s - began_s, batch=batch)
         return results
+
+    def write_traces(self, notes: Tracing) -> Talk[bool]:
+        """Sends all that is noted; False when that failed. Raises nothing."""
+        while (batch := notes.take()) is not None:
+            try:
+                yield from self.directory.route(notes.topic)
+                yield from self.send(self.prepare(batch.message, self.next_id()))
+            except Exception as error:  # noqa: BLE001 - a trace must not disturb what it tells of
+                notes.lost(batch.record_count)
+                level = logging.DEBUG if notes.has_warned else logging.WARNING
+                notes.has_warned = True
+                _log.log(level, "traces cannot be written%s: %s", trace_hint(error), error)
+                return False
+        return True
 
     def recall(self, handle: str) -> Talk[str]:
         """Takes a timed message back by the `recall_handle` of its send; returns its message id.

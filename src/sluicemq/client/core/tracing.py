@@ -27,6 +27,7 @@ client writes one record for a batch; here each message of it has one.)
 """
 
 import dataclasses
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ from sluicemq.model.message import (
 from sluicemq.record.codec import decode_batch, decode_properties
 from sluicemq.wire.frames import Command
 
+_log = logging.getLogger("sluicemq.client")
 FIELD: Final = "\x01"
 RECORD: Final = "\x02"
 _NULL: Final = "null"
@@ -325,6 +327,8 @@ class Tracing:
         self.clock = clock
         self.next_id = next_id
         self.dropped = 0
+        self.has_warned = False
+        """Whether the log says already that they cannot be written."""
         self.on_work: Callable[[], None] = lambda: None
         """Called after each note; has to return at once."""
         self._count_max = count_max
@@ -333,6 +337,12 @@ class Tracing:
 
     def __len__(self) -> int:
         return len(self._notes)
+
+    def end(self) -> None:
+        """What is not written by now is lost, and the log says how much that is."""
+        self.lost(len(self))
+        if self.dropped:
+            _log.warning("%d trace records were not written", self.dropped)
 
     def lost(self, count: int) -> None:
         """Records that the writer could not write."""

@@ -223,11 +223,6 @@ class Decisions:
         self._running: set[str] = set()
         self._ended: OrderedDict[str, tuple[TransactionState, str]] = OrderedDict()
 
-    @property
-    def is_used(self) -> bool:
-        """Has there been a transaction?"""
-        return bool(self._running or self._ended)
-
     def begin(self, transaction_id: str) -> None:
         """The half message is about to be sent."""
         self._running.add(transaction_id)
@@ -275,11 +270,6 @@ class Transactions:
         self._decisions = Decisions()
         self._has_warned = False
 
-    @property
-    def is_used(self) -> bool:
-        """Can a broker have reason to ask?"""
-        return self.listener is not None or self._decisions.is_used
-
     def expect_listener(self) -> None:
         """Raises ConfigurationError without one."""
         if self.listener is None:
@@ -287,6 +277,14 @@ class Transactions:
                 f"the producer of group {self.group!r} has no TransactionListener.",
                 cure="Give it one (listener=), or use a `producer.transaction(...)` block.",
             )
+
+    def answer(self, question: Question, address: str) -> Talk[Command | None]:
+        """37 for the broker that asked; None when this producer cannot know."""
+        state = yield from self.check(question)
+        if state is None:
+            return None
+        self.trace_end(question.place, state, address, question.message.properties)
+        return end_transaction(question.place, state, is_check=True)
 
     def begin(
         self, outgoing: Outgoing, check_after_s: int | None, send: SendHalf

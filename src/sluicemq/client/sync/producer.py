@@ -1,17 +1,25 @@
 """The blocking producer: for scripts, threads and Spark workers.
 
 The same decisions as the asyncio producer (queue choice, retries, deadline, checks) from the same
-core; every call waits for its answer. No background thread: nothing is sent that was not asked for
-(transactions and requests, which brokers come back to, have one: `client.sync.inbound`).
+core; every call waits for its answer. No background thread: nothing is sent that was not asked for.
 
     with Producer("127.0.0.1:9876") as producer:
         producer.send("flights", body, tag="UA")
+        with producer.transaction("orders", body) as tx:    # half message stored
+            database.commit()                     # leaving commits, an exception rolls back
+
+Transactions and requests are what brokers come back to: with questions (39) and replies (326), on a
+connection that heartbeats. So the first of them starts the keeper's thread; a listener's `check`
+runs on one thread more.
 """
 
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Unpack
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, Final, Self, Unpack
 
 from sluicemq.client.core.answers import SendResult
 from sluicemq.client.core.messages import (
@@ -22,18 +30,35 @@ from sluicemq.client.core.messages import (
     make_message,
 )
 from sluicemq.client.core.names import Credentials
-from sluicemq.client.core.replies import REPLY_TIMEOUT_S
+from sluicemq.client.core.replies import (
+    REPLY_TIMEOUT_S,
+    Reply,
+    as_request,
+    no_reply,
+    take_reply,
+)
 from sluicemq.client.core.sending import RETRIES, SEND_TIMEOUT_MS, Selector, Sender
 from sluicemq.client.core.talks import Talk
-from sluicemq.client.core.tracing import LINGER_S, RECORDS_MAX, Tracing, trace_hint, trace_topic
-from sluicemq.client.core.transactions import TransactionListener, TransactionResult
-from sluicemq.client.identity import MessageIds
+from sluicemq.client.core.tracing import LINGER_S, RECORDS_MAX, Tracing, trace_topic
+from sluicemq.client.core.transactions import (
+    HalfPlace,
+    SendHalf,
+    TransactionBlock,
+    TransactionListener,
+    TransactionResult,
+    Transactions,
+    question_of,
+)
+from sluicemq.client.keeper import Keeper, MessageIds, make_client_id
 from sluicemq.client.sync.cluster import Cluster
-from sluicemq.client.sync.inbound import Inbound, Transaction
 from sluicemq.clock import SYSTEM_CLOCK, Clock
+from sluicemq.errors import ProtocolError
 from sluicemq.model.message import WAIT, Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
+from sluicemq.net.network import Sockets
 from sluicemq.net.tls import Tls
+from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.frames import Command
 
 _log = logging.getLogger("sluicemq.client")
 DEFAULT_GROUP = "sluicemq-producer"
@@ -79,7 +104,9 @@ class Producer(Cluster):
         self.timeout_ms = timeout_ms
         self.inbound = Inbound(self, self.group, listener)
         self.inbound.trace = self.trace
-        self._trace_writer = None if self.trace is None else TraceWriter(self.trace, self._trace)
+        self._trace_writer: TraceWriter | None = None
+        if self.trace is not None:
+            self._trace_writer = TraceWriter(self, self._sender, self.trace)
 
     def send(
         self,
@@ -155,7 +182,7 @@ class Producer(Cluster):
         queue: MessageQueue | None = None,
         check_after_s: int | None = None,
         **options: Unpack[MessageOptions],
-    ) -> Transaction:
+    ) -> "Transaction":
         """A message that becomes visible when the `with` block commits: see `Transaction`.
 
         `check_after_s`: ask this group not before so many seconds how it ended (the broker's
@@ -191,11 +218,6 @@ class Producer(Cluster):
     def _prepare(self, message: Message) -> Outgoing:
         return self._sender.prepare(message, self._sender.next_id())
 
-    def _trace(self, message: Message) -> None:
-        """On the trace writer's thread."""
-        self.route(message.topic)
-        self.send(message)
-
     def close(self) -> None:
         """Closes every connection; further calls raise ClosedError."""
         self.inbound.close()
@@ -204,22 +226,133 @@ class Producer(Cluster):
         super().close()
 
 
+class Inbound(Transactions):
+    """The transactions and open requests of one blocking producer. Safe to share among threads."""
+
+    def __init__(self, cluster: Cluster, group: str, listener: TransactionListener | None) -> None:
+        self._lock = threading.Lock()
+        super().__init__(cluster.directory, group, listener, guard=self._lock)
+        self._cluster = cluster
+        self._keeper: Keeper | None = None
+        self._checks = ThreadPoolExecutor(1, "sluicemq transaction check")
+        self._known: dict[str, Future[Any]] = {}
+        self._open: dict[str, Reply] = {}
+
+    def introduce(self, topic: str) -> tuple[Keeper, "Future[Any]"]:
+        """Makes this producer known to the brokers of a topic; the future ends when they have heard
+        of it. Raises RouteNotFoundError."""
+        if topic not in self._known or self._keeper is None:
+            self._cluster.route(topic, create=True)
+            with self._lock:
+                if self._keeper is None:
+                    self._keeper = Keeper(
+                        make_client_id(self._cluster.clock),
+                        credentials=self._cluster.credentials,
+                        connect=Sockets(self._cluster.tls).dial,
+                        on_ask=self._on_ask,
+                    )
+            self._keeper.produce(self.group)
+            self._keeper.use(self._cluster.routes.addresses([topic]))
+            self._known[topic] = self._keeper.beat()
+        return self._keeper, self._known[topic]
+
+    def begin(
+        self, outgoing: Outgoing, check_after_s: int | None, send: SendHalf
+    ) -> Talk[tuple[HalfPlace, SendResult]]:
+        """Sends the half message, when its brokers know whom to ask."""
+        self.introduce(outgoing.topic)
+        return super().begin(outgoing, check_after_s, send)
+
+    def request(
+        self, outgoing: Outgoing, send: Callable[[Outgoing], SendResult], timeout_s: float
+    ) -> StoredMessage:
+        """The reply. Raises RequestTimeoutError, and what `send` raises."""
+        began_s = self._cluster.clock.monotonic_s()
+        keeper, introduced = self.introduce(outgoing.topic)
+        correlation_id = secrets.token_hex(16)
+        request = as_request(outgoing, keeper.client_id, correlation_id, int(timeout_s * 1000))
+        future: Future[StoredMessage] = Future()
+        self._open[correlation_id] = future
+        where = ""
+        try:
+            introduced.result(self._cluster.timeout_s)
+            result = send(request)
+            where = f"queue {result.queue.queue_id} of {result.queue.broker}"
+            left_s = timeout_s - (self._cluster.clock.monotonic_s() - began_s)
+            return future.result(max(0.0, left_s))
+        except TimeoutError as error:
+            raise no_reply(request.topic, request.message_id, where, timeout_s) from error
+        finally:
+            self._open.pop(correlation_id, None)
+
+    def _on_ask(self, command: Command, address: str, answer: Callable[[Command], None]) -> bool:
+        """Called on the keeper's thread: 39, 326."""
+        try:
+            if command.code == RequestCode.CHECK_TRANSACTION_STATE:
+                question = question_of(command)
+                if question.place.group == self.group:
+
+                    def check() -> None:
+                        found = self._cluster.run(self.answer(question, address))
+                        if found is not None and self._keeper is not None:
+                            self._keeper.tell(address, found)
+
+                    self._checks.submit(check)
+                return True
+            if command.code != RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT:
+                return False
+            answer(take_reply(command, self._open))
+        except ProtocolError as error:
+            _log.warning("a request of the broker %s cannot be understood: %s", address, error)
+            answer(Command(ResponseCode.SYSTEM_ERROR, remark=str(error)))
+        except RuntimeError:
+            _log.debug("asked about a transaction while the producer closes")
+        return True
+
+    def close(self) -> None:
+        """Answers no more questions, takes no more replies; checks that run end first."""
+        self._checks.shutdown(wait=True, cancel_futures=True)
+        if self._keeper is not None:
+            self._keeper.close()
+
+
+class Transaction(TransactionBlock):
+    """One message with its local transaction: left normally it commits, by an exception it rolls
+    back."""
+
+    def __init__(self, cluster: Cluster, *block: Any) -> None:
+        super().__init__(*block)
+        self._cluster = cluster
+
+    def __enter__(self) -> Self:
+        self._cluster.run(self.entering())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._cluster.run(self.leaving(error))
+
+
 class TraceWriter:
     """Writes what one producer has noted: a thread that begins with the first note, sends about
-    once a second, and never lets an error reach whom it tells of. `send` stores a message, or
-    raises."""
+    once a second, and never lets an error reach whom it tells of."""
 
     def __init__(
-        self, tracing: Tracing, send: Callable[[Message], None], linger_s: float = LINGER_S
+        self, cluster: Cluster, sender: Sender, tracing: Tracing, linger_s: float = LINGER_S
     ) -> None:
         self.tracing = tracing
-        self._send = send
+        self._cluster = cluster
+        self._sender = sender
         self._linger_s = linger_s
         self._work = threading.Event()
         self._full = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._closed = self._has_warned = False
+        self._closed = False
         tracing.on_work = self._wake
 
     def _wake(self) -> None:
@@ -247,16 +380,7 @@ class TraceWriter:
 
     def flush(self) -> bool:
         """Sends all that is noted; False when that failed. Raises nothing."""
-        while (batch := self.tracing.take()) is not None:
-            try:
-                self._send(batch.message)
-            except Exception as error:  # noqa: BLE001 - a trace must not disturb what it tells of
-                self.tracing.lost(batch.record_count)
-                level = logging.DEBUG if self._has_warned else logging.WARNING
-                self._has_warned = True
-                _log.log(level, "traces cannot be written%s: %s", trace_hint(error), error)
-                return False
-        return True
+        return self._cluster.run(self._sender.write_traces(self.tracing))
 
     def close(self) -> None:
         """Writes what is left, for a few seconds at most."""
@@ -267,6 +391,4 @@ class TraceWriter:
             self._full.set()
             self._work.set()
             thread.join(_CLOSE_S)
-        self.tracing.lost(len(self.tracing))
-        if self.tracing.dropped:
-            _log.warning("%d trace records were not written", self.tracing.dropped)
+        self.tracing.end()

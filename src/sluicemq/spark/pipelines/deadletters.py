@@ -40,7 +40,7 @@ from sluicemq.client.core.names import (
     check_topic_to_send,
 )
 from sluicemq.client.core.operations.rules import verdict_on
-from sluicemq.client.identity import MessageIds
+from sluicemq.client.keeper import MessageIds
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, RouteNotFoundError, SluiceError
@@ -425,7 +425,7 @@ def judged(rows: Any, judge: Judge) -> Any:
 
 def numbered(rows: Any, bases: Iterable[tuple[str, int, int]], first_id: str) -> Any:
     """The rows with `new_id`: the id of a row is settled by its place. `bases`: (broker, queue,
-    what to add to an offset); `first_id` as `client.identity` makes it."""
+    what to add to an offset); `first_id` as `client.keeper` makes it."""
     prefix, time = first_id[:20], int(first_id[20:28], 16)
     known = rows.sparkSession.createDataFrame(list(bases), "broker string, queue_id int, base long")
     number = "(queue_offset + base)"
