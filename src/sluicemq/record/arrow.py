@@ -51,6 +51,7 @@ from sluicemq.record.properties import (
     Shape,
     even_offsets,
     hexadecimal,
+    in_row_order,
     read_properties,
     shape_arrays,
     text_column,
@@ -59,7 +60,6 @@ from sluicemq.record.properties import (
 )
 from sluicemq.record.table import (
     Bytes,
-    Mask,
     Positions,
     Records,
     gather,
@@ -160,10 +160,8 @@ class RecordDecoder:
         )
         self._broker = broker.encode()
         self._hidden = hidden
-        self._hidden_names = frozenset(name.encode() for name in hidden)
         self._tags = None if tags is None else pa.array(sorted(tags), pa.string())
-        self._topics = Repeated()
-        self._names: dict[tuple[bytes, ...], Any] = {}
+        self._repeated = Repeated()
         keep_freed_memory(_KEPT_BYTES)
 
     def decode(self, data: bytes | bytearray | memoryview) -> Iterator[Any]:
@@ -199,9 +197,16 @@ class RecordDecoder:
                 block = block.part(wanted)
         if not len(block):
             return
-        small = {}
-        if "body" in self.columns and (block.sys_flag & COMPRESSED).any():
-            small = _decompressed(block)
+        small: dict[int, bytes] = {}
+        if "body" in self.columns:
+            for row in np.flatnonzero(block.sys_flag & COMPRESSED).tolist():
+                start = block.body_starts[row]
+                body = block.raw[start : start + block.body_lengths[row]]
+                try:
+                    small[row] = decompress(body.data, int(block.sys_flag[row]))
+                except ProtocolError as error:
+                    offset = int(block.number("queue_offset")[row])
+                    raise ProtocolError(f"queue offset {offset}: {error}") from error
             if sum(map(len, small.values())) > BODY_BYTES_MAX and len(block) > 1:
                 half = len(block) // 2
                 yield from self._batches(block.part(slice(0, half)))
@@ -212,91 +217,52 @@ class RecordDecoder:
         yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _column(self, name: str, block: _Rows, decompressed: dict[int, bytes]) -> Any:
-        if name == "body":
-            return _bodies(block, decompressed)
-        if name == "topic":
-            return self._topic(block)
-        if name == "broker":
-            return self._topics.array(self._broker, len(block))
         if name == "properties":
             return self._properties(block)
-        return _SIMPLE[name](block)
-
-    def _topic(self, block: _Rows) -> Any:
-        if block.topic is not None:
-            return self._topics.array(_utf8(block.topic), len(block))
-        starts, lengths = block.topic_starts, block.topic_lengths
-        texts = [
-            _utf8(block.raw[start : start + size].tobytes()).decode()
-            for start, size in zip(starts.tolist(), lengths.tolist(), strict=True)
-        ]
-        return pa.array(texts, pa.string())
+        if name == "broker":
+            return self._repeated.array((self._broker,), len(block))
+        if name == "topic":
+            if block.topic is not None:
+                return self._repeated.array((_utf8(block.topic),), len(block))
+            places = zip(block.topic_starts.tolist(), block.topic_lengths.tolist(), strict=True)
+            topics = [_utf8(block.raw[at : at + size].tobytes()).decode() for at, size in places]
+            return pa.array(topics, pa.string())
+        if name != "body":
+            return _SIMPLE[name](block)
+        starts, lengths = block.body_starts, block.body_lengths
+        if not decompressed:
+            return variable(block.raw, starts, lengths, pa.binary())
+        unpacked = np.fromiter(decompressed, np.int64)
+        plain = np.delete(np.arange(len(block)), unpacked)
+        bodies = variable(block.raw, starts[plain], lengths[plain], pa.binary())
+        others = pa.array(list(decompressed.values()), pa.binary())
+        return in_row_order([bodies, others], [plain, unpacked], len(block))
 
     def _properties(self, block: _Rows) -> Any:
-        return shape_arrays(block.properties, self._map, self._odd_map)
+        def of_shape(shape: Shape) -> Any:
+            shown = [
+                pair
+                for pair in zip(shape.names, shape.values, strict=True)
+                if pair[0].decode() not in self._hidden
+            ]
+            rows, width = len(shape.starts), len(shown)
+            values = texts([places for _, places in shown], rows)
+            offsets = pa.Array.from_buffers(pa.int32(), rows + 1, [None, even_offsets(rows, width)])
+            names = self._repeated.array(tuple(name for name, _ in shown), rows)
+            return pa.MapArray.from_arrays(offsets, names, values)
 
-    def _map(self, shape: Shape) -> Any:
-        shown = [turn for turn, name in enumerate(shape.names) if name not in self._hidden_names]
-        names = tuple(shape.names[turn] for turn in shown)
-        rows, width = len(shape.starts), len(names)
-        values = texts([shape.values[turn] for turn in shown], rows)
-        offsets = pa.Array.from_buffers(pa.int32(), rows + 1, [None, even_offsets(rows, width)])
-        return pa.MapArray.from_arrays(offsets, self._name_array(names, rows), values)
+        def of_odd(rows: list[dict[str, str]]) -> Any:
+            shown = [
+                [(name, value) for name, value in row.items() if name not in self._hidden]
+                for row in rows
+            ]
+            return pa.array(shown, PROPERTIES)
 
-    def _odd_map(self, rows: list[dict[str, str]]) -> Any:
-        """The map array of rows that were decoded one by one."""
-        pairs = [
-            [(name, value) for name, value in row.items() if name not in self._hidden]
-            for row in rows
-        ]
-        return pa.array(pairs, PROPERTIES)
-
-    def _name_array(self, names: tuple[bytes, ...], rows: int) -> Any:
-        """The names, `rows` times in a row. Kept, since the blocks of a topic repeat them."""
-        known = self._names.get(names)
-        wanted = rows * len(names)
-        if known is None or len(known) < wanted:
-            if len(self._names) > 64:
-                self._names.clear()
-            lengths = np.tile(np.array([len(name) for name in names], np.int32), rows)
-            offsets = np.zeros(wanted + 1, np.int32)
-            np.cumsum(lengths, out=offsets[1:])
-            buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(names) * rows)]
-            known = self._names[names] = pa.Array.from_buffers(pa.string(), wanted, buffers)
-        return known.slice(0, wanted)
+        return shape_arrays(block.properties, of_shape, of_odd)
 
 
 def _utf8(data: bytes) -> bytes:
     return data.decode(errors="replace").encode()
-
-
-def _decompressed(block: _Rows) -> dict[int, bytes]:
-    """Row -> body of the compressed ones. Raises ProtocolError naming the queue offset."""
-    found: dict[int, bytes] = {}
-    starts, lengths = block.body_starts, block.body_lengths
-    for row in np.flatnonzero(block.sys_flag & COMPRESSED).tolist():
-        body = block.raw[starts[row] : starts[row] + lengths[row]]
-        try:
-            found[row] = decompress(body.data, int(block.sys_flag[row]))
-        except ProtocolError as error:
-            offset = int(block.number("queue_offset")[row])
-            raise ProtocolError(f"queue offset {offset}: {error}") from error
-    return found
-
-
-def _bodies(block: _Rows, decompressed: dict[int, bytes]) -> Any:
-    starts, lengths = block.body_starts, block.body_lengths
-    if not decompressed:
-        return variable(block.raw, starts, lengths, pa.binary())
-    unpacked = np.fromiter(decompressed, np.int64)
-    plain = np.delete(np.arange(len(block)), unpacked)
-    parts = [
-        variable(block.raw, starts[plain], lengths[plain], pa.binary()),
-        pa.array(list(decompressed.values()), pa.binary()),
-    ]
-    order = np.empty(len(block), np.int64)
-    order[np.concatenate((plain, unpacked))] = np.arange(len(block))
-    return pa.concat_arrays(parts).take(pa.array(order))
 
 
 def _message_ids(block: _Rows) -> Any:
@@ -307,7 +273,6 @@ def _message_ids(block: _Rows) -> Any:
     missing = np.flatnonzero(np.asarray(ids.is_null()))
     host_places = block.body_starts[missing] - 16
     wide = (block.sys_flag[missing] & STORE_HOST_IPV6) != 0
-    places = np.empty(len(block), np.int64)
     parts, rows = [ids], [np.arange(len(block))]
     for width, some in ((8, ~wide), (20, wide)):
         if some.any():
@@ -315,9 +280,7 @@ def _message_ids(block: _Rows) -> Any:
             offsets = gather(block.raw, block.starts[missing[some]] + _POSITION_AT, "V8")
             parts.append(hexadecimal(np.concatenate((_bytes(hosts), _bytes(offsets)), axis=1)))
             rows.append(missing[some])
-    for begin, part_rows in zip(np.cumsum([0] + [len(p) for p in parts]), rows, strict=False):
-        places[part_rows] = begin + np.arange(len(part_rows))
-    return pa.concat_arrays(parts).take(pa.array(places))
+    return in_row_order(parts, rows, len(block))
 
 
 def _bytes(values: NDArray[Any]) -> Bytes:
@@ -427,7 +390,14 @@ def build_block(
     found: list[tuple[Bytes, Positions, Positions, Positions]] = []
     for base, raw in pieces:
         mine = np.flatnonzero((positions >= base) & (positions < base + len(raw)))
-        starts, lengths, good = _places(raw, positions[mine], base, sizes[mine])
+        at, wanted = positions[mine] - base, sizes[mine]
+        good = (wanted >= RECORD_BYTES_MIN) & (at + wanted <= len(raw))
+        if not good.any():
+            continue
+        records = Records(raw, at if good.all() else np.where(good, at, 0), base)
+        good &= records.good & (records.sizes == wanted)
+        good &= records.number("physical_offset") == positions[mine]
+        starts, lengths = records.property_starts, records.property_lengths
         found.append((raw, starts[good], lengths[good], mine[good]))
     raw, starts, lengths, members = _joined(found)
     properties = read_properties(raw, starts, lengths) if len(members) else None
@@ -442,19 +412,6 @@ def build_block(
             codes[members] = _codes(array)
             arrays[name] = dictionary_array(codes, array.dictionary)
     return ColumnBlock(first_offset, rows, ArrowColumns(arrays), excluded, odd)
-
-
-def _places(
-    raw: Bytes, positions: Positions, base: int, sizes: Positions
-) -> tuple[Positions, Positions, Mask]:
-    """Where the properties of the records lie in `raw`: starts, lengths; which rows are good."""
-    at = positions - base
-    good = (at >= 0) & (sizes >= RECORD_BYTES_MIN) & (at + sizes <= len(raw))
-    if len(raw) < RECORD_BYTES_MIN:
-        return at, sizes, good
-    found = Records(raw, at if good.all() else np.where(good, at, 0), base)
-    good &= found.good & (found.sizes == sizes) & (found.number("physical_offset") == positions)
-    return found.property_starts, found.property_lengths, good
 
 
 def _joined(
@@ -535,28 +492,26 @@ def merged_arrays(blocks: Sequence[ColumnBlock]) -> tuple[dict[str, Any], frozen
     """
     excluded = frozenset[str]().union(*(block.excluded for block in blocks))
     names = dict.fromkeys(name for block in blocks for name in block.columns)
-    merged = {name: _merged(blocks, name) for name in names if name not in excluded}
+    merged: dict[str, Any] = {}
+    for name in (one for one in names if one not in excluded):
+        found = [
+            block.columns.arrays.get(name) if isinstance(block.columns, ArrowColumns) else None
+            for block in blocks
+        ]
+        # The dictionaries are numbered anew, all together.
+        joined = pa.concat_arrays([array.dictionary for array in found if array is not None])
+        numbered = joined.dictionary_encode()
+        numbers = np.asarray(numbered.indices)
+        parts, at = [], 0
+        for block, array in zip(blocks, found, strict=True):
+            if array is None:
+                parts.append(np.full(block.rows, -1, np.int32))
+                continue
+            # One more at the end, for the code -1.
+            mine = np.append(numbers[at : at + len(array.dictionary)], -1)
+            at += len(array.dictionary)
+            parts.append(mine[_codes(array)])
+        merged[name] = dictionary_array(np.concatenate(parts), numbered.dictionary)
     unique = {name for name, array in merged.items() if _is_unique(array)}
     kept = {name: array for name, array in merged.items() if name not in unique}
     return kept, excluded | unique
-
-
-def _merged(blocks: Sequence[ColumnBlock], name: str) -> Any:
-    """One array of all rows: the dictionaries are numbered anew, all together."""
-    found = [
-        (block.columns.arrays.get(name) if isinstance(block.columns, ArrowColumns) else None)
-        for block in blocks
-    ]
-    joined = pa.concat_arrays([array.dictionary for array in found if array is not None])
-    numbered = joined.dictionary_encode()
-    numbers = np.asarray(numbered.indices)
-    parts, at = [], 0
-    for block, array in zip(blocks, found, strict=True):
-        if array is None:
-            parts.append(np.full(block.rows, -1, np.int32))
-            continue
-        # One more at the end, for the code -1.
-        mine = np.append(numbers[at : at + len(array.dictionary)], -1)
-        at += len(array.dictionary)
-        parts.append(mine[_codes(array)])
-    return dictionary_array(np.concatenate(parts), numbered.dictionary)

@@ -23,7 +23,7 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from sluicemq.errors import ProtocolError
-from sluicemq.model.ids import HOST_BYTES_IPV4, HOST_BYTES_IPV6, decode_host, tag_code
+from sluicemq.model.ids import HOST_BYTES_IPV6, decode_host, tag_code
 from sluicemq.model.message import (
     BORN_HOST_IPV6,
     COMPRESSED,
@@ -37,13 +37,14 @@ from sluicemq.record import layout
 from sluicemq.record.layout import (
     BATCH_HEAD,
     CRC_MASK,
+    HOST_BITS,
     MAGIC_V1,
     MAGIC_V2,
     MAGICS,
     PROPERTIES_BYTES_MAX,
-    RECORD_BEGIN,
     RECORD_BYTES_MIN,
     RECORD_HEAD,
+    RECORD_HEADS,
 )
 
 NAME_END: Final = chr(layout.NAME_END)
@@ -118,12 +119,18 @@ BODY_RATIO_FREE: Final = 16 * 1024 * 1024
 """Up to here a body may be of any ratio: 4 MiB of zeros are an honest one. Above it may have so
 many times the bytes that came."""
 
-_BEGIN: Final = RECORD_HEAD.part("size", "born_time").struct
-_BODY: Final = RECORD_HEAD.part("reconsume_times", "body_length").struct
+_FIRST: Final = RECORD_HEAD.only("size", "magic", "sys_flag", "born_time").unpack_from
+_FORMS: Final = {
+    kind: (
+        head.only(*(name for name, _ in head.fields if not name.endswith("_host"))).unpack_from,
+        head.at("born_host"), head.at("store_time"),
+        head.at("store_host"), head.at("reconsume_times"), head.size,
+    )
+    for kind, head in RECORD_HEADS.items()
+}  # fmt: skip
+"""By the host bits: what reads the numbers, where the hosts lie, where the body begins."""
 _FLAGS_AT: Final = RECORD_HEAD.at("sys_flag")
-_LENGTH_AT: Final = RECORD_HEAD.at("body_length")
-_IPV6_EXTRA: Final = HOST_BYTES_IPV6 - HOST_BYTES_IPV4
-_LONG: Final = struct.Struct(">q")
+_LENGTH_AT: Final = {kind: head.at("body_length") for kind, head in RECORD_HEADS.items()}
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
 _PIECE_BYTES = 256  # of zstd: four bytes may become 128 KiB
@@ -199,40 +206,29 @@ def encode_record(
         raise ProtocolError(
             f"The properties have {len(properties)} bytes, the limit is {PROPERTIES_BYTES_MAX}."
         )
-    parts = [
-        _LONG.pack(born_time_ms),
-        bytes(born_host),
-        _LONG.pack(store_time_ms),
-        bytes(store_host),
-        _BODY.pack(reconsume_times, prepared_offset, len(body)),
-        bytes(body),
-        _SHORT.pack(len(name)) if version2 else bytes([len(name)]),
-        name,
-        _SHORT.pack(len(properties)),
-        bytes(properties),
-    ]
-    rest = b"".join(parts)
-    head = RECORD_BEGIN.struct.pack(
-        RECORD_BEGIN.size + len(rest),
+    born_bit = BORN_HOST_IPV6 if len(born_host) == HOST_BYTES_IPV6 else 0
+    store_bit = STORE_HOST_IPV6 if len(store_host) == HOST_BYTES_IPV6 else 0
+    head = RECORD_HEADS[born_bit | store_bit]
+    topic_length = _SHORT.pack(len(name)) if version2 else bytes([len(name)])
+    tail = b"".join((body, topic_length, name, _SHORT.pack(len(properties)), properties))
+    numbers = head.struct.pack(
+        head.size + len(tail),
         MAGIC_V2 if version2 else MAGIC_V1,
         zlib.crc32(body) & CRC_MASK,
         queue_id,
         flag,
         queue_offset,
         physical_offset,
-        sys_flag_with_hosts(sys_flag, born_host, store_host),
+        sys_flag & ~HOST_BITS | born_bit | store_bit,
+        born_time_ms,
+        bytes(born_host),
+        store_time_ms,
+        bytes(store_host),
+        reconsume_times,
+        prepared_offset,
+        len(body),
     )
-    return head + rest
-
-
-def sys_flag_with_hosts(sys_flag: int, born_host: Buffer, store_host: Buffer) -> int:
-    """`sys_flag` whose two host bits say how long the hosts are."""
-    sys_flag &= ~(BORN_HOST_IPV6 | STORE_HOST_IPV6)
-    if len(born_host) == HOST_BYTES_IPV6:
-        sys_flag |= BORN_HOST_IPV6
-    if len(store_host) == HOST_BYTES_IPV6:
-        sys_flag |= STORE_HOST_IPV6
-    return sys_flag
+    return numbers + tail
 
 
 def parse_head(data: Buffer, offset: int = 0) -> RecordHead:
@@ -242,41 +238,31 @@ def parse_head(data: Buffer, offset: int = 0) -> RecordHead:
     The body's CRC is not checked (see `body_crc_agrees`).
     """
     try:
-        head = _parse_head(data, offset)
+        size, magic, sys_flag, _ = _FIRST(data, offset)
+        if magic not in MAGICS:
+            raise ProtocolError(
+                f"No record begins at {offset}: its magic is {magic & 0xFFFFFFFF:#x}."
+            )
+        if size < RECORD_BYTES_MIN or offset + size > len(data):
+            raise ProtocolError(f"The record at {offset} says {size} bytes, more than there are.")
+        unpack, born, born_end, store, store_end, end = _FORMS[sys_flag & HOST_BITS]
+        *begin, store_time, reconsume_times, prepared_offset, length = unpack(data, offset)
+        body = _part(offset + end, length)
+        if magic == MAGIC_V1:
+            topic = _part(body.stop + 1, data[body.stop])
+        else:
+            topic = _part(body.stop + 2, _SHORT.unpack_from(data, body.stop)[0])
+        properties = _part(topic.stop + 2, _SHORT.unpack_from(data, topic.stop)[0])
     except (struct.error, IndexError):
         raise ProtocolError(f"The record at {offset} is cut off.") from None
-    if head.properties.stop - offset != head.size_bytes:
+    if properties.stop - offset != size:
         raise ProtocolError(
-            f"The record at {offset} says {head.size_bytes} bytes,"
-            f" its parts have {head.properties.stop - offset}."
+            f"The record at {offset} says {size} bytes, its parts have {properties.stop - offset}."
         )
-    return head
-
-
-def _parse_head(data: Buffer, offset: int) -> RecordHead:
-    begin = _BEGIN.unpack_from(data, offset)
-    size, magic, sys_flag = begin[0], begin[1], begin[7]
-    if magic not in MAGICS:
-        raise ProtocolError(f"No record begins at {offset}: its magic is {magic & 0xFFFFFFFF:#x}.")
-    if size < RECORD_BYTES_MIN or offset + size > len(data):
-        raise ProtocolError(f"The record at {offset} says {size} bytes, more than there are.")
-    at = offset + _BEGIN.size
-    born_host = slice(at, at + (HOST_BYTES_IPV6 if sys_flag & BORN_HOST_IPV6 else HOST_BYTES_IPV4))
-    (store_time,) = _LONG.unpack_from(data, born_host.stop)
-    at = born_host.stop + 8
-    store_host = slice(
-        at, at + (HOST_BYTES_IPV6 if sys_flag & STORE_HOST_IPV6 else HOST_BYTES_IPV4)
-    )
-    reconsume_times, prepared_offset, body_length = _BODY.unpack_from(data, store_host.stop)
-    body = _part(store_host.stop + _BODY.size, body_length)
-    if magic == MAGIC_V1:
-        topic = _part(body.stop + 1, data[body.stop])
-    else:
-        topic = _part(body.stop + 2, _SHORT.unpack_from(data, body.stop)[0])
-    properties = _part(topic.stop + 2, _SHORT.unpack_from(data, topic.stop)[0])
+    hosts = (slice(offset + born, offset + born_end), slice(offset + store, offset + store_end))
     times = (reconsume_times, prepared_offset)
     return RecordHead._make(
-        (*begin, born_host, store_time, store_host, *times, body, topic, properties)
+        (*begin, hosts[0], store_time, hosts[1], *times, body, topic, properties)
     )
 
 
@@ -343,11 +329,7 @@ def properties_slice(data: Buffer, offset: int = 0) -> slice:
     HOT for property filters; trusts the record (the store checked it when it was written).
     """
     (sys_flag,) = _INT.unpack_from(data, offset + _FLAGS_AT)
-    at = offset + _LENGTH_AT
-    if sys_flag & BORN_HOST_IPV6:
-        at += _IPV6_EXTRA
-    if sys_flag & STORE_HOST_IPV6:
-        at += _IPV6_EXTRA
+    at = offset + _LENGTH_AT[sys_flag & HOST_BITS]
     at += 4 + _INT.unpack_from(data, at)[0]
     if data[offset + 7] == MAGIC_V1 & 0xFF:
         at += 1 + data[at]
@@ -371,45 +353,33 @@ def decompress(body: Buffer, sys_flag: int) -> bytes:
     if not sys_flag & COMPRESSED:
         return bytes(body)
     kind = sys_flag & COMPRESSION_MASK
+    limit = min(BODY_BYTES_MAX, max(BODY_RATIO_FREE, BODY_RATIO_MAX * len(body)))
+    faults: tuple[type[Exception], ...] = (zlib.error, RuntimeError, ValueError)
     try:
-        if kind == COMPRESSION_LZ4:
-            return _whole(_package("lz4.frame").LZ4FrameDecompressor(), body)
         if kind == COMPRESSION_ZSTD:
-            return _whole_zstd(_package("zstandard"), body)
-        return _whole(zlib.decompressobj(), body)
-    except (zlib.error, RuntimeError, ValueError) as error:
+            package = _package("zstandard")
+            faults += (package.ZstdError,)
+            decompressor = package.ZstdDecompressor().decompressobj()
+            pieces = bytearray()
+            for start in range(0, len(body), _PIECE_BYTES):  # in pieces, for the limit's sake
+                pieces += decompressor.decompress(bytes(body[start : start + _PIECE_BYTES]))
+                if decompressor.eof or len(pieces) > limit:
+                    break
+            data = bytes(pieces)
+        else:
+            decompressor = (
+                _package("lz4.frame").LZ4FrameDecompressor()
+                if kind == COMPRESSION_LZ4
+                else zlib.decompressobj()
+            )
+            data = bytes(decompressor.decompress(bytes(body), limit))
+        if not decompressor.eof or len(data) > limit:
+            raise ValueError(f"it ends too early, or has more than {limit} bytes")
+    except faults as error:
         raise ProtocolError(
             f"The body of {len(body)} bytes cannot be decompressed: {error}."
         ) from None
-
-
-def _whole(decompressor: Any, body: Buffer) -> bytes:
-    limit = size_limit(len(body))
-    data = bytes(decompressor.decompress(bytes(body), limit))
-    if not decompressor.eof:
-        raise ValueError(f"it ends too early, or has more than {limit} bytes")
     return data
-
-
-def size_limit(compressed_bytes: int) -> int:
-    """What a body of so many bytes may become."""
-    return min(BODY_BYTES_MAX, max(BODY_RATIO_FREE, BODY_RATIO_MAX * compressed_bytes))
-
-
-def _whole_zstd(package: Any, body: Buffer) -> bytes:
-    decompressor = package.ZstdDecompressor().decompressobj()
-    data = bytearray()
-    limit = size_limit(len(body))
-    try:
-        for start in range(0, len(body), _PIECE_BYTES):  # in pieces, for the limit's sake
-            data += decompressor.decompress(bytes(body[start : start + _PIECE_BYTES]))
-            if decompressor.eof or len(data) > limit:
-                break
-    except package.ZstdError as error:
-        raise ValueError(str(error)) from None
-    if not decompressor.eof or len(data) > limit:
-        raise ValueError(f"it ends too early, or has more than {limit} bytes")
-    return bytes(data)
 
 
 def _package(name: str) -> Any:
@@ -461,10 +431,8 @@ def _digits(crc: int) -> bytes:
     return f"{crc & CRC_MASK:0{_DIGITS}d}"[::-1].encode()
 
 
-_PROPERTIES_LENGTH = struct.Struct(">h")
-BATCH_FIXED_BYTES = BATCH_HEAD.size + _PROPERTIES_LENGTH.size
+BATCH_FIXED_BYTES = BATCH_HEAD.size + _SHORT.size
 COPIED_BYTES_MAX = 256 * 1024
-_BATCH_HEAD_BYTES = BATCH_HEAD.size
 _pack_head, _unpack_head = BATCH_HEAD.struct.pack, BATCH_HEAD.struct.unpack_from
 
 
@@ -479,7 +447,7 @@ def encode_batch(messages: Iterable[tuple[int, bytes | memoryview, bytes]]) -> b
             )
         size = BATCH_FIXED_BYTES + len(body) + len(properties)
         parts += (_pack_head(size, 0, 0, flag, len(body)), body)
-        parts += (_PROPERTIES_LENGTH.pack(len(properties)), properties)
+        parts += (_SHORT.pack(len(properties)), properties)
     return b"".join(parts)
 
 
@@ -491,14 +459,15 @@ def decode_batch(body: Buffer) -> list[tuple[int, bytes | memoryview, bytes]]:
     whole.
     """
     source = bytes(body) if len(body) <= COPIED_BYTES_MAX else memoryview(body)
-    unpack_head, unpack_length = _unpack_head, _PROPERTIES_LENGTH.unpack_from
+    unpack_head, unpack_length = _unpack_head, _SHORT.unpack_from
+    head_bytes = BATCH_HEAD.size
     end = len(body)
     messages: list[tuple[int, bytes | memoryview, bytes]] = []
     at = 0
     while at < end:
         try:
             size, _, _, flag, body_length = unpack_head(source, at)
-            start = at + _BATCH_HEAD_BYTES
+            start = at + head_bytes
             body_end = start + body_length
             if body_length < 0:
                 raise _bad(at)

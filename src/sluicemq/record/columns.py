@@ -149,17 +149,10 @@ def column_stats(column: Column) -> ColumnStats:
     has_null = bool((column.codes < 0).any())
     if len(values) <= VALUES_MAX and sum(map(len, values)) <= VALUES_CHARACTERS_MAX:
         return ColumnStats(has_null, values)
-    return ColumnStats(has_null, None, *_range(values))
-
-
-def _range(values: tuple[str, ...]) -> tuple[int | float | None, int | float | None]:
     joined = ",".join(values) + ","
-    if joined.count(",") != len(values):  # a value with a comma is no number
-        return None, None
-    if _PLAIN_WHOLE.fullmatch(joined):
-        whole = list(map(int, values))
-        return min(whole), max(whole)
-    if _PLAIN_DECIMAL.fullmatch(joined):
-        numbers = list(map(float, values))
-        return min(numbers), max(numbers)
-    return None, None
+    if joined.count(",") == len(values):  # a value with a comma is no number
+        for plain, read in ((_PLAIN_WHOLE, int), (_PLAIN_DECIMAL, float)):
+            if plain.fullmatch(joined):
+                numbers = list(map(read, values))
+                return ColumnStats(has_null, None, min(numbers), max(numbers))
+    return ColumnStats(has_null, None)

@@ -69,24 +69,18 @@ class Layout:
         )
 
 
-def _record_head(born_host_bytes: int, store_host_bytes: int) -> Layout:
-    return Layout(
-        ("size", "i4"), ("magic", "i4"), ("body_crc", "i4"), ("queue_id", "i4"), ("flag", "i4"),
-        ("queue_offset", "i8"), ("physical_offset", "i8"), ("sys_flag", "i4"),
-        ("born_time", "i8"), ("born_host", f"V{born_host_bytes}"),
-        ("store_time", "i8"), ("store_host", f"V{store_host_bytes}"),
-        ("reconsume_times", "i4"), ("prepared_offset", "i8"), ("body_length", "i4"),
-    )  # fmt: skip
-
-
 HOST_BITS: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
 RECORD_HEADS: Final = {
-    born | store: _record_head(
-        HOST_BYTES_IPV6 if born else HOST_BYTES_IPV4, HOST_BYTES_IPV6 if store else HOST_BYTES_IPV4
+    born | store: Layout(
+        ("size", "i4"), ("magic", "i4"), ("body_crc", "i4"), ("queue_id", "i4"), ("flag", "i4"),
+        ("queue_offset", "i8"), ("physical_offset", "i8"), ("sys_flag", "i4"), ("born_time", "i8"),
+        ("born_host", f"V{HOST_BYTES_IPV6 if born else HOST_BYTES_IPV4}"), ("store_time", "i8"),
+        ("store_host", f"V{HOST_BYTES_IPV6 if store else HOST_BYTES_IPV4}"),
+        ("reconsume_times", "i4"), ("prepared_offset", "i8"), ("body_length", "i4"),
     )
     for born in (0, BORN_HOST_IPV6)
     for store in (0, STORE_HOST_IPV6)
-}
+}  # fmt: skip
 """By the host bits of the sys flag: 88 bytes, 100 with one IPv6 host, 112 with two."""
 RECORD_HEAD: Final = RECORD_HEADS[0]
 RECORD_BEGIN: Final = RECORD_HEAD.part("size", "sys_flag")

@@ -78,19 +78,29 @@ def variable(raw: Bytes, starts: Positions, lengths: Positions, kind: Any) -> An
     """An array of pa.binary() or pa.string() of the values at these places."""
     count = len(starts)
     if count and (lengths == lengths[0]).all():
-        return _of_one_length(raw, starts, int(lengths[0]), kind)
-    views = _views(raw, starts, lengths)
+        length = int(lengths[0])
+        data = gather(raw, starts, f"V{length}") if length else np.empty(0, np.uint8)
+        buffers = [None, even_offsets(count, length), pa.py_buffer(data)]
+        return pa.Array.from_buffers(kind, count, buffers)
+    if len(raw) < _VIEW_BYTES:
+        raw = np.concatenate((raw, np.zeros(_VIEW_BYTES, np.uint8)))
+    last = len(raw) - _VIEW_BYTES
+    begins = starts - 4
+    near = np.flatnonzero((begins < 0) | (begins > last))
+    if len(near):
+        begins = np.clip(begins, 0, last)
+    views = gather(raw, begins, f"V{_VIEW_BYTES}").view(np.int32).reshape(-1, 4)
+    for row in near:  # too near an end of the buffer for a gather
+        start = int(starts[row])
+        piece = raw[start : start + min(int(lengths[row]), INLINE_BYTES_MAX)].tobytes()
+        views[row, 1:] = np.frombuffer(piece.ljust(INLINE_BYTES_MAX, b"\0"), np.int32)
+    views[:, 0] = lengths
+    long = np.flatnonzero(lengths > INLINE_BYTES_MAX)
+    views[long, 2] = 0
+    views[long, 3] = starts[long]
     form = pa.string_view() if pa.types.is_string(kind) else pa.binary_view()
     buffers = [None, pa.py_buffer(views), pa.py_buffer(raw)]
     return pa.Array.from_buffers(form, count, buffers).cast(kind)
-
-
-def _of_one_length(raw: Bytes, starts: Positions, length: int, kind: Any) -> Any:
-    count = len(starts)
-    data = gather(raw, starts, f"V{length}") if length else np.empty(0, np.uint8)
-    return pa.Array.from_buffers(
-        kind, count, [None, even_offsets(count, length), pa.py_buffer(data)]
-    )
 
 
 def even_offsets(count: int, length: int) -> Any:
@@ -102,50 +112,23 @@ def even_offsets(count: int, length: int) -> Any:
     )
 
 
-def _views(raw: Bytes, starts: Positions, lengths: Positions) -> NDArray[np.int32]:
-    if len(raw) < _VIEW_BYTES:
-        raw = np.concatenate((raw, np.zeros(_VIEW_BYTES, np.uint8)))
-    last = len(raw) - _VIEW_BYTES
-    begins = starts - 4
-    near = np.flatnonzero((begins < 0) | (begins > last))
-    if len(near):
-        begins = np.clip(begins, 0, last)
-    words = gather(raw, begins, f"V{_VIEW_BYTES}").view(np.int32).reshape(-1, 4)
-    for row in near:
-        _patch(words[row], raw, int(starts[row]), int(lengths[row]))
-    words[:, 0] = lengths
-    if (lengths > INLINE_BYTES_MAX).any():
-        long = np.flatnonzero(lengths > INLINE_BYTES_MAX)
-        words[long, 2] = 0
-        words[long, 3] = starts[long]
-    return words
-
-
-def _patch(view: NDArray[np.int32], raw: Bytes, start: int, length: int) -> None:
-    """The view of a value so near an end of the buffer that 16 bytes cannot be gathered there."""
-    piece = raw[start : start + min(length, INLINE_BYTES_MAX)].tobytes()
-    view[1:] = np.frombuffer(piece.ljust(INLINE_BYTES_MAX, b"\0"), np.int32)
-
-
 class Repeated:
-    """One text, n times, as an array. Kept and sliced, since blocks of one topic repeat it."""
+    """Some texts, n times in a row. Kept and sliced, since blocks of one topic repeat them."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Any] = {}
+        self._known: dict[tuple[bytes, ...], Any] = {}
 
-    def array(self, text: bytes, count: int) -> Any:
-        """pa.string() array with `text` in every row."""
-        known = self._known.get(text)
-        if known is None or len(known) < count:
+    def array(self, texts: tuple[bytes, ...], rows: int) -> Any:
+        """A pa.string() array of all of them for each of the rows."""
+        known, wanted = self._known.get(texts), rows * len(texts)
+        if known is None or len(known) < wanted:
             if len(self._known) > 64:
                 self._known.clear()
-            known = pa.Array.from_buffers(
-                pa.string(),
-                count,
-                [None, even_offsets(count, len(text)), pa.py_buffer(text * count)],
-            )
-            self._known[text] = known
-        return known.slice(0, count)
+            offsets = np.zeros(wanted + 1, np.int32)
+            np.cumsum(np.tile(np.array([*map(len, texts)], np.int32), rows), out=offsets[1:])
+            buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(texts) * rows)]
+            known = self._known[texts] = pa.Array.from_buffers(pa.string(), wanted, buffers)
+        return known.slice(0, wanted)
 
 
 def hexadecimal(data: Bytes) -> Any:
@@ -231,7 +214,15 @@ def first_separators(raw: Bytes, starts: Positions, words: Words, room: Position
         lengths[rows] += marks.argmax(axis=1)
         rows = rows[lengths[rows] == _NEAR + _WINDOW]
     if len(rows):
-        lengths[rows] = _by_search(raw, starts[rows], room[rows])
+        # Every byte up to the end of the room is looked at.
+        some = np.maximum(room[rows], 0)
+        _, offsets, data = variable(raw, starts[rows], some, pa.binary()).buffers()
+        bounds = np.frombuffer(offsets, np.int32, len(rows) + 1).astype(np.int64)
+        size = int(bounds[-1])
+        text = np.frombuffer(data, np.uint8, size) if size else np.empty(0, np.uint8)
+        places = np.append(np.flatnonzero(text == SEPARATOR), size)
+        found = places[np.searchsorted(places, bounds[:-1])] - bounds[:-1]
+        lengths[rows] = np.minimum(found, some)
     return np.minimum(lengths, room)
 
 
@@ -244,24 +235,20 @@ def _before_separator(words: Words) -> Positions:
     return counts
 
 
-def _by_search(raw: Bytes, starts: Positions, room: Positions) -> Positions:
-    """As `first_separators`: every byte up to the end of the room is looked at."""
-    room = np.maximum(room, 0)
-    _, offsets, data = variable(raw, starts, room, pa.binary()).buffers()
-    bounds = np.frombuffer(offsets, np.int32, len(starts) + 1).astype(np.int64)
-    size = int(bounds[-1])
-    text = np.frombuffer(data, np.uint8, size) if size else np.empty(0, np.uint8)
-    places = np.append(np.flatnonzero(text == SEPARATOR), size)
-    return np.minimum(places[np.searchsorted(places, bounds[:-1])] - bounds[:-1], room)
-
-
 # --- to Arrow
 
 
 def texts(columns: Sequence[ValuePlaces], rows: int) -> Any:
     """A pa.string() array of the values row by row: those of row 0 in all columns, of row 1, …"""
-    if len(columns) == 1 and isinstance(columns[0].lengths, int):
-        return _equal_lengths(columns[0], rows)
+    if len(columns) == 1 and isinstance(length := columns[0].lengths, int):
+        column = columns[0]
+        if column.text is not None:
+            data = np.frombuffer(column.text * rows, np.uint8)
+        elif column.block is not None:
+            data = np.ascontiguousarray(column.block).reshape(-1)
+        else:
+            data = rows_at(column.raw, column.starts, length).reshape(-1)
+        return _readable(rows, even_offsets(rows, length), data)
     if max((column.longest for column in columns), default=0) > _WRITTEN_MAX:
         return _long(columns, rows)
     lengths = np.empty((rows, len(columns)), np.int32)
@@ -274,35 +261,19 @@ def texts(columns: Sequence[ValuePlaces], rows: int) -> Any:
     size = int(offsets[-1])
     data = np.empty(size + _WORD, np.uint8)
     places = offsets[:-1].reshape(lengths.shape)
-    for turn, column in enumerate(columns):
-        _write_rest(data, places[:, turn], column)
-    view_of(data, "<u8")[places.reshape(-1)] = words.reshape(-1)
-    return _readable(len(words) * len(columns), offsets, data[:size])
-
-
-def _write_rest(data: Bytes, places: NDArray[np.int32], column: ValuePlaces) -> None:
-    """The words of a column after the first ones."""
     target = view_of(data, "<u8")
-    for at in range(_WORD, column.longest, _WORD):
-        if column.text is not None:
-            target[places + at] = _word(column.text[at:])
-        elif isinstance(column.lengths, int):
-            target[places + at] = words_at(column.raw, column.starts + at)
-        else:
-            rows = np.flatnonzero(column.lengths > at)
-            target[places[rows] + at] = words_at(column.raw, column.starts[rows] + at)
-
-
-def _equal_lengths(column: ValuePlaces, rows: int) -> Any:
-    length = column.lengths
-    assert isinstance(length, int)
-    if column.text is not None:
-        data = np.frombuffer(column.text * rows, np.uint8)
-    elif column.block is not None:
-        data = np.ascontiguousarray(column.block).reshape(-1)
-    else:
-        data = rows_at(column.raw, column.starts, length).reshape(-1)
-    return _readable(rows, even_offsets(rows, length), data)
+    for turn, column in enumerate(columns):  # their words after the first ones
+        own = places[:, turn]
+        for at in range(_WORD, column.longest, _WORD):
+            if column.text is not None:
+                target[own + at] = _word(column.text[at:])
+            elif isinstance(column.lengths, int):
+                target[own + at] = words_at(column.raw, column.starts + at)
+            else:
+                some = np.flatnonzero(column.lengths > at)
+                target[own[some] + at] = words_at(column.raw, column.starts[some] + at)
+    target[places.reshape(-1)] = words.reshape(-1)
+    return _readable(lengths.size, offsets, data[:size])
 
 
 def _long(columns: Sequence[ValuePlaces], rows: int) -> Any:
@@ -356,17 +327,11 @@ def pairs_of(text: bytes) -> Pairs | None:
             return None
         pairs.append((name, value))
     names = [name for name, _ in pairs]
-    if len(set(names)) != len(names) or not _is_utf8(_END.join(names)):
-        return None
-    return pairs
-
-
-def _is_utf8(text: bytes) -> bool:
     try:
-        text.decode()
+        _END.join(names).decode()
     except UnicodeDecodeError:
-        return False
-    return True
+        return None
+    return pairs if len(set(names)) == len(names) else None
 
 
 def guesses(pairs: Pairs, sample: Sequence[bytes]) -> list[Guess]:
@@ -377,18 +342,19 @@ def guesses(pairs: Pairs, sample: Sequence[bytes]) -> list[Guess]:
         parts = text.replace(_END, _NAME_VALUE).split(_NAME_VALUE)
         if parts[:-1:2] == names:
             found.append(parts[1::2])
-    known = [_guess(set(values)) for values in zip(*found, strict=True)]
+    known: list[Guess] = []
+    for values in map(set, zip(*found, strict=True)):
+        lengths = set(map(len, values))
+        length = max(lengths)
+        if len(values) == 1:
+            known.append(values.pop())
+        elif len(lengths) == 1 and _LENGTH_GUESSED_MIN <= length <= _LENGTH_GUESSED_MAX:
+            known.append(length)
+        else:
+            known.append(0)
     if known and not sample[0].endswith(_END):
         known[-1] = 0
     return known
-
-
-def _guess(values: set[bytes]) -> Guess:
-    if len(values) == 1:
-        return values.pop()
-    lengths = {len(value) for value in values}
-    length = lengths.pop()
-    return 0 if lengths or not _LENGTH_GUESSED_MIN <= length <= _LENGTH_GUESSED_MAX else length
 
 
 class Follower:
@@ -421,7 +387,11 @@ class Follower:
     def _pass_known(self, pairs: Pairs) -> None:
         """Names with the values that all rows should have. If they have not: one by one, and a
         single value as if nothing were known."""
-        literal, places = _literal(pairs, self._before)
+        literal, places = self._before, []
+        for name, value in pairs:
+            literal += name + _NAME_VALUE
+            places.append(len(literal))
+            literal += value + _END
         if everywhere(self._raw, self._at, literal):
             for place, (_, value) in zip(places, pairs, strict=True):
                 self.values.append(ValuePlaces(self._raw, self._at + place, len(value), value))
@@ -443,11 +413,14 @@ class Follower:
             self._keep(same)
             block = block[same]
         self._pass(width)
-        if length and _is_length(block[:, width:], length):
-            value = block[:, width : width + length]
-            self.values.append(ValuePlaces(self._raw, self._at, length, block=value))
-            self._pass(length)
-            return
+        if length:
+            marks = block[:, width:] == SEPARATOR
+            # The only separator of each row stands after `length` bytes, at its end?
+            if marks[:, length].all() and np.count_nonzero(marks) == len(marks):
+                value = block[:, width : width + length]
+                self.values.append(ValuePlaces(self._raw, self._at, length, block=value))
+                self._pass(length)
+                return
         words = column_of(block, width, "<u8").copy()
         lengths = first_separators(self._raw, self._at, words, self._ends - self._at)
         self.values.append(ValuePlaces(self._raw, self._at, lengths, words=words))
@@ -466,23 +439,6 @@ class Follower:
         self.rows = kept if self.rows is None else self.rows[kept]
         self._at, self._ends = self._at[kept], self._ends[kept]
         self.values = [value.part(kept) for value in self.values]
-
-
-def _is_length(block: Bytes, length: int) -> bool:
-    """Whether the only separator of each row stands after `length` bytes, at its end."""
-    marks = block == SEPARATOR
-    return bool(marks[:, length].all()) and np.count_nonzero(marks) == len(marks)
-
-
-def _literal(pairs: Pairs, before: bytes) -> tuple[bytes, list[int]]:
-    """The bytes of names and values with the separator that ends them, and where in them each value
-    begins."""
-    literal, places = before, []
-    for name, value in pairs:
-        literal += name + _NAME_VALUE
-        places.append(len(literal))
-        literal += value + _END
-    return literal, places
 
 
 SHAPES_MAX = 64
@@ -528,31 +484,23 @@ def read_properties(raw: Bytes, starts: Positions, lengths: Positions) -> Proper
             odd.append(first)
             left = left[1:]
         else:
-            shape, left = _shape_of(pairs, raw, starts, ends, left)
-            shapes.append(shape)
+            chosen = left[np.arange(SAMPLE_ROWS) * _SCATTER % len(left)].tolist()
+            sample = [raw[starts[row] : ends[row]].tobytes() for row in chosen]
+            names = tuple(name for name, _ in pairs)
+            whole = len(left) == len(starts)
+            own = starts if whole else starts[left]
+            follower = Follower(raw, own, ends if whole else ends[left])
+            follower.follow(names, guesses(pairs, sample))
+            inside = follower.rows
+            if inside is None:
+                rows = None if whole else left
+                left = left[:0]
+            else:
+                rows, own, left = left[inside], own[inside], np.delete(left, inside)
+            shapes.append(Shape(names, rows, own, tuple(follower.values)))
     odd_rows = np.sort(np.array([*odd, *left.tolist()], np.int64))
     decoded = [decode_properties(raw[starts[row] : ends[row]].data) for row in odd_rows.tolist()]
     return Properties(len(starts), shapes, odd_rows, decoded)
-
-
-def _shape_of(
-    pairs: Pairs, raw: Bytes, starts: Positions, ends: Positions, left: Positions
-) -> tuple[Shape, Positions]:
-    """The shape of the first row that is left, which has these names; and the rows that are left
-    then."""
-    chosen = left[np.arange(SAMPLE_ROWS) * _SCATTER % len(left)].tolist()
-    sample = [raw[starts[row] : ends[row]].tobytes() for row in chosen]
-    whole = len(left) == len(starts)
-    if not whole:
-        starts, ends = starts[left], ends[left]
-    names = tuple(name for name, _ in pairs)
-    follower = Follower(raw, starts, ends)
-    follower.follow(names, guesses(pairs, sample))
-    values = tuple(follower.values)
-    if follower.rows is None:
-        return Shape(names, None if whole else left, starts, values), left[:0]
-    inside = follower.rows
-    return Shape(names, left[inside], starts[inside], values), np.delete(left, inside)
 
 
 def shape_arrays(
@@ -570,8 +518,14 @@ def shape_arrays(
         rows.append(found.odd_rows)
     if not parts:
         return odd_column([])
-    order = np.empty(found.count, np.int64)
-    order[np.concatenate(rows)] = np.arange(found.count)
+    return in_row_order(parts, rows, found.count)
+
+
+def in_row_order(parts: Sequence[Any], rows: Sequence[Positions], count: int) -> Any:
+    """One array of `count` rows, of which each part has some; of two for a row the later counts."""
+    numbers = np.concatenate(rows)
+    order = np.empty(count, np.int64)
+    order[numbers] = np.arange(len(numbers))
     return pa.concat_arrays(parts).take(pa.array(order))
 
 

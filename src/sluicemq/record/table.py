@@ -218,21 +218,14 @@ def leading_starts(raw: Bytes) -> Positions:
     """
     if len(raw) < RECORD_BYTES_MIN:
         return np.empty(0, np.int64)
-    starts = _equal_run(raw)
-    return starts if len(starts) else _by_lanes(raw, LANES)
-
-
-def _equal_run(raw: Bytes) -> Positions:
-    """The starts of the leading records that all have the size of the first one."""
     size = int(sizes_at(raw, np.zeros(1, np.int64))[0])
-    if size < RECORD_BYTES_MIN or size > len(raw):
-        return np.empty(0, np.int64)
-    probe = np.arange(0, min(len(raw) - size + 1, size * _EQUAL_RUN_MIN), size, dtype=np.int64)
-    if not _are_records(raw, probe, size).all():
-        return np.empty(0, np.int64)
-    places = np.arange(0, len(raw) - size + 1, size, dtype=np.int64)
-    bad = np.flatnonzero(~_are_records(raw, places, size))
-    return places[: bad[0]] if len(bad) else places
+    if RECORD_BYTES_MIN <= size <= len(raw):
+        probe = np.arange(0, min(len(raw) - size + 1, size * _EQUAL_RUN_MIN), size, dtype=np.int64)
+        if _are_records(raw, probe, size).all():
+            places = np.arange(0, len(raw) - size + 1, size, dtype=np.int64)
+            bad = np.flatnonzero(~_are_records(raw, places, size))
+            return places[: bad[0]] if len(bad) else places
+    return _by_lanes(raw, LANES)
 
 
 def _are_records(raw: Bytes, places: Positions, size: int) -> Mask:
@@ -242,26 +235,14 @@ def _are_records(raw: Bytes, places: Positions, size: int) -> Mask:
 
 
 def _by_lanes(raw: Bytes, lanes: int) -> Positions:
-    """The starts by lanes, up to the last place where one begins: what follows proves nothing."""
+    """The starts by lanes, up to the last place where one begins: what follows proves nothing.
+
+    Lanes begin near even distances, where a magic number says that a record may begin.
+    """
     first = max(int(sizes_at(raw, np.zeros(1, np.int64))[0]), RECORD_BYTES_MIN)
     lanes = min(lanes, len(raw) // (first * LANE_RECORDS_MIN))
     if lanes < 2:
         return np.empty(0, np.int64)
-    begins = _lane_begins(raw, lanes)
-    far = np.flatnonzero(np.diff(begins) > 4 * (len(raw) // lanes))
-    if len(far):  # a lane this long takes too many steps
-        begins = begins[: far[0] + 1]
-    while len(begins) > 1:
-        ends = begins[1:]
-        places = _step_lanes(raw, begins[:-1], ends)
-        if places is not None:
-            return _proved(raw, places, ends)
-        begins = begins[: (len(begins) + 1) // 2]  # something stops a lane: nearer ones may do
-    return np.empty(0, np.int64)
-
-
-def _lane_begins(raw: Bytes, lanes: int) -> Positions:
-    """Places near even distances where a magic number says a record may begin."""
     stride = len(raw) // lanes
     window = min(stride, max(_WINDOW_BYTES_MIN, int(_WINDOW_RECORDS * stride) // LANE_RECORDS_MIN))
     windows = raw[: lanes * stride].reshape(lanes, stride)[1:, 4:window]
@@ -272,29 +253,35 @@ def _lane_begins(raw: Bytes, lanes: int) -> Positions:
     magics = view_of(raw, ">i4")[places + 4]
     hits = np.flatnonzero((magics == MAGIC_V1) | (magics == MAGIC_V2))
     firsts = hits[np.diff(turns[hits], prepend=-1) > 0]
-    return np.append(0, places[firsts])
+    begins: Positions = np.append(0, places[firsts])
+    far = np.flatnonzero(np.diff(begins) > 4 * stride)
+    if len(far):  # a lane this long takes too many steps
+        begins = begins[: far[0] + 1]
+    while len(begins) > 1:
+        starts = _walked(raw, begins[:-1], begins[1:])
+        if starts is not None:
+            return starts
+        begins = begins[: (len(begins) + 1) // 2]  # something stops a lane: nearer ones may do
+    return np.empty(0, np.int64)
 
 
-def _step_lanes(raw: Bytes, begins: Positions, ends: Positions) -> Positions | None:
-    """All lanes walked until each is at or past its end: places by step and lane.
+def _walked(raw: Bytes, begins: Positions, ends: Positions) -> Positions | None:
+    """All lanes walked until each is at or past its end: the starts in the leading lanes that end
+    exactly where the next one begins. None when some lane takes too long.
 
-    A lane that arrived walks on, in the next one's records or in nonsense past the end of the run;
-    the caller takes what lies before the first arrival. None when some lane takes too long.
+    A lane that arrived walks on, in the next one's records or in nonsense past the end of the run.
     """
-    at = view_of(raw, ">u4")
-    last = len(raw) - 4
+    at, last = view_of(raw, ">u4"), len(raw) - 4
     place = begins
-    places = [place]
+    steps_of_all = [place]
     for _ in range(2 + int((ends - begins).max()) // RECORD_BYTES_MIN):
         place = place + at[np.minimum(place, last)]
-        places.append(place)
-        if len(places) % 4 == 0 and (place >= ends).all():
-            return np.stack(places)
-    return None
-
-
-def _proved(raw: Bytes, places: Positions, ends: Positions) -> Positions:
-    """The starts in the leading lanes that end exactly where the next one begins."""
+        steps_of_all.append(place)
+        if len(steps_of_all) % 4 == 0 and (place >= ends).all():
+            break
+    else:
+        return None
+    places = np.stack(steps_of_all)
     steps = (places >= ends).argmax(axis=0)
     missed = np.flatnonzero(places[steps, np.arange(len(ends))] != ends)
     lanes = int(missed[0]) if len(missed) else len(ends)
@@ -314,6 +301,11 @@ class Records:
     size are not `good`: their places are nonsense, but inside of `raw`.
     """
 
+    topic: bytes | None
+    """The topic of all, when it is the same."""
+    property_starts: Positions
+    property_lengths: Positions
+
     def __init__(self, raw: Bytes, starts: Positions, base: int = 0) -> None:
         self.raw = raw
         self.starts = starts
@@ -323,7 +315,11 @@ class Records:
         kinds = self.sys_flag & HOST_BITS
         self._parts: list[tuple[slice | Positions, NDArray[Any]]] = [(slice(None), heads)]
         if kinds.any():
-            self._parts = _heads_by_kind(raw, starts, kinds)
+            self._parts = []
+            for kind, head in RECORD_HEADS.items():
+                if len(rows := np.flatnonzero(kinds == kind)):
+                    heads = rows_at(raw, starts[rows], head.size).reshape(-1).view(head.dtype)
+                    self._parts.append((rows, heads))
         self._measure()
 
     def __len__(self) -> int:
@@ -358,28 +354,27 @@ class Records:
         self.good: Mask = self._is_second | (magics == MAGIC_V1)
         self.good &= (self.body_lengths >= 0) & (self.body_ends + 3 <= self.ends)
         self.body_ends = self._inside(self.body_ends)
-        self.topic = self._common_topic()
+        self.topic = None
+        if len(self) and self.good.all() and not self._is_second.any():
+            # One look takes the topic and what follows it, when it is the same in all records.
+            length = int(self.raw[self.body_ends[0]])
+            tails = rows_at(self.raw, self.body_ends, length + 3)
+            text = tails[0, : length + 1].tobytes()
+            if equal_rows(tails, text).all():
+                self.topic = text[1:]
+                self.property_starts = self.body_ends + (length + 3)
+                self.property_lengths = column_of(tails, length + 1, ">i2").astype(np.int64)
         if self.topic is None:
-            self._measure_topics()
+            at = self.topic_starts + self.topic_lengths
+            self.good &= (self.topic_lengths >= 0) & (at + 2 <= self.ends)
+            at = self._inside(at)
+            self.property_starts = at + 2
+            self.property_lengths = gather(self.raw, at, ">i2").astype(np.int64)
         lengths = self.property_lengths
         self.good &= (lengths >= 0) & (self.property_starts + lengths == self.ends)
 
     def _inside(self, places: Positions) -> Positions:
         return places if self.good.all() else np.where(self.good, places, self.starts)
-
-    def _common_topic(self) -> bytes | None:
-        """The topic, when it is the same in all records: one look takes it and what follows it."""
-        if not len(self) or self._is_second.any() or not self.good.all():
-            return None
-        at = self.body_ends
-        length = int(self.raw[at[0]])
-        tails = rows_at(self.raw, at, length + 3)
-        text = tails[0, : length + 1].tobytes()
-        if not equal_rows(tails, text).all():
-            return None
-        self.property_starts: Positions = at + (length + 3)
-        self.property_lengths = column_of(tails, length + 1, ">i2").astype(np.int64)
-        return text[1:]
 
     @cached_property
     def topic_starts(self) -> Positions:
@@ -444,16 +439,3 @@ class Records:
     def part(self, rows: slice | Mask) -> Self:
         """Some of the rows."""
         return type(self)(self.raw, self.starts[rows], self.base)
-
-
-def _heads_by_kind(
-    raw: Bytes, starts: Positions, kinds: NDArray[np.int32]
-) -> list[tuple[slice | Positions, NDArray[Any]]]:
-    """The heads of records whose hosts have one length, together: which rows, and their heads."""
-    found: list[tuple[slice | Positions, NDArray[Any]]] = []
-    for kind, head in RECORD_HEADS.items():
-        rows = np.flatnonzero(kinds == kind)
-        if len(rows):
-            heads = rows_at(raw, starts[rows], head.size).reshape(-1).view(head.dtype)
-            found.append((rows, heads))
-    return found
