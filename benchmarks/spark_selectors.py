@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from sluicemq.filter.selector import compile_vectorised
 from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.record.columns import Column, ColumnBlock
 from sluicemq.spark.selectors import column
@@ -43,7 +42,7 @@ def by_columns(selector: str) -> Any:
             columns[name] = Column(codes.astype(np.int32), tuple(encoded.dictionary.to_pylist()))
         rows = len(texts[0])
         block = ColumnBlock(0, rows, columns, frozenset(), np.empty(0, np.int64))
-        return pa.array(compile_vectorised(compile_sql92(selector)).verdicts(block) == 1)
+        return pa.array(compile_sql92(selector).vectorised.verdicts(block) == 1)
 
     return F.arrow_udf(matches, "boolean")
 

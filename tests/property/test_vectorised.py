@@ -21,7 +21,7 @@ from sluicemq.filter import blocks
 from sluicemq.filter.lab import block_of
 from sluicemq.filter.nodes import And, Node, Or
 from sluicemq.filter.plan import NEEDS_RECORD, TRUE, and_table, or_table, verdict_of
-from sluicemq.filter.selector import Selector, compile_vectorised
+from sluicemq.filter.selector import Selector
 from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.record import columns as column_stats
 from sluicemq.record.columns import block_stats
@@ -132,7 +132,7 @@ def check(
     selector: Selector, rows: list[dict[str, str]], excluded: frozenset[str], odd: list[int]
 ) -> None:
     block = block_of(rows, excluded=excluded, odd=odd)
-    vectorised = compile_vectorised(selector)
+    vectorised = selector.vectorised
     wanted = [verdict_of(selector.evaluate, row) for row in rows]
     unknown = vectorised.names & block.excluded
     for small, few in ((True, True), (False, False)):

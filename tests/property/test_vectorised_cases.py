@@ -15,7 +15,7 @@ from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter import blocks
 from sluicemq.filter.lab import block_of
 from sluicemq.filter.plan import NEEDS_RECORD, TRUE, verdict_of
-from sluicemq.filter.selector import Selector, compile_vectorised
+from sluicemq.filter.selector import Selector
 from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.record.columns import block_stats
 
@@ -45,7 +45,7 @@ def differing(case: dict[str, Any], rng: random.Random) -> list[str]:
     if selector is None:
         return []
     properties = properties_of(case)
-    vectorised = compile_vectorised(selector)
+    vectorised = selector.vectorised
     names = sorted(vectorised.names | properties.keys())
     found = []
     for others in (0, 3, 30):
@@ -88,5 +88,5 @@ def test_an_excluded_property_asks_the_record_and_only_where_it_decides() -> Non
         ("a > 5 OR KEYS = 'x'", [NEEDS_RECORD, TRUE, NEEDS_RECORD, 3]),
         ("a = KEYS", [NEEDS_RECORD] * 4),
     ):
-        verdicts = compile_vectorised(compile_sql92(text)).verdicts(block)
+        verdicts = compile_sql92(text).vectorised.verdicts(block)
         assert verdicts.tolist() == wanted, text

@@ -13,7 +13,6 @@ names all of them and what lies behind them.
 """
 
 from collections.abc import Callable, Iterator
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from sluicemq.filter.evaluate import NUMBER_OR_NONE, constant_of, double_or_none
@@ -44,7 +43,7 @@ from sluicemq.filter.nodes import (
     Truth,
     is_boolean,
     java_class,
-    levels,
+    walk,
 )
 from sluicemq.filter.subscriptions import (
     SEPARATOR,
@@ -105,26 +104,25 @@ _NOTES: dict[JavaClass, tuple[str, str]] = {
 }
 
 
-def property_uses(tree: Node) -> tuple[Use, ...]:
+def property_uses(tree: Node) -> list[Use]:
     """Every comparison of a property, in the order of their places."""
-    found = [use for level in levels(tree) for node in level for use in _uses(node)]
-    return tuple(sorted(found, key=lambda use: use.position))
-
-
-def type_notes(tree: Node) -> tuple[TypeNote, ...]:
-    """One note for each property and class, in the order of their places."""
-    notes: dict[tuple[str, JavaClass], TypeNote] = {}
-    for use in property_uses(tree):
-        if use.read_as not in _NOTES or (use.name, use.read_as) in notes:
-            continue
-        accepts, errors = _NOTES[use.read_as]
-        because = f"it is compared with {use.text}"
-        is_whole = use.read_as in (JavaClass.INTEGER, JavaClass.LONG)
-        cure = f"For values with a fraction: {float_cure(use.text)}" if is_whole else ""
-        notes[use.name, use.read_as] = TypeNote(
-            use.name, use.read_as.value, because, accepts, errors, cure
-        )
-    return tuple(notes.values())
+    found: list[Use] = []
+    for node in walk(tree):
+        match node:
+            case Equal(left=left, right=right) | Order(left=left, right=right):
+                found += (*_beside(node, left, right), *_beside(node, right, left))
+            case Between(value=value, low=low, high=high):
+                for bound in (low, high):
+                    found += (*_beside(node, value, bound), *_beside(node, bound, value))
+            case In(operand=operand, values=values):
+                shown = f"'{values[0]}'"
+                found.append(Use(operand.name, JavaClass.STRING, node, shown, node.position))
+            case Match(operand=Property(name=name), operator=operator, search=search):
+                shown = f"{operator} '{search}'"
+                found.append(Use(name, JavaClass.STRING, node, shown, node.position))
+            case _:
+                pass
+    return sorted(found, key=lambda use: use.position)
 
 
 def float_cure(text: str) -> str:
@@ -142,24 +140,6 @@ def literal_text(node: Node) -> str:
     return node.name if isinstance(node, Property) else "a condition"
 
 
-def _uses(node: Node) -> Iterator[Use]:
-    match node:
-        case Equal(left=left, right=right) | Order(left=left, right=right):
-            yield from _beside(node, left, right)
-            yield from _beside(node, right, left)
-        case Between(value=value, low=low, high=high):
-            for bound in (low, high):
-                yield from _beside(node, value, bound)
-                yield from _beside(node, bound, value)
-        case In(operand=operand, values=values):
-            shown = f"'{values[0]}'"
-            yield Use(operand.name, JavaClass.STRING, node, shown, node.position)
-        case Match(operand=Property(name=name), operator=operator, search=search):
-            yield Use(name, JavaClass.STRING, node, f"{operator} '{search}'", node.position)
-        case _:
-            return
-
-
 def _beside(node: Node, subject: Node, other: Node) -> Iterator[Use]:
     if not isinstance(subject, Property):
         return
@@ -174,7 +154,7 @@ def _beside(node: Node, subject: Node, other: Node) -> Iterator[Use]:
 
 def node_warnings(tree: Node) -> Iterator[Finding]:
     """The warnings about single nodes."""
-    nodes = [node for level in levels(tree) for node in level]
+    nodes = list(walk(tree))
     # What stands under a misplaced NOT has its warning already.
     told = {id(found.operand) for node in nodes if (found := _misplaced_not(node))}
     for node in nodes:
@@ -287,54 +267,54 @@ _WIDTH = [JavaClass.INTEGER, JavaClass.LONG, JavaClass.DOUBLE]
 
 def mixed_warnings(tree: Node) -> Iterator[Finding]:
     """The warnings about a property's several uses."""
-    uses = sorted(property_uses(tree), key=lambda use: (use.name, use.position))
-    for _, group in groupby(uses, key=lambda use: use.name):
-        alike = list(group)
-        numbers = [use for use in alike if use.read_as in _WIDTH]
-        if numbers:
-            yield from _of_two_classes(numbers)
-            yield from _numbers_in_quotes(alike)
-    for level in levels(tree):
-        for node in level:
-            if isinstance(node, Or):
-                yield from _text_behind_number(node)
-
-
-def _of_two_classes(numbers: list[Use]) -> Iterator[Finding]:
-    """`price > 30 AND price < 99.5`: 30.5 is an error for the first."""
-    widest = max((use.read_as for use in numbers), key=_WIDTH.index)
-    other = next(use for use in numbers if use.read_as is widest)
-    lost = "30.5" if widest is JavaClass.DOUBLE else "3000000000"
-    for use in numbers:
-        if use.read_as is not widest:
-            what = (
-                f"{use.name} is read as {use.read_as.value} beside {use.text} and as"
-                f" {widest.value} beside {other.text}: a value such as {lost} is an error for the"
-                " first, and the message does not match."
-            )
-            cure = f"{float_cure(use.text)} A float takes whole numbers too."
-            yield _warning(use.position, use.length, "mixed-numbers", what, cure)
-
-
-def _numbers_in_quotes(uses: list[Use]) -> Iterator[Finding]:
-    """`a = '5' OR a > 7`: the first compares characters."""
-    for use in uses:
-        text = use.text[1:-1]
-        is_text = isinstance(use.node, Equal) and use.read_as is JavaClass.STRING
-        if is_text and use.text[:1] == "'" and double_or_none(text) is not None:
-            what = (
-                f"{use.text} is a string: {use.name} is compared with it character by character "
-                "('5' is not '5.0'), and elsewhere as a number."
-            )
-            cure = f"Write {text} without quotes."
-            yield _warning(use.position, use.length, "number-in-quotes", what, cure)
+    by_name: dict[str, list[Use]] = {}
+    for use in property_uses(tree):
+        by_name.setdefault(use.name, []).append(use)
+    for uses in by_name.values():
+        numbers = [use for use in uses if use.read_as in _WIDTH]
+        if not numbers:
+            continue
+        widest = max((use.read_as for use in numbers), key=_WIDTH.index)
+        other = next(use for use in numbers if use.read_as is widest)
+        lost = "30.5" if widest is JavaClass.DOUBLE else "3000000000"
+        for use in uses:
+            text = use.text[1:-1]
+            is_text = isinstance(use.node, Equal) and use.read_as is JavaClass.STRING
+            if use in numbers and use.read_as is not widest:
+                # `price > 30 AND price < 99.5`: 30.5 is an error for the first.
+                what = (
+                    f"{use.name} is read as {use.read_as.value} beside {use.text} and as"
+                    f" {widest.value} beside {other.text}: a value such as {lost} is an error for"
+                    " the first, and the message does not match."
+                )
+                cure = f"{float_cure(use.text)} A float takes whole numbers too."
+                yield _warning(use.position, use.length, "mixed-numbers", what, cure)
+            elif is_text and use.text[:1] == "'" and double_or_none(text) is not None:
+                # `a = '5' OR a > 7`: the first compares characters.
+                what = (
+                    f"{use.text} is a string: {use.name} is compared with it character by character"
+                    " ('5' is not '5.0'), and elsewhere as a number."
+                )
+                cure = f"Write {text} without quotes."
+                yield _warning(use.position, use.length, "number-in-quotes", what, cure)
+    for node in walk(tree):
+        if isinstance(node, Or):
+            yield from _text_behind_number(node)
 
 
 def _text_behind_number(node: Or) -> Iterator[Finding]:
     """`a > 5 OR a = 'n/a'`: 'n/a' ends the evaluation in the first part."""
     numbers: dict[str, Use] = {}
     for part in node.parts:
-        for name, text, position in _texts(part):
+        wanted: list[tuple[str, str, int]] = []  # strings that it would accept for a property
+        match part:
+            case Equal(left=Property(name=name), right=Literal(value=str(text)) as right):
+                wanted += [] if part.negated else [(name, text, right.position)]
+            case In(operand=operand, values=values, negated=False):
+                wanted += [(operand.name, text, part.position) for text in values]
+            case _:
+                pass
+        for name, text, position in wanted:
             use = numbers.get(name)
             if use is not None and NUMBER_OR_NONE[use.read_as](text) is None:
                 what = (
@@ -346,19 +326,6 @@ def _text_behind_number(node: Or) -> Iterator[Finding]:
         for use in property_uses(part):
             if use.read_as in _WIDTH:
                 numbers.setdefault(use.name, use)
-
-
-def _texts(part: Node) -> Iterator[tuple[str, str, int]]:
-    """The strings that a part of OR would accept for a property."""
-    match part:
-        case Equal(left=Property(name=name), right=Literal(value=str(text)) as right):
-            if not part.negated:
-                yield name, text, right.position
-        case In(operand=operand, values=values, negated=False):
-            for text in values:
-                yield operand.name, text, part.position
-        case _:
-            return
 
 
 FINDINGS_MAX = 50
@@ -395,11 +362,24 @@ def check(text: str) -> list[Finding]:
 
 
 def check_types(text: str) -> tuple[TypeNote, ...]:
-    """As what each property of a SQL92 expression is read; () when it does not compile."""
+    """As what each property of a SQL92 expression is read: a note for each property and class, in
+    the order of their places; () when it does not compile."""
     try:
-        return type_notes(_parse(text)[0])
+        uses = property_uses(_parse(text)[0])
     except Rejected:
         return ()
+    notes: dict[tuple[str, JavaClass], TypeNote] = {}
+    for use in uses:
+        if (use.name, use.read_as) in notes or use.read_as not in _NOTES:
+            continue
+        accepts, errors = _NOTES[use.read_as]
+        because = f"it is compared with {use.text}"
+        is_whole = use.read_as in (JavaClass.INTEGER, JavaClass.LONG)
+        cure = f"For values with a fraction: {float_cure(use.text)}" if is_whole else ""
+        notes[use.name, use.read_as] = TypeNote(
+            use.name, use.read_as.value, because, accepts, errors, cure
+        )
+    return tuple(notes.values())
 
 
 def check_tags(expression: str | None) -> list[Finding]:

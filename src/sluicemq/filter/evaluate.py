@@ -317,22 +317,21 @@ def _(node: Or) -> Verdict:
 def _(node: Equal) -> Verdict:
     left, right = node.left, node.right
     wanted = constant_of(right)
+    verdict: Verdict
     if isinstance(left, Property) and isinstance(right, Literal) and isinstance(right.value, str):
-        verdict = _equal_to_text(left.name, right.value)
+        name, text = left.name, right.value
+
+        def equal(properties: Properties) -> bool | None:
+            found = properties.get(name)
+            return None if found is None else found == text
+
+        verdict = equal
     elif isinstance(left, Property) and wanted is not None:
         # Constants are never NaN or zero as floats: Python's == is Double.compareTo == 0.
         verdict = _number_test(left.name, java_class(right), lambda number: number == wanted)
     else:
         verdict = _equal_in_general(left, right)
     return _negated(verdict) if node.negated else verdict
-
-
-def _equal_to_text(name: str, wanted: str) -> Verdict:
-    def equal(properties: Properties) -> bool | None:
-        text = properties.get(name)
-        return None if text is None else text == wanted
-
-    return equal
 
 
 def _number_test(name: str, wanted: JavaClass, test: Callable[[Any], bool]) -> Verdict:
@@ -348,7 +347,19 @@ def _number_test(name: str, wanted: JavaClass, test: Callable[[Any], bool]) -> V
 
 def _equal_in_general(left_node: Node, right_node: Node) -> Verdict:
     left, right = compile_value(left_node), compile_value(right_node)
-    same = _sameness(left_node, right_node)
+    classes = java_class(left_node), java_class(right_node)
+    same: Callable[[Any, Any], bool]
+    if classes in ((JavaClass.STRING,) * 2, (JavaClass.BOOLEAN,) * 2):
+        same = operator.eq
+    elif classes == (JavaClass.STRING, JavaClass.BOOLEAN):
+        same = lambda text, flag: boolean_of(text) == flag  # noqa: E731
+    elif classes == (JavaClass.BOOLEAN, JavaClass.STRING):
+        same = _class_cast
+    elif JavaClass.BOOLEAN in classes:
+        same = lambda one, other: False  # noqa: E731 - Boolean and number: never equal
+    else:
+        compare = _comparison(left_node, right_node)
+        same = lambda one, other: compare(one, other) == 0  # noqa: E731
 
     def equal(properties: Properties) -> bool | None:
         first, second = left(properties), right(properties)
@@ -357,21 +368,6 @@ def _equal_in_general(left_node: Node, right_node: Node) -> Verdict:
         return False if second is None else same(first, second)
 
     return equal
-
-
-def _sameness(left: Node, right: Node) -> Callable[[Any, Any], bool]:
-    """How two present values of these nodes' classes are equal."""
-    first, second = java_class(left), java_class(right)
-    if first is second and first in (JavaClass.STRING, JavaClass.BOOLEAN):
-        return operator.eq
-    if second is JavaClass.BOOLEAN and first is JavaClass.STRING:
-        return lambda text, flag: boolean_of(text) == flag
-    if first is JavaClass.BOOLEAN and second is JavaClass.STRING:
-        return _class_cast
-    if JavaClass.BOOLEAN in (first, second):
-        return lambda one, other: False  # Boolean and number: never equal
-    compare = _comparison(left, right)
-    return lambda one, other: compare(one, other) == 0
 
 
 def _class_cast(flag: bool, text: str) -> bool:

@@ -97,41 +97,33 @@ def _columns(text: str) -> int:
 
 def rest_warning(text: str, rest: int) -> Finding:
     """The warning about everything from index `rest` on, which RocketMQ ignores."""
-    ignored = text[rest:].rstrip()
-    what, instead = _why_it_ends(text, rest)
+    before, ignored = text[:rest], text[rest:].rstrip()
+    what, instead = next(
+        (what.format(found[0]), instead)
+        for ends, begins, what, instead in _ENDS
+        if re.match(begins, text[rest:]) and (found := re.search(ends, before))
+    )
     code = "open-comment" if ignored.startswith("--") else IGNORED_TEXT
     return Finding(rest, len(ignored), code, what, instead, Severity.WARNING)
 
 
-def _why_it_ends(text: str, rest: int) -> tuple[str, str]:
-    ignored, before = text[rest:], text[:rest]
-    everything = "Everything from here on is ignored"
-    if re.match(r"like\b", ignored, re.IGNORECASE):
-        return (
-            f"{everything}: there is no LIKE.",
-            "Write a CONTAINS 'x', a STARTSWITH 'x' or a ENDSWITH 'x'; there are no wildcards.",
-        )
-    if ignored.startswith("--"):
-        return (
-            "A line comment needs its line's end; this one is text that is ignored.",
-            "Nothing is lost, but a line break after it makes it a comment.",
-        )
-    if re.search(r"[A-Za-z_$][A-Za-z0-9_$]*$", before) and re.match(r"-[A-Za-z0-9_$]", ignored):
-        return (
-            f"{everything}: a property name has no dashes.",
-            "Rename the property, for example order_id.",
-        )
-    if ignored[0] in "+-":
-        return f"{everything}: there is no arithmetic.", "Write the computed number."
-    if ignored[0] == ")":
-        return f"{everything}: no parenthesis is open here.", "Leave it away, or open one."
-    number = re.search(r"(?<![A-Za-z0-9_$])[0-9.]+[lL]?$", before)
-    if number and re.match(r"[A-Za-z0-9_$.]", ignored):
-        return (
-            f"{everything}: the number ends after {number[0]}.",
-            "Numbers are written 10, 1.5 or 1e3: no 0x, no leading zero, no 1_000, no 5f.",
-        )
-    return f"{everything}: a condition was complete before it.", "Join conditions with AND or OR."
+_NO_LIKE = "Write a CONTAINS 'x', a STARTSWITH 'x' or a ENDSWITH 'x'; there are no wildcards."
+_IGNORED = "Everything from here on is ignored"
+# How the text before ends, how the ignored text begins, why that is so, what to write instead.
+_ENDS: tuple[tuple[str, str, str, str], ...] = (
+    ("$", r"(?i:like)\b", f"{_IGNORED}: there is no LIKE.", _NO_LIKE),
+    ("$", "--", "A line comment needs its line's end; this one is text that is ignored.",
+     "Nothing is lost, but a line break after it makes it a comment."),
+    (r"[A-Za-z_$][A-Za-z0-9_$]*$", r"-[A-Za-z0-9_$]",
+     f"{_IGNORED}: a property name has no dashes.", "Rename the property, for example order_id."),
+    ("$", r"[+-]", f"{_IGNORED}: there is no arithmetic.", "Write the computed number."),
+    ("$", r"\)", f"{_IGNORED}: no parenthesis is open here.", "Leave it away, or open one."),
+    (r"(?<![A-Za-z0-9_$])[0-9.]+[lL]?$", r"[A-Za-z0-9_$.]",
+     f"{_IGNORED}: the number ends after {{0}}.",
+     "Numbers are written 10, 1.5 or 1e3: no 0x, no leading zero, no 1_000, no 5f."),
+    ("$", "", f"{_IGNORED}: a condition was complete before it.",
+     "Join conditions with AND or OR."),
+)  # fmt: skip
 
 
 # Typographic look-alikes, one character each, so that a repaired text keeps its positions.
@@ -183,20 +175,29 @@ _TOKEN_NAMES = {
     "OPEN": "(", "CLOSE": ")", "COMMA": ",", "EQUAL": "=", "UNEQUAL": "<>", "ORDER": "> >= < <=",
     "MATCH": "CONTAINS, STARTSWITH or ENDSWITH", END: "the end",
 }  # fmt: skip
-_NO_LIKE = "Write a CONTAINS 'x', a STARTSWITH 'x' or a ENDSWITH 'x'; there are no wildcards."
 
 
 def lexical_finding(text: str, position: int) -> Finding:
     """No token begins at `position`."""
     character = text[position]
+    if character != "`" and (quoted := _QUOTED.match(text, position)):
+        what = f"{quoted[0]} stands in typographic quotes; strings need the plain quote ' (U+0027)."
+        cure = f"Write '{quoted[1]}'."
+        return Finding(position, len(quoted[0]), LOOK_ALIKE_CODE, what, cure)
     if ord(character) in LOOK_ALIKES and character != "`":
-        return _look_alike(text, position)
+        plain = LOOK_ALIKES[ord(character)]
+        name = "space" if plain == " " else plain
+        what = f"{_visible(character)} is not the plain {name}, it only looks like it."
+        return Finding(position, 1, LOOK_ALIKE_CODE, what, f"Type a plain {name} instead.")
     for sign in sorted(_HABITS, key=len, reverse=True):
         if text.startswith(sign, position):
             code, what, instead = _HABITS[sign]
-            if sign == '"':
-                return _double_quoted(text, position)
             length = len(text) - position if code in ("quote", "comment") else len(sign)
+            if sign == '"':
+                end = text.find(sign, position + 1)
+                length = max(1, end + 1 - position)
+                if end > 0:
+                    instead = f"Write '{text[position + 1 : end]}'; property names have no quotes."
             return Finding(position, length, code, what, instead)
     if character.isalnum():
         return Finding(
@@ -209,15 +210,22 @@ def lexical_finding(text: str, position: int) -> Finding:
 
 def parse_finding(text: str, token: Token, expected: frozenset[str]) -> Finding:
     """`token` cannot stand where it stands; `expected` are the token types that can."""
-    if token.kind == END:
-        return _ends_early(text, expected)
-    position, shown = token.position, token.text
-    for explain in (_wrong_operator, _wrong_list, _wrong_word):
-        if found := explain(text, position, token, expected):
-            code, what, instead = found
-            return Finding(position, len(shown), code, what, instead)
-    what = f"{shown} cannot stand here."
-    return Finding(position, len(shown), "unexpected", what, _wanted(expected))
+    position, shown, kind = token.position, token.text, token.kind
+    if not text.strip():
+        return Finding(0, 1, "empty", "The expression is empty.", "Write TRUE for all messages.")
+    opened = _open_parenthesis(text[:position]) if "CLOSE" in expected else None
+    if kind == END:
+        if opened is not None:
+            return Finding(opened, 1, "parenthesis", "This parenthesis is not closed.", "Add ).")
+        what = "The expression ends too early."
+        return Finding(len(text), 1, "ends-early", what, _wanted(expected))
+    before = text[max(0, position - 1) : position]
+    meant = {"==": "=", "=>": ">=", "=<": "<=", "><": "<>"}.get(before + shown[:1], "")
+    if meant and kind in ("EQUAL", "ORDER", "UNEQUAL"):
+        what = f"{before}{shown} is not an operator of SQL92."
+        return Finding(position, len(shown), "operator", what, f"Write {meant}.")
+    found = _wrong_list(text, token, expected) or _wrong_word(token, expected, opened)
+    return Finding(position, len(shown), *found)
 
 
 def name_begins_with_digit(text: str, finding: Finding) -> Finding:
@@ -233,86 +241,38 @@ def name_begins_with_digit(text: str, finding: Finding) -> Finding:
     )  # fmt: skip
 
 
-def _look_alike(text: str, position: int) -> Finding:
-    if quoted := _QUOTED.match(text, position):
-        what = f"{quoted[0]} stands in typographic quotes; strings need the plain quote ' (U+0027)."
-        cure = f"Write '{quoted[1]}'."
-        return Finding(position, len(quoted[0]), LOOK_ALIKE_CODE, what, cure)
-    character = text[position]
-    plain = LOOK_ALIKES[ord(character)]
-    name = "space" if plain == " " else plain
-    what = f"{_visible(character)} is not the plain {name}, it only looks like it."
-    return Finding(position, 1, LOOK_ALIKE_CODE, what, f"Type a plain {name} instead.")
-
-
-def _double_quoted(text: str, position: int) -> Finding:
-    code, what, instead = _HABITS['"']
-    end = text.find('"', position + 1)
-    if end > 0:
-        instead = f"Write '{text[position + 1 : end]}'; property names have no quotes."
-    return Finding(position, max(1, end + 1 - position), code, what, instead)
-
-
-def _ends_early(text: str, expected: frozenset[str]) -> Finding:
-    if not text.strip():
-        return Finding(0, 1, "empty", "The expression is empty.", "Write TRUE for all messages.")
-    if "CLOSE" in expected and (opened := _open_parenthesis(text)) is not None:
-        return Finding(opened, 1, "parenthesis", "This parenthesis is not closed.", "Add ).")
-    return Finding(len(text), 1, "ends-early", "The expression ends too early.", _wanted(expected))
-
-
-_Found = tuple[str, str, str] | None
-
-
-def _wrong_operator(text: str, position: int, token: Token, expected: frozenset[str]) -> _Found:
-    if token.kind not in ("EQUAL", "ORDER", "UNEQUAL"):
-        return None
-    before = text[max(0, position - 1) : position]
-    cures = {"==": "=", "=>": ">=", "=<": "<=", "><": "<>"}
-    if cure := cures.get(before + token.text[:1]):
-        return "operator", f"{before}{token.text} is not an operator of SQL92.", f"Write {cure}."
-    return None
-
-
-def _wrong_list(text: str, position: int, token: Token, expected: frozenset[str]) -> _Found:
+def _wrong_list(text: str, token: Token, expected: frozenset[str]) -> tuple[str, str, str] | None:
     if expected == {"OPEN"}:
         return "in-list", "IN needs parentheses.", "Write IN ('x', 'y')."
     if token.kind == "COMMA" and "AND" in expected:
-        return (
-            "between",
-            "A comma cannot stand here.",
-            "The bounds are joined by AND: BETWEEN 1 AND 9.",
-        )
+        cure = "The bounds are joined by AND: BETWEEN 1 AND 9."
+        return "between", "A comma cannot stand here.", cure
     if expected != {"STRING"}:
         return None
-    before = text[:position].rstrip(" \t\r\n\f")
+    before = text[: token.position].rstrip(" \t\r\n\f")
     if before[-1:] not in ("(", ","):
         operator = before[-10:].split()[-1].upper()
-        cure = f"Write {operator} 'x'."
-        return "match-operand", f"{operator} needs a string in quotes after it.", cure
+        what = f"{operator} needs a string in quotes after it."
+        return "match-operand", what, f"Write {operator} 'x'."
     if token.kind == "CLOSE":
         return "in-list", "IN needs strings, and here one is missing.", "Write IN ('x', 'y')."
-    return (
-        "in-list",
-        f"IN takes strings only, and {token.text} is none.",
-        f"Write '{token.text}' in quotes.",
-    )
+    what = f"IN takes strings only, and {token.text} is none."
+    return "in-list", what, f"Write '{token.text}' in quotes."
 
 
-def _wrong_word(text: str, position: int, token: Token, expected: frozenset[str]) -> _Found:
-    if token.kind == "NAME" and token.text.upper() == "LIKE":
+def _wrong_word(token: Token, expected: frozenset[str], opened: int | None) -> tuple[str, str, str]:
+    shown = token.text
+    if token.kind == "NAME" and shown.upper() == "LIKE":
         return "like", "There is no LIKE.", _NO_LIKE
     if "NULL" in expected and "NAME" not in expected:
         return "is", "IS is followed by NULL or NOT NULL.", "For values write = and <>."
     if token.kind in _WORDS and "NAME" in expected:
-        what = f"{token.text} is a word of the language and cannot stand here, nor name a property."
+        what = f"{shown} is a word of the language and cannot stand here, nor name a property."
         return "word", what, "Rename the property if it is one. " + _wanted(expected)
-    if "CLOSE" in expected and (opened := _open_parenthesis(text[:position])) is not None:
-        what = (
-            f"{token.text} cannot follow here: the parenthesis at character {opened + 1} is open."
-        )
+    if opened is not None:
+        what = f"{shown} cannot follow here: the parenthesis at character {opened + 1} is open."
         return "parenthesis", what, "Write ) or an operator before it."
-    return None
+    return "unexpected", f"{shown} cannot stand here.", _wanted(expected)
 
 
 def _open_parenthesis(text: str) -> int | None:

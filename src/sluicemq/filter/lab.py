@@ -32,9 +32,9 @@ from sluicemq.filter.nodes import (
     Or,
     Property,
     children,
-    levels,
     property_names,
     render,
+    walk,
 )
 from sluicemq.filter.plan import ERROR, FALSE, NEEDS_RECORD, NULL, TRUE, verdict_of
 from sluicemq.filter.selector import Vectorised
@@ -203,7 +203,7 @@ class _Seen:
         self._read_as = list(map(_ReadAs, first.values()))
         self._wanted: list[str] = []
         """The strings that the expression compares it with."""
-        for node in (node for level in levels(tree) for node in level):
+        for node in walk(tree):
             match node:
                 case Equal(left=Property(name=left), right=Literal(value=str(text))):
                     self._wanted += [text] if left == name else []

@@ -14,6 +14,7 @@ A property is always a string and a number comes only from a literal, so the Jav
 operand is known before any message is seen: `java_class`.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal as OneOf
@@ -182,23 +183,17 @@ def java_class(node: Node) -> JavaClass:
     """The class of the values that this node can have. A whole number is Integer when 32 bits hold
     it; the suffix L does not widen it, and minus keeps the class (spec/filter.md §7)."""
     match node:
-        case Property():
+        case Property() | Literal(value=str()):
             return JavaClass.STRING
-        case Literal(value=value):
-            return _literal_class(value)
+        case Literal(value=float()):
+            return JavaClass.DOUBLE
+        case Literal(value=int(value)) if not isinstance(value, bool):
+            return JavaClass.INTEGER if value <= INTEGER_MAX else JavaClass.LONG
         case Negate(operand=operand):
             inner = java_class(operand)
             return inner if inner.is_number else JavaClass.NULL
-        case _:
+        case _:  # NULL is a constant of the Boolean kind
             return JavaClass.BOOLEAN
-
-
-def _literal_class(value: object) -> JavaClass:
-    if value is None or isinstance(value, bool):  # NULL is a constant of the Boolean kind
-        return JavaClass.BOOLEAN
-    if isinstance(value, int):
-        return JavaClass.INTEGER if value <= INTEGER_MAX else JavaClass.LONG
-    return JavaClass.STRING if isinstance(value, str) else JavaClass.DOUBLE
 
 
 def is_boolean(node: Node) -> bool:
@@ -229,11 +224,15 @@ def levels(root: Node) -> list[tuple[Node, ...]]:
     return found
 
 
+def walk(root: Node) -> Iterator[Node]:
+    """All nodes, level by level."""
+    for level in levels(root):
+        yield from level
+
+
 def property_names(root: Node) -> frozenset[str]:
     """The properties that the expression reads."""
-    return frozenset(
-        node.name for level in levels(root) for node in level if isinstance(node, Property)
-    )
+    return frozenset(node.name for node in walk(root) if isinstance(node, Property))
 
 
 # How tightly a node binds (grammar.lark): an operand that binds looser goes into parentheses.
@@ -259,8 +258,8 @@ def render(node: Node) -> str:
     match node:
         case Property(name=name):
             return name
-        case Literal():
-            return _literal(node)
+        case Literal(value=value, text=text):
+            return text or _written(value)
         case Truth(operand=operand):
             return render(operand)
         case Negate(operand=operand):
@@ -288,9 +287,9 @@ def _comparison(node: Equal | Order | Between | In | Match | IsNull) -> str:
             bounds = f"{_inside(low, _OPERAND)} AND {_inside(high, _OPERAND)}"
             return f"{_inside(value, _COMPARISON)} {'NOT ' * negated}BETWEEN {bounds}"
         case In(operand=operand, values=values, negated=negated):
-            return f"{operand.name} {'NOT ' * negated}IN ({', '.join(map(_quoted, values))})"
+            return f"{operand.name} {'NOT ' * negated}IN ({', '.join(map(_written, values))})"
         case Match(operator=word, operand=operand, search=search, negated=negated):
-            return f"{_inside(operand, _COMPARISON)} {'NOT ' * negated}{word} {_quoted(search)}"
+            return f"{_inside(operand, _COMPARISON)} {'NOT ' * negated}{word} {_written(search)}"
 
 
 def _inside(node: Node, binding: int) -> str:
@@ -298,13 +297,7 @@ def _inside(node: Node, binding: int) -> str:
     return render(inner) if _BINDING[type(inner)] >= binding else f"({render(inner)})"
 
 
-def _literal(node: Literal) -> str:
-    if node.text:
-        return node.text
-    if isinstance(node.value, str):
-        return _quoted(node.value)
-    return "NULL" if node.value is None else str(node.value).upper()
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
+def _written(value: object) -> str:
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return "NULL" if value is None else str(value).upper()

@@ -116,12 +116,6 @@ class Vectorised:
         return can_match(self._plan, stats)
 
 
-def compile_vectorised(expression: "Node | Selector") -> Vectorised:
-    """Of a tree, or of a selector (its tree)."""
-    tree: Node = getattr(expression, "tree", expression)  # type: ignore[arg-type]
-    return Vectorised(tree)
-
-
 class Outcome(Enum):
     """What came of a condition. Only TRUE delivers the message."""
 
@@ -185,9 +179,24 @@ def _explain(node: Node, properties: Properties) -> Explanation:
         case Or(parts=parts):
             return _joined(node, parts, Outcome.TRUE, properties)
         case Not(operand=operand):
-            return _turned(node, _explain(operand, properties))
+            inner = _explain(operand, properties)
+            turned = {Outcome.TRUE: Outcome.FALSE, Outcome.FALSE: Outcome.TRUE}
+            outcome = turned.get(inner.outcome, inner.outcome)
+            return Explanation(render(node), outcome, (inner,))
         case _:
-            return _atom(node, properties)
+            pass
+    try:
+        outcome, error = _OUTCOMES[compile_verdict(node)(properties)], ""
+    except FilterEvaluationError as failure:
+        outcome, error = Outcome.ERROR, str(failure)
+    operands = []
+    for child in children(node):
+        try:
+            value = compile_value(child)(properties)
+        except FilterEvaluationError:
+            value = None
+        operands.append(Operand(render(child), java_class(child).value, value))
+    return Explanation(render(node), outcome, (), tuple(operands), error)
 
 
 def _joined(
@@ -208,25 +217,3 @@ def _joined(
         if last is Outcome.NULL:
             outcome = last
     return Explanation(render(node), outcome, tuple(explained))
-
-
-def _turned(node: Node, inner: Explanation) -> Explanation:
-    turned = {Outcome.TRUE: Outcome.FALSE, Outcome.FALSE: Outcome.TRUE}
-    return Explanation(render(node), turned.get(inner.outcome, inner.outcome), (inner,))
-
-
-def _atom(node: Node, properties: Properties) -> Explanation:
-    try:
-        outcome, error = _OUTCOMES[compile_verdict(node)(properties)], ""
-    except FilterEvaluationError as failure:
-        outcome, error = Outcome.ERROR, str(failure)
-    operands = tuple(_operand(child, properties) for child in children(node))
-    return Explanation(render(node), outcome, (), operands, error)
-
-
-def _operand(node: Node, properties: Properties) -> Operand:
-    try:
-        value = compile_value(node)(properties)
-    except FilterEvaluationError:
-        value = None
-    return Operand(render(node), java_class(node).value, value)

@@ -19,7 +19,6 @@ not pay.
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from sluicemq.errors import FilterError, FilterSyntaxError
@@ -75,17 +74,13 @@ class _Kept(dict[str, "Selector | FilterSyntaxError"]):
             return outcome
         self[text] = outcome = try_compile(text)
         if len(text) > QUICK_CHARACTERS or len(self) % _TIDY_EVERY == 0:
-            self._tidy()
+            size = sum(map(len, texts := list(self)))
+            for oldest in texts:
+                if size <= KEPT_CHARACTERS:
+                    break
+                self.pop(oldest, None)
+                size -= len(oldest)
         return outcome
-
-    def _tidy(self) -> None:
-        texts = list(self)
-        size = sum(map(len, texts))
-        for text in texts:
-            if size <= KEPT_CHARACTERS:
-                return
-            self.pop(text, None)
-            size -= len(text)
 
 
 def try_compile(text: str) -> "Selector | FilterSyntaxError":
@@ -207,15 +202,15 @@ class Sql92Filter:
 
 def preparation(expression: str, kind: str = SQL92) -> Iterator[Callable[[], None]]:
     """What takes long of an expression, as a job for any thread; none when nothing does."""
+
+    def prepare() -> None:
+        with suppress(FilterError):
+            selector = compile_sql92(expression)
+            if len(expression) > QUICK_CHARACTERS:
+                _ = selector.vectorised
+
     if kind == SQL92 and not is_quick(expression):
-        yield partial(_prepare, expression)
-
-
-def _prepare(expression: str) -> None:
-    with suppress(FilterError):
-        selector = compile_sql92(expression)
-        if len(expression) > QUICK_CHARACTERS:
-            _ = selector.vectorised
+        yield prepare
 
 
 def make_filter(subscription: Subscription) -> MessageFilter | None:

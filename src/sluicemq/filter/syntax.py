@@ -13,6 +13,7 @@ state. That costs 50 ms, once a process, so this module is loaded at the first S
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from sys import float_info, intern
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -72,49 +73,58 @@ class Builder:
         return And((*first, as_boolean(right)), token.position)
 
     def equal(self, left: Node, token: Token, right: Node) -> Node:
-        _check_equal(left, right)
+        for side in (left, right):
+            if isinstance(side, Literal) and side.value is None:
+                what = "NULL cannot be compared with = or <>."
+                raise _rejected(side, "equal-null", what, "Write a IS NULL or a IS NOT NULL.")
+        if (
+            isinstance(left, Literal)
+            and isinstance(right, Literal)
+            and isinstance(left.value, bool)
+            and not isinstance(right.value, bool)
+        ):
+            what = f"{left.text} cannot be compared with the constant {right.text}."
+            cure = "TRUE and FALSE are words of the language: no property can have such a name."
+            raise _rejected(left, "boolean-against-constant", what, cure)
         return Equal(left, right, token.kind == "UNEQUAL", token.position)
 
-    def is_null(self, operand: Node, token: Token, _null: Token) -> Node:
-        return IsNull(operand, negated=False, position=token.position)
-
-    def is_not_null(self, operand: Node, token: Token, _not: Token, _null: Token) -> Node:
-        return IsNull(operand, negated=True, position=token.position)
+    def is_null(self, operand: Node, token: Token, *rest: Token) -> Node:
+        return IsNull(operand, len(rest) > 1, token.position)
 
     def order(self, left: Node, token: Token, right: Node) -> Node:
         _check_number(left, token.text)
         _check_number(right, token.text)
         return Order(cast("OrderOperator", token.text), left, right, token.position)
 
-    def match(self, operand: Node, token: Token, search: Token) -> Node:
-        return _match(operand, token, search, negated=False)
+    def match(self, operand: Node, *tokens: Token) -> Node:
+        *negation, token, search = tokens
+        operator = cast("MatchOperator", token.text.upper())
+        return Match(operator, operand, _unquoted(search), bool(negation), token.position)
 
-    def not_match(self, operand: Node, _not: Token, token: Token, search: Token) -> Node:
-        return _match(operand, token, search, negated=True)
-
-    def between(self, value: Node, token: Token, low: Node, _and: Token, high: Node) -> Node:
+    def between(self, value: Node, token: Token, *rest: Any) -> Node:
+        low, _, high = rest[-3:]
+        negated = token.kind == "NOT"
         for node in (value, low, high):
-            _check_number(node, "BETWEEN")
-        _check_range(low, high)
-        return Between(value, low, high, negated=False, position=token.position)
+            _check_number(node, "NOT BETWEEN" if negated else "BETWEEN")
+        # Only constants are compared: a negated number is none (spec/filter.md §6).
+        if not negated and isinstance(low, Literal) and isinstance(high, Literal):
+            first, last = cast("float", low.value), cast("float", high.value)
+            if float in (type(first), type(last)):  # Java widens a Long to Double, and rounds it
+                first, last = float(first), float(last)
+            if last < first:
+                what = f"BETWEEN {low.text} AND {high.text}: the second bound is below the first."
+                cure = f"Write BETWEEN {high.text} AND {low.text}."
+                raise _rejected(high, "between-order", what, cure)
+        return Between(value, low, high, negated, token.position)
 
-    def not_between(
-        self, value: Node, token: Token, _between: Token, low: Node, _and: Token, high: Node
-    ) -> Node:
-        for node in (value, low, high):
-            _check_number(node, "NOT BETWEEN")
-        return Between(value, low, high, negated=True, position=token.position)
-
-    def contained(
-        self, operand: Node, token: Token, _open: Token, values: list[str], _close: Token
-    ) -> Node:
-        return _contained(operand, token, values, negated=False)
-
-    def not_contained(
-        self, operand: Node, token: Token, _in: Token, _open: Token, values: list[str],
-        _close: Token,
-    ) -> Node:  # fmt: skip
-        return _contained(operand, token, values, negated=True)
+    def contained(self, operand: Node, token: Token, *rest: Any) -> Node:
+        if isinstance(operand, Property):
+            return In(operand, tuple(rest[-2]), token.kind == "NOT", token.position)
+        what, cure = "IN needs a property on its left.", "Write a IN ('x', 'y')."
+        if isinstance(operand, Not):
+            what = "NOT belongs to the one word after it, and IN needs a property on its left."
+            cure = "Write a NOT IN ('x', 'y') or NOT (a IN ('x', 'y'))."
+        raise _rejected(operand, "in-operand", what, cure)
 
     def first_string(self, token: Token) -> list[str]:
         return [_unquoted(token)]
@@ -178,43 +188,19 @@ def as_boolean(node: Node) -> Node:
     raise _rejected(node, "not-a-condition", what, cure)
 
 
-def _match(operand: Node, token: Token, search: Token, *, negated: bool) -> Node:
-    operator = cast("MatchOperator", token.text.upper())
-    return Match(operator, operand, _unquoted(search), negated, token.position)
-
-
-def _contained(operand: Node, token: Token, values: list[str], *, negated: bool) -> Node:
-    if isinstance(operand, Property):
-        return In(operand, tuple(values), negated, token.position)
-    what, cure = "IN needs a property on its left.", "Write a IN ('x', 'y')."
-    if isinstance(operand, Not):
-        what = "NOT belongs to the one word after it, and IN needs a property on its left."
-        cure = "Write a NOT IN ('x', 'y') or NOT (a IN ('x', 'y'))."
-    raise _rejected(operand, "in-operand", what, cure)
-
-
 def _unquoted(token: Token) -> str:
     return token.text[1:-1].replace("''", "'")
-
-
-def _check_equal(left: Node, right: Node) -> None:
-    for side in (left, right):
-        if isinstance(side, Literal) and side.value is None:
-            what = "NULL cannot be compared with = or <>."
-            raise _rejected(side, "equal-null", what, "Write a IS NULL or a IS NOT NULL.")
-    if not isinstance(left, Literal) or not isinstance(right, Literal):
-        return
-    if isinstance(left.value, bool) and not isinstance(right.value, bool):
-        what = f"{left.text} cannot be compared with the constant {right.text}."
-        cure = "TRUE and FALSE are words of the language: no property can have such a name."
-        raise _rejected(left, "boolean-against-constant", what, cure)
 
 
 def _check_number(node: Node, operator: str) -> None:
     """May the node stand beside an order operator? Numbers, properties and minus may."""
     if isinstance(node, Literal) and isinstance(node.value, str):
         what = f"{operator} compares numbers only, and {node.text} is a string."
-        raise _rejected(node, "order-string", what, _number_cure(node.value))
+        cure = "Strings can be compared with =, <>, IN, STARTSWITH, ENDSWITH and CONTAINS."
+        with suppress(ValueError):
+            float(node.value)
+            cure = f"Write the number without quotes: {node.value}."
+        raise _rejected(node, "order-string", what, cure)
     if isinstance(node, Literal) and is_boolean(node):
         what = f"{operator} compares numbers only, and {node.text} is none."
         cure = "Write a number, or use = TRUE, = FALSE, IS NULL."
@@ -226,27 +212,6 @@ def _check_number(node: Node, operator: str) -> None:
     if is_boolean(node):
         what = f"{operator} compares numbers only, and one side is a condition (TRUE or FALSE)."
         raise _rejected(node, "order-condition", what, "Join conditions: a > 1 AND b > 0.")
-
-
-def _number_cure(value: str) -> str:
-    try:
-        float(value)
-    except ValueError:
-        return "Strings can be compared with =, <>, IN, STARTSWITH, ENDSWITH and CONTAINS."
-    return f"Write the number without quotes: {value}."
-
-
-def _check_range(low: Node, high: Node) -> None:
-    # Only constants are compared: a negated number is none (spec/filter.md §6).
-    if not isinstance(low, Literal) or not isinstance(high, Literal):
-        return
-    first, last = cast("float", low.value), cast("float", high.value)
-    if float in (type(first), type(last)):  # Java widens a Long to Double, which rounds it
-        first, last = float(first), float(last)
-    if last < first:
-        what = f"BETWEEN {low.text} AND {high.text}: the second bound is below the first."
-        cure = f"Write BETWEEN {high.text} AND {low.text}."
-        raise _rejected(high, "between-order", what, cure)
 
 
 def _shown(node: Node) -> str:
@@ -359,25 +324,12 @@ def parse(text: str) -> Parsed:
         what = f"The expression has {len(text)} characters, the limit is {LENGTH_MAX}."
         cure = "Give the messages a property or tag that says it shorter."
         raise Rejected(Finding(LENGTH_MAX, 1, "too-long", what, cure))
-    try:
-        parsed = _longest_prefix(text)
-    except Rejected as rejected:
-        raise Rejected(name_begins_with_digit(text, rejected.finding)) from None
-    # A level costs a character at least, so a short text needs no look.
-    if len(text) > NESTING_MAX and len(levels(parsed.tree)) > NESTING_MAX:
-        what = f"Conditions are nested deeper than {NESTING_MAX} levels."
-        cure = "Write it flatter: chains of AND and OR need no parentheses."
-        raise Rejected(Finding(0, len(text), "too-deep", what, cure))
-    return parsed
-
-
-def _longest_prefix(text: str) -> Parsed:
     _, _, actions, gotos, start, end, _ = tables()
     states: list[int] = [start]
     values: list[Any] = []
     tokens = _tokens(text)
-    token = next(tokens)
     refused: Token | None = None
+    token = next(tokens)
     while states[-1] != end:
         action = actions[states[-1]].get(END if refused else token.kind)
         if action is None:
@@ -391,10 +343,19 @@ def _longest_prefix(text: str) -> Parsed:
         else:
             size, origin, make = action
             if make:
-                values[-size:] = [make(*values[-size:])]
+                try:
+                    values[-size:] = [make(*values[-size:])]
+                except Rejected as rejected:
+                    raise Rejected(name_begins_with_digit(text, rejected.finding)) from None
             del states[-size:]
             states.append(gotos[states[-1]][origin])
-    return Parsed(values[-1], refused.position if refused else None)
+    tree: Node = values[-1]
+    # A level costs a character at least, so a short text needs no look.
+    if len(text) > NESTING_MAX and len(levels(tree)) > NESTING_MAX:
+        what = f"Conditions are nested deeper than {NESTING_MAX} levels."
+        cure = "Write it flatter: chains of AND and OR need no parentheses."
+        raise Rejected(Finding(0, len(text), "too-deep", what, cure))
+    return Parsed(tree, refused.position if refused else None)
 
 
 def _tokens(text: str) -> Iterator[Token]:

@@ -41,6 +41,7 @@ from sluicemq.record.layout import (
     VALUE_END,
 )
 from sluicemq.record.table import (
+    HEX_PAIRS,
     UNIT_COLUMNS,
     Bytes,
     Positions,
@@ -115,7 +116,8 @@ class Spans:
         if not width:
             return
         raw = _raw(self.data)
-        count = _inside(raw, self.starts, width)
+        # So many windows of this width end within the data: the starts rise.
+        count = int(np.searchsorted(self.starts, len(raw) - width, "right"))
         kind = f"V{width}"
         view_of(target, kind)[places[:count]] = gather(raw, self.starts[:count], kind)
         for start, size, place in zip(
@@ -133,18 +135,11 @@ def _raw(data: bytes) -> Bytes:
     return np.frombuffer(data, np.uint8)
 
 
-def _inside(raw: Bytes, starts: Positions, width: int) -> int:
-    """How many windows of this width end within the data; the starts rise."""
-    return int(np.searchsorted(starts, len(raw) - width, "right"))
-
-
 WIDTH_MAX: Final = 1024
 """Longer properties make the table too large."""
 _WORD_BYTES: Final = 8
 _DISTINCT_MAX: Final = 8
 """So many different values are looked for column by column."""
-_NAME_END: Final = 1
-_VALUE_END: Final = 2
 _MASKS: Final = np.array([(1 << 8 * size) - 1 for size in range(_WORD_BYTES + 1)], np.uint64)
 
 
@@ -211,7 +206,7 @@ def table_of(properties: Spans) -> PropertyTable | None:
     matrix[...] = properties.windows(width)
     if least < width:
         matrix[:, least:] *= np.arange(least, width) < sizes[:, np.newaxis]
-    found = np.flatnonzero(flat == _VALUE_END)
+    found = np.flatnonzero(flat == VALUE_END)
     turns = len(found) // count
     if not turns or len(found) != turns * count:
         return None
@@ -222,7 +217,7 @@ def table_of(properties: Spans) -> PropertyTable | None:
         return None
     if np.count_nonzero(flat) != int(sizes.sum()):
         return None
-    if np.count_nonzero(flat == _NAME_END) != len(found):
+    if np.count_nonzero(flat == NAME_END) != len(found):
         return None
     starts = np.concatenate((rows[np.newaxis], ends[:-1] + 1))
     names = _names(flat, starts, int(ends[-1, 0]))
@@ -242,14 +237,11 @@ def _names(flat: Bytes, starts: Positions, end: int) -> tuple[bytes, ...] | None
     if (words != words[:, :1]).any():
         return None
     for turn, name in enumerate(names):
-        if len(name) >= _WORD_BYTES and not _are_equal(flat, starts[turn], len(name) + 1):
-            return None
+        if len(name) >= _WORD_BYTES:
+            same = rows_at(flat, starts[turn], len(name) + 1)
+            if (same != same[0]).any():
+                return None
     return tuple(names)
-
-
-def _are_equal(flat: Bytes, starts: Positions, size: int) -> bool:
-    found: NDArray[np.uint8] = gather(flat, starts, f"V{size}").view(np.uint8).reshape(-1, size)
-    return bool((found == found[0]).all())
 
 
 HEAD: Final = RECORD_HEAD.dtype
@@ -338,7 +330,13 @@ def split(data: bytes, behind: bytes, code_of: Callable[[bytes], int]) -> Column
         return None
     properties = Spans(data, body_ends + 2, own_sizes)
     table = table_of(properties)
-    codes = _codes_of_table(table, code_of) if table else _codes_of_names(properties, code_of)
+    if table is None:
+        codes = _codes_of_names(properties, code_of)
+    elif not _NEEDS_CARE.isdisjoint(table.names):
+        codes = None
+    else:
+        turn = table.turn_of(b"TAGS")
+        codes = np.zeros(len(table), np.int64) if turn is None else table.codes(turn, code_of)
     if codes is None:
         return None
     bodies = Spans(data, starts + BATCH_HEAD.size, body_sizes)
@@ -349,74 +347,45 @@ def split(data: bytes, behind: bytes, code_of: Callable[[bytes], int]) -> Column
     return Columns(heads, bodies, properties, own_sizes + len(behind), codes, b"", behind, table)
 
 
-def _codes_of_table(table: PropertyTable, code_of: Callable[[bytes], int]) -> Positions | None:
-    """The tag codes; None when a name needs care."""
-    if not _NEEDS_CARE.isdisjoint(table.names):
-        return None
-    turn = table.turn_of(b"TAGS")
-    return np.zeros(len(table), np.int64) if turn is None else table.codes(turn, code_of)
-
-
 def _codes_of_names(properties: Spans, code_of: Callable[[bytes], int]) -> Positions | None:
-    """The same of properties that are not alike; None also when they are not plain: one does not
-    end, is full of zeros, or tags are here and there."""
+    """The tag codes of properties that are not alike: what may be a name are the eight bytes before
+    each U+0001. None when they are not plain: one does not end, is full of zeros, may have a name
+    that needs care; or neither all of them have a tag, not as their first property, nor none."""
     data, starts = properties.data, properties.starts
     ends = starts + properties.sizes
-    raw = np.frombuffer(data, np.uint8)
-    names = Names(raw)
-    if (raw[ends - 1] != VALUE_END).any() or names.need_care():
+    raw = _raw(data)
+    found = np.flatnonzero(raw == NAME_END)
+    name_ends = found[int(np.searchsorted(found, 8)) :]
+    last = view_of(raw, ">u8")[name_ends - 8]
+    if np.isin(last, _CARE).any() or (last & _FIVE == _DELAY).any():
+        return None
+    if (raw[ends - 1] != VALUE_END).any():
         return None
     if _ZEROS in data and any(_ZEROS in own for own in properties.slices()):
         return None
-    return _tag_codes(data, names, starts, ends, code_of)
-
-
-class Names:
-    """Whatever may be the name of a property: the eight bytes before each U+0001."""
-
-    def __init__(self, raw: NDArray[np.uint8]) -> None:
-        found = np.flatnonzero(raw == NAME_END)
-        self._ends = found[int(np.searchsorted(found, 8)) :]
-        self._last = view_of(raw, ">u8")[self._ends - 8]
-
-    def need_care(self) -> bool:
-        """May one be of those that no message of a batch can have? The ends of TRAN_MSG, DELAY,
-        TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS, TIMER_DEL_UNIQKEY tell."""
-        return bool(np.isin(self._last, _CARE).any() or (self._last & _FIVE == _DELAY).any())
-
-    def tags(self) -> tuple[Positions, bool]:
-        """Where the values of tags begin, when all of them have another property before them."""
-        behind = self._last & _FIVE == _TAGS
-        is_all = int(behind.sum()) == int((self._last & _FOUR == _TAGS_FIRST).sum())
-        return self._ends[behind] + 1, is_all
+    at = name_ends[last & _FIVE == _TAGS] + 1
+    if len(at) not in (0, len(starts)) or len(at) != (last & _FOUR == _TAGS_FIRST).sum():
+        return None
+    if not len(at):
+        return np.zeros(len(starts), np.int64)
+    if (at < starts).any() or (at >= ends).any():
+        return None
+    tags = [data[start : data.find(b"\x02", start)] for start in at.tolist()]
+    return np.array(list(map(code_of, tags)), np.int64)
 
 
 _NEEDS_CARE: Final = frozenset((
     b"TRAN_MSG", b"DELAY", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS",
     b"TIMER_DEL_UNIQKEY",
 ))  # fmt: skip
+"""Names that no message of a batch can have."""
 _CARE: Final = np.frombuffer(b"TRAN_MSGELAY_SECDELAY_MSLIVER_MS_UNIQKEY", ">u8")
+"""The ends of them, but for DELAY."""
 _DELAY: Final = np.uint64(int.from_bytes(b"DELAY", "big"))
 _TAGS: Final = np.uint64(int.from_bytes(b"\x02TAGS", "big"))
 _TAGS_FIRST: Final = np.uint64(int.from_bytes(b"TAGS", "big"))
 _FIVE: Final = np.uint64((1 << 40) - 1)
 _FOUR: Final = np.uint64((1 << 32) - 1)
-
-
-def _tag_codes(
-    data: bytes, names: Names, starts: Positions, ends: Positions, code_of: Callable[[bytes], int]
-) -> Positions | None:
-    """The tag codes when no message has a tag, or each has one, not as its first property."""
-    at, is_all = names.tags()
-    if not is_all or len(at) not in (0, len(starts)):
-        return None
-    if not len(at):
-        return np.zeros(len(starts), np.int64)
-    if (at < starts).any() or (at >= ends).any():
-        return None
-    find = data.find
-    tags = [data[start : find(b"\x02", start)] for start in at.tolist()]
-    return np.array(list(map(code_of, tags)), np.int64)
 
 
 def lay_out(
@@ -443,76 +412,61 @@ def lay_out(
     heads["store_time"] = stored_ms
     units = np.empty(count, UNIT_COLUMNS)
     units["position"], units["size"], units["code"] = positions, sizes, columns.tag_codes
-    work = _spread if _is_even(columns) else _pieces
-    pieces = work(columns, positions - position, topic_part)
+    starts = positions - position
+    pieces: list[Any]
+    gaps, middles = _between(columns, topic_part)
+    # Can bodies and properties be copied as if they had one size? What a shorter one brings too
+    # much has to lie before the next body, for that is written first.
+    if columns.bodies.is_even() and columns.properties.is_even(HEAD_BYTES):
+        pieces = [_spread(columns, starts, gaps, middles)]
+    else:
+        pieces = [b""] * (4 * count + 1)
+        pieces[0:-1:4] = _rows(gaps)
+        pieces[0] = pieces[0][len(columns.behind) :]
+        pieces[1::4] = columns.bodies.slices()
+        pieces[2::4] = _rows(middles)
+        pieces[3::4] = columns.properties.slices()
+        pieces[-1] = columns.behind
     return Laid(pieces, units.tobytes(), positions, int(ends[-1]))
 
 
-def _is_even(columns: Columns) -> bool:
-    """Can bodies and properties be copied as if they had one size? What a shorter one brings too
-    much has to lie before the next body, for that is written first."""
-    return columns.bodies.is_even() and columns.properties.is_even(HEAD_BYTES)
+def _between(columns: Columns, topic_part: bytes) -> tuple[Bytes, Bytes]:
+    """What lies before the body of each message, from the properties of the one before on, and what
+    lies between its body and its properties, row by row."""
+    heads, before, behind, size = columns.heads, columns.before, columns.behind, len(topic_part)
+    gaps = np.empty((len(heads), len(behind) + HEAD_BYTES), np.uint8)
+    gaps[:, : len(behind)] = np.frombuffer(behind, np.uint8)
+    gaps[:, len(behind) :] = heads.view(np.uint8).reshape(-1, HEAD_BYTES)
+    middles = np.empty((len(heads), size + 2 + len(before)), np.uint8)
+    middles[:, :size] = np.frombuffer(topic_part, np.uint8)
+    lengths = columns.property_sizes.astype(">i2")
+    middles[:, size : size + 2] = lengths.view(np.uint8).reshape(-1, 2)
+    middles[:, size + 2 :] = np.frombuffer(before, np.uint8)
+    return gaps, middles
 
 
-def _spread(columns: Columns, starts: Positions, topic_part: bytes) -> list[Any]:
+def _spread(columns: Columns, starts: Positions, gaps: Bytes, middles: Bytes) -> memoryview:
     """The records in one buffer. Bodies first, then properties, then what lies between them: each
     covers what came too much before it."""
-    heads, behind, sizes = columns.heads, columns.behind, columns.heads["body_length"]
+    heads, behind = columns.heads, columns.behind
     gap = len(behind)
     total = int(starts[-1]) + int(heads["size"][-1])
     slack = int(columns.bodies.sizes.max()) + int(columns.properties.sizes.max())
     target = np.empty(gap + total + slack, np.uint8)
     at = starts + gap
-    middles_at = at + HEAD_BYTES + sizes
+    middles_at = at + HEAD_BYTES + heads["body_length"]
     columns.bodies.spread(target, at + HEAD_BYTES)
-    middles = _middles(columns, topic_part)
     columns.properties.spread(target, middles_at + middles.shape[1])
-    for rows, places in (middles, middles_at), (_gaps(heads, behind), starts):
+    for rows, places in (middles, middles_at), (gaps, starts):
         kind = f"V{rows.shape[1]}"
         view_of(target, kind)[places] = rows.view(kind)[:, 0]
     target[total : total + gap] = np.frombuffer(behind, np.uint8)
-    return [target[gap : gap + total].data]
-
-
-def _pieces(columns: Columns, starts: Positions, topic_part: bytes) -> list[Any]:
-    """The records as pieces to join."""
-    count, behind = len(starts), columns.behind
-    gaps, middles = _gaps(columns.heads, behind), _middles(columns, topic_part)
-    pieces: list[Any] = [b""] * (4 * count + 1)
-    pieces[0:-1:4] = _rows(gaps)
-    pieces[0] = pieces[0][len(behind) :]
-    pieces[1::4] = columns.bodies.slices()
-    pieces[2::4] = _rows(middles)
-    pieces[3::4] = columns.properties.slices()
-    pieces[-1] = behind
-    return pieces
+    return target[gap : gap + total].data
 
 
 def _rows(matrix: Bytes) -> list[bytes]:
     data, size = matrix.tobytes(), matrix.shape[1]
     return [data[at : at + size] for at in range(0, len(data), size)]
-
-
-def _middles(columns: Columns, topic_part: bytes) -> Bytes:
-    """What lies between the body of a message and its properties, row by row."""
-    size, before = len(topic_part), columns.before
-    middles = np.empty((len(columns.heads), size + 2 + len(before)), np.uint8)
-    middles[:, :size] = np.frombuffer(topic_part, np.uint8)
-    lengths = columns.property_sizes.astype(">i2")
-    middles[:, size : size + 2] = lengths.view(np.uint8).reshape(-1, 2)
-    middles[:, size + 2 :] = np.frombuffer(before, np.uint8)
-    return middles
-
-
-def _gaps(heads: NDArray[Any], behind: bytes) -> Bytes:
-    """What lies between the properties of one message and the body of the next, row by row."""
-    gaps = np.empty((len(heads), len(behind) + HEAD_BYTES), np.uint8)
-    gaps[:, : len(behind)] = np.frombuffer(behind, np.uint8)
-    gaps[:, len(behind) :] = heads.view(np.uint8).reshape(-1, HEAD_BYTES)
-    return gaps
-
-
-_HEX: Final = np.frombuffer(b"".join(b"%02X" % byte for byte in range(256)), "V2")
 
 
 def ids_of(prefix: bytes, positions: Positions) -> bytes:
@@ -521,6 +475,6 @@ def ids_of(prefix: bytes, positions: Positions) -> bytes:
     ids = np.empty((len(positions), size), np.uint8)
     ids[:, : len(prefix)] = np.frombuffer(prefix, np.uint8)
     digits = positions.astype(">i8").view(np.uint8)
-    ids[:, len(prefix) : -1] = _HEX[digits].view(np.uint8).reshape(-1, 16)
+    ids[:, len(prefix) : -1] = HEX_PAIRS[digits].view(np.uint8).reshape(-1, 16)
     ids[:, -1] = ord(",")
     return ids.tobytes()[:-1]

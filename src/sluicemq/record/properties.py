@@ -44,17 +44,21 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from sluicemq.record.codec import decode_properties
-from sluicemq.record.table import Bytes, Positions, column_of, equal_rows, gather, rows_at, view_of
+from sluicemq.record.table import (
+    HEX_PAIRS,
+    Bytes,
+    Positions,
+    column_of,
+    equal_rows,
+    gather,
+    rows_at,
+    view_of,
+)
 
 INLINE_BYTES_MAX = 12
 """Longest value that a view holds itself (Arrow columnar format, "Variable-size Binary View")."""
 _VIEW_BYTES = 16
 _PIECE_BYTES = 256 * 1024
-_NIBBLES = np.frombuffer(b"0123456789ABCDEF", np.uint8)
-HEX_PAIRS = (
-    np.stack((_NIBBLES.repeat(16), np.tile(_NIBBLES, 16)), axis=1).reshape(-1).view(np.uint16)
-)
-"""Byte value -> its two upper-case hex digits, as one number."""
 
 
 def words_at(raw: Bytes, starts: Positions) -> NDArray[np.uint64]:

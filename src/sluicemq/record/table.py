@@ -120,6 +120,13 @@ def keep_freed_memory(size_bytes: int) -> None:
     np.empty(size_bytes, np.uint8)
 
 
+_NIBBLES: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+HEX_PAIRS: Final = (
+    np.stack((_NIBBLES.repeat(16), np.tile(_NIBBLES, 16)), axis=1).reshape(-1).view(np.uint16)
+)
+"""Byte value -> its two upper-case hex digits, as one number."""
+
+
 class Hashed(NamedTuple):
     """`hashes` as unsigned numbers; what is in `odd` (beyond ASCII, very long) has none."""
 

@@ -10,7 +10,6 @@ import pytest
 
 from sluicemq.broker.consume.columns_helper import SealingProcess
 from sluicemq.config import StoreConfig
-from sluicemq.filter.selector import compile_vectorised
 from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.store.columns import blocks as columns_blocks
 from sluicemq.store.store import Store
@@ -70,7 +69,7 @@ def test_the_helper_makes_the_files_that_are_made_here(tmp_path: Path) -> None:
         assert store.columns.rows_sealed == 3 * ROWS
         blocks = store.columns.blocks("T", 0, 0, 3 * ROWS)
         assert blocks is not None
-        values = compile_vectorised(compile_sql92("n = 3"))
+        values = compile_sql92("n = 3").vectorised
         matches = sum(int((values.verdicts(block) == 1).sum()) for block in blocks)
         assert matches == len(range(3, 3 * ROWS, 7))
         assert store.columns.rows_decoded == 0

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from sluicemq.filter.lab import block_of
-from sluicemq.filter.selector import Vectorised, compile_vectorised
+from sluicemq.filter.selector import Vectorised
 from sluicemq.filter.subscriptions import compile_sql92, make_filter
 from sluicemq.model.subscription import SQL92, ColumnFilter, Subscription
 from sluicemq.record.columns import VALUES_MAX, BlockStats, ColumnStats, block_stats
@@ -16,7 +16,7 @@ STATS = block_stats(block_of(MANY))
 
 
 def can_match(text: str, stats: BlockStats = STATS) -> bool:
-    return compile_vectorised(compile_sql92(text)).can_match(stats)
+    return compile_sql92(text).vectorised.can_match(stats)
 
 
 def test_figures_are_values_where_few_and_ranges_where_many() -> None:
