@@ -49,18 +49,13 @@ class Bench:
         settings = Settings(BrokerConfig(broker_name="bench"), StoreConfig(root=root))
         self.store = Store.open(settings.store, files=SYSTEM_FILES, clock=self.clock)
         self._soon: list[object] = []
-        self.turns = Turns(
-            self.store, self.clock, call_soon=self._soon.append, wake=self._wake
-        )  # fmt: skip
+        self.turns = Turns(self.store, self.clock, call_soon=self._soon.append)
         self.intake = Intake(settings, self.store, self.turns)
         self.delayed = Delayed(
             settings, self.store, self.intake, self.turns, files=SYSTEM_FILES, clock=self.clock,
             call_soon=self._soon.append,
         )  # fmt: skip
         self.delayed.load()
-
-    def _wake(self, topic: str, queue_id: int, offset: int) -> None:
-        self.delayed.arrived(topic, queue_id)
 
     def settle(self) -> float:
         """Until nothing is left to do; the longest turn in seconds."""

@@ -9,7 +9,7 @@ its first slice is answered at once.
 Offloaded jobs are done one after the other, first for whoever has used least: one may compute for
 seconds, and the loop goes on beside it. Python hands over between threads after 5 ms, which is
 several times the p99 of a send; while another thread computes it hands over after a tenth of a
-millisecond (`calm`).
+millisecond (`quick_switches`).
 
 `Background` needs no asyncio: without `call_later` and `offload` everything happens in turns
 that a test or a simulator steps.
@@ -41,19 +41,41 @@ from sluicemq.net.limits import Shares
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import Command
 
-USUAL_S: Final = sys.getswitchinterval()
-CALM_S: Final = 0.0001
-Offload = Callable[[Callable[[], Any], Callable[[Any], None]], None]
-_busy: list[None] = []
+T = TypeVar("T")
+USUAL_SWITCH_S: Final = sys.getswitchinterval()
+QUICK_SWITCH_S: Final = 0.0001
+Job = Callable[[], Any]
+Steps = Generator[Job | None, Any, T]
+"""Work in small steps: each takes a millisecond or so, but for the jobs that it yields."""
+Offload = Callable[[Job, Callable[[Any], None]], None]
+_computing: list[None] = []
 """One for each that computes now: of several the last one switches back."""
 
 
-def in_executor(executor: Executor) -> Offload:
-    """Does in an executor what blocks or computes; calls back in the loop's thread, with the result
-    or the exception."""
+@contextlib.contextmanager
+def quick_switches() -> Iterator[None]:
+    """For the time of the block another thread computes."""
+    _computing.append(None)
+    sys.setswitchinterval(QUICK_SWITCH_S)
+    try:
+        yield
+    finally:
+        _computing.pop()
+        if not _computing:
+            sys.setswitchinterval(USUAL_SWITCH_S)
 
-    def run(work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+
+def in_executor(executor: Executor, *, computes: bool = False) -> Offload:
+    """Does in an executor what blocks, or what `computes`; calls back in the loop's thread, with
+    the result or the exception."""
+
+    def run(work: Job, done: Callable[[Any], None]) -> None:
+        stack = contextlib.ExitStack()
+        if computes:
+            stack.enter_context(quick_switches())
+
         def finished(future: asyncio.Future[Any]) -> None:
+            stack.close()
             if not future.cancelled():
                 error = future.exception()
                 done(error if error is not None else future.result())
@@ -63,41 +85,17 @@ def in_executor(executor: Executor) -> Offload:
     return run
 
 
-@contextlib.contextmanager
-def calm() -> Iterator[None]:
-    """For the time of the block another thread computes."""
-    _busy.append(None)
-    sys.setswitchinterval(CALM_S)
+def in_place(work: Job, done: Callable[[Any], None]) -> None:
+    """Offloads to this thread: for tests."""
     try:
-        yield
-    finally:
-        _busy.pop()
-        if not _busy:
-            sys.setswitchinterval(USUAL_S)
-
-
-def calmly(offload: Offload) -> Offload:
-    """The same for jobs that are offloaded."""
-
-    def run(job: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        stack = contextlib.ExitStack()
-        stack.enter_context(calm())
-
-        def ended(outcome: Any) -> None:
-            stack.close()
-            done(outcome)
-
-        offload(job, ended)
-
-    return run
+        found = work()
+    except (SluiceError, OSError) as error:
+        found = error
+    done(found)
 
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-Job = Callable[[], Any]
-Steps = Generator[Job | None, Any, T]
-"""Work in small steps: each takes a millisecond or so, but for the jobs that it yields."""
 SLICE_S: Final = 0.001
 LONG_S: Final = 0.002
 WORKS_MAX: Final = 64
@@ -124,7 +122,7 @@ class Background:
         shares: Shares,
         settle: Callable[[object, Command, Peer], None] | None = None,
         call_later: Callable[[float, Callable[[], None]], object] | None = None,
-        offload: Callable[[Job, Callable[[object], None]], None] | None = None,
+        offload: Offload | None = None,
     ) -> None:
         """`offload` does a job in another thread and calls back in this one with its result,
         perhaps an exception; `settle` takes what is no answer (`turns.py`)."""
@@ -268,15 +266,6 @@ def _answer_of(outcome: Command | Exception, command: Command) -> Command:
     if not isinstance(outcome, SluiceError):
         log.error("request code %d failed", command.code, exc_info=outcome)
     return Command(ResponseCode.SYSTEM_ERROR, {}, remark=str(outcome))
-
-
-def in_place(work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-    """Offloads to this thread: for tests."""
-    try:
-        found = work()
-    except (SluiceError, OSError) as error:
-        found = error
-    done(found)
 
 
 class Slice:

@@ -51,8 +51,8 @@ Key = tuple[str, str, int]
 @dataclass(slots=True)
 class _Reset:
     offset: int
-    told: str = ""
-    told_at: int = -1
+    client_id: str = ""
+    asked_at: int = -1
     tells: int = 0
 
 
@@ -105,14 +105,14 @@ class Resets:
         reset = self.table.get(key)
         if reset is None:
             return None
-        if reset.told != client_id:
-            reset.told, reset.told_at, reset.tells = client_id, -1, 0
-        has_heard = reset.tells and (offset == reset.offset or offset != reset.told_at)
+        if reset.client_id != client_id:
+            reset.client_id, reset.asked_at, reset.tells = client_id, -1, 0
+        has_heard = reset.tells and (offset == reset.offset or offset != reset.asked_at)
         if not is_parked and (has_heard or reset.tells >= TELLS_MAX):
             del self.table[key]
             self._on_change()
             return None
-        reset.told_at = offset
+        reset.asked_at = offset
         reset.tells += not is_parked or not reset.tells
         return reset.offset
 
@@ -151,7 +151,11 @@ class Offsets:
         self._clock = clock
         self.table: dict[str, dict[int, int]] = {}
         self.pulled: dict[str, dict[int, int]] = {}
-        self.resets = Resets(self._reset_changed)
+
+        def reset_changed() -> None:
+            self.resets_document.changed = True
+
+        self.resets = Resets(reset_changed)
         self.is_urgent = False
         """A reset is to be on disk before it is answered."""
         self.version = DataVersion()
@@ -185,9 +189,6 @@ class Offsets:
         pending = self.resets_document.load(orjson.loads)
         if pending is not None:
             self.resets.load(pending.get("resets", ()))
-
-    def _reset_changed(self) -> None:
-        self.resets_document.changed = True
 
     def snapshot(self) -> tables.ConsumerOffsets:
         """The table as 43 and the file carry it."""

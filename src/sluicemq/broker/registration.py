@@ -22,10 +22,9 @@ import logging
 import socket
 import zlib
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any, Final
 
-from sluicemq.broker.background import calm
+from sluicemq.broker.background import quick_switches
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
@@ -44,7 +43,6 @@ from sluicemq.model.ids import Host, encode_host, parse_host
 from sluicemq.model.topic import (
     PERM_READ,
     PERM_WRITE,
-    DataVersion,
     QueueData,
     TopicConfig,
     TopicRoute,
@@ -53,7 +51,6 @@ from sluicemq.net.channel import Channel, ChannelPool
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.network import Network
 from sluicemq.wire import bodies, tables
-from sluicemq.wire import tables as registration
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.declare import encode_header
 from sluicemq.wire.frames import Command
@@ -123,27 +120,29 @@ class Registration:
     def begin(self, server: NameServer) -> Callable[[], Command]:
         """What makes the request (103) with every topic of now, in whatever thread."""
         server.changes = set()
-        return partial(self._request, self._topics.configs(), self._topics.version)
-
-    def _request(self, configs: dict[str, TopicConfig], version: DataVersion) -> Command:
+        configs, version = self._topics.configs(), self._topics.version
         config = self._settings.broker
         host, _, port = self.address.rpartition(":")
-        topics = {name: self._registered(topic) for name, topic in configs.items()}
-        body = registration.encode_register_body(
-            registration.RegisterBody(tables.TopicTable(topics, version))
-        )
-        header = RegisterBrokerRequest(
-            broker=config.broker_name,
-            address=self.address,
-            cluster=config.cluster_name,
-            ha_address=f"{config.broker_ip2 or host}:{int(port) + 1}",
-            broker_id=config.broker_id,
-            acting_master_enable=False,
-            compressed=False,
-            body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
-        )
-        fields = encode_header(header) | self._fields
-        return self._signed(Command(RequestCode.REGISTER_BROKER, fields, body))
+
+        def request() -> Command:
+            topics = {name: self._registered(topic) for name, topic in configs.items()}
+            body = tables.encode_register_body(
+                tables.RegisterBody(tables.TopicTable(topics, version))
+            )
+            header = RegisterBrokerRequest(
+                broker=config.broker_name,
+                address=self.address,
+                cluster=config.cluster_name,
+                ha_address=f"{config.broker_ip2 or host}:{int(port) + 1}",
+                broker_id=config.broker_id,
+                acting_master_enable=False,
+                compressed=False,
+                body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
+            )
+            fields = encode_header(header) | self._fields
+            return self._signed(Command(RequestCode.REGISTER_BROKER, fields, body))
+
+        return request
 
     def farewell(self) -> Command:
         """104."""
@@ -261,7 +260,7 @@ class Announcements:
         save_offsets: Callable[[], Awaitable[None]],
     ) -> None:
         self.registration: Registration
-        self.told = asyncio.Event()
+        self.is_known = asyncio.Event()
         """Set when the first round is over."""
         self._topics: Topics
         self._groups: Groups
@@ -271,8 +270,17 @@ class Announcements:
         self._save_offsets = save_offsets
         self._waiting: list[tuple[Peer, bytes]] = []
         self._news = asyncio.Event()
+
+        def lost(channel: Channel) -> None:
+            """A name server forgets us with the connection: tell it as soon as it is back."""
+            for server in self.registration.name_servers:
+                if server.address == channel.address:
+                    server.takes_topics = True  # another one may come back
+                    server.next_try_s = 0.0
+                    self._news.set()
+
         self._pool = ChannelPool(
-            timeout_s=DIAL_WAIT_S, on_close=self._lost, clock=clock, connect=network.dial
+            timeout_s=DIAL_WAIT_S, on_close=lost, clock=clock, connect=network.dial
         )
 
     def open(
@@ -286,9 +294,18 @@ class Announcements:
         """From now on `run` may be awaited."""
         self._topics, self._groups, self._offsets = topics, groups, offsets
         self.registration = registration
-        topics.on_change = self._topic_changed
+
+        def topic_changed(name: str) -> None:
+            registration.topic_changed(name)
+            self._news.set()
+
+        def settings_changed() -> None:  # permissions stand in routes
+            registration.all_due()
+            self._news.set()
+
+        topics.on_change = topic_changed
         groups.on_change = lambda _name: self._news.set()
-        settings.on_change(self._settings_changed)
+        settings.on_change(settings_changed)
 
     def hold(self, peer: Peer, answer: bytes) -> None:
         """The answer leaves when every change so far is announced."""
@@ -312,7 +329,7 @@ class Announcements:
             except Exception:
                 log.exception("telling the name servers failed")
                 await asyncio.sleep(1.0)
-            self.told.set()
+            self.is_known.set()
             wait_s = self.registration.wait_s(self._clock.monotonic_s())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
@@ -331,27 +348,6 @@ class Announcements:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL_WAIT_S):
                 await asyncio.gather(*map(tell, known))
-
-    # ---------------------------------------------------------------------------- what happens
-
-    def _topic_changed(self, name: str) -> None:
-        self.registration.topic_changed(name)
-        self._news.set()
-
-    def _settings_changed(self) -> None:
-        """Permissions stand in routes."""
-        self.registration.all_due()
-        self._news.set()
-
-    def _lost(self, channel: Channel) -> None:
-        """A name server forgets us with the connection: tell it as soon as it is back."""
-        for server in self.registration.name_servers:
-            if server.address == channel.address:
-                server.takes_topics = True  # another one may come back
-                server.next_try_s = 0.0
-                self._news.set()
-
-    # --------------------------------------------------------------------------------- a round
 
     async def _round(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -375,7 +371,7 @@ class Announcements:
         try:
             make_request = self.registration.begin(server)
             channel = await self._pool.get(server.address)
-            with calm():
+            with quick_switches():
                 request = await self._in_executor(make_request)
             answer = await channel.call(request, REGISTER_WAIT_S)
             if answer.code != 0:

@@ -18,7 +18,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from sluicemq.broker.admin import readonly
-from sluicemq.broker.background import calm, calmly, in_executor
+from sluicemq.broker.background import in_executor, quick_switches
 from sluicemq.broker.consume.columns_helper import SealingProcess
 from sluicemq.broker.documents import Document
 from sluicemq.broker.metrics import BrokerCollector, serve
@@ -58,8 +58,6 @@ CLEAN_S: Final = 1.0
 LOOK_S: Final = 0.5
 INDEX_S: Final = 0.1
 COLUMNS_S: Final = 0.1
-INDEX_PAUSE_S: Final = 0.005
-"""Between two slices of an index that is built anew: messages go first."""
 START_WAIT_S: Final = 1.0
 CLOSE_WAIT_S: Final = 5.0
 EXECUTOR_THREADS: Final = 2  # one may wait for the log's fsync while the other saves a table
@@ -120,18 +118,24 @@ class Broker:
 
     async def start(self) -> None:
         """Serve. Raises SluiceError (store locked or damaged, port in use …) with its cure."""
+
+        def open_store() -> Store:
+            if self.settings.is_read_only:
+                readonly.prepare(self.settings, self._files)
+            return Store.open(self.settings.store, files=self._files, clock=self._clock)
+
         try:
-            self.store = await self._in_executor(self._open_store)
+            self.store = await self._in_executor(open_store)
             await self._open()
         except BaseException:
-            await self._abandon()
+            for server in self._servers:
+                await server.close()
+            if hasattr(self, "store"):
+                with contextlib.suppress(SluiceError, OSError):  # the start's own error counts
+                    await self._in_executor(self.store.close)
+            self._executor.shutdown(wait=False)
+            self._computer.shutdown(wait=False)
             raise
-
-    def _open_store(self) -> Store:
-        settings = self.settings
-        if settings.is_read_only:
-            readonly.prepare(settings, self._files)
-        return Store.open(settings.store, files=self._files, clock=self._clock)
 
     async def _open(self) -> None:
         config = self.settings.broker
@@ -152,7 +156,7 @@ class Broker:
             run_sync=lambda done: in_executor(self._executor)(self.store.sync, done),
             announce=self._announcements.hold,
             offload=in_executor(self._executor),
-            compute=calmly(in_executor(self._computer)),
+            compute=in_executor(self._computer, computes=True),
         )
         await self._in_executor(core.load)
         self.store.columns.loads_at_once = False
@@ -179,7 +183,7 @@ class Broker:
         self._life = loop.create_task(self._live())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(START_WAIT_S):
-                await self._announcements.told.wait()
+                await self._announcements.is_known.wait()
         if config.metrics_enable:  # its imports are a tenth of a start, and nobody waits for it
             self._metrics = loop.run_in_executor(self._executor, self._open_metrics)
         log.info("broker %s listens at %s:%d", config.broker_name, config.listen_address, self.port)
@@ -214,16 +218,6 @@ class Broker:
             log.info("metrics at http://%s/metrics", join(host, self.metrics_port))
         return opened and opened[1]
 
-    async def _abandon(self) -> None:
-        """The start failed: leave nothing open."""
-        for server in self._servers:
-            await server.close()
-        if hasattr(self, "store"):
-            with contextlib.suppress(SluiceError, OSError):  # the start's own error is to be told
-                await self._in_executor(self.store.close)
-        self._executor.shutdown(wait=False)
-        self._computer.shutdown(wait=False)
-
     # --------------------------------------------------------------------------------- close
 
     async def close(self) -> None:
@@ -240,7 +234,14 @@ class Broker:
         if self._sweeper is not None:
             self._sweeper.cancel()
         self.core.delayed.stop()
-        await self._settle()
+        # Answers that are held leave before the connections close.
+        turns = self.core.turns
+        turns.end()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_WAIT_S):
+                while not turns.is_idle:  # an fsync says that it ends in a turn of the loop
+                    await self._in_executor(lambda: None)
+        self._announcements.release()
         for server in self._servers:
             await server.close()
         await self._announcements.close()
@@ -255,40 +256,44 @@ class Broker:
             self._executor.shutdown(wait=True)
             self._computer.shutdown(wait=False, cancel_futures=True)
 
-    async def _settle(self) -> None:
-        """Answers that are held leave before the connections close."""
-        turns = self.core.turns
-        turns.end()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_WAIT_S):
-                while not turns.is_idle:  # the end of an fsync is told in a turn of the loop
-                    await self._in_executor(lambda: None)
-        self._announcements.release()
-
     # ---------------------------------------------------------------------------------- chores
 
     async def _live(self) -> None:
         core = self.core
+        settings, save, take = self.settings, self._save, self._take
+        delayed, filters = core.delayed, core.filters
+
+        def save_delayed() -> Awaitable[None]:
+            delayed.clean()
+            return save(*delayed.documents, core.epochs.table.document)
+
+        def save_filters() -> Awaitable[None]:
+            filters.clean()
+            return save(filters.document)
+
         chores: list[tuple[Callable[[], float], Chore]] = [
             # RocketMQ's JSON of topics and groups lags by as much.
-            (lambda: TABLES_S, lambda: self._save(*core.journaled)),
-            (lambda: self.settings.broker.consumer_offset_flush_interval_ms / 1000,
-             self._save_offsets),
-            (lambda: FILTERS_PERIOD_S, self._save_filters),
-            (lambda: self.settings.store.flush_interval_ms / 1000, self._flush),
-            (lambda: self.settings.store.delay_offset_flush_interval_ms / 1000,
-             self._save_delayed),
-            (lambda: self.settings.store.timer_flush_interval_ms / 1000,
-             lambda: self._take(core.delayed.timers.save())),
-            (lambda: INDEX_S, self._index),
-            (lambda: COLUMNS_S, self._columns),
+            (lambda: TABLES_S, lambda: save(*core.journaled)),
+            (lambda: settings.broker.consumer_offset_flush_interval_ms / 1000, self._save_offsets),
+            (lambda: FILTERS_PERIOD_S, save_filters),
+            (lambda: settings.store.flush_interval_ms / 1000, lambda: take(core.flush())),
+            (lambda: settings.store.delay_offset_flush_interval_ms / 1000, save_delayed),
+            (lambda: settings.store.timer_flush_interval_ms / 1000,
+             lambda: take(delayed.timers.save())),
+            (lambda: INDEX_S, lambda: take(core.follow_keys())),
+            (lambda: COLUMNS_S, lambda: take(core.work_at_columns(), computes=True)),
             (lambda: 1.0, core.second),
             (lambda: EXPIRY_SWEEP_S, core.expire_clients),
         ]  # fmt: skip
-        if core.guard is not None:
-            chores.append((lambda: LOOK_S, self._look_at_rules))
-        if not self.settings.is_read_only:
-            chores.append((lambda: CLEAN_S, lambda: self._take(core.cleaning.run())))
+        if (guard := core.guard) is not None:
+
+            async def look_at_rules() -> None:
+                """An edit of plain_acl.yml is in force as a whole, between two requests."""
+                guard.settle(await self._in_executor(guard.look))
+
+            chores.append((lambda: LOOK_S, look_at_rules))
+        if not settings.is_read_only:
+            chores.append((lambda: CLEAN_S, lambda: take(core.cleaning.run())))
         async with asyncio.TaskGroup() as group:
             group.create_task(self._announcements.run())
             for period_s, chore in chores:
@@ -313,55 +318,20 @@ class Broker:
         lanes.ground.flush()
         await self._save(offsets.document, offsets.resets_document)
 
-    async def _save_delayed(self) -> None:
-        self.core.delayed.clean()
-        await self._save(*self.core.delayed.documents, self.core.epochs.table.document)
-
-    async def _save_filters(self) -> None:
-        self.core.filters.clean()
-        await self._save(self.core.filters.document)
-
-    async def _flush(self) -> None:
-        if self.store.tick():
-            await self._in_executor(self.store.sync)
-        elif self.store.keys.is_flush_due:
-            await self._in_executor(self.store.flush_index)
-
-    async def _index(self) -> None:
-        """The key index follows the log, in slices between which everything else has its turn."""
-        keys = self.store.keys
-        keys.follows_ticks = False
-        if keys.backlog_bytes and not keys.is_warm:
-            await self._in_executor(keys.warm_up)
-        while not keys.catch_up():  # noqa: ASYNC110 - it works, it does not wait for an event
-            await asyncio.sleep(0 if keys.is_close else INDEX_PAUSE_S)
-
-    async def _columns(self) -> None:
-        """Property columns follow the log where somebody wants them; a copy gets no files."""
-        columns = self.store.columns
-        if columns.is_wanted and not columns.is_warm:
-            await self._in_executor(columns.warm_up)
-        if self.settings.is_read_only:
-            return
-        with calm():
-            await self._take(columns.work())
-
-    async def _take(self, steps: Iterator[float | Callable[[], None]]) -> None:
+    async def _take(
+        self, steps: Iterator[float | Callable[[], object]], *, computes: bool = False
+    ) -> None:
         """Does what blocks in the executor, and pauses."""
-        try:
-            for step in steps:
-                if callable(step):
-                    await self._in_executor(step)
-                else:
-                    await asyncio.sleep(step)
-        finally:
-            if isinstance(steps, Generator):
-                steps.close()
-
-    async def _look_at_rules(self) -> None:
-        """An edit of plain_acl.yml is in force as a whole, between two requests."""
-        if (guard := self.core.guard) is not None:
-            guard.settle(await self._in_executor(guard.look))
+        with quick_switches() if computes else contextlib.nullcontext():
+            try:
+                for step in steps:
+                    if callable(step):
+                        await self._in_executor(step)
+                    else:
+                        await asyncio.sleep(step)
+            finally:
+                if isinstance(steps, Generator):
+                    steps.close()
 
     def _sweep(self) -> None:
         self.core.sweep()
@@ -376,7 +346,7 @@ class Broker:
             if write is None:
                 continue
             try:
-                with calm():
+                with quick_switches():
                     await self._in_executor(write)
                 self._unwritten.pop(document.path, None)
             except OSError as error:

@@ -1,7 +1,8 @@
 """All parts of a broker but its sockets and its waiting: what `server.py` serves and a test or a
 simulator steps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from sluicemq.acl.guard import Access, Guard
 from sluicemq.broker.admin import readonly
@@ -24,10 +25,10 @@ from sluicemq.broker.produce.retries import Retries
 from sluicemq.broker.produce.send import Send
 from sluicemq.broker.produce.sendback import SendBack
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC, Groups, Topics
+from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.transactions.transactions import CheckBack, Transactions
 from sluicemq.broker.turns import Announced, Durable, Parked, Postponed, RunSync, Turns
-from sluicemq.broker.waiting.delivery import WAITING_TOPICS, CallLater, Delayed
+from sluicemq.broker.waiting.delivery import CallLater, Delayed
 from sluicemq.clock import Clock
 from sluicemq.files import Files
 from sluicemq.model.ids import Host, UniqueIds
@@ -36,6 +37,9 @@ from sluicemq.net.limits import Shares
 from sluicemq.store.directory import cannot_open
 from sluicemq.store.store import Store
 from sluicemq.wire.frames import Command
+
+INDEX_PAUSE_S: Final = 0.005
+"""Between two slices of an index that is built anew: messages go first."""
 
 
 class BrokerState:
@@ -81,7 +85,6 @@ class BrokerState:
             store,
             clock,
             call_soon=call_soon,
-            wake=self._wake,
             run_sync=run_sync if settings.store.flush_sync else None,
             announce=announce,
             sync_timeout_s=settings.store.sync_flush_timeout_ms / 1000,
@@ -89,6 +92,7 @@ class BrokerState:
         self.shares.before_turn = turns.end_scheduled
         # Consumers.
         self.polls = LongPolls(turns.write, settings.broker.parked_pulls_max, self.shares)
+        turns.wake = self.polls.wake
         self.lanes = Lanes(
             settings, topics, offsets, store, files, clock, self.polls.wake, call_soon,
             offload,
@@ -104,9 +108,9 @@ class BrokerState:
         # What enters the store, and what waits in it before it may be seen.
         self.intake = intake = Intake(settings, store, turns)
         self.delayed = Delayed(
-            settings, store, intake, turns, files=files, clock=clock, call_soon=call_soon
-        )
-        self.delayed.call_later = call_later
+            settings, store, intake, turns, files=files, clock=clock, call_soon=call_soon,
+            call_later=call_later,
+        )  # fmt: skip
         self.checks = self.transactions = Transactions(
             settings, topics, offsets, store, intake, turns, clock,
             CheckBack(self.producers, settings.broker.broker_name),
@@ -197,14 +201,6 @@ class BrokerState:
         else:
             raise TypeError(f"a handler returned {type(outcome).__name__}, and nobody takes it")
 
-    def _wake(self, topic: str, queue_id: int, offset_max: int) -> None:
-        """Messages of a queue have become visible."""
-        self.polls.wake(topic, queue_id, offset_max)
-        if topic in WAITING_TOPICS:
-            self.delayed.arrived(topic, queue_id)
-        elif topic in (HALF_TOPIC, OP_TOPIC):
-            self.transactions.arrived()
-
     def move(self, host: Host) -> None:
         """The host that stands in records and message ids is this one."""
         self.settings.move(host)
@@ -219,6 +215,32 @@ class BrokerState:
         self.shares.forget(peer)
 
     # ---------------------------------------------------------------------------- by the clock
+
+    # Steps: pauses (s), and what blocks, for another thread.
+
+    def flush(self) -> Iterator[Callable[[], object]]:
+        """The log, and the index of keys when the log has nothing new."""
+        if self.store.tick():
+            yield self.store.sync
+        elif self.store.keys.is_flush_due:
+            yield self.store.flush_index
+
+    def follow_keys(self) -> Iterator[float | Callable[[], object]]:
+        """The key index follows the log, in slices between which everything else has its turn."""
+        keys = self.store.keys
+        keys.follows_ticks = False
+        if keys.backlog_bytes and not keys.is_warm:
+            yield keys.warm_up
+        while not keys.catch_up():
+            yield 0 if keys.is_close else INDEX_PAUSE_S
+
+    def work_at_columns(self) -> Iterator[float | Callable[[], object]]:
+        """Property columns follow the log where somebody wants them; a copy gets no files."""
+        columns = self.store.columns
+        if columns.is_wanted and not columns.is_warm:
+            yield columns.warm_up
+        if not self.settings.is_read_only:
+            yield from columns.work()
 
     def sweep(self) -> None:
         """A few times a second: long polls and fsyncs whose time is over, messages that are due."""

@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 Visible = list[tuple[str, int, int]]
 LATENCY_BOUNDS_S: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
-
 LATE: Final = "the fsync takes longer than syncFlushTimeout; the message is stored."
 
 
@@ -160,7 +159,6 @@ class Turns:
         clock: Clock,
         *,
         call_soon: Callable[[Callable[[], None]], object],
-        wake: Callable[[str, int, int], None],
         run_sync: RunSync | None = None,
         announce: Callable[[Peer, bytes], None] = Peer.write,
         sync_timeout_s: float = 5.0,
@@ -168,7 +166,10 @@ class Turns:
         self._store = store
         self._clock = clock
         self._call_soon = call_soon
-        self._wake = wake
+        self.wake: Callable[[str, int, int], None] = lambda topic, queue_id, end: None
+        """Told of each queue that has more to show, up to its new end; `arrivals` by topic, when
+        what it has stored there is the broker's own."""
+        self.arrivals: dict[str, Callable[[int], None]] = {}
         self._run_sync = run_sync
         self._announce = announce
         self._sync_timeout_s = sync_timeout_s
@@ -190,7 +191,8 @@ class Turns:
         self.latency_sum_s = 0.0
         self.turns = 0
         self.commits_failed = 0
-        store.on_visible = self.visible
+        # Who waits is woken when the store is done: what goes wrong there is no failed commit.
+        store.on_visible = self._visible.extend
 
     # ------------------------------------------------------------------------- during a turn
 
@@ -241,11 +243,6 @@ class Turns:
         """Adds a frame to what leaves at the end of this turn."""
         self._outgoing.setdefault(peer, []).append(frame)
 
-    def visible(self, queues: Visible) -> None:
-        """The store shows new messages. Who waits for them is woken when the store is done: what
-        goes wrong there must not look like a failed commit."""
-        self._visible += queues
-
     # ------------------------------------------------------------------------------- its end
 
     def end(self) -> None:
@@ -295,9 +292,13 @@ class Turns:
             seconds, count = self._clock.monotonic_s() - answers.started_s, answers.count
             self.latency_counts[bisect_left(LATENCY_BOUNDS_S, seconds)] += count
             self.latency_sum_s += seconds * count
-        queues, self._visible = self._visible, []
-        for queue in queues:
-            self._wake(*queue)
+        if self._visible:
+            queues = self._visible[:]
+            self._visible.clear()
+            for topic, queue_id, end in queues:
+                self.wake(topic, queue_id, end)
+                if topic in self.arrivals:
+                    self.arrivals[topic](queue_id)
 
     def flush(self) -> None:
         """One write a connection with all that is ready for it."""
@@ -345,9 +346,7 @@ class Turns:
                 for peer, answer in answers:
                     late = decode(answer[4:])
                     late.code = ResponseCode.FLUSH_DISK_TIMEOUT
-                    late.remark = (
-                        "the fsync takes longer than syncFlushTimeout; the message is stored."
-                    )
+                    late.remark = LATE
                     self.write(peer, encode(late))
                 answers.count, answers.frames, answers.announcing = 0, {}, []
                 answers.started_s = now_s

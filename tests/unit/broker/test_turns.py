@@ -53,10 +53,10 @@ class Stage:
             self.store,
             self.clock,
             call_soon=self.soon.append,
-            wake=lambda *queue: self.woken.append(queue),
             run_sync=self.syncs.append if sync else None,
             sync_timeout_s=5.0,
         )
+        self.turns.wake = lambda *queue: self.woken.append(queue)
         self.wires: dict[Peer, Wire] = {}
 
     def peer(self) -> Peer:
@@ -216,7 +216,7 @@ def test_a_reader_that_fails_when_it_is_woken_does_not_fail_the_sends() -> None:
     def wake(*queue: object) -> None:
         raise OSError(5, "the reader failed")
 
-    stage.turns._wake = wake
+    stage.turns.wake = wake
     stage.store.news = [("T", 0, 1)]
     peer = stage.peer()
     stage.hold(peer, 1)

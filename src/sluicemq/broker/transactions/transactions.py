@@ -245,12 +245,12 @@ class Transactions:
         self.given_up = 0
         self.lost = 0
         """Messages that were deleted before their transactions were decided."""
-        intake.rewrites.insert(0, self._prepare)  # before the delays
 
-    def _prepare(self, draft: Draft) -> None:
-        if hide(draft, self._settings.broker, len(self.table)):
-            size = len(as_text(draft.properties).encode())
-            self._intake.check_properties(size + COPY_BYTES_MAX)
+        def prepare(draft: Draft) -> None:
+            if hide(draft, settings.broker, len(self.table)):
+                intake.check_properties(len(as_text(draft.properties).encode()) + COPY_BYTES_MAX)
+
+        intake.rewrites.insert(0, prepare)  # before the delays
 
     # ------------------------------------------------------------------------------ the start
 
@@ -273,7 +273,19 @@ class Transactions:
         table.op_next = self._store.queue_offsets(OP_TOPIC, 0)[1]
         if self._settings.is_read_only:
             return
-        self._end_last()
+        last = self.reader.last()
+        if last is not None and (
+            last.sys_flag & TRANSACTION_MASK == COMMITTED or last.topic == LIMIT_TOPIC
+        ):
+            found = table.find(*identity(last))
+            if found is not None:  # the last record of the log is a message whose op is missing
+                log.info("transaction %s ended just before the broker did", found.unique_id)
+                self._append_op(found.offset)
+                self._store.commit()
+                if self._settings.store.flush_sync:
+                    self._store.publish(self._store.sync())
+                self._follow()
+        self._turns.arrivals |= {HALF_TOPIC: self._follow, OP_TOPIC: self._follow}
         self.is_on = True
         if len(table):
             log.info("%d transactions are undecided", len(table))
@@ -286,22 +298,6 @@ class Transactions:
                 "the offset %d of %s is behind its end %d: it begins there", known, topic, end
             )
         return min(max(known, start), end)
-
-    def _end_last(self) -> None:
-        """The last record of the log is a message whose op is missing: write it."""
-        last = self.reader.last()
-        if last is None:
-            return
-        is_end = last.sys_flag & TRANSACTION_MASK == COMMITTED or last.topic == LIMIT_TOPIC
-        found = self.table.find(*identity(last)) if is_end else None
-        if found is None:
-            return
-        log.info("transaction %s ended just before the broker did", found.unique_id)
-        self._append_op(found.offset)
-        self._store.commit()
-        if self._settings.store.flush_sync:
-            self._store.publish(self._store.sync())
-        self._follow()
 
     # ---------------------------------------------------------------------------------- the end
 
@@ -379,13 +375,9 @@ class Transactions:
 
     # -------------------------------------------------------------------- what has become visible
 
-    def arrived(self) -> None:
-        """One of the two queues has grown."""
-        if self.is_on:
-            self._follow()
-
-    def _follow(self) -> None:
-        """Prepared messages first: what ends now may have begun just now."""
+    def _follow(self, _queue_id: int = 0) -> None:
+        """One of the two queues has grown. Prepared messages first: what ends now may have begun
+        just now."""
         table = self.table
         for message in self.reader.prepared(table.half_next):
             transaction = self._add(message)
@@ -480,6 +472,8 @@ class Transactions:
         """Ask nobody any more."""
         self.note_progress()
         self.is_on = False
+        for topic in (HALF_TOPIC, OP_TOPIC):
+            self._turns.arrivals.pop(topic, None)
 
     def _check(self, transaction: OpenTransaction, now_ms: int) -> None:
         record = self.reader.record(transaction.physical_offset)

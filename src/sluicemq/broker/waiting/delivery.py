@@ -33,7 +33,6 @@ from sluicemq.wire import fastjson
 
 log = logging.getLogger(__name__)
 
-WAITING_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
 SLICE_S: Final = 0.004
 SLICE_MESSAGES: Final = 2048
 CLOCK_STEP_BACK_MAX_MS: Final = 60_000
@@ -384,13 +383,14 @@ class Delayed:
         files: Files,
         clock: Clock,
         call_soon: Callable[[Callable[[], None]], object],
+        call_later: CallLater | None = None,
     ) -> None:
+        """Without `call_later` the sweep alone drives."""
         self._settings = settings
         self._store = store
         self._clock = clock
         self._worker = Worker(self.run, clock, call_soon)
-        self.call_later: CallLater | None = None
-        """Set by who has a loop; without it the sweep alone drives."""
+        self.call_later = call_later
         self._redelivery = Redelivery(store, turns)
         self.levels = DelayLevels(settings, store, self._redelivery, files, clock)
         self.metrics = TimerMetrics(files, settings.store.root, clock)
@@ -400,6 +400,13 @@ class Delayed:
         intake.rewrites.append(DelayRewrite(settings, clock, self.timers.files.count).rewrite)
         self._alarm: Alarm | None = None
         self._alarm_s = 0.0
+
+        def level_arrived(queue_id: int) -> None:
+            self.levels.arrived(queue_id)
+            self._plan()
+
+        turns.arrivals[SCHEDULE_TOPIC] = level_arrived
+        turns.arrivals[TIMER_TOPIC] = lambda queue_id: self._worker.soon()
 
     def load(self) -> None:
         """Blocking; delivery may begin after it. Raises StoreDamagedError, OSError."""
@@ -415,14 +422,6 @@ class Delayed:
         )  # fmt: skip
 
     # --- when
-
-    def arrived(self, topic: str, queue_id: int) -> None:
-        """Messages of a queue have become visible: maybe one that waits."""
-        if topic == SCHEDULE_TOPIC:
-            self.levels.arrived(queue_id)
-            self._plan()
-        elif topic == TIMER_TOPIC:
-            self._worker.soon()
 
     @property
     def next_ms(self) -> int | None:
