@@ -7,8 +7,7 @@ deleteTopicWithBrokerRegistration then forgets all others. One that is not there
 growing pauses: logged once, and again when it is back (spec/namesrv.md §2, §3).
 
 `Announcements` does the calls: a change of topics or groups is on disk, then the name servers know
-it, then its answer leaves. All changes of a moment share one round. Before the broker has an
-address (`open`) there is nobody to tell.
+it, then its answer leaves. All changes of a moment share one round.
 
 At the end stands what this machine knows of its own addresses; model/addresses.py decides what to
 do with it.
@@ -254,17 +253,21 @@ class Announcements:
 
     def __init__(
         self,
+        settings: Settings,
+        topics: Topics,
+        groups: Groups,
+        offsets: Offsets,
+        registration: Registration,
+        *,
         clock: Clock,
         network: Network,
         in_executor: Callable[[Callable[[], Any]], Awaitable[Any]],
         save_offsets: Callable[[], Awaitable[None]],
     ) -> None:
-        self.registration: Registration
+        self.registration = registration
         self.is_known = asyncio.Event()
         """Set when the first round is over."""
-        self._topics: Topics
-        self._groups: Groups
-        self._offsets: Offsets
+        self._topics, self._groups, self._offsets = topics, groups, offsets
         self._clock = clock
         self._in_executor = in_executor
         self._save_offsets = save_offsets
@@ -273,7 +276,7 @@ class Announcements:
 
         def lost(channel: Channel) -> None:
             """A name server forgets us with the connection: tell it as soon as it is back."""
-            for server in self.registration.name_servers:
+            for server in registration.name_servers:
                 if server.address == channel.address:
                     server.takes_topics = True  # another one may come back
                     server.next_try_s = 0.0
@@ -282,18 +285,6 @@ class Announcements:
         self._pool = ChannelPool(
             timeout_s=DIAL_WAIT_S, on_close=lost, clock=clock, connect=network.dial
         )
-
-    def open(
-        self,
-        settings: Settings,
-        topics: Topics,
-        groups: Groups,
-        offsets: Offsets,
-        registration: Registration,
-    ) -> None:
-        """From now on `run` may be awaited."""
-        self._topics, self._groups, self._offsets = topics, groups, offsets
-        self.registration = registration
 
         def topic_changed(name: str) -> None:
             registration.topic_changed(name)

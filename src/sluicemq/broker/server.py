@@ -38,7 +38,7 @@ from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.files import SYSTEM_FILES, Files, SystemFiles
 from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD, explain_address, join
 from sluicemq.model.ids import UniqueIds, encode_host
-from sluicemq.net.dispatch import Dispatcher
+from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import SOCKETS, Listener, Network, secured
 from sluicemq.net.server import warn_of_protection
@@ -102,7 +102,7 @@ class Broker:
         self._life: asyncio.Task[None] | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._metrics: asyncio.Future[Callable[[], None] | None] | None = None
-        self._announcements = Announcements(clock, network, self._in_executor, self._save_offsets)
+        self._announcements: Announcements
 
     @property
     def port(self) -> int:
@@ -142,6 +142,10 @@ class Broker:
         loop = asyncio.get_running_loop()
         advertised = advertised_address(config)
         host = stored_host(advertised.address, config.listen_port)
+
+        def announce(peer: Peer, answer: bytes) -> None:
+            self._announcements.hold(peer, answer)
+
         core = self.core = BrokerState(
             self.settings,
             self.store,
@@ -154,7 +158,7 @@ class Broker:
             call_soon=loop.call_soon,
             call_later=loop.call_later,
             run_sync=lambda done: in_executor(self._executor)(self.store.sync, done),
-            announce=self._announcements.hold,
+            announce=announce,
             offload=in_executor(self._executor),
             compute=in_executor(self._computer, computes=True),
         )
@@ -164,20 +168,22 @@ class Broker:
             self.store.columns.sealer = SealingProcess()
         if not self.settings.is_read_only:
             core.cleaning.look()
-        server = self._new_server(dispatcher(core))
-        await server.start(config.listen_address, [config.listen_port])
-        self._servers.append(server)
-        core.move(host._replace(port=self.port))
-        self.address = join(advertised.address, self.port)
-        log.info("%s", explain_address(advertised, self.port))
         fields = {
             FIXED_FIELD: str(advertised.fixed).lower(),
             INTERFACES_FIELD: ",".join(listening_addresses(config.bind_address)),
         }
-        self.registration = Registration(self.settings, core.topics, self.address, fields)
-        self._announcements.open(
-            core.settings, core.topics, core.groups, core.offsets, self.registration
-        )
+        self.registration = Registration(self.settings, core.topics, "", fields)
+        self._announcements = Announcements(
+            self.settings, core.topics, core.groups, core.offsets, self.registration,
+            clock=self._clock, network=self._network, in_executor=self._in_executor,
+            save_offsets=self._save_offsets,
+        )  # fmt: skip
+        server = self._new_server(dispatcher(core))
+        await server.start(config.listen_address, [config.listen_port])
+        self._servers.append(server)
+        core.move(host._replace(port=self.port))
+        self.registration.address = self.address = join(advertised.address, self.port)
+        log.info("%s", explain_address(advertised, self.port))
         await self._open_vip_port(server.dispatcher)
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
         self._life = loop.create_task(self._live())

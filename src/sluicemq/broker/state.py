@@ -142,8 +142,8 @@ class BrokerState:
         )
         self.rates, self.days = Rates(), Days()
         self.runtime = RuntimeInfo(
-            settings, topics, self.send, self.pull, self.polls, turns, store, self.rates,
-            self.days, (self.delayed.runtime, self.filter_watch.runtime),
+            topics, self.send, self.pull, self.polls, turns, store, self.rates, self.days,
+            (self.delayed.runtime, self.filter_watch.runtime),
         )  # fmt: skip
 
     def load(self) -> None:

@@ -144,8 +144,8 @@ def families(b: BrokerState) -> tuple[object, ...]:
         Queries(settings, topics, groups, offsets, b.locks, consumers, store, b.access),
         Metadata(settings, topics, groups, offsets, store, b.turns.end),
         Admin(
-            settings, topics, groups, offsets, consumers, b.producers, store, b.runtime, b.rates,
-            b.watch, b.files, clock,
+            settings, topics, offsets, consumers, b.producers, store, b.runtime, b.rates, b.watch,
+            b.files, clock,
         ),
         OffsetAdmin(settings, topics, groups, offsets, consumers, b.polls, store, clock, b.turns),
         Relays(settings, topics, groups, consumers, store, b.questions),

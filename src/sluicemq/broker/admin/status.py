@@ -26,7 +26,7 @@ from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.produce.send import Send
 from sluicemq.broker.registration import credentials_of
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Groups, Topics
+from sluicemq.broker.topics import Topics
 from sluicemq.broker.turns import LATENCY_BOUNDS_S, Turns
 from sluicemq.clock import Clock
 from sluicemq.config import Part, change_settings, edit_properties, settings_text
@@ -129,7 +129,6 @@ class Days:
 class RuntimeInfo:
     """Collects the table when somebody asks. `more`: parts of it that others know."""
 
-    settings: Settings
     topics: Topics
     send: Send
     pull: Pull
@@ -225,7 +224,6 @@ class Admin:
 
     settings: Settings
     topics: Topics
-    groups: Groups
     offsets: Offsets
     consumers: Consumers
     producers: Producers

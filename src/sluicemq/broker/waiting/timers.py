@@ -147,7 +147,6 @@ class TimerFiles:
     ) -> None:
         self._store = store
         self._files = files
-        self._precision_ms = precision_ms
         self._saving = threading.Lock()
         self._saved = self._begun = 0
         self._is_broken = False
