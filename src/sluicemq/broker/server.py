@@ -243,6 +243,7 @@ class Broker:
         # Answers that are held leave before the connections close.
         turns = self.core.turns
         turns.end()
+        turns.flush()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_WAIT_S):
                 while not turns.is_idle:  # an fsync says that it ends in a turn of the loop

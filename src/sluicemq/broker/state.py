@@ -89,7 +89,7 @@ class BrokerState:
             announce=announce,
             sync_timeout_s=settings.store.sync_flush_timeout_ms / 1000,
         )
-        self.shares.before_turn = turns.end_scheduled
+        self.shares.before_turn = turns.end
         # Consumers.
         self.polls = LongPolls(turns.write, settings.broker.parked_pulls_max, self.shares)
         turns.wake = self.polls.wake

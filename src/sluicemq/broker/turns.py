@@ -232,12 +232,7 @@ class Turns:
         if not self._is_scheduled:
             self._is_scheduled = True
             self._started_s = self._clock.monotonic_s()
-            self._call_soon(self.end_scheduled)
-
-    def end_scheduled(self) -> None:
-        """End the turn, when it has something to commit."""
-        if self._is_scheduled:
-            self.end()
+            self._call_soon(self.end)
 
     def write(self, peer: Peer, frame: bytes) -> None:
         """Adds a frame to what leaves at the end of this turn."""
@@ -246,7 +241,9 @@ class Turns:
     # ------------------------------------------------------------------------------- its end
 
     def end(self) -> None:
-        """Commits the turn and lets its answers go."""
+        """Commits the turn, when it has something to commit, and lets its answers go. HOT."""
+        if not (self._is_scheduled or self._has_own):
+            return
         self._is_scheduled = False
         written, synced = self._written, self._synced
         self._written = self._synced = Answers()
