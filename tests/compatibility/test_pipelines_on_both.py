@@ -14,7 +14,7 @@ from sluicemq.client.core.answers import expect_success
 from sluicemq.client.core.consuming import SubscriptionRegistry
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
-from sluicemq.client.threaded.consumer import PushConsumer
+from sluicemq.client.threaded import PushConsumer
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.message import Message
 from sluicemq.model.topic import GroupConfig, MessageQueue

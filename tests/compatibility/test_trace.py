@@ -20,7 +20,7 @@ from sluicemq.cli import main
 from sluicemq.client.core.operations.messages import Step, Timeline
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
-from sluicemq.client.threaded.consumer import PushConsumer
+from sluicemq.client.threaded import PushConsumer
 
 SETTINGS = {**QUICK_CHECKS, "traceTopicEnable": "true", "messageDelayLevel": "1s 1s 1s 1s 1s 1s"}
 KINDS = {

@@ -22,7 +22,7 @@ from sluicemq.client.core.transactions import TransactionListener, TransactionSt
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.client.sync.producer import Producer
-from sluicemq.client.threaded.consumer import Consumer
+from sluicemq.client.threaded import Consumer
 from sluicemq.errors import NameServerUnreachableError, SluiceError
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.net.tls import Tls

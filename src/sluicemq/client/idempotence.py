@@ -91,9 +91,29 @@ def idempotent(
         )
 
     def decorate(handler: Handler) -> Handler:
-        if inspect.iscoroutinefunction(handler):
-            return _asynchronous(handler, _ledger(database, options, True), key, consumer)
-        return _blocking(handler, _ledger(database, options, False), key, consumer)
+        ledger = _ledger(database, options, inspect.iscoroutinefunction(handler))
+
+        @functools.wraps(handler)
+        def once(*arguments: Any) -> Any:
+            *bound, given = arguments  # a method has its object before the message
+            known = _identities(given, key, consumer)
+            with ledger.transaction() as connection:
+                new = {one for one in sorted(known) if ledger.claim(connection, *one)}
+                if new:
+                    return handler(*bound, _left(given, known, new), connection)
+            return _skipped(given)
+
+        @functools.wraps(handler)
+        async def once_awaited(*arguments: Any) -> Any:
+            *bound, given = arguments
+            known = _identities(given, key, consumer)
+            async with ledger.transaction() as connection:
+                new = {one for one in sorted(known) if await ledger.claim(connection, *one)}
+                if new:
+                    return await handler(*bound, _left(given, known, new), connection)
+            return _skipped(given)
+
+        return once_awaited if inspect.iscoroutinefunction(handler) else once
 
     return decorate
 
@@ -125,50 +145,25 @@ def _ledger(database: Any, options: Mapping[str, Any], is_async: bool) -> Any:
     return database
 
 
-def _blocking(
-    handler: Handler, ledger: "Ledger", key: Key, consumer: str | None
-) -> Callable[..., Any]:
-    @functools.wraps(handler)
-    def once(*arguments: Any) -> Any:
-        *bound, given = arguments  # a method has its object before the message
-        known = _identities(given, key, consumer)
-        with ledger.transaction() as connection:
-            new = {one for one in sorted(known) if ledger.claim(connection, *one)}
-            if new:
-                return handler(*bound, _left(given, known, new), connection)
-        return _skipped(given)
-
-    return once
-
-
-def _asynchronous(
-    handler: Handler, ledger: "AsyncLedger", key: Key, consumer: str | None
-) -> Callable[..., Any]:
-    @functools.wraps(handler)
-    async def once(*arguments: Any) -> Any:
-        *bound, given = arguments
-        known = _identities(given, key, consumer)
-        async with ledger.transaction() as connection:
-            new = {one for one in sorted(known) if await ledger.claim(connection, *one)}
-            if new:
-                return await handler(*bound, _left(given, known, new), connection)
-        return _skipped(given)
-
-    return once
-
-
 Identity = tuple[str, str, str]
 
 
 def _identities(given: Any, key: Key, consumer: str | None) -> dict[Identity, Any]:
-    """What a handler was given, a message or a list of them, by identity; of equal ones the first.
+    """What a handler was given, a message or a list of them, by consumer, topic and key; of equal
+    ones the first. Raises MessageKeyMissingError, ConfigurationError.
 
     They are claimed in sorted order: two transactions with the same ones in another order would
     wait for each other for ever.
     """
     known: dict[Identity, Any] = {}
     for message in given if isinstance(given, list) else [given]:
-        known.setdefault(_identity(message, key, consumer), message)
+        name = consumer or message.group
+        if not name:
+            raise ConfigurationError(
+                f"{message!r} belongs to no consumer group.",
+                cure="Give consumer='…' to idempotent.",
+            )
+        known.setdefault((name, message.topic, message_key(message, key)), message)
     return known
 
 
@@ -181,16 +176,6 @@ def _left(given: Any, known: dict[Identity, Any], new: set[Identity]) -> Any:
 
 def _skipped(given: Any) -> None:
     _log.debug("%s is skipped: it has been consumed before", given)
-
-
-def _identity(message: Consumed, key: Key, consumer: str | None) -> tuple[str, str, str]:
-    """Consumer, topic and key of a message. Raises MessageKeyMissingError, ConfigurationError."""
-    name = consumer or message.group
-    if not name:
-        raise ConfigurationError(
-            f"{message!r} belongs to no consumer group.", cure="Give consumer='…' to idempotent."
-        )
-    return name, message.topic, message_key(message, key)
 
 
 def message_key(message: Consumed, key: Key = None) -> str:

@@ -13,13 +13,12 @@ to it (40: members changed; 39: how did a transaction end?). Pulls, sends and of
 connections of the user's loop.
 
     user's loop  --describe / use / beat-->  keeper thread  --34, 35-->  brokers
-                 <--on_change, on_ask------                 <--40, 39, 220, 221, 307, 309, 326-
+                 <--on_ask------------------                <--40, 39, 220, 221, 307, 309, 326-
                   --tell------------------>                 --37----->
 
-`on_change` and `on_ask` are called on the keeper's thread: the asyncio shell wraps them in
-`call_soon_threadsafe`. A check is answered on the connection it came by (`tell`). `on_ask` gets
-every request of a broker but 40, whom it is from, and a function that takes the answer, now or
-later, on any thread; it returns False for what it does not know.
+`on_ask` is called on the keeper's thread, with a request of a broker, whom it is from, and a
+function that takes the answer, now or later, on any thread; it returns False for what it does not
+know. A check is answered on the connection it came by (`tell`).
 The thread is a daemon: a program that ends without `close` still ends.
 
 `has_thread=False` is the same on the loop that calls it, for clusters in one process whose time is
@@ -49,7 +48,7 @@ from sluicemq.errors import ClosedError, SluiceError
 from sluicemq.model.ids import UniqueIds
 from sluicemq.net.channel import Channel, Dial, dial
 from sluicemq.wire.bodies import ConsumerData, Heartbeat
-from sluicemq.wire.codes import RequestCode, ResponseCode
+from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import FLAG_RESPONSE, Command
 
 PERIOD_S: Final = 30.0
@@ -110,7 +109,6 @@ class Keeper:
         client_id: str,
         *,
         credentials: Credentials | None = None,
-        on_change: Callable[[str], None] = lambda group: None,
         on_ask: Callable[[Command, str, Answer], bool] = lambda *_: False,
         period_s: float = PERIOD_S,
         connect: Dial = dial,
@@ -118,7 +116,6 @@ class Keeper:
     ) -> None:
         self.client_id = client_id
         self._credentials = credentials
-        self._on_change = on_change
         self._on_ask = on_ask
         self._period_s = period_s
         self._producers: tuple[str, ...] = ()
@@ -294,9 +291,6 @@ class Keeper:
                 await channel.call(signed(command, self._credentials), 1.0)
 
     def _on_request(self, command: Command, channel: Channel) -> Command | None:
-        if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
-            self._on_change((command.fields or {}).get("consumerGroup", ""))
-            return None
         opaque, is_oneway = command.opaque, command.is_oneway
 
         def answer(made: Command) -> None:

@@ -14,8 +14,18 @@ checks, retries and errors (`sluicemq.errors`) are SluiceMQ's. New programs: `sl
 from sluicemq.client.core.answers import PullStatus
 from sluicemq.model.topic import MessageQueue
 from sluicemq.rocketmq.clients import (
+    ConsumeConcurrentlyStatus,
+    ConsumeFromWhere,
     DefaultMQProducer,
     LocalTransactionState,
+    Message,
+    MessageExt,
+    MessageModel,
+    MessageSelector,
+    PullResult,
+    SelectMessageQueueByHash,
+    SendResult,
+    SendStatus,
     TransactionListener,
     TransactionMQProducer,
     TransactionSendResult,
@@ -29,18 +39,6 @@ from sluicemq.rocketmq.consumers import (
     DefaultMQPushConsumer,
     MessageListenerConcurrently,
     MessageListenerOrderly,
-)
-from sluicemq.rocketmq.values import (
-    ConsumeConcurrentlyStatus,
-    ConsumeFromWhere,
-    Message,
-    MessageExt,
-    MessageModel,
-    MessageSelector,
-    PullResult,
-    SelectMessageQueueByHash,
-    SendResult,
-    SendStatus,
 )
 
 __all__ = [

@@ -1,4 +1,10 @@
-"""Producers in RocketMQ's words: `start`, use, `shutdown`; every method blocks.
+"""Messages, results and choices in RocketMQ's words, and the producers: `start`, use, `shutdown`;
+every method blocks.
+
+    producer.send(message, selector=SelectMessageQueueByHash(), arg=order_id)
+
+The same argument leads to the same queue as with the Java class, as long as the topic has as many
+queues: text and whole numbers are hashed as Java hashes them.
 
     class Listener(TransactionListener):
         def execute_local_transaction(self, message, arg):
@@ -19,22 +25,260 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
 from typing import Any, Final, Generic, Self, TypeVar
 
 from sluicemq.client.aio.producer import Producer, Transaction
+from sluicemq.client.aio.pull import PullResult as CorePullResult
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core import transactions as core
+from sluicemq.client.core.answers import PullStatus
 from sluicemq.client.core.answers import SendResult as CoreSendResult
+from sluicemq.client.core.consuming import first_topic
 from sluicemq.client.core.transactions import TransactionState
 from sluicemq.client.threaded import Portal, blocking
 from sluicemq.errors import ClosedError, ConfigurationError, RouteNotFoundError, SluiceError
+from sluicemq.model import message as model
+from sluicemq.model.ids import java_hash
 from sluicemq.model.message import StoredMessage
+from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.tls import Tls
-from sluicemq.rocketmq.values import Message, MessageExt, SendResult
 
 T = TypeVar("T")
 _log = logging.getLogger("sluicemq.client")
+
+
+class SendStatus(Enum):
+    """How far a stored message got."""
+
+    SEND_OK = 0
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+
+
+class ConsumeConcurrentlyStatus(Enum):
+    """What a listener returns; None counts as success."""
+
+    CONSUME_SUCCESS = 0
+    RECONSUME_LATER = 1
+
+
+class ConsumeFromWhere(Enum):
+    """Where a group without a committed offset begins."""
+
+    CONSUME_FROM_LAST_OFFSET = "last"
+    CONSUME_FROM_FIRST_OFFSET = "first"
+    CONSUME_FROM_TIMESTAMP = "timestamp"
+
+
+class MessageModel(Enum):
+    """Whether a group shares the queues, or each of its consumers reads all."""
+
+    CLUSTERING = "CLUSTERING"
+    BROADCASTING = "BROADCASTING"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSelector:
+    """An expression and its kind: `MessageSelector.by_sql("a > 3")`, `.by_tag("A || B")`."""
+
+    expression: str
+    expression_type: str = TAG
+
+    @staticmethod
+    def by_sql(expression: str) -> "MessageSelector":
+        return MessageSelector(expression, SQL92)
+
+    @staticmethod
+    def by_tag(expression: str) -> "MessageSelector":
+        return MessageSelector(expression, TAG)
+
+
+def sets(name: str) -> Callable[[Any, Any], None]:
+    """A setter: RocketMQ's way to say `object.name = value`."""
+    return lambda owner, value: setattr(owner, name, value)
+
+
+class Message:
+    """A message under construction."""
+
+    def __init__(
+        self,
+        topic: str,
+        body: bytes | str = b"",
+        *,
+        tags: str | None = None,
+        keys: str | Sequence[str] = (),
+    ) -> None:
+        self.topic = topic
+        self.body = body.encode() if isinstance(body, str) else bytes(body)
+        self.tags = tags
+        self.keys = keys.split() if isinstance(keys, str) else list(keys)
+        self.properties: dict[str, str] = {}
+        self.flag = 0
+        self.wait_store_msg_ok = True
+        self.delay_time_level = 0
+        self.sharding_key: str | None = None
+        self.transaction_id: str | None = None
+        """Set when it is sent in a transaction."""
+        self.delay_time_ms: int | None = None
+        self.deliver_time_ms: int | None = None
+
+    set_tags = sets("tags")
+    set_flag = sets("flag")
+    set_wait_store_msg_ok = sets("wait_store_msg_ok")
+    set_delay_time_level = sets("delay_time_level")
+    set_delay_time_ms = sets("delay_time_ms")
+    set_deliver_time_ms = sets("deliver_time_ms")
+
+    def set_keys(self, keys: str) -> None:
+        """Several keys are separated by spaces."""
+        self.keys = keys.split()
+
+    def set_body(self, body: bytes | str) -> None:
+        self.body = body.encode() if isinstance(body, str) else bytes(body)
+
+    def set_delay_time_sec(self, seconds: int) -> None:
+        self.delay_time_ms = seconds * 1000
+
+    def put_user_property(self, name: str, value: str) -> None:
+        self.properties[name] = value
+
+    def frozen(self) -> model.Message:
+        """The same as SluiceMQ's own value."""
+        return model.Message(
+            self.topic,
+            self.body,
+            self.tags,
+            tuple(self.keys),
+            dict(self.properties),
+            self.flag,
+            self.wait_store_msg_ok,
+            self.sharding_key,
+            self.delay_time_level,
+            self.delay_time_ms,
+            self.deliver_time_ms,
+        )
+
+
+def _of(path: str) -> Any:
+    """A property: that attribute of the record."""
+    return property(attrgetter(f"record.{path}"))
+
+
+class MessageExt:
+    """A received message in RocketMQ's words; `record` is SluiceMQ's own value."""
+
+    __slots__ = ("_attempt", "record")
+
+    def __init__(self, record: StoredMessage, attempt: int = 1) -> None:
+        self.record = record
+        self._attempt = attempt
+
+    tags: str | None = _of("tag")
+    body: bytes = _of("body")
+    flag: int = _of("flag")
+    msg_id: str = _of("message_id")
+    offset_msg_id: str = _of("offset_message_id")
+    transaction_id: str = _of("message_id")
+    queue_id: int = _of("queue_id")
+    broker_name: str = _of("broker")
+    queue_offset: int = _of("queue_offset")
+    born_timestamp: int = _of("born_time_ms")
+    store_timestamp: int = _of("store_time_ms")
+
+    @property
+    def topic(self) -> str:
+        """That it was sent to, also when it comes from the retry topic."""
+        return first_topic(self.record)
+
+    @property
+    def keys(self) -> str:
+        return " ".join(self.record.keys)
+
+    @property
+    def born_host(self) -> str:
+        return str(self.record.born_host)
+
+    @property
+    def reconsume_times(self) -> int:
+        """Redeliveries by the broker and by this process."""
+        return self.record.reconsume_times + self._attempt - 1
+
+    @property
+    def properties(self) -> dict[str, str]:
+        return dict(self.record.properties)
+
+    def get_user_property(self, name: str) -> str | None:
+        return self.record.properties.get(name)
+
+    def __repr__(self) -> str:
+        return (
+            f"<message {self.msg_id} of {self.topic} queue {self.queue_id} "
+            f"offset {self.queue_offset} {len(self.body)} B>"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """What became of a sent message."""
+
+    send_status: SendStatus
+    msg_id: str
+    offset_msg_id: str
+    message_queue: MessageQueue
+    queue_offset: int
+    recall_handle: str | None = None
+
+    @staticmethod
+    def of(result: CoreSendResult) -> "SendResult":
+        return SendResult(
+            SendStatus(result.status.value),
+            result.message_id,
+            result.offset_message_id,
+            result.queue,
+            result.queue_offset,
+            result.recall_handle,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PullResult:
+    """What a pull brought, and where to go on."""
+
+    pull_status: PullStatus
+    next_begin_offset: int
+    min_offset: int
+    max_offset: int
+    msg_found_list: list[MessageExt]
+
+    @staticmethod
+    def of(result: CorePullResult) -> "PullResult":
+        found = [MessageExt(record) for record in result.messages]
+        return PullResult(
+            result.status, result.next_offset, result.offset_min, result.offset_max, found
+        )
+
+
+class SelectMessageQueueByHash:
+    """The queue by the hash of `arg`: a text, or a whole number of 64 bits."""
+
+    def __call__(self, queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
+        del message
+        if isinstance(arg, str):
+            hashed = java_hash(arg)
+        elif not isinstance(arg, int) or not -(2**63) <= arg < 2**63:
+            raise ConfigurationError(
+                f"the selector's argument is {arg!r}.", cure="Use a text or a whole number."
+            )
+        elif -(2**31) <= arg < 2**31:
+            hashed = int(arg)
+        else:
+            hashed = (arg ^ (arg >> 32)) & 0xFFFFFFFF
+            hashed -= (1 << 32) if hashed & 0x80000000 else 0
+        return queues[abs(hashed) % len(queues)]
 
 
 class Client(Generic[T]):
@@ -52,6 +296,7 @@ class Client(Generic[T]):
         credentials: tuple[str, str] | None = None,
         tls: Tls | bool | None = None,
     ) -> None:
+        """`namesrv_addr`: `host:port;host:port`; without it NAMESRV_ADDR, or this machine."""
         self.group = group
         self._trace = (customized_trace_topic or True) if enable_msg_trace else False
         self._name_servers = namesrv_addr
@@ -60,24 +305,17 @@ class Client(Generic[T]):
         self._portal: Portal | None = None
         self._sluice: Sluice | None = None
         self._client: T | None = None
-        self.instance_name = "DEFAULT"
-        self.offsets_directory: str | None = None
 
-    def set_namesrv_addr(self, address: str) -> None:
-        """`host:port;host:port`; without it NAMESRV_ADDR, or this machine."""
-        self._name_servers = address
-
-    def set_instance_name(self, name: str) -> None:
-        """Two broadcasting consumers of one group on one machine need two."""
-        self.instance_name = name
+    instance_name = "DEFAULT"
+    """Two broadcasting consumers of one group on one machine need two."""
+    offsets_directory: str | None = None
+    set_namesrv_addr = sets("_name_servers")
+    set_instance_name = sets("instance_name")
+    set_use_tls = sets("_tls")
 
     def set_credentials(self, access_key: str, secret_key: str) -> None:
         """Signs every request."""
         self._credentials = (access_key, secret_key)
-
-    def set_use_tls(self, tls: Tls | bool) -> None:
-        """TLS to name servers and brokers: True, or a `Tls` with its files."""
-        self._tls = tls
 
     def start(self) -> None:
         """Begins to work; once."""
@@ -129,14 +367,15 @@ class Client(Generic[T]):
 class DefaultMQProducer(Client[Producer]):
     """Sends messages. `send` waits; with `callback` it returns at once; a list is a batch."""
 
+    send_msg_timeout_ms = 10_000
+    retry_times_when_send_failed = 2
+    retry_times_when_send_async_failed = 0
+    compress_msg_body_over_howmuch = 4096
+
     def __init__(
         self, producer_group: str = "DEFAULT_PRODUCER", *trace: Any, **options: Any
     ) -> None:
         super().__init__(producer_group, *trace, **options)
-        self.send_msg_timeout_ms = 10_000
-        self.retry_times_when_send_failed = 2
-        self.retry_times_when_send_async_failed = 0
-        self.compress_msg_body_over_howmuch = 4096
 
     async def _make(self, sluice: Sluice) -> Producer:
         return sluice.producer(self.group, **self._options())
@@ -281,15 +520,8 @@ def _state(state: LocalTransactionState | None) -> TransactionState:
 class TransactionMQProducer(DefaultMQProducer):
     """A producer of messages that become visible when a local transaction commits."""
 
-    def __init__(
-        self, producer_group: str = "DEFAULT_PRODUCER", *trace: Any, **options: Any
-    ) -> None:
-        super().__init__(producer_group, *trace, **options)
-        self._listener: TransactionListener | None = None
-
-    def set_transaction_listener(self, listener: TransactionListener) -> None:
-        """Before `start`."""
-        self._listener = listener
+    _listener: TransactionListener | None = None
+    set_transaction_listener = sets("_listener")
 
     def _options(self) -> dict[str, Any]:
         if self._listener is None:

@@ -23,17 +23,18 @@ from sluicemq.client.threaded import blocking
 from sluicemq.errors import ConfigurationError, RetryLaterError
 from sluicemq.model.subscription import SQL92
 from sluicemq.model.topic import MessageQueue
-from sluicemq.rocketmq.clients import Client
-from sluicemq.rocketmq.values import (
+from sluicemq.rocketmq.clients import (
+    Client,
     ConsumeConcurrentlyStatus,
     ConsumeFromWhere,
     MessageExt,
     MessageModel,
     MessageSelector,
     PullResult,
+    sets,
 )
 
-T = TypeVar("T")
+G = TypeVar("G", PushConsumer, LitePullConsumer)
 MIB = 1024 * 1024
 _HALF_AN_HOUR_MS = 30 * 60 * 1000
 
@@ -128,39 +129,47 @@ def _later(
     return RetryLaterError(suspend_s=suspend_s)
 
 
-class _GroupClient(Client[T]):
+class _GroupClient(Client[G]):
     """What push and lite pull consumers share: model, strategy, thresholds, where to begin."""
+
+    message_model = MessageModel.CLUSTERING
+    """CLUSTERING: the group shares the queues. BROADCASTING: every consumer reads all."""
+    allocate_message_queue_strategy: str | Strategy = "average"
+    """A name (docs/consuming.md), or a function of client id, queues and members."""
+    consume_from_where = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+    consume_timestamp_ms = 0
+    """Milliseconds since 1970; 0 is half an hour before the start."""
+    pull_batch_size = 32
+    pull_threshold_for_queue = 1000
+    pull_threshold_size_for_queue = 100
+    pull_threshold_for_topic = -1
+    pull_threshold_size_for_topic = -1
+    consume_max_span = 2000
+    set_message_model = sets("message_model")
+    set_allocate_message_queue_strategy = sets("allocate_message_queue_strategy")
+    set_consume_from_where = sets("consume_from_where")
 
     def __init__(self, consumer_group: str, *trace: Any, **options: Any) -> None:
         super().__init__(consumer_group, *trace, **options)
-        self.message_model = MessageModel.CLUSTERING
-        self.allocate_message_queue_strategy: str | Strategy = "average"
-        self.consume_from_where = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
-        self.consume_timestamp_ms = 0
-        """Milliseconds since 1970; 0 is half an hour before the start."""
-        self.pull_batch_size = 32
-        self.pull_threshold_for_queue = 1000
-        self.pull_threshold_size_for_queue = 100
-        self.pull_threshold_for_topic = -1
-        self.pull_threshold_size_for_topic = -1
-        self.consume_max_span = 2000
         self._topics: dict[str, MessageSelector] = {}
 
-    def set_message_model(self, model: MessageModel) -> None:
-        """CLUSTERING: the group shares the queues. BROADCASTING: every consumer reads all."""
-        self.message_model = model
-
-    def set_allocate_message_queue_strategy(self, strategy: str | Strategy) -> None:
-        """A name (docs/consuming.md), or a function of client id, queues and members."""
-        self.allocate_message_queue_strategy = strategy
-
-    def set_consume_from_where(self, where: ConsumeFromWhere) -> None:
-        self.consume_from_where = where
+    def unsubscribe(self, topic: str) -> None:
+        """Reads the topic no more."""
+        self._topics.pop(topic, None)
+        if self._client is not None:
+            portal, consumer = self._on_loop()
+            portal.call(consumer.unsubscribe(topic))
 
     def _limits(self, sluice: Sluice) -> dict[str, Any]:
         topic_count, topic_size = self.pull_threshold_for_topic, self.pull_threshold_size_for_topic
+        start: Start = "first"
+        if self.consume_from_where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
+            half_an_hour_ago = sluice.cluster.clock.now_ms() - _HALF_AN_HOUR_MS
+            start = self.consume_timestamp_ms or half_an_hour_ago
+        elif self.consume_from_where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET:
+            start = "last"
         return {
-            "start": self._start(sluice),
+            "start": start,
             "broadcast": self.message_model is MessageModel.BROADCASTING,
             "allocate": self.allocate_message_queue_strategy,
             "young_from_first": True,
@@ -169,13 +178,6 @@ class _GroupClient(Client[T]):
             "topic_count_max": None if topic_count == -1 else topic_count,
             "topic_bytes_max": None if topic_size == -1 else topic_size * MIB,
         }
-
-    def _start(self, sluice: Sluice) -> Start:
-        where = self.consume_from_where
-        if where is ConsumeFromWhere.CONSUME_FROM_TIMESTAMP:
-            now_ms = sluice.cluster.clock.now_ms()
-            return self.consume_timestamp_ms or now_ms - _HALF_AN_HOUR_MS
-        return "last" if where is ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET else "first"
 
 
 class DefaultMQPushConsumer(_GroupClient[PushConsumer]):
@@ -189,13 +191,14 @@ class DefaultMQPushConsumer(_GroupClient[PushConsumer]):
     fails is logged and dropped.
     """
 
-    def __init__(self, consumer_group: str, *trace: Any, **options: Any) -> None:
-        super().__init__(consumer_group, *trace, **options)
-        self.consume_thread_max = 20
-        self.consume_message_batch_max_size = 1
-        self.max_reconsume_times = -1
-        self.suspend_current_queue_time_millis = 1000
-        self._listening: Listening | None = None
+    consume_thread_max = 20
+    consume_message_batch_max_size = 1
+    max_reconsume_times = -1
+    suspend_current_queue_time_millis = 1000
+    set_max_reconsume_times = sets("max_reconsume_times")
+    set_suspend_current_queue_time_millis = sets("suspend_current_queue_time_millis")
+    set_consume_message_batch_max_size = sets("consume_message_batch_max_size")
+    _listening: Listening | None = None
 
     def subscribe(self, topic: str, expression: str | MessageSelector = "*") -> None:
         """Tags ("A || B", "*") or a MessageSelector; while it runs: another expression for the
@@ -204,21 +207,6 @@ class DefaultMQPushConsumer(_GroupClient[PushConsumer]):
         if self._client is not None:
             self._on_loop()[0].call(self._client.change(topic, **_filter(selector)))
         self._topics[topic] = selector
-
-    def unsubscribe(self, topic: str) -> None:
-        """Reads the topic no more."""
-        self._topics.pop(topic, None)
-        if self._client is not None:
-            self._on_loop()[0].call(self._client.unsubscribe(topic))
-
-    def set_max_reconsume_times(self, times: int) -> None:
-        self.max_reconsume_times = times
-
-    def set_suspend_current_queue_time_millis(self, time_ms: int) -> None:
-        self.suspend_current_queue_time_millis = time_ms
-
-    def set_consume_message_batch_max_size(self, count: int) -> None:
-        self.consume_message_batch_max_size = count
 
     def register_message_listener(self, listener: Listener, *, orderly: bool = False) -> None:
         """A MessageListenerConcurrently or MessageListenerOrderly, or a function of the messages
@@ -258,15 +246,11 @@ class DefaultMQPushConsumer(_GroupClient[PushConsumer]):
 class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
     """Polls messages: subscribe or assign, start, poll."""
 
-    def __init__(self, consumer_group: str, *trace: Any, **options: Any) -> None:
-        super().__init__(consumer_group, *trace, **options)
-        self.auto_commit = True
-        self.auto_commit_interval_millis = 5000
-        self.poll_timeout_millis = 5000
-        self.topic_metadata_check_interval_millis = 30_000
-
-    def set_auto_commit(self, auto_commit: bool) -> None:
-        self.auto_commit = auto_commit
+    auto_commit = True
+    auto_commit_interval_millis = 5000
+    poll_timeout_millis = 5000
+    topic_metadata_check_interval_millis = 30_000
+    set_auto_commit = sets("auto_commit")
 
     def subscribe(self, topic: str, expression: str | MessageSelector = "*") -> None:
         """Before or after start, also with another expression than before; queues are shared with
@@ -275,12 +259,6 @@ class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
         if self._client is not None:
             portal, consumer = self._on_loop()
             portal.call(consumer.subscribe(topic, **_filter(self._topics[topic])))
-
-    def unsubscribe(self, topic: str) -> None:
-        """Reads the topic no more."""
-        self._topics.pop(topic, None)
-        if self._client is not None:
-            self._on_loop()[0].call(self._client.unsubscribe(topic))
 
     async def _make(self, sluice: Sluice) -> LitePullConsumer:
         consumer = sluice.lite_pull(
@@ -357,9 +335,7 @@ class DefaultMQPullConsumer(Client[PullConsumer]):
     `update_consume_offset` stores an offset for the group at the broker, at once.
     """
 
-    def __init__(self, consumer_group: str, *trace: Any, **options: Any) -> None:
-        super().__init__(consumer_group, *trace, **options)
-        self.broker_suspend_max_time_millis = 20_000
+    broker_suspend_max_time_millis = 20_000
 
     async def _make(self, sluice: Sluice) -> PullConsumer:
         return sluice.pull_consumer(self.group)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from sluicemq.cli import main
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
-from sluicemq.client.threaded.consumer import Consumer
+from sluicemq.client.threaded import Consumer
 from sluicemq.net.blocking import BlockingChannel
 from sluicemq.wire.frames import Command
 

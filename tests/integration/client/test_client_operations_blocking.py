@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from sluicemq.cli import main
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
-from sluicemq.client.threaded.consumer import Consumer, PushConsumer
+from sluicemq.client.threaded import Consumer, PushConsumer
 from sluicemq.errors import RequestTimeoutError
 from sluicemq.model.topic import MessageQueue
 from sluicemq.rocketmq import DefaultMQProducer, DefaultMQPushConsumer, Message

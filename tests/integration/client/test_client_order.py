@@ -9,7 +9,7 @@ import pytest
 from sluicemq import ConfigurationError, RetryLaterError, SendError, Sluice
 from sluicemq.client.aio import ordered as leases
 from sluicemq.client.sync.admin import Admin
-from sluicemq.client.threaded.consumer import Consumer
+from sluicemq.client.threaded import Consumer
 from sluicemq.model.ids import java_hash
 from sluicemq.model.topic import MessageQueue
 from sluicemq.rocketmq import (

@@ -7,7 +7,7 @@ tests/unit/broker/test_sendback.py.
 import asyncio
 
 from sluicemq import RetryLaterError, Sluice
-from sluicemq.client.threaded.consumer import Consumer, PushConsumer
+from sluicemq.client.threaded import Consumer, PushConsumer
 from sluicemq.rocketmq import (
     ConsumeConcurrentlyContext,
     ConsumeConcurrentlyStatus,

@@ -23,7 +23,7 @@ from sluicemq.client.core.operations.messages import GroupTrace, Timeline
 from sluicemq.client.core.transactions import TransactionListener
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
-from sluicemq.client.threaded.consumer import Consumer, PushConsumer
+from sluicemq.client.threaded import Consumer, PushConsumer
 from sluicemq.rocketmq import (
     ConsumeConcurrentlyStatus,
     ConsumeFromWhere,

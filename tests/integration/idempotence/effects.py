@@ -16,7 +16,7 @@ import time
 import sqlalchemy as sa
 
 from sluicemq import idempotent
-from sluicemq.client.threaded.consumer import PushConsumer
+from sluicemq.client.threaded import PushConsumer
 
 metadata = sa.MetaData()
 bookings = sa.Table("bookings", metadata, sa.Column("order_id", sa.String(64)))

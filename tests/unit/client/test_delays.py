@@ -12,7 +12,7 @@ from sluicemq.model.ids import RecallHandle, parse_recall_handle
 from sluicemq.model.message import Message
 from sluicemq.model.topic import MessageQueue
 from sluicemq.record.codec import decode_properties
-from sluicemq.rocketmq.values import Message as MigrantMessage
+from sluicemq.rocketmq import Message as MigrantMessage
 from sluicemq.wire.frames import Command
 
 NOON = datetime(2026, 7, 1, 12, 0, 0, 250_000, tzinfo=UTC)

@@ -27,7 +27,13 @@ class FixedClock:
 @pytest.fixture
 def keeper():
     noticed = []
-    keeper = Keeper("me@1", on_change=noticed.append, period_s=0.1)
+
+    def on_ask(command, address, answer):
+        if command.code == 40:
+            noticed.append((address, command.fields["consumerGroup"]))
+        return command.code == 40
+
+    keeper = Keeper("me@1", on_ask=on_ask, period_s=0.1)
     keeper.noticed = noticed
     yield keeper
     keeper.close()
@@ -39,7 +45,7 @@ def test_a_heartbeat_registers_the_groups_and_the_change_is_noticed(fake_thread,
     assert keeper.beat().result(5) == {fake_thread.broker.address: None}
     assert list(fake_thread.broker.members["g"]) == ["me@1"]
     assert list(fake_thread.broker.subscriptions["g"]) == ["t"]
-    wait_for(lambda: keeper.noticed == ["g"])
+    wait_for(lambda: keeper.noticed == [(fake_thread.broker.address, "g")])
 
 
 def test_heartbeats_go_on_by_themselves(fake_thread, keeper):

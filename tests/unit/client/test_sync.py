@@ -9,7 +9,7 @@ import pytest
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.bulk import BulkReader
 from sluicemq.client.sync.producer import Producer
-from sluicemq.client.threaded.consumer import Consumer, LitePullConsumer, PushConsumer
+from sluicemq.client.threaded import Consumer, LitePullConsumer, PushConsumer
 from sluicemq.errors import (
     ClosedError,
     ConfigurationError,

@@ -1,10 +1,11 @@
-"""What brokers ask of a client that consumes or sends: 39, 220, 221, 307, 309, 326.
+"""What brokers ask of a client that consumes or sends: 39, 40, 220, 221, 307, 309, 326.
 
 The questions come on the keeper's thread. Who only looks (221, 307) is answered there at once, so a
 consumer whose loop is blocked by a handler can be asked what it does. Who changes or calls
 something is answered by the client's own loop:
 
     39    how a transaction ended; 37 says it
+    40    the members of a group changed: balance now
     220   a reset: the queues that are read here go on at other offsets, which are committed
     309   handle this message now: the handler is called beside its other work, and nothing is
           acknowledged by it
@@ -81,6 +82,7 @@ class BrokerRequests:
         }
         self._on_loop: dict[int, Work] = {
             RequestCode.CHECK_TRANSACTION_STATE: self.check,
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self.members_changed,
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self.reset,
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self.reply,
@@ -125,6 +127,12 @@ class BrokerRequests:
                 self._keeper.tell(address, found)
                 return
 
+    async def members_changed(self, command: Command, address: str) -> None:
+        """40, one-way."""
+        member = self._owner.member_of((command.fields or {}).get("consumerGroup", ""))
+        if member is not None:
+            member.notice()
+
     # ----------------------------------------------------------------------------- offsets
 
     async def reset(self, command: Command, address: str) -> None:
@@ -155,13 +163,23 @@ class BrokerRequests:
                 remark=f"the client {self._owner.client_id} is not a member of {header.group}",
             )
         now_s = self._owner.cluster.clock.monotonic_s()
+        # Which messages the application has now, the oldest first.
+        out = [one for reader in member.readers.all() for one in tuple(reader.out)]
+        out.sort(key=lambda message: message.since_s)
+        notes = {"messagesOut": str(len(out))}
+        for number, message in enumerate(out[:OUT_SHOWN_MAX]):
+            record = message.record
+            notes[f"out{number:02d}"] = (
+                f"{record.message_id} of {record.topic} queue {record.queue_id} offset "
+                f"{record.queue_offset}, for {now_s - message.since_s:.1f} s"
+            )
         info = bodies.RunningInfo(
             self._properties(member),
             tuple(member.subscriptions),
             dict(self._queues(member)),
             {topic: counts.rates(now_s) for topic, counts in member.readers.counts.items()},
             stacks(self._owner.loop) if header.stack_enable else None,
-            self._notes(member),
+            notes,
         )
         return Command(ResponseCode.SUCCESS, body=bodies.encode_running_info(info))
 
@@ -214,44 +232,29 @@ class BrokerRequests:
                 ),
             )
 
-    def _notes(self, member: Member) -> dict[str, str]:
-        """Which messages the application has now, the oldest first."""
-        now_s = self._owner.cluster.clock.monotonic_s()
-        out = [one for reader in member.readers.all() for one in tuple(reader.out)]
-        out.sort(key=lambda message: message.since_s)
-        notes = {"messagesOut": str(len(out))}
-        for number, message in enumerate(out[:OUT_SHOWN_MAX]):
-            record = message.record
-            notes[f"out{number:02d}"] = (
-                f"{record.message_id} of {record.topic} queue {record.queue_id} offset "
-                f"{record.queue_offset}, for {now_s - message.since_s:.1f} s"
-            )
-        return notes
-
     # ---------------------------------------------------------------------------- one message
 
     async def consume_directly(self, command: Command, address: str) -> Command:
         """309."""
         header = decode_header(ConsumeMessageDirectlyRequest, command.fields)
-        for consumer in self._owner.consumers_of(header.group):
-            if isinstance(consumer, PushConsumer) and consumer.is_running:
-                record = decode_record(command.body, broker=header.broker or "")
-                result = await self._try(consumer, record)
-                return Command(ResponseCode.SUCCESS, body=bodies.encode_direct_result(result))
-        return Command(
-            ResponseCode.SYSTEM_ERROR,
-            remark=f"the client {self._owner.client_id} has no handler for {header.group}: it "
-            "takes messages by itself, from a stream or by polling",
+        handlers = (
+            one
+            for one in self._owner.consumers_of(header.group)
+            if isinstance(one, PushConsumer) and one.is_running
         )
-
-    async def _try(self, consumer: PushConsumer, record: StoredMessage) -> bodies.DirectResult:
-        clock = self._owner.cluster.clock
+        consumer = next(handlers, None)
+        if consumer is None:
+            return Command(
+                ResponseCode.SYSTEM_ERROR,
+                remark=f"the client {self._owner.client_id} has no handler for {header.group}: it "
+                "takes messages by itself, from a stream or by polling",
+            )
+        record = decode_record(command.body, broker=header.broker or "")
         origin = Direct(self._owner.cluster, consumer.group, record)
-        message = ReceivedMessage(record, origin, origin.in_flight)
-        began_s = clock.monotonic_s()
+        began_s = self._owner.cluster.clock.monotonic_s()
         kind, remark = bodies.ConsumeResult.SUCCESS, None
         try:
-            await consumer.call_handler(message)
+            await consumer.call_handler(ReceivedMessage(record, origin, origin.in_flight))
             if origin.is_rejected:
                 kind = bodies.ConsumeResult.LATER
         except RetryLaterError as error:
@@ -259,8 +262,9 @@ class BrokerRequests:
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             kind = bodies.ConsumeResult.EXCEPTION
             remark = f"{type(error).__name__}: {error}"[:REMARK_MAX]
-        spent_ms = int((clock.monotonic_s() - began_s) * 1000)
-        return bodies.DirectResult(kind, remark, spent_ms, consumer.is_ordered)
+        spent_ms = int((self._owner.cluster.clock.monotonic_s() - began_s) * 1000)
+        result = bodies.DirectResult(kind, remark, spent_ms, consumer.is_ordered)
+        return Command(ResponseCode.SUCCESS, body=bodies.encode_direct_result(result))
 
     async def reply(self, command: Command, address: str) -> Command:
         """326."""

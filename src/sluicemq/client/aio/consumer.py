@@ -13,9 +13,8 @@ unacknowledged, and the lowest unacknowledged offset of each queue is what is co
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Final, Self
 
 from sluicemq.client.aio.cluster import Tasks
@@ -94,10 +93,7 @@ class MessageStream:
             messages.append(message)
         return messages
 
-    def __aiter__(self) -> AsyncIterator[ReceivedMessage]:
-        return self._iterate()
-
-    async def _iterate(self) -> AsyncGenerator[ReceivedMessage, None]:
+    async def __aiter__(self) -> AsyncGenerator[ReceivedMessage, None]:
         try:
             while True:
                 yield await self.receive()
@@ -131,12 +127,7 @@ class MessageStream:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
 
@@ -177,7 +168,13 @@ class PushConsumer:
         self._groups = groups
         self._options = options
         self._handler = handler
-        self._call: Callable[[Any], Awaitable[Any]] = self._on_thread
+
+        async def on_thread(given: ReceivedMessage | list[ReceivedMessage]) -> None:
+            result = await asyncio.get_running_loop().run_in_executor(self._pool, handler, given)
+            if inspect.isawaitable(result):
+                await result
+
+        self._call: Callable[[Any], Awaitable[Any]] = on_thread
         if inspect.iscoroutinefunction(handler):
             self._call = handler
         self.concurrency = self._concurrency = concurrency
@@ -335,11 +332,6 @@ class PushConsumer:
         raises."""
         await self._call(message if self.batch_max is None else [message])
 
-    async def _on_thread(self, given: ReceivedMessage | list[ReceivedMessage]) -> None:
-        result = await asyncio.get_running_loop().run_in_executor(self._pool, self._handler, given)
-        if inspect.isawaitable(result):
-            await result
-
     async def close(self, timeout_s: float = 30.0) -> None:
         """Takes no new messages, waits up to `timeout_s` for running handlers, commits, leaves."""
         if not self._started or self._closed:
@@ -370,10 +362,5 @@ class PushConsumer:
         await self.start()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()

@@ -100,25 +100,22 @@ class Member:
         self._seen: dict[str, set[MessageQueue]] = {}
         self._waits: set[str] = set()
         """Topics whose last balance found that this client is no member."""
-        self.readers = self._make_readers()
-        self._started = False
-        self._asked: Future[dict[str, SluiceError | None]] | None = None
-
-    def _make_readers(self) -> Readers:
-        cluster, group, options = self._cluster, self.group, self.options
+        send_back = SendBack(cluster, group, options.retry.times_max)
         reading = Reading(
             cluster,
             group,
             options,
             self._beat_soon,
-            filtered_here=not self.retry,
-            send_back=(
-                SendBack(cluster, group, options.retry.times_max) if self._has_retry_topic else None
-            ),
+            filtered_here=not retry,
+            send_back=send_back if self._has_retry_topic else None,
         )
-        if self.retry and options.ordered:
-            return OrderedReaders(reading, self._keeper.client_id, self.notice)
-        return Readers(reading)
+        self.readers = (
+            OrderedReaders(reading, keeper.client_id, self.notice)
+            if retry and options.ordered
+            else Readers(reading)
+        )
+        self._started = False
+        self._asked: Future[dict[str, SluiceError | None]] | None = None
 
     @property
     def topics(self) -> list[str]:
@@ -161,7 +158,15 @@ class Member:
                 self._retry_topic, version=subscription.version
             )
         try:
-            await self._join(topic, route)
+            queues = read_queues(topic, route)
+            if self.options.broadcast and queues:
+                # An offsets file that is not ours says so.
+                await self.readers.start_offset(queues[0])
+            self._keeper.use(_addresses(route))
+            await self._beat(must_reach=_addresses(route))
+            await self._check_group(topic, route)
+            if not await self.balance():
+                self.notice()  # in a second, not in twenty
         except BaseException:
             await self._forget(topic)
             raise
@@ -170,16 +175,6 @@ class Member:
             self._tasks.spawn(self._balance_forever(), f"sluicemq balance {self.group}")
             if self.options.auto_commit:
                 self._tasks.spawn(self.readers.commit_forever(), f"sluicemq commit {self.group}")
-
-    async def _join(self, topic: str, route: TopicRoute) -> None:
-        queues = read_queues(topic, route)
-        if self.options.broadcast and queues:
-            await self.readers.start_offset(queues[0])  # an offsets file that is not ours says so
-        self._keeper.use(_addresses(route))
-        await self._beat(must_reach=_addresses(route))
-        await self._check_group(topic, route)
-        if not await self.balance():
-            self.notice()  # in a second, not in twenty
 
     async def change(self, subscription: Subscription) -> None:
         """A topic of this member is read with another expression from now on, in all its queues.
@@ -216,9 +211,8 @@ class Member:
 
     async def _forget(self, topic: str) -> None:
         async with self._balancing:  # A balance that runs still needs the tables.
-            for queue in self.readers.queues:
-                if queue.topic == topic:
-                    await self.readers.drop(queue)
+            for queue in self.readers.of_topic(topic):
+                await self.readers.drop(queue)
             self._subscriptions.pop(topic, None)
             self._feeds.pop(topic, None)
             self._seen.pop(topic, None)
@@ -358,11 +352,12 @@ class Member:
             await self._left_out(topic, members)
             return False
         self._waits.discard(topic)
-        own = queues if self.options.broadcast else self._own_of(queues, members)
-        before = {queue for queue in self.readers.queues if queue.topic == topic}
-        for queue in self.readers.queues - set(own):
-            if queue.topic == topic:
-                await self.readers.drop(queue)
+        own = queues
+        if not self.options.broadcast:
+            own = allocate(self.options.strategy, self._keeper.client_id, queues, members)
+        before = self.readers.of_topic(topic)
+        for queue in before - set(own):
+            await self.readers.drop(queue)
         known = self._seen.get(topic)
         self.readers.expected[topic] = len(own)
         complete = True
@@ -371,7 +366,10 @@ class Member:
                 is_new = known is not None and queue not in known
                 complete &= await self._take(queue, subscription, is_new=is_new)
         self._seen[topic] = set(queues) | (known or set())
-        self._tell_share(topic, queues, before)
+        after = self.readers.of_topic(topic)
+        for listener in self.on_share if after != before else ():
+            # What goes wrong there is none of our business.
+            asyncio.get_running_loop().call_soon(listener, topic, list(queues), sorted(after))
         return complete
 
     async def _left_out(self, topic: str, members: tuple[str, ...]) -> None:
@@ -380,28 +378,10 @@ class Member:
         queues: it gives them up, or it would go on one day from where it is now."""
         has_beaten = self._asked is not None and self._asked.done()
         if topic in self._waits and has_beaten and members and not self.options.broadcast:
-            for queue in [queue for queue in self.readers.queues if queue.topic == topic]:
+            for queue in self.readers.of_topic(topic):
                 await self.readers.drop(queue)
         self._waits.add(topic)
         self._beat_soon()
-
-    def _own_of(self, queues: list[MessageQueue], members: tuple[str, ...]) -> list[MessageQueue]:
-        """By the strategy, which may be the user's own."""
-        try:
-            return allocate(self.options.strategy, self._keeper.client_id, queues, members)
-        except Exception as error:
-            raise ConfigurationError(
-                f"the allocation strategy of {self.group!r} failed: {error!r}.",
-                cure="It gets the client id, sorted queues and sorted members, and returns queues.",
-            ) from error
-
-    def _tell_share(
-        self, topic: str, queues: list[MessageQueue], before: set[MessageQueue]
-    ) -> None:
-        own = {queue for queue in self.readers.queues if queue.topic == topic}
-        if own != before:
-            for listener in self.on_share:  # what goes wrong there is none of our business
-                asyncio.get_running_loop().call_soon(listener, topic, list(queues), sorted(own))
 
     async def _take(self, queue: MessageQueue, subscription: Subscription, *, is_new: bool) -> bool:
         """Begins to read a queue; False when its broker is away, or another member is not done
@@ -493,12 +473,6 @@ class Memberships:
         """This client's membership in a group."""
         return self._members.get(group)
 
-    def notice(self, group: str) -> None:
-        """A broker says that the members of a group changed."""
-        member = self._members.get(group)
-        if member is not None:
-            member.notice()
-
     async def join(
         self,
         group: str,
@@ -526,7 +500,13 @@ class Memberships:
                     self._members[group] = member
                 check_sharing(member, subscription.topic, feed, options, retry=retry)
                 if key not in self._users:
-                    await self._add(member, subscription, feed)
+                    try:
+                        await member.add(subscription, feed)
+                    except BaseException:
+                        if not member.topics:
+                            del self._members[group]
+                            await member.close()
+                        raise
                 self._users[key] = self._users.get(key, 0) + 1
         except BaseException:
             self._register(_registry.leave, group, subscription.topic)
@@ -554,15 +534,6 @@ class Memberships:
             if answer is not None and not decode_header(HeartbeatResponse, answer.fields).lanes:
                 return False
         return True
-
-    async def _add(self, member: Member, subscription: Subscription, feed: Feed) -> None:
-        try:
-            await member.add(subscription, feed)
-        except BaseException:
-            if not member.topics:
-                del self._members[member.group]
-                await member.close()
-            raise
 
     async def change(
         self, group: str, topic: str, *, tags: str | None = None, where: str | None = None

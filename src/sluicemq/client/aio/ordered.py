@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final
 
 from sluicemq.client.aio.cluster import Cluster
@@ -125,22 +126,16 @@ class Leases:
         except SluiceError as error:
             _log.debug("leases of %s at %s are not renewed: %s", self._group, broker, error)
             return False
-        for queue in queues:
-            self._renewed(queue, asked_s, is_held=queue in held)
+        for queue in [queue for queue in queues if queue in self._asked_s]:
+            age_s = asked_s - self._asked_s[queue]
+            if queue in held and age_s < LEASE_S:
+                self._asked_s[queue] = asked_s
+                if age_s >= TRUSTED_S:
+                    self._on_held(queue)
+            else:  # not ours, or ours again after a time in which another one may have had it
+                del self._asked_s[queue]
+                self._on_lost(queue)
         return True
-
-    def _renewed(self, queue: MessageQueue, asked_s: float, *, is_held: bool) -> None:
-        before_s = self._asked_s.get(queue)
-        if before_s is None:  # released meanwhile
-            return
-        if is_held and asked_s - before_s < LEASE_S:
-            self._asked_s[queue] = asked_s
-            if asked_s - before_s >= TRUSTED_S:
-                self._on_held(queue)
-            return
-        # Not ours, or ours again after a time in which another one may have had it.
-        del self._asked_s[queue]
-        self._on_lost(queue)
 
     async def renew_forever(self) -> None:
         """Every 20 s; every second while a broker does not answer."""
@@ -233,14 +228,32 @@ class OrderedReaders(Readers):
         self._retiring: dict[MessageQueue, tuple[OrderedReader, asyncio.Task[None]]] = {}
         self._renewing: asyncio.Task[None] | None = None
         self.leases: Leases | None = None
+
+        def resume(queue: MessageQueue) -> None:
+            if queue in self._readers:
+                self._readers[queue].feed.resume(self._readers[queue])
+
+        def lose(queue: MessageQueue) -> None:
+            """Another client has the queue: neither hand out nor commit."""
+            if queue in self._readers:
+                _log.warning(
+                    "group %s: the lock of %s is lost; its messages go to another member",
+                    self._group, queue,
+                )  # fmt: skip
+                reader = self._stop(queue)
+                reader.drop(reader.in_flight.committable)
+                self._retire(queue, reader, is_ours=False)
+                self._on_change()
+
         if not reading.options.broadcast:
             self.leases = Leases(
                 reading.cluster,
                 client_id,
                 reading.group,
-                on_lost=self._lost,
-                on_held=self._held_again,
+                on_lost=lose,
+                on_held=resume,
             )
+        self._kind = partial(OrderedReader, leases=self.leases)
 
     async def add(
         self, queue: MessageQueue, subscription: Subscription, feed: Sink, *, is_new: bool = False
@@ -263,27 +276,6 @@ class OrderedReaders(Readers):
             await leases.release(queue)
             raise
 
-    def _reader(self, *reader: Any) -> QueueReader:
-        return OrderedReader(self._reading, *reader, leases=self.leases)
-
-    def _held_again(self, queue: MessageQueue) -> None:
-        reader = self._readers.get(queue)
-        if isinstance(reader, OrderedReader):
-            reader.feed.resume(reader)
-
-    def _lost(self, queue: MessageQueue) -> None:
-        """Another client has the queue: neither hand out nor commit."""
-        if queue not in self._readers:
-            return
-        _log.warning(
-            "group %s: the lock of %s is lost; its messages go to another member",
-            self._group, queue,
-        )  # fmt: skip
-        reader = self._stop(queue)
-        reader.drop(reader.in_flight.committable)
-        self._retire(queue, reader, is_ours=False)
-        self._on_change()
-
     def _stop(self, queue: MessageQueue) -> OrderedReader:
         reader, task = self._readers.pop(queue), self._running.pop(queue)
         task.cancel()
@@ -301,24 +293,23 @@ class OrderedReaders(Readers):
 
     def _retire(self, queue: MessageQueue, reader: OrderedReader, *, is_ours: bool) -> None:
         reader.is_retiring = True
-        task = self._tasks.spawn(
-            self._finish(queue, reader, is_ours=is_ours), f"sluicemq finish {queue}"
-        )
+
+        async def finish() -> None:
+            await reader.finish()
+            offset = reader.in_flight.committable
+            reader.drop(offset)
+            reader.feed.forget(reader)
+            if is_ours:
+                if self.options.auto_commit:
+                    await self._commit(reader, offset)
+                    await self._offsets.flush()
+                if self.leases is not None:
+                    await self.leases.release(queue)
+                self._on_change()
+
+        task = self._tasks.spawn(finish(), f"sluicemq finish {queue}")
         self._retiring[queue] = reader, task
         task.add_done_callback(lambda _: self._retiring.pop(queue, None))
-
-    async def _finish(self, queue: MessageQueue, reader: OrderedReader, *, is_ours: bool) -> None:
-        await reader.finish()
-        offset = reader.in_flight.committable
-        reader.drop(offset)
-        reader.feed.forget(reader)
-        if is_ours:
-            if self.options.auto_commit:
-                await self._commit(reader, offset)
-                await self._offsets.flush()
-            if self.leases is not None:
-                await self.leases.release(queue)
-            self._on_change()
 
     async def close(self) -> None:
         """Finishes every queue. One whose handler does not end in time is committed as it is and

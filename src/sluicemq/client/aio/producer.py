@@ -11,7 +11,6 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
 from sluicemq.client.aio.cluster import Cluster, Tasks
@@ -309,12 +308,7 @@ class Transaction(TransactionBlock):
         await self._cluster.run(self.entering())
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self._cluster.run(self.leaving(error))
 
 

@@ -15,7 +15,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final, Self
 
 from sluicemq.client.aio.cluster import Cluster, Tasks
@@ -72,7 +71,11 @@ class PullConsumer:
         Raises FilterSyntaxError, RouteNotFoundError, RequestError, ConnectionLostError and
         RequestTimeoutError. An offset outside the queue is no error: status OFFSET_ILLEGAL.
         """
-        subscription = self._subscription(queue.topic, tags, where)
+        key = (queue.topic, tags, where)
+        subscription = self._subscriptions.get(key)
+        if subscription is None:
+            subscription = make_subscription(queue.topic, tags=tags, where=where)
+            self._subscriptions[key] = subscription
         command = requests.pull(
             self.group,
             queue,
@@ -117,14 +120,6 @@ class PullConsumer:
         """A message shall come to the group again, by its retry topic; see
         `ReceivedMessage.reject` for the levels. Raises SluiceError."""
         await SendBack(self._cluster, self.group, None).send_back(message, delay_level)
-
-    def _subscription(self, topic: str, tags: str | None, where: str | None) -> Subscription:
-        key = (topic, tags, where)
-        known = self._subscriptions.get(key)
-        if known is None:
-            known = make_subscription(topic, tags=tags, where=where)
-            self._subscriptions[key] = known
-        return known
 
 
 _log = logging.getLogger("sluicemq.client")
@@ -362,23 +357,24 @@ class LitePullConsumer:
         programs that `assign`. Looks every `period_s`; the first look only remembers."""
         listeners = self._watched.setdefault(topic, [])
         listeners.append(listener)
-        if len(listeners) == 1:
-            self._tasks.spawn(self._watch(topic, period_s), f"sluicemq queues of {topic}")
 
-    async def _watch(self, topic: str, period_s: float) -> None:
-        known: list[MessageQueue] | None = None
-        while True:
-            try:
-                self._cluster.routes.forget(topic)
-                found = await self.queues(topic)
-            except SluiceError as error:
-                _log.debug("queues of %s: %s", topic, error)
-            else:
-                if known is not None and found != known:
-                    for listener in tuple(self._watched[topic]):
-                        asyncio.get_running_loop().call_soon(listener, topic, list(found))
-                known = found
-            await asyncio.sleep(period_s)
+        async def watch() -> None:
+            known: list[MessageQueue] | None = None
+            while True:
+                try:
+                    self._cluster.routes.forget(topic)
+                    found = await self.queues(topic)
+                except SluiceError as error:
+                    _log.debug("queues of %s: %s", topic, error)
+                else:
+                    has_changed = known is not None and found != known
+                    for one in tuple(listeners) if has_changed else ():
+                        asyncio.get_running_loop().call_soon(one, topic, list(found))
+                    known = found
+                await asyncio.sleep(period_s)
+
+        if len(listeners) == 1:
+            self._tasks.spawn(watch(), f"sluicemq queues of {topic}")
 
     @property
     def _readers(self) -> Readers:
@@ -407,12 +403,7 @@ class LitePullConsumer:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
 

@@ -433,6 +433,7 @@ class Readers:
 
     def __init__(self, reading: Reading) -> None:
         self.options = reading.options
+        self._kind: Callable[..., QueueReader] = QueueReader
         self._reading = reading
         self._cluster = cluster = reading.cluster
         self._group = reading.group
@@ -454,6 +455,10 @@ class Readers:
         """The queues read here now."""
         return set(self._readers)
 
+    def of_topic(self, topic: str) -> set[MessageQueue]:
+        """Those of them that are of a topic."""
+        return {queue for queue in self._readers if queue.topic == topic}
+
     def get(self, queue: MessageQueue) -> QueueReader | None:
         """The reader of a queue, None when it is not read here."""
         return self._readers.get(queue)
@@ -466,7 +471,7 @@ class Readers:
         position, committed = await self.start_offset(queue, is_new=is_new)
         if queue in self._readers:
             return True
-        reader = self._reader(queue, subscription, feed, position, committed)
+        reader = self._kind(self._reading, queue, subscription, feed, position, committed)
         reader.counts = self.counts.setdefault(queue.topic, Counts())
         self._readers[queue] = reader
         self._share_limits(queue.topic)
@@ -476,16 +481,6 @@ class Readers:
             await self._commit(reader, position)
         self._running[queue] = self._tasks.spawn(reader.run(), f"sluicemq read {queue}")
         return True
-
-    def _reader(
-        self,
-        queue: MessageQueue,
-        subscription: Subscription,
-        feed: Sink,
-        position: int,
-        committed: int | None,
-    ) -> QueueReader:
-        return QueueReader(self._reading, queue, subscription, feed, position, committed)
 
     def all(self) -> list[QueueReader]:
         """Every reader that may still commit."""
@@ -577,8 +572,12 @@ class Readers:
                 by_broker.setdefault(reader.queue.broker, []).append(reader)
         errors: list[SluiceError] = []
         if by_broker:
-            found = await asyncio.gather(*map(self._commit_in_turn, by_broker.values()))
-            errors = [error for some in found for error in some]
+
+            async def in_turn(readers: list[QueueReader]) -> list[SluiceError | None]:
+                return [await self._commit(one, one.in_flight.committable) for one in readers]
+
+            found = await asyncio.gather(*map(in_turn, by_broker.values()))
+            errors = [error for some in found for error in some if error is not None]
         await self._offsets.flush()
         if errors and must_succeed:
             raise errors[0]
@@ -591,10 +590,6 @@ class Readers:
             if reader is not None:
                 reader.committed = offset
         await self._offsets.flush()
-
-    async def _commit_in_turn(self, readers: list[QueueReader]) -> list[SluiceError]:
-        found = [await self._commit(reader, reader.in_flight.committable) for reader in readers]
-        return [error for error in found if error is not None]
 
     async def _commit(self, reader: QueueReader, offset: int) -> SluiceError | None:
         """What went wrong, which is logged."""

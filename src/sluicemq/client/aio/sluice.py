@@ -16,7 +16,6 @@ import os
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
 from sluicemq.client.aio.broker_requests import BrokerRequests
@@ -119,7 +118,6 @@ class Sluice:
         self._keeper = Keeper(
             self.client_id,
             credentials=self.cluster.credentials,
-            on_change=lambda group: self._soon(self._members.notice, group),
             on_ask=lambda *asked: self._brokers_ask.take(*asked),  # noqa: PLW0108 - made below
             connect=network.dial,
             has_thread=heartbeat_thread,
@@ -398,12 +396,6 @@ class Sluice:
         """The producers of a group that were made here. For this package."""
         return [producer for producer in self._producers if producer.group == group]
 
-    def _soon(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Calls a function on the loop; called on the keeper's thread."""
-        loop = self._loop
-        if loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(function, *arguments)
-
     # ---------------------------------------------------------------------- life cycle
 
     def _check_open(self) -> None:
@@ -434,12 +426,7 @@ class Sluice:
         self._check_open()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     def __repr__(self) -> str:

@@ -252,6 +252,13 @@ def allocate(
     """What the strategy gives of these queues, sorted; a queue that is none of them is left out.
 
     Both are sorted before it is asked, so that a user's function sees what every member sees.
+    Raises ConfigurationError when that function fails.
     """
-    own = chosen(client_id, sorted(queues), sorted(members))
+    try:
+        own = chosen(client_id, sorted(queues), sorted(members))
+    except Exception as error:
+        raise ConfigurationError(
+            f"the allocation strategy failed: {error!r}.",
+            cure="It gets the client id, sorted queues and sorted members, and returns queues.",
+        ) from error
     return sorted(set(own) & set(queues))

@@ -17,7 +17,6 @@ A SluiceMQ broker answers up to `batch_bytes` a pull (`sluiceBulk`), a Java brok
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from types import TracebackType
 from typing import Final, Self
 
 from sluicemq.client.core import requests
@@ -106,7 +105,10 @@ class BulkReader:
         first_start = self.position
         first = self._receive(self._send(first_start, min(_COUNT_MAX, self.end - first_start)))
         self._check(first)
-        stripe = self._stripe(first)
+        # A little less than one answer held, when its bytes were the limit.
+        stripe = max(1, first.next_offset - first_start)
+        if len(first.data) * 2 >= self._batch_bytes:
+            stripe = max(1, stripe * 15 // 16)
         sent_to = min(first.next_offset, self.end)
         pending: deque[tuple[int, int]] = deque()
         answer, until = first, sent_to
@@ -126,11 +128,6 @@ class BulkReader:
             opaque, until = pending.popleft()
             answer = self._receive(opaque)
             self._check(answer)
-
-    def _stripe(self, first: PullAnswer) -> int:
-        """Messages a pull: a little less than one answer held when its bytes were the limit."""
-        count = max(1, first.next_offset - self.position)
-        return count if len(first.data) * 2 < self._batch_bytes else max(1, count * 15 // 16)
 
     def _send(self, offset: int, count_max: int) -> int:
         command = requests.pull(
@@ -183,12 +180,7 @@ class BulkReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

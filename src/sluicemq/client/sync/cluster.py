@@ -3,12 +3,11 @@ reader.
 
 No thread, no loop: a call takes an idle connection of its address (or opens one), sends one request
 and waits. So any number of threads may share a `Cluster`, and a forked Spark worker can make its
-own at no cost. Nothing here heartbeats; consumers, which must, live in `client.threaded.consumer`.
+own at no cost. Nothing here heartbeats; consumers, which must, live in `client.threaded`.
 """
 
 import threading
 from collections import defaultdict, deque
-from types import TracebackType
 from typing import Self
 
 from sluicemq.client.core.directory import Directory
@@ -120,12 +119,7 @@ class Cluster(BlockingShell):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -18,7 +18,6 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
 from sluicemq.client.core.answers import SendResult
@@ -328,12 +327,7 @@ class Transaction(TransactionBlock):
         self._cluster.run(self.entering())
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._cluster.run(self.leaving(error))
 
 

@@ -1,18 +1,34 @@
-"""Blocking use of the asyncio client: an event loop on a thread, and its methods as blocking ones.
+"""Blocking consumers: a stream to loop over, a handler on threads, a consumer to poll.
+
+    with Consumer("127.0.0.1:9876", "flights", group="late", where="dep_delay > 60") as messages:
+        for message in messages:
+            ...
+            message.ack()
 
 Consumers pull ahead, balance and commit while the program does other things, so their blocking form
-is the asyncio one on a thread of its own: `call` runs a coroutine there and waits for its result.
+is the asyncio consumer of the same kind on a loop and thread of its own (`Portal`): membership,
+balance, offsets, filters and errors are the same.
 """
 
 import asyncio
 import functools
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
+from sluicemq.client.aio.consumer import MessageStream
+from sluicemq.client.aio.consumer import PushConsumer as AsyncPushConsumer
+from sluicemq.client.aio.pull import LitePullConsumer as AsyncLitePullConsumer
+from sluicemq.client.aio.received import ReceivedMessage
+from sluicemq.client.aio.sluice import Sluice
+from sluicemq.client.core.consuming import BYTES_MAX, COUNT_MAX, Start
+from sluicemq.client.core.names import Credentials
 from sluicemq.errors import ClosedError
+from sluicemq.model.topic import MessageQueue
+from sluicemq.net.tls import Tls
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -23,20 +39,18 @@ class Portal:
     """A running loop on a daemon thread. Its methods may be called from any other thread."""
 
     def __init__(self, name: str = "sluicemq client") -> None:
-        self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop: asyncio.Event | None = None
-        self._thread = threading.Thread(
-            target=lambda: asyncio.run(self._main()), name=name, daemon=True
-        )
-        self._thread.start()
-        self._ready.wait()
-
-    async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        self._ready.set()
-        await self._stop.wait()
+        is_ready = threading.Event()
+
+        async def main() -> None:
+            self._loop = asyncio.get_running_loop()
+            is_ready.set()
+            await self._stop.wait()
+
+        self._thread = threading.Thread(target=lambda: asyncio.run(main()), name=name, daemon=True)
+        self._thread.start()
+        is_ready.wait()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
         """Starts a coroutine there. Raises ClosedError after `close`."""
@@ -78,8 +92,7 @@ class Portal:
 
     def close(self) -> None:
         """Ends the loop and its thread. Safe to call twice."""
-        if self._stop is not None:
-            self.soon(self._stop.set)
+        self.soon(self._stop.set)
         if threading.current_thread() is not self._thread:
             self._thread.join(5.0)
 
@@ -104,3 +117,226 @@ def blocking(method: Callable[..., Any]) -> Callable[..., Any]:
         return portal.run(method, client, *args, **options)
 
     return call
+
+
+NameServers = str | list[str] | tuple[str, ...] | None
+Keys = Credentials | tuple[str, str] | None
+_FETCH_COUNT = 100
+
+
+class BlockingMessage(ReceivedMessage):
+    """A received message whose `ack` does not have to be awaited."""
+
+    __slots__ = ("_inner", "_portal")
+
+    def __init__(self, inner: ReceivedMessage, portal: Portal) -> None:
+        super().__init__(inner.record, inner.origin, inner.in_flight)
+        self.attempt = inner.attempt
+        self._inner = inner
+        self._portal = portal
+
+    def ack(self) -> None:  # type: ignore[override]
+        """Done with this message; does not wait. Commits follow every 5 s and at close."""
+        self._portal.soon(self._inner.settle)
+
+    def reject(  # type: ignore[override]
+        self, delay_level: int | None = None, *, suspend_s: float | None = None
+    ) -> bool:
+        """Not done: deliver it again later. Waits until that is stored; see
+        `ReceivedMessage.reject`."""
+        return self._portal.call(self._inner.reject(delay_level, suspend_s=suspend_s))
+
+    def reply(self, body: bytes | str) -> None:  # type: ignore[override]
+        """Answers a message of `request`; returns when the requester has it. See
+        `ReceivedMessage.reply`."""
+        self._portal.call(self._inner.reply(body))
+
+
+class _Blocking(Generic[T]):
+    """A consumer of a `Sluice` of its own on a loop of its own, in a `with` statement."""
+
+    def __init__(
+        self,
+        make: Callable[[Sluice], T],
+        name_servers: NameServers,
+        credentials: Keys,
+        trace: bool | str,
+        tls: Tls | bool | None,
+    ) -> None:
+        self._portal = Portal()
+        try:
+            self._sluice = self._portal.run(
+                Sluice, name_servers, credentials=credentials, trace=trace, tls=tls
+            )
+            self._consumer = self._portal.run(make, self._sluice)
+        except BaseException:
+            self.close()
+            raise
+
+    def _on_loop(self) -> tuple[Portal, T]:
+        return self._portal, self._consumer
+
+    def close(self) -> None:
+        """Commits, leaves the group, closes. Safe to call twice."""
+        try:
+            if hasattr(self, "_sluice"):
+                self._portal.call(self._sluice.close())
+        finally:
+            self._portal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._sluice!r}>"
+
+
+class Consumer(_Blocking[MessageStream]):
+    """The messages of one topic for one group, to loop over. Use it from one thread.
+
+    `ordered` and the rest are those of `Sluice.subscribe`: max_reconsume_times, retry_delay_level,
+    suspend_s, broadcast, allocate, span_max …
+    """
+
+    def __init__(
+        self,
+        name_servers: NameServers,
+        topic: str,
+        *,
+        group: str,
+        tags: str | None = None,
+        where: str | None = None,
+        start: Start = "first",
+        prefetch_count: int = COUNT_MAX,
+        prefetch_bytes: int = BYTES_MAX,
+        ordered: bool = False,
+        credentials: Keys = None,
+        trace: bool | str = False,
+        tls: Tls | bool | None = None,
+        **rules: Any,
+    ) -> None:
+        def subscribe(sluice: Sluice) -> MessageStream:
+            return sluice.subscribe(
+                topic, group=group, tags=tags, where=where, start=start,
+                prefetch_count=prefetch_count, prefetch_bytes=prefetch_bytes, ordered=ordered,
+                **rules,
+            )  # fmt: skip
+
+        super().__init__(subscribe, name_servers, credentials, trace, tls)
+        self._waiting: deque[ReceivedMessage] = deque()
+        self._ordered = ordered
+
+    def receive(self, timeout_s: float | None = None) -> BlockingMessage | None:
+        """The next message; None when none came within `timeout_s`."""
+        if not self._waiting:
+            count = 1 if self._ordered else _FETCH_COUNT  # what waits here could be lost
+            fetched = self._portal.call(self._consumer.receive_many(count, timeout_s))
+            self._waiting.extend(fetched)
+        return BlockingMessage(self._waiting.popleft(), self._portal) if self._waiting else None
+
+    change = blocking(MessageStream.change)
+
+    def __iter__(self) -> Iterator[BlockingMessage]:
+        while True:
+            message = self.receive()
+            if message is not None:
+                yield message
+
+
+class PushConsumer(_Blocking[AsyncPushConsumer]):
+    """Calls a handler on `concurrency` threads; its return acknowledges, see the asyncio one.
+
+    The handler asks for the message again by raising RetryLaterError, or anything else. `ordered`
+    and the rest are those of `Sluice.consumer`.
+    """
+
+    def __init__(
+        self,
+        name_servers: NameServers,
+        group: str,
+        handler: Callable[[ReceivedMessage], Any],
+        *,
+        concurrency: int = 20,
+        start: Start = "first",
+        ordered: bool = False,
+        credentials: Keys = None,
+        trace: bool | str = False,
+        tls: Tls | bool | None = None,
+        **rules: Any,
+    ) -> None:
+        def on_thread(message: ReceivedMessage) -> Any:
+            return handler(BlockingMessage(message, self._portal))
+
+        called = handler if inspect.iscoroutinefunction(handler) else on_thread
+
+        def make(sluice: Sluice) -> AsyncPushConsumer:
+            return sluice.consumer(
+                group, called, concurrency=concurrency, start=start, ordered=ordered, **rules
+            )
+
+        super().__init__(make, name_servers, credentials, trace, tls)
+
+    def subscribe(self, topic: str, *, tags: str | None = None, where: str | None = None) -> Self:
+        """Adds a topic before `start`."""
+        self._consumer.subscribe(topic, tags=tags, where=where)
+        return self
+
+    change = blocking(AsyncPushConsumer.change)
+    start = blocking(AsyncPushConsumer.start)
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+
+class LitePullConsumer(_Blocking[AsyncLitePullConsumer]):
+    """Polls messages for a group: subscribe or assign, then poll. Use it from one thread."""
+
+    def __init__(
+        self,
+        name_servers: NameServers,
+        group: str,
+        *,
+        auto_commit: bool = True,
+        start: Start = "first",
+        credentials: Keys = None,
+        trace: bool | str = False,
+        tls: Tls | bool | None = None,
+        **options: Any,
+    ) -> None:
+        def make(sluice: Sluice) -> AsyncLitePullConsumer:
+            return sluice.lite_pull(group, start=start, auto_commit=auto_commit, **options)
+
+        super().__init__(make, name_servers, credentials, trace, tls)
+
+    @property
+    def assignment(self) -> list[MessageQueue]:
+        """The queues read now."""
+        return self._consumer.assignment
+
+    def commit_soon(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """As `commit`, without waiting."""
+        self._portal.soon(self._consumer.commit_soon, offsets)
+
+    subscribe = blocking(AsyncLitePullConsumer.subscribe)
+    unsubscribe = blocking(AsyncLitePullConsumer.unsubscribe)
+    assign = blocking(AsyncLitePullConsumer.assign)
+    poll = blocking(AsyncLitePullConsumer.poll)
+    commit = blocking(AsyncLitePullConsumer.commit)
+    pause = blocking(AsyncLitePullConsumer.pause)
+    resume = blocking(AsyncLitePullConsumer.resume)
+    on_queues = blocking(AsyncLitePullConsumer.on_queues)
+    seek = blocking(AsyncLitePullConsumer.seek)
+    seek_to_begin = blocking(AsyncLitePullConsumer.seek_to_begin)
+    seek_to_end = blocking(AsyncLitePullConsumer.seek_to_end)
+    seek_to_time = blocking(AsyncLitePullConsumer.seek_to_time)
+    offset_for_time = blocking(AsyncLitePullConsumer.offset_for_time)
+    committed = blocking(AsyncLitePullConsumer.committed)
+    queues = blocking(AsyncLitePullConsumer.queues)

@@ -10,7 +10,7 @@ import pytest
 from sluicemq.client.core.consuming import SubscriptionRegistry
 from sluicemq.client.sync.admin import Admin
 from sluicemq.client.sync.producer import Producer
-from sluicemq.client.threaded.consumer import PushConsumer
+from sluicemq.client.threaded import PushConsumer
 from sluicemq.model.message import Message
 from sluicemq.spark.pipelines.ready import Report, Task, ready
 from waiting import wait_for
