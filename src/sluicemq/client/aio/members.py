@@ -354,7 +354,8 @@ class Member:
         self._waits.discard(topic)
         own = queues
         if not self.options.broadcast:
-            own = allocate(self.options.strategy, self._keeper.client_id, queues, members)
+            strategy = self.options.strategy
+            own = allocate(strategy, self._keeper.client_id, queues, members, self.group)
         before = self.readers.of_topic(topic)
         for queue in before - set(own):
             await self.readers.drop(queue)

@@ -247,7 +247,11 @@ def strategy(choice: str | Strategy, **settings: Any) -> Strategy:
 
 
 def allocate(
-    chosen: Strategy, client_id: str, queues: Sequence[MessageQueue], members: Sequence[str]
+    chosen: Strategy,
+    client_id: str,
+    queues: Sequence[MessageQueue],
+    members: Sequence[str],
+    group: str = "",
 ) -> list[MessageQueue]:
     """What the strategy gives of these queues, sorted; a queue that is none of them is left out.
 
@@ -258,7 +262,7 @@ def allocate(
         own = chosen(client_id, sorted(queues), sorted(members))
     except Exception as error:
         raise ConfigurationError(
-            f"the allocation strategy failed: {error!r}.",
+            f"the allocation strategy of {group!r} failed: {error!r}.",
             cure="It gets the client id, sorted queues and sorted members, and returns queues.",
         ) from error
     return sorted(set(own) & set(queues))
