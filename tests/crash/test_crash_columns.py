@@ -21,7 +21,6 @@ from sluicemq.record.codec import decode_records, encode_properties
 from sluicemq.store.columns import blocks as columns_blocks
 from sluicemq.store.columns import file as columns_file
 from sluicemq.store.columns import scan as columns_scan
-from sluicemq.store.columns.blocks import ColumnBlocks
 from sluicemq.store.store import Store
 from sluicemq.testing.files import CrashableFiles, PowerLost
 
@@ -124,7 +123,7 @@ def test_blocks_sealed_before_they_are_safe_would_be_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The planted bug: sealing what a crash can take back, and proofs that nobody checks."""
-    monkeypatch.setattr(ColumnBlocks, "_is_safe", lambda self, queue, number: True)
+    monkeypatch.setattr(columns_file.Source, "end_position", 0)
     monkeypatch.setattr(columns_file, "check", lambda *args: None)
 
     def runs() -> None:

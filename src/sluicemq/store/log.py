@@ -28,12 +28,13 @@ properties that would look so). With `forceVerifyPropCRC` a record also needs th
 whole, see `record.checksum`.
 """
 
+import re
 import struct
 import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from sluicemq.config.settings import DEFAULT_LEVELS, parse_delay_levels
 from sluicemq.errors import (
@@ -53,6 +54,7 @@ from sluicemq.record.layout import (
     HOST_BITS,
     MAGIC_BLANK,
     MAGIC_V1,
+    MAGIC_V2,
     MAGICS,
     RECORD_BYTES_MIN,
     RECORD_HEAD,
@@ -82,6 +84,16 @@ _PROPERTY_END: Final = 2
 _unpack_head: Final = RECORD_HEAD.struct.unpack_from
 _unpack_begin: Final = BLANK.struct.unpack_from
 _SHORT: Final = struct.Struct(">h")
+SEARCH_BYTES_MAX: Final = 64 << 20
+"""How far behind a bad place the next good record is looked for, for a report."""
+RECORD_BYTES_MAX: Final = 1 << 29
+_CHUNK_BYTES: Final = 1 << 20
+_MAGIC_START: Final = BLANK.struct.pack(0, MAGIC_V1)[4:7]
+_MAGIC_BLANK: Final = BLANK.struct.pack(0, MAGIC_BLANK)[4:]
+_POSITION_AT: Final = RECORD_HEAD.at("physical_offset")
+_SIZE_BYTES: Final = 4
+_MAGICS: Final = [re.compile(re.escape(magic)) for magic in (_MAGIC_START, _MAGIC_BLANK)]
+"""Where the magic number of a record or blank record may stand."""
 
 
 class CommitLog:
@@ -421,3 +433,111 @@ def read_scanned(view: memoryview, at: int, base: int, *, check_crc: bool) -> Sc
     if not time or not is_whole or (check_crc and is_torn(topic, properties)):
         return None
     return Scanned(position, size, queue_id, offset, flag, time, topic, properties, prepared)
+
+
+# --- behind bad places
+
+
+def next_record(log: CommitLog, position: int) -> Scanned | None:
+    """The first whole record behind a bad place, as far as a report looks."""
+    segment = log.segments.at(position)
+    if segment is None:
+        return None
+    found = None
+    stop = min(segment.end, position + SEARCH_BYTES_MAX)
+    place = next_good(segment, position + 1, stop, segment.end, takes_blank=False)
+    if place is not None:
+        found = read_scanned(segment.view(), place - segment.base, segment.base, check_crc=True)
+    while found is None and (segment := log.segments.at(segment.end)) is not None:
+        found = read_scanned(segment.view(), 0, segment.base, check_crc=True)
+    return found
+
+
+def records_from(log: CommitLog, start: int) -> Iterator[Scanned]:
+    """Every whole record from `start` on, over bad places, as far as a report looks."""
+    end = start
+    while True:
+        for record in log.scan(end):
+            yield record
+            end = record.end
+        found = next_record(log, end)
+        if found is None:
+            return
+        end = found.position
+
+
+class LogBytes(Protocol):
+    """Bytes of a log, by their positions."""
+
+    def read(self, position: int, size: int, /) -> bytes:
+        """Fewer where a file ends."""
+
+    def data_start(self, position: int, /) -> int | None:
+        """The first position in the same file, from this one on, that may hold other bytes than
+        zeros; None when there is none."""
+
+
+def next_good(
+    log: LogBytes, start: int, stop: int, file_end: int, *, takes_blank: bool = True
+) -> int | None:
+    """Where the next good record begins, from `start` on and before `stop` of a file that ends at
+    `file_end`; or (`takes_blank`) the blank record that ends the file. None without one.
+
+    THE answer for recovery, verify and repair: what `read_scanned` takes counts. Read without the
+    map: a hole that is read through it may need room on the disk (SIGBUS).
+    """
+    found = log.data_start(start)
+    while found is not None and found < stop:
+        place = max(start, found - _SIZE_BYTES)  # a size begins with zeros
+        data = log.read(place, min(_CHUNK_BYTES, file_end - place))
+        for at in sorted(m.start() for magic in _MAGICS for m in magic.finditer(data, _SIZE_BYTES)):
+            position = place + at - _SIZE_BYTES
+            room = file_end - position
+            head = data[at - _SIZE_BYTES : at + RECORD_BYTES_MIN]
+            size = int.from_bytes(head[:_SIZE_BYTES], signed=True)
+            if head[_SIZE_BYTES:].startswith(_MAGIC_BLANK):
+                if takes_blank and size == room:
+                    return position
+            elif (  # its position is looked at first: hardly any other bytes have it
+                head[_POSITION_AT:][:8] == position.to_bytes(8)
+                and RECORD_BYTES_MIN <= size <= min(room, RECORD_BYTES_MAX)
+                and read_scanned(memoryview(log.read(position, size)), 0, position, check_crc=True)
+            ):
+                return position
+        start = place + len(data) - RECORD_BYTES_MIN
+        if len(data) < _CHUNK_BYTES or start >= stop:
+            return None
+        found = log.data_start(start)
+    return None
+
+
+def explain(view: memoryview, at: int, base: int) -> str:
+    """Why no record counts at `at` of a file that begins at `base`."""
+    if len(view) - at < BLANK_BYTES:
+        return f"only {len(view) - at} bytes are left in the file"
+    size, magic = BLANK.struct.unpack_from(view, at)
+    head, fault = None, ""
+    try:
+        head = parse_head(view, at)
+    except ProtocolError as error:
+        fault = str(error).rstrip(".")
+    if not any(view[at : at + RECORD_BYTES_MIN]):
+        fault = "there are zeros instead of a record"
+    elif magic == MAGIC_BLANK:
+        left = len(view) - at
+        fault = f"the blank record says that {size} bytes are left in the file: {left} are"
+    elif magic not in MAGICS:
+        fault = (
+            f"the magic number is {magic & 0xFFFFFFFF:#010x}, that of a record is"
+            f" {MAGIC_V1 & 0xFFFFFFFF:#010x} or {MAGIC_V2 & 0xFFFFFFFF:#010x}"
+        )
+    elif head is None:
+        pass
+    elif head.physical_offset != base + at:
+        fault = f"the record says that it lies at {head.physical_offset}, not at {base + at}"
+    elif not body_crc_agrees(view, head):
+        found, expected = zlib.crc32(view[head.body]) & CRC_MASK, head.body_crc & CRC_MASK
+        fault = f"the body's CRC is {found:#010x}, the record says {expected:#010x}"
+    elif not head.store_time_ms:
+        fault = "the record's store time is 0"
+    return fault or "the record's topic or properties hold zeros, or its checksum is wrong"

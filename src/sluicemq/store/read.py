@@ -44,10 +44,10 @@ from sluicemq.store.gather import (
     PostponedError,
     Reach,
     Select,
+    Soundness,
 )
 from sluicemq.store.log import CommitLog
 from sluicemq.store.queues import BLANK_SIZE, UNIT, UNIT_BYTES, ConsumeQueues, Queue, Units
-from sluicemq.store.sound import Soundness
 
 if TYPE_CHECKING:
     from sluicemq.store.bulk import TagHits

@@ -31,7 +31,7 @@ from sluicemq.store.directory import (
 from sluicemq.store.log import CommitLog, Scanned
 from sluicemq.store.queues import UNIT, ConsumeQueues
 from sluicemq.store.read import LogReader, ReadResult
-from sluicemq.store.walk import sweep_records
+from sluicemq.store.recover import sweep_records
 
 if TYPE_CHECKING:
     from sluicemq.store.columns.scan import RangeScan

@@ -29,7 +29,7 @@ Nothing is dispatched twice: a queue ignores units that it has (`Queue.put`).
 
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -37,21 +37,30 @@ from sluicemq.errors import ProtocolError, StoreDamagedError
 from sluicemq.record.codec import RecordHead, parse_head
 from sluicemq.record.layout import BLANK, MAGIC_BLANK, MAGIC_V1, RECORD_BYTES_MIN, RECORD_HEAD
 from sluicemq.store.directory import Checkpoint, Mark
-from sluicemq.store.log import BLANK_BYTES, DELAYS_MS, LOST_CODE, CommitLog, Scanned, read_scanned
-from sluicemq.store.queues import OFFSET_MAX, UNIT_BYTES, ConsumeQueues, Queue, Unit, is_possible
-from sluicemq.store.walk import (
+from sluicemq.store.log import (
+    BLANK_BYTES,
+    DELAYS_MS,
+    LOST_CODE,
     SEARCH_BYTES_MAX,
+    CommitLog,
+    Scanned,
     explain,
+    is_blank,
     next_record,
+    read_scanned,
     records_from,
-    sweep_records,
 )
+from sluicemq.store.queues import OFFSET_MAX, UNIT_BYTES, ConsumeQueues, Queue, Unit, is_possible
 
 if TYPE_CHECKING:
-    from sluicemq.store.bulk import Group
+    from sluicemq.store.bulk import Group, Sweep
 
 logger = logging.getLogger(__name__)
 
+SINGLES_FIRST: Final = 2000
+"""A walk shorter than this is over before NumPy would be imported."""
+SINGLES_BETWEEN: Final = 32
+"""So many are read one by one where columns do not help, more each time, up to the number above."""
 CLEAN_TAIL_BYTES: Final = 16 << 20
 SECTOR_BYTES: Final = 512
 _ZEROS_MIN: Final = 2
@@ -500,6 +509,44 @@ def _require_own_files(log: CommitLog) -> None:
                 cure=f"Its name must be {position:020d}: give the files their names back, or bring"
                 " them back from a copy.",
             )
+
+
+# --- many records at a time
+
+
+def sweep_records(
+    log: CommitLog, start: int, *, check_crc: bool = True, delays_ms: Sequence[int] = DELAYS_MS
+) -> "Iterator[Scanned | Sweep]":
+    """As `CommitLog.scan`, many records at a time where there are many.
+
+    The first ones come singly: a short walk, the usual one, does without NumPy. `delays_ms` are
+    the delays of level 1, 2, … (messageDelayLevel), for the units of delayed messages.
+    """
+    singles, between = SINGLES_FIRST, SINGLES_BETWEEN
+    position = start
+    while (segment := log.segments.at(position)) is not None:
+        view, base = segment.view(), segment.base
+        while segment.end - position >= BLANK_BYTES and not is_blank(view, position - base):
+            found: Scanned | Sweep | None
+            if singles:
+                singles -= 1
+                found = log.counted_at(position, check_crc=check_crc)
+                if found is None:
+                    return
+            else:
+                from sluicemq.store.bulk import sweep_piece  # noqa: PLC0415 - NumPy: long walks
+
+                found = sweep_piece(
+                    view, position - base, base, check_crc=check_crc,
+                    requires_checksum=log.requires_checksum, delays_ms=delays_ms,
+                )  # fmt: skip
+                is_worth_it = found is not None and found.count >= SINGLES_BETWEEN
+                between = SINGLES_BETWEEN if is_worth_it else min(2 * between, SINGLES_FIRST)
+                singles = 0 if is_worth_it else between
+            if found is not None:
+                yield found
+                position = found.end
+        position = segment.end
 
 
 # --- what a power loss leaves

@@ -125,7 +125,9 @@ class Segment:
             if start is None or start >= stop:
                 break
             at = min(start + _READ_BYTES, stop, file.data_end(start))
-            changed |= _zero_blocks(file, start, at)
+            for place, size in used_blocks(file.pread(at - start, start), start):
+                file.pwrite(bytes(size), place)
+                changed = True
         return changed
 
     def release(self) -> None:
@@ -140,19 +142,17 @@ class Segment:
         self.release()
 
 
-def _zero_blocks(file: File, start: int, stop: int) -> bool:
-    """Overwrite the blocks that hold something: those have room on the disk, a hole may not."""
-    data = memoryview(file.pread(stop - start, start))
+def used_blocks(data: bytes, start: int) -> Iterator[tuple[int, int]]:
+    """(offset, size) of the disk's blocks that hold something, of bytes at `start` of a file: those
+    have room on the disk, a hole may not."""
     if data == bytes(len(data)):
-        return False
+        return
     at = 0
     while at < len(data):
         size = min(_BLOCK_BYTES - (start + at) % _BLOCK_BYTES, len(data) - at)
-        zeros = bytes(size)
-        if data[at : at + size] != zeros:
-            file.pwrite(zeros, start + at)
+        if data[at : at + size] != bytes(size):
+            yield start + at, size
         at += size
-    return True
 
 
 class SegmentFiles:

@@ -35,7 +35,7 @@ from sluicemq.store.directory import (
     write_checkpoint,
 )
 from sluicemq.store.index.file import is_index_name
-from sluicemq.store.index.keys import Keys
+from sluicemq.store.index.index import KeyIndex
 from sluicemq.store.log import CommitLog
 from sluicemq.store.queues import ConsumeQueues, Queue
 from sluicemq.store.read import LogReader
@@ -71,7 +71,7 @@ class Store:
 
     `writer` appends, `reader` reads what is visible, `keys` finds messages by their keys, `columns`
     holds message properties for filters, `retention` deletes. The broker decides when the last
-    three work. `consumers` are called with (start, end) of every range of the log that was written.
+    three work.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Store:
         write_abort(files, self._abort_path)
         self._durable = DurableMark(files, self._mark_path, checkpoint.mark)
         self.recovered = recovery.run(self._distrust_queues)
-        self.keys = Keys(config, files, clock, log, checkpoint, after_crash=after_crash)
+        self.keys = KeyIndex(config, files, clock, log, checkpoint, after_crash=after_crash)
         self.writer = Writer(
             log, queues, config, clock, self.recovered.store_time_ms, self.keys.known
         )
@@ -113,9 +113,8 @@ class Store:
             log, queues, config, files, clock, self._removable_end, self._mark_start
         )
         self.on_visible: Callable[[Visible], None] | None = None
-        self.consumers: list[Callable[[int, int], None]] = []
-        self.keys.follow(self.consumers, self.retention.on_start_moved, self.reader.record_at)
-        self.retention.on_start_moved.append(self.columns.start_moved)
+        self.keys.record_at = self.reader.record_at
+        self.retention.on_start_moved += [self.keys.start_moved, self.columns.start_moved]
         self._waiting: deque[_Turn] = deque()
         self._checkpoint_lock = threading.Lock()
         self._checkpoint_due: _CheckpointDue | None = None
@@ -187,8 +186,6 @@ class Store:
         queues = [(queue, queue.next_offset) for queue in writer.touched]
         self._queues.dirty.update(writer.touched)
         writer.touched.clear()
-        for consumer in self.consumers:
-            consumer(start, end)
         if self._config.flush_sync:
             self._waiting.append(_Turn(end, queues))
         else:

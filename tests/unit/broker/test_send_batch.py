@@ -85,8 +85,7 @@ def seen(broker: SteppedBroker, topic: str = "T") -> list[object]:
 
 def indexed(broker: SteppedBroker) -> list[bytes]:
     """The entries of the key index, which reads the log or has been told."""
-    index = broker.store.keys.index
-    assert index is not None
+    index = broker.store.keys
     index.catch_up()
     return [
         bytes(file._segment.view()[file._entry_at(1) : file._entry_at(file.count)])

@@ -17,8 +17,8 @@ from sluicemq.record.codec import decode_records
 from sluicemq.record.columns import ColumnBlock
 from sluicemq.store.columns import blocks as columns_blocks
 from sluicemq.store.columns import file as columns_file
+from sluicemq.store.columns import file as columns_seal
 from sluicemq.store.columns import scan as columns_scan
-from sluicemq.store.columns import seal as columns_seal
 from sluicemq.store.gather import Reach
 from sluicemq.store.read import ReadResult
 from sluicemq.store.store import Store

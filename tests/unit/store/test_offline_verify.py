@@ -17,10 +17,9 @@ from sluicemq.store.directory import read_checkpoint, write_checkpoint
 from sluicemq.store.store import Store
 from sluicemq.store.tools.check_index import expected_entries
 from sluicemq.store.tools.dump import Selection, dump_queues, list_queues
-from sluicemq.store.tools.layout import StoreLayout
+from sluicemq.store.tools.layout import LogWalk, Run, StoreLayout
 from sluicemq.store.tools.repair import repair
 from sluicemq.store.tools.verify import Verified, verify
-from sluicemq.store.tools.walk import LogWalk, Run
 
 HOST = bytes([127, 0, 0, 1]) + struct.pack(">i", 10911)
 HOST_IPV6 = bytes(15) + b"\x01" + struct.pack(">i", 10911)

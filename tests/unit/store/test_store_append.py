@@ -403,17 +403,13 @@ def test_large_step_back_of_the_clock_is_followed_and_told(bench: Any, caplog: A
     assert f"says {second} ms, the newest message was stored at {first} ms" in caplog.text
 
 
-# --- consumers of the log
-
-
-def test_consumers_are_told_every_written_range(bench: Any) -> None:
+def test_a_turn_ends_where_the_log_does(bench: Any) -> None:
     store = bench.open()
-    told: list[tuple[int, int]] = []
-    store.consumers.append(lambda start, end: told.append((start, end)))
-    bench.send(b"x")
-    bench.send(b"y", b"z")
-    store.commit()
-    assert told == [(0, 93), (93, 279)]
+    ends = []
+    for bodies in ((b"x",), (b"y", b"z"), ()):
+        bench.send(*bodies)
+        ends.append((store.commit(), store.written_offset))
+    assert ends == [(93, 93), (279, 279), (279, 279)]
 
 
 def test_default_config_opens_on_the_real_file_system(tmp_path: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sluicemq.errors import StoreDamagedError
-from sluicemq.store import sound
+from sluicemq.store import gather as sound
 from sluicemq.store.log import read_scanned
 
 LOG = "/store/commitlog/" + "0" * 20

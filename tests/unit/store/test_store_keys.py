@@ -13,6 +13,7 @@ import pytest
 
 from sluicemq.errors import StoreDamagedError
 from sluicemq.record.codec import decode_record, encode_properties
+from sluicemq.store.index.file import IndexFile
 from sluicemq.store.index.index import QUERY_BACKLOG_MAX
 
 FOREVER = (1 << 63) - 1
@@ -247,12 +248,10 @@ def test_files_go_when_the_log_before_them_is_gone(bench: Any) -> None:
     store = bench.open(index_entries=10)
     places = [send(bench, b"%d" % number, keys="k") for number in range(30)]
     assert len(bodies(bench, "k")) == 30
-    index = store.keys.index
     assert len(bench.files.names(INDEX)) == 4
-    assert index.remove_before(places[8]) == []
-    assert len(index.remove_before(places[9])) == 1
-    assert len(index.remove_before(1 << 40)) == 2, "the last one stays"
-    assert len(bench.files.names(INDEX)) == 1
+    for start, left in ((places[8], 4), (places[9], 3), (1 << 40, 1)):
+        store.keys.start_moved(start)
+        assert len(bench.files.names(INDEX)) == left, "the last one stays"
     assert bodies(bench, "k") == [b"29", b"28", b"27"]
 
 
@@ -360,15 +359,14 @@ def test_an_index_that_is_being_flushed_elsewhere_stands_still_until_it_is_done(
     bench.clock.ms += 61_000
     store.tick()
     assert store.keys.is_flush_due
-    index = store.keys.index
-    flush, began, may_end = index.flush, threading.Event(), threading.Event()
+    flush, began, may_end = IndexFile.flush, threading.Event(), threading.Event()
 
-    def slow_flush() -> None:
+    def slow_flush(file: IndexFile) -> bool:
         began.set()
         assert may_end.wait(10)
-        flush()
+        return flush(file)
 
-    monkeypatch.setattr(index, "flush", slow_flush)
+    monkeypatch.setattr(IndexFile, "flush", slow_flush)
     thread = threading.Thread(target=store.flush_index)
     thread.start()
     assert began.wait(10)

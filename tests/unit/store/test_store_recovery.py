@@ -8,7 +8,6 @@ import pytest
 from sluicemq.errors import StoreDamagedError
 from sluicemq.record.codec import encode_record
 from sluicemq.store import recover as recovery
-from sluicemq.store import walk as walking
 from sluicemq.store.directory import read_checkpoint
 from sluicemq.store.log import DELAYS_MS, read_scanned
 
@@ -366,7 +365,7 @@ def test_record_whose_topic_can_be_no_directory_is_passed_over(
     bench: Any, topic: str, singles: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing covers the topic: a damaged one must not lead out of the store."""
-    monkeypatch.setattr(walking, "SINGLES_FIRST", singles)
+    monkeypatch.setattr(recovery, "SINGLES_FIRST", singles)
     told: list[str] = []  # not caplog: other tests of a process switch logging off
     monkeypatch.setattr(recovery.logger, "error", lambda text, *_: told.append(text))
     bench.open()
@@ -461,7 +460,7 @@ def test_rebuilt_units_of_delayed_messages_follow_the_configured_levels(
     bench: Any, singles: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Singly and in columns: the walk of recovery has both."""
-    monkeypatch.setattr(walking, "SINGLES_FIRST", singles)
+    monkeypatch.setattr(recovery, "SINGLES_FIRST", singles)
     bench.open(delay_levels="7s 90m")
     for number in range(40):
         level = str(1 + number % 3)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from sluicemq.store.columns.seal import Job
+    from sluicemq.store.columns.file import Job
 
 
 NICE: Final = 15
@@ -92,7 +92,7 @@ def _started(nice: int) -> "subprocess.Popen[bytes]":
 
 
 if __name__ == "__main__":
-    from sluicemq.store.columns.seal import serve
+    from sluicemq.store.columns.file import serve
 
     os.nice(int(sys.argv[1]))
     serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -26,15 +26,24 @@ from sluicemq.config import StoreConfig
 from sluicemq.files import Files
 from sluicemq.model.subscription import BlockFilter
 from sluicemq.record.arrow import ArrowColumns
-from sluicemq.record.columns import ColumnBlock
+from sluicemq.record.columns import BlockStats, ColumnBlock
 from sluicemq.store.columns import file as columns_file
-from sluicemq.store.columns.file import PROOF_ROWS, Head, Sealed, UntrueFileError
-from sluicemq.store.columns.seal import Evidence, Job, Made, Source, seal, units_of
+from sluicemq.store.columns.file import (
+    PROOF_ROWS,
+    Head,
+    Job,
+    Made,
+    Sealed,
+    Source,
+    UntrueFileError,
+    seal,
+    units_of,
+)
 from sluicemq.store.log import CommitLog
 from sluicemq.store.queues import ConsumeQueues, Queue
 
 if TYPE_CHECKING:
-    from sluicemq.store.columns.seal import Sealer
+    from sluicemq.store.columns.file import Sealer
 
 Key = tuple[str, int, str, int]
 """Topic, queue id, `sealed` or `slot`, its number."""
@@ -135,6 +144,8 @@ HEADS_KEPT: Final = 4096
 PAUSE_S: Final = 0.02
 """Between two jobs of the builder: messages go first."""
 QueueKey = tuple[str, int]
+Ruling = Callable[[BlockStats], bool]
+"""Whether a block is wanted, by its figures."""
 Step = float | Callable[[], None]
 """What `work` waits for: seconds, or a job that another thread does."""
 
@@ -176,7 +187,7 @@ class ColumnBlocks:
         key = self._key(queue)
         name = self._table(queue).get(number)
         if block is None and name is not None and not self._cache.get((*key, "sealed", number)):
-            block = self._read(queue, number, name)
+            block = self._load_now(queue, number, name, None).block
             if block is not None and not block.first_offset <= offset < block.end:
                 block = None
         if block is not None:
@@ -223,39 +234,37 @@ class ColumnBlocks:
             columns_max = self._config.columns_max
             return Load(queue, offset, min(stop, end), lambda: (source.block(columns_max), None))
         stop = min((number + 1) * BLOCK_ROWS, end)
-        ruling = None if (*key, number) in self._heads else block_filter
+        ruling = None
+        if block_filter is not None and (*key, number) not in self._heads:
+            ruling = block_filter.can_match
         return Load(queue, offset, stop, self._reading(queue, number, name, ruling), name, number)
 
     def _reading(
-        self, queue: Queue, number: int, name: str, ruling: BlockFilter | None
+        self, queue: Queue, number: int, name: str, ruling: Ruling | None
     ) -> "Callable[[], tuple[ColumnBlock | None, Head | None]]":
         """Reads a file and proves it: what the proofs are reckoned from is taken now. With `ruling`
-        its head first, and only the head when that says that nothing matches."""
+        its head first, and only the head when that says that nothing is wanted."""
         key, offset_min = self._key(queue), queue.offset_min
         place = (self._files, self._directory_of(queue), name)
-        evidence: dict[int, Evidence | None] | None = None
+        evidence: dict[int, Source | None] | None = None
         if (*key, number) not in self._proved:
             first, stop = columns_file.first_offset_of(name) or 0, (number + 1) * BLOCK_ROWS
             evidence = {
-                at: Evidence.take(self._log, queue, at, min(at + SLOT_ROWS, stop))
+                at: Source.take(self._log, queue, at, min(at + SLOT_ROWS, stop))
                 for at in range(first, stop, SLOT_ROWS)
                 if at + SLOT_ROWS > offset_min
             }
 
         def check(found: Sealed | Head) -> None:
-            def proof_of(start: int, _: int) -> int | None:
-                one = evidence.get(start) if evidence is not None else None
-                return None if one is None else one.proof()
-
             if evidence is not None:
-                columns_file.check(found, key, offset_min, proof_of)
+                columns_file.check(found, key, offset_min, evidence)
 
         def get() -> tuple[ColumnBlock | None, Head | None]:
             head = None
             if ruling is not None:
                 head = columns_file.read_head(*place)
                 check(head)
-                if not ruling.can_match(head.stats):
+                if not ruling(head.stats):
                     return None, head
             sealed = columns_file.read(*place)
             if head is None:
@@ -263,6 +272,13 @@ class ColumnBlocks:
             return sealed.block, head
 
         return get
+
+    def _load_now(self, queue: Queue, number: int, name: str, ruling: Ruling | None) -> Load:
+        """A file read by a reader that waits."""
+        load = Load(queue, 0, 0, self._reading(queue, number, name, ruling), name, number)
+        load.run()
+        self.loaded(load)
+        return load
 
     def at_hand(self, queue: Queue, offset: int) -> ColumnBlock | None:
         """The block that holds an offset, when it is in memory."""
@@ -295,7 +311,9 @@ class ColumnBlocks:
                 return
             self._proved.add((*key, load.number))
             if load.head is not None:
-                self._keep_head((*key, load.number), load.head)
+                self._heads[(*key, load.number)] = load.head
+                if len(self._heads) > HEADS_KEPT:
+                    del self._heads[next(iter(self._heads))]
             if block is not None:
                 self._cache.put((*key, "sealed", load.number), block)
         elif block is not None:
@@ -314,30 +332,10 @@ class ColumnBlocks:
             name = None if only_known else self._table(queue).get(number)
             if name is None:
                 return None
-            try:
-                head = columns_file.read_head(self._files, self._directory_of(queue), name)
-                if key not in self._proved:
-                    self._check(queue, head)
-            except (OSError, UntrueFileError) as error:
-                self._untrue(queue, number, name, error)
+            head = self._load_now(queue, number, name, lambda stats: False).head
+            if head is None:
                 return None
-            self._keep_head(key, head)
         return head if head.first_offset <= offset < head.end else None
-
-    def _keep_head(self, key: tuple[str, int, int], head: Head) -> None:
-        self._heads[key] = head
-        self._proved.add(key)
-        if len(self._heads) > HEADS_KEPT:
-            del self._heads[next(iter(self._heads))]
-
-    def _check(self, queue: Queue, found: Sealed | Head) -> None:
-        """Raises UntrueFileError."""
-
-        def proof_of(start: int, stop: int) -> int | None:
-            evidence = Evidence.take(self._log, queue, start, stop)
-            return None if evidence is None else evidence.proof()
-
-        columns_file.check(found, self._key(queue), queue.offset_min, proof_of)
 
     def _untrue(self, queue: Queue, number: int, name: str, error: Exception) -> None:
         """It is gone, which is said once."""
@@ -353,20 +351,6 @@ class ColumnBlocks:
         key = (*self._key(queue), number)
         self._heads.pop(key, None)
         self._proved.discard(key)
-
-    def _read(self, queue: Queue, number: int, name: str) -> ColumnBlock | None:
-        """The block of a file; None when it is not true."""
-        key = self._key(queue)
-        try:
-            sealed = columns_file.read(self._files, self._directory_of(queue), name)
-            if (*key, number) not in self._proved:
-                self._check(queue, sealed)
-                self._proved.add((*key, number))
-        except (OSError, UntrueFileError) as error:
-            self._untrue(queue, number, name, error)
-            return None
-        self._cache.put((*key, "sealed", number), sealed.block)
-        return sealed.block
 
     # --- the files of a queue
 
@@ -452,20 +436,15 @@ class ColumnBlocks:
                 if self._queues.by_key.get(key) is not queue:
                     break  # its topic was deleted meanwhile
                 if number not in table:
-                    if not self._is_safe(queue, number):
-                        break
+                    stop = (number + 1) * BLOCK_ROWS
+                    last = Source.take(self._log, queue, stop - 1, stop)
+                    if last is None or last.end_position > self._log.synced_offset:
+                        break  # a crash could still take it back
                     yield from self._seal(queue, number)
                     if number not in table:
                         break
                 number += 1
                 self._sealed_to[key] = number
-
-    def _is_safe(self, queue: Queue, number: int) -> bool:
-        """Whether all records of the block are on disk for good."""
-        last = Source.take(
-            self._log, queue, (number + 1) * BLOCK_ROWS - 1, (number + 1) * BLOCK_ROWS
-        )
-        return last is not None and last.end_position <= self._log.synced_offset
 
     def _seal(self, queue: Queue, number: int) -> Iterator[Step]:
         """Make one file."""

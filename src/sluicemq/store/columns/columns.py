@@ -27,8 +27,8 @@ from sluicemq.store.queues import ConsumeQueues, Queue
 if TYPE_CHECKING:
     from sluicemq.record.columns import ColumnBlock
     from sluicemq.store.columns.blocks import ColumnBlocks, Load, Step
+    from sluicemq.store.columns.file import Sealer
     from sluicemq.store.columns.scan import ColumnScan
-    from sluicemq.store.columns.seal import Sealer
 
 logger = logging.getLogger(__name__)
 

@@ -41,11 +41,9 @@ from sluicemq.record.table import UNIT_COLUMNS, Positions
 from sluicemq.store.bulk import unproved_rows
 from sluicemq.store.columns.blocks import ColumnBlocks
 from sluicemq.store.columns.file import Head
-from sluicemq.store.gather import RECORDS_S, Gather, Judgement, PostponedError, Select
-from sluicemq.store.log import LOST_CODE, CommitLog, read_scanned
+from sluicemq.store.gather import RECORDS_S, Gather, Judgement, PostponedError, Select, Soundness
+from sluicemq.store.log import LOST_CODE, CommitLog, explain, read_scanned
 from sluicemq.store.queues import BLANK_SIZE, UNIT_BYTES, Queue, Units
-from sluicemq.store.sound import Soundness
-from sluicemq.store.walk import explain
 
 if TYPE_CHECKING:
     from sluicemq.clock import Clock

@@ -1,11 +1,11 @@
 """The key index: from `topic#key` to the places of messages in the log (docs/spec/store.md §4).
 
-Built behind the log, never on the way of a send: `note` remembers that the log grew, `catch_up`
-walks what was noted, in slices, and puts the keys into the last file in batches (`columns`). A
-query catches up first, so that nobody sees the delay.
+Built behind the log, never on the way of a send: `catch_up` walks what was written, in slices, and
+puts the keys into the last file in batches (`columns`). A query catches up first, so that nobody
+sees the delay, unless so much is missing that nobody would wait for it.
 
-    log     ....................|=========noted=========|
-                                position             goal
+    log     ....................|======not indexed======|
+                                position             its end
     files   20261121020310980 (full)   20261121031500001 (the last: entries are added here)
 
 What makes it exact: entries lie in the order of the log, so "everything before `position` is in the
@@ -21,20 +21,34 @@ A batch that is written as columns (`record.batch_columns`) has the table of its
 keys and places are known when it is appended. `KnownKeys` keeps both until the index comes there;
 then it does not read the log. What is not there is read: after a restart, or when the index is far
 behind.
+
+Slots and headers, which only RocketMQ reads again from the files, are written once a minute, up to
+20 MB of them: by `flush_due` in the thread that waits for the disk, so that the loop does not. It
+alone works beside the others; until it is done the index stands still, and a query waits.
+
+The files know hashes and seconds. What `find` answers has the topic, the key itself, and a store
+time within the range to the millisecond; only what readers may see is found. An index that cannot
+be written (the disk is full) stops nothing: it falls behind, and goes on from there as soon as it
+can. When it is switched off its files stay as they are, and so does its mark.
 """
 
+import importlib
 import logging
 import struct
+import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.clock import Clock
+from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreDamagedError
 from sluicemq.files import Files
+from sluicemq.store.directory import Checkpoint, write_index_time
 from sluicemq.store.index.file import NAME_DIGITS, Geometry, IndexFile, is_index_name
 from sluicemq.store.index.hashes import key_hash, keys_of
 from sluicemq.store.log import CommitLog
@@ -56,6 +70,13 @@ STEP_COST_BYTES: Final = 1 << 19
 """What one step of getting ready counts for."""
 QUERY_BACKLOG_MAX: Final = 16 << 20
 """A query waits for so much of the log to be indexed, not for more: the loop is held so long."""
+FLUSH_S: Final = 60.0
+"""How often slots and headers are written: only RocketMQ would miss them after a crash."""
+CLOSE_BACKLOG_MAX: Final = 256 << 20
+"""A stop indexes what is left, but does not wait for an index that is built anew."""
+CANDIDATES_MAX: Final = 4096
+"""Records that one query reads: keys of equal hash are rare, hot keys are within their limit."""
+_COLUMNS: Final = "sluicemq.store.index.columns"
 
 
 class Known(NamedTuple):
@@ -131,47 +152,82 @@ class IndexMark(NamedTuple):
     files: int = -1
 
 
-class KeyIndex:
-    """The index of one store. Everything but `paths_to_sync`'s syncs happens in one thread.
+class Found(NamedTuple):
+    """Records, newest first. `last_time_ms` and `last_offset` are how far the index is, 0 when it
+    had nothing of that hash; `behind_bytes` is how much of the log is not indexed yet, when that
+    is too much to wait for: then nothing was looked up."""
 
-    `known` is what the writer knows. `before_full` gets the last store time of a file that is
-    full, before its header says so.
-    """
+    records: list[bytes]
+    last_time_ms: int = 0
+    last_offset: int = 0
+    behind_bytes: int = 0
+
+
+class KeyIndex:
+    """The index of one store; everything but `flush_due` in the thread that appends."""
 
     def __init__(
-        self, files: Files, directory: str, log: CommitLog, geometry: Geometry, clock: Clock
+        self,
+        config: StoreConfig,
+        files: Files,
+        clock: Clock,
+        log: CommitLog,
+        checkpoint: Checkpoint,
+        *,
+        after_crash: bool,
     ) -> None:
+        """Load; the log has been recovered. Raises StoreDamagedError for files of unknown sizes."""
         self._files = files
-        self._directory = directory
+        self._directory = f"{config.root}/index"
+        self._checkpoint_path = f"{config.root}/checkpoint"
         self._log = log
-        self._geometry = geometry
+        self._geometry = Geometry(config.index_slots, config.index_entries)
         self._clock = clock
+        self.is_on = config.index_enable
+        self._lock = threading.Lock()  # to change the index or to look into it
         self._index_files: list[IndexFile] = []
         self._unsynced: set[str] = set()
         self._preparing: deque[Iterator[None]] = deque()
         self._proof: Iterator[None] | None = None  # are the files that others wrote complete?
-        self._position = self._goal = 0
-        self._marked_name = 0  # the last file that the durable mark at our start speaks of
+        self._position = log.written_offset
         self._skip = 0  # keys of the record at `position` that are in already
-        self.known = KnownKeys()
-        self.before_full: Callable[[int], None] = lambda end_ms: None
+        self._flush_s = clock.monotonic_s()
+        self._flush_due_ms: int | None = None
+        self._trouble = ""
+        self.follows_ticks = True
+        """Whether `tick` lets the index catch up; false when somebody else does it more often."""
+        self.record_at: Callable[[int], bytes | None] = lambda offset: None
+        """Reads what is visible."""
+        self.known = KnownKeys(is_wanted=self.is_on)
+        """For the writer to fill."""
+        mark = checkpoint.mark
+        self._found_mark = IndexMark() if mark is None else IndexMark(*mark[5:9])
+        self._index_time_ms = checkpoint.index_time_ms
+        if self.is_on:
+            # With a mark of ours RocketMQ's field is no proof: it is written before the files.
+            java_time_ms = checkpoint.index_time_ms if mark is None else 0
+            self._load(self._found_mark, after_crash=after_crash, java_time_ms=java_time_ms)
+            if not after_crash:  # RocketMQ says this time only when a file is full
+                self._index_time_ms = max(self._index_time_ms, self._newest[0])
+        self.has_news = self._index_time_ms != checkpoint.index_time_ms
+        """Whether the checkpoint says less of the index than is known: RocketMQ would throw it away
+        when it finds the store after a kill."""
 
     @property
     def _last(self) -> IndexFile | None:
         return self._index_files[-1] if self._index_files else None
 
+    @property
+    def _newest(self) -> tuple[int, int]:
+        """Store time (ms) and place of the newest message that has an entry; (0, 0): none."""
+        file = self._last
+        return (0, 0) if file is None else (file.end_ms, file.end_offset)
+
     # --- opening
 
-    def load(
-        self, mark: IndexMark, end: int, *, after_crash: bool = False, java_time_ms: int = 0
-    ) -> None:
-        """Find the files, and where to go on; the log has been recovered and ends at `end`.
-
-        What takes time is left to `catch_up`. Raises StoreDamagedError when the size of a file is
-        not known.
-        """
-        self._goal = end
-        self._marked_name = mark.file
+    def _load(self, mark: IndexMark, *, after_crash: bool, java_time_ms: int) -> None:
+        """Find the files, and where to go on. What takes time is left to `catch_up`."""
+        end = self._log.written_offset
         names = [n for n in self._files.names(self._directory) if is_index_name(n)]
         while names:
             with closing(self._files.open(f"{self._directory}/{names[-1]}")) as file:
@@ -258,67 +314,108 @@ class KeyIndex:
 
     # --- following the log
 
-    def note(self, start: int, end: int) -> None:
-        """The log was written up to `end`."""
-        self._goal = end
-
     @property
     def backlog_bytes(self) -> int:
         """How much of the log is not indexed yet."""
-        return self._goal - self._position
+        return self._log.written_offset - self._position if self.is_on else 0
 
     @property
-    def is_current(self) -> bool:
-        """Whether everything that was noted is indexed."""
-        return self._position >= self._goal and not self._preparing
+    def is_close(self) -> bool:
+        """Whether only what just came is missing, not an index that is built anew."""
+        return self.backlog_bytes <= QUERY_BACKLOG_MAX
 
-    def catch_up(self, bytes_max: int | None = None) -> bool:
-        """Index what was noted, about `bytes_max` of the log at most; True when all is done.
+    @property
+    def _is_current(self) -> bool:
+        return not self.backlog_bytes and not self._preparing
 
-        Raises OSError when an entry cannot be written; the next call goes on where this one was.
-        """
-        left = bytes_max
-        while self._preparing or self._position < self._goal or self._proof is not None:
-            if left is not None and left <= 0:
+    def catch_up(self, bytes_max: int = SLICE_BYTES) -> bool:
+        """Index about so many bytes of the log; True when nothing is left (or nothing can be
+        done)."""
+        if not self.is_on or not self._lock.acquire(blocking=False):
+            return True
+        try:
+            done = self._try(lambda: self._advance(bytes_max))
+        finally:
+            self._lock.release()
+        return done or bool(self._trouble)
+
+    def _advance(self, left: int) -> bool:
+        """Index about so many bytes; True when all is done. Raises OSError when an entry cannot be
+        written; the next call goes on where this one was."""
+        while self._preparing or self.backlog_bytes or self._proof is not None:
+            if left <= 0:
                 return False
             used = STEP_COST_BYTES
             if self._preparing:
                 if next(self._preparing[0], self) is self:
                     self._preparing.popleft()
-            elif self._position < self._goal:
-                used = self._index_slice(SLICE_BYTES if left is None else min(left, SLICE_BYTES))
+            elif self.backlog_bytes:
+                used = self._index_slice(min(left, SLICE_BYTES))
             elif self._proof is not None and next(self._proof, self) is self:
                 self._proof = None
-            left = None if left is None else left - used
+            left -= used
         return True
 
-    def catch_up_for_query(self) -> bool:
-        """Index what is missing, when it is little; False when a query would wait too long."""
-        if self.backlog_bytes <= QUERY_BACKLOG_MAX:
-            self.catch_up(QUERY_BACKLOG_MAX)
-        return self.is_current
+    @property
+    def is_warm(self) -> bool:
+        """Whether NumPy is there: loading it takes a tenth of a second."""
+        return _COLUMNS in sys.modules
+
+    def warm_up(self) -> None:
+        """Load it. In any thread."""
+        importlib.import_module(_COLUMNS)
+
+    def tick(self, log_time_ms: int) -> None:
+        """Now and then: a slice of work, and whether the flush for RocketMQ is due. `log_time_ms`
+        is the store time of the last record."""
+        if self.follows_ticks:
+            self.catch_up()
+        now_s = self._clock.monotonic_s()
+        is_first = not self._index_time_ms and self.backlog_bytes == 0
+        if is_first or now_s - self._flush_s >= FLUSH_S:
+            self._flush_s = now_s
+            if not self._is_flushed(log_time_ms):
+                self._flush_due_ms = log_time_ms
+
+    def finish(self, log_time_ms: int) -> None:
+        """Before the last mark: everything into the files."""
+        self.catch_up(CLOSE_BACKLOG_MAX)
+        self._flush_due_ms = log_time_ms
+        self.flush_due()
+
+    def _try(self, work: Callable[[], bool]) -> bool:
+        """False when the disk refuses; said once for each text."""
+        try:
+            done = work()
+        except OSError as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                logger.warning("the key index falls behind: %s", error)
+            return False
+        self._trouble = ""
+        return done
 
     def _index_slice(self, bytes_max: int) -> int:
         """Index records from `position` on; returns how many bytes of the log that was."""
         before = self._position = max(self._position, self._log.start)
         segment, last = self._log.segments.at(before), self._last
         if segment is None:
-            self._position = self._goal
-            return self._goal - before
+            self._position = self._log.written_offset
+            return self._position - before
         if last is not None and not last.is_ready and last.room:
             self._preparing.append(last.load())  # its slots have to come into memory first
             return STEP_COST_BYTES
         following = self.known.next_start(before)
         if following == before and not self._skip:
-            known = self.known.take(before, self._goal, bytes_max)
+            known = self.known.take(before, self._log.written_offset, bytes_max)
             if known is not None:
                 self._put(known.columns, 0, known.starts)
                 self._position = known.end
                 return known.end - before
         from sluicemq.store.index import columns  # noqa: PLC0415 - NumPy when there is something
 
-        view, base = segment.view(), segment.base
-        ends = before + bytes_max, self._goal, segment.end, following or self._goal
+        view, base, goal = segment.view(), segment.base, self._log.written_offset
+        ends = before + bytes_max, goal, segment.end, following or goal
         stop = max(min(ends), before + 1) - base
         starts, end = columns.walk(view, before - base, stop)
         if len(starts):
@@ -348,7 +445,7 @@ class KeyIndex:
         if last is not None and last.room > 0:
             return last
         if last is not None:
-            self.before_full(last.end_ms)
+            self._vouch(last.end_ms)
             last.flush()
             self._unsynced.add(last.path)
             last.release()
@@ -359,7 +456,7 @@ class KeyIndex:
         now_ms = self._clock.now_ms()
         moment = datetime.fromtimestamp(now_ms // 1000, UTC).astimezone()
         name = int(f"{moment:%Y%m%d%H%M%S}{now_ms % 1000:03d}")
-        name = max(name, self._marked_name + 1, 0 if last is None else last.name + 1)
+        name = max(name, self._found_mark.file + 1, 0 if last is None else last.name + 1)
         while self._files.exists(path := f"{self._directory}/{name:0{NAME_DIGITS}d}"):
             name += 1
         self._index_files.append(IndexFile.create(self._files, path, self._geometry, last))
@@ -404,9 +501,50 @@ class KeyIndex:
 
     # --- asking
 
+    def find(
+        self,
+        topic: str,
+        key: str,
+        count_max: int,
+        begin_ms: int,
+        end_ms: int,
+        *,
+        is_unique: bool = False,
+    ) -> Found | None:
+        """Messages with this unique key or, unless `is_unique`, with this word among their keys,
+        stored from `begin_ms` to `end_ms`. None when there is no index."""
+        if not self.is_on:
+            return None
+
+        def catch_up() -> bool:
+            if self.is_close:
+                self._advance(QUERY_BACKLOG_MAX)
+            return self._is_current
+
+        with self._lock:
+            if not self._try(catch_up):
+                return Found([], behind_bytes=max(self.backlog_bytes, 1))
+            records: list[bytes] = []
+            seen: set[int] = set()
+            for offset in islice(self.query(topic, key, begin_ms, end_ms), CANDIDATES_MAX):
+                if len(records) >= count_max:
+                    break
+                record = None if offset in seen else self.record_at(offset)
+                seen.add(offset)
+                if record is None:
+                    continue
+                found = keys_of(record)
+                if (
+                    found.topic == topic
+                    and begin_ms <= found.store_time_ms <= end_ms
+                    and (found.unique_key == key or (not is_unique and key in found.keys))
+                ):
+                    records.append(record)
+            return Found(records, *(self._newest if seen else (0, 0)))
+
     def query(self, topic: str, key: str, begin_ms: int, end_ms: int) -> Iterator[int]:
         """Places of messages that may have this key and time, newest first. Other keys of the same
-        hash may be among them: check the record. Call `catch_up` before."""
+        hash may be among them."""
         value = key_hash(topic, key)
         for file in reversed(self._index_files):
             if file.is_empty or file.begin_ms > end_ms or file.end_ms + 999 < begin_ms:
@@ -415,67 +553,91 @@ class KeyIndex:
             if file.begin_ms < begin_ms:
                 return
 
-    @property
-    def last(self) -> tuple[int, int]:
-        """Store time (ms) and place of the newest message that has an entry; (0, 0): none."""
-        file = self._last
-        return (0, 0) if file is None else (file.end_ms, file.end_offset)
-
     # --- durability
 
-    def mark(self) -> IndexMark:
-        """What may be claimed once the paths of `paths_to_sync` are synced."""
-        if self._proof is not None or self._skip:
-            return IndexMark()
+    @property
+    def is_flush_due(self) -> bool:
+        """Whether `flush_due` has something to do."""
+        return self._flush_due_ms is not None
+
+    def flush_due(self) -> None:
+        """Write slots and headers of the last file if it is time, so that RocketMQ could go on with
+        it. In any thread."""
+        due_ms, self._flush_due_ms = self._flush_due_ms, None
+        if due_ms is None:
+            return
+
+        def flush() -> bool:
+            # What came since the flush became due may be indexed already.
+            self._vouch(max(self._time_ms(due_ms), self._newest[0]))
+            last = self._last
+            if last is not None and not last.is_flushed:
+                self._unsynced.add(last.path)  # before: of a write that fails something may arrive
+                last.flush()
+            return True
+
+        with self._lock:
+            if not self._is_flushed(due_ms):
+                self._try(flush)
+
+    def _time_ms(self, log_time_ms: int) -> int:
+        """Up to which store time all is indexed, when the log's last record is of `log_time_ms`."""
+        return log_time_ms if self._is_current else self._newest[0]
+
+    def _is_flushed(self, log_time_ms: int) -> bool:
         last = self._last
-        if last is None:
-            return IndexMark(self._position, files=0)
-        return IndexMark(self._position, last.count, last.name, len(self._index_files))
+        is_written = last is None or last.is_flushed
+        return not self.is_on or (is_written and self._time_ms(log_time_ms) == self._index_time_ms)
+
+    def _vouch(self, time_ms: int) -> None:
+        """Before files say it: after a kill RocketMQ throws away those that are newer than this."""
+        self._index_time_ms = time_ms
+        write_index_time(self._files, self._checkpoint_path, time_ms)
+
+    def mark(self) -> IndexMark:
+        """What the next checkpoint may say when `paths_to_sync` are synced before."""
+        if not self.is_on:
+            return self._found_mark
+        with self._lock:
+            if self._proof is not None or self._skip:
+                return IndexMark()
+            last = self._last
+            if last is None:
+                return IndexMark(self._position, files=0)
+            return IndexMark(self._position, last.count, last.name, len(self._index_files))
 
     @property
     def is_synced(self) -> bool:
-        """Whether there is nothing to sync."""
+        """Whether `paths_to_sync` has nothing to give."""
         return not self._unsynced
 
     def paths_to_sync(self) -> list[str]:
         """Files (and maybe the directory) that were changed since the last call."""
-        paths = sorted(self._unsynced)
-        self._unsynced.clear()
-        return paths
-
-    def time_ms(self, log_time_ms: int) -> int:
-        """Up to which store time all is indexed, when the log's last record is of `log_time_ms`."""
-        return log_time_ms if self.is_current else self.last[0]
+        with self._lock:
+            paths = sorted(self._unsynced)
+            self._unsynced.clear()
+            return paths
 
     @property
-    def is_flushed(self) -> bool:
-        """Whether slots and headers lie in the files as they are."""
-        return self._last is None or self._last.is_flushed
+    def index_time_ms(self) -> int:
+        """RocketMQ's field of the checkpoint: as the files lie there, they are complete up to this
+        store time (0: not known)."""
+        return self._index_time_ms if self.is_on else 0
 
-    def flush(self) -> None:
-        """Write slots and header of the last file, so that RocketMQ could go on with it.
+    def start_moved(self, log_start: int) -> None:
+        """Let go of files whose messages all lie before, never of the last one."""
 
-        Raises OSError.
-        """
-        last = self._last
-        if last is not None and not last.is_flushed:
-            self._unsynced.add(last.path)  # before: of a write that fails something may arrive
-            last.flush()
+        def remove() -> bool:
+            while len(self._index_files) > 1 and self._index_files[0].end_offset < log_start:
+                file, *others = self._index_files
+                self._files.remove(file.path)
+                file.close()
+                self._index_files = others
+                self._unsynced.discard(file.path)
+            return True
 
-    def remove_before(self, log_offset: int) -> list[str]:
-        """Let go of files whose messages all lie before `log_offset`, never of the last one.
-
-        Returns the paths of those removed. Raises OSError.
-        """
-        removed = []
-        while len(self._index_files) > 1 and self._index_files[0].end_offset < log_offset:
-            file, *others = self._index_files
-            self._files.remove(file.path)
-            file.close()
-            self._index_files = others
-            self._unsynced.discard(file.path)
-            removed.append(file.path)
-        return removed
+        with self._lock:
+            self._try(remove)
 
     def close(self) -> None:
         for file in self._index_files:

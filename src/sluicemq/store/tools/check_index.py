@@ -27,8 +27,7 @@ from sluicemq.record.table import Mask, Positions
 from sluicemq.store.directory import Mark
 from sluicemq.store.index.columns import Slots, columns_of
 from sluicemq.store.tools.check_files import ERROR, NOTE, WARNING, Findings
-from sluicemq.store.tools.layout import StoreLayout
-from sluicemq.store.tools.walk import Hole, Run
+from sluicemq.store.tools.layout import Hole, Run, StoreLayout
 
 HEADER: Final = INDEX_HEADER.struct
 ENTRY: Final = INDEX_ENTRY.dtype
@@ -95,8 +94,22 @@ class IndexFile:
             return ["it has no entry, but slots"] if self.slots.any() and not self.is_cut else []
         back = np.flatnonzero(np.diff(self.positions) < 0)[:20]
         order = [f"entry {at + 2} lies before entry {at + 1} in the log" for at in back]
-        header = [] if self.is_cut else self._header_problems()
-        return [*header, *order, *self._chain_problems()]
+        # Every entry leads to the one before it in its slot, the slot to the newest.
+        linked = Slots(len(self.slots)).link(self.hashes.astype(np.int32), 1)
+        chains = [
+            f"entry {at + 1} leads to entry {self.previous[at]}, but {linked.previous[at]} is the"
+            " one before it in its slot"
+            for at in np.flatnonzero(linked.previous != self.previous)[:20].tolist()
+        ]
+        if self.is_cut:
+            return order + chains
+        heads = np.zeros(len(self.slots), np.int64)
+        heads[linked.slots] = linked.newest
+        chains += [
+            f"slot {at} begins with entry {self.slots[at]} instead of {heads[at]}"
+            for at in np.flatnonzero(heads != self.slots)[:20].tolist()
+        ]
+        return [*self._header_problems(), *order, *chains]
 
     def _header_problems(self) -> list[str]:
         header, found = self.header, []
@@ -120,24 +133,6 @@ class IndexFile:
         used = int(np.count_nonzero(self.slots))
         if header.slots_used != used:
             found.append(f"its header counts {header.slots_used} used slots, there are {used}")
-        return found
-
-    def _chain_problems(self) -> list[str]:
-        """Every entry leads to the one before it in its slot, the slot to the newest."""
-        linked = Slots(len(self.slots)).link(self.hashes.astype(np.int32), 1)
-        found = [
-            f"entry {at + 1} leads to entry {self.previous[at]}, but {linked.previous[at]} is the"
-            " one before it in its slot"
-            for at in np.flatnonzero(linked.previous != self.previous)[:20].tolist()
-        ]
-        if self.is_cut:
-            return found
-        heads = np.zeros(len(self.slots), np.int64)
-        heads[linked.slots] = linked.newest
-        found += [
-            f"slot {at} begins with entry {self.slots[at]} instead of {heads[at]}"
-            for at in np.flatnonzero(heads != self.slots)[:20].tolist()
-        ]
         return found
 
 
@@ -214,7 +209,15 @@ class IndexCheck:
         self._findings = findings
         self._interrupted = layout.was_interrupted
         self._mark = mark
-        self._paths = self._settled(layout.indexes)
+        self._paths = paths = list(layout.indexes)
+        if self._interrupted and mark is not None:  # what a broker was making does not count
+            self._paths = [path for path in paths if _number(path) <= mark.index_file]
+            for path in paths[len(self._paths) :]:
+                findings.add(
+                    NOTE, "unsettled-index", layout.name_of(path),
+                    "it was being made when the store was interrupted: the next start makes it"
+                    " anew",
+                )  # fmt: skip
         self._unsettled = layout.indexes[-1] if self._interrupted and layout.indexes else ""
         self._loaded: list[IndexFile] = []
         self._has_index = bool(self._paths)
@@ -224,18 +227,6 @@ class IndexCheck:
         self._missing_late = 0
         self._missing_first = self._missing_last = -1
         self._repeated = 0
-
-    def _settled(self, paths: list[str]) -> list[str]:
-        """The files that have to be right: all but those which an interrupted broker was making."""
-        if not self._interrupted or self._mark is None:
-            return list(paths)
-        settled = [path for path in paths if _number(path) <= self._mark.index_file]
-        for path in paths[len(settled) :]:
-            self._findings.add(
-                NOTE, "unsettled-index", self._layout.name_of(path),
-                "it was being made when the store was interrupted: the next start makes it anew",
-            )  # fmt: skip
-        return settled
 
     def _severity(self, path: str) -> str:
         return WARNING if path == self._unsettled else ERROR

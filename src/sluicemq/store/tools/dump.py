@@ -28,7 +28,11 @@ from sluicemq.store.tools.check_files import JSON_DOCUMENTS, read_document
 from sluicemq.store.tools.check_index import HEADER, IndexFile, IndexHeader, load_index
 from sluicemq.store.tools.layout import (
     BATCH_UNIT,
+    Blank,
+    Hole,
+    LogWalk,
     QueueKey,
+    Run,
     Series,
     StoreLayout,
     UnitFile,
@@ -36,10 +40,11 @@ from sluicemq.store.tools.layout import (
     is_address,
     is_blank,
     is_used,
+    last_data,
     read_extension,
     read_file,
+    record_at,
 )
-from sluicemq.store.tools.walk import Blank, Hole, LogWalk, Run, last_data, record_at
 
 _HEAD_BYTES = 76
 _JAVA_FIELDS = ("log_time_ms", "queue_time_ms", "index_time_ms", "flushed_offset", "confirm_offset")
@@ -245,6 +250,19 @@ class Selection:
     def wants_time(self, time_ms: int) -> bool:
         return self.time_min_ms <= time_ms <= self.time_max_ms
 
+    def rows(self, records: Records) -> list[int]:
+        """The numbers of the records of the wanted queue, offsets and times."""
+        offsets, times = records.number("queue_offset"), records.number("store_time")
+        good = (offsets >= self.offset_min) & (offsets <= self.offset_max)
+        good &= (times >= self.time_min_ms) & (times <= self.time_max_ms)
+        if self.queue_id is not None:
+            good &= records.number("queue_id") == self.queue_id
+        if self.topic is not None:
+            names, ids = records.topics
+            name = self.topic.encode()
+            good &= ids == (names.index(name) if name in names else -1)
+        return list(np.flatnonzero(good).tolist())
+
     def wants(self, properties: Mapping[str, str]) -> bool:
         """By key, tag and expression."""
         keys = (properties.get(UNIQ_KEY), *properties.get(KEYS, "").split(" "))
@@ -278,7 +296,7 @@ def dump_log(
             else record_at(layout.log, found.start, found.end - found.start)
         )
         assert records is not None  # the walk has just read it
-        for row in _wanted_rows(records, selection):
+        for row in selection.rows(records):
             properties = records.properties_of(row) if decides else b""
             if not decides or selection.wants(decode_properties(properties)):
                 yield message_value(bytes(records.record(row)), body)
@@ -286,19 +304,6 @@ def dump_log(
         yield {
             "kind": "tail", "position": holes[0].start, "end": end, "reason": holes[0].reason,
         }  # fmt: skip
-
-
-def _wanted_rows(records: Records, selection: Selection) -> list[int]:
-    offsets, times = records.number("queue_offset"), records.number("store_time")
-    good = (offsets >= selection.offset_min) & (offsets <= selection.offset_max)
-    good &= (times >= selection.time_min_ms) & (times <= selection.time_max_ms)
-    if selection.queue_id is not None:
-        good &= records.number("queue_id") == selection.queue_id
-    if selection.topic is not None:
-        names, ids = records.topics
-        name = selection.topic.encode()
-        good &= ids == (names.index(name) if name in names else -1)
-    return list(np.flatnonzero(good).tolist())
 
 
 def message_value(record: bytes, body: str) -> dict[str, Any]:
@@ -361,7 +366,19 @@ def dump_queues(layout: StoreLayout, selection: Selection) -> Iterator[dict[str,
     for key, series in sorted(layout.batch_queues.items()):
         if selection.wants_queue(key):
             for start, part in UnitFile(series, BATCH_UNIT).pieces():
-                yield from _batch_units(key, start, part, selection)
+                for at in np.flatnonzero(is_used(part)).tolist():
+                    fields = dict(zip(part.dtype.names, part[at].tolist(), strict=True))
+                    first, count = fields["first"], fields["count"]
+                    is_beside = (
+                        first > selection.offset_max or first + count <= selection.offset_min
+                    )
+                    if not is_beside and selection.wants_time(fields["store_time"]):
+                        yield {
+                            "kind": "batch_unit", "topic": key[0], "queue_id": key[1],
+                            "number": start + at, "offset": first, "count": count,
+                            "position": fields["position"], "size": fields["size"],
+                            "tag_code": fields["code"], "store_time_ms": fields["store_time"],
+                        }  # fmt: skip
 
 
 def _units(
@@ -378,18 +395,17 @@ def _units(
             if selection.matches is None and selection.key is None and not selection.has_times:
                 yield {**value, "blank" if blank[at] else "unused": True}
             continue
-        value |= _code(layout, key, code)
+        if is_address(code):
+            found = read_extension(layout.extensions.get(key), code)
+            if found is not None:
+                value["tag_code"] = found.tag_code
+            value["extension_address"] = code
+            value["extension"] = found and found._asdict() | {"bitmap": found.bitmap.hex()}
+        else:
+            is_time = key[0] == SCHEDULE_TOPIC and code > 1 << 31
+            value["due_time_ms" if is_time else "tag_code"] = code
         if _wants_unit(layout, position, size, value.get("tag_code"), selection):
             yield value
-
-
-def _code(layout: StoreLayout, key: QueueKey, code: int) -> dict[str, Any]:
-    if is_address(code):
-        found = read_extension(layout.extensions.get(key), code)
-        extension = None if found is None else found._asdict() | {"bitmap": found.bitmap.hex()}
-        tag = {} if found is None else {"tag_code": found.tag_code}
-        return {**tag, "extension_address": code, "extension": extension}
-    return {"due_time_ms" if key[0] == SCHEDULE_TOPIC and code > 1 << 31 else "tag_code": code}
 
 
 def _wants_unit(
@@ -405,22 +421,6 @@ def _wants_unit(
     if record is None or record.sizes[0] != size:
         return False
     return selection.wants(decode_properties(record.properties_of(0)))
-
-
-def _batch_units(
-    key: QueueKey, start: int, part: Any, selection: Selection
-) -> Iterator[dict[str, Any]]:
-    for at in np.flatnonzero(is_used(part)).tolist():
-        fields = dict(zip(part.dtype.names, part[at].tolist(), strict=True))
-        first, last = fields["first"], fields["first"] + fields["count"] - 1
-        wanted = selection.offset_min <= last and first <= selection.offset_max
-        if wanted and selection.wants_time(fields["store_time"]):
-            yield {
-                "kind": "batch_unit", "topic": key[0], "queue_id": key[1], "number": start + at,
-                "offset": first, "count": fields["count"], "position": fields["position"],
-                "size": fields["size"], "tag_code": fields["code"],
-                "store_time_ms": fields["store_time"],
-            }  # fmt: skip
 
 
 def dump_index(layout: StoreLayout, selection: Selection) -> Iterator[dict[str, Any]]:

@@ -10,17 +10,32 @@ them one after the other, `manifest.jsonl` says of each where it was:
 
 Copies are on disk before the first byte that they save is overwritten. What is there already is
 not written again.
+
+`Requeue` makes the consume queues say what the log says, and changes no unit that is right already:
+fed with all good records in the order of the log, as a broker would be that builds its queues anew:
+each record's unit is put at its offset. An offset at or below one that came before means that the
+topic was deleted and made again: the queue ends there, and goes on from there.
+
+Units of records that retention has removed from the log stay. A queue without a directory is made,
+but not when the broker's table of topics is there and does not know its topic: it was deleted.
 """
 
 import json
+from contextlib import closing
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sluicemq.files import File, Files
-from sluicemq.store.tools.layout import read_or_zeros
+from sluicemq.record.table import UNIT_COLUMNS
+from sluicemq.store.log import LOST_CODE
+from sluicemq.store.queues import BLANK_UNIT, UNIT, UNIT_BYTES, is_possible
+from sluicemq.store.segments import used_blocks
+from sluicemq.store.tools.layout import Run, Series, read_or_zeros
 
 BATCH_BYTES: Final = 8 << 20
 _PIECE_BYTES: Final = 1 << 20
-_BLOCK_BYTES: Final = 4096
 
 
 class Edits:
@@ -52,22 +67,12 @@ class Edits:
 
     def zero(self, path: str, start: int, end: int) -> None:
         """Make [start, end) of a file read as zeros; holes in it stay holes."""
-        file = self._files.open(path)
-        try:
+        with closing(self._files.open(path)) as file:
             at = start
             while at < end and (found := file.data_start(at)) is not None and found < end:
                 at = min(found + _PIECE_BYTES, end)
-                self._zero_blocks(path, found, _read(file, at - found, found))
-        finally:
-            file.close()
-
-    def _zero_blocks(self, path: str, offset: int, data: bytes) -> None:
-        at = 0
-        while at < len(data):
-            size = min(_BLOCK_BYTES - (offset + at) % _BLOCK_BYTES, len(data) - at)
-            if any(data[at : at + size]):
-                self.write(path, offset + at, bytes(size))
-            at += size
+                for offset, size in used_blocks(_read(file, at - found, found), found):
+                    self.write(path, offset, bytes(size))
 
     def make_file(self, path: str, size: int) -> None:
         """A file of that size: made of zeros, made longer, or (with a copy) shorter."""
@@ -75,8 +80,7 @@ class Edits:
         directory = path.rpartition("/")[0]
         is_new = not self._files.exists(path)
         self._files.make_directory(directory)
-        file = self._files.open(path, create=True)
-        try:
+        with closing(self._files.open(path, create=True)) as file:
             before = file.size()
             if before == size and not is_new:
                 return
@@ -85,24 +89,19 @@ class Edits:
             self._note({"created": True} if is_new else {"size_before": before}, path)
             self._sync_backup()
             file.truncate(size)
-        finally:
-            file.close()
         self._touched.add(path)
         self._directories.add(directory)
 
     def remove_file(self, path: str, size: int) -> None:
         """Remove a file, with copies of all that is not zero in it."""
         self.flush()
-        file = self._files.open(path)
-        try:
+        with closing(self._files.open(path)) as file:
             at = 0
             while at < size and (found := file.data_start(at)) is not None:
                 data = _read(file, min(_PIECE_BYTES, size - found), found)
                 if any(data):
                     self._save(path, found, data)
                 at = found + max(len(data), 1)
-        finally:
-            file.close()
         self._note({"removed": True}, path)
         self._sync_backup()
         self._files.remove(path)
@@ -114,11 +113,8 @@ class Edits:
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         real = []
         for path, offset, data in waiting:
-            file = self._files.open(path)
-            try:
+            with closing(self._files.open(path)) as file:
                 old = _read(file, len(data), offset)
-            finally:
-                file.close()
             if old != data:
                 self._save(path, offset, old)
                 real.append((path, offset, data))
@@ -126,11 +122,8 @@ class Edits:
             return
         self._sync_backup()
         for path, offset, data in real:
-            file = self._files.open(path)
-            try:
+            with closing(self._files.open(path)) as file:
                 file.pwrite(data, offset)
-            finally:
-                file.close()
             self._touched.add(path)
             self.changed_bytes += len(data)
 
@@ -138,11 +131,8 @@ class Edits:
         """Make the rest of the changes; all are on disk on return."""
         self.flush()
         for path in sorted(self._touched):
-            file = self._files.open(path)
-            try:
+            with closing(self._files.open(path)) as file:
                 file.sync()
-            finally:
-                file.close()
         for directory in sorted(self._directories):
             self._files.sync_directory(directory)
         for file_or_none in (self._saved, self._manifest):
@@ -180,3 +170,189 @@ class Edits:
 
 def _read(file: File, size: int, offset: int) -> bytes:
     return read_or_zeros(lambda at, count: file.pread(count, at), offset, size)
+
+
+QueueKey = tuple[str, int]
+GAP_MAX: Final = 1 << 22
+"""Messages that a queue may lack in a row, when records are in doubt."""
+FILES_MAX: Final = 1 << 12
+_CODE_MAX: Final = (1 << 31) - 1
+DELAY_MAX_MS: Final = 40 * 86_400_000
+"""What messageDelayLevel allows."""
+EXTENSION_ADDRESS_MAX: Final = -(1 << 31) - 1
+"""Tag codes up to this are addresses in a ConsumeQueueExt file (spec/store.md §3.2)."""
+
+
+class Requeue:
+    """Compares (without `edits`) or mends (with them) the queues of one store."""
+
+    def __init__(
+        self,
+        queues: dict[QueueKey, Series],
+        directory: str,
+        file_bytes: int,
+        topics: set[str] | None,
+        edits: Edits | None,
+        safe_end: int | None = None,
+    ) -> None:
+        """`safe_end`: units of records from there on are not missed (after a crash the next start
+        makes them)."""
+        self._queues = queues
+        self._directory = directory
+        self._file_bytes = file_bytes
+        self._topics = topics
+        self._edits = edits
+        self._safe_end = safe_end
+        self._ends: dict[QueueKey, int] = {}
+        self._bases: dict[QueueKey, set[int]] = {
+            key: {item.base for item in series.items} for key, series in queues.items()
+        }
+        self.skip: set[int] = set()
+        """Positions of records that are not put into a queue."""
+        self._later: dict[QueueKey, int] = {}
+        self.wrong_units = 0
+        """Complete after `finish`."""
+        self.missing_queues: set[QueueKey] = set()
+
+    def add(self, run: Run) -> None:
+        for group in run.groups:
+            key = (group.topic.decode(errors="replace"), group.queue_id)
+            if key not in self._queues:
+                if not is_possible(key) or (
+                    self._topics is not None and key[0] not in self._topics
+                ):
+                    continue
+                if self._safe_end is None or group.units["position"][0] < self._safe_end:
+                    self.missing_queues.add(key)
+            is_plain = not self.skip or not np.isin(group.units["position"], [*self.skip]).any()
+            if group.is_row and is_plain:
+                self._put(key, int(group.offsets[0]), group.units.tobytes())
+                continue
+            for offset, unit_parts in group.rows():
+                if unit_parts[0] not in self.skip:
+                    self._put(key, offset, UNIT.pack(*unit_parts))
+
+    def _put(self, key: QueueKey, offset: int, data: bytes) -> None:
+        """Consecutive units from `offset` on."""
+        end = self._ends.get(key)
+        if end is None:  # what is before the first record has to be used, or blank
+            end = self._first(key, offset)
+        if offset - end > GAP_MAX:
+            return  # no queue lacks so many: the record is wrong
+        if offset > end:
+            data, offset = self._gap(key, end, offset, UNIT.unpack_from(data)[0]) + data, end
+        elif offset < end:  # the topic was deleted and made again
+            self._later.pop(key, None)
+            if self._edits is not None:
+                self._edits.flush()  # what is compared below may just have been changed
+        self._ends[key] = offset + len(data) // UNIT_BYTES
+        series = self._queues.get(key)
+        old = b"" if series is None else series.read(offset * UNIT_BYTES, len(data))
+        wrong, later = _wrong_rows(old, data)
+        if not len(wrong):
+            return
+        if self._edits is not None:
+            first, last = int(wrong[0]), int(wrong[-1])
+            piece = data[first * UNIT_BYTES : (last + 1) * UNIT_BYTES]
+            self._write(key, (offset + first) * UNIT_BYTES, piece, self._edits)
+        elif self._safe_end is None or UNIT.unpack_from(data)[0] < self._safe_end:
+            self.wrong_units += len(wrong) - later
+            if later:  # wrong, unless the topic turns out to have been made again
+                self._later[key] = self._later.get(key, 0) + later
+
+    def _first(self, key: QueueKey, offset: int) -> int:
+        """Where the units begin that lie in the queue's files before this offset, at most
+        `GAP_MAX` of them."""
+        units = self._file_bytes // UNIT_BYTES
+        bases = {base // UNIT_BYTES for base in self._bases.get(key, ())}
+        first = own = offset - offset % units
+        while first - units in bases and offset - first + units <= GAP_MAX:
+            first -= units
+        return first if own in bases else offset
+
+    def _gap(self, key: QueueKey, first: int, end: int, before: int) -> bytes:
+        """The units of offsets that no record has: as they are, blank where they are nothing."""
+        size = (end - first) * UNIT_BYTES
+        series = self._queues.get(key)
+        old = series.read(first * UNIT_BYTES, size) if series is not None else b""
+        units = np.frombuffer(old + bytes(size - len(old)), UNIT_COLUMNS).copy()
+        bad = (units["size"] <= 0) | (units["position"] < 0) | (units["position"] > before)
+        units[bad] = np.frombuffer(BLANK_UNIT, UNIT_COLUMNS)[0]
+        return units.tobytes()
+
+    def _write(self, key: QueueKey, position: int, data: bytes, edits: Edits) -> None:
+        bases, size, done = self._bases.setdefault(key, set()), self._file_bytes, 0
+        while done < len(data):
+            at = position + done
+            base = at - at % size
+            if base not in bases:  # files have no gaps: those between are made, too
+                before = max((known for known in bases if known < base), default=base - size)
+                if base - before > FILES_MAX * size:
+                    before = base - size  # a leftover of an earlier life: nobody misses these
+                for missing in range(before + size, base + 1, size):
+                    edits.make_file(self._path(key, missing), size)
+                    blanks = min(at - missing, size) // UNIT_BYTES
+                    edits.write(self._path(key, missing), 0, BLANK_UNIT * blanks)
+                    bases.add(missing)
+            piece = data[done : done + base + size - at]
+            edits.write(self._path(key, base), at - base, piece)
+            done += len(piece)
+
+    def _path(self, key: QueueKey, base: int) -> str:
+        for item in self._queues[key].items if key in self._queues else ():
+            if item.base == base:
+                return item.path
+        return f"{self._directory}/{key[0]}/{key[1]}/{base:020d}"
+
+    def finish(self, log_end: int) -> None:
+        """Nothing is left behind the ends: no unit may point to where no record is."""
+        edits = self._edits
+        self.wrong_units += sum(self._later.values())
+        if edits is not None:
+            edits.flush()
+        for key, series in self._queues.items():
+            end = self._ends.get(key)
+            position = end * UNIT_BYTES if end is not None else _first_behind(series, log_end)
+            for item in series.items if position is not None else ():
+                start = max(position or 0, item.base)
+                if start >= item.end:
+                    continue
+                if edits is not None and start == item.base and end:
+                    edits.remove_file(item.path, item.size)
+                elif edits is not None:
+                    edits.zero(item.path, start - item.base, item.size)
+                elif self._safe_end is None:
+                    for _, data in series.data(start, item.end, UNIT_BYTES):
+                        rows = np.frombuffer(data, np.uint8).reshape(-1, UNIT_BYTES)
+                        self.wrong_units += int(np.count_nonzero(rows.any(axis=1)))
+        if edits is not None:
+            edits.flush()
+
+
+def _wrong_rows(old: bytes, new: bytes) -> tuple[NDArray[Any], int]:
+    """The rows that differ, and how many of them may be units of a later life of the topic.
+
+    Addresses of extension units are as good as the codes they stand for, and so are other times of
+    delayed messages: nobody knows by which messageDelayLevel they were stored.
+    """
+    if old == new:
+        return np.empty(0, np.int64), 0
+    wanted = np.frombuffer(new, UNIT_COLUMNS)
+    found = np.frombuffer(old + bytes(len(new) - len(old)), UNIT_COLUMNS)
+    same = (found["position"] == wanted["position"]) & (found["size"] == wanted["size"])
+    codes, wanted_codes = found["code"].astype(np.int64), wanted["code"].astype(np.int64)
+    is_time = (wanted_codes > _CODE_MAX) & (abs(wanted_codes - codes) <= DELAY_MAX_MS)
+    is_other = (codes <= EXTENSION_ADDRESS_MAX) | is_time
+    same &= (codes == wanted_codes) | (is_other & (wanted_codes != LOST_CODE))
+    later = ~same & (found["position"] > wanted["position"]) & (found["size"] > 0)
+    return np.flatnonzero(~same), int(np.count_nonzero(later))
+
+
+def _first_behind(series: Series, log_end: int) -> int | None:
+    """Where the first unit stands (bytes) that points behind the end of the log."""
+    for at, data in series.data(align=UNIT_BYTES):
+        units = np.frombuffer(data, UNIT_COLUMNS)
+        behind = np.flatnonzero((units["position"] >= log_end) & (units["size"] > 0))
+        if len(behind):
+            return at + int(behind[0]) * UNIT_BYTES
+    return None

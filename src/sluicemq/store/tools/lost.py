@@ -36,8 +36,7 @@ from sluicemq.record.table import UNIT_COLUMNS
 from sluicemq.store.bulk import Group
 from sluicemq.store.log import LOST_CODE, LOST_MARK, LOST_NAME, SCHEDULE_TOPIC
 from sluicemq.store.queues import OFFSET_MAX, UNIT_BYTES, is_possible
-from sluicemq.store.tools.layout import Series
-from sluicemq.store.tools.walk import Hole, Run
+from sluicemq.store.tools.layout import Hole, Run, Series
 
 QueueKey = tuple[str, int]
 
@@ -125,7 +124,14 @@ class Inventory:
     def add(self, run: Run) -> None:
         self.records += len(run)
         for group in run.groups:
-            self._add_group(group)
+            key = (group.topic.decode(errors="replace"), group.queue_id)
+            # Two in a row confirm each other, and with them all that follow.
+            is_row = group.is_row and len(group.offsets) > 1
+            for row in range(2 if is_row else len(group.offsets)):
+                self._add(key, _place(group, row))
+            seen = self._seen.get(key)
+            if is_row and seen is not None and seen.suspect is None:
+                seen.last = _place(group, -1)
 
     def _add(self, key: QueueKey, place: _Place) -> None:
         if not is_possible(key) or not 0 <= place.offset <= OFFSET_MAX:
@@ -164,16 +170,6 @@ class Inventory:
         reason = f"it says that it is message {place.offset} of queue {key[0]}/{key[1]}"
         self.contradicted[Hole(place.position, place.end, f"{reason}, which cannot be")] = key
 
-    def _add_group(self, group: Group) -> None:
-        key = (group.topic.decode(errors="replace"), group.queue_id)
-        # Two in a row confirm each other, and with them all that follow.
-        is_row = group.is_row and len(group.offsets) > 1
-        for row in range(2 if is_row else len(group.offsets)):
-            self._add(key, _place(group, row))
-        seen = self._seen.get(key)
-        if is_row and seen is not None and seen.suspect is None:
-            seen.last = _place(group, -1)
-
     def finish(self, queues: dict[QueueKey, Series]) -> None:
         """Judge the records that were still in doubt at the end of the log."""
         for key, seen in list(self._seen.items()):
@@ -202,17 +198,27 @@ class Inventory:
         starts = [hole.start for hole in holes]
         found: list[Lost] = []
         for key in sorted(self._seen.keys() | queues.keys()):
-            known = _rising(self._from_units(key, queues.get(key), holes, starts))
-            found += self._of_queue(key, known, holes, starts, queues.get(key))
+            series = queues.get(key)
+            known = self._from_units(key, series, holes) if series is not None and holes else {}
+            for gap in self._gaps(key, series):
+                hole = bisect_left(starts, gap.after)
+                if hole == len(holes) or holes[hole].start >= gap.before:
+                    continue  # no damage between the two: the queue was like this
+                position = holes[hole].start
+                for offset in range(gap.first, gap.end):
+                    position = known.pop(offset, position)
+                    found.append(Lost(position, key, offset))
+            found += [Lost(position, key, offset) for offset, position in known.items()]
         return sorted(found)
 
-    def _from_units(
-        self, key: QueueKey, series: Series | None, holes: list[Hole], starts: list[int]
-    ) -> Iterator[tuple[int, int]]:
-        """(offset, position) of the units that point into holes and contradict no record."""
+    def _from_units(self, key: QueueKey, series: Series, holes: list[Hole]) -> dict[int, int]:
+        """Offset -> position of the units that point into holes and contradict no record. Without
+        those that lie before one with a smaller offset: they are damaged."""
         seen = self._seen.get(key)
-        ends = np.array([hole.end for hole in holes])
-        for first, units in _units(series) if series is not None and holes else ():
+        known: dict[int, int] = {}
+        last = -1
+        starts, ends = np.array([hole[:2] for hole in holes]).T
+        for first, units in _units(series):
             places = units["position"].astype(np.int64)
             holes_of = np.searchsorted(starts, places, side="right") - 1
             inside = (holes_of >= 0) & (units["size"] >= RECORD_BYTES_MIN)
@@ -221,8 +227,9 @@ class Inventory:
                 inside &= (first + np.arange(len(units))) * RECORD_BYTES_MIN <= places
             for row in np.flatnonzero(inside).tolist():
                 offset, position = first + row, int(places[row])
-                if seen is None or seen.may_lack(offset, position):
-                    yield offset, position
+                if position > last and (seen is None or seen.may_lack(offset, position)):
+                    known[offset] = last = position
+        return known
 
     def _gaps(self, key: QueueKey, series: Series | None) -> list[_Gap]:
         """Where offsets are missing; before the first record too when the log is there from its
@@ -236,25 +243,6 @@ class Inventory:
         if seen.last == first and _position_of_unit(series, first.offset) != first.position:
             return seen.gaps
         return [_Gap(0, first.offset, -1, first.position), *seen.gaps]
-
-    def _of_queue(
-        self,
-        key: QueueKey,
-        known: dict[int, int],
-        holes: list[Hole],
-        starts: list[int],
-        series: Series | None,
-    ) -> Iterator[Lost]:
-        for gap in self._gaps(key, series):
-            hole = bisect_left(starts, gap.after)
-            if hole == len(holes) or holes[hole].start >= gap.before:
-                continue  # no damage between the two: the queue was like this
-            position = holes[hole].start
-            for offset in range(gap.first, gap.end):
-                position = known.pop(offset, position)
-                yield Lost(position, key, offset)
-        for offset, position in known.items():
-            yield Lost(position, key, offset)
 
 
 def _position_of_unit(series: Series | None, offset: int) -> int | None:
@@ -272,16 +260,6 @@ def _has_another_offset(series: Series | None, place: _Place) -> bool:
         bool(((units["position"] == place.position) & (units["size"] == size)).any())
         for _, units in _units(series)
     )
-
-
-def _rising(units: Iterator[tuple[int, int]]) -> dict[int, int]:
-    """Without the units that lie before one with a smaller offset: those are damaged."""
-    known: dict[int, int] = {}
-    last = -1
-    for offset, position in units:
-        if position > last:
-            known[offset] = last = position
-    return known
 
 
 def _units(series: Series) -> Iterator[tuple[int, NDArray[Any]]]:
@@ -334,7 +312,13 @@ def build_bridge(
     if is_last:
         return Bridge(pieces, at, placed, left_out)
     if hole.end == file_end:
-        pieces += _close_file(at, file_end, time_ms)
+        # One more record: a file must not begin with a blank one, since brokers look at the first
+        # record of a file to see how old it is.
+        if file_end - at >= _FILLER_BYTES + BLANK.size:
+            pieces += _filler(at, _FILLER_BYTES, time_ms)
+            at += _FILLER_BYTES
+        if file_end > at:
+            pieces.append((at, BLANK.struct.pack(file_end - at, MAGIC_BLANK)))
     elif 0 < hole.end - at < FILLER_BYTES_MIN and placed:
         at, _ = pieces.pop()
         body = bytes(hole.end - at - _size(placed[-1], is_marked))
@@ -382,19 +366,6 @@ def _filler(at: int, size: int, time_ms: int) -> list[Piece]:
     record = _record(topic, 0, 0, at, body, b"", _ROLLBACK, time_ms)
     tail = len(topic) + 3
     return [(at, record[:_HEAD_BYTES]), (at + size - tail, record[-tail:])]
-
-
-def _close_file(at: int, file_end: int, time_ms: int) -> list[Piece]:
-    """A blank record. One more record before it: a file must not begin with a blank one, since
-    brokers look at the first record of a file to see how old it is."""
-    pieces: list[Piece] = []
-    if file_end - at >= _FILLER_BYTES + BLANK.size:
-        pieces += _filler(at, _FILLER_BYTES, time_ms)
-        at += _FILLER_BYTES
-    if file_end > at:
-        blank = (file_end - at).to_bytes(4) + MAGIC_BLANK.to_bytes(4, signed=True)
-        pieces.append((at, blank))
-    return pieces
 
 
 def _record(

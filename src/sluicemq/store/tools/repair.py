@@ -1,11 +1,11 @@
 """`sluice store repair`: what is whole in a damaged store is kept, at its place, and read on.
 
-    1. walk      the whole log, behind damage too: good records, and holes between (`walk`)
+    1. walk      the whole log, behind damage too: good records, and holes between (`LogWalk`)
     2. count     which messages were in the holes, from offsets that are missing and from the units
                  of the queues (`lost`)
     3. bridge    each hole is filled with records that brokers accept and readers pass over; files
                  that are missing or short are made whole
-    4. requeue   the log is walked again, and the queues are made to say what it says (`requeue`)
+    4. requeue   the log is walked again, and the queues are made to say what it says (`Requeue`)
     5. mark      a new durable mark: nothing before it is bad
 
 Without `write` the first two are done and nothing is changed. Every byte that is overwritten is
@@ -17,7 +17,7 @@ safely on disk; else they are the torn tail of a crash, which the next start cut
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any, Final, NamedTuple
@@ -26,15 +26,22 @@ import orjson
 
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreError
-from sluicemq.files import SYSTEM_FILES, Files, read_text
+from sluicemq.files import SYSTEM_FILES, Files
 from sluicemq.store.directory import Checkpoint, Mark, read_checkpoint, write_checkpoint
 from sluicemq.store.log import DELAYS_MS
 from sluicemq.store.queues import ConsumeQueues
-from sluicemq.store.tools.edits import Edits
-from sluicemq.store.tools.layout import StoreLayout, usual_size
-from sluicemq.store.tools.lost import Bridge, Inventory, Lost, build_bridge
-from sluicemq.store.tools.requeue import Requeue
-from sluicemq.store.tools.walk import Blank, Hole, LogWalk, Run, last_data
+from sluicemq.store.tools.check_files import known_topics
+from sluicemq.store.tools.edits import Edits, Requeue
+from sluicemq.store.tools.layout import (
+    Blank,
+    Hole,
+    LogWalk,
+    Run,
+    StoreLayout,
+    last_data,
+    usual_size,
+)
+from sluicemq.store.tools.lost import Inventory, Lost, build_bridge
 
 
 class LostRange(NamedTuple):
@@ -214,7 +221,8 @@ class _Repair:
         mark = self._checkpoint.mark
         safe_end = (mark.log_offset if mark is not None else 0) if layout.was_interrupted else None
         requeue = Requeue(
-            layout.queues, layout.queue_path, self._queue_bytes, _topics(layout), None, safe_end
+            layout.queues, layout.queue_path, self._queue_bytes, known_topics(layout), None,
+            safe_end,
         )  # fmt: skip
         holes: list[Hole] = []
         times: list[int] = []
@@ -351,14 +359,24 @@ class _Repair:
         report.is_written = True
         report.backup = backup
         report.bytes_changed = edits.changed_bytes
-        self._write_report(backup)
+        self._files.make_directory(backup)
+        with closing(self._files.open(f"{backup}/report.json", create=True)) as file:
+            data = orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2)
+            file.truncate(len(data))
+            file.pwrite(data, 0)
+            file.sync()
+        self._files.sync_directory(backup)
 
     def _bridge(self, edits: Edits) -> tuple[list[Lost], int, int]:
         """Close the holes; returns the lost ones without a place, the log's end, its last time."""
         found = self._found
         end, time_ms = found.end, found.last_time_ms
         left_out: list[Lost] = []
-        self._make_log_files(edits, found.holes)
+        sizes = {item.base: item.size for item in self._log.items}
+        last = max([*sizes, *(hole.start for hole in found.holes)])
+        for base in range(self._log.start, last + 1, self._log_bytes):
+            if sizes.get(base) != self._log_bytes:
+                edits.make_file(self._log_path(base), self._log_bytes)
         for hole, lost, before_ms in zip(found.holes, found.lost, found.times, strict=True):
             is_last = hole.start >= found.end
             file_base = hole.start - hole.start % self._log_bytes
@@ -366,7 +384,12 @@ class _Repair:
                 hole, file_base + self._log_bytes, lost, before_ms or time_ms or 1, is_last=is_last
             )
             left_out += bridge.left_out
-            self._fill(edits, hole, file_base, bridge)
+            path, at = self._log_path(file_base), hole.start
+            for position, data in bridge.pieces:  # and zeros between them
+                edits.zero(path, at - file_base, position - file_base)
+                edits.write(path, position - file_base, data)
+                at = position + len(data)
+            edits.zero(path, at - file_base, hole.end - file_base)
             end = max(end, bridge.end if bridge.placed or not is_last else end)
         for position, offset in found.fixes.items():
             base = position - position % self._log_bytes
@@ -376,23 +399,6 @@ class _Repair:
             edits.zero(self._log_path(base), hole.start - base, hole.end - base)
         edits.flush()
         return left_out, end, time_ms
-
-    def _make_log_files(self, edits: Edits, holes: list[Hole]) -> None:
-        sizes = {item.base: item.size for item in self._log.items}
-        last = max([*sizes, *(hole.start for hole in holes)])
-        for base in range(self._log.start, last + 1, self._log_bytes):
-            if sizes.get(base) != self._log_bytes:
-                edits.make_file(self._log_path(base), self._log_bytes)
-
-    def _fill(self, edits: Edits, hole: Hole, base: int, bridge: Bridge) -> None:
-        """The pieces of the bridge, and zeros between them."""
-        path = self._log_path(base)
-        at = hole.start
-        for position, data in bridge.pieces:
-            edits.zero(path, at - base, position - base)
-            edits.write(path, position - base, data)
-            at = position + len(data)
-        edits.zero(path, at - base, hole.end - base)
 
     def _requeue(self, edits: Edits, end: int) -> None:
         layout = self.layout
@@ -404,7 +410,7 @@ class _Repair:
         self.layout = layout = self._find()
         self._log = layout.log
         requeue = Requeue(
-            layout.queues, layout.queue_path, self._queue_bytes, _topics(layout), edits
+            layout.queues, layout.queue_path, self._queue_bytes, known_topics(layout), edits
         )  # fmt: skip
         requeue.skip = self._found.doubtful
         walk = self._walk()
@@ -446,34 +452,12 @@ class _Repair:
             index_time_ms=self._checkpoint.index_time_ms,
         )  # fmt: skip
 
-    def _write_report(self, backup: str) -> None:
-        self._files.make_directory(backup)
-        file = self._files.open(f"{backup}/report.json", create=True)
-        try:
-            data = orjson.dumps(self.report.to_json(), option=orjson.OPT_INDENT_2)
-            file.truncate(len(data))
-            file.pwrite(data, 0)
-            file.sync()
-        finally:
-            file.close()
-        self._files.sync_directory(backup)
-
 
 def _checkpoint(layout: StoreLayout) -> Checkpoint:
     try:
         return read_checkpoint(layout.files, layout.checkpoint_path)
     except OSError:
         return Checkpoint(0, None)
-
-
-def _topics(layout: StoreLayout) -> frozenset[str] | None:
-    """The topics that the broker's table knows; None when it cannot be read."""
-    try:
-        text = read_text(layout.files, f"{layout.root}/config/topics.json")
-        table = orjson.loads(text)["topicConfigTable"] if text else None
-    except (ValueError, KeyError, TypeError, OSError):
-        return None
-    return frozenset(table) if isinstance(table, dict) else None
 
 
 def _ranges(lost: list[Lost]) -> list[LostRange]:

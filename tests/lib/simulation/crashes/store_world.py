@@ -365,10 +365,10 @@ class StoreWorld:
 
     def _check_index(self) -> None:
         """Every key finds exactly its messages."""
-        index = self.store.keys.index
-        if index is None:
+        index = self.store.keys
+        if not index.is_on:
             return
-        index.catch_up_for_query()
+        index.catch_up(1 << 40)
         keyed = [entry for entry in self.ledger.entries if entry.unique]
         for entry in keyed:
             found = list(index.query(entry.topic, entry.unique, 0, 1 << 60))
