@@ -135,17 +135,14 @@ class _Node:
             return self._map
         made = None if self._seen is None else self._seen()
         if made is None:
-            made = self._map_below(self.below)
+            file = self._opened(self.below)
+            if hasattr(file, "read_view"):  # a file in memory has nothing that can be mapped
+                made = _new_map(self.size)
+                made[:] = file.pread(self.size, 0)
+            else:
+                prot = mmap.PROT_READ | mmap.PROT_WRITE
+                made = mmap.mmap(file.fileno(), self.size, flags=_PRIVATE, prot=prot)
             self._seen = weakref.ref(made)
-        return made
-
-    def _map_below(self, path: str) -> mmap.mmap:
-        file = self._opened(path)
-        if not hasattr(file, "read_view"):
-            prot = mmap.PROT_READ | mmap.PROT_WRITE
-            return mmap.mmap(file.fileno(), self.size, flags=_PRIVATE, prot=prot)
-        made = _new_map(self.size)  # a file in memory has nothing that can be mapped
-        made[:] = file.pread(self.size, 0)
         return made
 
     def read(self, size: int, offset: int) -> bytes:

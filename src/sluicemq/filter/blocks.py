@@ -19,15 +19,15 @@ second is gathered for all rows and the first for a handful.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sluicemq.filter.evaluate import NUMBER_OR_NONE, Verdict
-from sluicemq.filter.nodes import Equal, In, JavaClass, Literal, Node, Order, Property
+from sluicemq.filter.evaluate import NUMBER_OR_NONE
+from sluicemq.filter.nodes import Equal, In, JavaClass, Literal, Order, Property
 from sluicemq.filter.plan import (
     ERROR,
     FALSE,
@@ -42,6 +42,7 @@ from sluicemq.filter.plan import (
     Several,
     Single,
     number_comparison,
+    outcome_of,
     settled,
     verdict_of,
 )
@@ -128,20 +129,25 @@ def pair_outcomes(leaf: Several, columns: Mapping[str, Column]) -> NDArray[np.ui
         given = {left: first, right: second}
         properties = {name: value for name, value in given.items() if value is not None}
         found[case] = 1 << verdict_of(leaf.verdict, properties)
-    case_of = _order_cases if isinstance(node, Order) else _equal_cases
-    return found.take(case_of(columns[left], columns[right]))
-
-
-def _order_cases(left: Column, right: Column) -> NDArray[np.intp]:
-    first, first_fails = _sortable(left)
-    second, second_fails = _sortable(right)
-    cases = np.where(first < second, _LESS, np.where(first == second, _SAME, _MORE))
-    if first_fails is not None:
-        cases[first_fails] = _ERROR
-    if second_fails is not None:
-        cases[second_fails] = _ERROR
-    cases[(left.codes < 0) | (right.codes < 0)] = _NULL  # looked at before any conversion
-    return cases
+    one, other = columns[left], columns[right]
+    if isinstance(node, Order):
+        low, low_fails = _sortable(one)
+        high, high_fails = _sortable(other)
+        cases = np.where(low < high, _LESS, np.where(low == high, _SAME, _MORE))
+        for fails in (low_fails, high_fails):
+            if fails is not None:
+                cases[fails] = _ERROR
+        cases[(one.codes < 0) | (other.codes < 0)] = _NULL  # looked at before any conversion
+    else:
+        number_of = {value: number for number, value in enumerate(one.values)}
+        same = np.fromiter((number_of.get(value, -2) for value in other.values), np.int64)
+        own, alike = one.codes.astype(np.int64), _on_all_rows(same, other.codes)
+        cases = np.where(own == alike, _ALIKE, _UNLIKE)
+        no_left, no_right = own < 0, other.codes < 0
+        cases[no_right] = _LEFT_ONLY
+        cases[no_left] = _RIGHT_ONLY
+        cases[no_left & no_right] = _NEITHER
+    return found.take(cases)
 
 
 def _sortable(column: Column) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
@@ -152,18 +158,6 @@ def _sortable(column: Column) -> tuple[NDArray[np.int64], NDArray[np.bool_] | No
     ascending = bits ^ (bits >> 63 & np.int64(0x7FFFFFFFFFFFFFFF))
     fails = None if errors is None else _on_all_rows(errors, column.codes)
     return _on_all_rows(ascending, column.codes), fails
-
-
-def _equal_cases(left: Column, right: Column) -> NDArray[np.intp]:
-    number_of = {value: number for number, value in enumerate(left.values)}
-    same = np.fromiter((number_of.get(value, -2) for value in right.values), np.int64)
-    first, second = left.codes.astype(np.int64), _on_all_rows(same, right.codes)
-    cases = np.where(first == second, _ALIKE, _UNLIKE)
-    no_left, no_right = first < 0, right.codes < 0
-    cases[no_right] = _LEFT_ONLY
-    cases[no_left] = _RIGHT_ONLY
-    cases[no_left & no_right] = _NEITHER
-    return cases
 
 
 def _on_all_rows(of_values: NDArray[Any], codes: NDArray[Any]) -> NDArray[Any]:
@@ -215,21 +209,6 @@ def _translated(table: bytes, outcomes: NDArray[Any]) -> NDArray[np.uint8]:
     return np.frombuffer(bytearray(outcomes).translate(table), np.uint8)
 
 
-def _evaluate(plan: Plan, of_leaf: Callable[[Leaf], Outcomes]) -> Outcomes:
-    if isinstance(plan, Constant):
-        return plan.outcomes
-    if not isinstance(plan, Join):
-        return of_leaf(plan)
-    outcomes = _evaluate(plan.operands[0], of_leaf)
-    if len(plan.operands) == 1:
-        return _looked_up(plan.table, outcomes)
-    for operand in plan.operands[1:]:
-        if isinstance(outcomes, int) and outcomes in settled(plan.table):
-            break
-        outcomes = _joined(plan.table, outcomes, _evaluate(operand, of_leaf))
-    return outcomes
-
-
 def _looked_up(table: bytes, operand: Outcomes) -> Outcomes:
     if isinstance(operand, int):
         return table[operand]
@@ -256,25 +235,20 @@ class _Rows(NamedTuple):
     def table(self, leaf: Single) -> Outcomes:
         """The outcome of each value, the last one for rows without; a number: of all rows."""
         found = self.tables.get(leaf)
-        if found is None:
-            found = self.tables[leaf] = _table(leaf, self.block)
+        if found is not None:
+            return found
+        column = self.block.columns.get(leaf.name)
+        if leaf.name in self.block.excluded:
+            found = leaf.unknown
+        elif column is None:
+            found = leaf.absent
+        else:
+            found = _on_values(leaf, column.values)
+        self.tables[leaf] = found
         return found
 
     def some(self, rows: NDArray[np.intp]) -> "_Rows":
         return _Rows(self.block.some(rows), self.tables)
-
-
-def _table(leaf: Single, block: ColumnBlock) -> Outcomes:
-    if leaf.name in block.excluded:
-        return leaf.unknown
-    column = block.columns.get(leaf.name)
-    if column is None:
-        return leaf.absent
-    table = _on_values(leaf, column.values)
-    if isinstance(table, int):
-        table = np.full(len(column.values) + 1, table, np.uint8)
-    table[-1] = leaf.absent
-    return table
 
 
 def _on_rows(plan: Plan, rows: _Rows) -> Outcomes:
@@ -331,23 +305,20 @@ def _in_best_order(join: Join, rows: _Rows) -> list[Plan]:
     """The operands, of those at the beginning that can change places the ones that settle most
     first: by how many of their values do."""
     shares: list[float] = []
-    present: list[list[int]] = []
+    present: set[int] = set()
+    both = join.table
     for operand in join.operands:
         table = rows.table(operand) if isinstance(operand, Single) else None
         if table is None:
             break
         counts = np.bincount([table] if isinstance(table, int) else table, minlength=16)
         occurs = np.flatnonzero(counts).tolist()
-        if not all(_commutes(join.table, occurs, other) for other in present):
+        if any(both[a << 4 | b] != both[b << 4 | a] for a in occurs for b in present):
             break
-        present.append(occurs)
+        present.update(occurs)
         shares.append(float((counts * _is_open(join.table)).sum() / counts.sum()))
     order = sorted(range(len(shares)), key=shares.__getitem__)
     return [*(join.operands[at] for at in order), *join.operands[len(shares) :]]
-
-
-def _commutes(table: bytes, left: list[int], right: list[int]) -> bool:
-    return all(table[a << 4 | b] == table[b << 4 | a] for a in left for b in right)
 
 
 def _gathered(table: NDArray[np.uint8], codes: NDArray[Any]) -> Outcomes:
@@ -379,9 +350,9 @@ def _several(leaf: Several, block: ColumnBlock) -> Outcomes:
         outcomes = pair_outcomes(leaf, block.columns)
         if outcomes is not None:
             return outcomes
-    combinations = _combinations([(column.codes, len(column.values)) for column in columns])
-    found = np.empty(len(combinations.rows), np.uint8)
-    codes = zip(*(column.codes[combinations.rows].tolist() for column in columns), strict=True)
+    examples, numbers = _combinations(columns)
+    found = np.empty(len(examples), np.uint8)
+    codes = zip(*(column.codes[examples].tolist() for column in columns), strict=True)
     for at, chosen in enumerate(codes):
         properties = {
             name: column.values[code]
@@ -389,20 +360,14 @@ def _several(leaf: Several, block: ColumnBlock) -> Outcomes:
             if code >= 0
         }
         found[at] = 1 << verdict_of(leaf.verdict, properties)
-    return found.take(combinations.numbers)
+    return found.take(numbers)
 
 
-class Combinations(NamedTuple):
-    """`rows`: one row for each combination of codes that occurs; `numbers`: a row's combination."""
-
-    rows: NDArray[np.intp]
-    numbers: NDArray[np.intp]
-
-
-def _combinations(columns: Sequence[tuple[NDArray[Any], int]]) -> Combinations:
-    """Of columns of codes, each with the number of its values."""
-    keys, size = np.zeros(len(columns[0][0]), np.int64), 1
-    for codes, count in columns:
+def _combinations(columns: Sequence[Column]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """One row for each combination of codes that occurs, and each row's combination."""
+    keys, size = np.zeros(len(columns[0].codes), np.int64), 1
+    for codes, values in columns:
+        count = len(values)
         if size * (count + 1) >= 1 << 62:
             distinct, keys = np.unique(keys, return_inverse=True)
             size = len(distinct)
@@ -410,53 +375,68 @@ def _combinations(columns: Sequence[tuple[NDArray[Any], int]]) -> Combinations:
         size *= count + 1
     if size > COMBINATIONS_DENSE_MAX:
         _, rows, numbers = np.unique(keys, return_index=True, return_inverse=True)
-        return Combinations(rows, numbers)
+        return rows, numbers
     row_of = np.full(size, -1, np.int32)
     row_of[keys] = np.arange(len(keys), dtype=np.int32)
     present = np.flatnonzero(row_of >= 0)
     rows = row_of[present].astype(np.intp)
     row_of[present] = np.arange(len(present), dtype=np.int32)
-    return Combinations(rows, row_of[keys].astype(np.intp))
+    return rows, row_of[keys].astype(np.intp)
 
 
 # --- one property on its distinct values
 
 
 def _on_values(leaf: Single, values: tuple[str, ...]) -> Outcomes:
-    """An outcome for each value, and a last place that the caller fills."""
+    """The outcome of each value, the last one for rows without."""
     if len(values) <= SCALAR_VALUES_MAX:
-        return _by_scalar(leaf.name, leaf.verdict, values)
-    numbers: dict[JavaClass, Numbers] = {}
-    return _evaluate(leaf.inner, lambda inner: _atom_on_values(inner, values, numbers))
+        table: Outcomes = _by_scalar(leaf, values)
+    else:
+        table = outcome_of(leaf.inner, partial(_on_atom, values), _looked_up, _joined)
+    if isinstance(table, int):
+        table = np.full(len(values) + 1, table, np.uint8)
+    table[-1] = leaf.absent
+    return table
 
 
-def _by_scalar(name: str, verdict: Verdict, values: tuple[str, ...]) -> NDArray[np.uint8]:
+def _by_scalar(leaf: Single | Atom, values: tuple[str, ...]) -> NDArray[np.uint8]:
     found = bytearray(len(values) + 1)
     properties: dict[str, str] = {}
     for at, value in enumerate(values):
-        properties[name] = value
-        found[at] = 1 << verdict_of(verdict, properties)
+        properties[leaf.name] = value
+        found[at] = 1 << verdict_of(leaf.verdict, properties)
     return np.frombuffer(found, np.uint8)
 
 
-def _atom_on_values(
-    leaf: Leaf, values: tuple[str, ...], parsed: dict[JavaClass, Numbers]
-) -> Outcomes:
+def _on_atom(values: tuple[str, ...], leaf: Leaf) -> NDArray[np.uint8]:
     assert isinstance(leaf, Atom)  # an inner plan has no others
-    texts = _texts(leaf.node)
-    if texts is not None:
-        return _by_texts(leaf, texts, values)
-    comparison = number_comparison(leaf.node)
-    if comparison is None:
-        return _by_scalar(leaf.name, leaf.verdict, values)
-    wanted, symbol, bound = comparison
-    if wanted not in parsed:
-        parsed[wanted] = _noted(values, wanted, lambda: parse_numbers(values, wanted))
-    numbers, errors = parsed[wanted]
-    found = np.empty(len(values) + 1, np.uint8)
-    found[:-1] = np.where(_TESTS[symbol](numbers, bound), np.uint8(1 << TRUE), np.uint8(1 << FALSE))
-    if errors is not None:
-        found[:-1][errors] = 1 << ERROR
+    name, verdict = leaf.name, leaf.verdict
+    texts: tuple[str, ...] = ()
+    match leaf.node:  # Is it that text?
+        case In(values=wanted_texts):
+            texts = wanted_texts
+        case Equal(left=Property(), right=Literal(value=str(text))):
+            texts = (text,)
+        case _:
+            pass
+    if texts:
+        # The scalar engine on each of them, and on one that is none of them, for the rest.
+        other = "".join(texts) + "."  # longer than each
+        found = np.full(len(values) + 1, 1 << verdict_of(verdict, {name: other}), np.uint8)
+        places = _noted(values, "places", lambda: {value: at for at, value in enumerate(values)})
+        for text in texts:
+            if (at := places.get(text)) is not None:
+                found[at] = 1 << verdict_of(verdict, {name: text})
+    elif (comparison := number_comparison(leaf.node)) is None:
+        return _by_scalar(leaf, values)
+    else:
+        wanted, symbol, bound = comparison
+        numbers, errors = _noted(values, wanted, lambda: parse_numbers(values, wanted))
+        is_true = _TESTS[symbol](numbers, bound)
+        found = np.empty(len(values) + 1, np.uint8)
+        found[:-1] = np.where(is_true, np.uint8(1 << TRUE), np.uint8(1 << FALSE))
+        if errors is not None:
+            found[:-1][errors] = 1 << ERROR
     found[-1] = leaf.absent
     return found
 
@@ -468,30 +448,6 @@ def _noted(values: tuple[str, ...], key: object, make: Callable[[], _T]) -> _T:
     found: _T | None = values.notes.get(key)
     if found is None:
         found = values.notes[key] = make()
-    return found
-
-
-def _texts(node: Node) -> frozenset[str] | None:
-    """The texts that a property is compared with, by nothing but "is it that one?"; else None."""
-    if isinstance(node, In):
-        return frozenset(node.values)
-    if isinstance(node, Equal) and isinstance(node.left, Property):
-        text = node.right.value if isinstance(node.right, Literal) else None
-        return frozenset((text,)) if isinstance(text, str) else None
-    return None
-
-
-def _by_texts(leaf: Atom, texts: frozenset[str], values: tuple[str, ...]) -> NDArray[np.uint8]:
-    """The scalar engine on each of the texts, and on one text that is none of them, for the
-    rest."""
-    other = "".join(texts) + "."  # longer than each
-    found = np.full(len(values) + 1, 1 << verdict_of(leaf.verdict, {leaf.name: other}), np.uint8)
-    places = _noted(values, "places", lambda: {value: at for at, value in enumerate(values)})
-    for text in texts:
-        at = places.get(text)
-        if at is not None:
-            found[at] = 1 << verdict_of(leaf.verdict, {leaf.name: text})
-    found[-1] = leaf.absent
     return found
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from sluicemq.errors import FilterEvaluationError
 from sluicemq.filter.check import Use, float_cure, property_uses
-from sluicemq.filter.evaluate import NUMBER_OR_NONE, Verdict, compile_verdict, double_or_none
+from sluicemq.filter.evaluate import NUMBER_OR_NONE, double_or_none
 from sluicemq.filter.nodes import (
     And,
     Equal,
@@ -37,9 +38,9 @@ from sluicemq.filter.nodes import (
     walk,
 )
 from sluicemq.filter.plan import ERROR, FALSE, NEEDS_RECORD, NULL, TRUE, verdict_of
-from sluicemq.filter.selector import Vectorised
+from sluicemq.filter.selector import Selector
 from sluicemq.filter.subscriptions import Expression, tree_of
-from sluicemq.record.columns import Column, ColumnBlock
+from sluicemq.record.columns import Column, ColumnBlock, Values
 
 
 def block_of(
@@ -62,7 +63,7 @@ def block_of(
     left_out = frozenset(excluded) & codes.keys()
     columns = {
         name: Column(
-            np.array(column, np.min_scalar_type(-len(numbers[name]))), tuple(numbers[name])
+            np.array(column, np.min_scalar_type(-len(numbers[name]))), Values(numbers[name])
         )
         for name, column in codes.items()
         if name not in left_out
@@ -225,7 +226,14 @@ class _Seen:
     def report(self, rows: int, names: set[str]) -> PropertyReport:
         findings = [one.finding(self.present) for one in self._read_as if one.failing]
         if not self.present and not self.is_excluded and rows:
-            findings = [_never_there(self.name, rows, names)]
+            lower = {known.lower(): known for known in names}
+            close = get_close_matches(self.name, names, 1)
+            near = lower.get(self.name.lower()) or next(iter(close), "")
+            what = f"None of the {rows} messages has a property {self.name}."
+            cure = (
+                f"Is it {near}? Names are case-sensitive." if near else "Ask the producer for it."
+            )
+            findings = [ValueFinding("never-there", what, cure)]
         elif not self.is_excluded and len(self.values) < VALUES_KEPT_MAX:
             findings += filter(None, map(self._other_spelling, self._wanted))
         examples = tuple(value for value, _ in self.values.most_common(EXAMPLES_MAX))
@@ -247,39 +255,6 @@ class _Seen:
                 )
                 return ValueFinding("other-spelling", what, f"Write {name} = '{value}'.")
         return None
-
-
-def _never_there(name: str, rows: int, names: set[str]) -> ValueFinding:
-    lower = {known.lower(): known for known in names}
-    near = lower.get(name.lower()) or next(iter(get_close_matches(name, names, 1)), "")
-    what = f"None of the {rows} messages has a property {name}."
-    cure = f"Is it {near}? Names are case-sensitive." if near else "Ask the producer for it."
-    return ValueFinding("never-there", what, cure)
-
-
-class ValueCounts:
-    """Counts over any number of blocks."""
-
-    def __init__(self, tree: Node) -> None:
-        self._seen = [_Seen(tree, name) for name in sorted(property_names(tree))]
-        self._names: set[str] = set()
-        self._rows = 0
-        self.excluded: frozenset[str] = frozenset()
-
-    def add(self, block: ColumnBlock) -> None:
-        """Another block."""
-        self._rows += block.rows
-        self.excluded |= block.excluded
-        if len(self._names) < NAMES_MAX:
-            self._names |= block.columns.keys() | block.excluded
-        for seen in self._seen:
-            seen.is_excluded |= seen.name in block.excluded
-            if column := block.columns.get(seen.name):
-                seen.add(column)
-
-    def report(self) -> tuple[PropertyReport, ...]:
-        """One for each property of the expression, by name."""
-        return tuple(seen.report(self._rows, self._names) for seen in self._seen)
 
 
 SAMPLES_MAX = 10
@@ -382,10 +357,14 @@ class Trial:
         samples_max: int = SAMPLES_MAX,
     ) -> None:
         self.tree = tree_of(expression)
-        self._whole = _Engine(self.tree)
-        self._other = None if against is None else _Engine(tree_of(against))
-        self._atoms = [_Atom(node) for node in atoms_of(self.tree)]
-        self._values = ValueCounts(self.tree)
+        self._whole = Selector("", self.tree)
+        self._other = None if against is None else Selector("", tree_of(against))
+        self._atoms = [
+            (Selector(render(node), node), Counter[int]()) for node in atoms_of(self.tree)
+        ]
+        self._seen = [_Seen(self.tree, name) for name in sorted(property_names(self.tree))]
+        self._names: set[str] = set()
+        self._excluded: frozenset[str] = frozenset()
         self._counts: Counter[int] = Counter()
         self._causes: dict[str, tuple[int, str, Sample]] = {}
         self._samples = _Samples(samples_max)
@@ -408,22 +387,40 @@ class Trial:
         properties_of: RecordReader | None = None,
     ) -> None:
         """A block of columns; `source` names it in the samples."""
-        records = _Records(properties_of)
-        verdicts = self._whole.verdicts(block)
+        records = None if properties_of is None else cache(properties_of)  # each is read once
+        verdicts = self._whole.vectorised.verdicts(block)
         self._asked_records += int((verdicts == NEEDS_RECORD).sum())
-        atoms = [atom.count(block) for atom in self._atoms]
-        self._add_causes(block, source, verdicts, atoms)
-        for row in _decide(self._whole, verdicts, records):
-            sample = Sample(source, block.first_offset + row)
-            self._add_cause(self._whole.verdict, records(row), sample)
+        atoms = [atom.vectorised.verdicts(block) for atom, _ in self._atoms]
+        for (_, found), verdicts_of_atom in zip(self._atoms, atoms, strict=True):
+            found.update(_counts(verdicts_of_atom))
+        for row, properties, count in self._failing(block, verdicts, atoms):
+            self._add_cause(properties, Sample(source, block.first_offset + row), count)
+        if records is not None:
+            for row in _decide(self._whole, verdicts, records):
+                self._add_cause(records(row), Sample(source, block.first_offset + row))
         self._counts.update(_counts(verdicts))
         self._samples.add(source, block.first_offset, verdicts == TRUE)
-        self._values.add(block)
+        self._excluded |= block.excluded
+        if len(self._names) < NAMES_MAX:
+            self._names |= block.columns.keys() | block.excluded
+        for seen in self._seen:
+            seen.is_excluded |= seen.name in block.excluded
+            if column := block.columns.get(seen.name):
+                seen.add(column)
         if self._other is not None:
-            others = self._other.verdicts(block)
-            for _ in _decide(self._other, others, records):
-                pass
-            self._compare(block, source, verdicts == TRUE, others == TRUE)
+            others = self._other.vectorised.verdicts(block)
+            if records is not None:
+                _decide(self._other, others, records)
+            here, there = verdicts == TRUE, others == TRUE
+            self._both.update(
+                {
+                    (True, True): int((here & there).sum()),
+                    (True, False): int((here & ~there).sum()),
+                    (False, True): int((there & ~here).sum()),
+                }
+            )
+            self._here.add(source, block.first_offset, here & ~there)
+            self._there.add(source, block.first_offset, there & ~here)
 
     def report(self) -> Report:
         """What was found so far."""
@@ -437,27 +434,22 @@ class Trial:
             errors=counts[ERROR],
             unknown=counts[NEEDS_RECORD],
             samples=self._samples.taken(),
-            atoms=tuple(atom.report() for atom in self._atoms),
+            atoms=tuple(
+                AtomReport(
+                    atom.text, *(found[one] for one in (TRUE, FALSE, NULL, ERROR, NEEDS_RECORD))
+                )
+                for atom, found in self._atoms
+            ),
             causes=tuple(
                 ErrorReport(reason, count, example, sample)
                 for reason, (count, example, sample) in sorted(
                     self._causes.items(), key=lambda item: -item[1][0]
                 )
             ),
-            properties=self._values.report(),
-            cost=cost_of(self.tree, counts.total(), self._asked_records, self._values.excluded),
+            properties=tuple(seen.report(counts.total(), self._names) for seen in self._seen),
+            cost=cost_of(self.tree, counts.total(), self._asked_records, self._excluded),
             difference=self._difference(),
         )
-
-    def _compare(
-        self, block: ColumnBlock, source: Hashable, here: NDArray[Any], there: NDArray[Any]
-    ) -> None:
-        both, only_here, only_there = here & there, here & ~there, there & ~here
-        self._both[True, True] += int(both.sum())
-        self._both[True, False] += int(only_here.sum())
-        self._both[False, True] += int(only_there.sum())
-        self._here.add(source, block.first_offset, only_here)
-        self._there.add(source, block.first_offset, only_there)
 
     def _difference(self) -> Difference | None:
         if self._other is None:
@@ -473,33 +465,32 @@ class Trial:
             samples_there=self._there.taken(),
         )
 
-    def _add_causes(
-        self,
-        block: ColumnBlock,
-        source: Hashable,
-        verdicts: NDArray[np.uint8],
-        atoms: list[NDArray[np.uint8]],
-    ) -> None:
+    def _failing(
+        self, block: ColumnBlock, verdicts: NDArray[np.uint8], atoms: list[NDArray[np.uint8]]
+    ) -> Iterator[tuple[int, Properties, int]]:
         """Which atom ends an evaluation is decided by what comes of the atoms: one message for
-        each combination of those is asked of the scalar engine for its reason."""
+        each combination of those is asked of the scalar engine for its reason. Gives its row, its
+        properties, and how many there are."""
         rows = np.flatnonzero(verdicts == ERROR)
         if not len(rows):
             return
-        if any(atom.reads_several for atom in self._atoms):  # either property may be the culprit
-            names = sorted(self._whole.engine.names & block.columns.keys())
+        if any(len(atom.property_names) > 1 for atom, _ in self._atoms):  # which is the culprit?
+            names = sorted(self._whole.property_names & block.columns.keys())
             keys: list[NDArray[Any]] = [block.columns[name].codes[rows] for name in names]
         else:
             keys = [found[rows] for found in atoms]
         _, first, counts = np.unique(np.stack(keys), axis=1, return_index=True, return_counts=True)
         for row, count in zip(rows[first].tolist(), counts.tolist(), strict=True):
-            sample = Sample(source, block.first_offset + row)
-            self._add_cause(self._whole.verdict, _properties_at(block, row), sample, count)
+            properties = {
+                name: column.values[column.codes[row]]
+                for name, column in block.columns.items()
+                if column.codes[row] >= 0
+            }
+            yield row, properties, count
 
-    def _add_cause(
-        self, verdict: Verdict, properties: Properties, sample: Sample, count: int = 1
-    ) -> None:
+    def _add_cause(self, properties: Properties, sample: Sample, count: int = 1) -> None:
         try:
-            verdict(properties)
+            self._whole.evaluate(properties)
         except FilterEvaluationError as error:
             known, example, first = self._causes.get(error.reason, (0, str(error), sample))
             self._causes[error.reason] = (known + count, example, first)
@@ -512,50 +503,6 @@ def atoms_of(tree: Node) -> Iterator[Node]:
             yield from atoms_of(child)
     else:
         yield tree
-
-
-class _Engine:
-    """An expression for blocks and for single messages."""
-
-    def __init__(self, tree: Node) -> None:
-        self.tree = tree
-        self.engine = Vectorised(tree)
-        self.verdict = compile_verdict(tree)
-
-    def verdicts(self, block: ColumnBlock) -> NDArray[np.uint8]:
-        return self.engine.verdicts(block)
-
-
-class _Atom(_Engine):
-    """One condition and what came of it so far."""
-
-    def __init__(self, tree: Node) -> None:
-        super().__init__(tree)
-        self.found: Counter[int] = Counter()
-        self.reads_several = len(self.engine.names) > 1
-
-    def count(self, block: ColumnBlock) -> NDArray[np.uint8]:
-        verdicts = self.verdicts(block)
-        self.found.update(_counts(verdicts))
-        return verdicts
-
-    def report(self) -> AtomReport:
-        found = self.found
-        numbers = (found[TRUE], found[FALSE], found[NULL], found[ERROR], found[NEEDS_RECORD])
-        return AtomReport(render(self.tree), *numbers)
-
-
-class _Records:
-    """Each record is read once for a block."""
-
-    def __init__(self, properties_of: RecordReader | None) -> None:
-        self.properties_of = properties_of
-        self._read: dict[int, Properties] = {}
-
-    def __call__(self, row: int) -> Properties:
-        if row not in self._read and self.properties_of is not None:
-            self._read[row] = self.properties_of(row)
-        return self._read[row]
 
 
 class _Samples:
@@ -585,19 +532,9 @@ def _counts(verdicts: NDArray[np.uint8]) -> dict[int, int]:
     return dict(enumerate(np.bincount(verdicts, minlength=NEEDS_RECORD + 1).tolist()))
 
 
-def _decide(engine: _Engine, verdicts: NDArray[np.uint8], records: _Records) -> Iterator[int]:
+def _decide(engine: Selector, verdicts: NDArray[np.uint8], records: RecordReader) -> list[int]:
     """Decides in place what needs the record; gives the rows that come out as errors."""
-    if records.properties_of is None:
-        return
-    for row in np.flatnonzero(verdicts == NEEDS_RECORD).tolist():
-        verdicts[row] = verdict_of(engine.verdict, records(row))
-        if verdicts[row] == ERROR:
-            yield row
-
-
-def _properties_at(block: ColumnBlock, row: int) -> dict[str, str]:
-    return {
-        name: column.values[column.codes[row]]
-        for name, column in block.columns.items()
-        if column.codes[row] >= 0
-    }
+    rows: list[int] = np.flatnonzero(verdicts == NEEDS_RECORD).tolist()
+    for row in rows:
+        verdicts[row] = verdict_of(engine.evaluate, records(row))
+    return [row for row in rows if verdicts[row] == ERROR]

@@ -104,18 +104,14 @@ def lookup_table(node: Node, operands: int) -> bytes:
 
 
 @cache
-def and_table() -> bytes:
-    return lookup_table(And((stub(0), stub(1))), 2)
-
-
-@cache
-def or_table() -> bytes:
-    return lookup_table(Or((stub(0), stub(1))), 2)
-
-
-@cache
-def not_table() -> bytes:
-    return lookup_table(Not(stub(0)), 1)
+def join_tables() -> dict[type[Node], bytes]:
+    """Those of AND, OR and NOT."""
+    stubs = (stub(0), stub(1))
+    return {
+        And: lookup_table(And(stubs), 2),
+        Or: lookup_table(Or(stubs), 2),
+        Not: lookup_table(Not(stubs[0]), 1),
+    }
 
 
 @cache
@@ -215,19 +211,26 @@ def make_plan(node: Node) -> Plan:
     return Single(name, compile_verdict(node), inner, absent, unknown)
 
 
-def outcome_of(plan: Plan, leaf_outcomes: Callable[[Leaf], int]) -> int:
-    """The set that a plan comes to, given that of each leaf."""
+def outcome_of(
+    plan: Plan,
+    leaf_outcomes: Callable[[Leaf], Any],
+    look_up: Callable[[bytes, Any], Any] = bytes.__getitem__,
+    join: Callable[[bytes, Any, Any], Any] = lambda table, left, right: table[left << 4 | right],
+) -> Any:
+    """What a plan comes to, given that of each leaf: a set, or one for each of many values, which
+    the last two know how to look up."""
     if isinstance(plan, Constant):
         return plan.outcomes
     if not isinstance(plan, Join):
         return leaf_outcomes(plan)
-    outcomes = outcome_of(plan.operands[0], leaf_outcomes)
+    outcomes = outcome_of(plan.operands[0], leaf_outcomes, look_up, join)
     if len(plan.operands) == 1:
-        return plan.table[outcomes]
+        return look_up(plan.table, outcomes)
     for operand in plan.operands[1:]:
-        if outcomes in settled(plan.table):
+        if isinstance(outcomes, int) and outcomes in settled(plan.table):
             break
-        outcomes = plan.table[outcomes << 4 | outcome_of(operand, leaf_outcomes)]
+        right = outcome_of(operand, leaf_outcomes, look_up, join)
+        outcomes = join(plan.table, outcomes, right)
     return outcomes
 
 
@@ -247,44 +250,36 @@ def _split(node: Node, names: frozenset[str], plan_of: Callable[[Node], Plan]) -
         return Constant(1 << verdict_of(compile_verdict(node), {}))
     match node:
         case And(parts=parts):
-            return _chain(And, parts, and_table(), plan_of)
+            return _chain(And, parts, plan_of)
         case Or(parts=parts):
-            return _chain(Or, parts, or_table(), plan_of)
+            return _chain(Or, parts, plan_of)
         case Not(operand=operand):
-            return Join((plan_of(operand),), not_table())
+            return Join((plan_of(operand),), join_tables()[Not])
         case Between():
             return plan_of(between_as_orders(node))
         case _:
-            return _join_of_conditions(node, plan_of) or Several(
-                tuple(sorted(names)), node, compile_verdict(node), _possible(node)
-            )
+            read = [child for child in children(node) if property_names(child)]
+            if not all(map(is_boolean, read)):
+                names_read = tuple(sorted(names))
+                return Several(names_read, node, compile_verdict(node), _possible(node))
+            # `(a = 1) = (b = 2)`, `(a = 1 AND b = 2) IS NULL`: all it reads is in its conditions.
+            replaced: dict[str, Any] = {}
+            for side in ("left", "right", "operand"):
+                if (child := getattr(node, side, None)) in read and child is not None:
+                    replaced[side] = stub(len(replaced))
+            table = lookup_table(replace(node, **replaced), len(replaced))
+            return Join(tuple(map(plan_of, read)), table)
 
 
 def _chain(
-    kind: type[And] | type[Or],
-    parts: tuple[Node, ...],
-    table: bytes,
-    plan_of: Callable[[Node], Plan],
+    kind: type[And] | type[Or], parts: tuple[Node, ...], plan_of: Callable[[Node], Plan]
 ) -> Plan:
     """Neighbours with the same properties first, then from left to right."""
     groups = [tuple(group) for _, group in groupby(parts, key=property_names)]
     if len(groups) == 1:  # all of them alike: part by part
         groups = [(part,) for part in parts]
     plans = [plan_of(group[0] if len(group) == 1 else kind(group)) for group in groups]
-    return Join(tuple(plans), table)
-
-
-def _join_of_conditions(node: Node, plan_of: Callable[[Node], Plan]) -> Plan | None:
-    """`(a = 1) = (b = 2)`, `(a = 1 AND b = 2) IS NULL`: when all it reads is in its conditions."""
-    read = [child for child in children(node) if property_names(child)]
-    if not all(map(is_boolean, read)):
-        return None
-    replaced: dict[str, Any] = {}
-    for side in ("left", "right", "operand"):
-        if (child := getattr(node, side, None)) in read and child is not None:
-            replaced[side] = stub(len(replaced))
-    table = lookup_table(replace(node, **replaced), len(replaced))
-    return Join(tuple(map(plan_of, read)), table)
+    return Join(tuple(plans), join_tables()[kind])
 
 
 def _possible(node: Node) -> int:
@@ -306,25 +301,18 @@ def _possible(node: Node) -> int:
             return ALL
 
 
-_EITHER = 1 << FALSE | 1 << TRUE
-
-
 def can_match(plan: Plan, stats: BlockStats) -> bool:
     """False only when no row of a block with these figures is TRUE."""
-    if stats.has_odd:
-        return True
-    return bool(outcome_of(plan, lambda leaf: _possible_in(leaf, stats)) & IS_TRUE)
 
+    def possible(leaf: Leaf) -> int:
+        if isinstance(leaf, Several) or leaf.name in stats.excluded:
+            return leaf.unknown
+        column = stats.columns.get(leaf.name)
+        if column is None:
+            return leaf.absent
+        return _of_values(leaf, column) | (leaf.absent if column.has_null else 0)
 
-def _possible_in(leaf: Leaf, stats: BlockStats) -> int:
-    if isinstance(leaf, Several):
-        return leaf.unknown
-    if leaf.name in stats.excluded:
-        return leaf.unknown
-    column = stats.columns.get(leaf.name)
-    if column is None:
-        return leaf.absent
-    return _of_values(leaf, column) | (leaf.absent if column.has_null else 0)
+    return stats.has_odd or bool(outcome_of(plan, possible) & IS_TRUE)
 
 
 def _of_values(leaf: Single | Atom, column: ColumnStats) -> int:
@@ -332,38 +320,26 @@ def _of_values(leaf: Single | Atom, column: ColumnStats) -> int:
         name, verdict = leaf.name, leaf.verdict
         return union(lambda value: 1 << verdict_of(verdict, {name: value}), column.values)
     if isinstance(leaf, Single):
-        return outcome_of(leaf.inner, lambda atom: _of_values(cast("Atom", atom), column))
-    return _of_range(leaf, column)
-
-
-def _of_range(atom: Atom, column: ColumnStats) -> int:
-    """A comparison with a number, when the least and the greatest value are known."""
-    node, low, high = atom.node, column.low, column.high
+        whole: int = outcome_of(leaf.inner, lambda atom: _of_values(cast("Atom", atom), column))
+        return whole
+    node, low, high = leaf.node, column.low, column.high
     if isinstance(node, IsNull | Truth) and isinstance(node.operand, Property):
-        return 1 << verdict_of(atom.verdict, {atom.name: "any"})  # the same for every value
+        return 1 << verdict_of(leaf.verdict, {leaf.name: "any"})  # the same for every value
     comparison = number_comparison(node)
     if low is None or high is None or comparison is None:
-        return atom.unknown
+        return leaf.unknown
     wanted, symbol, bound = comparison
     if wanted is JavaClass.DOUBLE:
         low, high = float(low), float(high)
-    # Decimal values are errors for a whole number, and so are wide ones for an Integer; the range
-    # holds for those that are none.
-    return _within(symbol, low, high, bound) | 1 << ERROR
-
-
-def _within(symbol: str, low: float, high: float, bound: float) -> int:
-    """What comes of `x symbol bound` for x from low to high."""
     inside, single = low <= bound <= high, low == high
-    tests = {
+    always, sometimes = {
         "=": (inside and single, inside),
         "<>": (not inside, not (inside and single)),
         ">": (low > bound, high > bound),
         ">=": (low >= bound, high >= bound),
         "<": (high < bound, low < bound),
         "<=": (high <= bound, low <= bound),
-    }
-    always, sometimes = tests[symbol]
-    if always:
-        return 1 << TRUE
-    return _EITHER if sometimes else 1 << FALSE
+    }[symbol]
+    # Decimal values are errors for a whole number, and so are wide ones for an Integer; the range
+    # holds for those that are none.
+    return (0 if always else 1 << FALSE) | (1 << TRUE if sometimes else 0) | 1 << ERROR

@@ -103,7 +103,9 @@ def choose_address(
     if towards_name_server and not is_loopback(towards_name_server):
         return AdvertisedAddress(towards_name_server, False, "the name server is reached from it")
     for address in interfaces:
-        if not is_loopback(address) and not is_wildcard(address) and not _is_link_local(address):
+        parsed = parse_address(address)
+        is_local = is_loopback(address) or (parsed is not None and parsed.is_link_local)
+        if not is_local and not is_wildcard(address):
             return AdvertisedAddress(
                 address, False, "it is this machine's first address that others can reach"
             )
@@ -129,8 +131,3 @@ def explain_address(advertised: AdvertisedAddress, port: int) -> str:
 def join(address: str, port: int) -> str:
     """`1.2.3.4:5` or `[::1]:5`."""
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-
-
-def _is_link_local(text: str) -> bool:
-    address = parse_address(text)
-    return address is not None and address.is_link_local
