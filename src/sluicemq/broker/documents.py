@@ -34,7 +34,7 @@ from sluicemq.errors import ProtocolError, StoreError, StoreFullError
 from sluicemq.files import File, Files, cure_of, load_text, replace_text
 from sluicemq.model.topic import DataVersion
 from sluicemq.wire import fastjson
-from sluicemq.wire.forms import load_object, take_object, take_text
+from sluicemq.wire.declare import load_object, take_object, take_text
 from sluicemq.wire.tables import data_version_from, data_version_object
 
 log = logging.getLogger(__name__)

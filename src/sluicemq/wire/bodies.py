@@ -1,4 +1,4 @@
-"""JSON bodies, as declared tables (`forms.py`); what servers keep in files is in `tables.py`.
+"""JSON bodies, as declared tables (`declare.py`); what servers keep in files is in `tables.py`.
 
 Every pair is `encode_x(value) -> bytes` and `decode_x(data) -> value`; decoding raises
 ProtocolError. Queues that are keys of maps are raw objects, as fastjson writes them (spec §5).
@@ -12,7 +12,7 @@ from sluicemq.errors import ProtocolError
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
 from sluicemq.wire import fastjson
-from sluicemq.wire.forms import (
+from sluicemq.wire.declare import (
     FORMS,
     Data,
     as_list,
@@ -21,7 +21,6 @@ from sluicemq.wire.forms import (
     body_codec,
     form,
     json,
-    list_codec,
     member_codec,
     queue_from,
     queue_object,
@@ -140,7 +139,7 @@ encode_check_client_config, decode_check_client_config = body_codec(
 encode_consumer_connections, decode_consumer_connections = body_codec(
     ConsumerConnections, "connection list"
 )
-encode_producer_connections = list_codec("connectionSet", Connection, "connection list")[0]
+encode_producer_connections = member_codec("connectionSet", list[Connection], "connection list")[0]
 encode_consumer_list: Callable[[Iterable[str]], bytes]
 encode_consumer_list, decode_consumer_list = member_codec(
     "consumerIdList", tuple[str, ...], "consumer list"
@@ -318,7 +317,9 @@ class QueueUnits:
 Offsets = dict[MessageQueue, int]
 encode_topic_stats, decode_topic_stats = body_codec(TopicStats, "topic statistics")
 encode_consume_stats, decode_consume_stats = body_codec(ConsumeStats, "consume statistics")
-encode_time_spans, decode_time_spans = list_codec("consumeTimeSpanSet", TimeSpan, "time spans")
+encode_time_spans, decode_time_spans = member_codec(
+    "consumeTimeSpanSet", list[TimeSpan], "time spans"
+)
 encode_queue_units, decode_queue_units = body_codec(QueueUnits, "queue")
 encode_correction_offsets: Callable[[Mapping[int, int]], bytes]
 encode_correction_offsets, decode_correction_offsets = member_codec(
@@ -371,11 +372,13 @@ def decode_offsets_by_client(data: Data) -> dict[str, Offsets]:
 
 # --------------------------------------------------------------- name server (spec/namesrv.md)
 
-form(
+_BROKER = form(
     BrokerData,
     broker="brokerName",
     cluster="cluster",
-    addresses="brokerAddrs",
+    addresses=json(
+        "brokerAddrs", write=lambda ids: {str(number): it for number, it in ids.items()}
+    ),
     acting_master_enable="enableActingMaster",
     zone="zoneName",
 )
@@ -400,12 +403,20 @@ _ROUTE = form(
 )
 
 
+def _unquoted(broker: BrokerData) -> dict[str, Any]:
+    """With raw broker ids, as old clients want them, and all of 106 (spec/namesrv.md §6)."""
+    return {**_BROKER.write(broker), "brokerAddrs": dict(broker.addresses)}
+
+
 @body
 class ClusterInfo:
-    """106's answer: all brokers by name, and the names of each cluster's brokers. Broker ids are
-    never quoted here (spec/namesrv.md §6)."""
+    """106's answer: all brokers by name, and the names of each cluster's brokers."""
 
-    brokers: Mapping[str, BrokerData] = json("brokerAddrTable", default_factory=dict)
+    brokers: Mapping[str, BrokerData] = json(
+        "brokerAddrTable",
+        default_factory=dict,
+        write=lambda brokers: {name: _unquoted(broker) for name, broker in brokers.items()},
+    )
     clusters: Mapping[str, tuple[str, ...]] = json("clusterAddrTable", default_factory=dict)
 
 
@@ -417,9 +428,8 @@ decode_broker_member_group = member_codec("brokerMemberGroup", BrokerData, "brok
 def encode_topic_route(route: TopicRoute, *, standard: bool = True) -> bytes:
     """105's answer; `standard` False writes broker ids without quotes for old clients."""
     values = _ROUTE.write(route)
-    if standard:
-        for broker in values["brokerDatas"]:
-            broker["brokerAddrs"] = {str(key): it for key, it in broker["brokerAddrs"].items()}
+    if not standard:
+        values["brokerDatas"] = [_unquoted(broker) for broker in route.brokers]
     return fastjson.dumps(values)
 
 
@@ -538,10 +548,12 @@ class GroupMatching:
     """With lanes, a queue's `committed` is the least of them, and its `matching` the sum."""
 
 
-encode_waiting, decode_waiting = list_codec("messages", WaitingMessage, "list of waiting messages")
-encode_open_transactions, decode_open_transactions = list_codec(
-    "transactions", OpenTransaction, "list of transactions"
+encode_waiting, decode_waiting = member_codec(
+    "messages", list[WaitingMessage], "list of waiting messages"
 )
-encode_group_matching, decode_group_matching = list_codec(
-    "topics", GroupMatching, "matches of a group"
+encode_open_transactions, decode_open_transactions = member_codec(
+    "transactions", list[OpenTransaction], "list of transactions"
+)
+encode_group_matching, decode_group_matching = member_codec(
+    "topics", list[GroupMatching], "matches of a group"
 )

@@ -1,7 +1,7 @@
 """Declared headers: what stands in the extFields of each request and answer.
 
 A header names its codes, and its fields their spelling on the wire, their type and by the lack of a
-default that they are required (`declare.py`, which has the one codec of all). `REQUEST_HEADERS` and
+default that they are required (`declare.py`). `REQUEST_HEADERS` and
 `RESPONSE_HEADERS` say which one belongs to which code; codes that are not there carry no typed
 header.
 """

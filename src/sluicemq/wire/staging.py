@@ -12,12 +12,13 @@ that belong to it, each with the CRC-32 of its bodies, one after the other.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from sluicemq.errors import ProtocolError
 from sluicemq.wire import fastjson
-from sluicemq.wire.forms import FORMS, Data, body, json, load_object, take_list
+from sluicemq.wire.declare import Data, form, json, load_object, take_list
 
 STAGING_TOPIC: Final = "rmq_sys_sluice_staging"
 STAGING_QUEUES: Final = 8
@@ -95,30 +96,42 @@ def parse_stage(value: bytes) -> Stage:
     return Stage(owner, topic, queue_id, delay)
 
 
-@body
+@dataclass(frozen=True, slots=True)
 class StagedRange:
     """`count` messages from `offset` on of a staging queue, staged by one attempt of one task.
 
     `checksum` is the CRC-32 of their bodies, one after the other.
     """
 
-    broker: str = json("brokerName")
-    queue_id: int = json("queueId", absent=-1)
-    offset: int = json("offset", absent=-1)
-    count: int = json("count")
-    checksum: int = json("checksum")
-    partition: int = json("partition")
-    attempt: int = json("attempt")
+    broker: str
+    queue_id: int
+    offset: int
+    count: int
+    checksum: int
+    partition: int
+    attempt: int
+
+
+_RANGE: Final = form(
+    StagedRange,
+    broker="brokerName",
+    queue_id=json("queueId", absent=-1),
+    offset=json("offset", absent=-1),
+    count="count",
+    checksum="checksum",
+    partition="partition",
+    attempt="attempt",
+)
 
 
 def staged_ranges_to(ranges: Iterable[StagedRange]) -> list[dict[str, Any]]:
     """As JSON values."""
-    return [FORMS[StagedRange].write(one) for one in ranges]
+    return [_RANGE.write(one) for one in ranges]
 
 
 def staged_ranges_of(values: Iterable[Any]) -> tuple[StagedRange, ...]:
     """The inverse. Raises ProtocolError."""
-    found = tuple(FORMS[StagedRange].read(value, "A staged range") for value in values)
+    found = tuple(_RANGE.read(value, "A staged range") for value in values)
     for one in found:
         if not one.broker or one.queue_id < 0 or one.offset < 0 or one.count <= 0:
             raise ProtocolError(f"{one} is no staged range.")

@@ -33,7 +33,7 @@ from sluicemq.model.ids import java_hash
 from sluicemq.model.subscription import SQL92
 from sluicemq.model.topic import DataVersion, GroupConfig, TopicConfig
 from sluicemq.wire import fastjson
-from sluicemq.wire.forms import (
+from sluicemq.wire.declare import (
     FORMS,
     as_integer,
     as_object,
@@ -196,7 +196,7 @@ class TopicTable:
 
     topics: Mapping[str, TopicConfig] = json("topicConfigTable", default_factory=dict)
     data_version: DataVersion = json("dataVersion", default=NO_VERSION)
-    unknown: Unknown = field(default_factory=Unknown)
+    unknown: Unknown = json("", default_factory=Unknown)
 
 
 def topic_table_object(table: TopicTable) -> dict[str, Any]:
@@ -277,7 +277,7 @@ class GroupTable:
     groups: Mapping[str, GroupConfig] = json("subscriptionGroupTable", default_factory=dict)
     data_version: DataVersion = json("dataVersion", default=NO_VERSION)
     forbidden: Mapping[str, Mapping[str, int]] = json("forbiddenTable", default_factory=dict)
-    unknown: Unknown = field(default_factory=Unknown)
+    unknown: Unknown = json("", default_factory=Unknown)
 
 
 encode_group_table, decode_group_table = body_codec(GroupTable, "group table")
@@ -312,7 +312,7 @@ class ConsumerOffsets:
 
     offsets: Mapping[str, Mapping[int, int]] = json("offsetTable", default_factory=dict)
     data_version: DataVersion = json("dataVersion", default=NO_VERSION)
-    unknown: Unknown = field(default_factory=Unknown)
+    unknown: Unknown = json("", default_factory=Unknown)
 
 
 encode_consumer_offsets, decode_consumer_offsets = body_codec(ConsumerOffsets, "consumer offsets")
@@ -361,19 +361,19 @@ def decode_consumer_offsets_file(text: str) -> ConsumerOffsets:
 # --------------------------------------------------------------------------- filters, key-values
 
 
-@body
+@dataclass(frozen=True, slots=True)
 class ConsumerFilter:
     """What a group wants of a topic. Times are ms since 1970; it is dead when nobody of the group
     subscribed to it any more. `bits` of `bit_count` are its places in RocketMQ's filter bitmaps;
     `version` is when the client made the subscription."""
 
-    topic: str = json("topic")
-    group: str = json("consumerGroup")
-    expression: str = json("expression")
-    kind: str = json("expressionType", default=SQL92)
-    version: int = json("clientVersion", default=0)
-    born_ms: int = json("bornTime", default=0)
-    dead_ms: int = json("deadTime", default=0)
+    topic: str
+    group: str
+    expression: str
+    kind: str = SQL92
+    version: int = 0
+    born_ms: int = 0
+    dead_ms: int = 0
     bits: tuple[int, ...] = ()
     bit_count: int = 0
 
@@ -382,13 +382,25 @@ class ConsumerFilter:
         return self.dead_ms >= self.born_ms
 
 
+FILTER = form(
+    ConsumerFilter,
+    topic="topic",
+    group="consumerGroup",
+    expression="expression",
+    kind="expressionType",
+    version="clientVersion",
+    born_ms="bornTime",
+    dead_ms="deadTime",
+)
+
+
 def encode_consumer_filters_file(filters: Iterable[ConsumerFilter]) -> str:
     """The text of `consumerFilter.json`."""
     by_topic: dict[str, dict[str, Any]] = {}
     for item in filters:
         bloom = {"bitNum": item.bit_count, "bitPos": item.bits} if item.bit_count else None
         by_topic.setdefault(item.topic, {})[item.group] = completed(
-            FORMS[ConsumerFilter].write(item), {"bloomFilterData": bloom, "dead": item.is_dead}
+            FILTER.write(item), {"bloomFilterData": bloom, "dead": item.is_dead}
         )
     topics = {
         topic: {"groupFilterData": hash_map(groups), "topic": topic}
@@ -406,7 +418,7 @@ def decode_consumer_filters_file(text: str) -> list[ConsumerFilter]:
             values = as_object(item, "A filter")
             bloom = take_object(values, "bloomFilterData")
             named = {**values, "topic": topic, "consumerGroup": group}
-            one = FORMS[ConsumerFilter].read(named)
+            one = FILTER.read(named)
             bits = tuple(as_integer(bit, "bitPos") for bit in take_list(bloom, "bitPos"))
             found.append(replace(one, bits=bits, bit_count=take_integer(bloom, "bitNum")))
     return found

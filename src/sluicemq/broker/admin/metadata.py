@@ -34,8 +34,7 @@ from sluicemq.net.dispatch import Peer
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import ResponseCode
-from sluicemq.wire.declare import encode_header
-from sluicemq.wire.forms import as_object, load_object, take_list
+from sluicemq.wire.declare import as_object, encode_header, load_object, take_list
 from sluicemq.wire.frames import Command
 from sluicemq.wire.headers import (
     CreateTopicRequest,

@@ -28,7 +28,7 @@ from sluicemq.errors import ProtocolError
 from sluicemq.files import Files
 from sluicemq.store.store import Store
 from sluicemq.wire import fastjson
-from sluicemq.wire.forms import (
+from sluicemq.wire.declare import (
     as_object,
     load_object,
     take_integer,
