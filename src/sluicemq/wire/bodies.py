@@ -67,10 +67,6 @@ class ConsumerData:
     unit_mode: bool = json("unitMode", default=False)
 
 
-def _producers_from(value: Any, what: str) -> tuple[str, ...]:
-    return tuple(take_text(as_object(one, what), "groupName") for one in as_list(value, what))
-
-
 @body
 class Heartbeat:
     """34's body. With `without_subscriptions` the broker keeps those it has (heartbeat V2); Go's
@@ -80,7 +76,9 @@ class Heartbeat:
     producer_groups: tuple[str, ...] = json(
         "producerDataSet",
         default=(),
-        read=_producers_from,
+        read=lambda value, what: tuple(
+            take_text(as_object(one, what), "groupName") for one in as_list(value, what)
+        ),
         write=lambda groups: [{"groupName": group} for group in groups],
     )
     consumers: tuple[ConsumerData, ...] = json("consumerDataSet", default=())

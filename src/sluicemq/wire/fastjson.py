@@ -15,8 +15,8 @@ parser:
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
 
 import orjson
 
@@ -30,11 +30,34 @@ EXPANDED_FREE: Final = 1000
 """References let thirty lines stand for a thousand million values. More values than bytes, and so
 many, are refused."""
 
+
+class _Scalar(NamedTuple):
+    """A kind of value: what it looks like, what is wanted where nothing does, what it means, and
+    what is wanted where that fails."""
+
+    pattern: re.Pattern[str]
+    wanted: str
+    value_of: Callable[[re.Match[str]], Any]
+    wanted_of_it: str
+
+
 _SPACE: Final = re.compile(r"[ \t\r\n\f\b]*")
-_STRING: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_NUMBER: Final = re.compile(r"(-?\d+)((?:\.\d*)?(?:[eE][-+]?\d+)?)[BSLFD]?")
+_TEXT: Final = _Scalar(
+    re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL),
+    "the end of a text",
+    lambda match: json.loads(match.group(), strict=False),
+    "a text with valid escapes",
+)
+_NUMBER: Final = _Scalar(
+    re.compile(r"(-?\d+)((?:\.\d*)?(?:[eE][-+]?\d+)?)[BSLFD]?"),
+    "a number",
+    lambda match: float(match[1] + match[2]) if match[2] else int(match[1]),
+    "a number of fewer digits",  # than Python takes
+)
 _WORDS: Final = {"true": True, "false": False, "null": None, "NaN": None}
-_WORD: Final = re.compile(r"[A-Za-z]+")
+_WORD: Final = _Scalar(
+    re.compile(r"[A-Za-z]+"), "a value", lambda match: _WORDS[match.group()], "a value"
+)
 _REFERENCE: Final = "$ref"
 _STEP: Final = re.compile(r"[^.\[\]$]+")
 
@@ -64,7 +87,15 @@ def loads(data: str | bytes | memoryview, values_max: int = VALUES_MAX) -> Any:
     if mark not in data:  # type: ignore[operator]
         return value
     value = _resolved(value, value, ())
-    _check_expanded(value, EXPANDED_FREE + len(data))
+    # A value may hold itself now, or a thousand million others: nobody could write it into a file.
+    waiting, left = [value], EXPANDED_FREE + len(data)
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, dict | list):
+            left -= len(item)
+            if left < 0:
+                raise ProtocolError("The JSON has references that make too many values of it.")
+            waiting += item.values() if isinstance(item, dict) else item
     return value
 
 
@@ -121,77 +152,42 @@ class _Parser:
             raise ProtocolError("The JSON is not plain, and has too many values to be read so.")
         first = self._peek()
         if first == "{":
-            return self._object()
+            return self._container("}")
         if first == "[":
-            return self._array()
-        if first == '"':
-            return self._string()
-        if first == "-" or first.isdigit():
-            return self._number()
-        return self._word()
+            return self._container("]")
+        is_number = first == "-" or first.isdigit()
+        scalar = _TEXT if first == '"' else _NUMBER if is_number else _WORD
+        match = scalar.pattern.match(self._text, self._position)
+        if match is None:
+            raise self._error(scalar.wanted)
+        try:
+            value = scalar.value_of(match)
+        except (ValueError, KeyError) as error:
+            raise self._error(scalar.wanted_of_it) from error
+        self._position = match.end()
+        return value
 
-    def _enter(self) -> None:
+    def _container(self, end: str) -> Any:
         self._position += 1
         self._depth += 1
         if self._depth > DEPTH_MAX:
             raise _too_deep()
-
-    def _object(self) -> dict[Any, Any]:
-        self._enter()
-        values: dict[Any, Any] = {}
-        while self._peek() != "}":
-            key = self._value()
-            if isinstance(key, list):
+        values: Any = {} if end == "}" else []
+        while self._peek() != end:
+            value = self._value()
+            if end == "]":
+                values.append(value)
+            elif isinstance(value, list):
                 raise self._error("a key that is not a list")
-            key = object_key(key) if isinstance(key, dict) else key
-            self._take(":")
-            values[key] = self._value()
-            if self._peek() != "}":
+            else:
+                key = object_key(value) if isinstance(value, dict) else value
+                self._take(":")
+                values[key] = self._value()
+            if self._peek() != end:
                 self._take(",")
         self._position += 1
         self._depth -= 1
         return values
-
-    def _array(self) -> list[Any]:
-        self._enter()
-        values: list[Any] = []
-        while self._peek() != "]":
-            values.append(self._value())
-            if self._peek() != "]":
-                self._take(",")
-        self._position += 1
-        self._depth -= 1
-        return values
-
-    def _string(self) -> str:
-        match = _STRING.match(self._text, self._position)
-        if match is None:
-            raise self._error("the end of a text")
-        try:
-            text: str = json.loads(match.group(), strict=False)
-        except ValueError as error:
-            raise self._error("a text with valid escapes") from error
-        self._position = match.end()
-        return text
-
-    def _number(self) -> int | float:
-        match = _NUMBER.match(self._text, self._position)
-        if match is None:
-            raise self._error("a number")
-        whole, fraction = match.group(1), match.group(2)
-        try:
-            number = float(whole + fraction) if fraction else int(whole)
-        except ValueError as error:  # more digits than Python takes
-            raise self._error("a number of fewer digits") from error
-        self._position = match.end()
-        return number
-
-    def _word(self) -> bool | None:
-        match = _WORD.match(self._text, self._position)
-        if match is None or match.group() not in _WORDS:
-            raise self._error("a value")
-        self._position = match.end()
-        return _WORDS[match.group()]
 
 
 def _too_deep() -> ProtocolError:
@@ -214,23 +210,15 @@ def _resolved(value: Any, root: Any, parents: tuple[Any, ...]) -> Any:
     for key, item in value.items():
         value[key] = _resolved(item, root, chain)
     for key in [key for key in value if isinstance(key, tuple)]:
-        item = value.pop(key)
-        value[_resolved_key(key, root)] = item
+        item, meant = value.pop(key), key
+        if len(key) == 1 and key[0][0] == _REFERENCE:
+            # `{"$ref":"$.mqPopTable.null"}` as a key means a key of that map (spec/remoting.md §5);
+            # it can be told which one only when the map has a single object key.
+            owner = _target(str(key[0][1]).rpartition(".")[0] or "$", root, (root,))
+            keys = [it for it in owner if isinstance(it, tuple)] if isinstance(owner, dict) else []
+            meant = keys[0] if len(keys) == 1 else key
+        value[meant] = item
     return value
-
-
-def _check_expanded(value: Any, values_max: int) -> None:
-    """Raises ProtocolError when references made more of it than such a text may say, as when a
-    value holds itself: nobody could write that into a file."""
-    waiting, left = [value], values_max
-    while waiting:
-        item = waiting.pop()
-        if not isinstance(item, dict | list):
-            continue
-        left -= len(item)
-        if left < 0:
-            raise ProtocolError("The JSON has references that make too many values of it.")
-        waiting += item.values() if isinstance(item, dict) else item
 
 
 def _reference_of(value: Any) -> str | None:
@@ -249,27 +237,15 @@ def _target(path: str, root: Any, chain: tuple[Any, ...]) -> Any:
         return chain[-ups] if ups <= len(chain) else root
     value = root
     for step in _STEP.findall(path):
-        value = _step(value, step.strip("\"'"))
+        name = step.strip("\"'")
+        index = int(name) if name.isdecimal() and len(name) < 10 else -1
+        if isinstance(value, list):
+            value = value[index] if 0 <= index < len(value) else None
+        elif isinstance(value, dict):
+            value = value[name] if name in value else value.get(index)
+        else:
+            value = None
     return None if _reference_of(value) else value
-
-
-def _step(value: Any, name: str) -> Any:
-    index = int(name) if name.isdecimal() and len(name) < 10 else -1
-    if isinstance(value, list):
-        return value[index] if 0 <= index < len(value) else None
-    if not isinstance(value, dict):
-        return None
-    return value[name] if name in value else value.get(index)
-
-
-def _resolved_key(key: Any, root: Any) -> Any:
-    """`{"$ref":"$.mqPopTable.null"}` as a key means a key of that map (spec/remoting.md §5);
-    it can be told which one only when the map has a single object key."""
-    if not (isinstance(key, tuple) and len(key) == 1 and key[0][0] == _REFERENCE):
-        return key
-    owner = _target(str(key[0][1]).rpartition(".")[0] or "$", root, (root,))
-    keys = [name for name in owner if isinstance(name, tuple)] if isinstance(owner, dict) else []
-    return keys[0] if len(keys) == 1 else key
 
 
 # ------------------------------------------------------------------------------------- writing
@@ -351,40 +327,33 @@ def dumps_pretty(value: Any, depth: int = 0) -> Pretty:
 
 
 def _write_pretty(value: Any, line: str, parts: list[str]) -> None:
-    if isinstance(value, Mapping):
-        _write_pretty_object(value, line, parts)
-    elif isinstance(value, list | tuple) and value:
+    if isinstance(value, list | tuple) and value:
         inner = line + "\t" if isinstance(value, list) else ""
         for index, item in enumerate(value):
             parts.append(("," if index else "[") + inner)
             _write_pretty(item, line + "\t", parts)
         parts.append((line if inner else "") + "]")
-    else:
+    elif not isinstance(value, Mapping):
         parts.append(_scalar(value))
-
-
-def _write_pretty_object(values: Mapping[Any, Any], line: str, parts: list[str]) -> None:
-    if set(map(type, values)) | set(map(type, values.values())) == _INTEGERS:  # offsets: many
-        pairs = ",".join(["%d:%d" % pair for pair in values.items()])  # noqa: UP031 - half the time
+    elif set(map(type, value)) | set(map(type, value.values())) == _INTEGERS:  # offsets: many
+        pairs = ",".join(["%d:%d" % pair for pair in value.items()])  # noqa: UP031 - half the time
         parts.append(f"{{{pairs}{line}}}")
-        return
-    inner, begin = line + "\t", "{"
-    for key, item in values.items():
-        if item is None:
-            continue
-        if isinstance(key, int):
+    else:
+        inner, begin = line + "\t", "{"
+        for key, item in value.items():
+            if item is None:
+                continue
             name = str(key)
-        else:
-            name = inner + (
-                _scalar(str(key)) if isinstance(key, str) else dumps(dict(key)).decode()
-            )
-        if item.__class__ is int or item.__class__ is Pretty:
-            parts.append(f"{begin}{name}:{item}")
-        else:
+            if not isinstance(key, int):
+                is_text = isinstance(key, str)
+                name = inner + (_scalar(name) if is_text else dumps(dict(key)).decode())
             parts.append(f"{begin}{name}:")
-            _write_pretty(item, inner, parts)
-        begin = ","
-    parts.append(f"{line}}}" if begin == "," else "{}")
+            if item.__class__ is int or item.__class__ is Pretty:
+                parts.append(str(item))
+            else:
+                _write_pretty(item, inner, parts)
+            begin = ","
+        parts.append(f"{line}}}" if begin == "," else "{}")
 
 
 def text(value: Any) -> str:

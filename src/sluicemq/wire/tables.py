@@ -502,9 +502,24 @@ def _decode_compressed(data: bytes | memoryview) -> RegisterBody:
     count, position = _count(inflated, position)
     topics: dict[str, TopicConfig] = {}
     for _ in range(count):
-        text, position = _take(inflated, position)
-        topic = _topic_from(text.decode("utf-8", "replace"))
-        topics[topic.name] = topic
+        line, position = _take(inflated, position)
+        text = line.decode("utf-8", "replace")
+        parts = text.split(" ", 5)
+        try:
+            name, read, write, perm, filter_type = parts[:5]
+            attributes = fastjson.loads(parts[5]) if len(parts) > 5 and parts[5] else {}
+            topics[name] = TopicConfig(
+                name,
+                int(read),
+                int(write),
+                int(perm),
+                filter_type,
+                attributes=kind_of(dict[str, str]).read(attributes, "attributes"),
+            )
+        except ValueError as error:
+            raise ProtocolError(
+                f"The topic text {text[:80]!r} is not `name r w perm type`."
+            ) from error
     servers, _ = _take(inflated, position)
     return RegisterBody(
         TopicTable(topics, decode_data_version(version) if version else DataVersion()),
@@ -523,20 +538,3 @@ def _take(data: bytes, position: int) -> tuple[bytes, int]:
     if size < 0 or start + size > len(data):
         raise ProtocolError(f"The compressed registration has no room for {size} bytes.")
     return data[start : start + size], start + size
-
-
-def _topic_from(text: str) -> TopicConfig:
-    parts = text.split(" ", 5)
-    try:
-        name, read, write, perm, filter_type = parts[:5]
-        attributes = fastjson.loads(parts[5]) if len(parts) > 5 and parts[5] else {}
-        return TopicConfig(
-            name,
-            int(read),
-            int(write),
-            int(perm),
-            filter_type,
-            attributes=kind_of(dict[str, str]).read(attributes, "attributes"),
-        )
-    except ValueError as error:
-        raise ProtocolError(f"The topic text {text[:80]!r} is not `name r w perm type`.") from error
