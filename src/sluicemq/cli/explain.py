@@ -1,15 +1,31 @@
-"""`sluice explain message|group`: why a group has or has not got a message, is idle or behind."""
+"""`sluice explain message|group`: why a group has or has not got a message, is idle or behind;
+`sluice filter test`: what an expression would do to the messages that are stored."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import click
 
-from sluicemq.cli.output import admin_options, fields, print_json, print_records, show_time
+from sluicemq.cli.output import (
+    admin_options,
+    as_time,
+    fields,
+    parse_ago,
+    print_json,
+    print_records,
+    print_table,
+    show_time,
+)
+from sluicemq.client.core.operations.filters import BrokerTrial
 from sluicemq.client.core.operations.rules import Fate, Finding, MessageExplained
 from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
 from sluicemq.client.sync.admin import Admin
 from sluicemq.filter.selector import Explanation
+from sluicemq.model.subscription import SQL92, TAG
 
+SHOWN_SAMPLES: Final = 5
+_HIDDEN: Final = frozenset({"MSG_REGION", "TRACE_ON", "CLUSTER", "WAIT", "UNIQ_KEY"})
 _place = fields("message_id topic broker queue_id queue_offset store_time_ms tag properties")
 _explained = fields("group fate retries=times owner findings filter=verdict")
 
@@ -28,21 +44,14 @@ def explain() -> None:
 )
 @admin_options
 def message(
-    admin: Admin,
-    message_id: str,
-    group: str | None,
-    topic: str | None,
-    trace_topic: str,
-    as_json: bool,
+    admin: Admin, message_id: str, group: str | None, as_json: bool, **options: Any
 ) -> None:
     """Where the message ID is, and why a consumer group has or has not got it.
 
     What brokers, members, filters, retries and traces tell is put together; what none of them
     tells is said to be unknown.
     """
-    about, found = admin.explain_message(
-        message_id, group=group, topic=topic, trace_topic=trace_topic
-    )
+    about, found = admin.explain_message(message_id, group=group, **options)
     stored = about.message
     has_route = about.routed is not None and stored.broker in about.routed
     if as_json:
@@ -59,21 +68,21 @@ def message(
         + ("" if has_route else "\n  route    clients do not find this topic there")
         + "\n"
     )
-    if group is not None:
-        for item in found:
-            _print_one(item)
+    if group is None:
+        causes = ((item, item.cause.what if item.cause else "") for item in found)
+        print_records(
+            [{"group": one.group, "fate": fate_of(one), "because": why} for one, why in causes]
+        )
+        if not found:
+            click.echo("No consumer group reads its topic, or has offsets in it.")
         return
-    records = [
-        {
-            "group": item.group,
-            "fate": fate_of(item),
-            "because": item.cause.what if item.cause else "",
-        }
-        for item in found
-    ]
-    print_records(records)
-    if not found:
-        click.echo("No consumer group reads its topic, or has offsets in it.")
+    for item in found:
+        click.echo(f"Group {item.group}: {fate_of(item)}")
+        if item.owner is not None:
+            click.echo(f"  its queue is read by {item.owner or 'no member'}")
+        _print_findings(item.findings)
+        if item.verdict is not None:
+            click.echo("\n".join(drawn(item.verdict)))
 
 
 @explain.command("group")
@@ -97,16 +106,6 @@ def fate_of(item: MessageExplained) -> str:
     return f"retry {item.times}" if item.fate is Fate.RETRY else item.fate.value
 
 
-def _print_one(item: MessageExplained) -> None:
-    click.echo(f"Group {item.group}: {fate_of(item)}")
-    if item.owner is not None:
-        click.echo(f"  its queue is read by {item.owner or 'no member'}")
-    _print_findings(item.findings)
-    if item.verdict is not None:
-        for line in drawn(item.verdict):
-            click.echo(line)
-
-
 def _print_findings(findings: Sequence[Finding]) -> None:
     for finding in findings:
         click.echo(f"{finding.code}: {finding.what}")
@@ -124,3 +123,111 @@ def drawn(verdict: Explanation, depth: int = 1) -> list[str]:
     error = f"  {verdict.error}" if verdict.error else ""
     line = f"{'  ' * depth}{verdict.outcome.value:<11} {verdict.text}{note}{error}"
     return [line, *(text for part in verdict.parts for text in drawn(part, depth + 1))]
+
+
+# ------------------------------------------------------------------------------ filter test
+
+
+def moment(context: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    """As `as_time`, and a span of time before now; since `all`."""
+    is_all = text == "all" and option.opts[0] == "--since"
+    ago_ms = 0 if is_all else parse_ago(text or "")
+    return as_time(context, option, text) if ago_ms is None else ago_ms
+
+
+@click.command("test")
+@click.argument("expression", metavar="EXPR")
+@click.option("-t", "--topic", required=True, help="Topic whose messages are looked at.")
+@click.option(
+    "--since", "begin_ms", callback=moment, default="1h", show_default=True,
+    help="Messages stored since then: 30m, 1h, 2d, a date, milliseconds since 1970, or all.",
+)  # fmt: skip
+@click.option("--until", "end_ms", callback=moment, help="Messages stored up to then.")
+@click.option("-g", "--group", help="Compare with what this consumer group wants now.")
+@click.option("--tags", is_flag=True, help="EXPR is a tag subscription: TagA || TagB.")
+@click.option(
+    "--max", "count_max", type=click.IntRange(1), help="So many messages at most, the newest of "
+    "each queue; 1,000,000, and 100,000 of a RocketMQ broker.",
+)  # fmt: skip
+@admin_options
+def test_command(
+    admin: Admin, expression: str, topic: str, tags: bool, as_json: bool, **options: Any
+) -> None:
+    """Try EXPR on the stored messages of a topic. Nothing is consumed.
+
+    Shows how many match, samples, what each condition takes by itself, which evaluations fail and
+    why, and what it costs a broker; with --group the difference from that group's filter. Exit
+    code 1 when evaluations fail or values are not what EXPR takes them for.
+    """
+
+    def progress(done: int, of: int) -> None:
+        """A line that is written over: a RocketMQ broker's messages are read one by one."""
+        line = f"\r{done:,} of {of:,} messages read" + ("\n" if done >= of else "")
+        click.echo(line, nl=False, err=True)
+
+    if not as_json and sys.stderr.isatty():
+        options["progress"] = progress
+    found = admin.try_filter(topic, expression, TAG if tags else SQL92, **options)
+    for trial in found:
+        if as_json:
+            messages = [
+                {"queue_id": queue_id, "offset": offset, "properties": properties}
+                for (queue_id, offset), properties in sorted(trial.messages.items())
+            ]
+            about = fields("broker stored is_read_here")(trial)
+            print_json({**about, **trial.report, "messages": messages})
+        else:
+            _print_trial(trial)
+    if any(trial.report["errors"] or _findings(trial) for trial in found):
+        raise SystemExit(1)
+
+
+def _findings(trial: BrokerTrial) -> list[Mapping[str, str]]:
+    return [finding for item in trial.report["properties"] for finding in item["findings"]]
+
+
+def _print_trial(trial: BrokerTrial) -> None:
+    report = trial.report
+    looked = f"{trial.rows:,} messages on {trial.broker}"
+    if trial.rows < trial.stored:
+        looked += f" (the newest of {trial.stored:,}: raise --max for more)"
+    click.echo(
+        f"{report['matched']:,} of {looked} match {report['expression']}: "
+        f"{report['match_rate']:.4%}.\n"
+        f"The others: {report['false']:,} false, {report['null']:,} null, "
+        f"{report['errors']:,} errors."
+        + (f" {report['unknown']:,} could not be told." if report["unknown"] else "")
+    )
+    if not trial.rows:
+        return
+    atoms = report["atoms"]
+    if len(atoms) > 1 or any(atom["error"] for atom in atoms):
+        names = ("true", "false", "null", "error")
+        rows = [[atom["text"], f"{atom['selectivity']:.2%}", *(atom[name] for name in names)]
+                for atom in atoms]  # fmt: skip
+        print_table("Each condition by itself", ["condition", "takes", *names], rows)
+    for cause in report["causes"]:
+        click.echo(f"error    {cause['count']:,} messages: {cause['example']}")
+    for finding in _findings(trial):
+        click.echo(f"warning  {finding['what']}\n         {finding['instead']}")
+    cost = report["cost"]
+    click.echo(f"cost     {cost['cost_class']}: {cost['why']} {cost['instead']}".rstrip())
+    _print_samples("Messages that match", trial, report["samples"])
+    if difference := report["difference"]:
+        click.echo(
+            f"\nThe group wants {difference['other']}. Both take {difference['both']:,}, only the "
+            f"new one {difference['only_here']:,}, only the group's {difference['only_there']:,}, "
+            f"neither {difference['neither']:,}."
+        )
+        _print_samples("Only the new one takes", trial, difference["samples_here"])
+        _print_samples("Only the group's takes", trial, difference["samples_there"])
+
+
+def _print_samples(title: str, trial: BrokerTrial, samples: Sequence[Mapping[str, Any]]) -> None:
+    rows = []
+    for sample in samples[:SHOWN_SAMPLES]:
+        properties = trial.messages.get((int(sample["source"]), sample["offset"]), {})
+        shown = ", ".join(f"{n}={v}" for n, v in properties.items() if n not in _HIDDEN)
+        rows.append([sample["source"], sample["offset"], shown])
+    if rows:
+        print_table(title, ["queue", "offset", "properties"], rows)

@@ -11,10 +11,11 @@ Exit codes: 0 fine, 1 findings, 2 wrong usage or input.
 import gc
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Mapping
+from functools import lru_cache, partial
 from io import BufferedReader
-from typing import TYPE_CHECKING, Any, BinaryIO
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import click
 import orjson
@@ -23,7 +24,6 @@ from sluicemq.cli import Entry, LazyGroup
 from sluicemq.errors import FilterEvaluationError, FilterSyntaxError
 
 if TYPE_CHECKING:
-    from sluicemq.filter.check import TypeNote
     from sluicemq.filter.findings import Finding
     from sluicemq.filter.selector import Selector
 
@@ -50,7 +50,7 @@ class InputError(click.ClickException):
 class _FilterGroup(LazyGroup):
     """`test` needs a client, and is imported when it is called: `eval` starts a process each."""
 
-    entries: Mapping[str, Entry] = {"test": Entry("filter_test", "test_command", "")}
+    entries: Mapping[str, Entry] = {"test": Entry("explain", "test_command", "")}
 
 
 @click.group("filter", cls=_FilterGroup)
@@ -61,8 +61,7 @@ def filter_group() -> None:
 @filter_group.command("check")
 @click.argument("expression", metavar="EXPR")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as one JSON object.")
-@click.pass_context
-def check_command(context: click.Context, expression: str, as_json: bool) -> None:
+def check_command(expression: str, as_json: bool) -> None:
     """Say whether EXPR compiles, what in it is not what it seems, and how it reads properties.
 
     Errors and warnings point at the place and say what to write instead; then for each property
@@ -82,9 +81,15 @@ def check_command(context: click.Context, expression: str, as_json: bool) -> Non
         click.echo(orjson.dumps(report, option=orjson.OPT_INDENT_2))
     else:
         _print_findings(expression, findings)
-        _print_types(types)
+        for note in types:
+            click.echo(f"\n{note.name} is read as {note.read_as}: {note.because}.")
+            click.echo(f"    It takes {note.accepts}.")
+            if note.errors:
+                click.echo(f"    Errors, which drop the message: {note.errors}.")
+            if note.instead:
+                click.echo(f"    {note.instead}")
     if findings:
-        context.exit(EXIT_FINDINGS)
+        raise SystemExit(EXIT_FINDINGS)
 
 
 @filter_group.command("eval")
@@ -98,41 +103,31 @@ def eval_command(file: BufferedReader) -> None:
     # Thousands of kept trees are walked again and again by the collector, and nothing here is
     # cyclic: without it expressions compile a fifth faster.
     gc.disable()
+    output, first, rest = sys.stdout.buffer, 1, b""
     try:
-        _evaluate(file, sys.stdout.buffer)
+        # Whole lines, as many as have arrived: a script may talk to the command through pipes.
+        for data in chain(iter(partial(file.read1, BLOCK_BYTES), b""), (b"\n",)):
+            *lines, rest = (rest + data).split(b"\n")
+            answers: list[bytes] = []
+            try:
+                answers.extend(
+                    _answer(line) if line and not line.isspace() else b"" for line in lines
+                )
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise InputError(
+                    f"line {first + len(answers)} is not a case: {error}. "
+                    'Write {"expr": "a > 5", "props": {"a": "7"}}; every property is a string.'
+                ) from None
+            finally:  # what comes before a faulty line is answered before its error
+                output.write(b"".join(answers))
+                output.flush()
+            first += len(lines)
     finally:
         gc.enable()
 
 
-def _evaluate(file: BufferedReader, output: BinaryIO) -> None:
-    """One write a block; what comes before a faulty line is answered before its error."""
-    first = 1
-    for lines in _line_blocks(file):
-        answers: list[bytes] = []
-        try:
-            answers.extend(_answer(line) if line and not line.isspace() else b"" for line in lines)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise InputError(
-                f"line {first + len(answers)} is not a case: {error}. "
-                'Write {"expr": "a > 5", "props": {"a": "7"}}; every property is a string.'
-            ) from None
-        finally:
-            output.write(b"".join(answers))
-            output.flush()
-        first += len(lines)
-
-
-def _line_blocks(file: BufferedReader) -> Iterator[list[bytes]]:
-    """Whole lines, as many as have arrived: a script may talk to the command through pipes."""
-    rest = b""
-    while data := file.read1(BLOCK_BYTES):
-        *lines, rest = (rest + data).split(b"\n")
-        yield lines
-    if rest:
-        yield [rest]
-
-
 def _answer(line: bytes) -> bytes:
+    """Raises TypeError for a property that is no string; a null has no value."""
     try:
         case = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -141,7 +136,10 @@ def _answer(line: bytes) -> bytes:
     properties = case.get("props") or {}
     for value in properties.values():
         if type(value) is not str:
-            properties = _strings(properties)
+            properties = {name: value for name, value in properties.items() if value is not None}
+            for name, other in properties.items():
+                if not isinstance(other, str):
+                    raise TypeError(f"the property {name} is {other!r}, not a string")
             break
     if selector is None:
         return _COMPILE_ERROR
@@ -149,14 +147,6 @@ def _answer(line: bytes) -> bytes:
         return _RESULTS[selector.evaluate(properties)]
     except FilterEvaluationError:
         return _EVALUATION_ERROR
-
-
-def _strings(properties: dict[str, Any]) -> dict[str, str]:
-    """Without the nulls. Raises TypeError for anything that is not a string."""
-    for name, value in properties.items():
-        if value is not None and not isinstance(value, str):
-            raise TypeError(f"the property {name} is {value!r}, not a string")
-    return {name: value for name, value in properties.items() if value is not None}
 
 
 @lru_cache(maxsize=EXPRESSIONS_KEPT)
@@ -187,13 +177,3 @@ def _print_findings(expression: str, findings: "list[Finding]") -> None:
         )
     else:
         click.echo("The expression compiles; mind the warnings.")
-
-
-def _print_types(types: "tuple[TypeNote, ...]") -> None:
-    for note in types:
-        click.echo(f"\n{note.name} is read as {note.read_as}: {note.because}.")
-        click.echo(f"    It takes {note.accepts}.")
-        if note.errors:
-            click.echo(f"    Errors, which drop the message: {note.errors}.")
-        if note.instead:
-            click.echo(f"    {note.instead}")

@@ -23,7 +23,7 @@ from sluicemq.cli.output import (
     print_result,
     show_time,
 )
-from sluicemq.client.core.operations.filters import QueueLag, TopicMatching
+from sluicemq.client.core.operations.filters import QueueLag
 from sluicemq.client.core.operations.groups import (
     EARLIEST_MS,
     LATEST_MS,
@@ -118,7 +118,8 @@ def update(admin: Admin, name: str, contract: str, as_json: bool) -> None:
 @admin_options
 def show(admin: Admin, name: str, as_json: bool) -> None:
     """Members of group NAME with their queues, idle ones with the reason, and lag per queue."""
-    report, filters, contracts = admin.group(name), admin.matching(name), admin.contract(name)
+    report, contracts = admin.group(name), admin.contract(name)
+    filters = [(one.broker, topic) for one in admin.matching(name) for topic in one.topics]
     unequal = [one for one in admin.explain_group(name).findings if one.code is Code.UNEQUAL]
     if as_json:
         print_json({
@@ -127,15 +128,20 @@ def show(admin: Admin, name: str, as_json: bool) -> None:
             "members": report.members,
             "queues": [_progress(item) for item in report.progress],
             "notes": report.notes,
-            "filters": [
-                _filter_record(item.broker, topic) for item in filters for topic in item.topics
-            ],
+            "filters": [_filter_record(broker, topic) for broker, topic in filters],
             "findings": unequal,
             "contract": [_contract(item) for item in contracts],
         })  # fmt: skip
         return
     _print_progress(report)
-    _print_filters(filters)
+    _print_filters(
+        [
+            (broker, topic)
+            for broker, topic in filters
+            if not topic.topic.startswith(RETRY_PREFIX)
+            and (topic.expression != "*" or topic.filtered or topic.errors)
+        ]
+    )
     for contract in contracts:
         _print_contract(contract)
     for finding in unequal:
@@ -164,11 +170,10 @@ def _print_progress(report: GroupReport) -> None:
         "member"
     )
     print_records(queues, columns=columns, title=f"Progress of {report.name}")
-    for note in report.notes:
-        click.echo(note)
     idle = sum(bool(member.idle_because) for member in report.members)
     click.echo(
-        f"{len(report.members)} members ({idle} idle), {report.lag:,} messages behind. "
+        "".join(f"{note}\n" for note in report.notes)
+        + f"{len(report.members)} members ({idle} idle), {report.lag:,} messages behind. "
         "With a filter, messages that it drops count until they are passed: see `matching`."
     )
 
@@ -184,23 +189,16 @@ def _filter_record(broker: str, topic: GroupMatching) -> Record:
     }
 
 
-def _print_filters(found: list[TopicMatching]) -> None:
+def _print_filters(filters: list[tuple[str, GroupMatching]]) -> None:
     """What each filter has done since its broker started, and its last errors."""
-    topics = [
-        (item.broker, topic)
-        for item in found
-        for topic in item.topics
-        if not topic.topic.startswith(RETRY_PREFIX)
-        and (topic.expression != "*" or topic.filtered or topic.errors)
-    ]
     records = [
         _filter_record(broker, topic)
         | {"filter": topic.expression or "not known", "errors": sum(topic.errors.values())}
-        for broker, topic in topics
+        for broker, topic in filters
     ]
     columns = "topic broker filter matched filtered_out=filtered errors matching"
     print_records(records, columns=columns, title="Filters")
-    for _, topic in topics:
+    for _, topic in filters:
         for reason, count in sorted(topic.errors.items(), key=lambda item: -item[1]):
             click.echo(f"{topic.topic}: {count:,} messages were dropped: {reason}.")
         for failure in topic.failures[-3:]:

@@ -1,6 +1,9 @@
-"""`sluice message show|query|consume`: single messages out of the brokers' key index; `sluice trace
-MESSAGE_ID`: the way of one message, out of the traces that clients wrote."""
+"""Messages one by one: `sluice message show|query|consume`, out of the brokers' key index; `sluice
+trace`, the way of one, out of the traces that clients wrote; `sluice delay` and `sluice
+transaction`, those that nobody gets yet: only SluiceMQ brokers know these requests.
+"""
 
+import functools
 from typing import Any
 
 import click
@@ -8,9 +11,9 @@ import click
 from sluicemq.cli.output import (
     TIME_MAX_MS,
     admin_options,
+    as_time,
     body_record,
     fields,
-    parse_time,
     print_json,
     print_records,
     print_result,
@@ -18,14 +21,17 @@ from sluicemq.cli.output import (
     show_body,
     show_time,
 )
-from sluicemq.client.core.operations.messages import COUNT_MAX, GroupTrace, Step, Timeline
+from sluicemq.client.core.operations.messages import COUNT_MAX, Timeline
 from sluicemq.client.core.tracing import DEFAULT_TRACE_TOPIC
+from sluicemq.client.core.transactions import TransactionState
 from sluicemq.client.sync.admin import Admin
+from sluicemq.errors import RequestError
 from sluicemq.model.message import StoredMessage
 from sluicemq.wire.bodies import ConsumeResult
 
 BODY_SHOWN_BYTES = 4096
 BODY_BEGIN_BYTES = 60
+WAITING_MAX = 1000
 DONE = (ConsumeResult.SUCCESS, ConsumeResult.COMMIT)
 RESULTS: dict[str, str] = {
     ConsumeResult.SUCCESS: "handled",
@@ -39,9 +45,22 @@ _stored = fields(
     "topic broker queue_id queue_offset message_id offset_message_id physical_offset size_bytes "
     "tag keys properties born_time_ms born_host store_time_ms store_host reconsume_times"
 )
+_waiting = fields(
+    "topic queue=queue_id message_id=unique_id keys tag level due=due_ms stored=stored_ms "
+    "bytes=body_bytes handle"
+)
+_open = fields(
+    "id=transaction_id checks group topic keys tag queue_id began_time_ms=began_ms "
+    "next_check_time_ms=next_check_ms asked half_queue_offset physical_offset body_bytes"
+)
 _topic_option = click.option(
     "-t", "--topic", help="Topic of the message; without it all are searched."
 )
+_only_topic_option = click.option("--topic", help="Only messages to this topic.")
+_count_option = functools.partial(
+    click.option, "--count", "count_max", type=click.IntRange(1), default=WAITING_MAX,
+    show_default=True,
+)  # fmt: skip
 
 
 @click.group()
@@ -74,26 +93,21 @@ def show(admin: Admin, message_id: str, topic: str | None, as_json: bool) -> Non
 @message.command("query")
 @click.option("-t", "--topic", required=True, help="Topic of the messages.")
 @click.option("-k", "--key", required=True, help="One of their keys.")
-@click.option("--begin", help="Stored from then on: milliseconds since 1970 or 2013-01-01T00:00.")
-@click.option("--end", help="Stored up to then.")
+@click.option(
+    "--begin", "begin_ms", callback=as_time, default="0",
+    help="Stored from then on: milliseconds since 1970 or 2013-01-01T00:00.",
+)  # fmt: skip
+@click.option(
+    "--end", "end_ms", callback=as_time, default=str(TIME_MAX_MS), help="Stored up to then."
+)
 @click.option(
     "--max", "count_max", type=click.IntRange(1), default=COUNT_MAX, show_default=True,
     help="So many at most, the newest; a broker gives no more than its maxMsgsNumBatch.",
 )  # fmt: skip
 @admin_options
-def query(
-    admin: Admin,
-    topic: str,
-    key: str,
-    begin: str | None,
-    end: str | None,
-    count_max: int,
-    as_json: bool,
-) -> None:
+def query(admin: Admin, topic: str, key: str, as_json: bool, **options: Any) -> None:
     """The messages of a topic that bear a key, newest first."""
-    begin_ms = 0 if begin is None else parse_time(begin, "--begin")
-    end_ms = TIME_MAX_MS if end is None else parse_time(end, "--end")
-    found = admin.messages_by_key(topic, key, begin_ms=begin_ms, end_ms=end_ms, count_max=count_max)
+    found = admin.messages_by_key(topic, key, **options)
     records = [record_of(one) for one in found]
     if not as_json:
         for record, one in zip(records, found, strict=True):
@@ -112,20 +126,13 @@ def query(
 @click.option("-c", "--client", "client_id", help="Which of its members; without it the first.")
 @_topic_option
 @admin_options
-def consume(
-    admin: Admin,
-    message_id: str,
-    group: str,
-    client_id: str | None,
-    topic: str | None,
-    as_json: bool,
-) -> None:
+def consume(admin: Admin, message_id: str, group: str, as_json: bool, **options: Any) -> None:
     """Let a consumer handle the message ID now, and show how that went; exit code 1 when it failed.
 
     The handler of the client is called once more with the stored message, beside its other work. No
     offset changes, nothing is retried.
     """
-    stored, result = admin.consume_directly(message_id, group, client_id, topic=topic)
+    stored, result = admin.consume_directly(message_id, group, **options)
     record = fields("result remark spent_ms ordered=is_ordered")(result)
     remark = f": {result.remark}" if result.remark else "."
     print_result(
@@ -175,9 +182,31 @@ def drawn(found: Timeline) -> list[str]:
         mark = "└─" if index == len(found.steps) - 1 else "├─"
         after = f"+{step.time_ms - last_ms} ms" if index else ""
         clock = show_time(step.time_ms) or "at an unknown time"
-        lines.append(f"{clock:<23} {after:>10}  {mark} {_step_text(step)}")
+        is_delivery = step.kind == "deliver"
+        words = (
+            f"{step.kind:<11}",
+            f"to {step.group or 'an unknown group'}"
+            if is_delivery
+            else step.group and f"by {step.group}",
+            f"(retry {step.round})" if is_delivery and step.round else "",
+            f"at {step.place}" if step.place else "",
+            f"-> {step.result or 'no result yet'}" if is_delivery or step.result else "",
+            f"in {step.cost_ms} ms" if step.cost_ms is not None else "",
+            f"({step.detail})" if step.detail else "",
+        )
+        text = " ".join(word for word in words if word)
+        lines.append(f"{clock:<23} {after:>10}  {mark} {text}")
         last_ms = step.time_ms
-    lines += ["", *map(_group_text, found.groups)]
+    lines.append("")
+    for trace in found.groups:
+        if trace.deliveries:
+            how = "consumed it" if trace.consumed else "has not consumed it"
+            times = "delivery" if trace.deliveries == 1 else "deliveries"
+            how += f": {trace.deliveries} {times}, {', '.join(trace.results)}"
+        else:
+            past = "is past it and has not traced how"
+            how = past if trace.is_past else "has not received it"
+        lines.append(f"Group {trace.group} {how}.")
     if not found.groups:
         lines.append("No consumer group has traced a delivery of it.")
     if found.unread:
@@ -185,25 +214,96 @@ def drawn(found: Timeline) -> list[str]:
     return lines
 
 
-def _step_text(step: Step) -> str:
-    words = [f"{step.kind:<11}"]
-    if step.kind == "deliver":
-        words.append(f"to {step.group or 'an unknown group'}")
-        words.append("" if not step.round else f"(retry {step.round})")
-        words.append(f"-> {step.result or 'no result yet'}")
-    else:
-        words.append(f"by {step.group}" if step.group else "")
-        words.append(f"at {step.place}" if step.place else "")
-        words.append(f"-> {step.result}" if step.result else "")
-    words.append(f"in {step.cost_ms} ms" if step.cost_ms is not None else "")
-    words.append(f"({step.detail})" if step.detail else "")
-    return " ".join(word for word in words if word)
+# --------------------------------------------------------------- what nobody gets yet
 
 
-def _group_text(trace: GroupTrace) -> str:
-    if not trace.deliveries:
-        how = "is past it and has not traced how" if trace.is_past else "has not received it"
-        return f"Group {trace.group} {how}."
-    how = "consumed it" if trace.consumed else "has not consumed it"
-    times = "delivery" if trace.deliveries == 1 else "deliveries"
-    return f"Group {trace.group} {how}: {trace.deliveries} {times}, {', '.join(trace.results)}."
+@click.group()
+def delay() -> None:
+    """List and cancel delayed and timed messages."""
+
+
+@delay.command("list")
+@_only_topic_option
+@click.option("--key", help="Only messages with this key or message id.")
+@_count_option(help="Of each broker at most so many, as they come.")
+@admin_options
+def list_waiting(admin: Admin, as_json: bool, **options: Any) -> None:
+    """The messages that wait, those that are due first on top."""
+    records: list[dict[str, Any]] = [
+        {**_waiting(item), "level": item.level or None, "broker": address}
+        for address, items in admin.delayed(**options).items()
+        for item in items
+    ]
+    records.sort(key=lambda record: record["due"])
+    columns = "topic queue message_id keys tag level due:time stored:time bytes"
+    print_records(records, as_json=as_json, columns=columns, empty="No message waits.")
+
+
+@delay.command("cancel")
+@click.argument("key")
+@_only_topic_option
+@click.option("--yes", is_flag=True, help="Several messages with that key: cancel them all.")
+@admin_options
+def cancel(admin: Admin, key: str, topic: str | None, yes: bool, as_json: bool) -> None:
+    """Never deliver the waiting message with key or message id KEY."""
+    found = admin.delayed(topic, key=key)
+    meant = [(address, item) for address, items in found.items() for item in items]
+    if len(meant) > 1 and not yes:
+        raise click.UsageError(
+            f"{len(meant)} messages with key {key} wait: give a message id, or --yes for all."
+        )
+    cancelled, late = [], 0
+    for address, item in meant:
+        try:
+            admin.cancel_delayed(address, item.handle)
+            cancelled.append(item.unique_id)
+        except RequestError as error:
+            late += 1
+            click.echo(f"{item.unique_id}: {error}", err=True)
+    if as_json or cancelled:
+        result = {"key": key, "cancelled": cancelled, "late": late}
+        print_result(result, f"Cancelled: {', '.join(cancelled)}.", as_json=as_json)
+    if not cancelled:
+        click.echo(f"No message with key {key} was cancelled.", err=True)
+        raise SystemExit(1)
+
+
+@click.group()
+def transaction() -> None:
+    """Undecided transactions: list and decide them."""
+
+
+@transaction.command("list")
+@click.option("--group", help="Only transactions of this producer group.")
+@_only_topic_option
+@_count_option(help="Of each broker at most so many.")
+@admin_options
+def list_open(admin: Admin, as_json: bool, **options: Any) -> None:
+    """The undecided transactions, the oldest on top."""
+    now_ms = admin.clock.now_ms()
+    records: list[dict[str, Any]] = [
+        {**_open(item), "age_s": round((now_ms - item.began_ms) / 1000, 1), "broker": address}
+        for address, items in admin.transactions(**options).items()
+        for item in items
+    ]
+    records.sort(key=lambda record: record["began_time_ms"])
+    columns = "id age_s checks group topic keys next_check=next_check_time_ms:time asked"
+    print_records(records, as_json=as_json, columns=columns, empty="No transaction is undecided.")
+
+
+@transaction.command("resolve")
+@click.argument("transaction_id", metavar="ID")
+@click.option("--commit", "outcome", flag_value="commit", help="The message becomes visible.")
+@click.option("--rollback", "outcome", flag_value="rollback", help="It never does.")
+@admin_options
+def resolve(admin: Admin, transaction_id: str, outcome: str | None, as_json: bool) -> None:
+    """Decide the transaction ID, as its producer would."""
+    if outcome is None:
+        raise click.UsageError("say --commit or --rollback.")
+    address = admin.resolve_transaction(transaction_id, TransactionState[outcome.upper()])
+    if as_json or address is not None:
+        result = {"id": transaction_id, "outcome": outcome, "broker": address}
+        print_result(result, f"{transaction_id}: {outcome} on {address}.", as_json=as_json)
+    if address is None:
+        click.echo(f"No broker has an undecided transaction {transaction_id}.", err=True)
+        raise SystemExit(1)

@@ -113,27 +113,19 @@ def client_options(function: F) -> F:
     clients take it up by themselves (`net.tls.preset`), as they do the environment."""
 
     @functools.wraps(function)
-    def command(
-        *args: Any,
-        name_servers: str,
-        access_key: str | None,
-        secret_key: str | None,
-        tls: bool | None,
-        tls_ca: str | None,
-        tls_certificate: str | None,
-        tls_key: str | None,
-        tls_verify: str | None,
-        **options: Any,
-    ) -> Any:
-        files = {"ca": tls_ca, "certificate": tls_certificate, "key": tls_key}
-        access = Access(name_servers, access_key, secret_key)
-        with preset(chosen_tls(tls, {k: v for k, v in files.items() if v}, tls_verify)):
+    def command(*args: Any, tls: bool | None, tls_verify: str | None, **options: Any) -> Any:
+        named = {one: options.pop(f"tls_{one}") for one in ("ca", "certificate", "key")}
+        files = {one: path for one, path in named.items() if path}
+        access = Access(*map(options.pop, ("name_servers", "access_key", "secret_key")))
+        with preset(chosen_tls(tls, files, tls_verify)):
             return function(*args, access=access, **options)
 
-    decorated: Any = command
-    for option in reversed(_CLIENT_OPTIONS):
-        decorated = option(decorated)
-    return decorated  # type: ignore[no-any-return]
+    return with_options(*_CLIENT_OPTIONS)(command)  # type: ignore[return-value]
+
+
+def with_options(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Several options at once, in the order of `--help`."""
+    return lambda function: functools.reduce(lambda made, one: one(made), options[::-1], function)
 
 
 def admin_options(function: F) -> F:
@@ -179,6 +171,11 @@ def parse_ago(text: str) -> int | None:
     """`30m`, `6h` or `2d` ago as milliseconds since 1970; None for a text that is no such span."""
     span = _SPAN.fullmatch(text)
     return span and SYSTEM_CLOCK.now_ms() - int(span[1]) * _UNITS_MS[span[2]]
+
+
+def as_time(_context: click.Context, option: click.Parameter, text: str | None) -> int | None:
+    """The callback of an option that is a time: its command gets milliseconds since 1970."""
+    return None if text is None else parse_time(text, option.opts[0])
 
 
 # -------------------------------------------------------------------------------- output
@@ -231,19 +228,15 @@ def print_records(
         for record in records:
             print_json(dict(record))
     elif records:
-        shown = [_column(word) for word in columns.split()] or [
-            (one, one, "") for one in records[0]
-        ]
-        rows = [[_FORMATS[how](record[field]) for _, field, how in shown] for record in records]
+        shown = []
+        for word in columns.split() or records[0]:
+            name, _, how = word.partition(":")
+            heading, _, field = name.rpartition("=")
+            shown.append((heading.replace("_", " ") or field, field, _FORMATS[how]))
+        rows = [[show(record[field]) for _, field, show in shown] for record in records]
         print_table(title, [heading for heading, _, _ in shown], rows)
     elif empty:
         click.echo(empty, err=True)
-
-
-def _column(word: str) -> tuple[str, str, str]:
-    field, _, how = word.partition(":")
-    heading, _, field = field.rpartition("=")
-    return heading.replace("_", " ") or field, field, how
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -339,7 +332,7 @@ def byte_progress(
         if bar is None:
             if clock.monotonic_s() - began_s < PROGRESS_AFTER_S:
                 return
-            bar = _progress_bar()
+            bar = progress_bar("DownloadColumn", "TransferSpeedColumn", "TimeRemainingColumn")
             task = bar.add_task(what, total=total)
             bar.start()
         bar.update(task, completed=done, total=total)
@@ -351,12 +344,13 @@ def byte_progress(
             bar.stop()
 
 
-def _progress_bar() -> Any:
+def progress_bar(*columns: str) -> Any:
+    """A bar of rich's on stderr, which goes when the work ends, with these columns behind it."""
     from rich import progress  # noqa: PLC0415 - 40 ms that short work does not pay
     from rich.console import Console  # noqa: PLC0415
 
     return progress.Progress(
-        progress.TextColumn("{task.description}"), progress.BarColumn(), progress.DownloadColumn(),
-        progress.TransferSpeedColumn(), progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.description}"), progress.BarColumn(),
+        *(getattr(progress, name)() for name in columns),
         console=Console(stderr=True), transient=True,
     )  # fmt: skip
