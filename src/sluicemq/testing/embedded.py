@@ -79,16 +79,14 @@ class Calm:
         now_s, size = self._clock.monotonic_s(), self._broker.store.written_offset
         if size != self._size:
             self._size, self._since_s = size, now_s
-        quiet_s = (now_s - self._since_s) / 4
-        longest_s = self._longest_sweep_s(self._broker) if period_s == SWEEP_S else LAZY_S
-        return max(period_s, min(quiet_s, longest_s))
-
-    def _longest_sweep_s(self, broker: Broker) -> float:
-        now_ms = self._clock.now_ms()
-        wheel = broker.core.delayed.timers.files.wheel
-        soon = wheel.occupied(now_ms, now_ms + int(2000 * SWEEP_LAZY_S))
-        is_due = broker.core.transactions.table or any(True for _ in soon)
-        return SWEEP_DUE_S if is_due else SWEEP_LAZY_S
+        longest_s = LAZY_S
+        if period_s == SWEEP_S:
+            core, now_ms = self._broker.core, self._clock.now_ms()
+            wheel = core.delayed.timers.files.wheel
+            soon = wheel.occupied(now_ms, now_ms + int(2000 * SWEEP_LAZY_S))
+            is_due = core.transactions.table or any(True for _ in soon)
+            longest_s = SWEEP_DUE_S if is_due else SWEEP_LAZY_S
+        return max(period_s, min((now_s - self._since_s) / 4, longest_s))
 
 
 class InlineExecutor(Executor):

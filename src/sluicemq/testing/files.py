@@ -1,9 +1,23 @@
 """`CrashableFiles`: the file port in memory, which forgets what was not synced when it is crashed.
 
-`crash` is a power loss: each unsynced change meets its fate by the rules of `testing.fate`. `kill`
-is the end of a process only: everything written stays, and is still unsynced. `power_fails_after`
-lets the power fail in the middle of what is done next: the change after so many raises `PowerLost`
-(of a write nobody knows how much arrives), and so does every later one.
+`crash` is a power loss, in which each unsynced change meets its fate:
+
+    a write      is kept, dropped, torn (its beginning arrives, cut at any byte) or scattered
+                 (some of its 512-byte sectors arrive), each on its own: later writes may survive
+                 earlier ones
+    a change of  is kept or lost; when lost, so is all that came after it
+    size
+    names made,  of each directory the first so many changes are kept, or any of them, as long as
+    removed or   changes that touch the same name keep their order; a rename is one change: both
+    renamed      names or neither. What lay in a directory that is gone is gone
+    a failed     the kernel has thrown the pages away: a later fsync says yes and saves nothing of
+    fsync        them (that is why an fsync is never retried). The process still reads them, the
+                 next one does not
+
+After sqlite's test6.c and pebble's MemFS. All chance comes from one generator. `kill` is the end of
+a process only: everything written stays, and is still unsynced. `power_fails_after` lets the power
+fail in the middle of what is done next: the change after so many raises `PowerLost` (of a write
+nobody knows how much arrives), and so does every later one.
 
 Errors can be injected (`fail_next`: ENOSPC, EIO of writes and syncs, short writes), the disk can be
 full (`free_bytes`), bits rot (`rot`), and `syncs_lie` plants the bug that every such test must
@@ -15,26 +29,20 @@ File contents are kept in memory at full size: configure small files.
 
 import errno
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import StoreLockedError
 from sluicemq.files import LOCK_CONTENT, OPEN, Access, File
 from sluicemq.files.descriptors import DescriptorPool
-from sluicemq.testing.fate import (
-    BLOCK_BYTES,
-    Entry,
-    Names,
-    Node,
-    apply_entry,
-    apply_surviving,
-)
 
 if TYPE_CHECKING:
     import random
 
+BLOCK_BYTES: Final = 4096
+SECTOR_BYTES: Final = 512
 TOTAL_BYTES: Final = 1 << 40
 MAPS: Final = 8
 """So few that every test that reads more files meets the bound."""
@@ -42,6 +50,157 @@ CHANGES: Final = frozenset(
     ("write", "sync", "truncate", "create", "remove", "rename", "sync_directory")
 )
 """The operations that `power_fails_after` counts."""
+
+
+class Write(NamedTuple):
+    """Bytes that were written at an offset."""
+
+    offset: int
+    data: bytes
+
+
+@dataclass
+class Node:
+    """A file's content: what is safe, what is there now, and the changes between."""
+
+    safe: bytearray = field(default_factory=bytearray)
+    now: bytearray = field(default_factory=bytearray)
+    pending: list[Write | int] = field(default_factory=list)
+    blocks: set[int] = field(default_factory=set)
+    modified_ms: int = 0
+    access: Access = OPEN
+    has_lost: bool = False
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Like pwrite; views of the file see it unless it grows."""
+        if offset + len(data) > len(self.now):
+            self.now = bytearray(self.now)
+            resize(self.now, offset + len(data))
+        self.now[offset : offset + len(data)] = data
+        self.pending.append(Write(offset, data))
+
+    def truncate(self, size: int) -> None:
+        """Views of the old size stay what they were."""
+        self.now = bytearray(self.now)
+        resize(self.now, size)
+        self.pending.append(size)
+
+    def sync(self) -> None:
+        """What was not lost to a failed sync is safe."""
+        self.safe = self._synced()
+        self.pending.clear()
+
+    def fail_sync(self) -> None:
+        """The writes are lost, though they can still be read."""
+        self.pending = [change for change in self.pending if isinstance(change, int)]
+        self.has_lost = True
+
+    def _synced(self) -> bytearray:
+        content = bytearray(self.safe)
+        for change in self.pending:
+            if isinstance(change, Write):
+                _put(content, *change)
+            else:
+                resize(content, change)
+        return content
+
+    def after_crash(self, rng: "random.Random") -> "Node":
+        """A content that a power loss may leave."""
+        content = bytearray(self.safe)
+        for change in self.pending:
+            if isinstance(change, Write):
+                _apply_maybe(content, change, rng)
+            elif rng.random() < 0.3:
+                break
+            else:
+                resize(content, change)
+        blocks = {at // BLOCK_BYTES for at in range(0, len(content), BLOCK_BYTES)}
+        used = {b for b in blocks if any(content[b * BLOCK_BYTES : (b + 1) * BLOCK_BYTES])}
+        return Node(content, bytearray(content), [], used, self.modified_ms, self.access)
+
+    def after_kill(self) -> "Node":
+        """As the next process finds it: pages that a failed sync lost have been read anew."""
+        now = self._synced() if self.has_lost else bytearray(self.now)
+        safe, pending, blocks = bytearray(self.safe), list(self.pending), set(self.blocks)
+        return Node(safe, now, pending, blocks, self.modified_ms, self.access)
+
+
+class Entry(NamedTuple):
+    """A change of names in a directory: `node` None and no `old` is a removal.
+
+    `inner` are the unsynced changes within a directory that was removed: they count if the
+    removal is undone.
+    """
+
+    path: str
+    node: Node | None
+    is_directory: bool = False
+    old: str = ""
+    inner: "tuple[Entry, ...]" = ()
+
+
+Names = dict[str, Node | None]
+"""Path -> content; None is a directory."""
+
+
+def apply_entry(names: Names, change: Entry) -> None:
+    """Do one change; with a directory goes what lies in it."""
+    if change.old:
+        names.pop(change.old, None)
+    if change.node is not None or change.is_directory:
+        names[change.path] = change.node
+    elif names.pop(change.path, None) is None:
+        start = change.path + "/"
+        for path in [path for path in names if path.startswith(start)]:
+            del names[path]
+
+
+def apply_surviving(names: Names, changes: Sequence[Entry], rng: "random.Random") -> None:
+    """Do those changes of one directory that survive a power loss."""
+    kept = rng.randint(0, len(changes))
+    is_ordered = rng.random() < 0.5
+    lost: set[str] = set()
+    for index, change in enumerate(changes):
+        touched = {change.path, change.old} - {""}
+        is_kept = index < kept if is_ordered else rng.random() < 0.6
+        if is_kept and not touched & lost:
+            apply_entry(names, change)
+        else:
+            lost |= touched
+            apply_surviving(names, change.inner, rng)
+
+
+def resize(content: bytearray, size: int) -> None:
+    """Cut, or grow by zeros."""
+    if size < len(content):
+        del content[size:]
+    else:
+        content.extend(bytes(size - len(content)))
+
+
+def _put(content: bytearray, offset: int, data: bytes) -> None:
+    if data:
+        resize(content, max(len(content), offset + len(data)))
+        content[offset : offset + len(data)] = data
+
+
+def _apply_maybe(content: bytearray, write: Write, rng: "random.Random") -> None:
+    """One unsynced write meets its fate."""
+    fate = rng.random()
+    if fate < 0.4:
+        _put(content, *write)
+    elif fate < 0.6:
+        _put(content, write.offset, write.data[: rng.randint(0, len(write.data))])
+    elif fate < 0.75:
+        at = 0
+        while at < len(write.data):
+            size = SECTOR_BYTES - (write.offset + at) % SECTOR_BYTES
+            if rng.random() < 0.5:
+                _put(content, write.offset + at, write.data[at : at + size])
+            at += size
+
+
+# --------------------------------------------------------------------------------- the files
 
 
 class PowerLost(BaseException):
@@ -89,9 +248,9 @@ class CrashableFile:
             self._node.write(offset, data[:room])
             self._files.note("write", self.path, offset, room)
         if fault is not None:
-            raise OSError(fault.number, os.strerror(fault.number), self.path)
+            raise _error(fault.number, self.path)
         if room < size:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+            raise _error(errno.ENOSPC, self.path)
 
     def pread(self, size: int, offset: int) -> bytes:
         self._files.check("read", self.path)
@@ -117,19 +276,18 @@ class CrashableFile:
         return len(self._node.now)
 
     def data_start(self, offset: int) -> int | None:
-        content = self._node.now
-        while offset < len(content):
-            block_end = offset - offset % BLOCK_BYTES + BLOCK_BYTES
-            if any(content[offset:block_end]):
-                return offset
-            offset = block_end
-        return None
+        start = self._next(offset, has_data=True)
+        return start if start < len(self._node.now) else None
 
     def data_end(self, offset: int) -> int:
+        return self._next(offset, has_data=False)
+
+    def _next(self, offset: int, *, has_data: bool) -> int:
+        """From `offset` on: where a block begins that has data, or has none; else the end."""
         content = self._node.now
         while offset < len(content):
             block_end = offset - offset % BLOCK_BYTES + BLOCK_BYTES
-            if not any(content[offset:block_end]):
+            if any(content[offset:block_end]) is has_data:
                 return offset
             offset = block_end
         return min(offset, len(content))
@@ -173,20 +331,21 @@ class CrashableFiles:
         self.check("open", path)
         if path not in self._entries:
             if not create:
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+                raise _error(errno.ENOENT, path)
             self.check("create", path)
-            self._require_directory(path)
+            if not self.exists(_parent(path)):
+                raise _error(errno.ENOENT, path)
             self._change(Entry(path, Node(access=access or OPEN)))
             self.note("create", path)
         node = self._entries[path]
         if node is None:
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            raise _error(errno.EISDIR, path)
         return CrashableFile(self, path, node)
 
     def access(self, path: str) -> Access:
         node = self._entries.get(path)
         if node is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            raise _error(errno.ENOENT, path)
         return node.access
 
     def exists(self, path: str) -> bool:
@@ -215,9 +374,9 @@ class CrashableFiles:
     def remove(self, path: str) -> None:
         self.check("remove", path)
         if path not in self._entries:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            raise _error(errno.ENOENT, path)
         if self.names(path):
-            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+            raise _error(errno.ENOTEMPTY, path)
         node = self._entries[path]
         if node is not None and self.free_bytes is not None:
             self.free_bytes += len(node.blocks) * BLOCK_BYTES
@@ -228,7 +387,7 @@ class CrashableFiles:
         """Within one directory, as all callers do."""
         self.check("rename", old)
         if old not in self._entries:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), old)
+            raise _error(errno.ENOENT, old)
         self._change(Entry(new, self._entries[old], old=old))
         self.note("rename", new)
 
@@ -263,7 +422,7 @@ class CrashableFiles:
     def modified_ms(self, path: str) -> int:
         node = self._entries.get(path)
         if node is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            raise _error(errno.ENOENT, path)
         return node.modified_ms
 
     # --- what a test does
@@ -371,7 +530,7 @@ class CrashableFiles:
         """Raises the error that was injected for this operation, if any."""
         fault = self.fault(kind, path)
         if fault is not None:
-            raise OSError(fault.number, os.strerror(fault.number), path)
+            raise _error(fault.number, path)
 
     def take(self, node: Node, offset: int, size: int) -> int:
         """How many of the bytes find room on the disk."""
@@ -408,9 +567,10 @@ class CrashableFiles:
         self._changes.setdefault(_parent(change.path), []).append(change)
         apply_entry(self._entries, change)
 
-    def _require_directory(self, path: str) -> None:
-        if not self.exists(_parent(path)):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+def _error(number: int, path: str) -> OSError:
+    """FileNotFoundError and so on, by its number."""
+    return OSError(number, os.strerror(number), path)
 
 
 def _parent(path: str) -> str:

@@ -34,24 +34,22 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
-async def _sluicemq(request: pytest.FixtureRequest) -> "AsyncIterator[EmbeddedSluice]":
-    """A client of a name server and a broker inside this test, on virtual time."""
-    from sluicemq.testing.embedded import embedded  # noqa: PLC0415
-    from sluicemq.testing.virtual import VirtualClock  # noqa: PLC0415
+if _asyncio is None:
 
-    marker = request.node.get_closest_marker("sluicemq")
-    options = {"clock": VirtualClock()} | (marker.kwargs if marker else {})
-    async with embedded(**options) as mq:
-        yield mq
+    @pytest.fixture
+    def sluicemq() -> None:
+        """Says what is missing."""
+        pytest.fail("the fixture sluicemq needs pytest-asyncio: pip install pytest-asyncio")
 
+else:
 
-def _missing() -> None:
-    """Says what is missing."""
-    pytest.fail("the fixture sluicemq needs pytest-asyncio: pip install pytest-asyncio")
+    @_asyncio.fixture  # type: ignore[untyped-decorator, unused-ignore]
+    async def sluicemq(request: pytest.FixtureRequest) -> "AsyncIterator[EmbeddedSluice]":
+        """A client of a name server and a broker inside this test, on virtual time."""
+        from sluicemq.testing.embedded import embedded  # noqa: PLC0415
+        from sluicemq.testing.virtual import VirtualClock  # noqa: PLC0415
 
-
-sluicemq: Any = (
-    pytest.fixture(name="sluicemq")(_missing)
-    if _asyncio is None
-    else _asyncio.fixture(name="sluicemq")(_sluicemq)
-)
+        marker = request.node.get_closest_marker("sluicemq")
+        options = {"clock": VirtualClock()} | (marker.kwargs if marker else {})
+        async with embedded(**options) as mq:
+            yield mq

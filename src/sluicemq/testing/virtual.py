@@ -57,7 +57,7 @@ class VirtualClock:
                 f"start={start.isoformat()} has no time zone.",
                 cure="Write datetime(..., tzinfo=datetime.UTC).",
             )
-        self._start_ms = SYSTEM_CLOCK.now_ms() if start is None else _ms(start)
+        self._start_ms = SYSTEM_CLOCK.now_ms() if start is None else round(start.timestamp() * 1000)
         self._passed_s = 0.0
         self.stands_still = stands_still
         self._patience_s = patience.total_seconds()
@@ -137,7 +137,10 @@ class VirtualClock:
         if self._targets:
             left_s = self._targets[0][0] - self._passed_s
             if timeout_s is None or timeout_s > left_s + RESOLUTION_S:
-                self._arrive()
+                time_s, _, reached = heapq.heappop(self._targets)
+                self._passed_s = max(self._passed_s, time_s)
+                if not reached.done():
+                    reached.set_result(None)
             else:
                 self._pass(timeout_s)
             return []
@@ -160,12 +163,6 @@ class VirtualClock:
         self._turns += 1
         if self._turns == BUSY_TURNS:
             self._pass(RESOLUTION_S)
-
-    def _arrive(self) -> None:
-        time_s, _, reached = heapq.heappop(self._targets)
-        self._passed_s = max(self._passed_s, time_s)
-        if not reached.done():
-            reached.set_result(None)
 
     def _stand(self, inner: selectors.BaseSelector, timeout_s: float | None) -> list[Any]:
         """Only what comes from outside can go on here."""
@@ -208,20 +205,20 @@ class _Driven:
             )
         self._inner: selectors.BaseSelector = self._raw._selector
         self._began_s = loop.time() - clock.monotonic_s()
-        self._had_own_time = self._raw.__dict__.get("time")
         self._raw.time = self._time
         self._raw._selector = _Selector(self._inner, clock)
-        self._run: Callable[..., Any] = self._raw.run_in_executor
-        self._raw.run_in_executor = self._run_in_executor
+        run: Callable[..., Any] = self._raw.run_in_executor
+
+        def run_in_executor(executor: Any, work: Callable[..., Any], *values: Any) -> Any:
+            future = run(executor, work, *values)
+            clock.thread_began()
+            future.add_done_callback(clock.thread_ended)
+            return future
+
+        self._raw.run_in_executor = run_in_executor
 
     def _time(self) -> float:
         return self._began_s + self._clock.monotonic_s()
-
-    def _run_in_executor(self, executor: Any, work: Callable[..., Any], *values: Any) -> Any:
-        future = self._run(executor, work, *values)
-        self._clock.thread_began()
-        future.add_done_callback(self._clock.thread_ended)
-        return future
 
     def release(self) -> None:
         ahead_s = self._time() - SYSTEM_CLOCK.monotonic_s()
@@ -258,7 +255,3 @@ class _Selector(selectors.BaseSelector):
 
     def close(self) -> None:
         self._inner.close()
-
-
-def _ms(moment: datetime.datetime) -> int:
-    return round(moment.timestamp() * 1000)
