@@ -6,7 +6,7 @@ from typing import Final
 import click
 
 from sluicemq.acl.loading import Source, Texts, decoded, load_rules, read_rules
-from sluicemq.acl.rules import SECRET_LENGTH_MIN, Permission, Rules, lint, numbers_of
+from sluicemq.acl.rules import SECRET_LENGTH_MIN, Permission, lint, numbers_of
 from sluicemq.acl.verdict import Resource, Verdict, decide
 from sluicemq.acl.verdict import group as group_resource
 from sluicemq.cli.output import (
@@ -51,9 +51,7 @@ def acl() -> None:
 )  # fmt: skip
 @click.option("--from", "host", default="", help="The caller's address; without it no white list.")
 @json_option
-@click.pass_context
 def check(
-    context: click.Context,
     path: str | None,
     is_compatible: bool,
     access_key: str | None,
@@ -69,11 +67,24 @@ def check(
     """
     if (topic is None) == (group is None):
         raise click.UsageError("Give either --topic or --group.")
-    if host and not numbers_of(host):
+    numbers = numbers_of(host)
+    if host and not numbers:
         raise click.UsageError(f"--from {host} is no IP address.")
     name = topic if topic is not None else group_resource(str(group))
     rules = read_rules(_texts(path), is_compatible=is_compatible).rules
-    verdict = _verdict(rules, access_key, Resource(name, Permission[action]), host)
+    white = next((one for one in rules.white if host and one.matches(numbers)), None)
+    account = rules.accounts.get(access_key or "")
+    if white is not None:
+        verdict = Verdict(True, "", f"globalWhiteRemoteAddresses {white.text}")
+    elif access_key is None:
+        verdict = Verdict(False, "No accessKey is configured", "no account")
+    elif account is None:
+        verdict = Verdict(False, f"No acl config for {access_key}", "no such account")
+    elif host and account.white is not None and account.white.matches(numbers):
+        rule = f"{account.origin} whiteRemoteAddress {account.white.text}"
+        verdict = Verdict(True, "", rule)
+    else:
+        verdict = decide(account, Resource(name, Permission[action]))
     word = "allowed" if verdict.is_allowed else "refused"
     reason = "" if verdict.is_allowed else f": {verdict.reason}"
     print_result(
@@ -82,22 +93,7 @@ def check(
         as_json=as_json,
     )
     if not verdict.is_allowed:
-        context.exit(EXIT_NO)
-
-
-def _verdict(rules: Rules, access_key: str | None, resource: Resource, host: str) -> Verdict:
-    numbers = numbers_of(host)
-    for pattern in rules.white if host else ():
-        if pattern.matches(numbers):
-            return Verdict(True, "", f"globalWhiteRemoteAddresses {pattern.text}")
-    if access_key is None:
-        return Verdict(False, "No accessKey is configured", "no account")
-    account = rules.accounts.get(access_key)
-    if account is None:
-        return Verdict(False, f"No acl config for {access_key}", "no such account")
-    if host and account.white is not None and account.white.matches(numbers):
-        return Verdict(True, "", f"{account.origin} whiteRemoteAddress {account.white.text}")
-    return decide(account, resource)
+        raise SystemExit(EXIT_NO)
 
 
 @acl.command("lint")
@@ -110,9 +106,7 @@ def _verdict(rules: Rules, access_key: str | None, resource: Resource, host: str
 @click.option("--online", is_flag=True, help="Ask the cluster whether topics and groups exist.")
 @client_options
 @json_option
-@click.pass_context
 def lint_files(
-    context: click.Context,
     access: Access,
     path: str | None,
     is_compatible: bool,
@@ -136,7 +130,7 @@ def lint_files(
     records += [{"place": texts.items[-1][0], "text": one, "cure": ""} for one in read.warnings]
     print_records(records, as_json=as_json, empty="Nothing to say.")
     if records:
-        context.exit(EXIT_NO)
+        raise SystemExit(EXIT_NO)
 
 
 @acl.command()

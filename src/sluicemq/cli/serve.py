@@ -233,7 +233,11 @@ def _run(start: Started) -> None:
     """Serve until a signal. Exit code 0 after an orderly close, 1 when the start fails."""
     log.info("%s", descriptors.explain(descriptors.raise_limit()))
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        from uvloop import new_event_loop  # noqa: PLC0415 - where it is installed
+    except ModuleNotFoundError:
+        new_event_loop = None
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_serve(start))
     except OSError as error:
         raise ConfigurationError(
@@ -259,15 +263,6 @@ async def _serve(start: Started) -> None:
         click.echo(f"ready {text}")
         await stop.wait()
         log.info("closing")
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed, else asyncio's own."""
-    try:
-        import uvloop  # noqa: PLC0415 - optional
-    except ModuleNotFoundError:
-        return None
-    return uvloop.new_event_loop  # type: ignore[no-any-return]
 
 
 # ---------------------------------------------------------------------------------- options

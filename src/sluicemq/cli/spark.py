@@ -34,6 +34,7 @@ from sluicemq.cli.output import (
     print_json,
     print_records,
     print_table,
+    progress_bar,
 )
 from sluicemq.errors import ConfigurationError, SluiceError, install_extra
 
@@ -118,7 +119,7 @@ def sql(
         elif form == TABLE:
             most = limit or ROWS_SHOWN
             rows = _with_progress(frame, lambda: frame.limit(most + 1).collect())
-            cells = [[_cell(value) for value in row] for row in rows[:most]]
+            cells = [[_cell(value, CELL_CHARACTERS_MAX) for value in row] for row in rows[:most]]
             print_table("", frame.columns, cells)
             if len(rows) > most:
                 more = f"The first {most:,} rows; --limit or --format json shows more."
@@ -200,15 +201,8 @@ def _with_progress(frame: "DataFrame", work: Callable[[], T]) -> T:
     """The work, with a bar of Spark's tasks beside it when stderr is a terminal."""
     if not sys.stderr.isatty():
         return work()
-    from rich import progress  # noqa: PLC0415
-    from rich.console import Console  # noqa: PLC0415
-
+    bar = progress_bar("MofNCompleteColumn", "TimeElapsedColumn")
     tracker = frame.sparkSession.sparkContext.statusTracker()
-    bar = progress.Progress(
-        progress.TextColumn("{task.description}"), progress.BarColumn(),
-        progress.MofNCompleteColumn(), progress.TimeElapsedColumn(),
-        console=Console(stderr=True), transient=True,
-    )  # fmt: skip
     with ThreadPoolExecutor(1) as pool, bar:
         task = bar.add_task("planning", total=None)
         running = pool.submit(work)
@@ -258,12 +252,13 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | None) else str(value)
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: Any, characters_max: int | None = None) -> Any:
+    """What a table and CSV show: nested values as JSON."""
     value = plain(value)
     if isinstance(value, dict | list):
         value = orjson.dumps(value).decode()
-    if isinstance(value, str) and len(value) > CELL_CHARACTERS_MAX:
-        return value[:CELL_CHARACTERS_MAX] + "…"
+    if characters_max and isinstance(value, str) and len(value) > characters_max:
+        return value[:characters_max] + "…"
     return value
 
 
@@ -287,14 +282,10 @@ def write_frame(frame: "DataFrame", form: str, target: str | None) -> int:
         if form == CSV:
             writer.writerow(frame.columns)
         for row in frame.toLocalIterator(prefetchPartitions=True):
-            values = [plain(value) for value in row]
             if form == CSV:
-                writer.writerow(
-                    orjson.dumps(value).decode() if isinstance(value, dict | list) else value
-                    for value in values
-                )
+                writer.writerow(map(_cell, row))
             else:
-                record = dict(zip(frame.columns, values, strict=True))
+                record = dict(zip(frame.columns, map(plain, row), strict=True))
                 lines.write(f"{orjson.dumps(record, default=str).decode()}\n")
             count += 1
         lines.flush()

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from sluicemq.cli.output import (
+    as_time,
     byte_progress,
     json_option,
-    parse_time,
     print_json,
     print_records,
     print_table,
     show_time,
+    with_options,
 )
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import ConfigurationError, SluiceError, StoreError
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from sluicemq.store.tools.dump import Selection
     from sluicemq.store.tools.layout import StoreLayout
     from sluicemq.store.tools.repair import RepairReport
-    from sluicemq.store.tools.verify import Verified
 
 F = TypeVar("F", bound=Callable[..., Any])
 PARTS: Final = ("log", "queue", "index", "checkpoint", "config")
@@ -47,32 +47,27 @@ def store() -> None:
     """Look into a store directory, ours or Java's, without a broker."""
 
 
-def store_options(function: F) -> F:
-    """DIR, and where log and queues lie when they are not in it."""
-    for option in (
-        click.option(
-            "--consume-queue", "queue_path", default="", metavar="DIR",
-            help="Where the queues lie when they are not in DIR/consumequeue.",
-        ),
-        click.option(
-            "--commit-log", "log_path", default="", metavar="DIR",
-            help="Where the log lies (storePathCommitLog); several directories: a,b.",
-        ),
-        click.argument("directory", metavar="DIR"),
-    ):  # fmt: skip
-        function = option(function)
-    return function
+store_options = with_options(
+    click.argument("directory", metavar="DIR"),
+    click.option(
+        "--commit-log", "commit_log_path", default="", metavar="DIR",
+        help="Where the log lies (storePathCommitLog); several directories: a,b.",
+    ),
+    click.option(
+        "--consume-queue", "consume_queue_path", default="", metavar="DIR",
+        help="Where the queues lie when they are not in DIR/consumequeue.",
+    ),
+)  # fmt: skip
+"""DIR, and where log and queues lie when they are not in it: what `opened` takes."""
 
 
 @contextmanager
-def opened(directory: str, log_path: str, queue_path: str) -> Iterator["StoreLayout"]:
+def opened(directory: str, **paths: Any) -> Iterator["StoreLayout"]:
     """The store in a directory. What the system refuses becomes a sentence: StoreError."""
     from sluicemq.store.tools.layout import StoreLayout  # noqa: PLC0415 - NumPy: 80 ms
 
     try:
-        layout = StoreLayout.find(
-            directory, commit_log_path=log_path, consume_queue_path=queue_path
-        )
+        layout = StoreLayout.find(directory, **paths)
         try:
             yield layout
         finally:
@@ -92,19 +87,15 @@ def opened(directory: str, log_path: str, queue_path: str) -> Iterator["StoreLay
 @store.command("info")
 @store_options
 @json_option
-def info(directory: str, log_path: str, queue_path: str, as_json: bool) -> None:
+def info(as_json: bool, **place: str) -> None:
     """What the store in DIR holds, where it begins and ends, and whether a broker runs on it."""
     from sluicemq.store.tools.dump import describe  # noqa: PLC0415
 
-    with opened(directory, log_path, queue_path) as layout:
+    with opened(**place) as layout:
         found = describe(layout) | {"locked_by": lock_holder(f"{layout.root}/lock")}
     if as_json:
         print_json(found)
-    else:
-        _print_info(found)
-
-
-def _print_info(found: dict[str, Any]) -> None:
+        return
     log, queues, index = found["log"], found["queues"], found["index"]
     checkpoint = found["checkpoint"] or {}
     newest = max(checkpoint.get("marks", ()), key=lambda mark: mark["sequence"], default=None)
@@ -149,13 +140,11 @@ def _bytes(size: int) -> str:
 @click.option("-t", "--topic", help="Only the queues of this topic.")
 @click.option("-s", "--summary", is_flag=True, help="One line a topic.")
 @json_option
-def ls(
-    directory: str, log_path: str, queue_path: str, topic: str | None, summary: bool, as_json: bool
-) -> None:
+def ls(topic: str | None, summary: bool, as_json: bool, **place: str) -> None:
     """Topics and queues with their offsets, sizes and times."""
     from sluicemq.store.tools.dump import list_queues  # noqa: PLC0415
 
-    with opened(directory, log_path, queue_path) as layout:
+    with opened(**place) as layout:
         records = [queue._asdict() for queue in list_queues(layout, topic)]
     if summary:
         topics: dict[str, list[dict[str, Any]]] = {}
@@ -168,7 +157,7 @@ def ls(
                 "messages": sum(one["messages"] for one in queues),
                 "size_bytes": sum(one["size_bytes"] for one in queues),
                 "first_time_ms": min(
-                    (one["first_time_ms"] for one in queues if one["first_time_ms"]), default=0
+                    filter(None, (one["first_time_ms"] for one in queues)), default=0
                 ),
                 "last_time_ms": max(one["last_time_ms"] for one in queues),
             }
@@ -194,8 +183,14 @@ def ls(
 @click.option("--tags", help="Only messages with one of these tags, A||B.")
 @click.option("--where", help="Only messages that match this SQL92 expression.")
 @click.option("--key", help="Only messages with this key or unique key.")
-@click.option("--since", metavar="TIME", help="Only stored at that time or later.")
-@click.option("--until", metavar="TIME", help="Only stored at that time or earlier.")
+@click.option(
+    "--since", "time_min_ms", callback=as_time, metavar="TIME",
+    help="Only stored at that time or later.",
+)  # fmt: skip
+@click.option(
+    "--until", "time_max_ms", callback=as_time, metavar="TIME",
+    help="Only stored at that time or earlier.",
+)  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=0), help="Stop after so many lines.")
 @click.option(
     "--body", type=click.Choice(["text", "base64", "none"]), default="text", show_default=True,
@@ -203,8 +198,8 @@ def ls(
 )  # fmt: skip
 def dump(
     directory: str,
-    log_path: str,
-    queue_path: str,
+    commit_log_path: str,
+    consume_queue_path: str,
     parts: tuple[str, ...],
     limit: int | None,
     body: str,
@@ -219,7 +214,8 @@ def dump(
     selection = select(**wanted)
     from sluicemq.store.tools import dump as dumps  # noqa: PLC0415
 
-    with opened(directory, log_path, queue_path) as layout:
+    paths = {"commit_log_path": commit_log_path, "consume_queue_path": consume_queue_path}
+    with opened(directory, **paths) as layout:
         sources: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
             "log": lambda: dumps.dump_log(layout, selection, body),
             "queue": lambda: dumps.dump_queues(layout, selection),
@@ -233,37 +229,12 @@ def dump(
 
 
 def select(
-    *,
-    topic: str | None = None,
-    queue_id: int | None = None,
-    offsets: str | None = None,
-    tags: str | None = None,
-    where: str | None = None,
-    key: str | None = None,
-    since: str | None = None,
-    until: str | None = None,
+    *, offsets: str | None = None, tags: str | None = None, where: str | None = None, **given: Any
 ) -> "Selection":
     """The options as a selection. Raises ConfigurationError or FilterSyntaxError."""
     from sluicemq.store.tools.dump import Selection  # noqa: PLC0415
 
-    low, high = parse_range(offsets)
-    matches, codes = _filter(tags, where)
-    given: dict[str, Any] = {
-        "topic": topic,
-        "queue_id": queue_id,
-        "offset_min": low,
-        "offset_max": high,
-        "time_min_ms": None if since is None else parse_time(since, "--since"),
-        "time_max_ms": None if until is None else parse_time(until, "--until"),
-        "key": key,
-        "matches": matches,
-        "tag_codes": codes,
-    }
-    return Selection(**{name: value for name, value in given.items() if value is not None})
-
-
-def _filter(tags: str | None, where: str | None) -> tuple[Any, frozenset[int] | None]:
-    """What decides on properties, and what a unit's code may be when tags alone decide."""
+    given["offset_min"], given["offset_max"] = parse_range(offsets)
     if tags is not None and where is not None:
         raise ConfigurationError(
             "--tags and --where are given.", cure="Write the tags into --where: TAGS IN ('A', 'B')."
@@ -271,15 +242,15 @@ def _filter(tags: str | None, where: str | None) -> tuple[Any, frozenset[int] | 
     if where is not None:
         from sluicemq.filter.subscriptions import compile_whole  # noqa: PLC0415
 
-        return compile_whole(where).matches, None
-    if tags is None:
-        return None, None
-    from sluicemq.filter.subscriptions import parse_tags  # noqa: PLC0415
+        given["matches"] = compile_whole(where).matches
+    elif tags is not None:
+        from sluicemq.filter.subscriptions import parse_tags  # noqa: PLC0415
 
-    expression, names, codes = parse_tags(tags)
-    if expression == "*":
-        return None, None
-    return lambda properties: properties.get("TAGS") in names, codes
+        expression, names, codes = parse_tags(tags)
+        if expression != "*":  # what a unit's code may be when tags alone decide
+            given["matches"] = lambda properties: properties.get("TAGS") in names
+            given["tag_codes"] = codes
+    return Selection(**{name: value for name, value in given.items() if value is not None})
 
 
 def parse_range(text: str | None) -> tuple[int | None, int | None]:
@@ -303,16 +274,7 @@ def parse_range(text: str | None) -> tuple[int | None, int | None]:
 @json_option
 @click.option("--all", "show_all", is_flag=True, help="Every finding, not the first 100 of a kind.")
 @click.option("-q", "--quiet", is_flag=True, help="No notes and no progress bar.")
-@click.pass_context
-def verify_command(
-    context: click.Context,
-    directory: str,
-    log_path: str,
-    queue_path: str,
-    as_json: bool,
-    show_all: bool,
-    quiet: bool,
-) -> None:
+def verify_command(as_json: bool, show_all: bool, quiet: bool, **place: str) -> None:
     """Check every record, queue unit, index entry and small file of the store in DIR.
 
     Exit code 0 when all is in order (notes do not count), 1 with findings, 2 when it cannot be
@@ -320,43 +282,42 @@ def verify_command(
     """
     from sluicemq.store.tools.verify import verify  # noqa: PLC0415
 
-    kept = 1 << 60 if show_all else 100
     try:
         with (
-            opened(directory, log_path, queue_path) as layout,
+            opened(**place) as layout,
             byte_progress("verifying", shown=not quiet) as progress,
         ):
-            result = verify(layout, progress, kept)
+            result = verify(layout, progress, 1 << 60 if show_all else 100)
     except SluiceError as error:
         click.echo(f"sluice: {error}", err=True)
-        context.exit(EXIT_UNREADABLE)
-    _print_verified(result, as_json=as_json, quiet=quiet)
-    context.exit(0 if result.findings.is_clean else EXIT_FINDINGS)
-
-
-def _print_verified(result: "Verified", *, as_json: bool, quiet: bool) -> None:
+        raise SystemExit(EXIT_UNREADABLE) from None
     findings = result.findings
-    shown = [found for found in findings.kept if not (quiet and found.severity == "note")]
     totals = {name: findings.total(name) for name in ("error", "warning", "note")}
-    if as_json:
-        for found in shown:
+    for found in findings.kept:
+        if quiet and found.severity == "note":
+            continue
+        if as_json:
             print_json(found._asdict())
+        else:
+            click.echo(f"{found.severity}: {found.place}: {found.text} [{found.kind}]")
+    if as_json:
         print_json({
             "severity": "summary", "clean": findings.is_clean, **totals,
             "hidden": findings.hidden, "records": result.records, "units": result.units,
             "index_entries": result.entries, "log_start": result.log_start,
             "log_end": result.log_end,
         })  # fmt: skip
-        return
-    for found in shown:
-        click.echo(f"{found.severity}: {found.place}: {found.text} [{found.kind}]")
-    for kind, count in findings.hidden.items():
-        click.echo(f"... and {count:,} more of [{kind}]; --all shows them")
-    looked = f"{result.records:,} records, {result.units:,} units, {result.entries:,} index entries"
-    verdict = "in order" if findings.is_clean else (
-        f"{totals['error']:,} errors, {totals['warning']:,} warnings"
-    )  # fmt: skip
-    click.echo(f"{looked}; log from {result.log_start:,} to {result.log_end:,}: {verdict}.")
+    else:
+        for kind, count in findings.hidden.items():
+            click.echo(f"... and {count:,} more of [{kind}]; --all shows them")
+        verdict = f"{totals['error']:,} errors, {totals['warning']:,} warnings"
+        click.echo(
+            f"{result.records:,} records, {result.units:,} units, {result.entries:,} index "
+            f"entries; log from {result.log_start:,} to {result.log_end:,}: "
+            f"{'in order' if findings.is_clean else verdict}."
+        )
+    if not findings.is_clean:
+        raise SystemExit(EXIT_FINDINGS)
 
 
 # ------------------------------------------------------------------------------------- repair
@@ -366,34 +327,19 @@ def _print_verified(result: "Verified", *, as_json: bool, quiet: bool) -> None:
 @store_options
 @click.option("--write", is_flag=True, help="Repair the files; without it they are only looked at.")
 @click.option(
-    "--log-file-bytes",
-    type=click.IntRange(min=1),
-    metavar="BYTES",
+    "--log-file-bytes", type=click.IntRange(min=1), metavar="BYTES",
     help="The size of the log's files (mappedFileSizeCommitLog); found from the files as a rule.",
-)
+)  # fmt: skip
 @click.option(
-    "--queue-file-bytes",
-    type=click.IntRange(min=20),
-    metavar="BYTES",
+    "--queue-file-bytes", type=click.IntRange(min=20), metavar="BYTES",
     help="The size of the queues' files (mappedFileSizeConsumeQueue); found as a rule.",
-)
+)  # fmt: skip
 @click.option(
     "--delay-levels", metavar="TEXT",
     help="messageDelayLevel, where it is not the default: for units of delayed messages.",
 )  # fmt: skip
 @json_option
-@click.pass_context
-def repair_command(
-    context: click.Context,
-    directory: str,
-    log_path: str,
-    queue_path: str,
-    write: bool,
-    log_file_bytes: int | None,
-    queue_file_bytes: int | None,
-    delay_levels: str | None,
-    as_json: bool,
-) -> None:
+def repair_command(directory: str, delay_levels: str | None, as_json: bool, **options: Any) -> None:
     """Save what is whole in the store in DIR, and list what is lost by topic, queue and offset.
 
     Holes in the log are closed so that SluiceMQ and RocketMQ read on behind them; queues are made
@@ -408,10 +354,8 @@ def repair_command(
     try:
         with byte_progress("reading the log", shown=not as_json) as progress:
             report = repair(
-                directory, write=write, stamp=f"{moment:%Y%m%d-%H%M%S}", commit_log_path=log_path,
-                consume_queue_path=queue_path, log_file_bytes=log_file_bytes,
-                queue_file_bytes=queue_file_bytes, progress=progress,
-                delay_levels_ms=parse_delay_levels(delay_levels or DEFAULT_LEVELS),
+                directory, stamp=f"{moment:%Y%m%d-%H%M%S}", progress=progress,
+                delay_levels_ms=parse_delay_levels(delay_levels or DEFAULT_LEVELS), **options,
             )  # fmt: skip
     except OSError as error:
         raise StoreError(
@@ -423,7 +367,7 @@ def repair_command(
     else:
         _print_repaired(report)
     if not report.is_sound and not report.is_written:
-        context.exit(EXIT_FINDINGS)
+        raise SystemExit(EXIT_FINDINGS)
 
 
 def _print_repaired(report: "RepairReport") -> None:

@@ -11,6 +11,7 @@ from sluicemq.cli.output import (
     print_records,
     print_result,
     show_permission,
+    with_options,
 )
 from sluicemq.client.sync.admin import Admin
 from sluicemq.errors import ConfigurationError, SluiceError
@@ -73,7 +74,7 @@ def _attributes(
 
 def _topic_options(queues: int | None, perm: str | None) -> Callable[[F], F]:
     """What a topic can be, with the defaults where nothing is said."""
-    options = (
+    return with_options(
         click.argument("name"),
         click.option(
             "-q", "--queues", type=int, default=queues, show_default=True, help="Queues a broker."
@@ -98,13 +99,6 @@ def _topic_options(queues: int | None, perm: str | None) -> Callable[[F], F]:
             help="Another attribute of RocketMQ's; -KEY takes it away; again for each.",
         ),
     )  # fmt: skip
-
-    def decorate(function: F) -> F:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return decorate
 
 
 @topic.command("create")
@@ -213,35 +207,31 @@ def cluster() -> None:
 @admin_options
 def list_brokers(admin: Admin, as_json: bool) -> None:
     """Every broker with its addresses and whether it can be reached from here."""
-    records = [
-        {
-            "cluster": data.cluster,
-            "broker": data.broker,
-            "role": "master" if broker_id == MASTER_ID else f"slave {broker_id}",
-            "address": address,
-            **_health(admin, address),
-        }
-        for data in sorted(
-            admin.cluster_info().brokers.values(), key=lambda data: (data.cluster, data.broker)
-        )
-        for broker_id, address in sorted(data.addresses.items())
-    ]
+    records = []
+    for data in sorted(
+        admin.cluster_info().brokers.values(), key=lambda data: (data.cluster, data.broker)
+    ):
+        for broker_id, address in sorted(data.addresses.items()):
+            runtime: dict[str, str] = {}
+            try:
+                runtime, state = admin.runtime(address), "up"
+            except SluiceError as error:
+                state = f"unreachable: {error}"
+            records.append(
+                {
+                    "cluster": data.cluster,
+                    "broker": data.broker,
+                    "role": "master" if broker_id == MASTER_ID else f"slave {broker_id}",
+                    "address": address,
+                    "version": runtime.get("brokerVersionDesc", ""),
+                    "in_per_s": _rate(runtime.get("putTps", "")),
+                    "out_per_s": _rate(runtime.get("getTransferredTps", "")),
+                    "state": state,
+                }
+            )
     print_records(
         records, as_json=as_json, empty="No broker is registered. Start one: sluice broker."
     )
-
-
-def _health(admin: Admin, address: str) -> dict[str, object]:
-    try:
-        runtime, state = admin.runtime(address), "up"
-    except SluiceError as error:
-        runtime, state = {}, f"unreachable: {error}"
-    return {
-        "version": runtime.get("brokerVersionDesc", ""),
-        "in_per_s": _rate(runtime.get("putTps", "")),
-        "out_per_s": _rate(runtime.get("getTransferredTps", "")),
-        "state": state,
-    }
 
 
 def _rate(text: str) -> float | None:

@@ -57,12 +57,9 @@ _received = fields(
     "-p", "--property", "pairs", multiple=True, metavar="K=V", help="A property; repeat for more."
 )
 @click.option(
-    "--count",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
+    "--count", type=click.IntRange(1), default=1, show_default=True,
     help="How often to send BODY; {} in it becomes the number.",
-)
+)  # fmt: skip
 @click.option(
     "-f", "--file", "path", type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Send each line of a file as a message.",
@@ -87,7 +84,14 @@ def produce(
     Prints one line a message (up to 10, then a sum), with --json one JSON line each.
     """
     options["properties"] = parse_pairs(pairs)
-    bodies = _bodies(body, count, path)
+    if (body is None) == (path is None):
+        raise click.UsageError("Give BODY (or - for stdin) or --file, one of the two.")
+    if path is not None:
+        bodies = _lines(path.open("rb"))
+    elif body == "-":
+        bodies = _lines(sys.stdin.buffer)
+    else:
+        bodies = (str(body).replace("{}", str(number)).encode() for number in range(count))
 
     async def run() -> int:
         sent = 0
@@ -126,17 +130,6 @@ def parse_pairs(pairs: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _bodies(body: str | None, count: int, path: Path | None) -> Iterator[bytes]:
-    if (body is None) == (path is None):
-        raise click.UsageError("Give BODY (or - for stdin) or --file, one of the two.")
-    if path is not None:
-        return _lines(path.open("rb"))
-    assert body is not None
-    if body == "-":
-        return _lines(sys.stdin.buffer)
-    return (body.replace("{}", str(number)).encode() for number in range(count))
-
-
 def _lines(stream: Any) -> Iterator[bytes]:
     with stream:
         for line in stream:
@@ -153,12 +146,9 @@ def _lines(stream: Any) -> Iterator[bytes]:
 @click.option("--tags", help='Tags: "A||B".')
 @click.option("--where", help="SQL92 filter: \"origin = 'JFK' AND dep_delay > 60\".")
 @click.option(
-    "--from",
-    "start",
-    default="first",
-    show_default=True,
+    "--from", "start", default="first", show_default=True,
     help="Where a new group begins: first, last, milliseconds since 1970, or 2013-01-01T00:00.",
-)
+)  # fmt: skip
 @click.option("--max", "count_max", type=click.IntRange(1), help="Stop after that many messages.")
 @click.option(
     "--timeout", "timeout_s", type=float, help="Stop when none came for that many seconds."
@@ -180,12 +170,20 @@ def consume(
     begin = parse_start(start)
 
     async def run() -> int:
+        fetch: Callable[..., Awaitable[list[ReceivedMessage]]]
         async with Sluice(access.name_servers, credentials=access.credentials) as mq:
-            fetch = await _open(mq, topic, group, begin, tags, where)
+            if group is not None:
+                stream = mq.subscribe(topic, group=group, start=begin, tags=tags, where=where)
+                fetch = stream.receive_many
+            else:  # only looks; a bad filter is said before a missing topic
+                make_subscription(topic, tags=tags, where=where)
+                reader = mq.lite_pull(READ_GROUP, start=begin, auto_commit=False)
+                await reader.assign(await mq.queues(topic), tags=tags, where=where)
+                fetch = reader.poll
             printed = 0
             while count_max is None or printed < count_max:
                 wanted = 100 if count_max is None else min(100, count_max - printed)
-                messages = await fetch(wanted, timeout_s)
+                messages = await fetch(count_max=wanted, timeout_s=timeout_s)
                 if not messages:
                     break
                 for message in messages:
@@ -198,22 +196,6 @@ def consume(
     printed = asyncio.run(_until_interrupted(run()))
     if not as_json and printed is not None:
         click.echo(f"{printed:,} messages.", err=True)
-
-
-Fetch = Callable[[int, float | None], Awaitable[list[ReceivedMessage]]]
-
-
-async def _open(
-    mq: Sluice, topic: str, group: str | None, start: Start, tags: str | None, where: str | None
-) -> Fetch:
-    """How to get the next messages: as a member of the group, or as somebody who only looks."""
-    if group is not None:
-        stream = mq.subscribe(topic, group=group, start=start, tags=tags, where=where)
-        return stream.receive_many
-    make_subscription(topic, tags=tags, where=where)  # A bad filter is said before a missing topic.
-    reader = mq.lite_pull(READ_GROUP, start=start, auto_commit=False)
-    await reader.assign(await mq.queues(topic), tags=tags, where=where)
-    return lambda count_max, timeout_s: reader.poll(timeout_s, count_max=count_max)
 
 
 async def _until_interrupted(work: Coroutine[None, None, int]) -> int | None:
