@@ -23,7 +23,6 @@ from sluicemq.cli.output import (
     print_result,
     show_time,
 )
-from sluicemq.client.core.operations.filters import QueueLag
 from sluicemq.client.core.operations.groups import (
     EARLIEST_MS,
     LATEST_MS,
@@ -31,6 +30,7 @@ from sluicemq.client.core.operations.groups import (
     GroupContract,
     GroupReport,
     OffsetChange,
+    QueueLag,
 )
 from sluicemq.client.core.operations.rules import Code
 from sluicemq.client.sync.admin import Admin

@@ -5,8 +5,7 @@ import dataclasses
 
 import pytest
 
-from sluicemq.client.core.operations.filters import TopicMatching
-from sluicemq.client.core.operations.groups import QueueProgress
+from sluicemq.client.core.operations.groups import QueueProgress, TopicMatching
 from sluicemq.client.core.operations.messages import GroupTrace
 from sluicemq.client.core.operations.rules import (
     Code,

@@ -5,7 +5,7 @@ queue, times are milliseconds since 1970.
 """
 
 from sluicemq.client.core.directory import Directory
-from sluicemq.client.core.operations import explain, filters, messages
+from sluicemq.client.core.operations import explain, messages
 from sluicemq.client.core.operations import groups as group_talks
 from sluicemq.client.core.operations import topics as topic_talks
 from sluicemq.client.core.talks import operation
@@ -52,9 +52,9 @@ class AdminOperations:
     plan_clone = operation(group_talks.plan_clone)
     clone_offsets = operation(group_talks.clone_offsets)
 
-    lag = operation(filters.lag)
-    matching = operation(filters.matching)
-    try_filter = operation(filters.try_filter)
+    lag = operation(group_talks.lag)
+    matching = operation(group_talks.matching)
+    try_filter = operation(explain.try_filter)
 
     message_by_id = operation(messages.message_by_id)
     messages_by_key = operation(messages.messages_by_key)

@@ -22,7 +22,7 @@ own function is one.
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -75,16 +75,13 @@ class MachineRooms:
     ) -> list[MessageQueue]:
         if client_id not in members:
             return []
-        near = [queue for queue in sorted(queues) if self._is_near(queue.broker)]
+        # As Java splits: empty parts at the end do not count.
+        parts = ((one, one.broker.rstrip(_ROOM_MARK).split(_ROOM_MARK)) for one in sorted(queues))
+        near = [one for one, names in parts if len(names) == 2 and names[0] in self.rooms]
         index, count = sorted(members).index(client_id), len(members)
         size, more = divmod(len(near), count)
         own = near[index * size : (index + 1) * size]
         return own + ([near[size * count + index]] if index < more else [])
-
-    def _is_near(self, broker: str) -> bool:
-        # As Java splits: empty parts at the end do not count.
-        parts = broker.rstrip(_ROOM_MARK).split(_ROOM_MARK)
-        return len(parts) == 2 and parts[0] in self.rooms
 
 
 def room_before_dash(name: str) -> str:
@@ -152,7 +149,8 @@ class ConsistentHash:
         points, owners = _ring(tuple(sorted(members)), self.virtual_nodes)
         own = []
         for queue in sorted(queues):
-            index = bisect_left(points, ring_position(_java_text(queue)))
+            text = f"topic={queue.topic}, brokerName={queue.broker}, queueId={queue.queue_id}"
+            index = bisect_left(points, ring_position(f"MessageQueue [{text}]"))
             if owners[index % len(points)] == client_id:
                 own.append(queue)
         return own
@@ -176,12 +174,6 @@ def ring_position(text: str) -> int:
     return int.from_bytes(digest[:4], "big")
 
 
-def _java_text(queue: MessageQueue) -> str:
-    return (
-        f"MessageQueue [topic={queue.topic}, brokerName={queue.broker}, queueId={queue.queue_id}]"
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Configured:
     """Exactly these queues, whoever else is there: the program sees to it that every queue is
@@ -196,16 +188,14 @@ class Configured:
         return [queue for queue in sorted(queues) if queue in self.queues]
 
 
-def _machine_rooms(rooms: str | Iterable[str]) -> MachineRooms:
-    return MachineRooms(frozenset([rooms] if isinstance(rooms, str) else rooms))
-
-
 _MAKERS: Final[dict[str, Callable[..., Strategy]]] = {
     "average": lambda: allocate_average,
     "average_circle": lambda: allocate_circle,
     "consistent_hash": ConsistentHash,
     "machine_room_nearby": MachineRoomNearby,
-    "machine_room": _machine_rooms,
+    "machine_room": lambda rooms: MachineRooms(
+        frozenset([rooms] if isinstance(rooms, str) else rooms)
+    ),
     "config": lambda queues: Configured(frozenset(queues)),
 }
 _JAVA_NAMES: Final = {

@@ -137,27 +137,24 @@ def parse_name_servers(text: str | list[str] | tuple[str, ...]) -> tuple[str, ..
 
     Raises ConfigurationError when nothing is left or a port is not a number.
     """
-    parts = re.split(r"[;,\s]+", text) if isinstance(text, str) else list(text)
-    addresses = tuple(dict.fromkeys(_address(part) for part in parts if part))
+    addresses: dict[str, None] = {}
+    for part in filter(None, re.split(r"[;,\s]+", text) if isinstance(text, str) else text):
+        bare = part.removeprefix("http://").removeprefix("rocketmq://").rstrip("/")
+        if bare.startswith("["):
+            host, _, port = bare.rpartition("]:") if "]:" in bare else (bare[:-1], "", "")
+            host = f"{host}]"
+        else:
+            host, _, port = bare.partition(":")
+        if not host or (port and not (port.isdigit() and 0 < int(port) < 65536)):
+            raise ConfigurationError(
+                f"{part!r} is not an address.", cure="Write host:port, for example 127.0.0.1:9876."
+            )
+        addresses[f"{host}:{port or NAME_SERVER_PORT}"] = None
     if not addresses:
         raise ConfigurationError(
             "no name server is given.", cure="Write host:port, for example 127.0.0.1:9876."
         )
-    return addresses
-
-
-def _address(text: str) -> str:
-    bare = text.removeprefix("http://").removeprefix("rocketmq://").rstrip("/")
-    if bare.startswith("["):
-        host, _, port = bare.rpartition("]:") if "]:" in bare else (bare[:-1], "", "")
-        host = f"{host}]"
-    else:
-        host, _, port = bare.partition(":")
-    if not host or (port and not (port.isdigit() and 0 < int(port) < 65536)):
-        raise ConfigurationError(
-            f"{text!r} is not an address.", cure="Write host:port, for example 127.0.0.1:9876."
-        )
-    return f"{host}:{port or NAME_SERVER_PORT}"
+    return tuple(addresses)
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,36 +198,23 @@ def decode(body: bytes) -> tuple[list[TraceRecord], int]:
             continue
         name, *fields = line.split(FIELD)
         try:
-            records.append(_decode_record(_KINDS[name], fields))
+            kind = _KINDS[name]
+            # What older clients leave out is put in its place; what newer ones add is not read.
+            if kind is Published and len(fields) == 12:  # before there was an offset message id
+                fields.insert(11, _NULL)
+            elif kind is Taken:
+                fields[5] = fields[5].removesuffix(_NULL) or "0"
+                fields += [_NULL] if len(fields) == 6 else []
+            elif kind is Finished:
+                if len(fields) == 5:
+                    is_success = fields[3] == "true"
+                    fields.append(str(int(Outcome.SUCCESS if is_success else Outcome.FAILED)))
+                fields = fields[:8] if len(fields) >= 8 else fields[:6]
+            texts = zip(_CONVERTERS[kind].values(), fields, strict=False)
+            records.append(kind(*(convert(text) for convert, text in texts)))
         except (KeyError, ValueError, IndexError, TypeError):
             unread += 1
     return records, unread
-
-
-def _decode_record(kind: type[TraceRecord], fields: list[str]) -> TraceRecord:
-    """What older clients leave out is put in its place; what newer ones add is not read."""
-    if kind is Published and len(fields) == 12:  # before there was an offset message id
-        fields.insert(11, _NULL)
-    elif kind is Taken:
-        fields[5] = fields[5].removesuffix(_NULL) or "0"
-        fields += [_NULL] if len(fields) == 6 else []
-    elif kind is Finished:
-        if len(fields) == 5:
-            is_success = fields[3] == "true"
-            fields.append(str(int(Outcome.SUCCESS if is_success else Outcome.FAILED)))
-        fields = fields[:8] if len(fields) >= 8 else fields[:6]
-    converters = _CONVERTERS[kind].values()
-    return kind(*(convert(text) for convert, text in zip(converters, fields, strict=False)))
-
-
-def _optional(text: str) -> str | None:
-    return None if text in (_NULL, "") else text
-
-
-def _bool(text: str) -> bool:
-    if text not in ("true", "false"):
-        raise ValueError(text)
-    return text == "true"
 
 
 _NAMES: Final[dict[type[TraceRecord], str]] = {
@@ -241,8 +228,8 @@ _KINDS: Final = {name: kind for kind, name in _NAMES.items()}
 _OF_TYPE: Final[dict[object, Callable[[str], Any]]] = {
     int: int,
     int | None: int,
-    str | None: _optional,
-    bool: _bool,
+    str | None: lambda text: None if text in (_NULL, "") else text,
+    bool: {"true": True, "false": False}.__getitem__,
     MessageKind: lambda text: MessageKind(int(text)),
     Outcome: lambda text: Outcome(int(text)),
 }

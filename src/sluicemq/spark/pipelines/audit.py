@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import SUCCESS
-from sluicemq.client.core.operations.filters import QueueLag
+from sluicemq.client.core.operations.groups import QueueLag
 from sluicemq.client.sync.admin import Admin
 from sluicemq.clock import SYSTEM_CLOCK
 from sluicemq.errors import (

@@ -4,6 +4,9 @@ reset one to a time, or give it the offsets of another.
 A reset is asked of each broker with 222, which our broker (and RocketMQ 5 by default) does by
 itself: whoever consumes goes on at the new place. A RocketMQ broker that leaves it to the consumers
 answers 206 when none is online; then the offsets are committed for the group (15), as mqadmin does.
+
+A SluiceMQ broker counts by itself what a group's filters let through (900131). A RocketMQ broker
+cannot know how many messages match (its lag counts those that the filter will drop).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -276,6 +279,128 @@ def group_report(
         own_queues = tuple(queue for some in shared for queue in some)
         shares.append(MemberShare(member, own_queues, "" if own_queues else why))
     return GroupReport(name, tuple(shares), tuple(progress), tuple(notes))
+
+
+# ------------------------------------------------------------------- what is before a group
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMatching:
+    """What the filters of a group do on one broker, by topic."""
+
+    broker: str
+    topics: tuple[bodies.GroupMatching, ...]
+
+
+def matching(
+    directory: Directory, group: str, topic: str | None = None
+) -> Talk[list[TopicMatching]]:
+    """What the filters of a group have let through, kept back and failed on, and how many
+    messages before it match, exactly, by broker. A RocketMQ broker does not know."""
+    command = requests.filtered_lag(group=group, topic=topic)
+    absent = {GROUP_NOT_EXIST, TOPIC_NOT_EXIST, ResponseCode.REQUEST_CODE_NOT_SUPPORTED}
+    answers = yield from ask_masters(directory, command, absent=absent)
+    return [
+        TopicMatching(broker, tuple(bodies.decode_group_matching(answer.body)))
+        for broker, _, answer in answers
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class LaneLag:
+    """What one lane of a group has before it in one queue: `matching` messages from its own
+    `committed` on are its."""
+
+    lane: str
+    expression: str
+    committed: int
+    offset_max: int
+    matching: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLag:
+    """What a group has before it in one queue: the queue holds `offset_min` up to, not including,
+    `offset_max`.
+
+    `messages_at_risk` of the unread ones are deleted next, from `loss_time_ms` on (ms since 1970;
+    both 0 when none is in danger, or when the broker is not ours and does not tell).
+    `matching` of them get through the group's filter, exactly; None when it is not known: on a
+    RocketMQ broker, or of a group that is away and subscribed by tags. `eta_ms`: in how long none
+    will be left at the present pace; None when not known, or never.
+    """
+
+    group: str
+    queue: MessageQueue
+    committed: int
+    offset_min: int
+    offset_max: int
+    messages_at_risk: int = 0
+    loss_time_ms: int = 0
+    matching: int | None = None
+    eta_ms: int | None = None
+    lanes: tuple[LaneLag, ...] = ()
+    """Of a group whose members want different things: then `committed` is the least of them, and
+    `matching` the sum."""
+
+    @property
+    def lag(self) -> int:
+        """Messages that are there and not committed; a filter's misses count until passed."""
+        return max(0, self.offset_max - max(self.committed, self.offset_min))
+
+    @property
+    def lost(self) -> int:
+        """Messages that were deleted before the group committed them; a group that has committed
+        nothing begins where it wants, and has lost none."""
+        return max(0, self.offset_min - self.committed) if self.committed > 0 else 0
+
+
+def lag(directory: Directory, group: str | None = None) -> Talk[list[QueueLag]]:
+    """How many messages a group (None: every group) has before it in each queue, and how many
+    of them are about to be deleted; how many of them the group's filter lets through."""
+    names = list((yield from groups(directory))) if group is None else [group]
+    brokers = yield from masters(directory)
+    first: dict[str, dict[MessageQueue, int]] = {}
+    found: list[QueueLag] = []
+    for name in names:
+        reached = yield from progress_at(brokers, name)
+        known = {
+            (item.broker, of_topic.topic, of_queue.queue_id): (of_topic, of_queue)
+            for item in ((yield from matching(directory, name)) if reached else ())
+            for of_topic in item.topics
+            for of_queue in of_topic.queues
+        }
+        for item in reached:
+            topic, broker, queue_id = item.queue
+            risk = item.messages_at_risk, item.loss_time_ms
+            if (counted := known.get((broker, topic, queue_id))) is not None:
+                of_topic, of_queue = counted  # offsets and count of one moment
+                lanes = tuple(
+                    LaneLag(lane.lane, lane.expression, one.committed, one.offset_max, one.matching)
+                    for lane in of_topic.lanes
+                    for one in lane.queues
+                    if one.queue_id == queue_id
+                )
+                found.append(
+                    QueueLag(
+                        name, item.queue, max(of_queue.committed, 0), of_queue.offset_min,
+                        of_queue.offset_max, *risk, of_queue.matching, of_queue.eta_ms, lanes,
+                    )
+                )  # fmt: skip
+                continue
+            if topic not in first:  # the first stored offset of each queue
+                first[topic] = {}
+                command = requests.topic_stats(topic=topic)
+                for _, _, answer in (yield from ask_each(brokers, command, absent=NOTHING_THERE)):
+                    for queue, stats in bodies.decode_topic_stats(answer.body).queues.items():
+                        first[topic][queue] = stats.offset_min
+            low = first[topic].get(item.queue, 0)
+            found.append(QueueLag(name, item.queue, item.committed, low, item.offset_max, *risk))
+    if group is not None and not found:
+        known_groups = yield from groups(directory)
+        if group not in known_groups:
+            raise unknown_group(group, known_groups)
+    return found
 
 
 # ------------------------------------------------------------------------------- consumers

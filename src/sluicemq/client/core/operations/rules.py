@@ -29,8 +29,7 @@ from enum import StrEnum
 from operator import itemgetter
 from typing import Any, Final
 
-from sluicemq.client.core.operations.filters import TopicMatching
-from sluicemq.client.core.operations.groups import GroupContract, QueueProgress
+from sluicemq.client.core.operations.groups import GroupContract, QueueProgress, TopicMatching
 from sluicemq.client.core.operations.messages import GroupTrace
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter.selector import Explanation, Outcome, deciding, explain
