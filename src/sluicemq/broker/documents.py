@@ -163,16 +163,6 @@ class Journal:
         return f"{self._directory}/{self._prefix}{number}"
 
 
-def changes_since(
-    changes: list[Change], version: DataVersion, names: Container[str]
-) -> list[Change]:
-    """Those that a file of this version, with these names, does not have."""
-    for index in range(len(changes) - 1, -1, -1):
-        if changes[index].version == version:
-            return [change for change in changes[index + 1 :] if change.name]
-    return [change for change in changes if change.name and change.name not in names]
-
-
 def _line(change: Change) -> bytes:
     values = {
         "name": change.name, "value": change.value, "version": data_version_object(change.version)
@@ -251,8 +241,12 @@ class Document:
         except OSError as error:
             raise self._unreadable(error) from error
         self.changed |= bool(changes)
-        self._journal.begin(self._version())
-        return changes_since(changes, self._version(), names)
+        version = self._version()
+        self._journal.begin(version)
+        for index in range(len(changes) - 1, -1, -1):
+            if changes[index].version == version:
+                return [change for change in changes[index + 1 :] if change.name]
+        return [change for change in changes if change.name and change.name not in names]
 
     def record(
         self,

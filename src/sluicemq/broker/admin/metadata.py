@@ -154,6 +154,11 @@ def _checked(attribute: Attribute, key: str, value: str) -> str:
     return value
 
 
+def _require(fault: str | None) -> None:
+    if fault is not None:
+        raise _invalid(fault)
+
+
 def _invalid(remark: str) -> RequestError:
     return RequestError(ResponseCode.INVALID_PARAMETER, remark)
 
@@ -193,9 +198,7 @@ class Metadata:
 
     def _topic(self, config: TopicConfig, changes: Iterable[tuple[str, str | None]]) -> TopicConfig:
         """What a topic becomes. Raises RequestError for what it cannot be."""
-        fault = topic_fault(config.name, TOPIC_LENGTH_MAX)
-        if fault is not None:
-            raise _invalid(fault)
+        _require(topic_fault(config.name, TOPIC_LENGTH_MAX))
         self._check_system(config.name)
         for count in (config.read_queues, config.write_queues):
             if not 0 <= count <= QUEUES_MAX:
@@ -219,9 +222,7 @@ class Metadata:
             self.end_turn()
             self.store.delete_topic(name)
         else:  # a name that no topic can have is no path either
-            fault = topic_fault(name, TOPIC_LENGTH_MAX)
-            if fault is not None:
-                raise _invalid(fault)
+            _require(topic_fault(name, TOPIC_LENGTH_MAX))
         self.offsets.forget_topic(name)
         return Announced(Command(ResponseCode.SUCCESS))
 
@@ -265,9 +266,7 @@ class Metadata:
     def _put_groups(self, configs: list[GroupConfig]) -> None:
         checked = []
         for config in configs:
-            fault = group_fault(config.name)
-            if fault is not None:
-                raise _invalid(fault)
+            _require(group_fault(config.name))
             if not 0 <= config.retry_queues <= QUEUES_MAX:
                 raise _invalid(
                     f"A group cannot have {config.retry_queues} retry queues: the limit is "

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Topics
+from sluicemq.broker.topics import LIGHT_PREFIX, Topics
 from sluicemq.clock import Clock
 from sluicemq.net.dispatch import Peer
 from sluicemq.store.retain import LogFile, Step, loss_ms
@@ -33,7 +33,6 @@ FIRST_RUN_S: Final = 60.0  # spec/store.md §9
 SURVEY_PERIOD_S: Final = 60.0
 REPEAT_S: Final = 3600.0
 SLICE_S: Final = 0.003
-LIGHT_PREFIX: Final = "%LMQ%"
 Pair = tuple[str, str]
 """Topic and group."""
 

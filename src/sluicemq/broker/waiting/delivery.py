@@ -12,6 +12,7 @@ tenth of a second, until it succeeds.
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from sluicemq.broker.background import Progress, Slice, Worker
@@ -41,19 +42,18 @@ _SAVES_PER_VERSION: Final = 200  # spec/store.md §11
 _unpack_units: Final = UNIT.iter_unpack
 
 
+@dataclass(slots=True, eq=False)
 class Level:
-    """One level: how far it is delivered, and when its next message is due (None: nothing is)."""
+    """One level: how far it is delivered, behind what this slice has put (`coming`), what the file
+    says, or is about to, and when its next message is due (None: nothing is)."""
 
-    __slots__ = ("cancelled", "coming", "delay_ms", "due_ms", "progress", "queue_id", "saved")
-
-    def __init__(self, queue_id: int, delay_ms: int, offset: int) -> None:
-        self.queue_id = queue_id
-        self.delay_ms = delay_ms
-        self.progress = Progress(offset)
-        self.coming = offset  # behind what this slice has put
-        self.saved = offset  # what the file says, or is about to
-        self.due_ms: int | None = None
-        self.cancelled: set[int] = set()
+    queue_id: int
+    delay_ms: int
+    progress: Progress
+    coming: int
+    saved: int
+    due_ms: int | None = None
+    cancelled: set[int] = field(default_factory=set)
 
 
 class DelayLevels:
@@ -131,7 +131,9 @@ class DelayLevels:
             delays_ms = self._settings.store.delay_levels_ms
             low, high = self._store.queue_offsets(SCHEDULE_TOPIC, queue_id)
             delay_ms = delays_ms[min(queue_id, len(delays_ms) - 1)]
-            level = self._levels[queue_id] = Level(queue_id, delay_ms, min(max(offset, low), high))
+            start = min(max(offset, low), high)
+            level = Level(queue_id, delay_ms, Progress(start), start, start)
+            self._levels[queue_id] = level
             self._look(level)
         return level
 

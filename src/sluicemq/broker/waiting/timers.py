@@ -45,10 +45,9 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import TIMER_TOPIC
 from sluicemq.broker.waiting.rewrite import TIMER_DELETES, TIMER_OUT, exact_due_ms
 from sluicemq.clock import Clock
-from sluicemq.errors import StoreError
 from sluicemq.files import FULL_ERRORS, PASSING_ERRORS, Files
 from sluicemq.model.ids import tag_code
-from sluicemq.record.codec import value_of
+from sluicemq.record.codec import as_dict, value_of
 from sluicemq.record.layout import RECORD_HEAD
 from sluicemq.store.store import Store
 from sluicemq.store.timers import (
@@ -354,8 +353,7 @@ class Timers:
         self._rebuild_end = 0  # messages before it were in the files that are built again
         self._deleted: dict[int, set[bytes]] = {}
         self._rolls = DueTable()
-        self._taken: list[Due] = []
-        self._rolled: list[Due] = []
+        self._taken: list[tuple[DueTable, list[Due]]] = []
         self._listed: dict[int, set[bytes]] = {}  # what is taken back of the slot listed last
         self._has_delivered = False  # since the last checkpoint
         self._topics: list[str] = []  # of what this slice has dealt with
@@ -511,27 +509,20 @@ class Timers:
 
     def deliver(self, work: Slice) -> None:
         """Append what is due, as long as the slice lasts. Raises StoreError."""
-        while not work.is_over and (rolls := self._rolls.take(work.now_ms, 1)):
-            try:
-                self._roll(rolls[0][1], work.now_ms)
-            except StoreError:
-                self._rolls.give_back(rolls)
-                raise
-            self._rolled += rolls
-            work.done()
-        added_end = f"TIMER_DEQUEUE_MS\x01{work.now_ms}\x02".encode()
-        while not work.is_over and (chunk := self.due.take(work.now_ms, _CHUNK)):
-            for index, (due_ms, position) in enumerate(chunk):
+        dequeued = f"TIMER_DEQUEUE_MS\x01{work.now_ms}\x02".encode()
+        for table, put in ((self._rolls, self._roll), (self.due, self._put)):
+            while not work.is_over and (chunk := table.take(work.now_ms, _CHUNK)):
+                done = 0
                 try:
-                    self._put(due_ms, position, added_end)
-                except StoreError:
-                    self._taken += chunk[:index]
-                    self.due.give_back(chunk[index:])
-                    raise
-            self._taken += chunk
-            work.done(len(chunk))
+                    for due_ms, position in chunk:
+                        put(due_ms, position, dequeued)
+                        done += 1
+                finally:
+                    self._taken.append((table, chunk[:done]))
+                    table.give_back(chunk[done:])
+                work.done(len(chunk))
 
-    def _put(self, due_ms: int, position: int, added_end: bytes) -> None:
+    def _put(self, due_ms: int, position: int, dequeued: bytes) -> None:
         record = self._record(position)
         if record is None:
             return
@@ -542,7 +533,7 @@ class Timers:
             self._topics.append(topic_name(name))
             return
         added = b"TIMER_ENQUEUE_MS\x01%d\x02" % self._cut_down(record.store_time_ms)
-        topic = self._redelivery.put(record, added + added_end)
+        topic = self._redelivery.put(record, added + dequeued)
         if topic is not None:
             self._topics.append(topic)
 
@@ -552,7 +543,7 @@ class Timers:
             log.error("the timed message at %d of the commit log is gone: not delivered", position)
         return record
 
-    def _roll(self, position: int, now_ms: int) -> None:
+    def _roll(self, _due_ms: int, position: int, dequeued: bytes) -> None:
         """Put the message into the timer's queue again: it is nearer now."""
         record = self._record(position)
         if record is None:
@@ -564,22 +555,21 @@ class Timers:
         own["TIMER_DELIVER_MS"] = str(self._due_ms(record))
         own["TIMER_ROLL_TIMES"] = str(int(times) + 1 if times.isdigit() else 1)
         own["TIMER_ENQUEUE_MS"] = str(self._cut_down(record.store_time_ms))
-        own["TIMER_DEQUEUE_MS"] = str(now_ms)
+        own |= as_dict(dequeued.decode())
         self._intake.append(record.draft(TIMER_TOPIC, 0, own))
 
     def settle(self, *, is_stored: bool) -> None:
         """What `deliver` put is stored, or has to be put again."""
         taken, self._taken = self._taken, []
-        rolled, self._rolled = self._rolled, []
         topics, self._topics = self._topics, []
         if not is_stored:
-            self.due.give_back(taken)
-            self._rolls.give_back(rolled)
+            for table, chunk in taken:
+                table.give_back(chunk)
             return
         for topic in topics:
             self._count(topic, -1)
-        self.delivered += len(taken)
-        self._has_delivered |= bool(taken or rolled)
+        self.delivered += sum(len(chunk) for table, chunk in taken if table is self.due)
+        self._has_delivered |= any(chunk for _, chunk in taken)
 
     def _slot_of(self, due_ms: int) -> int:
         return self._cut_down(due_ms - 1)
