@@ -1,6 +1,10 @@
-"""The journal of a table: its changes since its file was last written.
+"""The small JSON files of a broker (store/config/*.json): rewritten whole, the last kept as .bak.
 
-A file of ten thousand topics takes many milliseconds to write; the change of one is a line:
+A table is copied on the loop's thread; rendering and writing it (with its fsync) may happen in the
+executor. A file that cannot be written stays marked as changed and is tried again.
+
+A file of ten thousand topics takes many milliseconds to write; the change of one is a line of its
+journal, which keeps the changes since the file was last written:
 
     config/topics.json              as RocketMQ reads it: a second late at most, right at every stop
     config/topics.json.journal-7    a line a change: checksum, JSON
@@ -15,11 +19,6 @@ then only names that the file does not have are taken from the journal.
 
 A line that is cut short was never answered. Power that fails may also have lost a line and kept the
 next one, neither of them answered: whatever can be read counts.
-
-The small JSON files of a broker (store/config/*.json): rewritten whole, the last kept as .bak.
-
-A table is copied on the loop's thread; rendering and writing it (with its fsync) may happen in the
-executor. A file that cannot be written stays marked as changed and is tried again.
 """
 
 import contextlib

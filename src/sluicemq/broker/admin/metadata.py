@@ -1,13 +1,10 @@
-"""Attributes of topics and groups: which there are, and how a tool changes them (17, 18, 200, 225).
-
-What is not known is refused with RocketMQ's words, and so is what a broker cannot keep: an
-attribute that is taken is a promise. Those of a table that another broker wrote stay as they are.
-
-Topics, groups and the broker's tables, as the tools change and read them: 17 18 21 43 200 201
+"""Topics, groups and the broker's tables, as the tools change and read them: 17 18 21 43 200 201
 207 215 225 305 351 352.
 
 Changes are answered when they are on disk and the name servers know them (`Announced`): who creates
-a topic and sends to it finds it.
+a topic and sends to it finds it. An attribute that is not known is refused with RocketMQ's words,
+and so is what a broker cannot keep: an attribute that is taken is a promise. Those of a table that
+another broker wrote stay as they are.
 """
 
 from collections.abc import Callable, Iterable, Mapping
