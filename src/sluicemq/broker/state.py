@@ -9,8 +9,7 @@ from sluicemq.broker.admin import readonly
 from sluicemq.broker.admin.retention import Cleaning, GroupWatch
 from sluicemq.broker.admin.status import Days, Rates, RuntimeInfo
 from sluicemq.broker.background import Background, Offload, in_place
-from sluicemq.broker.consume.clients import Consumers, Producers, QueueLocks
-from sluicemq.broker.consume.contract import Contracts
+from sluicemq.broker.consume.clients import Consumers, Contracts, Producers, QueueLocks
 from sluicemq.broker.consume.filter_watch import FilterWatch
 from sluicemq.broker.consume.filters import ConsumerFilters
 from sluicemq.broker.consume.longpoll import LongPolls
@@ -21,9 +20,7 @@ from sluicemq.broker.lanes.table import Lanes
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.produce.intake import Intake
 from sluicemq.broker.produce.relays import Questions, Replies
-from sluicemq.broker.produce.retries import Retries
-from sluicemq.broker.produce.send import Send
-from sluicemq.broker.produce.sendback import SendBack
+from sluicemq.broker.produce.send import Retries, Send
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.transactions.transactions import CheckBack, Transactions
@@ -119,27 +116,19 @@ class BrokerState:
             settings, topics, store, intake, turns, files=files, clock=clock,
             call_soon=call_soon, run_sync=run_sync,
         )  # fmt: skip
-        self.retries = Retries(topics, groups, self.locks, clock)
-        self.send = Send(settings, topics, self.retries, store, intake, turns, clock, unique_ids)
-        self.send.batches.on_staged = self.epochs.on_staged
-        self.send_back = SendBack(
-            settings, topics, self.retries, store, intake, consumers, self.access
+        self.retries = Retries(
+            settings, topics, groups, store, intake, consumers, self.locks, clock, self.access
         )
+        self.send = Send(settings, topics, self.retries, store, intake, turns, clock, unique_ids)
         self.questions = Questions(clock)
         self.replies = Replies(settings, topics, self.producers, intake, self.questions, clock)
         # Who watches.
         self.watch = GroupWatch(offsets, store, clock)
         self.cleaning = Cleaning(settings, topics, self.watch, store, clock, turns.end)
         self.filter_watch = FilterWatch(
-            store,
-            topics,
-            offsets,
-            consumers,
-            self.filters,
-            self.pull.delivered,
-            self.background,
-            clock,
-        )
+            store, topics, groups, offsets, consumers, self.filters, self.pull.delivered,
+            self.background, clock,
+        )  # fmt: skip
         self.rates, self.days = Rates(), Days()
         self.runtime = RuntimeInfo(
             topics, self.send, self.pull, self.polls, turns, store, self.rates, self.days,

@@ -17,14 +17,13 @@ from sluicemq.broker.admin.metadata import Metadata
 from sluicemq.broker.admin.queries import Queries
 from sluicemq.broker.admin.retention import Cleaning
 from sluicemq.broker.admin.status import Admin
-from sluicemq.broker.consume.filter_admin import FilterAdmin
+from sluicemq.broker.consume.filter_watch import FilterWatch
 from sluicemq.broker.consume.heartbeat import Heartbeats
 from sluicemq.broker.consume.offset_admin import OffsetAdmin
 from sluicemq.broker.consume.pull import Pull
 from sluicemq.broker.epochs.epochs import Epochs
 from sluicemq.broker.produce.relays import Relays, Replies
-from sluicemq.broker.produce.send import Send
-from sluicemq.broker.produce.sendback import SendBack
+from sluicemq.broker.produce.send import Retries, Send
 from sluicemq.broker.state import BrokerState
 from sluicemq.broker.transactions.requests import TransactionRequests
 from sluicemq.broker.waiting.requests import DelayRequests
@@ -50,7 +49,7 @@ TABLE: Final[dict[int, Row]] = {
     Code.SEND_BATCH_MESSAGE: Row(h.SendMessageRequestV2, Send.send_batch),
     Code.SEND_REPLY_MESSAGE: Row(h.SendMessageRequest, Replies.reply),
     Code.SEND_REPLY_MESSAGE_V2: Row(h.SendMessageRequestV2, Replies.reply),
-    Code.CONSUMER_SEND_MSG_BACK: Row(h.SendBackRequest, SendBack.send_back),
+    Code.CONSUMER_SEND_MSG_BACK: Row(h.SendBackRequest, Retries.send_back),
     Code.END_TRANSACTION: Row(h.EndTransactionRequest, TransactionRequests.end),
     Code.SLUICE_LIST_TRANSACTIONS: Row(h.ListTransactionsRequest, TransactionRequests.listed),
     Code.SLUICE_RESOLVE_TRANSACTION: Row(h.ResolveTransactionRequest, TransactionRequests.resolve),
@@ -98,9 +97,9 @@ TABLE: Final[dict[int, Row]] = {
     Code.QUERY_CORRECTION_OFFSET: Row(h.QueryCorrectionOffsetRequest, OffsetAdmin.corrections),
     Code.CLONE_GROUP_OFFSET: Row(h.CloneGroupOffsetRequest, OffsetAdmin.clone),
     Code.QUERY_CONSUME_QUEUE: Row(h.QueryConsumeQueueRequest, OffsetAdmin.units),
-    Code.SLUICE_FILTERED_LAG: Row(h.FilteredLagRequest, FilterAdmin.lag),
-    Code.SLUICE_TRY_FILTER: Row(h.TryFilterRequest, FilterAdmin.try_filter),
-    Code.SLUICE_GROUP_LANES: Row(h.ConsumerGroupRequest, FilterAdmin.lanes),
+    Code.SLUICE_FILTERED_LAG: Row(h.FilteredLagRequest, FilterWatch.filtered_lag),
+    Code.SLUICE_TRY_FILTER: Row(h.TryFilterRequest, FilterWatch.try_filter),
+    Code.SLUICE_GROUP_LANES: Row(h.ConsumerGroupRequest, FilterWatch.group_lanes),
     # --- the broker, its clients and its files
     Code.UPDATE_BROKER_CONFIG: Row(None, Admin.change_config),
     Code.GET_BROKER_CONFIG: Row(None, Admin.config),
@@ -138,7 +137,8 @@ def families(b: BrokerState) -> tuple[object, ...]:
     settings, topics, groups, offsets, store = b.settings, b.topics, b.groups, b.offsets, b.store
     clock, consumers = b.clock, b.consumers
     return (
-        b.send, b.send_back, b.replies, b.epochs, b.pull, b.cleaning,
+        b.send, b.retries, b.replies, b.epochs, b.pull, b.cleaning,
+        b.filter_watch,
         TransactionRequests(settings, b.transactions, clock, b.access),
         Heartbeats(settings, topics, groups, consumers, b.producers, clock),
         Queries(settings, topics, groups, offsets, b.locks, consumers, store, b.access),
@@ -149,9 +149,6 @@ def families(b: BrokerState) -> tuple[object, ...]:
         ),
         OffsetAdmin(settings, topics, groups, offsets, consumers, b.polls, store, clock, b.turns),
         Relays(settings, topics, groups, consumers, store, b.questions),
-        FilterAdmin(
-            topics, groups, offsets, consumers, b.filter_watch, b.background, store
-        ),
         DelayRequests(settings, topics, b.delayed, b.intake, clock),
         AccessAdmin(settings, b.guard, b.files, clock, b.offload),
     )  # fmt: skip

@@ -6,8 +6,7 @@ import zlib
 import pytest
 
 from simulation.stepped import SMALL, SteppedBroker, SteppedClient, send_fields
-from sluicemq.broker.epochs.epochs import CHUNK_MESSAGES
-from sluicemq.broker.epochs.table import EPOCH_TOPIC, KEPT_MS
+from sluicemq.broker.epochs.epochs import CHUNK_MESSAGES, EPOCH_TOPIC, KEPT_MS
 from sluicemq.model.topic import TopicConfig
 from sluicemq.record.codec import decode_records, encode_batch
 from sluicemq.wire.frames import Command

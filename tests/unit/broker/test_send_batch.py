@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simulation.stepped import START_MS, SteppedBroker, SteppedClient, send_fields
+from sluicemq.broker.produce import intake
 from sluicemq.record import batch_columns
 from sluicemq.record.codec import encode_batch
 from sluicemq.store.index import columns as index_columns
@@ -54,7 +55,6 @@ def batches(draw: st.DrawFn) -> list[Entry]:
 
 def broker_with(*, columns: bool) -> tuple[SteppedBroker, SteppedClient]:
     broker = SteppedBroker()
-    broker.core.send.batches._takes_columns = columns
     broker.store.writer.takes_columns = columns
     return broker, broker.connect()
 
@@ -147,7 +147,7 @@ def test_the_index_need_not_read_what_was_appended_as_columns(
 def test_a_large_plain_batch_goes_through_as_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [(0, b"b" * 200, b"U\x01%d\x02TAGS\x01UA\x02" % number) for number in range(MANY)]
     broker, client = broker_with(columns=True)
-    monkeypatch.setattr(broker.core.send.batches, "_parts", None)
+    monkeypatch.setattr(intake, "decode_batch", None)
     client.call(320, send_fields(), encode_batch(entries))
     assert broker.store.queue_offsets("T", 0)[1] == MANY
 

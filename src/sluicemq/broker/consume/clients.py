@@ -2,11 +2,22 @@
 
 A member of a group is a connection (spec/remoting.md §15). While all members want the same, a
 group has one subscription for each topic: what the heartbeats say; a topic that is missing in them
-is dropped (spec/filter.md §2). In RocketMQ the last heartbeat of any member says so for all, and
-members with different subscriptions harm each other. Here the group's contract decides
-(`contract.py`): such a member is refused, or gets a lane of its own (`lanes/`).
+is dropped (spec/filter.md §2). In RocketMQ the last heartbeat of any member says so for all: its
+members then filter by each other's expressions and messages are lost. Here the group's contract
+decides, its attribute `sluice.contract`; RocketMQ keeps an attribute that it does not know.
 
-A member leaves with its request 35, its connection, or 120 s after its last heartbeat.
+    compatible   the default. As in RocketMQ while all members have the same subscription; members
+                 with another one get a lane of their own (`lanes/`), and the log, a metric and
+                 `sluice group show` warn
+    lanes        the same, wanted: no warning
+    strict       the second, different subscription is refused at its heartbeat, with both
+                 expressions, the client ids and what differs
+
+A member leaves with its request 35, its connection, or 120 s after its last heartbeat. One whose
+connection breaks has not left: a stalled Java client closes its socket after 3 s and
+sends its next heartbeat up to 30 s later. In a strict group its subscription stays *claimed* until
+the client is back, says that it leaves (35), or would have been given up anyway: its expiry (120 s)
+after its last heartbeat. So nobody takes a group over in a gap.
 
 Which of them may consume a queue in order is a lease for each group and queue (`QueueLocks`): it
 lasts 60 s and its owner renews it every 20 s; an expired one may be taken by another. Nothing is
@@ -16,9 +27,9 @@ kept over a restart. A lane of a group locks as `group@lane`.
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Final
 
-from sluicemq.broker.consume.contract import ContractError, Contracts
 from sluicemq.broker.consume.filters import ConsumerFilters
 from sluicemq.broker.lanes.rules import normal_atom, parse_key, subscription_key
 from sluicemq.broker.lanes.table import LaneReader, Lanes
@@ -28,7 +39,7 @@ from sluicemq.clock import Clock
 from sluicemq.errors import FilterError
 from sluicemq.filter.subscriptions import Sql92Filter, is_tag_kind, make_filter, subscribe
 from sluicemq.model.subscription import MessageFilter, Subscription
-from sluicemq.model.topic import MessageQueue
+from sluicemq.model.topic import CONTRACT, CONTRACTS, MessageQueue
 from sluicemq.net.dispatch import Peer
 from sluicemq.wire.bodies import BROADCASTING, FROM_FIRST_OFFSET, ConsumerData
 from sluicemq.wire.codes import RequestCode
@@ -45,6 +56,13 @@ are with this field, which RocketMQ ignores."""
 PRODUCER_GROUPS_MAX: Final = 50_000
 """Producers name any group: none is made for them, and it is gone with its last connection."""
 NAME_MAX: Final = 255
+COMPATIBLE, STRICT, LANES = CONTRACTS
+REFUSED_MAX: Final = 1024
+CLAIMS_MAX: Final = 1024
+"""Of a group."""
+REMIND_S: Final = 600.0
+"""The log names a client that goes on trying again after so long."""
+WARNED_MAX: Final = 10_000
 
 
 @dataclass(slots=True, eq=False)
@@ -68,14 +86,15 @@ class Watch:
     `is_broken` says that the SQL92 expression does not compile: then pulls are refused.
     """
 
-    __slots__ = ("filter", "is_broken", "subscription")
+    __slots__ = ("filter", "is_broken", "is_by_tags", "subscription")
 
     def __init__(self, subscription: Subscription) -> None:
         self.subscription = subscription
+        self.is_by_tags = is_tag_kind(subscription.kind)
         self.is_broken = False
         self.filter: MessageFilter | None = None
         try:
-            if is_tag_kind(subscription.kind) and not subscription.codes:
+            if self.is_by_tags and not subscription.codes:
                 # Some clients leave the codes to the broker.
                 parsed = subscribe(
                     subscription.topic, subscription.expression, version=subscription.version
@@ -167,25 +186,177 @@ class ConsumerGroup:
         return changed
 
 
+class ContractError(Exception):
+    """A subscription that a strict group does not take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The subscription of a strict group's member that is away without having said so. It holds for
+    so long after the last heartbeat as the member would have."""
+
+    key: str
+    seen_ms: int
+
+
+@dataclass(slots=True)
+class Refusal:
+    """`logged_s`: when the log said so last."""
+
+    why: str
+    peer: Peer
+    logged_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Contracts:
+    """What the groups' contracts say, and whom they refused."""
+
+    groups: Groups
+    settings: Settings
+    clock: Clock
+    conflicts: dict[str, int] = field(default_factory=dict)
+    """Subscriptions that differed from their group's, by group."""
+    refused: dict[tuple[str, str], Refusal] = field(default_factory=dict)
+    """(group, client id) -> why it is not a member, until it is one or its connection ends."""
+    _claims: dict[str, dict[str, Claim]] = field(default_factory=dict)
+    _warned: set[tuple[str, str]] = field(default_factory=set)
+
+    def of(self, group: str) -> str:
+        """The group's contract; a value that nobody knows is the default."""
+        config = self.groups.table.get(group)
+        said = config.attributes.get(CONTRACT) if config is not None else None
+        return said if said in CONTRACTS else COMPATIBLE
+
+    # ------------------------------------------------------------------------------- claims
+
+    def lost(self, group: str, client_id: str, key: str, seen_ms: int) -> None:
+        """A member's connection is gone, and it has not said that it leaves."""
+        if key and self.of(group) == STRICT:
+            claims = self._claims.setdefault(group, {})
+            if len(claims) < CLAIMS_MAX:
+                claims[client_id] = Claim(key, seen_ms)
+
+    def release(self, group: str, client_id: str) -> None:
+        """The client is back, or has left."""
+        claims = self._claims.get(group)
+        if claims is not None and claims.pop(client_id, None) is not None and not claims:
+            del self._claims[group]
+
+    def claims(self, group: str) -> dict[str, Claim]:
+        """Those that still hold, by client id."""
+        held = self._claims.get(group)
+        if held is None:
+            return {}
+        limit_ms = self.clock.now_ms() - self.settings.broker.client_expiry_ms
+        for client_id in [client_id for client_id, c in held.items() if c.seen_ms < limit_ms]:
+            del held[client_id]
+        if not held or self.of(group) != STRICT:
+            del self._claims[group]
+            return {}
+        return held
+
+    # ------------------------------------------------------------------------------ refusals
+
+    def refuse(
+        self, group: str, client_id: str, key: str, others: Mapping[str, str], peer: Peer
+    ) -> None:
+        """Raises ContractError when a strict group has members (client id -> subscription) that
+        want something else, or had them so lately that they are waited for."""
+        different = {other: said for other, said in others.items() if said != key}
+        if not different or self.of(group) != STRICT:
+            self.refused.pop((group, client_id), None)
+            return
+        other, said = next(iter(different.items()))
+        claims, where = self.claims(group), " that are online"
+        if different.keys() <= claims.keys():  # all are away, and waited for
+            seen_ms = max(claims[client_id].seen_ms for client_id in different)
+            until_ms = seen_ms + self.settings.broker.client_expiry_ms
+            until = datetime.fromtimestamp(until_ms / 1000, UTC)
+            where = (
+                " that lost the connection without saying that they leave and are waited for until "
+                f"{until:%Y-%m-%dT%H:%M:%SZ}"
+            )
+        why = (
+            f"group {group} has the contract strict, and {client_id} subscribes something else "
+            f"than {len(different)} member(s){where}, {other} among "
+            f"them: {difference(said, key)}. Give it another group, the same subscription, or set "
+            f"the contract to lanes: sluice group update {group} --contract lanes"
+        )
+        known = self.refused.get((group, client_id))
+        now_s = self.clock.monotonic_s()
+        if known is None:
+            self.conflicts[group] = self.conflicts.get(group, 0) + 1
+        if known is None or now_s - known.logged_s >= REMIND_S:
+            log.warning("%s", why)
+        else:
+            now_s = known.logged_s
+        if known is not None or len(self.refused) < REFUSED_MAX:
+            self.refused[group, client_id] = Refusal(why, peer, now_s)
+        raise ContractError(why)
+
+    def why_refused(self, group: str, peer: Peer, client_id: str | None) -> str:
+        """Why a request's client is not a member; "" when it was not refused."""
+        for (name, refused_id), refusal in self.refused.items():
+            if name == group and (refusal.peer is peer or refused_id == client_id):
+                return refusal.why
+        return ""
+
+    def disconnect(self, peer: Peer) -> None:
+        """Whom we refused on this connection is gone."""
+        for item in [item for item, refusal in self.refused.items() if refusal.peer is peer]:
+            del self.refused[item]
+
+    def split(self, group: str, client_id: str, key: str, others: Mapping[str, str]) -> None:
+        """A member with a subscription of its own comes into a group: it gets a lane."""
+        if (group, key) in self._warned:
+            return
+        if len(self._warned) >= WARNED_MAX:
+            self._warned.clear()
+        self._warned.add((group, key))
+        self.conflicts[group] = self.conflicts.get(group, 0) + 1
+        other, said = next(((o, s) for o, s in others.items() if s != key), ("", "[]"))
+        if self.of(group) == COMPATIBLE:
+            log.warning(
+                "group %s: %s subscribes something else than %s: %s. Each subscription gets a "
+                "lane of its own; with RocketMQ messages would be lost. If that is what you want, "
+                "say so: sluice group update %s --contract lanes",
+                group, client_id, other or "the members before it", difference(said, key), group,
+            )  # fmt: skip
+
+    def forget(self, group: str) -> None:
+        """The group's last member has left."""
+        self._warned = {item for item in self._warned if item[0] != group}
+        for item in [item for item in self.refused if item[0] == group]:
+            del self.refused[item]
+
+
+def difference(old: str, new: str) -> str:
+    """Two subscriptions, topic by topic where they differ."""
+    before, after = parse_key(old), parse_key(new)
+
+    def show(atom: Iterable[str] | None) -> str:
+        kind, text = atom or ("", "")
+        return f"{kind} {text!r}" if kind else "nothing"
+
+    return "; ".join(
+        f"{topic}: {show(before.get(topic))} -> {show(after.get(topic))}"
+        for topic in sorted({*before, *after})
+        if before.get(topic) != after.get(topic)
+    )
+
+
+@dataclass(slots=True, eq=False)
 class Consumers:
     """Consumer groups that are online."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        groups: Groups,
-        filters: ConsumerFilters,
-        lanes: Lanes,
-        contracts: Contracts,
-        clock: Clock,
-    ) -> None:
-        self._settings = settings
-        self._configs = groups
-        self._filters = filters
-        self.lanes = lanes
-        self.contracts = contracts
-        self._clock = clock
-        self.groups: dict[str, ConsumerGroup] = {}
+    settings: Settings
+    configs: Groups
+    filters: ConsumerFilters
+    lanes: Lanes
+    contracts: Contracts
+    clock: Clock
+    groups: dict[str, ConsumerGroup] = field(default_factory=dict)
 
     def watch(self, group: str, topic: str) -> Watch | None:
         found = self.groups.get(group)
@@ -235,7 +406,12 @@ class Consumers:
         key = subscription_key(data.group, data.subscriptions) if is_shared else ""
         try:
             if key:
-                counting = self._counting(group, member)
+                counting = self._claimed(group.name, member.client_id)
+                lanes = self.lanes.table.get(group.name)
+                if lanes is not None:  # in a strict group the oldest lane's subscription counts
+                    claimed = {claim.key for claim in self.contracts.claims(group.name).values()}
+                    live = [k for k in lanes.ordered()[0] if lanes.lanes[k].members or k in claimed]
+                    counting = {other: k for other, k in counting.items() if k in live[:1]}
                 self.contracts.refuse(group.name, member.client_id, key, counting, member.peer)
         except ContractError:
             self.unregister(group.name, member.peer, member.client_id)
@@ -252,7 +428,7 @@ class Consumers:
         if joined:
             before = group.replace_connection(known)
         keys = self._subscribe(group, known, before)
-        self._filters.subscribed(
+        self.filters.subscribed(
             data.group, [w for m in group.members.values() for w in m.wanted.values()]
         )
         old, group.fingerprint = group.fingerprint, fingerprint
@@ -266,22 +442,16 @@ class Consumers:
             self._notify(group, keys)
         return old not in {0, fingerprint}
 
-    def _counting(self, group: ConsumerGroup, member: Member) -> dict[str, str]:
-        """The members whose subscription counts in a strict group: of the oldest lane; with those
-        that are waited for."""
-        others = group.others(member)
-        claims = self.contracts.claims(group.name)
-        for client_id, claim in claims.items():
-            if client_id != member.client_id:
-                others.setdefault(client_id, claim.key)
-        lanes = self.lanes.table.get(group.name)
-        if lanes is None:
-            return others
-        claimed = {claim.key for claim in claims.values()}
-        oldest = next(
-            (key for key in lanes.ordered()[0] if lanes.lanes[key].members or key in claimed), None
-        )
-        return {client_id: key for client_id, key in others.items() if key == oldest}
+    def _claimed(self, name: str, client_id: str) -> dict[str, str]:
+        """Client id -> subscription of the members besides this client, with those that are waited
+        for."""
+        group = self.groups.get(name)
+        members = group.members.values() if group is not None else ()
+        found = {m.client_id: m.key for m in members if m.key and m.client_id != client_id}
+        for other, claim in self.contracts.claims(name).items():
+            if other != client_id:
+                found.setdefault(other, claim.key)
+        return found
 
     def _subscribe(self, group: ConsumerGroup, member: Member, before: str) -> set[str] | None:
         """What a member wants becomes the group's, or its lane's. Returns the subscriptions whose
@@ -330,24 +500,19 @@ class Consumers:
 
         Raises ContractError.
         """
-        group = self.groups.get(name)
         mine = normal_atom(subscription.kind, subscription.expression)
-        others = {other: claim.key for other, claim in self.contracts.claims(name).items()}
-        for member in group.members.values() if group is not None else ():
-            others[member.client_id] = member.key
-        for other, said in others.items():
-            wanted = parse_key(said).get(subscription.topic) if said else mine
-            if other != client_id and wanted != mine:
+        for other, said in self._claimed(name, client_id).items():
+            if parse_key(said).get(subscription.topic) != mine:
                 key = subscription_key(name, [subscription])
                 self.contracts.refuse(name, client_id, key, {other: said}, peer)
 
     def _notify(self, group: ConsumerGroup, keys: set[str] | None) -> None:
         """Tells the members (with these subscriptions; None: all) to balance anew; not for
         broadcasting, where each has all queues."""
-        config = self._configs.table.get(group.name)
+        config = self.configs.table.get(group.name)
         if (
             group.message_model != BROADCASTING
-            and self._settings.broker.notify_consumer_changes
+            and self.settings.broker.notify_consumer_changes
             and (config is None or config.notify_changes_enable)
         ):
             fields = encode_header(ConsumerGroupRequest(group=group.name))
@@ -373,7 +538,7 @@ class Consumers:
             lanes.leave(member.key, member.client_id)
         if not group.members:
             del self.groups[name]
-            self._filters.subscribed(name, ())
+            self.filters.subscribed(name, ())
             self.lanes.ground.last_member_left(name)
             self.contracts.forget(name)
         elif lanes is not None:
@@ -392,14 +557,15 @@ class Consumers:
 
     def expire(self, age_ms: int) -> list[Peer]:
         """Drops members whose last heartbeat is older; returns their connections."""
-        limit = self._clock.now_ms() - age_ms
-        dead: list[Peer] = []
-        for group in list(self.groups.values()):
-            for member in [m for m in group.members.values() if m.seen_ms < limit]:
-                log.info("client %s of group %s is gone", member.client_id, group.name)
-                dead.append(member.peer)
-                self.unregister(group.name, member.peer)
-        return dead
+        limit = self.clock.now_ms() - age_ms
+        members = [
+            (group.name, m) for group in self.groups.values() for m in group.members.values()
+        ]
+        dead = [(name, member) for name, member in members if member.seen_ms < limit]
+        for name, member in dead:
+            log.info("client %s of group %s is gone", member.client_id, name)
+            self.unregister(name, member.peer)
+        return [member.peer for _, member in dead]
 
 
 class Producers:
@@ -450,12 +616,11 @@ class Producers:
     def expire(self, age_ms: int) -> list[Peer]:
         """As for consumers."""
         limit = self._clock.now_ms() - age_ms
-        dead: list[Peer] = []
-        for group, members in list(self.groups.items()):
-            for member in [m for m in members.values() if m.seen_ms < limit]:
-                dead.append(member.peer)
-                self.unregister(group, member.peer)
-        return dead
+        members = [(name, m) for name, group in self.groups.items() for m in group.values()]
+        dead = [(name, member.peer) for name, member in members if member.seen_ms < limit]
+        for name, peer in dead:
+            self.unregister(name, peer)
+        return [peer for _, peer in dead]
 
 
 LEASE_S: Final = 60.0
@@ -482,8 +647,14 @@ class QueueLocks:
         for queue in queues:
             owner, end = leases.get(queue, ("", 0.0))
             if queue not in leases:
-                if self._size >= LEASES_MAX:
-                    self._drop_expired(now)
+                if self._size >= LEASES_MAX and now >= self._drop_again_s:
+                    self._drop_again_s = now + 1.0  # what is full stays so for a while
+                    for name, held_there in list(self._groups.items()):
+                        for queue_there in [q for q, (_, end) in held_there.items() if end <= now]:
+                            del held_there[queue_there]
+                            self._size -= 1
+                        if not held_there:
+                            del self._groups[name]
                 if self._size >= LEASES_MAX:
                     continue
                 self._size += 1
@@ -493,18 +664,6 @@ class QueueLocks:
         if leases:
             self._groups[group] = leases
         return held
-
-    def _drop_expired(self, now: float) -> None:
-        """At most once a second: what is full stays so for a while."""
-        if now < self._drop_again_s:
-            return
-        self._drop_again_s = now + 1.0
-        for group, leases in list(self._groups.items()):
-            for queue in [queue for queue, (_, end) in leases.items() if end <= now]:
-                del leases[queue]
-                self._size -= 1
-            if not leases:
-                del self._groups[group]
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
         """Gives up those of the queues that the client holds."""

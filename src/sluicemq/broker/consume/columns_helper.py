@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sluicemq.store.columns.file import Job
 
 
+MODULE: Final = "sluicemq.broker.consume.columns_helper"
 NICE: Final = 15
 IDLE_S: Final = 60.0
 
@@ -38,28 +39,35 @@ class SealingProcess:
     def seal(self, job: "Job", units: Sequence[bytes]) -> tuple[str, int]:
         """The file's name and size. Raises OSError; then there is no file."""
         with self._lock:
+            self._is_used = True
             try:
-                return self._ask(job, units)
+                if self._process is None:
+                    root = str(Path(__file__).parents[3])
+                    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
+                    threads = {"OMP_NUM_THREADS": "1", "ARROW_NUM_THREADS": "1"}
+                    self._process = subprocess.Popen(
+                        [sys.executable, "-m", MODULE, str(self._nice)],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        env={**os.environ, "PYTHONPATH": path, **threads},
+                    )
+                process = self._process
+                assert process.stdin is not None
+                assert process.stdout is not None
+                process.stdin.write(json.dumps(job._asdict()).encode() + b"\n")
+                for part in units:
+                    process.stdin.write(part)
+                process.stdin.flush()
+                answer = process.stdout.readline()
             except OSError:
                 self._stop()
                 raise
-
-    def _ask(self, job: "Job", units: Sequence[bytes]) -> tuple[str, int]:
-        self._is_used = True
-        process = self._process = self._process or _started(self._nice)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps(job._asdict()).encode() + b"\n")
-        for part in units:
-            process.stdin.write(part)
-        process.stdin.flush()
-        answer = process.stdout.readline()
-        if not answer:
-            raise OSError(f"the process that makes property columns ended ({process.wait()})")
-        found = json.loads(answer)
-        if "error" in found:
-            raise OSError(found["error"])
-        return found["name"], found["size"]
+            found = json.loads(answer) if answer else {}
+            if "name" in found:
+                return found["name"], found["size"]
+            ended = f"the process that makes property columns ended ({process.poll()})"
+            self._stop()
+            raise OSError(found.get("error", ended))
 
     def rest(self, now_s: float) -> None:
         """End the process when it has had nothing to do for a while."""
@@ -78,17 +86,6 @@ class SealingProcess:
             return
         process.kill()
         process.communicate()
-
-
-def _started(nice: int) -> "subprocess.Popen[bytes]":
-    root = str(Path(__file__).parents[3])
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
-    return subprocess.Popen(
-        [sys.executable, "-m", "sluicemq.broker.consume.columns_helper", str(nice)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ARROW_NUM_THREADS": "1"},
-    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What filters do, made visible: exact lag, and evaluations that failed, by cause and group.
+"""What filters do, made visible: exact lag, evaluations that failed, an expression on trial, lanes.
 
 Pulls count what they let through and keep back, a sum for each pull. All else happens beside them:
 every ten seconds, and when somebody asks, the messages that a group has fetched since are looked at
@@ -9,79 +9,51 @@ message is looked at once for each time that a group has passed it.
 The own offset of a group with lanes is the least of its lanes': from there on most may be delivered
 already. A lane's messages are those from its place on that its rules there want. The rules of a
 group exclude each other, so the sum over the lanes is what nobody was given yet.
+
+Tools ask for it, with requests of ours alone: 900131 exact lag and counters, 900132 an expression
+on trial, 900133 a group's contract and lanes. The first two look at many messages and answer when
+they are done (`background.py`). A trial looks at no more than the asker allows, the newest messages
+of each queue.
 """
 
 import math
 from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sluicemq.broker.background import Background, Steps
+import orjson
+
+from sluicemq.broker.background import Background, Job, Steps
 from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.delivered import Delivered
 from sluicemq.broker.consume.filters import ConsumerFilters
-from sluicemq.broker.consume.matching import Matching, Tally, Wanted
+from sluicemq.broker.consume.matching import RECORDS_A_STEP, Matching, Tally, Wanted
 from sluicemq.broker.lanes.filters import RuleFilter
-from sluicemq.broker.lanes.group import GroupLanes, Lane
-from sluicemq.broker.lanes.places import Place
-from sluicemq.broker.lanes.rules import Rule
+from sluicemq.broker.lanes.group import Lane
+from sluicemq.broker.lanes.rules import atoms_of
+from sluicemq.broker.lanes.table import show, shown
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.topics import Topics
+from sluicemq.broker.topics import Groups, Topics
 from sluicemq.clock import Clock
-from sluicemq.errors import FilterError, FilterEvaluationError
+from sluicemq.errors import FilterError, FilterEvaluationError, RequestError
 from sluicemq.filter.plan import ERROR
-from sluicemq.filter.subscriptions import preparation
-from sluicemq.model.subscription import SQL92, MessageFilter, Subscription
+from sluicemq.filter.subscriptions import preparation, subscribe
+from sluicemq.model.subscription import SQL92, TAG, Subscription
+from sluicemq.net.dispatch import Peer
+from sluicemq.store.gather import WEIGHT_INLINE
 from sluicemq.store.store import Store
+from sluicemq.wire import bodies
+from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.frames import Command
+from sluicemq.wire.headers import ConsumerGroupRequest, FilteredLagRequest, TryFilterRequest
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-
-class LaneTally(NamedTuple):
-    """A lane in one queue of a topic. `tally`: from its offset on."""
-
-    lane: Lane
-    queue_id: int
-    tally: Tally
-
-
-def lane_lag(
-    matching: Matching, made: GroupLanes, topic: str, queue_id: int, now_s: float
-) -> Steps[list[LaneTally]]:
-    """Of every lane that has a place in the queue, the oldest first."""
-    made.ensure((topic, queue_id))
-    live, idle = made.ordered()
-    found = []
-    for lane in [made.lanes[key] for key in (*live, *idle)]:
-        place = lane.places.get((topic, queue_id))
-        if place is not None:
-            name = f"{made.name}@{lane.id}"
-            tally = yield from _tally(matching, name, topic, queue_id, place, now_s)
-            found.append(LaneTally(lane, queue_id, tally))
-    return found
-
-
-def _tally(
-    matching: Matching, name: str, topic: str, queue_id: int, place: Place, now_s: float
-) -> Steps[Tally]:
-    """The rule that holds to the end is counted by what is known of it, those before it anew: they
-    are gone when the lane has passed them."""
-    first, end = matching.range(topic, queue_id)
-    start = at = min(max(place.position, first), end)
-    closed: list[tuple[int, int, Rule]] = []
-    rule, until = place.rule_at(at)
-    while until is not None and until < end:
-        closed.append((at, until, rule))
-        at = until
-        rule, until = place.rule_at(at)
-    tally = yield from matching.lag(name, topic, queue_id, Wanted.of_rule(rule), at, now_s)
-    count = tally.count
-    for low, high, other in closed:
-        count += yield from matching.count(topic, queue_id, Wanted.of_rule(other), low, high)
-    return replace(tally, start=start, count=count)
-
+    from sluicemq.filter.lab import Trial
 
 SURVEY_PERIOD_S: Final = 10.0
 REASONS_MAX: Final = 32
@@ -93,8 +65,19 @@ are taken evenly, and their reasons stand for all."""
 EXPLAINED_WEIGHT: Final = 1 << 15
 """Characters of an expression, times as often as it is asked: so much is a millisecond."""
 WANTED_KEPT: Final = 128
+ROWS_MAX: Final = 1_000_000
+ROWS_A_STEP: Final = 8192
+ROWS_A_JOB: Final = 1024
 Pair = tuple[str, str]
 """Topic and group."""
+
+
+class LaneTally(NamedTuple):
+    """A lane in one queue of a topic. `tally`: from its offset on."""
+
+    lane: Lane
+    queue_id: int
+    tally: Tally
 
 
 class Failure(NamedTuple):
@@ -116,6 +99,33 @@ class Troubles:
     def total(self) -> int:
         return sum(self.reasons.values())
 
+    def explain(
+        self,
+        queue_id: int,
+        wanted: Wanted,
+        first: int,
+        verdicts: "NDArray[np.uint8]",
+        properties_at: Callable[[int], Mapping[str, str] | None],
+    ) -> None:
+        """Why did evaluations fail on messages from offset `first` on?"""
+        verdict = wanted.verdict
+        assert verdict is not None
+        rows = (verdicts == ERROR).nonzero()[0].tolist()
+        count_max = min(EXPLAINED_MAX, max(1, EXPLAINED_WEIGHT // max(wanted.weight, 1)))
+        asked = rows[:: -(-len(rows) // count_max)] if rows else []
+        reasons: dict[str, int] = {}
+        for row in asked:
+            try:
+                verdict(properties_at(first + row) or {})
+            except FilterEvaluationError as error:
+                reasons[error.reason] = reasons.get(error.reason, 0) + 1
+                self.samples.append(Failure(queue_id, first + row, str(error)))
+        left, told = len(rows), sum(reasons.values())
+        for reason, count in reasons.items():
+            share = left * count // told
+            left, told = left - share, told - count
+            self.add(reason, share)
+
     def add(self, reason: str, count: int) -> None:
         if reason not in self.reasons and len(self.reasons) >= REASONS_MAX:
             reason = OTHER_REASONS
@@ -135,11 +145,13 @@ class QueueMatches(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class FilterWatch:
-    """Knows what the filters of all groups do. `matches` is as the last survey found it, of groups
-    with a filter: matching messages before the group, and the seconds until it has none."""
+    """The request family of filters and lanes, which knows what the filters of all groups do.
+    `matches` is as the last survey found it, of groups with a filter: matching messages before the
+    group, and the seconds until it has none."""
 
     store: Store
     topics: Topics
+    groups: Groups
     offsets: Offsets
     consumers: Consumers
     filters: ConsumerFilters
@@ -220,7 +232,14 @@ class FilterWatch:
         found = []
         for queue_id in range(known.config.read_queues):
             now_s = self.clock.monotonic_s()
-            lanes = yield from lane_lag(self.matching, made, topic, queue_id, now_s)
+            made.ensure((topic, queue_id))
+            lanes = []
+            for lane in [made.lanes[key] for keys in made.ordered() for key in keys]:
+                place = lane.places.get((topic, queue_id))
+                if place is not None:
+                    name = f"{group}@{lane.id}"
+                    tally = yield from self.matching.lane_lag(name, topic, queue_id, place, now_s)
+                    lanes.append(LaneTally(lane, queue_id, tally))
             first, end = self.store.queue_offsets(topic, queue_id)
             committed, whole = self.offsets.committed(group, topic, queue_id), None
             if lanes:  # it is where its last lane is, and has to get what any of them has to
@@ -243,7 +262,11 @@ class FilterWatch:
         looked, delivered.runs = delivered.runs, {}
         troubles = self.troubles.setdefault((topic, group), Troubles())
         for (message_filter, queue_id), ends in looked.items():
-            for text in _expressions(message_filter):
+            # Of a lane's rule what the lane itself wants.
+            selector = getattr(message_filter, "selector", None)
+            rule = message_filter.rule if isinstance(message_filter, RuleFilter) else ()
+            texts = {atom.text for item in rule for atom in item.must if atom.kind == SQL92}
+            for text in sorted(texts) if selector is None else [selector.text]:
                 wanted = yield from self.wanted(Subscription(topic, text, SQL92))
                 if wanted is None:
                     continue
@@ -254,36 +277,9 @@ class FilterWatch:
                             yield found
                             continue
                         if found is not None:
-                            self._explain(topic, queue_id, wanted, *found, troubles)
+                            at = partial(self.matching.records.at, topic, queue_id)
+                            troubles.explain(queue_id, wanted, *found, at)
                         yield None
-
-    def _explain(
-        self,
-        topic: str,
-        queue_id: int,
-        wanted: Wanted,
-        first: int,
-        verdicts: "NDArray[np.uint8]",
-        troubles: Troubles,
-    ) -> None:
-        verdict = wanted.verdict
-        assert verdict is not None
-        rows = (verdicts == ERROR).nonzero()[0].tolist()
-        count_max = min(EXPLAINED_MAX, max(1, EXPLAINED_WEIGHT // max(wanted.weight, 1)))
-        asked = rows[:: -(-len(rows) // count_max)] if rows else []
-        reasons: dict[str, int] = {}
-        for row in asked:
-            properties = self.matching.records.at(topic, queue_id, first + row)
-            try:
-                verdict(properties or {})
-            except FilterEvaluationError as error:
-                reasons[error.reason] = reasons.get(error.reason, 0) + 1
-                troubles.samples.append(Failure(queue_id, first + row, str(error)))
-        left, told = len(rows), sum(reasons.values())
-        for reason, count in reasons.items():
-            share = left * count // told
-            left, told = left - share, told - count
-            troubles.add(reason, share)
 
     # --- by the clock
 
@@ -301,26 +297,27 @@ class FilterWatch:
             if (subscription := self.subscription(name, topic)) is not None
             and (not subscription.is_everything or name in self.consumers.lanes.table)
         ]
-        if looked or filtering:
-            self._is_surveying = True
-            self.background.add(self._survey(looked, filtering))
-        else:
+        if not looked and not filtering:
             self.matches = {}
+            return
 
-    def _survey(self, looked: list[Pair], filtering: list[tuple[str, Subscription]]) -> Steps[None]:
-        found: dict[Pair, tuple[int, float | None]] = {}
-        try:
-            for topic, group in looked:
-                yield from self.look(group, topic)
-            for group, subscription in filtering:
-                queues = yield from self.progress(group, subscription.topic)
-                tallies = [queue.tally for queue in queues if queue.tally is not None]
-                if tallies:
-                    count = sum(tally.count for tally in tallies)
-                    found[subscription.topic, group] = count, eta_s(tallies)
-        finally:
-            self._is_surveying = False
-        self.matches = found
+        def survey() -> Steps[None]:
+            found: dict[Pair, tuple[int, float | None]] = {}
+            try:
+                for topic, group in looked:
+                    yield from self.look(group, topic)
+                for group, subscription in filtering:
+                    queues = yield from self.progress(group, subscription.topic)
+                    tallies = [queue.tally for queue in queues if queue.tally is not None]
+                    if tallies:
+                        count = sum(tally.count for tally in tallies)
+                        found[subscription.topic, group] = count, eta_s(tallies)
+            finally:
+                self._is_surveying = False
+            self.matches = found
+
+        self._is_surveying = True
+        self.background.add(survey())
 
     def runtime(self) -> dict[str, str]:
         """For 28: what each filter has let through, kept back, and failed on."""
@@ -335,14 +332,191 @@ class FilterWatch:
                 )
         return table
 
+    # --- what tools ask
 
-def _expressions(message_filter: MessageFilter) -> list[str]:
-    """The SQL92 that a filter evaluates: of a lane's rule what the lane itself wants."""
-    selector = getattr(message_filter, "selector", None)
-    if selector is not None:
-        return [selector.text]
-    rule = message_filter.rule if isinstance(message_filter, RuleFilter) else ()
-    return sorted({atom.text for item in rule for atom in item.must if atom.kind == SQL92})
+    def filtered_lag(
+        self, header: FilteredLagRequest, command: Command, peer: Peer
+    ) -> Command | None:
+        """900131: ours."""
+        group, expression = header.group, header.expression
+        self.groups.check(group)
+
+        def steps() -> Steps[Command]:
+            names = self.topics_of(group) | self.offsets.topics_of(group)
+            found = []
+            for topic in [header.topic] if header.topic else sorted(names):
+                if topic not in self.topics:
+                    continue
+                wanted = self.subscription(group, topic)
+                if expression is not None:
+                    yield from preparation(expression, header.kind or TAG)
+                    wanted = _parsed(topic, expression, header.kind)
+                yield from self.look(group, topic)
+                if expression is None:
+                    queues = yield from self.progress(group, topic)
+                else:
+                    queues = yield from self.lag(group, topic, wanted)
+                delivered = self.delivered.get((topic, group))
+                troubles = self.troubles.get((topic, group)) or Troubles()
+                found.append(
+                    bodies.GroupMatching(
+                        topic,
+                        wanted.kind if wanted is not None else "",
+                        wanted.expression if wanted is not None else None,
+                        tuple(map(_queue_matching, queues)),
+                        delivered.messages_out if delivered is not None else 0,
+                        delivered.filtered if delivered is not None else 0,
+                        troubles.reasons,
+                        tuple(bodies.FilterFailure(*sample) for sample in troubles.samples),
+                        tuple(_lanes(topic, queues)),
+                    )
+                )
+            return Command(ResponseCode.SUCCESS, {}, bodies.encode_group_matching(found))
+
+        return self.background.answer(steps(), command, peer)
+
+    def try_filter(self, header: TryFilterRequest, command: Command, peer: Peer) -> Command | None:
+        """900132: ours."""
+        name, topic = header.topic, self.topics.known(header.topic)
+        against = None
+        if header.group is not None:
+            against = self.subscription(header.group, name)
+            if against is None:
+                raise RequestError(
+                    ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                    f"what the group {header.group} wants of {name} is not known: no "
+                    "member is online, and no SQL92 expression is kept of it.",
+                )
+        ranges = []
+        for queue_id in range(topic.config.read_queues):
+            low, high = self.store.queue_offsets(name, queue_id)
+            if header.begin_ms:
+                low = self.store.reader.offset_by_time(name, queue_id, header.begin_ms)
+            if header.end_ms is not None:
+                high = self.store.reader.offset_by_time(name, queue_id, header.end_ms + 1)
+            if low < high:
+                ranges.append((queue_id, low, high))
+        return self.background.answer(self._try(header, against, ranges), command, peer)
+
+    def _try(
+        self,
+        header: TryFilterRequest,
+        against: Subscription | None,
+        ranges: list[tuple[int, int, int]],
+    ) -> Steps[Command]:
+        """`ranges`: queue id, first offset, end."""
+        topic, rows_max = header.topic, header.count_max or ROWS_MAX
+        yield from preparation(header.expression, header.kind or TAG)
+        wanted = _parsed(topic, header.expression, header.kind)
+        stored = sum(end - start for _, start, end in ranges)
+        if not self.store.columns.is_warm:
+            yield self.store.columns.warm_up
+        from sluicemq.filter.lab import Trial  # noqa: PLC0415 - NumPy only when somebody asks
+
+        trial = yield partial(Trial, wanted, against)
+        weight = len(wanted.expression) + (0 if against is None else len(against.expression))
+        for queue_id, start, end in ranges:
+            if stored > rows_max:
+                start = end - max((end - start) * rows_max // stored, 1)  # noqa: PLW2901
+            yield from self._try_queue(trial, weight, topic, queue_id, start, end)
+        report = yield trial.report
+        at = self.matching.records.at
+        samples = [*report.samples, *(cause.sample for cause in report.causes)]
+        if report.difference is not None:
+            samples += [*report.difference.samples_here, *report.difference.samples_there]
+        places = sorted({(str(sample.source), sample.offset) for sample in samples})
+        body = {
+            "report": report,
+            "stored": stored,
+            "messages": [
+                {
+                    "queueId": int(source),
+                    "queueOffset": offset,
+                    "properties": at(topic, int(source), offset) or {},
+                }
+                for source, offset in places
+            ],
+        }
+        data = yield partial(orjson.dumps, body, default=str)
+        return Command(ResponseCode.SUCCESS, {}, data)
+
+    def _try_queue(
+        self, trial: "Trial", weight: int, topic: str, queue_id: int, start: int, end: int
+    ) -> Iterator[Job | None]:
+        records = self.matching.records
+        blocks = self.store.columns.blocks(topic, queue_id, start, end)
+        if blocks is None or weight > WEIGHT_INLINE:  # each condition is counted by itself
+            for first in range(start, end, ROWS_A_JOB):
+                rows: list[dict[str, str]] = []
+                for low in range(first, min(first + ROWS_A_JOB, end), RECORDS_A_STEP):
+                    found = records.between(topic, queue_id, low, min(low + RECORDS_A_STEP, end))
+                    rows += [row for _, row in found]
+                    yield None
+                yield partial(trial.add_rows, rows, first_offset=first, source=queue_id)
+            return
+        for block in blocks:
+            for low in range(block.first_offset, block.end, ROWS_A_STEP):
+                part = block.part(low, min(low + ROWS_A_STEP, block.end))
+
+                def properties_of(row: int, first: int = low) -> Mapping[str, str]:
+                    return records.at(topic, queue_id, first + row) or {}
+
+                trial.add(part, queue_id, properties_of)
+                yield None
+
+    def group_lanes(self, header: ConsumerGroupRequest, command: Command, peer: Peer) -> Command:
+        """900133: ours. A group's contract, its lanes and whom it refused."""
+        name = header.group
+        self.groups.check(name)
+        contracts = self.consumers.contracts
+        made = self.consumers.lanes.table.get(name)
+        answer = {
+            "conflicts": contracts.conflicts.get(name, 0),
+            "contract": contracts.of(name),
+            "forgotten": list(made.forgotten) if made is not None else [],
+            "lanes": show(made) if made is not None else [],
+            "refused": {c: said.why for (g, c), said in contracts.refused.items() if g == name},
+            "unmatched": made.unmatched if made is not None else 0,
+        }
+        return Command(ResponseCode.SUCCESS, body=orjson.dumps(answer))
+
+
+def _parsed(topic: str, expression: str, kind: str | None) -> Subscription:
+    try:
+        return subscribe(topic, expression, kind or None)
+    except FilterError as error:
+        raise RequestError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from error
+
+
+def _lanes(topic: str, queues: list[QueueMatches]) -> Iterator[bodies.LaneMatching]:
+    """What each lane still has to get, the oldest lane first."""
+    lanes = {item.lane.key: item.lane for queue in queues for item in queue.lanes}
+    for lane in sorted(lanes.values(), key=lambda lane: (lane.is_idle, lane.number)):
+        kind, expression = shown(atoms_of(lane.key).get(topic, ()))
+        own = [(queue, item) for queue in queues for item in queue.lanes if item.lane is lane]
+        yield bodies.LaneMatching(
+            lane.id,
+            kind,
+            expression,
+            tuple(sorted(lane.members)),
+            tuple(
+                _queue_matching(queue._replace(committed=item.tally.start, tally=item.tally))
+                for queue, item in own
+            ),
+        )
+
+
+def _queue_matching(queue: QueueMatches) -> bodies.QueueMatching:
+    tally = queue.tally
+    eta_s = tally.eta_s if tally is not None else None
+    return bodies.QueueMatching(
+        queue.queue_id,
+        queue.committed,
+        queue.offset_min,
+        queue.offset_max,
+        tally.count if tally is not None else None,
+        None if eta_s is None else round(eta_s * 1000),
+    )
 
 
 def eta_s(tallies: list[Tally]) -> float | None:

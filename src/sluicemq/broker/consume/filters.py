@@ -52,7 +52,11 @@ class ConsumerFilters:
         self._kept_ms = config.filter_kept_ms
         self.table: dict[str, dict[str, ConsumerFilter]] = {}
         self.document = Document(
-            files, f"{settings.store.root}/config/consumerFilter.json", self._render
+            files,
+            f"{settings.store.root}/config/consumerFilter.json",
+            lambda: encode_consumer_filters_file(
+                item for topics in self.table.values() for item in topics.values()
+            ),
         )
 
     # ------------------------------------------------------------------------------- the file
@@ -61,7 +65,7 @@ class ConsumerFilters:
         """Reads the file. Raises StoreDamagedError."""
         found = self.document.load(decode_consumer_filters_file) or []
         for item in found:
-            if not self._has_our_bits(item):
+            if (item.bit_count, len(item.bits)) != self._shape:
                 log.warning(
                     "the filters in %s were made with another expectConsumerNumUseFilter or "
                     "maxErrorRateOfBloomFilter: they are dropped, as RocketMQ does; consumers "
@@ -73,14 +77,6 @@ class ConsumerFilters:
             dead_ms = item.dead_ms or max(item.born_ms, limit)
             self._put(dataclasses.replace(item, dead_ms=dead_ms))
         self.document.changed = any(not item.dead_ms for item in found)
-
-    def _has_our_bits(self, item: ConsumerFilter) -> bool:
-        return (item.bit_count, len(item.bits)) == self._shape
-
-    def _render(self) -> str:
-        return encode_consumer_filters_file(
-            item for topics in self.table.values() for item in topics.values()
-        )
 
     def clean(self) -> None:
         """Forgets what has been dead for long."""
@@ -104,23 +100,21 @@ class ConsumerFilters:
         named = set()
         for subscription in subscriptions:
             named.add(subscription.topic)
-            if not is_tag_kind(subscription.kind) and subscription.expression:
-                self._register(group, subscription)
+            if is_tag_kind(subscription.kind) or not subscription.expression:
+                continue
+            old = self.table.get(group, {}).get(subscription.topic)
+            if old is None:
+                self._make(group, subscription)
+            elif subscription.version <= old.version:
+                if subscription.version == old.version and old.is_dead:
+                    self._put(dataclasses.replace(old, dead_ms=0))
+            elif (old.expression, old.kind) == (subscription.expression, subscription.kind):
+                self._put(dataclasses.replace(old, version=subscription.version, dead_ms=0))
+            elif not self._make(group, subscription):
+                self._forget(group, subscription.topic)
         for item in list(self.table.get(group, {}).values()):
             if item.topic not in named and not item.is_dead:
                 self._put(dataclasses.replace(item, dead_ms=self._clock.now_ms()))
-
-    def _register(self, group: str, subscription: Subscription) -> None:
-        old = self.table.get(group, {}).get(subscription.topic)
-        if old is None:
-            self._make(group, subscription)
-        elif subscription.version <= old.version:
-            if subscription.version == old.version and old.is_dead:
-                self._put(dataclasses.replace(old, dead_ms=0))
-        elif (old.expression, old.kind) == (subscription.expression, subscription.kind):
-            self._put(dataclasses.replace(old, version=subscription.version, dead_ms=0))
-        elif not self._make(group, subscription):
-            self._forget(group, subscription.topic)
 
     def _make(self, group: str, subscription: Subscription) -> bool:
         try:

@@ -14,8 +14,7 @@ from functools import partial
 from typing import Final
 
 from sluicemq.broker.background import Steps
-from sluicemq.broker.consume.clients import Consumers, Member, Producers
-from sluicemq.broker.consume.contract import ContractError
+from sluicemq.broker.consume.clients import Consumers, ContractError, Member, Producers
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.turns import Announced, Postponed
@@ -154,21 +153,22 @@ class Heartbeats:
     def check(self, command: Command, peer: Peer) -> Postponed:
         """46: would a subscription work here? Java clients ask for SQL92 ones before they start."""
         asked = bodies.decode_check_client_config(command.body)
-        return Postponed(self._check(asked, peer))
+        by_sql92 = self.settings.broker.enable_property_filter
 
-    def _check(self, asked: bodies.CheckClientConfig, peer: Peer) -> Steps[Command]:
-        subscription = asked.subscription
-        if subscription is None:
+        def steps() -> Steps[Command]:
+            subscription = asked.subscription
+            if subscription is None:
+                return Command(ResponseCode.SUCCESS)
+            if not is_tag_kind(subscription.kind) and not by_sql92:
+                return Command(ResponseCode.SYSTEM_ERROR, remark=SQL92_IS_OFF)
+            yield from self._compile([subscription])
+            try:
+                make_filter(subscription)
+                self.consumers.check(asked.group, asked.client_id, subscription, peer)
+            except FilterError as error:
+                return Command(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
+            except ContractError as error:
+                return Command(ResponseCode.NO_PERMISSION, remark=str(error))
             return Command(ResponseCode.SUCCESS)
-        if not is_tag_kind(subscription.kind) and not self.settings.broker.enable_property_filter:
-            return Command(ResponseCode.SYSTEM_ERROR, remark=SQL92_IS_OFF)
-        yield from self._compile([subscription])
-        try:
-            make_filter(subscription)
-        except FilterError as error:
-            return Command(ResponseCode.SUBSCRIPTION_PARSE_FAILED, remark=str(error))
-        try:
-            self.consumers.check(asked.group, asked.client_id, subscription, peer)
-        except ContractError as error:
-            return Command(ResponseCode.NO_PERMISSION, remark=str(error))
-        return Command(ResponseCode.SUCCESS)
+
+        return Postponed(steps())

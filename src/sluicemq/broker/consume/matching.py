@@ -13,13 +13,14 @@ because stored messages do not change. How fast both go is where an estimate of 
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from sluicemq.broker.background import Job, Steps
 from sluicemq.broker.lanes.filters import RuleColumns
+from sluicemq.broker.lanes.places import Place
 from sluicemq.broker.lanes.rules import EVERYTHING, Rule, clause, rule_matches, rule_weight
 from sluicemq.filter.evaluate import Verdict
 from sluicemq.filter.plan import FALSE, NEEDS_RECORD, TRUE, verdict_of
@@ -181,7 +182,13 @@ class Matching:
         first, end = self._store.queue_offsets(topic, queue_id)
         start = min(max(start, first), end)
         count = partial(self.count, topic, queue_id, wanted)
-        known = self._known(key, wanted, first)
+        kept, known = self._tallies.get(key, (None, None))
+        if known is not None and (
+            kept != wanted.key
+            or known.start < first
+            or known.place != self._place(topic, queue_id, known.end - 1)
+        ):
+            known = None
         if known is not None and known.start <= start <= known.end <= end:
             if start - known.start <= known.end - start:  # the shorter part tells of both
                 passed = yield from count(known.start, start)
@@ -208,16 +215,24 @@ class Matching:
                 del self._tallies[next(iter(self._tallies))]
         return tally
 
-    def range(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """The first offset of a queue and its end."""
-        return self._store.queue_offsets(topic, queue_id)
-
-    def _known(self, key: tuple[str, str, int], wanted: Wanted, first: int) -> Tally | None:
-        kept, tally = self._tallies.get(key, (None, None))
-        if tally is None or kept != wanted.key or tally.start < first:
-            return None
-        _, topic, queue_id = key
-        return tally if tally.place == self._place(topic, queue_id, tally.end - 1) else None
+    def lane_lag(
+        self, name: str, topic: str, queue_id: int, place: Place, now_s: float
+    ) -> Steps[Tally]:
+        """Of a lane, by its rules from its place on. The one that holds to the end is counted by
+        what is known of it, those before it anew: they are gone when the lane has passed them."""
+        first, end = self._store.queue_offsets(topic, queue_id)
+        start = at = min(max(place.position, first), end)
+        closed: list[tuple[int, int, Rule]] = []
+        rule, until = place.rule_at(at)
+        while until is not None and until < end:
+            closed.append((at, until, rule))
+            at = until
+            rule, until = place.rule_at(at)
+        tally = yield from self.lag(name, topic, queue_id, Wanted.of_rule(rule), at, now_s)
+        count = tally.count
+        for low, high, other in closed:
+            count += yield from self.count(topic, queue_id, Wanted.of_rule(other), low, high)
+        return replace(tally, start=start, count=count)
 
     def _place(self, topic: str, queue_id: int, offset: int) -> int:
         units = self._store.reader.units(topic, queue_id, offset, 1) if offset >= 0 else b""
@@ -247,9 +262,20 @@ class Matching:
         self, topic: str, queue_id: int, wanted: Wanted, batch: "list[ColumnBlock | Load]"
     ) -> Steps[int]:
         """Of some blocks in one job, those that are not in memory too."""
-        assert wanted.vectorised is not None
+        vectorised = wanted.vectorised
+        assert vectorised is not None
         counts: list[int | None] = []
-        job = partial(_count_parts, wanted.vectorised, batch, counts)
+
+        def job() -> None:
+            """In any thread. None where records have to be asked, or a block cannot be had."""
+            for part in batch:
+                block = part if isinstance(part, ColumnBlock) else part.run()
+                if block is not None:
+                    counts.append(vectorised.count(block))
+                else:
+                    is_passed = not isinstance(part, ColumnBlock) and part.is_passed
+                    counts.append(0 if is_passed else None)
+
         loads = [part for part in batch if not isinstance(part, ColumnBlock)]
         rows = sum(part.rows for part in batch if isinstance(part, ColumnBlock))
         if loads or not wanted.is_quick_on(rows):
@@ -406,22 +432,6 @@ def _count_rows(wanted: Wanted, block: "ColumnBlock", rows: Sequence[int]) -> in
     if "" in wanted.tags:
         codes.append(-1)
     return int(np.isin(column.codes[np.array(rows, np.intp)], codes).sum())
-
-
-def _count_parts(
-    vectorised: "Vectorised | RuleColumns",
-    parts: "list[ColumnBlock | Load]",
-    counts: list[int | None],
-) -> None:
-    """Matches in each; None where records have to be asked, or a block cannot be had. Any
-    thread."""
-    for part in parts:
-        block = part if isinstance(part, ColumnBlock) else part.run()
-        if block is not None:
-            counts.append(vectorised.count(block))
-        else:
-            assert not isinstance(part, ColumnBlock)
-            counts.append(0 if part.is_passed else None)
 
 
 def _judge_records(

@@ -14,7 +14,6 @@ does nothing; that is what RocketMQ 4.x knows.
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 from sluicemq.broker.background import Steps
@@ -22,11 +21,10 @@ from sluicemq.broker.consume.clients import Consumers
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Groups, Topic, Topics
+from sluicemq.broker.topics import Groups, Topics
 from sluicemq.broker.turns import Announced, Postponed, Turns
 from sluicemq.clock import Clock
 from sluicemq.errors import RequestError
-from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
 from sluicemq.net.dispatch import Peer
 from sluicemq.store.queues import UNIT
@@ -73,7 +71,34 @@ class OffsetAdmin:
         topic = self.topics.known(header.topic)
         self.groups.check(header.group)
         is_ours = self.settings.broker.server_side_reset
-        found = self._wanted(topic, header, is_single=is_ours)
+        name, queue_id, offset = topic.name, header.queue_id, header.offset
+        queue_ids: Iterable[int] = range(topic.config.read_queues)
+        found: dict[MessageQueue, int] = {}
+        if is_ours and queue_id >= 0:
+            if queue_id not in queue_ids:
+                raise RequestError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"queue {queue_id} is not one of the {topic.config.read_queues} queues of "
+                    f"{name}",
+                )
+            queue_ids = [queue_id]
+            if offset is not None and offset != -1:
+                low, high = self.store.queue_offsets(name, queue_id)
+                if not low <= offset <= high + 1:  # one too many, as the real broker allows
+                    raise RequestError(
+                        ResponseCode.SYSTEM_ERROR,
+                        f"the offset {offset} is not in the queue {queue_id} of {name}, "
+                        f"which holds {low} to {high}",
+                    )
+                found = {self._queue(name, queue_id): offset}
+        if not found:
+            reader, ends = self.store.reader, self.store.queue_offsets
+            found = {
+                self._queue(name, queue_id): ends(name, queue_id)[1]
+                if header.time_ms < 0
+                else reader.offset_by_time(name, queue_id, header.time_ms, "lower")
+                for queue_id in queue_ids
+            }
         log.info(
             "%s resets group %s on %s: %s", peer.remote, header.group, topic.name,
             {queue.queue_id: offset for queue, offset in found.items()},
@@ -83,36 +108,6 @@ class OffsetAdmin:
             body = bodies.encode_queue_offsets(found)
             return Announced(Command(ResponseCode.SUCCESS, body=body))
         return self._let_consumers_reset(header, found, command.language)
-
-    def _wanted(
-        self, topic: Topic, header: ResetOffsetRequest, *, is_single: bool
-    ) -> dict[MessageQueue, int]:
-        """Where the group shall go. Raises RequestError."""
-        name, queue_id, store = topic.name, header.queue_id, self.store
-        queue_ids: Iterable[int] = range(topic.config.read_queues)
-        if is_single and queue_id >= 0:
-            if queue_id not in queue_ids:
-                raise RequestError(
-                    ResponseCode.SYSTEM_ERROR,
-                    f"queue {queue_id} is not one of the {topic.config.read_queues} queues of "
-                    f"{name}",
-                )
-            queue_ids = [queue_id]
-            if header.offset is not None and header.offset != -1:
-                low, high = store.queue_offsets(name, queue_id)
-                if not low <= header.offset <= high + 1:  # one too many, as the real broker allows
-                    raise RequestError(
-                        ResponseCode.SYSTEM_ERROR,
-                        f"the offset {header.offset} is not in the queue {queue_id} of {name}, "
-                        f"which holds {low} to {high}",
-                    )
-                return {self._queue(name, queue_id): header.offset}
-        return {
-            self._queue(name, queue_id): store.queue_offsets(name, queue_id)[1]
-            if header.time_ms < 0
-            else store.reader.offset_by_time(name, queue_id, header.time_ms, "lower")
-            for queue_id in queue_ids
-        }
 
     def _move(self, group: str, offsets: dict[MessageQueue, int]) -> None:
         for queue, offset in offsets.items():
@@ -185,28 +180,20 @@ class OffsetAdmin:
     def time_spans(self, header: TopicGroupRequest, command: Command, peer: Peer) -> Command:
         """303."""
         topic = self.topics.known(header.topic)
-        spans = [
-            self._time_span(header.group, topic.name, queue_id)
-            for queue_id in range(topic.config.write_queues)
-        ]
+        name, spans = topic.name, []
+        reader, now_ms = self.store.reader, self.clock.now_ms()
+        for queue_id in range(topic.config.write_queues):
+            high = self.store.queue_offsets(name, queue_id)[1]
+            offset = self.offsets.committed(header.group, name, queue_id)
+            first_ms = consumed_ms = reader.earliest_time_ms(name, queue_id)
+            if offset > 0:
+                consumed_ms = reader.store_time_ms(name, queue_id, offset - 1)
+            next_ms = reader.store_time_ms(name, queue_id, max(offset, 0)) if high > offset else 0
+            delay_ms = max(0, now_ms - next_ms) if next_ms > 0 else 0
+            last_ms = reader.store_time_ms(name, queue_id, high - 1) if high else -1
+            queue = self._queue(name, queue_id)
+            spans.append(bodies.TimeSpan(queue, first_ms, last_ms, consumed_ms, delay_ms))
         return Command(ResponseCode.SUCCESS, body=bodies.encode_time_spans(spans))
-
-    def _time_span(self, group: str, topic: str, queue_id: int) -> bodies.TimeSpan:
-        store = self.store
-        high = store.queue_offsets(topic, queue_id)[1]
-        first_ms = store.reader.earliest_time_ms(topic, queue_id)
-        offset = self.offsets.committed(group, topic, queue_id)
-        consumed_ms = first_ms
-        if offset > 0:
-            consumed_ms = store.reader.store_time_ms(topic, queue_id, offset - 1)
-        delay_ms = 0
-        if high > offset:
-            next_ms = store.reader.store_time_ms(topic, queue_id, max(offset, 0))
-            delay_ms = max(0, self.clock.now_ms() - next_ms) if next_ms > 0 else 0
-        last_ms = store.reader.store_time_ms(topic, queue_id, high - 1) if high else -1
-        return bodies.TimeSpan(
-            self._queue(topic, queue_id), first_ms, last_ms, consumed_ms, delay_ms
-        )
 
     def corrections(
         self, header: QueryCorrectionOffsetRequest, command: Command, peer: Peer
@@ -247,21 +234,19 @@ class OffsetAdmin:
             offset += len(units) // UNIT.size
             left -= len(units) // UNIT.size
         wanted = watch.subscription if watch is not None else None
+        codes = wanted.codes if wanted is not None else ()
+
+        def encoded() -> bytes:
+            found = [
+                bodies.QueueUnit(position, size, code, not codes or code in codes)
+                for position, size, code in UNIT.iter_unpack(data)
+            ]
+            return bodies.encode_queue_units(bodies.QueueUnits(low, high, found, wanted))
 
         def steps() -> Steps[Command]:
-            body = yield partial(_units_body, low, high, data, wanted)
-            return Command(ResponseCode.SUCCESS, body=body)
+            return Command(ResponseCode.SUCCESS, body=(yield encoded))
 
         return Postponed(steps())
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
         return MessageQueue(topic, self.settings.broker.broker_name, queue_id)
-
-
-def _units_body(low: int, high: int, data: bytes, wanted: Subscription | None) -> bytes:
-    codes = wanted.codes if wanted is not None else ()
-    found = [
-        bodies.QueueUnit(position, size, code, not codes or code in codes)
-        for position, size, code in UNIT.iter_unpack(data)
-    ]
-    return bodies.encode_queue_units(bodies.QueueUnits(low, high, found, wanted))

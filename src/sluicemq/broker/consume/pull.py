@@ -19,8 +19,7 @@ from functools import partial
 from typing import Final
 
 from sluicemq.broker.background import Background, Steps
-from sluicemq.broker.consume.clients import CLIENT_FIELD, ConsumerGroup, Consumers, Watch
-from sluicemq.broker.consume.contract import STRICT
+from sluicemq.broker.consume.clients import CLIENT_FIELD, STRICT, ConsumerGroup, Consumers, Watch
 from sluicemq.broker.consume.delivered import Delivered
 from sluicemq.broker.consume.longpoll import LongPolls
 from sluicemq.broker.lanes.filters import rule_filter
@@ -46,6 +45,7 @@ from sluicemq.net.dispatch import Peer
 from sluicemq.store.gather import Judgement, PostponedError, Reach
 from sluicemq.store.read import ReadResult, ReadStatus
 from sluicemq.store.store import Store
+from sluicemq.wire.bodies import BROADCASTING
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.declare import decode_header
 from sluicemq.wire.frames import SERVER_LANGUAGE, VERSION, Command
@@ -55,7 +55,7 @@ COMMIT_OFFSET: Final = 0x1
 SUSPEND: Final = 0x2
 SUBSCRIPTION: Final = 0x4
 SUSPEND_MS_MAX: Final = 10 * 60_000
-HELD_MS: Final = 1000
+HELD_S: Final = 1.0
 """A pull that waits for its lane to come to rest is answered so soon: the next one says what is
 committed."""
 FILTERS_BYTES_MAX: Final = 32 << 20
@@ -82,7 +82,8 @@ _CODES: Final = {
     ReadStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
     ReadStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
 }
-"""Answers by what the store says; an empty queue's depends on the offset asked for."""
+_OF_EMPTY: Final = (ResponseCode.PULL_OFFSET_MOVED, ResponseCode.PULL_NOT_FOUND)
+"""Answers by what the store says; an empty queue's depends on the offset asked for: is it 0?"""
 
 _INSTEAD: Final = {
     Do.MOVE: (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_RESET"),
@@ -119,30 +120,18 @@ class Reading:
     """Of a pull in a lane: its subscription."""
 
     def __init__(self, fields: Mapping[str, str] | None, peer: Peer) -> None:
-        """HOT: straight from the fields. Raises HeaderError for a missing or bad one."""
-        try:
-            self.group = fields["consumerGroup"]  # type: ignore[index]
-            self.topic = fields["topic"]  # type: ignore[index]
-            self.queue_id = int(fields["queueId"])  # type: ignore[index]
-            self.offset = int(fields["queueOffset"])  # type: ignore[index]
-            self.count_max = int(fields["maxMsgNums"])  # type: ignore[index]
-            self.sys_flag = int(fields["sysFlag"])  # type: ignore[index]
-        except (KeyError, TypeError, ValueError):
-            decode_header(PullMessageRequest, fields)  # says which field it is
-            raise
+        """HOT: straight from the fields; fields that only some pulls need are read when they are
+        needed. Raises KeyError, TypeError, ValueError for a missing or bad one."""
         self.fields: Mapping[str, str] = fields  # type: ignore[assignment]
+        self.group = self.fields["consumerGroup"]
+        self.topic = self.fields["topic"]
+        self.queue_id = int(self.fields["queueId"])
+        self.offset = int(self.fields["queueOffset"])
+        self.count_max = int(self.fields["maxMsgNums"])
+        self.sys_flag = int(self.fields["sysFlag"])
         self.queue = (self.topic, self.queue_id)
-        self.consumed = None
         self.lane = ""
         self.peer = peer
-
-    def number(self, name: str) -> int:
-        """A field that only some pulls need. Raises HeaderError."""
-        try:
-            return int(self.fields[name])
-        except (KeyError, ValueError):
-            decode_header(PullMessageRequest, self.fields)
-            raise
 
 
 @dataclass(slots=True, eq=False)
@@ -179,31 +168,36 @@ class Pull:
 
     def pull(self, command: Command, peer: Peer) -> bytes | Command | Parked | Postponed | None:
         """11 and 361. HOT."""
-        reading = Reading(command.fields, peer)
         try:
+            reading = Reading(command.fields, peer)
             self._check(reading)
+            sys_flag = reading.sys_flag
+            consumed = int(reading.fields["commitOffset"]) if sys_flag & COMMIT_OFFSET else -1
+            reading.consumed = consumed if consumed >= 0 else None
+            if reading.group in self._lanes or self.offsets.resets.table:
+                step = self._step(reading)
+                if step.do is Do.WAIT and sys_flag & SUSPEND:
+                    return Parked(
+                        command, *reading.queue, reading.offset,
+                        self.clock.monotonic_s() + HELD_S, partial(self._look, reading),
+                    )  # fmt: skip
+                if step.do is not Do.READ:
+                    return self._instead(reading, command.opaque, step)
+            if consumed >= 0 and reading.group not in self._lanes:
+                self.offsets.commit(reading.group, *reading.queue, consumed)
+            result = self._read(reading, reading.offset)
+            if result.status is not _FOUND:
+                return self._found_nothing(reading, command, result)
         except PullRefusedError as refusal:
             kind = refusal.forbidden_kind
             fields = {} if kind is None else {"forbiddenType": str(kind)}
             return Command(refusal.code, fields, remark=refusal.remark)
         except PostponedError as postponed:
             return Postponed(self._after(postponed.judgement, command, peer))
-        sys_flag, opaque = reading.sys_flag, command.opaque
-        consumed = reading.number("commitOffset") if sys_flag & COMMIT_OFFSET else -1
-        if consumed >= 0:
-            reading.consumed = consumed
-        if reading.group in self._lanes or self.offsets.resets.table:
-            step = self._step(reading)
-            if step.do is Do.WAIT and sys_flag & SUSPEND:
-                return self._parked(reading, command, reading.offset, HELD_MS)
-            if step.do is not Do.READ:
-                return self._instead(reading, opaque, step)
-        if consumed >= 0 and reading.group not in self._lanes:
-            self.offsets.commit(reading.group, *reading.queue, consumed)
-        result = self._read(reading, reading.offset)
-        if result.status is not _FOUND:
-            return self._found_nothing(reading, command, result)
-        pieces = self._found(reading, opaque, result)
+        except (KeyError, TypeError, ValueError):
+            decode_header(PullMessageRequest, command.fields)  # says which field it is
+            raise
+        pieces = self._found(reading, command.opaque, result)
         if result.size_bytes < PIECES_BYTES_MIN:
             return b"".join(pieces)
         peer.write_pieces(pieces)
@@ -212,12 +206,20 @@ class Pull:
     def _found_nothing(
         self, reading: Reading, command: Command, result: ReadResult
     ) -> bytes | Parked | Postponed:
+        """The pull waits, if it may. HOT."""
         if result.judgement is not None:
             return Postponed(self._after(result.judgement, command, reading.peer))
-        code = _code(result, reading.offset)
-        if code == ResponseCode.PULL_NOT_FOUND and reading.sys_flag & SUSPEND:
-            return self._parked(reading, command, result.next_offset)
-        return self._not_found(reading, command.opaque, code, result)
+        code = _CODES.get(result.status) or _OF_EMPTY[reading.offset == 0]
+        if code != ResponseCode.PULL_NOT_FOUND or not reading.sys_flag & SUSPEND:
+            return self._not_found(reading, command.opaque, code, result)
+        wait_ms = min(max(int(reading.fields["suspendTimeoutMillis"]), 0), SUSPEND_MS_MAX)
+        config = self.settings.broker
+        if not config.long_polling_enable:
+            wait_ms = config.short_polling_ms
+        return Parked(
+            command, *reading.queue, result.next_offset,
+            self.clock.monotonic_s() + wait_ms / 1000, partial(self._look, reading),
+        )  # fmt: skip
 
     def _after(self, job: Judgement, command: Command, peer: Peer) -> Steps[object]:
         """The same once more, when something is known."""
@@ -244,10 +246,22 @@ class Pull:
             self._refuse(reading, group, topic)
         assert group is not None
         assert topic is not None
+        members = self.consumers.groups.get(reading.group)
+        watch = None if members is None else members.watches.get(reading.topic)
         if reading.sys_flag & SUBSCRIPTION:
             reading.filter = self._filter_of_request(reading)
+        elif (
+            members is None
+            or watch is None
+            or not watch.is_by_tags
+            or members.message_model == BROADCASTING
+            or group.attributes
+            or reading.group in self._lanes
+            or watch.subscription.version < int(reading.fields["subVersion"])
+        ):
+            reading.filter = self._filter_of_group(reading, group, members)
         else:
-            reading.filter = self._filter_of_group(reading, group)
+            reading.filter = watch.filter
         reading.flags = (group.sys_flag, topic.config.sys_flag)
         reading.bytes_max = self._bulk_bytes(reading) if "sluiceBulk" in reading.fields else None
         key = (reading.topic, reading.group)
@@ -305,9 +319,10 @@ class Pull:
                 f"parse the consumer's subscription failed: {error}",
             ) from error
 
-    def _filter_of_group(self, reading: Reading, config: GroupConfig) -> MessageFilter | None:
-        """What the group's heartbeats say."""
-        group = self.consumers.groups.get(reading.group)
+    def _filter_of_group(
+        self, reading: Reading, config: GroupConfig, group: ConsumerGroup | None
+    ) -> MessageFilter | None:
+        """What the group's heartbeats say. Raises PullRefusedError."""
         if group is None:
             raise PullRefusedError(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist\n{FAQ}"
@@ -316,15 +331,15 @@ class Pull:
             found = self._watch_of_member(reading, group)
             if found is not None:
                 return found.filter
-        if group.message_model == "BROADCASTING" and not config.consume_broadcast_enable:
+        if group.message_model == BROADCASTING and not config.consume_broadcast_enable:
             what = f"the consumer group[{reading.group}] can not consume by broadcast way"
             raise PullRefusedError(ResponseCode.NO_PERMISSION, what, 4)
         watch = group.watches.get(reading.topic)
         if watch is None:
             raise _unknown_subscription()
-        if watch.subscription.version < reading.number("subVersion"):
+        if watch.subscription.version < int(reading.fields["subVersion"]):
             raise _old_subscription()
-        if not is_tag_kind(watch.subscription.kind):
+        if not watch.is_by_tags:
             if not self.settings.broker.enable_property_filter:
                 raise PullRefusedError(ResponseCode.SYSTEM_ERROR, SQL92_IS_OFF)
             if watch.is_broken:
@@ -355,7 +370,7 @@ class Pull:
         said = member.wanted.get(reading.topic)
         if said is None:
             raise _unknown_subscription()
-        if said.version < reading.number("subVersion"):
+        if said.version < int(reading.fields["subVersion"]):
             raise _old_subscription()
         return group.watches.get(reading.topic)
 
@@ -380,36 +395,21 @@ class Pull:
 
     # ------------------------------------------------------- before it reads: resets and lanes
 
-    def _step(self, reading: Reading) -> Step:
-        """What a new pull has to do. Its commit counts before it hears of another lane."""
+    def _step(self, reading: Reading, *, is_parked: bool = False) -> Step:
+        """What a pull of a lane, or of a group that is sent elsewhere, has to do: a new one, whose
+        commit counts before it hears of another lane, or one that waits."""
         lane = self.consumers.lane_of(reading.group, reading.peer, reading.fields)
         if lane is None:
-            moved = self.offsets.resets.tell(reading.group, *reading.queue, reading.offset)
+            moved = self.offsets.resets.tell(
+                reading.group, *reading.queue, reading.offset, is_parked=is_parked
+            )
             return READ if moved is None else Step(Do.MOVE, offset=moved)
+        if is_parked:
+            return lane.looks_again(reading.queue, reading.offset, reading.lane)
         if reading.consumed is not None:
             lane.commit(reading.queue, reading.consumed)
         step = lane.pulls(reading.queue, reading.offset)
         reading.lane = step.lane
-        return step
-
-    def _step_again(self, reading: Reading, scan_offset: int) -> Step:
-        """What a pull that waits has to do. HOT."""
-        name, queue, offset = reading.group, reading.queue, reading.offset
-        step = READ
-        lane = None
-        if name in self._lanes:
-            lane = self.consumers.lane_of(name, reading.peer, reading.fields)
-        if lane is not None:
-            step = lane.looks_again(queue, offset, reading.lane)
-        elif self.offsets.resets.table:
-            moved = self.offsets.resets.tell(name, *queue, offset, is_parked=True)
-            step = READ if moved is None else Step(Do.MOVE, offset=moved)
-        if step.do is Do.READ and not reading.sys_flag & SUBSCRIPTION:
-            watch = self.consumers.watch(name, reading.topic)
-            if watch is not None and watch.filter is not reading.filter:
-                # The group has another expression than when it asked. The real broker reads with
-                # the new one, and a Java client drops what does not match the old one.
-                return Step(Do.ANEW, offset=scan_offset)
         return step
 
     def _instead(self, reading: Reading, opaque: int, step: Step) -> bytes:
@@ -458,53 +458,55 @@ class Pull:
 
     # ------------------------------------------------------------------------------- waiting
 
-    def _parked(
-        self, reading: Reading, command: Command, scan_offset: int, wait_max_ms: int | None = None
-    ) -> Parked:
-        config = self.settings.broker
-        wait_ms = min(max(reading.number("suspendTimeoutMillis"), 0), SUSPEND_MS_MAX)
-        if not config.long_polling_enable:
-            wait_ms = config.short_polling_ms
-        if wait_max_ms is not None:
-            wait_ms = wait_max_ms
-        deadline_s = self.clock.monotonic_s() + wait_ms / 1000
-        look = partial(self._look, reading)
-        return Parked(command, reading.topic, reading.queue_id, scan_offset, deadline_s, look)
-
     def _look(self, reading: Reading, parked: Parked, is_last: bool) -> bytes | None:
         """A parked pull looks again. When it is its last time it answers whatever there is, and
         the offset moves on over what the filter did not want. HOT."""
         opaque = parked.command.opaque
-        step = self._step_again(reading, parked.scan_offset)
-        if step.do is Do.WAIT and not is_last:
-            return None
-        if step.do is not Do.READ:
-            return self._instead(reading, opaque, step)
+        if reading.group in self._lanes or self.offsets.resets.table:
+            step = self._step(reading, is_parked=True)
+            if step.do is Do.WAIT and not is_last:
+                return None
+            if step.do is not Do.READ:
+                return self._instead(reading, opaque, step)
+        if not reading.sys_flag & SUBSCRIPTION:
+            members = self.consumers.groups.get(reading.group)
+            watch = None if members is None else members.watches.get(reading.topic)
+            if watch is not None and watch.filter is not reading.filter:
+                # The group has another expression than when it asked. The real broker reads with
+                # the new one, and a Java client drops what does not match the old one.
+                return self._instead(reading, opaque, Step(Do.ANEW, offset=parked.scan_offset))
         result = self._read(reading, parked.scan_offset, is_parked=True)
         if result.status is _FOUND:
             return b"".join(self._found(reading, opaque, result))
-        code = _code(result, parked.scan_offset)
+        return self._found_nothing_again(reading, parked, result, is_last)
+
+    def _found_nothing_again(
+        self, reading: Reading, parked: Parked, result: ReadResult, is_last: bool
+    ) -> bytes | None:
+        """It goes on waiting, or looking when it was not through."""
+        code = _CODES.get(result.status) or _OF_EMPTY[parked.scan_offset == 0]
         if not is_last:
-            if code == ResponseCode.PULL_RETRY_IMMEDIATELY:  # perhaps before it was through
+            if code == ResponseCode.PULL_RETRY_IMMEDIATELY:
                 parked.scan_offset = result.next_offset
                 if result.next_offset < result.offset_max:
+                    job = result.judgement
+
+                    def look_on() -> Steps[None]:
+                        """What a look has to know first, and the next one."""
+                        yield None
+                        if job is not None:
+                            job.keep((yield job.run))
+                        self.polls.look(parked, reading.peer)
+
                     parked.is_looking = True
-                    steps = self._look_on(parked, reading.peer, result.judgement)
-                    self.background.add(steps, reading.peer)
+                    self.background.add(look_on(), reading.peer)
                 return None
             if code == ResponseCode.PULL_NOT_FOUND:
                 return None
         elif code == ResponseCode.PULL_NOT_FOUND and result.next_offset > reading.offset:
             code = ResponseCode.PULL_RETRY_IMMEDIATELY
             result.status = ReadStatus.NO_MATCHED_MESSAGE
-        return self._not_found(reading, opaque, code, result)
-
-    def _look_on(self, parked: Parked, peer: Peer, job: Judgement | None) -> Steps[None]:
-        """What a look has to know first, and the next one."""
-        yield None
-        if job is not None:
-            job.keep((yield job.run))
-        self.polls.look(parked, peer)
+        return self._not_found(reading, parked.command.opaque, code, result)
 
     # ------------------------------------------------------------------------------- answers
 
@@ -552,10 +554,3 @@ def _old_subscription() -> PullRefusedError:
     return PullRefusedError(
         ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"
     )
-
-
-def _code(result: ReadResult, offset: int) -> int:
-    code = _CODES.get(result.status)
-    if code is not None:
-        return code
-    return ResponseCode.PULL_NOT_FOUND if offset == 0 else ResponseCode.PULL_OFFSET_MOVED

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from sluicemq.record.batch_columns import HEAD, HEAD_BYTES, Columns, PropertyTable, Spans, table_of
+from sluicemq.record.batch_columns import HEAD, HEAD_BYTES, Columns, Spans, table_of
 from sluicemq.record.layout import MAGIC_V1
 from sluicemq.record.table import UNIT_COLUMNS, Positions, view_of
 from sluicemq.wire.staging import STAGED_ID, STAGING_TOPIC
@@ -62,17 +62,14 @@ class Found:
         properties = Spans(self._data, starts, self._ends[:count] - starts)
         stored_sizes = properties.sizes + len(before)
         made = Columns(heads, bodies, properties, stored_sizes, self._codes[:count], before)
-        return made._replace(table=self._table(properties, before))
-
-    def _table(self, properties: Spans, before: bytes) -> PropertyTable | None:
-        """Of what will be published: the name of the id in the log becomes that of `before`."""
+        # Of what will be published: the name of the id in the log becomes that of `before`.
         name_bytes = len(STAGED_ID) + 1
         table = table_of(
             Spans(self._data, properties.starts - name_bytes, properties.sizes + name_bytes)
         )
         if table is not None:
             table.names = (before[:-1], *table.names[1:])
-        return table
+        return made._replace(table=table)
 
 
 def _leading(same: NDArray[np.bool_]) -> int:

@@ -3,8 +3,8 @@
     prepare: checking -> checked          commit: (checking ->) publishing -> published
 
 A sink stages its rows (`staged.py`), then says for all brokers at once which ranges belong to the
-epoch. The broker checks that its own are there as they were sent, writes the decision into its log
-(`epoch_table.py`), and copies its ranges into their topics. The same request, sent again, asks how
+epoch. The broker checks that its own are there as they were sent, writes the decision into its log,
+and copies its ranges into their topics. The same request, sent again, asks how
 far that is; it never decides anew: who repeats an epoch after a crash gets the decision that was
 made first and has staged in vain. With several brokers the others prepare before the first one
 decides, so that a decision can always be carried out.
@@ -12,26 +12,33 @@ decides, so that a decision can always be carried out.
 Work is done in slices, between which others have their turn. A state is only answered when what it
 says is on disk: after a power failure nobody has acted upon what is gone. So also ASYNC_FLUSH has
 two fsyncs an epoch.
+
+The log has a hidden topic of one queue with two kinds of records (JSON):
+
+    epoch    query, epoch and the ranges of all brokers: from now on it is committed
+    chunk    query, epoch, first: the messages of the epoch from ordinal `first` on lie right behind
+             this record, in order
+
+A chunk and its messages are appended in one go, so nothing of anybody else lies between them. A
+crash leaves a beginning of the log: only the very last chunk can be incomplete, and what follows it
+says to the message how far it came. Epochs are published one after the other, so everything before
+the last chunk is done. No property has to be added to what is published, and no progress is written
+that could disagree with the log.
+
+`config/sluiceEpochs.json` keeps the last epoch of each query beyond the life of its record, and
+where to begin to read. It is only written when all it says is on disk and nothing is half done.
 """
 
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Final
+from typing import Any, Final
 
 from sluicemq.broker.background import Slice, Worker
+from sluicemq.broker.documents import Document
 from sluicemq.broker.epochs.staged import Publisher, Staged, StagedReader
-from sluicemq.broker.epochs.table import (
-    EPOCH_TOPIC,
-    PROPERTIES,
-    Epoch,
-    EpochTable,
-    chunk_record,
-    epoch_record,
-)
-from sluicemq.broker.produce.batch import OnStaged
-from sluicemq.broker.produce.intake import Intake
+from sluicemq.broker.produce.intake import Intake, Record, entries
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Topics
 from sluicemq.broker.turns import Announced, RunSync, Turns
@@ -40,14 +47,27 @@ from sluicemq.errors import ProtocolError, RequestError, StoreError
 from sluicemq.files import Files
 from sluicemq.net.dispatch import Peer
 from sluicemq.store.store import Store
-from sluicemq.wire import staging
+from sluicemq.wire import fastjson, staging
 from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.declare import (
+    as_object,
+    load_object,
+    take_integer,
+    take_list,
+    take_object,
+    take_text,
+)
 from sluicemq.wire.declare import encode_header as encoded
 from sluicemq.wire.frames import SERVER_LANGUAGE, Command
 from sluicemq.wire.headers import CommitEpochRequest, CommitEpochResponse
+from sluicemq.wire.staging import StagedRange, staged_ranges_of, staged_ranges_to
 
 log = logging.getLogger(__name__)
 
+EPOCH_TOPIC: Final = "rmq_sys_sluice_epochs"
+KEPT_MS: Final = 30 * 86_400_000
+"""How long the last epoch of a query is known after its commit."""
+_PROPERTIES: Final = b"WAIT\x01true\x02"
 CHECKING, CHECKED, PUBLISHING, PUBLISHED = "checking", "checked", "publishing", "published"
 PREPARE, COMMIT = "prepare", "commit"
 SLICE_S: Final = 0.004
@@ -55,7 +75,197 @@ SLICE_MESSAGES: Final = 4096
 CHUNK_MESSAGES: Final = 2000
 CHUNK_BYTES: Final = 1024 * 1024
 CHECKS_MAX: Final = 1000
-Ranges = tuple[staging.StagedRange, ...]
+Ranges = tuple[StagedRange, ...]
+
+
+@dataclass(slots=True)
+class Epoch:
+    """The last recorded epoch of a query. `ranges` are those of all brokers, None when they have to
+    be read again; `own` those of this broker until it is settled. `mark` is the offset of its last
+    record in the epoch topic, `end` the end of the log after it, `record_end` after the first."""
+
+    query: str
+    epoch: int
+    offset: int
+    time_ms: int
+    ranges: Ranges | None = None
+    own: Ranges = ()
+    total: int = 0
+    published: int = 0
+    mark: int = -1
+    end: int = 0
+    record_end: int = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Is every message of it in its topic?"""
+        return self.published >= self.total
+
+
+class EpochTable:
+    """The last epoch of each query."""
+
+    def __init__(self, store: Store, files: Files, clock: Clock, root: str, broker: str) -> None:
+        self._store = store
+        self._broker = broker
+        self._next = 0
+        self._text = ""
+        self.queries: dict[str, Epoch] = {}
+        self.unfinished: list[Epoch] = []
+        """In the order in which they were recorded."""
+
+        def render() -> str:
+            """As of the last moment at which nothing was half done or not on disk."""
+            newest = max((known.end for known in self.queries.values()), default=0)
+            if self.unfinished or newest > store.synced_offset:
+                self.document.changed = True
+                return self._text or _encode(self._next, ())
+            oldest_ms = clock.now_ms() - KEPT_MS
+            self.queries = {q: one for q, one in self.queries.items() if one.time_ms > oldest_ms}
+            self._next = store.queue_offsets(EPOCH_TOPIC, 0)[1]
+            self._text = _encode(self._next, self.queries.values())
+            return self._text
+
+        self.document = Document(files, f"{root}/config/sluiceEpochs.json", render)
+
+    def own(self, ranges: Ranges) -> Ranges:
+        """Those of this broker."""
+        return tuple(one for one in ranges if one.broker == self._broker)
+
+    def recorded(self, query: str, epoch: int, ranges: Ranges, offset: int, time_ms: int) -> Epoch:
+        """An epoch record is in the log, at an offset of its topic."""
+        own = self.own(ranges)
+        total = sum(one.count for one in own)
+        known = Epoch(query, epoch, offset, time_ms, ranges, own, total, 0, offset)
+        self.queries[query] = known
+        if total:
+            self.unfinished.append(known)
+        self.document.changed = True
+        return known
+
+    def finish(self, known: Epoch) -> None:
+        """Its last message is in the log."""
+        known.published = known.total
+        if known in self.unfinished:
+            self.unfinished.remove(known)
+        self.document.changed = True
+
+    def is_recorded(self, known: Epoch) -> bool:
+        """Is the record of the epoch on disk, and can be seen?"""
+        return self._is_safe(known.offset, known.record_end)
+
+    def is_published(self, known: Epoch) -> bool:
+        """And all its messages?"""
+        return known.is_done and self._is_safe(known.mark, known.end)
+
+    def _is_safe(self, offset: int, end: int) -> bool:
+        if not end:  # as this start has found it: recovery has synced the log
+            return True
+        visible_end = self._store.queue_offsets(EPOCH_TOPIC, 0)[1]
+        return end <= self._store.synced_offset and offset < visible_end
+
+    def decision(self, known: Epoch) -> Ranges:
+        """What was decided, for all brokers; () when it is not known any more."""
+        if known.ranges is not None:
+            return known.ranges
+        entry = next(entries(self._store, EPOCH_TOPIC, 0, known.offset), None)
+        values = _parsed(None if entry is None else entry.record)
+        if (values.get("query"), values.get("epoch")) != (known.query, known.epoch):
+            return ()
+        return staged_ranges_of(take_list(values, "ranges"))
+
+    def settle(self, known: Epoch) -> None:
+        """It is done and safe: what can be read again is forgotten."""
+        known.ranges = None
+        known.own = ()
+
+    # ------------------------------------------------------------------------------- the start
+
+    def load(self, reader: StagedReader, file_bytes: int) -> None:
+        """Blocking: the file, then the log from where it says."""
+
+        def parse(data: str) -> tuple[int, list[Epoch]]:
+            values = load_object(data, "sluiceEpochs.json")
+            found = []
+            for query, value in take_object(values, "queries").items():
+                item = as_object(value, "An epoch")
+                epoch, offset, time_ms = (
+                    take_integer(item, n) for n in ("epoch", "offset", "time")
+                )
+                found.append(Epoch(str(query), epoch, offset, time_ms))
+            return take_integer(values, "next"), found
+
+        found = self.document.load(parse)
+        if found is not None:
+            self._next = found[0]
+            self.queries = {known.query: known for known in found[1]}
+            self._text = _encode(*found)
+        low, high = self._store.queue_offsets(EPOCH_TOPIC, 0)
+        if self._next > high:
+            log.error("%s is behind its end %d: it begins there", self.document.path, high)
+        last: tuple[tuple[str, int], int, int] | None = None
+        begun: list[Epoch] = []
+        for entry in entries(self._store, EPOCH_TOPIC, 0, min(max(self._next, low), high)):
+            if entry.record is None:
+                continue
+            values = _parsed(entry.record)
+            query, epoch = take_text(values, "query"), take_integer(values, "epoch")
+            if take_text(values, "kind") == "epoch":
+                ranges = staged_ranges_of(take_list(values, "ranges"))
+                self.recorded(query, epoch, ranges, entry.offset, entry.record.store_time_ms)
+            elif take_text(values, "kind") == "chunk":
+                behind = entry.position + entry.record.size_bytes
+                last = (query, epoch), take_integer(values, "first"), behind
+                begun = self.unfinished.copy()
+        if last is not None:
+            self._resume(reader, begun, *last, file_bytes)
+
+    def _resume(
+        self,
+        reader: StagedReader,
+        begun: list[Epoch],
+        owner: tuple[str, int],
+        first: int,
+        position: int,
+        file_bytes: int,
+    ) -> None:
+        """What lies before the epoch of the last chunk, `owner`, is done; that one is as far as the
+        log says."""
+        if all((known.query, known.epoch) != owner for known in begun):
+            return  # its record is deleted: long done
+        for known in begun:
+            if (known.query, known.epoch) != owner:
+                self.finish(known)
+                continue
+            rest = reader.messages(owner, known.own, first)
+            reached = reader.following(position, rest, file_bytes)
+            known.published = first if reached is None else reached
+            if known.is_done:
+                self.finish(known)
+            else:
+                log.info(
+                    "epoch %d of query %s goes on at message %d of %d",
+                    known.epoch, known.query, known.published, known.total,
+                )  # fmt: skip
+            return
+
+
+def _parsed(record: Record | None) -> dict[Any, Any]:
+    if record is None:
+        return {}
+    try:
+        return load_object(bytes(record.body), "epoch record")
+    except ProtocolError as error:
+        log.error("a record of %s cannot be read: %s", EPOCH_TOPIC, error)
+        return {}
+
+
+def _encode(offset: int, queries: Any) -> str:
+    table = {
+        known.query: {"epoch": known.epoch, "offset": known.offset, "time": known.time_ms}
+        for known in queries
+    }
+    return fastjson.dumps_file({"next": offset, "queries": table})
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +309,7 @@ class Epochs:
         self._worker = Worker(self.run, clock, call_soon)
         self._run_sync = None if settings.store.flush_sync else run_sync
         self._reader = StagedReader(store)
+        intake.on_staged = self._reader.seen.note
         self._publisher = Publisher(settings, topics, store, intake)
         self.table = EpochTable(
             store, files, clock, settings.store.root, settings.broker.broker_name
@@ -107,11 +318,6 @@ class Epochs:
         self._is_syncing = False
         self.published = 0
         """Messages, since the start."""
-
-    @property
-    def on_staged(self) -> OnStaged:
-        """Told of each batch that is staged."""
-        return self._reader.seen.note
 
     def load(self) -> None:
         """Blocking: read what is recorded; what was interrupted goes on with `run`."""
@@ -231,98 +437,86 @@ class Epochs:
             if check.end is None:
                 check.end = self._store.written_offset
                 self._sync()
-            if check.is_wanted:
-                self._record(query, epoch, check)
+            if not check.is_wanted:
+                return
+            known = self.table.queries.get(query)
+            if known is None or epoch > known.epoch:  # committed when this is in the log
+                ranges = staged_ranges_to(check.ranges)
+                offset = self._append("epoch", query, epoch, ranges=ranges)
+                if not self._turns.end_own():
+                    check.error = RequestError(
+                        ResponseCode.SYSTEM_ERROR, "the decision was not stored."
+                    )
+                    return
+                now_ms = self._clock.now_ms()
+                known = self.table.recorded(query, epoch, check.ranges, offset, now_ms)
+                known.end = known.record_end = self._store.written_offset
+                self._sync()
+            del self._checks[query, epoch]
         except RequestError as error:
             check.error = error
         except StoreError as error:
             check.error = RequestError(ResponseCode.SYSTEM_ERROR, str(error))
 
-    def _record(self, query: str, epoch: int, check: Check) -> None:
-        """The epoch is committed when this is in the log. Raises StoreError, RequestError."""
-        known = self.table.queries.get(query)
-        if known is None or epoch > known.epoch:
-            offset = self._append(epoch_record(query, epoch, check.ranges))
-            if not self._turns.end_own():
-                raise RequestError(ResponseCode.SYSTEM_ERROR, "the decision was not stored.")
-            known = self.table.recorded(query, epoch, check.ranges, offset, self._clock.now_ms())
-            known.end = known.record_end = self._store.written_offset
-            self._sync()
-        del self._checks[query, epoch]
-
-    def _append(self, body: bytes) -> int:
-        """A record of ours; its offset."""
-        now_ms = self._clock.now_ms()
+    def _append(self, kind: str, query: str, epoch: int, **values: Any) -> int:
+        """A record of ours; its offset. Raises StoreError."""
+        body = fastjson.dumps_strict({"kind": kind, "query": query, "epoch": epoch, **values})
+        host = self._settings.store_host
         _, offset = self._store.writer.append(
-            EPOCH_TOPIC,
-            0,
-            body,
-            PROPERTIES,
-            0,
-            0,
-            0,
-            now_ms,
-            self._settings.store_host,
-            self._settings.store_host,
+            EPOCH_TOPIC, 0, body, _PROPERTIES, 0, 0, 0, self._clock.now_ms(), host, host
         )
         return offset
 
     def _publish(self, known: Epoch) -> None:
-        """A chunk: its record and the messages behind it, in one go."""
-        reached, mark = known.published, known.mark
-        first, work = self._chunk(known)
-        if work is None:
+        """A chunk: its record and as many messages behind it as one write should hold, in one go;
+        one file of the log has room for them."""
+        owner, first = (known.query, known.epoch), known.published
+        bytes_max = min(CHUNK_BYTES, self._settings.store.commit_log_file_bytes // 4)
+        runs, messages = self._reader.chunk(owner, known.own, first, CHUNK_MESSAGES, bytes_max)
+        if not runs and not messages:
             log.error(
                 "%d staged messages of epoch %d of query %s are deleted before they were "
                 "published: they are lost",
-                known.total - known.published, known.epoch, known.query,
+                known.total - first, known.epoch, known.query,
             )  # fmt: skip
             self.table.finish(known)
             return
+
+        def read(ordinal: int, count: int) -> list[Staged]:
+            return list(islice(self._reader.messages(owner, known.own, ordinal), count))
+
+        reached, mark = first, known.mark
+        begin = first if runs else messages[0].ordinal
         try:
-            mark = self._append(chunk_record(known.query, known.epoch, first))
-            for ordinal in work:
+            mark = self._append("chunk", *owner, first=begin)
+            for ordinal in chain(
+                self._publisher.publish_runs(runs, first, read), self._publisher.publish(messages)
+            ):
                 reached = ordinal
         except StoreError as error:
             self._worker.failed(f"an epoch is published later: {error}")
         if not self._turns.end_own():
             self._worker.failed("an epoch is published later: the turn failed")
             return
-        if reached == known.published:
+        if reached == first:
             return
         self._worker.succeeded()
-        self.published += reached - known.published
+        self.published += reached - first
         known.published, known.mark, known.end = reached, mark, self._store.written_offset
         if known.is_done:
             self.table.finish(known)
             self._sync()
 
-    def _chunk(self, known: Epoch) -> tuple[int, Iterator[int] | None]:
-        """As many messages as one write should hold; one file of the log has room for them. The
-        ordinal of the first, and what appends them; nothing when none is left."""
-        bytes_max = min(CHUNK_BYTES, self._settings.store.commit_log_file_bytes // 4)
-        owner, first = (known.query, known.epoch), known.published
-
-        def read(ordinal: int, count: int) -> list[Staged]:
-            return list(islice(self._reader.messages(owner, known.own, ordinal), count))
-
-        runs, messages = self._reader.chunk(owner, known.own, first, CHUNK_MESSAGES, bytes_max)
-        if not runs and not messages:
-            return first, None
-        appending = chain(
-            self._publisher.publish_runs(runs, first, read), self._publisher.publish(messages)
-        )
-        return first if runs else messages[0].ordinal, appending
-
     # ------------------------------------------------------------------------------ the disk
 
     def _sync(self) -> None:
         """ASYNC_FLUSH: what was recorded goes to disk now, not some time."""
+
+        def synced(result: int | BaseException) -> None:
+            self._is_syncing = False
+            if isinstance(result, BaseException):
+                log.error("an epoch is not known to be on disk: %s", result)
+
         if self._run_sync is not None and not self._is_syncing:
             self._is_syncing = True
-            self._run_sync(self._synced)
-
-    def _synced(self, result: int | BaseException) -> None:
-        self._is_syncing = False
-        if isinstance(result, BaseException):
-            log.error("an epoch is not known to be on disk: %s", result)
+            self._run_sync(synced)

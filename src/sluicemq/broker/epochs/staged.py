@@ -17,8 +17,7 @@ from itertools import groupby, islice
 from operator import methodcaller
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from sluicemq.broker.produce.intake import Draft, Intake
-from sluicemq.broker.produce.redelivery import Record, entries, read_record
+from sluicemq.broker.produce.intake import Draft, Intake, Record, entries, read_record
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import NOT_FOR_SENDS, Topic, Topics
 from sluicemq.errors import MessageIllegalError, ProtocolError, RequestError
@@ -189,10 +188,13 @@ class StagedReader:
         """Every message, one by one, or the first one of a range that was seen to come in; raises
         RequestError when a range is not what was staged."""
         for one in ranges:
-            first = self._first_of_seen(owner, one)
-            if first is not None:
-                yield first
-                continue
+            stage, last = self.seen.stage_of(owner, one), one.offset + one.count - 1
+            # Else it has to be read: it is not known, or retention has reached it.
+            if stage and self._store.reader.units(STAGING_TOPIC, one.queue_id, last, 1):
+                first = next(self.messages(owner, (replace(one, count=1),)), None)
+                if first is not None and first.stage == stage:
+                    yield first
+                    continue
             count, checksum = 0, 0
             for staged in self.messages(owner, (one,)):
                 count += 1
@@ -207,15 +209,6 @@ class StagedReader:
                     "were lost in a power failure (ASYNC_FLUSH). Nothing of the epoch was "
                     "published here: run it again.",
                 )
-
-    def _first_of_seen(self, owner: tuple[str, int], one: StagedRange) -> Staged | None:
-        """None when the range has to be read: it is not known, or retention has reached it."""
-        stage = self.seen.stage_of(owner, one)
-        last = one.offset + one.count - 1
-        if stage is None or not self._store.reader.units(STAGING_TOPIC, one.queue_id, last, 1):
-            return None
-        first = next(self.messages(owner, (replace(one, count=1),)), None)
-        return first if first is not None and first.stage == stage else None
 
     def chunk(
         self,
@@ -285,7 +278,14 @@ class StagedReader:
         lies, in order and next to each other, from `position` of the log on; None for none."""
         reached = None
         for staged in expected:
-            position, record = self._record_at(position, file_bytes)
+            view = self._store.reader.view_at(position)
+            if view is not None and (
+                len(view) < RECORD_HEAD.size
+                or int.from_bytes(view[4:8], "big", signed=True) == MAGIC_BLANK
+            ):  # the file ends there
+                position += file_bytes - position % file_bytes
+                view = self._store.reader.view_at(position)
+            record = read_record(view)
             if record is None or record.text(UNIQ_KEY).encode() != text.value_of(
                 staged.properties, UNIQ_KEY.encode()
             ):
@@ -293,17 +293,6 @@ class StagedReader:
             position += record.size_bytes
             reached = staged.ordinal + 1
         return reached
-
-    def _record_at(self, position: int, file_bytes: int) -> tuple[int, Record | None]:
-        """The record there, or the first of the next file when this one ends there."""
-        view = self._store.reader.view_at(position)
-        if view is not None and (
-            len(view) < RECORD_HEAD.size or int.from_bytes(view[4:8], "big", signed=True)
-            == MAGIC_BLANK
-        ):  # fmt: skip
-            position += file_bytes - position % file_bytes
-            view = self._store.reader.view_at(position)
-        return position, read_record(view)
 
 
 class Publisher:
@@ -364,7 +353,16 @@ class Publisher:
 
     def publish(self, messages: Sequence[Staged]) -> Iterator[int]:
         """The same for messages."""
-        for _, group in groupby(enumerate(messages), key=_place):
+
+        def place(numbered: tuple[int, Staged]) -> tuple[object, ...]:
+            """Messages with the same are appended together: none between them is missing."""
+            number, (ordinal, record, stage, _) = numbered
+            return (
+                stage, record.sys_flag, record.born_time_ms, record.born_host, record.store_host,
+                ordinal - number,
+            )  # fmt: skip
+
+        for _, group in groupby(enumerate(messages), key=place):
             some = [staged for _, staged in group]
             topic = self._topic(some[0].stage.topic)
             queue_id = self._queue_id(topic, some[0].stage)
@@ -372,7 +370,16 @@ class Publisher:
                 yield some[-1].ordinal + 1
                 continue
             for staged in some:
-                self._one(staged, topic, queue_id)
+                try:
+                    try:
+                        self._intake.accept(_draft(staged, queue_id))
+                    except RequestError as error:
+                        log.error("a message of an epoch is not delayed: %s", error.remark)
+                        self._intake.append(_draft(staged, queue_id, is_delayed=False))
+                except (MessageIllegalError, RequestError) as error:
+                    log.error("a message of an epoch cannot be stored in %s: %s", topic.name, error)
+                else:
+                    _count(topic, 1, len(staged.record.body) + len(staged.properties))
                 yield staged.ordinal + 1
 
     def _batch(self, topic: Topic, queue_id: int, some: list[Staged]) -> bool:
@@ -391,18 +398,6 @@ class Publisher:
             return False
         _count(topic, len(parts), sum([len(body) + len(own) for _, body, own, _ in parts]))
         return True
-
-    def _one(self, staged: Staged, topic: Topic, queue_id: int) -> None:
-        try:
-            try:
-                self._intake.accept(_draft(staged, queue_id))
-            except RequestError as error:
-                log.error("a message of an epoch is not delayed: %s", error.remark)
-                self._intake.append(_draft(staged, queue_id, is_delayed=False))
-        except (MessageIllegalError, RequestError) as error:
-            log.error("a message of an epoch cannot be stored in %s: %s", topic.name, error)
-            return
-        _count(topic, 1, len(staged.record.body) + len(staged.properties))
 
     def _topic(self, name: str) -> Topic:
         topic = self._topics.get(name)
@@ -430,13 +425,3 @@ def _draft(staged: Staged, queue_id: int, *, is_delayed: bool = True) -> Draft:
 def _count(topic: Topic, count: int, size_bytes: int) -> None:
     topic.messages_in += count
     topic.bytes_in += size_bytes + count * topic.record_bytes
-
-
-def _place(numbered: tuple[int, Staged]) -> tuple[Stage, int, int, bytes, bytes, int]:
-    """Messages with the same are appended together: none between them is missing."""
-    number, staged = numbered
-    record = staged.record
-    return (
-        staged.stage, record.sys_flag, record.born_time_ms, record.born_host, record.store_host,
-        staged.ordinal - number,
-    )  # fmt: skip

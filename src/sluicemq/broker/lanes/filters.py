@@ -9,7 +9,7 @@ end the others. Then the clauses are put together row by row, with a third value
 the record can tell.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -156,9 +156,35 @@ class RuleColumns:
 
         no, yes = _all_rows(block)
         for must, none in self._clauses:
-            clause = _clause(block, must, none)
-            yes |= clause.yes
-            no &= clause.no
+            wants, refuses = _all_rows(block)
+            for atom in must:
+                known = atom.known(block)
+                wants &= known.yes
+                refuses |= known.no
+            if none:
+                rows = (~refuses).nonzero()[0]
+                rows = rows[~_is_in(rows, block.odd)]
+                # What must not match is asked of the rows alone that are left, and of ever fewer:
+                # first by a property's value, then atom by atom.
+                takers: list[tuple[Order, str | AtomColumns]] = []
+                for order, others in none:
+                    takers += [(order, TAGS), (order, LANE_PROPERTY)]
+                    takers += [(order, other) for other in others]
+                for order, taker in takers:
+                    if len(rows) <= FEW_ROWS:
+                        wants[rows] = False
+                        break
+                    some = block.some(rows)
+                    if isinstance(taker, AtomColumns):
+                        taken = taker.known(some)
+                    else:
+                        taken = _by_value(taker, order, some)
+                    wants[rows[~taken.no]] = False
+                    refuses[rows[taken.yes]] = True
+                    rows = rows[~taken.yes]
+                wants[block.odd] = False
+            yes |= wants
+            no &= refuses
         found = np.full(block.rows, NEEDS_RECORD, np.uint8)
         found[yes] = TRUE
         found[no] = FALSE
@@ -172,37 +198,6 @@ class RuleColumns:
     def can_match(self, stats: BlockStats) -> bool:
         """False when no row of such a block is the rule's."""
         return any(all(item.can_match(stats) for item in must) for must, _ in self._clauses)
-
-
-def _clause(block: ColumnBlock, must: list[AtomColumns], none: Unwanted) -> Known:
-    """What must not match is asked of the rows alone that are left, and of ever fewer."""
-    yes, no = _all_rows(block)
-    for atom in must:
-        known = atom.known(block)
-        yes &= known.yes
-        no |= known.no
-    if none:
-        rows = (~no).nonzero()[0]
-        rows = rows[~_is_in(rows, block.odd)]
-        for order, taker in _takers(none):
-            if len(rows) <= FEW_ROWS:
-                yes[rows] = False
-                break
-            some = block.some(rows)
-            taken = _by_value(taker, order, some) if isinstance(taker, str) else taker.known(some)
-            yes[rows[~taken.no]] = False
-            no[rows[taken.yes]] = True
-            rows = rows[~taken.yes]
-        yes[block.odd] = False
-    return Known(yes, no)
-
-
-def _takers(none: Unwanted) -> Iterator[tuple[Order, str | AtomColumns]]:
-    """What an order wants: first by a property's value, then atom by atom."""
-    for order, others in none:
-        yield order, TAGS
-        yield order, LANE_PROPERTY
-        yield from ((order, other) for other in others)
 
 
 def _by_value(name: str, order: Order, block: ColumnBlock) -> Known:

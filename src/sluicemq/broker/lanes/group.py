@@ -30,8 +30,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from sluicemq.broker.lanes.ground import Ground
-from sluicemq.broker.lanes.places import Place, Queue, Readers, Span, joined, whole
+from sluicemq.broker.lanes.places import Ground, Place, Queue, Readers, Span, joined, whole
 from sluicemq.broker.lanes.rules import (
     NOTHING,
     Order,
@@ -167,7 +166,7 @@ class GroupLanes:
                     if not self._hand_over(other, queue, [key]):
                         other.offers.add(queue)
             self.run()
-            self.ground.save(self.name)
+            self.save()
         return lane
 
     def move(self, old: str, client_id: str) -> None:
@@ -193,6 +192,15 @@ class GroupLanes:
             now = self.ground.clock.now_ms()
             lane.left_ms = now - IDLE_MS if moved else now
             self.ground.changed()
+
+    def save(self) -> None:
+        """Who gets which messages has changed: pulls wait until that is on disk."""
+
+        def read_on() -> None:
+            for queue in {queue for lane in self.lanes.values() for queue in lane.places}:
+                self.ground.look_again(queue)
+
+        self.ground.save(self.name, read_on)
 
     def next_number(self) -> int:
         self.number += 1
@@ -287,7 +295,7 @@ class GroupLanes:
             log.info("group %s: nobody waits for lane %s any longer", self.name, lane.id)
         if gone:
             self.rebase()
-            self.ground.save(self.name)
+            self.save()
         room = HAND_OVERS_PER_TICK
         for lane in self.idle():
             self._skip(lane)
@@ -295,8 +303,14 @@ class GroupLanes:
                 room -= len(self.lanes)
                 if room > 0 and self._hand_over(lane, queue):
                     lane.offers.discard(queue)
-                    self.ground.save(self.name)
-            if self._wants_nothing(lane):
+                    self.save()
+            # Do others want all that it wants, and is nothing left of it?
+            if not lane.offers and all(
+                place.position >= self.ground.end(queue)
+                if queue[0].startswith(RETRY_PREFIX)
+                else place.rule_at(place.position) == (NOTHING, None)
+                for queue, place in lane.places.items()
+            ):
                 self._forget(lane)
             elif now - lane.idle_ms > self.ground.kept_ms:
                 self._give_up(lane, "its day is over")
@@ -340,42 +354,30 @@ class GroupLanes:
             self.held_ms.setdefault(queue, self.ground.clock.now_ms())
             return False
         for other, theirs, gained in gains:
-            self._give(other, theirs, queue, here, gained)
+            before = max(theirs.scanned or 0, theirs.position)
+            if before > here > theirs.position:
+                theirs.commit(here)  # it has looked at all of that, and has nothing of it in hand
+            theirs.take_up(gained)
+            self.ground.changed()
+            if before > here:
+                theirs.go_back(here)
+                self.resets.put(other.key, *queue, here)
+                self.publish(queue)
+                log.info(
+                    "group %s: lane %s goes back on %s:%d from %d to %d, for what another lane "
+                    "left", self.name, other.id, *queue, before, here,
+                )  # fmt: skip
         place.keep_from(here, rest)
         self.held_ms.pop(queue, None)
         self.ground.look_again(queue)
         return True
-
-    def _give(self, lane: Lane, place: Place, queue: Queue, here: int, gained: list[Span]) -> None:
-        before = max(place.scanned or 0, place.position)
-        if before > here > place.position:
-            place.commit(here)  # it has looked at all of that, and has nothing of it in hand
-        place.take_up(gained)
-        self.ground.changed()
-        if before > here:
-            place.go_back(here)
-            self.resets.put(lane.key, *queue, here)
-            self.publish(queue)
-            log.info(
-                "group %s: lane %s goes back on %s:%d from %d to %d, for what another lane left",
-                self.name, lane.id, *queue, before, here,
-            )  # fmt: skip
-
-    def _wants_nothing(self, lane: Lane) -> bool:
-        """Do others want all that an idle lane wants, and is nothing left of it?"""
-        return not lane.offers and all(
-            place.position >= self.ground.end(queue)
-            if queue[0].startswith(RETRY_PREFIX)
-            else place.rule_at(place.position) == (NOTHING, None)
-            for queue, place in lane.places.items()
-        )
 
     def _forget(self, lane: Lane) -> None:
         self._remove(lane)
         for queue in lane.places:
             self.publish(queue)
         self.rebase()
-        self.ground.save(self.name)
+        self.save()
 
     def _remove(self, lane: Lane) -> None:
         del self.lanes[lane.key]
@@ -421,32 +423,29 @@ class GroupLanes:
         for _ in range(min(len(idle) - IDLE_MAX, MERGES_PER_TICK)):
             counts = [len(parts_of(lane.key)) for lane in idle]
             at = min(range(len(idle) - 1), key=lambda at: counts[at] + counts[at + 1])
-            idle[at : at + 2] = [self._unite(idle[at], idle[at + 1])]
+            first, second = idle[at : at + 2]  # one that is as old as the younger
+            self._remove(first)
+            self._remove(second)
+            names = f"{first.id} and {second.id}"
+            for queue, place in first.places.items():
+                other = second.places.get(queue)
+                if other is None:
+                    second.places[queue] = place
+                    continue
+                here = min(place.position, other.position)
+                spans = joined([*place.cut(place.position), *other.cut(other.position)])
+                offset = here if max(place.offset, other.offset) >= 0 else -1
+                second.places[queue] = Place(offset, here, spans)
+            second.key = merged_key({*parts_of(first.key), *parts_of(second.key)})
+            second.offers |= first.offers
+            second.abandoned.clear()
+            self.lanes[second.key] = second
+            self.save()
+            log.info("group %s: the idle lanes %s are one: %s", self.name, names, second.id)
+            del idle[at]
         while sum(len(parts_of(lane.key)) for lane in idle) > DEPARTED_MAX:
             why = f"more than {DEPARTED_MAX} subscriptions left the group within a day"
             self._give_up(idle.pop(0), why)
-
-    def _unite(self, first: Lane, second: Lane) -> Lane:
-        """One lane that has what two idle ones had, and is as old as the younger."""
-        for lane in (first, second):
-            self._remove(lane)
-        names = f"{first.id} and {second.id}"
-        for queue, place in first.places.items():
-            other = second.places.get(queue)
-            if other is None:
-                second.places[queue] = place
-                continue
-            here = min(place.position, other.position)
-            spans = joined([*place.cut(place.position), *other.cut(other.position)])
-            offset = here if max(place.offset, other.offset) >= 0 else -1
-            second.places[queue] = Place(offset, here, spans)
-        second.key = merged_key({*parts_of(first.key), *parts_of(second.key)})
-        second.offers |= first.offers
-        second.abandoned.clear()
-        self.lanes[second.key] = second
-        self.ground.save(self.name)
-        log.info("group %s: the idle lanes %s are one: %s", self.name, names, second.id)
-        return second
 
     def _take_out(self, key: str) -> Lane | None:
         """A subscription that shares a lane is back: it goes on with what is its own."""

@@ -33,15 +33,34 @@ place it is sent there (21), and what it commits behind it is void.
 A message comes twice only when a member that changes lanes gives a queue up without committing what
 it has in hand (Java drops what its handlers work at when a queue is taken from it, here as in
 RocketMQ), or needs more than half a minute for it.
+
+What the lanes of all groups stand on is the `Ground`: queues of messages, the groups' offsets, and
+the file of lanes. Beside the offsets stands where each group was a while ago, its *floor*: a new
+lane begins there, so that what nobody wanted in the last half minute is not lost for it. Who gets
+which messages of a group is on disk before anybody reads by it (`is_unsaved`): a reader may not be
+ahead of rules that a crash has undone.
 """
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from sluicemq.broker.lanes.rules import Clause, Rule, both
-from sluicemq.broker.offsets import Resets
+from sluicemq.broker.background import Offload
+from sluicemq.broker.documents import Document
+from sluicemq.broker.lanes.filters import rule_filter
+from sluicemq.broker.lanes.rules import Clause, Rule, both, parse_key
+from sluicemq.broker.offsets import Offsets, Resets
+from sluicemq.broker.settings import Settings
+from sluicemq.broker.topics import Topics
 from sluicemq.clock import Clock
+from sluicemq.files import Files
+from sluicemq.model.topic import RETRY_PREFIX
+from sluicemq.record.layout import RECORD_BEGIN
+from sluicemq.store.read import ReadStatus
+from sluicemq.store.store import Store
+
+log = logging.getLogger(__name__)
 
 NOBODY: Final = "-"
 
@@ -297,3 +316,188 @@ class Readers:
         """The inverse. Raises TypeError, ValueError."""
         for client_id, topic, queue_id, key in objects:
             self.moves(str(client_id), str(key), [(str(topic), int(queue_id))])
+
+
+FLOOR_MS: Final = 30_000
+_SIZE_AND_OFFSET: Final = RECORD_BEGIN.only("size", "queue_offset")
+
+
+class Floor:
+    """Where a group was a while ago, queue by queue."""
+
+    __slots__ = ("first", "now", "time_ms")
+
+    def __init__(self, offsets: dict[Queue, int], time_ms: int) -> None:
+        self.first = self.now = offsets
+        self.time_ms = time_ms
+
+
+class Ground:
+    """Queues, offsets and the file of lanes; `render` makes its text, `wake(topic, queue id)` lets
+    the pulls that wait there look."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Topics,
+        offsets: Offsets,
+        store: Store,
+        files: Files,
+        clock: Clock,
+        wake: Callable[[str, int], None],
+        call_soon: Callable[[Callable[[], None]], object],
+        offload: Offload,
+        render: Callable[[], str],
+    ) -> None:
+        self._settings = settings
+        self._topics = topics
+        self._store = store
+        self._wake = wake
+        self._call_soon = call_soon
+        self._offload = offload
+        self._is_saving = False
+        self._changes = 0
+        self._unsaved: dict[str, tuple[int, Callable[[], None]]] = {}
+        """Groups whose rules are not on disk yet -> their last change, and what comes then."""
+        self._rests_until_s = 0.0
+        self._floors: dict[str, Floor] = {}
+        self.offsets = offsets
+        self.clock = clock
+        self.document = Document(files, f"{settings.store.root}/config/sluiceLanes.json", render)
+
+    @property
+    def kept_ms(self) -> int:
+        """How long what an idle lane has not read is kept for it."""
+        return self._settings.broker.filter_kept_ms
+
+    # ------------------------------------------------------------------------------- the file
+
+    def changed(self) -> None:
+        self.document.changed = True
+
+    def save(self, group: str, on_saved: Callable[[], None]) -> None:
+        """Who gets which messages of a group has changed. All changes of a turn are one write,
+        elsewhere."""
+        self._changes += 1
+        self._unsaved[group] = self._changes, on_saved
+        self.flush()
+
+    def is_unsaved(self, group: str) -> bool:
+        """Are the group's rules not on disk yet? Then its pulls wait."""
+        return group in self._unsaved
+
+    def flush(self) -> None:
+        """Writes what has changed, soon; a large file once a second, however many come."""
+        is_due = self.clock.monotonic_s() >= self._rests_until_s
+        if self._is_saving or not is_due or not (self._unsaved or self.document.changed):
+            return
+
+        def write() -> None:
+            self.document.changed = True
+            work, last = self.document.take(), self._changes
+
+            def written(outcome: object) -> None:
+                if isinstance(outcome, Exception):
+                    log.error("%s cannot be written: %s", self.document.path, outcome)
+                self._is_saving = False
+                for group, (change, on_saved) in list(self._unsaved.items()):
+                    if change <= last:
+                        del self._unsaved[group]
+                        on_saved()
+                if self._unsaved:
+                    self.flush()
+
+            if work is not None:
+                self._offload(work, written)
+
+        self._is_saving = True
+        self._call_soon(write)
+
+    def flush_unsaved(self) -> None:
+        """Once a second: what had to wait."""
+        if self._unsaved:
+            self.flush()
+
+    def rest(self) -> None:
+        """The file is large: the next write is not before a second has passed."""
+        self._rests_until_s = self.clock.monotonic_s() + 1
+
+    # --------------------------------------------------------------------------------- queues
+
+    def end(self, queue: Queue) -> int:
+        return self._store.queue_offsets(*queue)[1]
+
+    def queues(self, group: str, key: str) -> Iterator[Queue]:
+        """The queues of the topics of a subscription, with the retry topic's."""
+        for name in (*parse_key(key), RETRY_PREFIX + group):
+            topic = self._topics.get(name)
+            if topic is not None:
+                for queue_id in range(topic.config.read_queues):
+                    yield name, queue_id
+
+    def look_again(self, queue: Queue) -> None:
+        self._wake(*queue)
+
+    def next_match(
+        self, queue: Queue, offset: int, rule: Rule, until: int | None
+    ) -> tuple[int, bool]:
+        """The first message from `offset` on that a rule wants, or how far it was looked for;
+        `until`: not beyond."""
+        if not rule:
+            return (self.end(queue) if until is None else until), False
+        room = None if until is None else until - offset
+        found = self._store.reader.read(*queue, offset, 1, None, rule_filter(rule), room)
+        if found.status is ReadStatus.FOUND:
+            return _SIZE_AND_OFFSET.unpack_from(found.data[0])[1], True
+        return max(found.next_offset, offset), False
+
+    def count(self, queue: Queue, offset: int, rule: Rule, until: int) -> tuple[int, int]:
+        """How many messages a rule wants, in a slice of the queue: (where it ends, count)."""
+        room = until - offset
+        result = self._store.reader.read(*queue, offset, room, 1 << 16, rule_filter(rule), room)
+        if result.status in {ReadStatus.FOUND, ReadStatus.NO_MATCHED_MESSAGE}:
+            return max(result.next_offset, offset + 1), result.count
+        return until, 0
+
+    # ----------------------------------------------------------------------------- the floors
+
+    def floor(self, group: str, queue: Queue) -> int:
+        """Where a new lane begins: the place of the group a while ago, -1 where it has none."""
+        floor = self._floors.get(group)
+        found = floor.first.get(queue, -1) if floor is not None else -1
+        return found if found >= 0 else self.offsets.committed(group, *queue)
+
+    def first_member(self, group: str, key: str, *, from_first: bool) -> None:
+        """A group is online, or wants something else than before."""
+        offsets = {}
+        for queue in self.queues(group, key):
+            low, high = self._store.queue_offsets(*queue)
+            fetched = min(self.offsets.fetched(group, *queue), high)
+            known = max(self.offsets.committed(group, *queue), fetched)
+            unknown = low if from_first or low == 0 else high
+            offsets[queue] = min(known, high) if known >= 0 else unknown
+        self._floors[group] = Floor(offsets, self.clock.now_ms())
+
+    def last_member_left(self, group: str) -> None:
+        self._floors.pop(group, None)
+
+    def lift_floors(self) -> None:
+        """Once a second."""
+        now = self.clock.now_ms()
+        for group, floor in self._floors.items():
+            if now - floor.time_ms >= FLOOR_MS:
+                floor.first, floor.time_ms = floor.now, now
+                floor.now = {
+                    queue: max(self.offsets.committed(group, *queue), old)
+                    for queue, old in floor.first.items()
+                }
+
+
+def end_of(data: list[memoryview]) -> int:
+    """Behind the last of the records, which lie one after another in each piece."""
+    piece, at = data[-1], 0
+    while True:
+        size, offset = _SIZE_AND_OFFSET.unpack_from(piece, at)
+        if at + size >= len(piece) or not size:
+            return int(offset) + 1
+        at += size

@@ -18,14 +18,12 @@ import orjson
 
 from sluicemq.broker.background import Offload, in_place
 from sluicemq.broker.lanes.filters import among
-from sluicemq.broker.lanes.ground import Ground, end_of
 from sluicemq.broker.lanes.group import GroupLanes, Lane
-from sluicemq.broker.lanes.places import NOBODY, Place, Queue, Span, whole
+from sluicemq.broker.lanes.places import NOBODY, Ground, Place, Queue, Span, end_of, whole
 from sluicemq.broker.lanes.rules import (
     Atom,
     Clause,
     Order,
-    Rule,
     after,
     atoms_of,
     own_claim,
@@ -147,7 +145,15 @@ def load(lanes: GroupLanes, value: Any) -> None:
     """Raises KeyError, TypeError, ValueError. A broker that knows no lanes may have gone on
     meanwhile, from the group's own offset: what is before that is done."""
     now = lanes.ground.clock.now_ms()
-    clauses = _clauses(value) if "clauses" in value else None
+    orders: list[Order | None] = []
+    for before, kind, text in value.get("orders", ()):
+        orders.append(after(orders[before] if before >= 0 else None, Atom(kind, text)))
+    clauses = [
+        Clause(
+            frozenset(Atom(*atom) for atom in must), frozenset(o for n in none if (o := orders[n]))
+        )
+        for must, none in value.get("clauses", ())
+    ]
     for item in value["lanes"]:
         lane = Lane(str(item["subscription"]), int(item["number"]), left_ms=now)
         lane.is_idle, lane.idle_ms = bool(item["isIdle"]), int(item["idleMs"])
@@ -172,43 +178,22 @@ def load(lanes: GroupLanes, value: Any) -> None:
     lanes.unmatched = int(value.get("unmatched", 0))
 
 
-def _clauses(value: Any) -> list[Clause]:
-    orders: list[Order | None] = []
-    for before, kind, text in value["orders"]:
-        orders.append(after(orders[before] if before >= 0 else None, Atom(kind, text)))
-    return [
-        Clause(
-            frozenset(Atom(*atom) for atom in must), frozenset(o for n in none if (o := orders[n]))
-        )
-        for must, none in value["clauses"]
-    ]
-
-
-def _place(said: Any, clauses: list[Clause] | None) -> Place:
-    if clauses is not None:
+def _place(said: Any, clauses: list[Clause]) -> Place:
+    if len(said) > 1:
         offset, start, reader, spans = said
         made = [Span(first, end, clauses[number]) for first, end, number in spans]
-    else:
+    else:  # a file without tables
         (old,) = said
         offset, start, reader = old["offset"], old["start"], old.get("reader", "")
         ends = [*(first for first, _ in old["spans"][1:]), None]
-        made = [
-            Span(first, end, item)
-            for (first, rule), end in zip(old["spans"], ends, strict=True)
-            for item in _old_rule(rule)
-        ]
+        made = []
+        for (first, rule), end in zip(old["spans"], ends, strict=True):
+            for must, none in rule:
+                wanted = frozenset(Atom(*atom) for atom in must)
+                order = after(None, *(Atom(*atom) for atom in none))
+                orders = frozenset([order] if order is not None else ())
+                made.append(Span(first, end, Clause(wanted, orders)))
     return Place(int(offset), int(start), made, reader=str(reader))
-
-
-def _old_rule(value: Any) -> Rule:
-    """Of a file without tables."""
-    return frozenset(
-        Clause(
-            frozenset(Atom(*atom) for atom in must),
-            frozenset(o for o in (after(None, *(Atom(*atom) for atom in none)),) if o is not None),
-        )
-        for must, none in value
-    )
 
 
 log = logging.getLogger(__name__)
@@ -336,10 +321,17 @@ class Lanes:
     ) -> None:
         self.table: dict[str, GroupLanes] = {}
         self.offsets = offsets
+
+        def render() -> str:
+            places = sum(len(n.places) for made in self.table.values() for n in made.lanes.values())
+            if places > PLACES_QUICK:
+                self.ground.rest()
+            groups = [to_object(made) for made in self.table.values()]
+            return orjson.dumps({"groups": groups}).decode()
+
         self.ground = Ground(
-            settings, topics, offsets, store, files, clock, look_again, call_soon, offload,
-            self._render, self._read_on,
-        )  # fmt: skip
+            settings, topics, offsets, store, files, clock, look_again, call_soon, offload, render
+        )
         self.document = self.ground.document
 
     # -------------------------------------------------------------------------------- members
@@ -351,7 +343,18 @@ class Lanes:
         (client id -> key) want theirs. Returns whether it is new in its lane."""
         lanes = self.table.get(group)
         if lanes is None:  # members want different things from now on
-            lanes = self._begin(group, next(iter(others.values())))
+            old = next(iter(others.values()))  # the first lane is everything that the group was
+            lanes = self.table[group] = GroupLanes(group, self.ground)
+            lane = lanes.lanes[old] = Lane(old, lanes.next_number())
+            for queue in self.ground.queues(group, old):
+                known = self.offsets.committed(group, *queue)
+                start = known if known >= 0 else max(self.ground.floor(group, queue), 0)
+                lanes.counted[queue] = start
+                fetched = self.offsets.fetched(group, *queue)
+                lane.places[queue] = Place(
+                    known, start, whole(start, own_claim(queue[0], old)), fetched
+                )
+            self.ground.changed()
             for other, other_key in others.items():
                 lanes.enter(other_key, other)
         is_new = key not in lanes.lanes or client_id not in lanes.lanes[key].members
@@ -361,20 +364,6 @@ class Lanes:
             lanes.move(before, client_id)
             lanes.run()
         return is_new
-
-    def _begin(self, group: str, key: str) -> GroupLanes:
-        """A group gets lanes: the first one is everything that it was."""
-        made = self.table[group] = GroupLanes(group, self.ground)
-        lane = made.lanes[key] = Lane(key, made.next_number())
-        for queue in self.ground.queues(group, key):
-            known = self.offsets.committed(group, *queue)
-            start = known if known >= 0 else max(self.ground.floor(group, queue), 0)
-            made.counted[queue] = start
-            fetched = self.offsets.fetched(group, *queue)
-            spans = whole(start, own_claim(queue[0], key))
-            lane.places[queue] = Place(known, start, spans, fetched)
-        self.ground.changed()
-        return made
 
     def lock_name(self, group: str, client_id: str) -> str:
         """Under which name a member's queues are locked: each lane locks for itself."""
@@ -408,20 +397,6 @@ class Lanes:
                 self.forget_group(made.name)
 
     # ------------------------------------------------------------------------------ the file
-
-    def _render(self) -> str:
-        if sum(len(n.places) for made in self.table.values() for n in made.lanes.values()) > (
-            PLACES_QUICK
-        ):
-            self.ground.rest()
-        groups = [to_object(made) for made in self.table.values()]
-        return orjson.dumps({"groups": groups}).decode()
-
-    def _read_on(self, group: str) -> None:
-        """Pulls waited for the group's rules to be on disk."""
-        made = self.table.get(group)
-        for queue in {q for lane in made.lanes.values() for q in lane.places} if made else ():
-            self.ground.look_again(queue)
 
     def load(self) -> None:
         """After the offsets. Raises StoreDamagedError."""

@@ -1,4 +1,4 @@
-"""How a message that is no plain send enters the store: as a draft, rewritten, appended.
+"""How messages that are no plain sends enter the store, and how stored ones are read again.
 
     a send that is not plain, a message sent back, the commit of a transaction, a delayed message
     whose time has come   ->   Draft   ->   rewrites, in order   ->   Store.append
@@ -9,25 +9,68 @@ one), or refuses it. Plain sends do without all this: `send.Send.send_quick`.
 What the broker stores on its own has no request whose answer ends a turn: `put` asks for the end.
 Such a message is visible, and safe, by the same rules as any other; whoever keeps an offset of what
 is put must not persist it before `Store.synced_offset` has passed the message's end.
+
+A large batch (320) of plain messages goes through as columns (`record.batch_columns`), without an
+object for each; any other, and one that cannot be, is taken apart message by message, which says
+what is wrong with it. tests/unit/broker/test_send_batch.py holds the two equal.
+
+Stored messages are put where they belong (`Redelivery`): delayed ones when they are due, the
+messages of transactions when they are committed. The record says everything: body, flags, times,
+hosts and properties are taken from it as they lie, only topic, queue and tag code are found out.
+The properties stay as they are, DELAY, REAL_TOPIC and REAL_QID included, as in RocketMQ
+(spec/delivery.md §1, §2). No dict for a message that is due; a hundred thousand may be in one
+second.
 """
 
-from collections.abc import Callable
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from sluicemq.broker.settings import Settings
+from sluicemq.broker.topics import NOT_FOR_SENDS, Topic
 from sluicemq.broker.turns import Turns
-from sluicemq.errors import MessageIllegalError, RequestError, StoreFullError
-from sluicemq.model.ids import tag_code
-from sluicemq.model.message import TAGS
+from sluicemq.errors import MessageIllegalError, ProtocolError, RequestError, StoreFullError
+from sluicemq.model.ids import HOST_BYTES_IPV4, tag_code
+from sluicemq.model.message import (
+    BORN_HOST_IPV6,
+    STORE_HOST_IPV6,
+    TAGS,
+    TIMER_PROPERTIES,
+    TRAN_MSG,
+)
 from sluicemq.record import codec as text
+from sluicemq.record.codec import Buffer, decode_batch, parse_head
+from sluicemq.record.layout import MAGIC_V1, PROPERTIES_BYTES_MAX, RECORD_HEAD
+from sluicemq.store.queues import BLANK_SIZE, UNIT
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
+from sluicemq.wire.staging import STAGING_TOPIC
+
+if TYPE_CHECKING:
+    from sluicemq.record.batch_columns import Spans
+
+log = logging.getLogger(__name__)
 
 ILLEGAL: Final = (
     "the message is illegal, maybe msg body or properties length not matched. "
     "msg body length limit {}B, msg properties length limit 32KB."
 )
+# As long as can be: the longer what is searched for, the faster. Names of TIMER_DEL… are four.
+_NOT_IN_BATCH: Final = (b"DELAY\x01", b"TIMER_DEL", b"TRAN_MSG\x01")
+COLUMNS_BYTES_MIN: Final = 4096
+"""A smaller batch has too few messages for columns."""
+FLAGS_MAX: Final = 0x3
+"""Compressed, or with several tags; other flags need care."""
+TIME_MAX: Final = 1 << 62
+REAL_TOPIC: Final = b"REAL_TOPIC"
+REAL_QUEUE: Final = b"REAL_QID"
+_IPV6: Final = BORN_HOST_IPV6 | STORE_HOST_IPV6
+_CHUNK_UNITS: Final = 256
+_unpack_head: Final = RECORD_HEAD.struct.unpack_from
+_HEAD_BYTES: Final = RECORD_HEAD.size
 
 
 def code_of(error: Exception) -> int:
@@ -73,6 +116,25 @@ class Stored(NamedTuple):
 
 Rewrite = Callable[[Draft], None]
 """Raises RequestError."""
+OnStaged = Callable[[int, int, "Sequence[bytes] | Spans", "Sequence[Buffer] | Spans"], None]
+
+
+class Origin(NamedTuple):
+    """What all messages of a batch have in common; the hosts are encoded."""
+
+    sys_flag: int
+    born_time_ms: int
+    born_host: bytes
+    store_host: bytes
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing that columns do not know, or that does not fit its field."""
+        return (
+            0 <= self.sys_flag <= FLAGS_MAX
+            and 0 <= self.born_time_ms < TIME_MAX
+            and len(self.born_host) == len(self.store_host) == HOST_BYTES_IPV4
+        )
 
 
 class Intake:
@@ -80,10 +142,13 @@ class Intake:
 
     def __init__(self, settings: Settings, store: Store, turns: Turns) -> None:
         self._settings = settings
-        self._append = store.writer.append
-        self._delay_last = store.writer.delay_last
+        self._writer = store.writer
         self._turns = turns
         self.rewrites: list[Rewrite] = []
+        self.sizes = [0] * 64
+        """Messages by the number of bits of (body size - 1)."""
+        self.on_staged: OnStaged = lambda *_: None
+        """Told of each batch for the staging topic: queue, offset, stored properties, bodies."""
 
     def accept(self, draft: Draft) -> Stored:
         """Rewrite and append; the caller's answer ends the turn.
@@ -104,14 +169,14 @@ class Intake:
         """As it is. Raises RequestError, MessageIllegalError, StoreError."""
         stored = text.as_text(draft.properties).encode("utf-8", "replace")
         self.check_properties(len(stored))
-        physical_offset, queue_offset = self._append(
+        physical_offset, queue_offset = self._writer.append(
             draft.topic, draft.queue_id, draft.body, stored,
             tag_code(draft.properties.get(TAGS, "")), draft.flag, draft.sys_flag,
             draft.born_time_ms, draft.born_host, draft.store_host, draft.reconsume_times,
             draft.prepared_offset,
         )  # fmt: skip
         if draft.delay_ms is not None:
-            self._delay_last(draft.topic, draft.queue_id, draft.delay_ms)
+            self._writer.delay_last(draft.topic, draft.queue_id, draft.delay_ms)
         return Stored(physical_offset, queue_offset, len(stored))
 
     def check_properties(self, size: int) -> None:
@@ -124,3 +189,241 @@ class Intake:
                 f"{ILLEGAL.format(body_limit)} The properties have {size} bytes, the limit is "
                 f"{limit}. Put large values into the body.",
             )
+
+    # -------------------------------------------------------------------------------- batches
+
+    def append_batch(
+        self, topic: Topic, queue_id: int, body: Buffer, origin: Origin, id_prefix: str,
+        suffix: bytes, *, is_brief: bool = False,
+    ) -> tuple[str, int]:  # fmt: skip
+        """All messages or none, with the broker's own properties (`suffix`) behind those of each;
+        their ids, or only the first one's, and the first queue offset.
+
+        Raises RequestError, MessageIllegalError, StoreError.
+        """
+        limit = self._settings.store.message_bytes_max
+        ids_max = 1 if is_brief else None
+        if len(body) > limit:
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"{ILLEGAL.format(limit)} The batch has {len(body)} bytes.",
+            )
+        if self._writer.takes_columns and len(body) >= COLUMNS_BYTES_MIN and origin.is_plain:
+            done = self._append_columns(
+                topic, queue_id, bytes(body), origin, id_prefix, suffix, ids_max
+            )
+            if done is not None:
+                return done
+        try:
+            messages = decode_batch(body)
+        except ProtocolError as error:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, str(error)) from error
+        if not messages:
+            raise RequestError(ResponseCode.MESSAGE_ILLEGAL, "The batch has no messages.")
+        if any(name in body for name in _NOT_IN_BATCH):
+            for _, _, own in messages:
+                refuse_in_batch(text.as_dict(own.decode("utf-8", "replace")))
+        stored = [
+            own + (suffix if own[-1:] == b"\x02" or not own else b"\x02" + suffix)
+            for _, _, own in messages
+        ]
+        self.check_properties(max(map(len, stored)))
+        parts = [
+            (flag, one, properties, text.tag_code_of(own))
+            for (flag, one, own), properties in zip(messages, stored, strict=True)
+        ]
+        positions, offset = self._writer.append_batch(topic.name, queue_id, parts, *origin)
+        bodies = [one for _, one, _ in messages]
+        self._count(topic, Counter(map(len, bodies)), sum(map(len, stored)))
+        if topic.name == STAGING_TOPIC:
+            self.on_staged(queue_id, offset, stored, bodies)
+        return ",".join(map((id_prefix + "%016X").__mod__, positions[:ids_max])), offset
+
+    def _append_columns(
+        self, topic: Topic, queue_id: int, body: bytes, origin: Origin, id_prefix: str,
+        suffix: bytes, ids_max: int | None,
+    ) -> tuple[str, int] | None:  # fmt: skip
+        """HOT. None when it has to be taken apart; nothing has changed then."""
+        from sluicemq.record import batch_columns  # noqa: PLC0415 - NumPy for large batches only
+
+        columns = batch_columns.split(body, suffix, text.tag_code_of_value)
+        if columns is None or (
+            int(columns.property_sizes.max()) > self._settings.broker.properties_length_max
+        ):
+            return None
+        heads = columns.heads
+        heads["sys_flag"], heads["born_time"] = origin.sys_flag, origin.born_time_ms
+        heads["born_host"], heads["store_host"] = origin.born_host, origin.store_host
+        positions, offset = self._writer.append_columns(topic.name, queue_id, columns)
+        self._count(topic, columns.body_sizes(), int(columns.property_sizes.sum()))
+        if topic.name == STAGING_TOPIC:
+            self.on_staged(queue_id, offset, columns.properties, columns.bodies)
+        ids = batch_columns.ids_of(id_prefix.encode(), positions[:ids_max])
+        return ids.decode(), offset
+
+    def _count(self, topic: Topic, sizes: Mapping[int, int], properties_bytes: int) -> None:
+        """`sizes`: how many bodies have which size."""
+        for size, count in sizes.items():
+            self.sizes[(size - 1).bit_length()] += count
+            topic.messages_in += count
+            topic.bytes_in += count * (size + topic.record_bytes)
+        topic.bytes_in += properties_bytes
+
+
+def refuse_in_batch(properties: dict[str, str]) -> None:
+    """Raises RequestError for what no message of a batch can be (spec/store.md §2.5)."""
+    if properties.get(TRAN_MSG, "").lower() == "true":
+        raise RequestError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            "a batch cannot be part of a transaction (property TRAN_MSG=true). The batch was not "
+            "stored. Send messages of transactions one by one.",
+        )
+    for name in ("DELAY", *TIMER_PROPERTIES, "TIMER_DEL_UNIQKEY"):
+        if properties.get(name, "0") != "0":
+            raise RequestError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"a message of a batch cannot be delayed (property {name}={properties[name]}). "
+                "The batch was not stored. Send delayed messages one by one.",
+            )
+
+
+class Record(NamedTuple):
+    """What a stored record says; `topic_view` and `body` are slices of the mapped log."""
+
+    size_bytes: int
+    body_crc: int
+    flag: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    born_time_ms: int
+    born_host: bytes
+    store_time_ms: int
+    store_host: bytes
+    reconsume_times: int
+    topic_view: memoryview
+    body: memoryview
+    properties: bytes
+
+    @property
+    def topic(self) -> str:
+        return str(self.topic_view, "utf-8", "replace")
+
+    def text(self, name: str) -> str:
+        """The value of a property, "" without it."""
+        return (text.value_of(self.properties, name.encode()) or b"").decode("utf-8", "replace")
+
+    def number(self, name: str) -> int | None:
+        """The value of a property if that is a number."""
+        value = text.value_of(self.properties, name.encode())
+        return int(value) if value is not None and value.isdigit() and len(value) < 19 else None
+
+    def all_properties(self) -> dict[str, str]:
+        return text.as_dict(self.properties.decode("utf-8", "replace"))
+
+    def draft(self, topic: str, queue_id: int, properties: dict[str, str]) -> Draft:
+        """The same message for another place."""
+        return Draft(
+            topic, queue_id, self.body, properties, self.born_time_ms, self.born_host,
+            self.store_host, self.flag, self.sys_flag, self.reconsume_times,
+        )  # fmt: skip
+
+
+def read_record(view: memoryview | None) -> Record | None:
+    """The record that `view` holds; None when it is none. HOT."""
+    if view is None:
+        return None
+    try:
+        (
+            size, magic, crc, _, flag, offset, position, sys_flag, born_ms, born_host, store_ms,
+            store_host, reconsumed, _, body_bytes,
+        ) = _unpack_head(view)  # fmt: skip
+        if magic == MAGIC_V1 and not sys_flag & _IPV6:
+            body_end = _HEAD_BYTES + body_bytes
+            topic_end = body_end + 1 + view[body_end]
+            return Record(
+                size, crc, flag, offset, position, sys_flag, born_ms, born_host, store_ms,
+                store_host, reconsumed, view[body_end + 1 : topic_end],
+                view[_HEAD_BYTES:body_end], bytes(view[topic_end + 2 : size]),
+            )  # fmt: skip
+        head = parse_head(view)
+    except (ProtocolError, IndexError, ValueError):
+        return None
+    return Record(
+        head.size_bytes, head.body_crc, head.flag, head.queue_offset, head.physical_offset,
+        head.sys_flag, head.born_time_ms, bytes(view[head.born_host]), head.store_time_ms,
+        bytes(view[head.store_host]), head.reconsume_times,
+        view[head.topic], view[head.body], bytes(view[head.properties]),
+    )  # fmt: skip
+
+
+class Entry(NamedTuple):
+    """A unit of a queue and its record; None when it has none, or that is deleted."""
+
+    offset: int
+    position: int
+    code: int
+    record: Record | None
+
+
+def entries(
+    store: Store,
+    topic: str,
+    queue_id: int,
+    offset: int,
+    units: Callable[[str, int, int, int], Buffer] | None = None,
+) -> Iterator[Entry]:
+    """A queue from an offset on, as it can be seen; `units` reads it (`Store.units`)."""
+    units = units or store.reader.units
+    while len(chunk := units(topic, queue_id, offset, _CHUNK_UNITS)):
+        for position, size, code in UNIT.iter_unpack(chunk):
+            view = None if size == BLANK_SIZE else store.reader.view_at(position)
+            yield Entry(offset, position, code, read_record(view))
+            offset += 1
+
+
+@lru_cache(maxsize=4096)
+def topic_name(name: bytes) -> str:
+    """The topic that a property's bytes name."""
+    return name.decode("utf-8", "replace")
+
+
+class Redelivery:
+    """Puts due messages into their own topics. What has been put is visible after the turn:
+    `finish` ends it and says whether it succeeded. When it did not, nothing was delivered and the
+    caller tries again."""
+
+    def __init__(self, store: Store, turns: Turns) -> None:
+        self._append = store.writer.append
+        self.finish = turns.end_own
+
+    def put(self, record: Record, added: bytes = b"") -> str | None:
+        """Append the message to its real topic, with more properties; returns the topic. HOT.
+
+        None when it cannot be stored there, now or ever: the reason is logged. Raises StoreError
+        when the store takes nothing at the moment.
+        """
+        properties = record.properties
+        name, queue_id = (
+            text.value_of(properties, REAL_TOPIC),
+            text.value_of(properties, REAL_QUEUE),
+        )
+        if name is None or queue_id is None or not queue_id.isdigit():
+            log.error("a message that is due says not where it belongs: it is passed over")
+            return None
+        topic = topic_name(name)
+        if topic in NOT_FOR_SENDS:
+            log.error("a message that is due belongs to %s: it is passed over", topic)
+            return None
+        if added and len(properties) + len(added) < PROPERTIES_BYTES_MAX:
+            properties += added if properties[-1:] == b"\x02" else b"\x02" + added
+        try:
+            self._append(
+                topic, int(queue_id), record.body, properties, text.tag_code_of(properties),
+                record.flag, record.sys_flag, record.born_time_ms, record.born_host,
+                record.store_host, record.reconsume_times,
+            )  # fmt: skip
+        except MessageIllegalError as error:
+            log.error("a message that is due cannot be stored in %s: %s", topic, error)
+            return None
+        return topic

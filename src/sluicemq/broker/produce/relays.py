@@ -245,28 +245,20 @@ class Replies:
             )
         properties = fields | text.as_dict(header.properties or "")
         if config.store_replies:
+            host = self.settings.store_host
             try:
-                fields |= self._store(header, command, peer, properties)
+                stored = self.intake.put(Draft(
+                    header.topic, header.queue_id, command.body, dict(properties),
+                    header.born_time_ms, peer.remote_bytes, host, header.flag, header.sys_flag,
+                ))  # fmt: skip
             except RequestError as error:
                 return Command(error.code, fields, remark=error.remark)
             except (StoreError, OSError) as error:
                 return Command(ResponseCode.SYSTEM_ERROR, fields, remark=str(error))
+            fields["msgId"] = offset_message_id(host, stored.physical_offset)
+            fields["queueId"] = str(header.queue_id)
+            fields["queueOffset"] = str(stored.queue_offset)
         return self._push(header, command, peer, properties, fields)
-
-    def _store(
-        self, header: SendMessageRequest, command: Command, peer: Peer, properties: dict[str, str]
-    ) -> dict[str, str]:
-        """What the answer says of where it lies."""
-        host = self.settings.store_host
-        stored = self.intake.put(Draft(
-            header.topic, header.queue_id, command.body, dict(properties), header.born_time_ms,
-            peer.remote_bytes, host, header.flag, header.sys_flag,
-        ))  # fmt: skip
-        return {
-            "msgId": offset_message_id(host, stored.physical_offset),
-            "queueId": str(header.queue_id),
-            "queueOffset": str(stored.queue_offset),
-        }
 
     def _push(
         self,

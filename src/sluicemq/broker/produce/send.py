@@ -1,4 +1,4 @@
-"""Sends: 310 (letters), 10 (long names), 320 (batch).
+"""Sends: 310 (letters), 10 (long names), 320 (batch), and what a consumer could not handle: 36.
 
 `Send.send_quick` is the hot path: it takes the letters from the header as it came, looks the topic
 up, appends and formats the answer in one go. Everything that is not the plain case (unknown topic,
@@ -7,32 +7,77 @@ the same work with care. tests/unit/broker/test_send.py holds the two equal.
 
 What a message cannot be (a prepared or a delayed one in a batch) is refused, so that it is never
 stored as an ordinary message.
+
+Where the failures of a consumer group go (`Retries`):
+
+    %RETRY%group     retryQueueNums queues; a message waits (a delay level) before it lies there
+    %DLQ%group       one queue, readable and writable like any topic: a group may subscribe to it
+
+36 says where the message lies in the log and for which group. A copy goes to the group's retry
+topic, with its count one higher, by the way of a delay level:
+
+    delayLevel  0   level 3 + times so far: 10 s, 30 s, 1 m … 2 h, sixteen in all
+               >0   that level
+               <0   no more: dead letters
+    times so far >= maxReconsumeTimes (the header's, else the group's): dead letters
+
+The copy keeps body, flags, born time and host, keys, tag and id. RETRY_TOPIC says where it was
+first read, ORIGIN_MESSAGE_ID where it first lay; both survive all rounds (spec/delivery.md §4).
+The answer leaves when the copy is safe: the consumer then counts the original as done.
+
+A group that reads a %DLQ% topic is a group like any other: what it fails on goes to *its* retry
+topic and *its* dead letters, and is counted from the beginning. RocketMQ counts on: there such a
+failure is a dead letter again at once (spec/delivery.md §4, §17 of remoting.md).
 """
 
+import logging
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
 
-from sluicemq.broker.produce.batch import BatchIntake, Origin, refuse_in_batch
-from sluicemq.broker.produce.intake import ILLEGAL, Draft, Intake, code_of
-from sluicemq.broker.produce.retries import Retries
+from sluicemq.acl.guard import Access
+from sluicemq.acl.verdict import SUB
+from sluicemq.broker.consume.clients import Consumers, QueueLocks
+from sluicemq.broker.lanes.rules import LANE_PROPERTY, lane_id
+from sluicemq.broker.produce.intake import (
+    ILLEGAL,
+    Draft,
+    Intake,
+    Origin,
+    code_of,
+    read_record,
+    refuse_in_batch,
+)
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import HALF_TOPIC, Topic, Topics, topic_fault
+from sluicemq.broker.topics import HALF_TOPIC, Groups, Topic, Topics, topic_fault
 from sluicemq.broker.turns import Durable, Turns
 from sluicemq.clock import Clock
 from sluicemq.errors import MessageIllegalError, RequestError, StoreError, StoreFullError
-from sluicemq.model.ids import UniqueIds
-from sluicemq.model.message import PREPARED, TRAN_MSG, TRANSACTION_MASK
-from sluicemq.model.topic import PERM_WRITE, RETRY_PREFIX
-from sluicemq.net.dispatch import Peer
+from sluicemq.model.ids import UniqueIds, offset_message_id
+from sluicemq.model.message import (
+    DELAY,
+    ORIGIN_MESSAGE_ID,
+    PREPARED,
+    RETRY_TOPIC,
+    TIMER_PROPERTIES,
+    TRAN_MSG,
+    TRANSACTION_MASK,
+    UNIQ_KEY,
+    WAIT,
+)
+from sluicemq.model.topic import DLQ_PREFIX, PERM_WRITE, RETRY_PREFIX, GroupConfig
+from sluicemq.net.dispatch import Peer, finish_answer
 from sluicemq.record import codec as text
 from sluicemq.store.store import Store
 from sluicemq.wire.codes import ResponseCode
 from sluicemq.wire.frames import FLAG_ONEWAY, SERVER_LANGUAGE, VERSION, Command
-from sluicemq.wire.headers import BRIEF_FIELD, SendMessageRequest
+from sluicemq.wire.headers import BRIEF_FIELD, SendBackRequest, SendMessageRequest
+
+log = logging.getLogger(__name__)
 
 _pack_prefix: Final = struct.Struct(">II").pack
 _MONTH_MS: Final = 31 * 24 * 3600 * 1000
@@ -43,9 +88,148 @@ _NOT_PLAIN: Final = KeyError, TypeError, ValueError, AttributeError
 _NOT_TAKEN: Final = StoreError, OSError, OverflowError, struct.error
 """What the store's append raises when it is full, or a number does not fit the record. Anything
 else is a bug, answered and logged as one; a second try on the usual way would hide it."""
+_REFUSALS: Final = RequestError, MessageIllegalError, StoreError, OSError
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+UNIT_SYS_FLAG: Final = 0x1
+LEVEL_FIRST: Final = 3
+SAY_PERIOD_S: Final = 60.0
+_CLIENT_SAYS_MAX_SINCE: Final = 121  # V3_4_9: maxReconsumeTimes of a request counts
+_DELAYS: Final = (DELAY, *TIMER_PROPERTIES)
 
-Work = Callable[[SendMessageRequest, Command, Peer], Durable]
+
+@dataclass(slots=True, eq=False)
+class Retries:
+    """The request family of consumers that failed: the rules, the two topics, and how much went
+    there."""
+
+    settings: Settings
+    topics: Topics
+    groups: Groups
+    store: Store
+    intake: Intake
+    consumers: Consumers
+    locks: QueueLocks
+    clock: Clock
+    access: Access = field(default_factory=Access)
+    next_queue: int = field(default=0, init=False)
+    said_s: dict[str, float] = field(default_factory=dict, init=False)
+    retried: dict[str, int] = field(default_factory=dict, init=False)
+    """Messages that will come again, by group."""
+    dead: dict[str, int] = field(default_factory=dict, init=False)
+    """Dead letters, by group."""
+
+    def send_back(self, header: SendBackRequest, command: Command, peer: Peer) -> Durable:
+        """36."""
+        topic_count = len(self.topics)
+        found = self.consumers.lane_of(header.group, peer, command.fields)
+        lane = lane_id(found.key) if found is not None else ""
+        try:
+            self._store_copy(header, command.version, lane)
+        except (StoreError, OSError) as error:
+            remark = f"the message was not sent back: {error}"
+            raise RequestError(code_of(error), remark) from error
+        answer = Command(ResponseCode.SUCCESS)
+        frame = b"" if command.is_oneway else finish_answer(answer, command)
+        return Durable(frame, announces=len(self.topics) > topic_count)
+
+    def _store_copy(self, header: SendBackRequest, version: int, lane: str) -> None:
+        """To the retry topic, or to the dead letters. Raises RequestError, StoreError."""
+        config = self.config(header.group)
+        broker = self.settings.broker
+        if not broker.broker_permission & PERM_WRITE:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION,
+                f"the broker[{broker.broker_name}] sending message is forbidden",
+            )
+        if config.retry_queues <= 0:
+            return  # a group that wants no retries; its message is done
+        draft = self._copy(header.physical_offset)
+        properties, times = draft.properties, draft.reconsume_times
+        properties.pop(LANE_PROPERTY, None)
+        if lane:  # it returns to the lane that it comes from
+            properties[LANE_PROPERTY] = lane
+        level = header.delay_level
+        if level < 0 or times >= times_max(config, header.reconsume_times_max, version):
+            topic = self.bury(config.name, properties)
+        else:
+            sys_flag = UNIT_SYS_FLAG if header.unit_mode else 0
+            topic = self.topics.ensure(RETRY_PREFIX + config.name, config.retry_queues, sys_flag)
+            properties[DELAY] = str(level or LEVEL_FIRST + times)
+        if not topic.config.perm & PERM_WRITE:
+            raise RequestError(
+                ResponseCode.NO_PERMISSION, f"the topic[{topic.name}] sending message is forbidden"
+            )
+        self.next_queue += 1
+        draft.topic = topic.name
+        draft.queue_id = self.next_queue % max(topic.config.write_queues, 1)
+        draft.reconsume_times = times + 1
+        self.intake.accept(draft)
+        name = properties.get(UNIQ_KEY) or properties[ORIGIN_MESSAGE_ID]
+        self.stored(config.name, topic, name, times)
+
+    def _copy(self, position: int) -> Draft:
+        """The message that lies there, bound for nowhere yet. Raises RequestError."""
+        data = self.store.reader.record_at(position)
+        record = read_record(None if data is None else memoryview(data))
+        if data is None or record is None:
+            raise RequestError(
+                ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {position}"
+            )
+        # Else whoever may read one group could read every message by its place in the log.
+        self.access.require_record(data, SUB)
+        topic, properties = record.topic, record.all_properties()
+        origin = offset_message_id(record.store_host, record.physical_offset)
+        properties.setdefault(ORIGIN_MESSAGE_ID, origin)
+        draft = record.draft(topic, 0, properties)
+        if topic.startswith(DLQ_PREFIX):  # it begins anew
+            properties[RETRY_TOPIC] = topic
+            draft.reconsume_times = 0
+        properties.setdefault(RETRY_TOPIC, topic)
+        properties[WAIT] = "false"
+        properties.pop(TRAN_MSG, None)  # it is committed: no prepared message
+        draft.store_host = self.settings.store_host
+        return draft
+
+    def config(self, group: str) -> GroupConfig:
+        """The group's settings; made where that is allowed. Raises RequestError when there is no
+        such group."""
+        config = self.groups.find(group)
+        if config is None:
+            raise RequestError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group not exist, {group}. Create it, or set "
+                "autoCreateSubscriptionGroup=true in broker.conf.",
+            )
+        return config
+
+    def bury(self, group: str, properties: MutableMapping[str, str]) -> Topic:
+        """A message becomes a dead letter, at once: its delays are taken off. Returns its topic,
+        made when it is missing."""
+        for name in _DELAYS:
+            properties.pop(name, None)
+        return self.topics.ensure(DLQ_PREFIX + group, 1)
+
+    def stored(self, group: str, topic: Topic, message_id: str, times: int) -> None:
+        """Counts a message that is stored: it will come again, or it is a dead letter."""
+        if not topic.name.startswith(DLQ_PREFIX):
+            self.retried[group] = self.retried.get(group, 0) + 1
+            return
+        count = self.dead[group] = self.dead.get(group, 0) + 1
+        now_s = self.clock.monotonic_s()
+        if now_s - self.said_s.get(group, -SAY_PERIOD_S) >= SAY_PERIOD_S:
+            self.said_s[group] = now_s
+            log.warning(
+                "group %s gives up on message %s after %d retries: it goes to %s (%d dead letters "
+                "since the start; this is said once a minute)",
+                group, message_id, times, topic.name, count,
+            )  # fmt: skip
+
+
+def times_max(config: GroupConfig, said: int | None, version: int) -> int:
+    """How often a message of a group comes again at most; `said` by the request's header."""
+    if said is not None and version >= _CLIENT_SAYS_MAX_SINCE:
+        return said
+    return config.retry_times_max
 
 
 class Send:
@@ -73,9 +257,7 @@ class Send:
         self._unique_ids = unique_ids
         self._next_queue = 0
         self.failures = 0
-        self.sizes = [0] * 64
-        """Messages by the number of bits of (body size - 1)."""
-        self.batches = BatchIntake(settings, store, intake, self.sizes)
+        self.sizes = intake.sizes
         self.fifo: dict[str, int] = {}
         """Messages with a sharding key, by topic."""
         settings.on_change(self.prepare)
@@ -95,7 +277,6 @@ class Send:
             "CLUSTER": config.cluster_name,
         }
         self._suffix = text.as_text(self._added)
-        self.batches.suffix = self._suffix.encode()
         escaped = orjson.dumps(config.region).decode().replace("%", "%%")
         begin = '{"code":0,"extFields":{"queueId":"%d",'
         end = (
@@ -186,94 +367,96 @@ class Send:
 
     def send(self, header: SendMessageRequest, command: Command, peer: Peer) -> Durable | Command:
         """310 (letters), 10 (the names of the Go client)."""
-        work = self._batch if header.batch else self._single
-        return self._answered(work, header, command, peer)
+        if header.batch:
+            return self.send_batch(header, command, peer)
+        try:
+            topics_before = len(self._topics)
+            topic = self._topic(header, peer)
+            queue_id = self._queue_id(topic, header.queue_id, peer)
+            properties = text.as_dict(header.properties or "")
+            _check_kind(properties, header.sys_flag)
+            group = None
+            if header.topic.startswith(RETRY_PREFIX):
+                # A consumer sends by itself when 36 fails: too many attempts, or a group that
+                # consumes in order (it has tried at its own place), lead to the dead letters, at
+                # once (spec/remoting.md §17).
+                group = header.topic.removeprefix(RETRY_PREFIX)
+                config = self._retries.config(group)
+                most = times_max(config, header.reconsume_times_max, command.version)
+                if (header.reconsume_times or 0) > most or self._retries.locks.holds_any(group):
+                    topic, queue_id = self._retries.bury(group, properties), 0
+            properties.pop("POP_CK", None)
+            for name, value in self._added.items():
+                properties.setdefault(name, value)
+            if "UNIQ_KEY" not in properties:
+                properties["UNIQ_KEY"] = self._unique_ids.next(self._clock.now_ms() % _MONTH_MS)
+            draft = Draft(
+                topic.name, queue_id, command.body, properties, header.born_time_ms,
+                peer.remote_bytes, self.store_host, header.flag, header.sys_flag,
+                header.reconsume_times or 0,
+            )  # fmt: skip
+            stored = self._intake.accept(draft)
+            if group is not None:
+                self._retries.stored(group, topic, properties["UNIQ_KEY"], draft.reconsume_times)
+            # A prepared message enters its own topic when it is committed.
+            counted = self._by_name.get(HALF_TOPIC, topic) if draft.topic == HALF_TOPIC else topic
+            body_bytes = len(command.body)
+            counted.messages_in += 1
+            counted.bytes_in += body_bytes + stored.properties_bytes + counted.record_bytes
+            self.sizes[(body_bytes - 1).bit_length()] += 1
+            if "__SHARDINGKEY" in properties:
+                self.fifo[counted.name] = self.fifo.get(counted.name, 0) + 1
+            message_id = f"{self._id_prefix}{stored.physical_offset:016X}"
+            return self._success(
+                command, queue_id, stored.queue_offset, message_id,
+                properties["UNIQ_KEY"], _waits(properties), topic,
+                len(self._topics) == topics_before, draft.answer_fields,
+            )  # fmt: skip
+        except _REFUSALS as error:
+            return self._refused(error)
 
     def send_batch(
         self, header: SendMessageRequest, command: Command, peer: Peer
     ) -> Durable | Command:
-        """320: always letters, whatever the flag `m` says."""
-        return self._answered(self._batch, header, command, peer)
-
-    def _answered(
-        self, work: Work, header: SendMessageRequest, command: Command, peer: Peer
-    ) -> Durable | Command:
-        """Failed sends carry region and trace switch too (spec/traffic item 11)."""
+        """320: always letters, whatever the flag `m` says. Each message becomes a record of its
+        own. The batch's own properties (WAIT, an id) are not mixed into them: the 5.3.3 broker
+        appends them, and every message of the batch then shows the batch's id."""
         try:
-            return work(header, command, peer)
-        except RequestError as error:
-            code, remark = error.code, error.remark
-        except MessageIllegalError as error:
-            limit = self._settings.store.message_bytes_max
-            code, remark = code_of(error), f"{ILLEGAL.format(limit)} {error}"
-        except StoreFullError as error:
-            code, remark = code_of(error), str(error)
-        except (StoreError, OSError) as error:
-            code, remark = code_of(error), f"{type(error).__name__}: {error}"
+            if header.topic.startswith(RETRY_PREFIX):
+                what = "batch request does not support retry group"
+                return self._refused(RequestError(ResponseCode.MESSAGE_ILLEGAL, what))
+            known = header.topic in self._topics
+            topic = self._topic(header, peer)
+            queue_id = self._queue_id(topic, header.queue_id, peer)
+            own = text.as_dict(header.properties or "")
+            refuse_in_batch(own)
+            _check_kind(own, header.sys_flag)
+            origin = Origin(
+                header.sys_flag, header.born_time_ms, peer.remote_bytes, self.store_host
+            )
+            ids, queue_offset = self._intake.append_batch(
+                topic, queue_id, command.body, origin, self._id_prefix, self._suffix.encode(),
+                is_brief=BRIEF_FIELD in (command.fields or {}),
+            )  # fmt: skip
+            return self._success(
+                command, queue_id, queue_offset, ids, own.get("UNIQ_KEY", ""),
+                _waits(own), topic, known,
+            )  # fmt: skip
+        except _REFUSALS as error:
+            return self._refused(error)
+
+    def _refused(self, error: Exception) -> Command:
+        """Failed sends carry region and trace switch too (spec/traffic item 11)."""
+        if isinstance(error, RequestError):
+            remark = error.remark
+        elif isinstance(error, MessageIllegalError):
+            remark = f"{ILLEGAL.format(self._settings.store.message_bytes_max)} {error}"
+        else:
+            is_full = isinstance(error, StoreFullError)
+            remark = str(error) if is_full else f"{type(error).__name__}: {error}"
         self.failures += 1
         fields = {"TRACE_ON": self._trace, "MSG_REGION": self._region}
-        return Command(code, fields, remark=remark)
-
-    def _single(self, header: SendMessageRequest, command: Command, peer: Peer) -> Durable:
-        topics_before = len(self._topics)
-        topic = self._topic(header, peer)
-        queue_id = self._queue_id(topic, header.queue_id, peer)
-        properties = text.as_dict(header.properties or "")
-        _check_kind(properties, header.sys_flag)
-        if header.topic.startswith(RETRY_PREFIX):
-            topic, queue_id = self._retry_topic(header, command, topic, queue_id, properties)
-        properties.pop("POP_CK", None)
-        for name, value in self._added.items():
-            properties.setdefault(name, value)
-        if "UNIQ_KEY" not in properties:
-            properties["UNIQ_KEY"] = self._unique_ids.next(self._clock.now_ms() % _MONTH_MS)
-        draft = Draft(
-            topic.name, queue_id, command.body, properties, header.born_time_ms,
-            peer.remote_bytes, self.store_host, header.flag, header.sys_flag,
-            header.reconsume_times or 0,
-        )  # fmt: skip
-        stored = self._intake.accept(draft)
-        if header.topic.startswith(RETRY_PREFIX):
-            group = header.topic.removeprefix(RETRY_PREFIX)
-            self._retries.stored(group, topic, properties["UNIQ_KEY"], draft.reconsume_times)
-        # A prepared message enters its own topic when it is committed.
-        counted = self._by_name.get(HALF_TOPIC, topic) if draft.topic == HALF_TOPIC else topic
-        body_bytes = len(command.body)
-        counted.messages_in += 1
-        counted.bytes_in += body_bytes + stored.properties_bytes + counted.record_bytes
-        self.sizes[(body_bytes - 1).bit_length()] += 1
-        if "__SHARDINGKEY" in properties:
-            self.fifo[counted.name] = self.fifo.get(counted.name, 0) + 1
-        message_id = f"{self._id_prefix}{stored.physical_offset:016X}"
-        return self._success(
-            command, queue_id, stored.queue_offset, message_id,
-            properties["UNIQ_KEY"], _waits(properties), topic,
-            len(self._topics) == topics_before, draft.answer_fields,
-        )  # fmt: skip
-
-    def _batch(self, header: SendMessageRequest, command: Command, peer: Peer) -> Durable:
-        """Each message becomes a record of its own. The batch's own properties (WAIT, an id) are
-        not mixed into them: the 5.3.3 broker appends them, and every message of the batch then
-        shows the batch's id."""
-        if header.topic.startswith(RETRY_PREFIX):
-            raise RequestError(
-                ResponseCode.MESSAGE_ILLEGAL, "batch request does not support retry group"
-            )
-        known = header.topic in self._topics
-        topic = self._topic(header, peer)
-        queue_id = self._queue_id(topic, header.queue_id, peer)
-        own = text.as_dict(header.properties or "")
-        refuse_in_batch(own)
-        _check_kind(own, header.sys_flag)
-        origin = Origin(header.sys_flag, header.born_time_ms, peer.remote_bytes, self.store_host)
-        ids, queue_offset = self.batches.append(
-            topic, queue_id, command.body, origin, self._id_prefix,
-            is_brief=BRIEF_FIELD in (command.fields or {}),
-        )  # fmt: skip
-        return self._success(
-            command, queue_id, queue_offset, ids, own.get("UNIQ_KEY", ""),
-            _waits(own), topic, known,
-        )  # fmt: skip
+        return Command(code_of(error), fields, remark=remark)
 
     # ------------------------------------------------------------------------------- where to
 
@@ -318,25 +501,6 @@ class Send:
                 f"request queueId[{queue_id}] is illegal, {topic} Producer: {peer.remote}",
             )
         return queue_id
-
-    def _retry_topic(
-        self,
-        header: SendMessageRequest,
-        command: Command,
-        topic: Topic,
-        queue_id: int,
-        properties: dict[str, str],
-    ) -> tuple[Topic, int]:
-        """Where a message for retry goes, which a consumer sends by itself when 36 fails: too many
-        attempts, or a group that consumes in order, lead to the dead letters, at once
-        (spec/remoting.md §17). Raises RequestError."""
-        group = header.topic.removeprefix(RETRY_PREFIX)
-        config = self._retries.config(group)
-        times = header.reconsume_times or 0
-        times_max = self._retries.times_max(config, header.reconsume_times_max, command.version)
-        if times <= times_max and not self._retries.is_ordered(group):
-            return topic, queue_id
-        return self._retries.bury(group, properties), 0
 
     # -------------------------------------------------------------------------------- answers
 

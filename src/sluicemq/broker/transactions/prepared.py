@@ -36,8 +36,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from sluicemq.broker.produce.intake import Draft
-from sluicemq.broker.produce.redelivery import Record, entries, read_record
+from sluicemq.broker.produce.intake import Draft, Record, entries, read_record
 from sluicemq.broker.topics import HALF_TOPIC, OP_TOPIC
 from sluicemq.config import BrokerConfig
 from sluicemq.errors import RequestError

@@ -12,7 +12,7 @@ from typing import Final
 
 from sluicemq.acl.guard import Access
 from sluicemq.acl.verdict import PUB
-from sluicemq.broker.produce.redelivery import Record
+from sluicemq.broker.produce.intake import Record
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.transactions.prepared import REAL_QUEUE, Prepared, prepared_of
 from sluicemq.broker.transactions.transactions import OUTCOMES, Transactions

@@ -38,8 +38,7 @@ from typing import Final, NamedTuple
 from sluicemq.broker.background import Progress, Slice
 from sluicemq.broker.consume.clients import Member, Producers
 from sluicemq.broker.offsets import Offsets
-from sluicemq.broker.produce.intake import Draft, Intake
-from sluicemq.broker.produce.redelivery import Record
+from sluicemq.broker.produce.intake import Draft, Intake, Record
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import HALF_TOPIC, LIMIT_TOPIC, OP_TOPIC, Topics
 from sluicemq.broker.transactions.prepared import (

@@ -17,8 +17,7 @@ from typing import Any, Final, Protocol
 
 from sluicemq.broker.background import Progress, Slice, Worker
 from sluicemq.broker.documents import Document
-from sluicemq.broker.produce.intake import Intake
-from sluicemq.broker.produce.redelivery import Redelivery, entries, read_record
+from sluicemq.broker.produce.intake import Intake, Redelivery, entries, read_record
 from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import SCHEDULE_TOPIC, TIMER_TOPIC
 from sluicemq.broker.turns import Turns

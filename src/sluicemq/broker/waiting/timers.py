@@ -32,9 +32,9 @@ from itertools import chain, takewhile
 from typing import Final, NamedTuple
 
 from sluicemq.broker.background import Slice
-from sluicemq.broker.produce.intake import Intake
-from sluicemq.broker.produce.redelivery import (
+from sluicemq.broker.produce.intake import (
     Entry,
+    Intake,
     Record,
     Redelivery,
     entries,

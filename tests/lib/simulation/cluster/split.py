@@ -30,7 +30,7 @@ from simulation.cluster.ledger import Group, Ledger, Place, Sent, place_of
 from simulation.cluster.nodes import BrokerNode, ClientNode
 from simulation.cluster.world import ClusterWorld
 from simulation.crashes.plan import Violation
-from sluicemq.broker.consume.contract import STRICT
+from sluicemq.broker.consume.clients import STRICT
 from sluicemq.broker.lanes.rules import subscription_key
 from sluicemq.client.aio import members as groups
 from sluicemq.errors import SluiceError
