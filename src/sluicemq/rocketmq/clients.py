@@ -22,11 +22,11 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 from sluicemq.client.aio.producer import Producer, Transaction
 from sluicemq.client.aio.pull import PullResult as CorePullResult
@@ -45,6 +45,8 @@ from sluicemq.model.subscription import SQL92, TAG
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.tls import Tls
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 _log = logging.getLogger("sluicemq.client")
 
@@ -341,6 +343,13 @@ class Client(Generic[T]):
         """The asyncio client, on its loop."""
         raise NotImplementedError
 
+    def _run(
+        self, method: Callable[Concatenate[T, P], Awaitable[R]], *given: P.args, **named: P.kwargs
+    ) -> R:
+        """Calls a method of the asyncio client, and waits."""
+        portal, client = self._on_loop()
+        return portal.run(method, client, *given, **named)
+
     def _on_loop(self) -> tuple[Portal, T]:
         if self._portal is None or self._client is None:
             raise ClosedError("this client does not run.", cure="Call start() first.")
@@ -392,8 +401,7 @@ class DefaultMQProducer(Client[Producer]):
 
     def recall_message(self, topic: str, recall_handle: str) -> str:
         """Takes a timed message back; returns its id. The topic stands in the handle as well."""
-        portal, producer = self._on_loop()
-        return portal.call(producer.recall(recall_handle))
+        return self._run(Producer.recall, recall_handle)
 
     def send(
         self,
@@ -405,16 +413,14 @@ class DefaultMQProducer(Client[Producer]):
         timeout_ms: int | None = None,
     ) -> SendResult:
         """Sends and waits; for a list (a batch) the result is that of its first message."""
-        portal, producer = self._on_loop()
+        options: dict[str, Any] = {"queue": queue, "timeout_ms": timeout_ms}
         if not isinstance(message, Message):
             frozen = [one.frozen() for one in message]
-            results = portal.call(producer.send_batch(frozen, queue=queue, timeout_ms=timeout_ms))
-            return SendResult.of(results[0])
-        options: dict[str, Any] = {"queue": queue, "timeout_ms": timeout_ms}
+            return SendResult.of(self._run(Producer.send_batch, frozen, **options)[0])
         if selector is not None:
             choose = selector
             options["selector"] = lambda queues, _: choose(queues, message, arg)
-        return SendResult.of(portal.call(producer.send(message.frozen(), **options)))
+        return SendResult.of(self._run(Producer.send, message.frozen(), **options))
 
     def send_async(
         self,
@@ -437,13 +443,11 @@ class DefaultMQProducer(Client[Producer]):
 
     def send_oneway(self, message: Message) -> None:
         """Does not wait for the broker: the message may get lost."""
-        portal, producer = self._on_loop()
-        portal.call(producer.send_oneway(message.frozen()))
+        self._run(Producer.send_oneway, message.frozen())
 
     def request(self, message: Message, timeout_ms: int = 3000) -> Message:
         """Sends a request and waits for its reply. Raises RequestTimeoutError."""
-        portal, producer = self._on_loop()
-        reply = portal.call(producer.request(message.frozen(), timeout_s=timeout_ms / 1000))
+        reply = self._run(Producer.request, message.frozen(), timeout_s=timeout_ms / 1000)
         made = Message(reply.topic, reply.body, tags=reply.tag, keys=reply.keys)
         made.properties = dict(reply.properties)
         return made

@@ -281,8 +281,7 @@ class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
         self, queues: Sequence[MessageQueue], expression: str | MessageSelector = "*"
     ) -> None:
         """Reads exactly these queues."""
-        portal, consumer = self._on_loop()
-        portal.call(consumer.assign(queues, **_filter(_selector(expression))))
+        self._run(LitePullConsumer.assign, queues, **_filter(_selector(expression)))
 
     def assignment(self) -> list[MessageQueue]:
         """The queues that are read now."""
@@ -290,9 +289,9 @@ class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
 
     def poll(self, timeout_ms: int | None = None) -> list[MessageExt]:
         """The next messages, [] when none came in time (`poll_timeout_millis`)."""
-        portal, consumer = self._on_loop()
         wait_ms = self.poll_timeout_millis if timeout_ms is None else timeout_ms
-        polled = portal.call(consumer.poll(wait_ms / 1000, count_max=self.pull_batch_size))
+        poll = LitePullConsumer.poll
+        polled = self._run(poll, wait_ms / 1000, count_max=self.pull_batch_size)
         return [MessageExt(message.record, message.attempt) for message in polled]
 
     commit = commit_sync = blocking(LitePullConsumer.commit)
@@ -305,8 +304,7 @@ class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
 
     def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """The first offset stored at that time or later."""
-        portal, consumer = self._on_loop()
-        return portal.call(consumer.offset_for_time(queue, timestamp_ms))
+        return self._run(LitePullConsumer.offset_for_time, queue, timestamp_ms)
 
     def commit_async(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """The same without waiting."""
@@ -324,8 +322,7 @@ class DefaultLitePullConsumer(_GroupClient[LitePullConsumer]):
 
     def committed(self, queue: MessageQueue) -> int:
         """The committed offset, -1 when there is none."""
-        portal, consumer = self._on_loop()
-        offset = portal.call(consumer.committed(queue))
+        offset = self._run(LitePullConsumer.committed, queue)
         return -1 if offset is None else offset
 
 
@@ -345,8 +342,7 @@ class DefaultMQPullConsumer(Client[PullConsumer]):
 
     def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """The first offset stored at that time or later."""
-        portal, consumer = self._on_loop()
-        return portal.call(consumer.offset_for_time(queue, timestamp_ms))
+        return self._run(PullConsumer.offset_for_time, queue, timestamp_ms)
 
     def pull(
         self,
@@ -358,10 +354,10 @@ class DefaultMQPullConsumer(Client[PullConsumer]):
         wait_s: float = 0.0,
     ) -> PullResult:
         """FOUND, NO_NEW_MSG, NO_MATCHED_MSG or OFFSET_ILLEGAL, at once."""
-        portal, consumer = self._on_loop()
-        how = _filter(_selector(expression))
-        result = portal.call(consumer.pull(queue, offset, count_max=max_nums, wait_s=wait_s, **how))
-        return PullResult.of(result)
+        how: dict[str, Any] = _filter(_selector(expression))
+        pull = PullConsumer.pull
+        found = self._run(pull, queue, offset, count_max=max_nums, wait_s=wait_s, **how)
+        return PullResult.of(found)
 
     def pull_block_if_not_found(
         self,
@@ -376,24 +372,20 @@ class DefaultMQPullConsumer(Client[PullConsumer]):
 
     def fetch_consume_offset(self, queue: MessageQueue) -> int:
         """What was stored, -1 when there is nothing."""
-        portal, consumer = self._on_loop()
-        offset = portal.call(consumer.committed(queue))
+        offset = self._run(PullConsumer.committed, queue)
         return -1 if offset is None else offset
 
     def min_offset(self, queue: MessageQueue) -> int:
         """The first stored offset."""
-        portal, consumer = self._on_loop()
-        return portal.call(consumer.offsets(queue))[0]
+        return self._run(PullConsumer.offsets, queue)[0]
 
     def max_offset(self, queue: MessageQueue) -> int:
         """The offset that the next message will get."""
-        portal, consumer = self._on_loop()
-        return portal.call(consumer.offsets(queue))[1]
+        return self._run(PullConsumer.offsets, queue)[1]
 
     def send_message_back(self, message: MessageExt, delay_level: int = 0) -> None:
         """The group gets the message again, by its retry topic."""
-        portal, consumer = self._on_loop()
-        portal.call(consumer.send_back(message.record, delay_level))
+        self._run(PullConsumer.send_back, message.record, delay_level)
 
 
 def _selector(expression: str | MessageSelector) -> MessageSelector:

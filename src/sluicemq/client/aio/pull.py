@@ -13,7 +13,7 @@ A paused queue is neither fetched from nor handed out; what was fetched before w
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -311,6 +311,13 @@ class LitePullConsumer:
             )
         self._reader(queue).move(offset)
 
+    async def _seek(
+        self, queue: MessageQueue, find: Callable[[MessageQueue], Awaitable[int]]
+    ) -> None:
+        self._reader(queue)  # else nobody is asked
+        offset = await find(queue)
+        self._reader(queue).move(offset)
+
     def _reader(self, queue: MessageQueue) -> QueueReader:
         reader = self._readers.get(queue)
         if reader is None:
@@ -322,21 +329,15 @@ class LitePullConsumer:
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
         """The next messages of a queue are the oldest stored ones."""
-        self._reader(queue)
-        offset = await self._cluster.offset_min(queue)
-        self._reader(queue).move(offset)
+        await self._seek(queue, self._cluster.offset_min)
 
     async def seek_to_end(self, queue: MessageQueue) -> None:
         """The next messages of a queue are those that come from now on."""
-        self._reader(queue)
-        offset = await self._cluster.offset_max(queue)
-        self._reader(queue).move(offset)
+        await self._seek(queue, self._cluster.offset_max)
 
     async def seek_to_time(self, queue: MessageQueue, time_ms: int) -> None:
         """The next messages of a queue are those stored at `time_ms` or later."""
-        self._reader(queue)
-        offset = await self._cluster.offset_by_time(queue, time_ms)
-        self._reader(queue).move(offset)
+        await self._seek(queue, lambda queue: self._cluster.offset_by_time(queue, time_ms))
 
     async def offset_for_time(self, queue: MessageQueue, time_ms: int) -> int:
         """The first offset stored at `time_ms` (milliseconds since 1970) or later."""

@@ -49,7 +49,6 @@ from sluicemq.client.core.consuming import (
 from sluicemq.client.core.sending import Sender
 from sluicemq.client.core.tracing import Outcome
 from sluicemq.errors import GroupNotFoundError, ProtocolError, RequestError, SluiceError
-from sluicemq.filter.subscriptions import tag_matches
 from sluicemq.model.message import StoredMessage
 from sluicemq.model.subscription import Subscription
 from sluicemq.model.topic import RETRY_PREFIX, MessageQueue
@@ -390,10 +389,10 @@ class QueueReader:
             self._moved(answer)
             return
         messages = []
-        subscription, in_flight = self.subscription, self.in_flight
+        tags, in_flight = self.subscription.tags, self.in_flight
         if answer.status is PullStatus.FOUND:
             for record in decode_records(answer.data, broker=self.queue.broker):
-                if tag_matches(subscription, record.tag):
+                if not tags or record.tag in tags:
                     in_flight.add(record.queue_offset, record.size_bytes)
                     messages.append(ReceivedMessage(record, self, in_flight))
         in_flight.passed(answer.next_offset)

@@ -12,11 +12,11 @@ leaves the groups.
 """
 
 import asyncio
+import functools
 import os
 import weakref
-from collections.abc import Callable, Sequence
-from functools import cached_property
-from typing import Any, Final, Self, Unpack
+from collections.abc import Callable
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
 from sluicemq.client.aio.broker_requests import BrokerRequests
 from sluicemq.client.aio.cluster import Admin, Cluster, Tasks
@@ -26,14 +26,11 @@ from sluicemq.client.aio.offsets import INSTANCE, OffsetFiles
 from sluicemq.client.aio.producer import (
     DEFAULT_GROUP,
     CloseReport,
-    OnDone,
     Producer,
     Requester,
     TraceWriter,
-    Transaction,
 )
 from sluicemq.client.aio.pull import READ_GROUP, LitePullConsumer, PullConsumer
-from sluicemq.client.core.answers import SendResult
 from sluicemq.client.core.consuming import (
     BYTES_MAX,
     COUNT_MAX,
@@ -45,31 +42,39 @@ from sluicemq.client.core.consuming import (
     Start,
     make_subscription,
 )
-from sluicemq.client.core.messages import MessageOptions, checked_group
+from sluicemq.client.core.messages import checked_group
 from sluicemq.client.core.names import Credentials
-from sluicemq.client.core.replies import REPLY_TIMEOUT_S
 from sluicemq.client.core.sending import (
     SEND_TIMEOUT_MS,
     ProducerOptions,
-    SendOptions,
-    TransactionOptions,
 )
 from sluicemq.client.core.tracing import Tracing, trace_topic
 from sluicemq.client.keeper import Keeper, MessageIds, local_address, make_client_id
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.errors import ClosedError
 from sluicemq.files import SYSTEM_FILES, Files
-from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import MessageQueue
 from sluicemq.net.network import SOCKETS, Network, secured
 from sluicemq.net.tls import Tls
 
+P = ParamSpec("P")
+T = TypeVar("T")
 DEFAULT_NAME_SERVER: Final = "127.0.0.1:9876"
 
 
 def default_name_servers() -> str:
     """NAMESRV_ADDR, as RocketMQ's own clients read it, or this machine."""
     return os.environ.get("NAMESRV_ADDR") or DEFAULT_NAME_SERVER
+
+
+def of_default(method: Callable[Concatenate[Producer, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """A method of the default producer as one of `Sluice`, with its signature and docstring."""
+
+    @functools.wraps(method)
+    def call(self: "Sluice", /, *arguments: P.args, **named: P.kwargs) -> T:
+        return method(self.default_producer, *arguments, **named)
+
+    return call
 
 
 class Sluice:
@@ -151,7 +156,7 @@ class Sluice:
 
     # ------------------------------------------------------------------------- sending
 
-    @cached_property
+    @functools.cached_property
     def default_producer(self) -> Producer:
         """The producer behind `send`."""
         return self.producer(self._producer_group, timeout_ms=self._send_timeout_ms)
@@ -189,79 +194,13 @@ class Sluice:
         self._keeper.use(self.cluster.routes.addresses([topic]))
         self._keeper.beat()
 
-    async def send(
-        self,
-        topic: str | Message,
-        body: bytes | str | None = None,
-        **options: Unpack[SendOptions],
-    ) -> SendResult:
-        """Sends one message and waits until it is stored; see `Producer.send` for the options:
-        tag, keys, properties, queue, selector, timeout_ms, flag, wait_store_ok, sharding_key,
-        delay_level, delay, deliver_at."""
-        return await self.default_producer.send(topic, body, **options)
-
-    async def request(
-        self,
-        topic: str | Message,
-        body: bytes | str | None = None,
-        *,
-        timeout_s: float = REPLY_TIMEOUT_S,
-        **options: Unpack[MessageOptions],
-    ) -> StoredMessage:
-        """Sends a message and waits for the reply of whoever consumes it (`message.reply`), at most
-        `timeout_s`; see `Producer.request`."""
-        return await self.default_producer.request(topic, body, timeout_s=timeout_s, **options)
-
-    def transaction(
-        self,
-        topic: str | Message,
-        body: bytes | str | None = None,
-        **options: Unpack[TransactionOptions],
-    ) -> Transaction:
-        """`async with mq.transaction("orders", body) as tx:` the message becomes visible when the
-        block is left normally, never when it raises; see `Producer.transaction`. For checks by
-        other processes and after a restart make a `producer` with a listener."""
-        return self.default_producer.transaction(topic, body, **options)
-
-    async def send_batch(
-        self,
-        messages: Sequence[Message],
-        *,
-        queue: MessageQueue | None = None,
-        timeout_ms: int | None = None,
-    ) -> list[SendResult]:
-        """Sends messages of one topic in requests of at most 1 MiB; see `Producer.send_batch`."""
-        producer = self.default_producer
-        return await producer.send_batch(messages, queue=queue, timeout_ms=timeout_ms)
-
-    async def recall(self, handle: str) -> str:
-        """Takes a timed message back by its `recall_handle`; see `Producer.recall`."""
-        return await self.default_producer.recall(handle)
-
-    async def send_oneway(
-        self,
-        topic: str | Message,
-        body: bytes | str | None = None,
-        *,
-        queue: MessageQueue | None = None,
-        **options: Unpack[MessageOptions],
-    ) -> None:
-        """Hands a message to the network without waiting for the broker."""
-        await self.default_producer.send_oneway(topic, body, queue=queue, **options)
-
-    def send_soon(
-        self,
-        on_done: OnDone,
-        topic: str | Message,
-        body: bytes | str | None = None,
-        *,
-        queue: MessageQueue | None = None,
-        timeout_ms: int | None = None,
-        **options: Unpack[MessageOptions],
-    ) -> None:
-        """Returns at once; `on_done(result, error)` is called later. One attempt."""
-        producer = self.default_producer
-        producer.send_soon(on_done, topic, body, queue=queue, timeout_ms=timeout_ms, **options)
+    send = of_default(Producer.send)
+    send_soon = of_default(Producer.send_soon)
+    send_oneway = of_default(Producer.send_oneway)
+    send_batch = of_default(Producer.send_batch)
+    request = of_default(Producer.request)
+    transaction = of_default(Producer.transaction)
+    recall = of_default(Producer.recall)
 
     # ----------------------------------------------------------------------- consuming
 

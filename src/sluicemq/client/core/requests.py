@@ -36,6 +36,7 @@ NEW_TOPIC_QUEUES: Final = 4
 """Queues of a topic that the broker creates on our first send (defaultTopicQueueNums)."""
 _SEND: Final = int(Code.SEND_MESSAGE_V2)
 _SEND_BATCH: Final = int(Code.SEND_BATCH_MESSAGE)
+_PULL: Final = int(Code.PULL_MESSAGE)
 _QUEUES: Final = str(NEW_TOPIC_QUEUES)
 P = ParamSpec("P")
 
@@ -220,7 +221,7 @@ def pull(
         broker=queue.broker or None,
         bulk=bulk or None,
     )
-    return request(Code.PULL_MESSAGE, header)
+    return Command(_PULL, encode_header(header))
 
 
 def offset_of_group(group: str, queue: MessageQueue, *, zero_if_young: bool = False) -> Command:

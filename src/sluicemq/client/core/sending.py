@@ -25,7 +25,6 @@ from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.messages import (
     COMPRESS_FROM_BYTES,
     DELAY_LEVEL_MAX,
-    MessageOptions,
     Outgoing,
     check_batch,
     checked_group,
@@ -185,22 +184,6 @@ class Attempts:
             f"message {message_id} to {topic!r} was not stored [{failures}].",
             cure="See sluice cluster list, and whether the brokers' addresses are reachable.",
         )
-
-
-class SendOptions(MessageOptions, total=False):
-    """What `send` takes besides topic and body: where to, and how long it may take."""
-
-    queue: MessageQueue | None
-    selector: Selector | None
-    timeout_ms: int | None
-
-
-class TransactionOptions(MessageOptions, total=False):
-    """What `transaction` takes besides topic and body."""
-
-    queue: MessageQueue | None
-    timeout_ms: int | None
-    check_after_s: int | None
 
 
 class ProducerOptions(TypedDict, total=False):

@@ -1,44 +1,11 @@
-"""One text for both shells: what `Admin` offers is the same for asyncio and for threads."""
-
-import inspect
-from typing import get_args
+"""A Talk runs alike in both shells."""
 
 import pytest
 
-from sluicemq.client.aio.cluster import Admin as AsyncioAdmin
 from sluicemq.client.aio.cluster import Cluster as AsyncioCluster
-from sluicemq.client.core.admin import AdminOperations
-from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.talks import AsyncioShell, BlockingShell, Call, Talk, operation
-from sluicemq.client.sync.admin import Admin as BlockingAdmin
-from sluicemq.client.sync.cluster import Cluster as BlockingCluster
 from sluicemq.errors import ConnectionLostError
 from sluicemq.wire.frames import Command
-
-OPERATIONS = sorted(name for name in vars(AdminOperations) if not name.startswith("_"))
-
-
-def public(kind: type, *bases: type) -> set[str]:
-    inherited = {name for base in bases for name in dir(base)}
-    return {name for name in dir(kind) if not name.startswith("_")} - inherited
-
-
-def test_neither_admin_offers_what_the_other_does_not() -> None:
-    shell = {"directory"}
-    assert public(AsyncioAdmin, AsyncioShell) - shell == set(OPERATIONS)
-    assert public(BlockingAdmin, BlockingShell, BlockingCluster) | {"route"} == set(OPERATIONS)
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_is_documented_and_typed_once(name: str) -> None:
-    bound = [inspect.getattr_static(kind, name) for kind in (AsyncioAdmin, BlockingAdmin)]
-    assert bound[0] is bound[1] or bound[0].__wrapped__ is bound[1].__wrapped__
-    assert bound[0].__doc__
-    signature = inspect.signature(bound[0])
-    first, *parameters = signature.parameters.values()
-    assert first.name == "self" or first.annotation is Directory
-    assert all(one.annotation is not inspect.Parameter.empty for one in parameters)
-    assert get_args(signature.return_annotation)[:2] == get_args(Talk[int])[:2]
 
 
 def twice(directory: str, text: str) -> Talk[str]:
