@@ -7,11 +7,12 @@ choice, retries, deadline, the words of an error) is `core.sending`; here is onl
 
 import asyncio
 import contextlib
+import functools
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Final, Self, Unpack
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
 from sluicemq.client.aio.cluster import Cluster, Tasks
 from sluicemq.client.core.answers import SendResult
@@ -23,7 +24,7 @@ from sluicemq.client.core.messages import (
     make_message,
 )
 from sluicemq.client.core.replies import REPLY_TIMEOUT_S, Reply, as_request, no_reply
-from sluicemq.client.core.sending import RETRIES, SEND_TIMEOUT_MS, Selector, Sender
+from sluicemq.client.core.sending import RETRIES, SEND_TIMEOUT_MS, Sender
 from sluicemq.client.core.talks import Talk
 from sluicemq.client.core.tracing import INNER_GROUP, LINGER_S, RECORDS_MAX, Tracing
 from sluicemq.client.core.transactions import (
@@ -33,12 +34,14 @@ from sluicemq.client.core.transactions import (
     Transactions,
 )
 from sluicemq.client.keeper import Keeper, MessageIds
-from sluicemq.errors import ClosedError, ConfigurationError, SluiceError
+from sluicemq.errors import ConfigurationError, SluiceError
 from sluicemq.model.message import Message, StoredMessage
 from sluicemq.model.topic import DEFAULT_TOPIC, MessageQueue
 
 _log = logging.getLogger("sluicemq.client")
 
+P = ParamSpec("P")
+T = TypeVar("T")
 DEFAULT_GROUP = "sluicemq-producer"
 OnDone = Callable[[SendResult | None, SluiceError | None], None]
 TRACE_CLOSE_S: Final = 3.0
@@ -54,9 +57,16 @@ class CloseReport:
     unknown: tuple[str, ...]
 
 
-def closed_producer() -> ClosedError:
-    """What a send after `close` raises."""
-    return ClosedError("this producer is closed.", cure="Make a new one.")
+def of_sender(
+    talk: Callable[Concatenate[Sender, P], Talk[T]],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """A talk of the core as a method of `Producer`, with its parameters and docstring."""
+
+    @functools.wraps(talk)
+    def call(self: "Producer", /, *arguments: P.args, **named: P.kwargs) -> Coroutine[Any, Any, T]:
+        return self._cluster.run(talk(self._sender, *arguments, **named))
+
+    return call
 
 
 class Producer:
@@ -100,31 +110,10 @@ class Producer:
         self._callbacks: set[asyncio.Task[None]] = set()
         self._requester = requester
 
-    async def send(
-        self,
-        topic: str | Message,
-        body: bytes | str | None = None,
-        *,
-        queue: MessageQueue | None = None,
-        selector: Selector | None = None,
-        timeout_ms: int | None = None,
-        **options: Unpack[MessageOptions],
-    ) -> SendResult:
-        """Sends one message and waits until it is stored.
-
-        `queue` fixes the queue, `selector` chooses one for each message, `sharding_key` leads to
-        the same one each time; without them it goes round robin and a failed attempt goes to the
-        next broker. `options`: tag, keys, properties, flag, wait_store_ok, sharding_key, and when
-        to deliver: delay_level (1 to 18 unless `delay_level_max` says otherwise), delay (seconds or
-        timedelta) or deliver_at (datetime or ms since 1970).
-        """
-        sender, message = self._sender, make_message(topic, body, **options)
-        if sender.is_closed:
-            raise closed_producer()
-        if selector is not None:
-            return await self._cluster.run(sender.send_selected(message, selector, timeout_ms))
-        outgoing = sender.prepare(message, sender.next_id())
-        return await self._cluster.run(sender.send(outgoing, queue, timeout_ms))
+    send = of_sender(Sender.send_message)
+    send_oneway = of_sender(Sender.send_oneway)
+    send_batch = of_sender(Sender.send_batch)
+    recall = of_sender(Sender.recall)
 
     def send_soon(
         self,
@@ -140,7 +129,9 @@ class Producer:
 
         One attempt only (`retries_async`), as RocketMQ counts it. Bad messages raise here.
         """
-        outgoing = self._prepare(make_message(topic, body, **options))
+        outgoing = self._sender.prepare(
+            make_message(topic, body, **options), self._sender.next_id()
+        )
         send = self._sender.send(outgoing, queue, timeout_ms, self._retries_async)
 
         async def call_back() -> None:
@@ -154,33 +145,6 @@ class Producer:
         task = asyncio.get_running_loop().create_task(call_back(), name="sluicemq send_soon")
         self._callbacks.add(task)
         task.add_done_callback(self._callbacks.discard)
-
-    async def send_oneway(
-        self,
-        topic: str | Message,
-        body: bytes | str | None = None,
-        *,
-        queue: MessageQueue | None = None,
-        **options: Unpack[MessageOptions],
-    ) -> None:
-        """Hands one message to the network and does not wait for the broker: it may get lost."""
-        outgoing = self._prepare(make_message(topic, body, **options))
-        await self._cluster.run(self._sender.send_oneway(outgoing, queue))
-
-    async def send_batch(
-        self,
-        messages: Sequence[Message],
-        *,
-        queue: MessageQueue | None = None,
-        timeout_ms: int | None = None,
-    ) -> list[SendResult]:
-        """Sends messages of one topic in requests of at most 1 MiB each; one result a message.
-
-        Each request is stored all or nothing; when a later one fails, the earlier ones are stored
-        and the exception's note tells how many. Raises SendError before sending when the messages
-        may not be in one batch; it names the index.
-        """
-        return await self._cluster.run(self._sender.send_batch(messages, queue, timeout_ms))
 
     async def request(
         self,
@@ -200,7 +164,9 @@ class Producer:
             raise ConfigurationError(
                 "this producer takes no replies.", cure="Make it with `Sluice.producer`."
             )
-        outgoing = self._prepare(make_message(topic, body, **options))
+        outgoing = self._sender.prepare(
+            make_message(topic, body, **options), self._sender.next_id()
+        )
         return await self._requester.request(self._sender, outgoing, timeout_s)
 
     def transaction(
@@ -223,7 +189,9 @@ class Producer:
         def send(half: Outgoing) -> Talk[SendResult]:
             return self._sender.send(half, queue, timeout_ms)
 
-        outgoing = self._prepare(make_message(topic, body, **options))
+        outgoing = self._sender.prepare(
+            make_message(topic, body, **options), self._sender.next_id()
+        )
         return Transaction(self._cluster, self.transactions, outgoing, send, check_after_s)
 
     async def send_in_transaction(
@@ -233,9 +201,9 @@ class Producer:
         transaction, tells the broker how that ended. Raises as `send`, and ConfigurationError
         without a listener."""
         self.transactions.expect_listener()
-        outgoing, send = self._prepare(message), self._sender.send
+        outgoing = self._sender.prepare(message, self._sender.next_id())
         return await self._cluster.run(
-            self.transactions.send(message, outgoing, argument, check_after_s, send)
+            self.transactions.send(message, outgoing, argument, check_after_s, self._sender.send)
         )
 
     async def answer_checks(self, *topics: str) -> None:
@@ -248,23 +216,9 @@ class Producer:
             await self._cluster.route(topic, create=True)
             self._sender.on_first(self.group, topic)
 
-    async def recall(self, handle: str) -> str:
-        """Takes a timed message back by the `recall_handle` of its send; returns its message id.
-
-        Brokers allow it with recallMessageEnable = true. Success means that the message will not be
-        delivered if it was there. Raises ConfigurationError when it is no handle, RequestError when
-        the broker refuses (too late, switched off).
-        """
-        return await self._cluster.run(self._sender.recall(handle))
-
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that a message of the topic may go to. Raises RouteNotFoundError."""
         return list(await self._cluster.write_queues(topic))
-
-    def _prepare(self, message: Message) -> Outgoing:
-        if self._sender.is_closed:
-            raise closed_producer()
-        return self._sender.prepare(message, self._sender.next_id())
 
     async def close(self, timeout_s: float | None = None) -> CloseReport:
         """Refuses new sends, waits until the open ones are settled, reports what stays unknown.
@@ -277,7 +231,7 @@ class Producer:
             await asyncio.sleep(0)  # Those that were asked for just now have begun then.
         sender, settled = self._sender, asyncio.Event()
         open_at_start, sender.on_settled = len(sender.open), settled.set
-        sender.is_closed = True
+        sender.close()
         if sender.open:
             limit_s = sender.timeout_ms / 1000 + 1.0 if timeout_s is None else timeout_s
             with contextlib.suppress(TimeoutError):

@@ -11,7 +11,7 @@ import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, TypedDict
+from typing import Final, TypedDict, Unpack
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import (
@@ -25,10 +25,12 @@ from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.messages import (
     COMPRESS_FROM_BYTES,
     DELAY_LEVEL_MAX,
+    MessageOptions,
     Outgoing,
     check_batch,
     checked_group,
     join,
+    make_message,
     prepare,
     recalled,
     split,
@@ -37,6 +39,7 @@ from sluicemq.client.core.talks import Call, Talk
 from sluicemq.client.core.tracing import Tracing, trace_hint
 from sluicemq.client.core.transactions import TransactionListener
 from sluicemq.errors import (
+    ClosedError,
     ConnectionLostError,
     RequestError,
     RequestTimeoutError,
@@ -234,6 +237,14 @@ class Sender:
         self._chooser = QueueChooser()
         self._topics: set[str] = set()
 
+    def close(self) -> None:
+        """Makes no message ready any more, and tries none again."""
+
+        def refuse(message: Message, message_id: str) -> Outgoing:
+            raise ClosedError("this producer is closed.", cure="Make a new one.")
+
+        self.is_closed, self.prepare = True, refuse
+
     def send(
         self,
         outgoing: Outgoing,
@@ -245,17 +256,42 @@ class Sender:
         ids = (outgoing.message_id,)
         return (yield from self.deliver(outgoing, ids, queue, timeout_ms, retries))[0]
 
-    def send_selected(
-        self, message: Message, selector: Selector, timeout_ms: int | None = None
+    def send_message(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        queue: MessageQueue | None = None,
+        selector: Selector | None = None,
+        timeout_ms: int | None = None,
+        **options: Unpack[MessageOptions],
     ) -> Talk[SendResult]:
-        """Stores a message in the queue that the user's function chooses."""
-        outgoing = self.prepare(message, self.next_id())
-        queues = yield from self.directory.write_queues(message.topic)
-        queue = choose_by(selector, queues, message)
-        return (yield from self.send(outgoing, queue, timeout_ms))
+        """Sends one message and waits until it is stored.
 
-    def send_oneway(self, outgoing: Outgoing, queue: MessageQueue | None = None) -> Talk[None]:
-        """Hands one message to the network."""
+        `queue` fixes the queue, `selector` chooses one for each message, `sharding_key` leads to
+        the same one each time; without them it goes round robin and a failed attempt goes to the
+        next broker. `options`: tag, keys, properties, flag, wait_store_ok, sharding_key, and when
+        to deliver: delay_level (1 to 18 unless `delay_level_max` says otherwise), delay (seconds or
+        timedelta) or deliver_at (datetime or ms since 1970).
+        """
+        message = make_message(topic, body, **options)
+        outgoing = self.prepare(message, self.next_id())
+        if selector is not None:
+            queues = yield from self.directory.write_queues(message.topic)
+            queue = choose_by(selector, queues, message)
+        ids = (outgoing.message_id,)
+        return (yield from self.deliver(outgoing, ids, queue, timeout_ms))[0]
+
+    def send_oneway(
+        self,
+        topic: str | Message,
+        body: bytes | str | None = None,
+        *,
+        queue: MessageQueue | None = None,
+        **options: Unpack[MessageOptions],
+    ) -> Talk[None]:
+        """Hands one message to the network and does not wait for the broker: it may get lost."""
+        outgoing = self.prepare(make_message(topic, body, **options), self.next_id())
         if queue is None:
             queues = yield from self.directory.write_queues(outgoing.topic)
             now_s = self.directory.clock.monotonic_s()
@@ -266,10 +302,16 @@ class Sender:
     def send_batch(
         self,
         messages: Sequence[Message],
+        *,
         queue: MessageQueue | None = None,
         timeout_ms: int | None = None,
     ) -> Talk[list[SendResult]]:
-        """Stores messages of one topic in requests of at most 1 MiB each."""
+        """Sends messages of one topic in requests of at most 1 MiB each; one result a message.
+
+        Each request is stored all or nothing; when a later one fails, the earlier ones are stored
+        and the exception's note tells how many. Raises SendError before sending when the messages
+        may not be in one batch; it names the index.
+        """
         check_batch(messages)
         parts = [prepare(one, self.next_id(), compress_from_bytes=0) for one in messages]
         results: list[SendResult] = []

@@ -13,12 +13,13 @@ connection that heartbeats. So the first of them starts the keeper's thread; a l
 runs on one thread more.
 """
 
+import functools
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final, Self, Unpack
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
 from sluicemq.client.core.answers import SendResult
 from sluicemq.client.core.messages import (
@@ -36,7 +37,7 @@ from sluicemq.client.core.replies import (
     no_reply,
     take_reply,
 )
-from sluicemq.client.core.sending import RETRIES, SEND_TIMEOUT_MS, Selector, Sender
+from sluicemq.client.core.sending import RETRIES, SEND_TIMEOUT_MS, Sender
 from sluicemq.client.core.talks import Talk
 from sluicemq.client.core.tracing import LINGER_S, RECORDS_MAX, Tracing, trace_topic
 from sluicemq.client.core.transactions import (
@@ -60,8 +61,22 @@ from sluicemq.wire.codes import RequestCode, ResponseCode
 from sluicemq.wire.frames import Command
 
 _log = logging.getLogger("sluicemq.client")
+P = ParamSpec("P")
+T = TypeVar("T")
 DEFAULT_GROUP = "sluicemq-producer"
 _CLOSE_S: Final = 3.0
+
+
+def of_sender(
+    talk: Callable[Concatenate[Sender, P], Talk[T]],
+) -> Callable[Concatenate[Any, P], T]:
+    """A talk of the core as a method of `Producer`, with its parameters and docstring."""
+
+    @functools.wraps(talk)
+    def call(self: "Producer", /, *arguments: P.args, **named: P.kwargs) -> T:
+        return self.run(talk(self._sender, *arguments, **named))
+
+    return call
 
 
 class Producer(Cluster):
@@ -107,41 +122,10 @@ class Producer(Cluster):
         if self.trace is not None:
             self._trace_writer = TraceWriter(self, self._sender, self.trace)
 
-    def send(
-        self,
-        topic: str | Message,
-        body: bytes | str | None = None,
-        *,
-        queue: MessageQueue | None = None,
-        selector: Selector | None = None,
-        **options: Unpack[MessageOptions],
-    ) -> SendResult:
-        """Sends one message and waits until it is stored. `options`: see `make_message`."""
-        message = make_message(topic, body, **options)
-        if selector is not None:
-            return self.run(self._sender.send_selected(message, selector))
-        return self.run(self._sender.send(self._prepare(message), queue))
-
-    def send_oneway(
-        self,
-        topic: str | Message,
-        body: bytes | str | None = None,
-        **options: Unpack[MessageOptions],
-    ) -> None:
-        """Hands one message to the network and does not wait: it may get lost."""
-        outgoing = self._prepare(make_message(topic, body, **options))
-        self.run(self._sender.send_oneway(outgoing))
-
-    def send_batch(
-        self, messages: Sequence[Message], *, queue: MessageQueue | None = None
-    ) -> list[SendResult]:
-        """Sends messages of one topic in requests of at most 1 MiB each; one result a message.
-
-        Each request is stored all or nothing; when a later one fails, the earlier ones are stored
-        and the exception's note tells how many. Raises SendError before sending when the messages
-        may not be in one batch.
-        """
-        return self.run(self._sender.send_batch(messages, queue))
+    send = of_sender(Sender.send_message)
+    send_oneway = of_sender(Sender.send_oneway)
+    send_batch = of_sender(Sender.send_batch)
+    recall = of_sender(Sender.recall)
 
     def send_encoded(
         self, topic: str, body: bytes | memoryview, *, queue: MessageQueue | None = None
@@ -157,10 +141,6 @@ class Producer(Cluster):
         """Sends a message that is made ready already, with an id of the caller's choice."""
         return self.run(self._sender.send(outgoing, queue))
 
-    def recall(self, handle: str) -> str:
-        """Takes a timed message back by the `recall_handle` of its send; see the asyncio one."""
-        return self.run(self._sender.recall(handle))
-
     def request(
         self,
         topic: str | Message,
@@ -170,7 +150,9 @@ class Producer(Cluster):
         **options: Unpack[MessageOptions],
     ) -> StoredMessage:
         """Sends a message and waits for the reply of whoever consumes it; see the asyncio one."""
-        outgoing = self._prepare(make_message(topic, body, **options))
+        outgoing = self._sender.prepare(
+            make_message(topic, body, **options), self._sender.next_id()
+        )
         return self.inbound.request(outgoing, self.send_outgoing, timeout_s)
 
     def transaction(
@@ -192,7 +174,9 @@ class Producer(Cluster):
         def send(half: Outgoing) -> Talk[SendResult]:
             return self._sender.send(half, queue)
 
-        outgoing = self._prepare(make_message(topic, body, **options))
+        outgoing = self._sender.prepare(
+            make_message(topic, body, **options), self._sender.next_id()
+        )
         return Transaction(self, self.inbound, outgoing, send, check_after_s)
 
     def send_in_transaction(
@@ -202,8 +186,10 @@ class Producer(Cluster):
         transaction, tells the broker how that ended. Raises as `send`, and ConfigurationError
         without a listener."""
         self.inbound.expect_listener()
-        outgoing, send = self._prepare(message), self._sender.send
-        return self.run(self.inbound.send(message, outgoing, argument, check_after_s, send))
+        outgoing = self._sender.prepare(message, self._sender.next_id())
+        return self.run(
+            self.inbound.send(message, outgoing, argument, check_after_s, self._sender.send)
+        )
 
     def answer_checks(self, *topics: str) -> None:
         """Makes this producer known to the brokers of the topics before it sends there: they may
@@ -213,9 +199,6 @@ class Producer(Cluster):
         self.inbound.expect_listener()
         for topic in topics or (DEFAULT_TOPIC,):
             self.inbound.introduce(topic)
-
-    def _prepare(self, message: Message) -> Outgoing:
-        return self._sender.prepare(message, self._sender.next_id())
 
     def close(self) -> None:
         """Closes every connection; further calls raise ClosedError."""
