@@ -201,7 +201,7 @@ class Producer:
         transaction, tells the broker how that ended. Raises as `send`, and ConfigurationError
         without a listener."""
         self.transactions.expect_listener()
-        outgoing = self._sender.prepare(message, self._sender.next_id())
+        outgoing = self._sender.ready(message)
         return await self._cluster.run(
             self.transactions.send(message, outgoing, argument, check_after_s, self._sender.send)
         )

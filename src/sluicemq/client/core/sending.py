@@ -237,6 +237,10 @@ class Sender:
         self._chooser = QueueChooser()
         self._topics: set[str] = set()
 
+    def ready(self, message: Message) -> Outgoing:
+        """A message made ready, with an id of its own. Raises ConfigurationError, ClosedError."""
+        return self.prepare(message, self.next_id())
+
     def close(self) -> None:
         """Makes no message ready any more, and tries none again."""
 
@@ -291,7 +295,7 @@ class Sender:
         **options: Unpack[MessageOptions],
     ) -> Talk[None]:
         """Hands one message to the network and does not wait for the broker: it may get lost."""
-        outgoing = self.prepare(make_message(topic, body, **options), self.next_id())
+        outgoing = self.ready(make_message(topic, body, **options))
         if queue is None:
             queues = yield from self.directory.write_queues(outgoing.topic)
             now_s = self.directory.clock.monotonic_s()
@@ -416,7 +420,7 @@ class Sender:
         while (batch := notes.take()) is not None:
             try:
                 yield from self.directory.route(notes.topic)
-                yield from self.send(self.prepare(batch.message, self.next_id()))
+                yield from self.send(self.ready(batch.message))
             except Exception as error:  # noqa: BLE001 - a trace must not disturb what it tells of
                 notes.lost(batch.record_count)
                 level = logging.DEBUG if notes.has_warned else logging.WARNING

@@ -186,7 +186,7 @@ class Producer(Cluster):
         transaction, tells the broker how that ended. Raises as `send`, and ConfigurationError
         without a listener."""
         self.inbound.expect_listener()
-        outgoing = self._sender.prepare(message, self._sender.next_id())
+        outgoing = self._sender.ready(message)
         return self.run(
             self.inbound.send(message, outgoing, argument, check_after_s, self._sender.send)
         )
