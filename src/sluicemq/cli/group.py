@@ -50,6 +50,7 @@ _lag = fields(
 _progress = fields(f"{_QUEUE} committed offset_max lag last_time_ms")
 _change = fields(f"{_QUEUE} from=old to=new come_again=again skipped offset_max")
 _filter = fields("topic kind expression matched filtered")
+_failure = fields("queue_id offset text")
 _contract = fields("broker contract lanes refused unmatched forgotten")
 _client = fields("client_id address language")
 _held = fields(
@@ -185,7 +186,7 @@ def _filter_record(broker: str, topic: GroupMatching) -> Record:
         "broker": broker,
         "matching": None if None in counts else sum(count or 0 for count in counts),
         "errors": topic.errors,
-        "last_errors": topic.failures,
+        "last_errors": [_failure(one) for one in topic.failures],
     }
 
 

@@ -8,14 +8,16 @@ on stderr, and exit code 1. A contract for scripts: it stays as it is.
 import asyncio
 import contextlib
 import errno
+import functools
 import gc
 import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -45,19 +47,34 @@ log = logging.getLogger("sluicemq.cli")
 Started = Callable[[contextlib.AsyncExitStack], Awaitable[str]]
 """Starts servers, hands their closing to the stack, and returns the text after `ready`."""
 
-PORT = click.IntRange(0, 65535)
+
+def _start_log(_context: click.Context, _option: click.Parameter, level: str) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogLimit())
+
+
+# Options that are settings have the names of their keys.
 _config_option = click.option(
     "-c", "--config", "path", type=click.Path(dir_okay=False),
     help="A file in RocketMQ's format (key = value).",
 )  # fmt: skip
-_host_option = click.option("--host", help="Address to listen at.")
+_host_option = click.option("--host", "bindAddress", help="Address to listen at.")
+_port_option = functools.partial(click.option, type=click.IntRange(0, 65535))
+_store_option = click.option(
+    "--store", "storePathRootDir", type=click.Path(file_okay=False), help="Directory of the store."
+)
 _read_only_option = click.option(
     "--read-only", is_flag=True,
     help="Show a copy of a store, of RocketMQ or ours, and change nothing of it.",
 )  # fmt: skip
 _log_option = click.option(
     "--log-level", type=click.Choice(LOG_LEVELS), default="info", show_default=True,
-    help="What is logged to stderr.",
+    callback=_start_log, expose_value=False, help="What is logged to stderr.",
 )  # fmt: skip
 
 
@@ -67,15 +84,13 @@ _log_option = click.option(
 @click.command()
 @_config_option
 @_host_option
-@click.option("--port", type=PORT, help="Port to listen at (9876); 0 takes a free one.")
+@_port_option("--port", "listenPort", help="Port to listen at (9876); 0 takes a free one.")
 @_log_option
-def nameserver(path: str | None, host: str | None, port: int | None, log_level: str) -> None:
+def nameserver(path: str | None, **keys: Any) -> None:
     """Run a name server until SIGTERM or Ctrl-C."""
-    _start_log(log_level)
     path = path or _changes_file(NameServerConfig().config_path)
     text = _read_config(path)
-    overrides = _given(bindAddress=host, listenPort=port, configStorePath=_absolute(path))
-    overrides |= _tls_file(text, Part.NAME_SERVER)
+    overrides = _given(keys | {"configStorePath": path}) | _tls_file(text, Part.NAME_SERVER)
     config, warnings = load_name_server_config(text, overrides=overrides)
     _log_warnings(path, warnings)
 
@@ -88,74 +103,44 @@ def nameserver(path: str | None, host: str | None, port: int | None, log_level: 
 @click.command()
 @_config_option
 @_host_option
-@click.option("--port", type=PORT, help="Port to listen at (10911); 0 takes a free one.")
-@click.option("--store", type=click.Path(file_okay=False), help="Directory of the store.")
-@click.option("-n", "--nameserver", help="Name servers, host:port;host:port.")
+@_port_option("--port", "listenPort", help="Port to listen at (10911); 0 takes a free one.")
+@_store_option
+@click.option("-n", "--nameserver", "namesrvAddr", help="Name servers, host:port;host:port.")
 @_read_only_option
 @_log_option
-def broker(
-    path: str | None,
-    host: str | None,
-    port: int | None,
-    store: str | None,
-    nameserver: str | None,
-    read_only: bool,
-    log_level: str,
-) -> None:
+def broker(path: str | None, read_only: bool, **keys: Any) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
     With --read-only it registers with the name servers of --nameserver alone: a copied
     configuration names those of another broker.
     """
-    _start_log(log_level)
-    path = path or _changes_file(f"{store or StoreConfig().root}/config/{CHANGES_FILE}")
-    text = _read_config(path)
-    overrides = _broker_options(text, path, port, store)
-    overrides |= _given(bindAddress=host, namesrvAddr=nameserver)
-    config, store_config, warnings = load_broker_config(text, overrides=overrides)
-    _log_warnings(path, warnings)
-    if read_only and nameserver is None:
+    config, store = _broker_settings(path, keys)
+    if read_only and keys["namesrvAddr"] is None:
         config = replace(config, name_server_addresses=())
-
-    async def start(stack: contextlib.AsyncExitStack) -> str:
-        address = await start_broker(config, store_config, stack, read_only=read_only)
-        return f"broker={address} {_store_text(store_config, read_only)}"
-
-    _run(start)
+    _run(functools.partial(start_broker, config, store, read_only=read_only))
 
 
 @click.command()
 @_config_option
-@click.option("--host", help="Address to listen at (127.0.0.1; 0.0.0.0 serves other machines).")
 @click.option(
-    "--nameserver-port", type=PORT, default=9876, show_default=True,
+    "--host", "bindAddress",
+    help="Address to listen at (127.0.0.1; 0.0.0.0 serves other machines).",
+)  # fmt: skip
+@_port_option(
+    "--nameserver-port", default=9876, show_default=True,
     help="Port of the name server; 0 takes a free one.",
 )  # fmt: skip
-@click.option("--broker-port", type=PORT, help="Port of the broker (10911); 0 takes a free one.")
-@click.option("--store", type=click.Path(file_okay=False), help="Directory of the store.")
+@_port_option("--broker-port", "listenPort", help="Port of the broker (10911); 0 takes a free one.")
+@_store_option
 @_read_only_option
 @_log_option
-def up(
-    path: str | None,
-    host: str | None,
-    nameserver_port: int,
-    broker_port: int | None,
-    store: str | None,
-    read_only: bool,
-    log_level: str,
-) -> None:
+def up(path: str | None, nameserver_port: int, read_only: bool, **keys: Any) -> None:
     """Run a name server and a broker in one process until SIGTERM or Ctrl-C.
 
     The configuration file is the broker's. Both listen on 127.0.0.1 unless --host or the file's
     bindAddress says otherwise; the name server keeps its files in the store's directory.
     """
-    _start_log(log_level)
-    path = path or _changes_file(f"{store or StoreConfig().root}/config/{CHANGES_FILE}")
-    text = f"bindAddress={LOOPBACK}\n{_read_config(path)}"
-    overrides = _broker_options(text, path, broker_port, store) | _given(bindAddress=host)
-    config, store_config, warnings = load_broker_config(text, overrides=overrides)
-    _log_warnings(path, warnings)
-
+    config, store = _broker_settings(path, keys, head=f"bindAddress={LOOPBACK}\n")
     if config.bind_address == LOOPBACK:
         log.info(
             "only what runs on this machine (or in this container) reaches %s; --host 0.0.0.0 "
@@ -163,18 +148,12 @@ def up(
         )  # fmt: skip
 
     async def start(stack: contextlib.AsyncExitStack) -> str:
-        names = name_server_of(config, store_config, nameserver_port)
-        names_address = await start_name_server(names, stack, read_only=read_only)
-        here = replace(config, name_server_addresses=(names_address,))
-        address = await start_broker(here, store_config, stack, read_only=read_only)
-        text = _store_text(store_config, read_only)
-        return f"nameserver={names_address} broker={address} {text}"
+        names = name_server_of(config, store, nameserver_port)
+        address = await start_name_server(names, stack, read_only=read_only)
+        here = replace(config, name_server_addresses=(address,))
+        return f"nameserver={address} {await start_broker(here, store, stack, read_only=read_only)}"
 
     _run(start)
-
-
-def _store_text(store: StoreConfig, read_only: bool) -> str:
-    return f"store={store.root}{' read-only' if read_only else ''}"
 
 
 # ---------------------------------------------------------------------------------- servers
@@ -219,14 +198,14 @@ async def start_broker(
     *,
     read_only: bool = False,
 ) -> str:
-    """Start one whose closing the stack does; the address that clients are told."""
+    """Start one whose closing the stack does; what is said of it when it is ready."""
     from sluicemq.broker.server import Broker  # noqa: PLC0415 - the name server needs none of it
 
     _warn_of_exposure(*key_files(config))
     server = Broker(config, store, read_only=read_only)
     await server.start()
     stack.push_async_callback(server.close)
-    return str(server.address)
+    return f"broker={server.address} store={store.root}{' read-only' if read_only else ''}"
 
 
 def _run(start: Started) -> None:
@@ -305,37 +284,32 @@ def _tls_file(text: str, part: Part) -> dict[str, str]:
     return tls_entries(parse_properties(_read_config(path, "tls.config.file")), part)
 
 
-def _given(**options: object) -> dict[str, str]:
-    """The options that were given, as keys of a configuration file."""
-    return {name: str(value) for name, value in options.items() if value is not None}
+def _given(keys: Mapping[str, Any]) -> dict[str, str]:
+    """Options that were given, as keys of a configuration file; paths become absolute ones."""
+    paths = ("storePathRootDir", "brokerConfigPath", "configStorePath")
+    return {
+        name: str(Path(value).expanduser().absolute() if name in paths else value)
+        for name, value in keys.items()
+        if value is not None
+    }
 
 
-def _broker_options(
-    text: str, path: str | None, port: int | None, store: str | None
-) -> dict[str, str]:
-    return _tls_file(text, Part.BROKER) | _given(
-        listenPort=port,
-        storePathRootDir=_absolute(store),
-        brokerConfigPath=_absolute(path),
-        # Brokers on free ports are many on one machine: their metrics take free ports too.
-        metricsPromExporterPort=0 if port == 0 and METRICS_KEY not in text else None,
-    )
-
-
-def _absolute(path: str | None) -> str | None:
-    return None if path is None else str(Path(path).expanduser().absolute())
+def _broker_settings(
+    path: str | None, keys: dict[str, Any], *, head: str = ""
+) -> tuple[BrokerConfig, StoreConfig]:
+    """`head`: before the file, which wins over it."""
+    root = keys["storePathRootDir"] or StoreConfig().root
+    path = path or _changes_file(f"{root}/config/{CHANGES_FILE}")
+    text = head + _read_config(path)
+    # Brokers on free ports are many on one machine: their metrics take free ports too.
+    if keys["listenPort"] == 0 and METRICS_KEY not in text:
+        keys = keys | {METRICS_KEY: 0}
+    overrides = _tls_file(text, Part.BROKER) | _given(keys | {"brokerConfigPath": path})
+    config, store, warnings = load_broker_config(text, overrides=overrides)
+    _log_warnings(path, warnings)
+    return config, store
 
 
 def _log_warnings(path: str | None, warnings: list[str]) -> None:
     for warning in warnings:
         log.warning("%s: %s", path or "configuration", warning)
-
-
-def _start_log(level: str) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(LogLimit())
