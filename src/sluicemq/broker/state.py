@@ -76,7 +76,7 @@ class BrokerState:
         self.locks = QueueLocks(clock)
         self.producers = Producers(clock)
         # Turns, and what is worked at beside them.
-        self.shares = Shares(clock, call_soon)
+        self.shares = Shares(clock.monotonic_s, call_soon)
         self.background = Background(clock, self.shares, self.deferred, call_later, compute)
         self.turns = turns = Turns(
             store,

@@ -9,7 +9,7 @@ import logging
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from sluicemq.acl.loading import Source
 from sluicemq.config import (
@@ -22,7 +22,6 @@ from sluicemq.config import (
 from sluicemq.errors import ConfigurationError, PermissionDeniedError, ProtocolError
 from sluicemq.files import Files, edit_text, load_text, read_text, replace_text
 from sluicemq.model.addresses import FIXED_FIELD, INTERFACES_FIELD
-from sluicemq.model.ids import Host
 from sluicemq.model.topic import ORDER_TOPICS, BrokerData
 from sluicemq.nameserver.routes import (
     TIMEOUT_MS,
@@ -33,6 +32,7 @@ from sluicemq.nameserver.routes import (
     in_zone,
     reachable_address,
 )
+from sluicemq.net.dispatch import Peer
 from sluicemq.net.openssl import server_contexts
 from sluicemq.net.tls import server_tls
 from sluicemq.wire import bodies
@@ -95,21 +95,11 @@ class KeyValues:
         self._namespaces = changed
 
 
-class Caller(Protocol):
-    """What handlers use of a connection (net.dispatch.Peer)."""
-
-    @property
-    def remote(self) -> Host: ...
-
-    @property
-    def local(self) -> Host: ...
-
-
 class Call(NamedTuple):
     """Who asks, what, and when."""
 
     command: Command
-    peer: Caller
+    peer: Peer
     now_ms: int
 
 
@@ -139,7 +129,7 @@ class Requests:
         self._started_ms = started_ms
         self._logged: set[tuple[str, str]] = set()  # replaced addresses
 
-    def answer(self, command: Command, peer: Caller, now_ms: int) -> Command:
+    def answer(self, command: Command, peer: Peer, now_ms: int) -> Command:
         """The answer to a request. A body that cannot be read, or a disk that does not write, is an
         answer too: code 1."""
         row = TABLE[command.code]
@@ -234,7 +224,7 @@ class Requests:
         clusters = {name: tuple(members) for name, members in self.table.clusters().items()}
         return success(body=bodies.encode_cluster_info(bodies.ClusterInfo(brokers, clusters)))
 
-    def _for_client(self, data: BrokerData, peer: Caller) -> BrokerData:
+    def _for_client(self, data: BrokerData, peer: Peer) -> BrokerData:
         """A broker's addresses as this client reaches them."""
         if not self.config.reachable_addresses:
             return data

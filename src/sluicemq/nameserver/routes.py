@@ -84,15 +84,6 @@ class Origin(NamedTuple):
     def listens_at(self, address: str) -> bool:
         return any(same_address(address, own) for own in self.interfaces)
 
-    @property
-    def on_loopback_alone(self) -> bool:
-        return bool(self.interfaces) and all(is_loopback(own) for own in self.interfaces)
-
-    @property
-    def behind_nat(self) -> bool:
-        """The way to us changed its address: it has none like the source."""
-        return bool(self.interfaces) and not self.listens_at(self.source)
-
 
 class Way(NamedTuple):
     """How a client came in."""
@@ -352,7 +343,9 @@ def reachable_address(registered: str, origin: Origin | None, way: Way) -> tuple
         host = parse_host(registered)
     except ProtocolError:
         return registered, ""
-    if origin is None or origin.fixed or origin.on_loopback_alone:
+    if origin is None or origin.fixed:
+        return registered, ""
+    if origin.interfaces and all(is_loopback(own) for own in origin.interfaces):
         return registered, ""
     is_local = is_loopback(host.address) or is_wildcard(host.address)
     instead = _instead_of_local if is_local else _instead_of_foreign
@@ -381,6 +374,6 @@ def _instead_of_foreign(address: str, origin: Origin, way: Way) -> tuple[str, st
         return address, ""
     if same_network(origin.source, way.remote):
         return origin.source, "the broker's registration came from the client's own network"
-    if origin.behind_nat:
+    if origin.interfaces and not origin.listens_at(origin.source):
         return origin.source, "the broker is behind an address translation"
     return address, ""

@@ -38,7 +38,6 @@ from sluicemq.net.limits import (
     HEADER_BYTES_MAX,
     NOBODY_WAITS,
     REFUSED_MAX,
-    AnyShares,
     Shares,
     check_request,
 )
@@ -227,7 +226,7 @@ class Dispatcher:
         """Do requests need rights?"""
         return self._before is not None
 
-    def feed(self, data: bytes, peer: Peer, shares: AnyShares = NOBODY_WAITS) -> tuple[int, bytes]:
+    def feed(self, data: bytes, peer: Peer, shares: Shares = NOBODY_WAITS) -> tuple[int, bytes]:
         """Handle every whole frame in `data`. HOT.
 
         Returns the bytes used and the answers. Raises ProtocolError when the first frame is bad;
@@ -356,21 +355,19 @@ class Dispatcher:
 
     def _failure(self, error: Exception, command: Command) -> bytes:
         """An exception as an answer: a code and a sentence, never a traceback."""
+        code, kind = int(ResponseCode.SYSTEM_ERROR), type(error).__name__
         if isinstance(error, RequestError):
-            return self._answered(command, error.code, error.remark)
-        if isinstance(error, SluiceError):
+            code, remark = error.code, error.remark
+        elif isinstance(error, SluiceError):
             remark = str(error)
-            if self._is_new(command.code, type(error).__name__):
+            if isinstance(error, StoreFullError):
+                code = ResponseCode.SERVICE_NOT_AVAILABLE
+            if self._is_new(command.code, kind):
                 log.warning("request code %d failed: %s", command.code, remark)
         else:
-            remark = f"{type(error).__name__}: {error}"
-            if self._is_new(command.code, type(error).__name__):
+            remark = f"{kind}: {error}"
+            if self._is_new(command.code, kind):
                 log.error("request code %d failed", command.code, exc_info=error)
-        full = isinstance(error, StoreFullError)
-        code = ResponseCode.SERVICE_NOT_AVAILABLE if full else ResponseCode.SYSTEM_ERROR
-        return self._answered(command, code, remark)
-
-    def _answered(self, command: Command, code: int, remark: str) -> bytes:
         return b"" if command.flag & FLAG_ONEWAY else encode_answer(command, code, remark=remark)
 
     def _is_new(self, code: int, kind: str) -> bool:

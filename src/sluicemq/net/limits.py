@@ -29,7 +29,6 @@ from typing import Any, Final
 
 import orjson
 
-from sluicemq.clock import Clock
 from sluicemq.config.settings import ServerConfig
 from sluicemq.errors import RequestError
 from sluicemq.model.addresses import is_loopback
@@ -223,27 +222,6 @@ WORKS_MAX: Final = 16
 Run = Callable[[], Any]
 
 
-class NoShares:
-    """For transports that cannot let a connection wait."""
-
-    is_tight = False
-
-    def now_s(self) -> float:
-        return 0.0
-
-    def has_to_wait(self, who: Hashable) -> bool:
-        return False
-
-    def spent(self, who: Hashable, begin_s: float) -> float:
-        return 0.0
-
-    def wait(self, who: Hashable, run: Run) -> None:
-        run()
-
-
-NOBODY_WAITS: Final = NoShares()
-
-
 class _Account:
     """What a connection has used, and what it waits for: slices of its work, and to be read."""
 
@@ -276,8 +254,8 @@ class _Account:
 class Shares:
     """The time of one loop. Who uses it may be anything; connections are peers."""
 
-    def __init__(self, clock: Clock, call_soon: Callable[[Run], object]) -> None:
-        self.now_s = clock.monotonic_s
+    def __init__(self, now_s: Callable[[], float], call_soon: Callable[[Run], object]) -> None:
+        self.now_s = now_s
         self._call_soon = call_soon
         self._accounts: dict[Hashable, _Account] = {}
         self._waiting: list[tuple[float, int, _Account]] = []
@@ -399,4 +377,5 @@ class Shares:
             self._schedule()
 
 
-AnyShares = Shares | NoShares
+NOBODY_WAITS: Final = Shares(float, lambda run: None)
+"""For transports that cannot let a connection wait: no time passes."""

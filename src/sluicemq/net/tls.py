@@ -111,21 +111,19 @@ def tls_of_environment(environment: Mapping[str, str] | None = None) -> Tls | No
     is_off = wanted in _NO and "SLUICE_TLS" in given
     if is_off or not (wanted in _YES or ca or certificate):
         return None
+    verify = given.get("SLUICE_TLS_VERIFY") or "full"
+    if verify not in VERIFY_WORDS:
+        raise ConfigurationError(
+            f"SLUICE_TLS_VERIFY = {verify} is not valid.", cure="Write full, ca or none."
+        )
     return Tls(
         ca=ca or None,
         certificate=certificate or None,
         key=given.get("SLUICE_TLS_KEY") or None,
         key_password=given.get("SLUICE_TLS_KEY_PASSWORD") or None,
-        verify=verify_of("SLUICE_TLS_VERIFY", given.get("SLUICE_TLS_VERIFY") or "full"),
+        verify=VERIFY_WORDS[verify],
         server_name=given.get("SLUICE_TLS_SERVER_NAME") or None,
     )
-
-
-def verify_of(name: str, word: str) -> Verify:
-    """full, ca or none. Raises ConfigurationError naming the setting."""
-    if word not in VERIFY_WORDS:
-        raise ConfigurationError(f"{name} = {word} is not valid.", cure="Write full, ca or none.")
-    return VERIFY_WORDS[word]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from sluicemq.model.topic import BrokerData, MessageQueue, QueueData, TopicRoute
 from sluicemq.wire import fastjson
 from sluicemq.wire.declare import (
     FORMS,
-    Data,
     as_list,
     as_object,
     body,
@@ -337,36 +336,15 @@ def encode_queue_offset_list(offsets: Mapping[MessageQueue, int]) -> bytes:
     )
 
 
-@body
-class _ConsumerStatus:
-    """221's answer has one table, 223's the other."""
-
-    offsets: Offsets = json("messageQueueTable", default_factory=dict)
-    by_client: dict[str, Offsets] = json("consumerTable", default_factory=dict)
-
-
-_encode_status, _decode_status = body_codec(_ConsumerStatus, "status of consumers")
-
-
-def encode_client_offsets(offsets: Offsets) -> bytes:
-    """221's answer: how far the client is in its queues."""
-    return _encode_status(_ConsumerStatus(offsets))
-
-
-def decode_client_offsets(data: Data) -> Offsets:
-    """The inverse."""
-    return _decode_status(data).offsets
-
-
-def encode_offsets_by_client(found: dict[str, Offsets]) -> bytes:
-    """223's answer."""
-    return _encode_status(_ConsumerStatus(by_client=found))
-
-
-def decode_offsets_by_client(data: Data) -> dict[str, Offsets]:
-    """The inverse."""
-    return _decode_status(data).by_client
-
+# How far a client is in its queues (221), and of each client (223); either has both tables.
+encode_client_offsets: Callable[[Offsets], bytes]
+encode_client_offsets, decode_client_offsets = member_codec(
+    "messageQueueTable", Offsets, "status of consumers", consumerTable={}
+)
+encode_offsets_by_client: Callable[[Mapping[str, Offsets]], bytes]
+encode_offsets_by_client, decode_offsets_by_client = member_codec(
+    "consumerTable", dict[str, Offsets], "status of consumers", messageQueueTable={}
+)
 
 # --------------------------------------------------------------- name server (spec/namesrv.md)
 

@@ -526,13 +526,14 @@ def body_codec(cls: type[T], what: str) -> Codec[T]:
 
 
 def member_codec(
-    key: str, kind: type[T], what: str
+    key: str, kind: type[T], what: str, **constants: Any
 ) -> tuple[Callable[[Any], bytes], Callable[[Data], T]]:
-    """The same of a body whose only member is `key`."""
+    """The same of a body whose only member, but for constants, is `key`."""
     found = kind_of(kind)
 
     def encode(value: Any) -> bytes:
-        return fastjson.dumps({key: value if found.write is None else found.write(value)})
+        written = value if found.write is None else found.write(value)
+        return fastjson.dumps({key: written, **constants})
 
     def decode(data: Data) -> T:
         value = load_object(data, what).get(key)

@@ -265,7 +265,10 @@ def encode_start(command: Command) -> bytes:
             values["remark"] = command.remark
         values["serializeTypeCurrentRPC"] = "JSON"
         values["version"] = command.version
-        header = fastjson.dumps_strict(values)
+        try:
+            header = orjson.dumps(values)
+        except TypeError:  # a lone surrogate
+            header = fastjson.dumps_strict(values)
     total = 4 + len(header) + len(command.body)
     if total > FRAME_BYTES_MAX or len(header) > HEADER_MASK:
         raise ProtocolError(

@@ -7,7 +7,6 @@ used, SecurityToken.
 
 import binascii
 import hashlib
-import hmac
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
@@ -92,12 +91,3 @@ def sign_command(
         fields[SECURITY_TOKEN] = security_token
     fields[SIGNATURE] = sign(fields, command.body, secret_key)
     command.fields = fields
-
-
-def verify(command: Command, secret_key: str) -> bool:
-    """Does the command's Signature fit? In constant time."""
-    fields = command.fields or {}
-    expected = sign(fields, command.body, secret_key, version=command.version)
-    return hmac.compare_digest(
-        expected.encode(), fields.get(SIGNATURE, "").encode("utf-8", "replace")
-    )

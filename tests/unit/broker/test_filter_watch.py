@@ -221,7 +221,7 @@ def test_works_take_turns_and_one_whose_asker_is_gone_ends() -> None:
     log: list[str] = []
     clock, broker = Watched(), SteppedBroker()
     first, second = broker.connect(), broker.connect()
-    background = Background(clock, Shares(clock, soon.append))
+    background = Background(clock, Shares(clock.monotonic_s, soon.append))
     request = Command(900131, {}, b"", 7)
     assert background.answer(steps(log, "a", 9), request, first.peer) is None
     assert background.answer(steps(log, "b", 9), request, second.peer) is None
@@ -238,7 +238,7 @@ def test_a_job_is_done_elsewhere_and_its_failure_answered() -> None:
     jobs: list[tuple[object, object]] = []
     broker = SteppedBroker()
     client = broker.connect()
-    background = Background(clock := ManualClock(), Shares(clock, lambda _: None))
+    background = Background(clock := ManualClock(), Shares(clock.monotonic_s, lambda _: None))
     background.offload = lambda job, done: jobs.append((job, done))
 
     def work() -> Steps[Command]:
@@ -251,7 +251,7 @@ def test_a_job_is_done_elsewhere_and_its_failure_answered() -> None:
 
 
 def test_too_many_questions_are_refused() -> None:
-    background = Background(clock := Watched(), Shares(clock, lambda _: None))
+    background = Background(clock := Watched(), Shares(clock.monotonic_s, lambda _: None))
     client = SteppedBroker().connect()
     for number in range(WORKS_MAX):
         background.answer(steps([], "a", 9), Command(900131, {}, b"", number), client.peer)
@@ -264,6 +264,6 @@ def test_a_failure_in_the_first_slice_is_raised() -> None:
         raise RequestError(23, "no")
         yield
 
-    background = Background(clock := ManualClock(), Shares(clock, lambda _: None))
+    background = Background(clock := ManualClock(), Shares(clock.monotonic_s, lambda _: None))
     with pytest.raises(RequestError, match="no"):
         background.answer(work(), Command(900131), SteppedBroker().connect().peer)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ class Polls:
         self.polls = LongPolls(
             lambda peer, frame: self.written.append((peer, frame)),
             size_max,
-            Shares(ManualClock(), lambda run: None),
+            Shares(ManualClock().monotonic_s, lambda run: None),
         )
 
     def park(self, peer: Peer, *, deadline_s: float = 15.0, wants: bool = True) -> Parked:

@@ -16,7 +16,7 @@ class Loop:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self._soon: list[Callable[[], None]] = []
-        self.shares = Shares(self.clock, self._soon.append)
+        self.shares = Shares(self.clock.monotonic_s, self._soon.append)
         self.log: list[str] = []
 
     def turn(self) -> float:
