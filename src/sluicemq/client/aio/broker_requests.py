@@ -175,7 +175,7 @@ class BrokerRequests:
             )
         info = bodies.RunningInfo(
             self._properties(member),
-            tuple(member.subscriptions),
+            tuple(member.subscriptions.values()),
             dict(self._queues(member)),
             {topic: counts.rates(now_s) for topic, counts in member.readers.counts.items()},
             stacks(self._owner.loop) if header.stack_enable else None,

@@ -67,7 +67,7 @@ class MessageStream:
                 feed = (OrderedFeed if self._options.ordered else Feed)(is_shareable=True)
                 member = await self._groups.join(self.group, self.subscription, feed, self._options)
                 self._readers = member.readers
-                self._feed = member.feed_of(self.subscription.topic) or feed
+                self._feed = member.feeds.get(self.subscription.topic) or feed
 
     async def receive(self) -> ReceivedMessage:
         """The next message; waits for one. Raises what ended the subscription."""

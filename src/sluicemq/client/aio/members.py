@@ -95,8 +95,10 @@ class Member:
         self._changed = asyncio.Event()
         self._balancing = asyncio.Lock()
         self._tasks = Tasks()
-        self._subscriptions: dict[str, Subscription] = {}
-        self._feeds: dict[str, Feed] = {}
+        self.subscriptions: dict[str, Subscription] = {}
+        """By topic, also that of the retry topic."""
+        self.feeds: dict[str, Feed] = {}
+        """Where messages of a topic go."""
         self._seen: dict[str, set[MessageQueue]] = {}
         self._waits: set[str] = set()
         """Topics whose last balance found that this client is no member."""
@@ -120,12 +122,7 @@ class Member:
     @property
     def topics(self) -> list[str]:
         """The topics subscribed to, without the retry topic."""
-        return [topic for topic in self._subscriptions if topic != self._retry_topic]
-
-    @property
-    def subscriptions(self) -> list[Subscription]:
-        """All subscriptions, with that of the retry topic."""
-        return list(self._subscriptions.values())
+        return [topic for topic in self.subscriptions if topic != self._retry_topic]
 
     @property
     def _retry_topic(self) -> str:
@@ -134,10 +131,6 @@ class Member:
     def notice(self) -> None:
         """The broker says that the members changed: balance now. Loop thread only."""
         self._changed.set()
-
-    def feed_of(self, topic: str) -> Feed | None:
-        """Where messages of a topic go."""
-        return self._feeds.get(topic)
 
     async def add(self, subscription: Subscription, feed: Feed) -> None:
         """Subscribes to a topic; returns when the first balance is done.
@@ -151,10 +144,10 @@ class Member:
         topic = subscription.topic
         route = await self._cluster.route(topic)
         await self._check(subscription, route)
-        self._subscriptions[topic] = subscription
-        self._feeds[topic] = feed
-        if self._has_retry_topic and self._retry_topic not in self._subscriptions:
-            self._subscriptions[self._retry_topic] = Subscription(
+        self.subscriptions[topic] = subscription
+        self.feeds[topic] = feed
+        if self._has_retry_topic and self._retry_topic not in self.subscriptions:
+            self.subscriptions[self._retry_topic] = Subscription(
                 self._retry_topic, version=subscription.version
             )
         try:
@@ -186,22 +179,18 @@ class Member:
         topic = subscription.topic
         route = await self._cluster.route(topic)
         await self._check(subscription, route)
-        old, self._subscriptions[topic] = self._subscriptions[topic], subscription
+        old, self.subscriptions[topic] = self.subscriptions[topic], subscription
         with self.readers.held(topic):
             try:
                 await self._beat(must_reach=_addresses(route))
             except BaseException:
-                self._subscriptions[topic] = old
+                self.subscriptions[topic] = old
                 self._keeper.consume(self._describe())
                 self.readers.change(old)  # of a queue that was taken meanwhile
                 raise
             self.readers.change(subscription)
             if not await self.balance():
                 self._changed.set()
-
-    def subscription_of(self, topic: str) -> Subscription | None:
-        """What is subscribed to now."""
-        return self._subscriptions.get(topic)
 
     async def remove(self, topic: str) -> None:
         """Ends a subscription: its queues go to other members."""
@@ -213,8 +202,8 @@ class Member:
         async with self._balancing:  # A balance that runs still needs the tables.
             for queue in self.readers.of_topic(topic):
                 await self.readers.drop(queue)
-            self._subscriptions.pop(topic, None)
-            self._feeds.pop(topic, None)
+            self.subscriptions.pop(topic, None)
+            self.feeds.pop(topic, None)
             self._seen.pop(topic, None)
 
     async def close(self) -> None:
@@ -222,7 +211,7 @@ class Member:
         await self._tasks.close()
         async with self._balancing:
             await self.readers.close()
-        self._subscriptions.clear()
+        self.subscriptions.clear()
         try:
             await asyncio.wrap_future(self._keeper.leave(consumer=self.group))
         except SluiceError as error:
@@ -236,7 +225,7 @@ class Member:
             CONSUME_PASSIVELY if self.retry else CONSUME_ACTIVELY,
             BROADCASTING if self.options.broadcast else CLUSTERING,
             self.options.consume_from,
-            tuple(self._subscriptions.values()),
+            tuple(self.subscriptions.values()),
         )
 
     async def _beat(self, must_reach: Iterable[str] = ()) -> None:
@@ -333,7 +322,7 @@ class Member:
         """Takes and gives up queues; False when this client is not (yet) seen as a member."""
         complete = True
         async with self._balancing:
-            for topic in list(self._subscriptions):
+            for topic in list(self.subscriptions):
                 try:
                     complete &= await self._balance_topic(topic)
                 except RouteNotFoundError:
@@ -344,7 +333,7 @@ class Member:
         return complete
 
     async def _balance_topic(self, topic: str) -> bool:
-        subscription = self._subscriptions[topic]
+        subscription = self.subscriptions[topic]
         route = await self._cluster.route(topic)
         queues = read_queues(topic, route)
         members = await self._members(route)
@@ -388,13 +377,13 @@ class Member:
         """Begins to read a queue; False when its broker is away, or another member is not done
         with it (the next balance tries again)."""
         is_retry = queue.topic == self._retry_topic
-        sink = RetrySink(self._feeds) if is_retry else self._feeds[queue.topic]
+        sink = RetrySink(self.feeds) if is_retry else self.feeds[queue.topic]
         try:
             has_begun = await self.readers.add(queue, subscription, sink, is_new=is_new)
         except SluiceError as error:
             _log.warning("%s cannot read %s yet: %s", self.group, queue, error)
             return False
-        wanted = self._subscriptions.get(queue.topic)
+        wanted = self.subscriptions.get(queue.topic)
         if wanted is not None:  # it may have changed while brokers were asked
             self.readers.change(wanted)
         return has_begun
@@ -426,7 +415,7 @@ def check_sharing(
     """Only streams share a topic: a handler or a poll beside them would starve, or starve them.
     A group consumes in order or not, and has one rule for retries.
     Raises ConfigurationError."""
-    known = member.feed_of(topic)
+    known = member.feeds.get(topic)
     is_same = known is None or known is feed or (known.is_shareable and feed.is_shareable)
     if not is_same or member.retry != retry:
         raise ConfigurationError(
@@ -546,7 +535,7 @@ class Memberships:
         """
         async with self._joining:
             member = self._members.get(group)
-            known = None if member is None else member.subscription_of(topic)
+            known = None if member is None else member.subscriptions.get(topic)
             if member is None or known is None:
                 raise ConfigurationError(
                     f"the group {group!r} does not read {topic!r} here.", cure="Subscribe first."

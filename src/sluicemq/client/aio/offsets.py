@@ -21,7 +21,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from sluicemq.client.core import requests
 from sluicemq.client.core.answers import QUERY_NOT_FOUND, expect_success, number
@@ -76,32 +76,15 @@ _log = logging.getLogger("sluicemq.client")
 T = TypeVar("T")
 
 
-class GroupOffsets(Protocol):
-    """Reads and writes the offsets of one group."""
-
-    async def read(self, queue: MessageQueue, *, zero_if_young: bool = False) -> int | None:
-        """None when there is none. Raises SluiceError."""
-        ...
-
-    async def write(self, queue: MessageQueue, offset: int) -> None:
-        """Raises SluiceError."""
-        ...
-
-    async def flush(self) -> None:
-        """What was written is safe now, or it is logged and tried again at the next flush."""
-        ...
-
-    async def close(self) -> None: ...
-
-
 class BrokerOffsets:
-    """At the brokers of the queues."""
+    """Reads and writes the offsets of one group, at the brokers of the queues."""
 
     def __init__(self, shell: AsyncioShell, group: str) -> None:
         self._shell = shell
         self._group = group
 
     async def read(self, queue: MessageQueue, *, zero_if_young: bool = False) -> int | None:
+        """None when there is none. Raises SluiceError."""
         directory = self._shell.directory
         command = requests.offset_of_group(self._group, queue, zero_if_young=zero_if_young)
         address = await self._shell.run(directory.address(queue))
@@ -112,11 +95,12 @@ class BrokerOffsets:
         return offset if offset >= 0 else None
 
     async def write(self, queue: MessageQueue, offset: int) -> None:
+        """Raises SluiceError."""
         command = requests.commit_offset(self._group, queue, offset)
         await self._shell.run(self._shell.directory.ask(queue, command))
 
     async def flush(self) -> None:
-        """A broker has what it has answered."""
+        """What was written is safe now: a broker has what it has answered."""
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -208,3 +192,6 @@ class LocalOffsets:
             self._table = None
             with contextlib.suppress(OSError):
                 unlock()
+
+
+GroupOffsets = BrokerOffsets | LocalOffsets

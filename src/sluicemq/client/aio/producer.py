@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, Unpack
 
 from sluicemq.client.aio.cluster import Cluster, Tasks
 from sluicemq.client.core.answers import SendResult
@@ -57,14 +57,23 @@ class CloseReport:
     unknown: tuple[str, ...]
 
 
+class Sends(Protocol):
+    """Who has methods that are talks of a `Sender`: a `Producer`, a `Sluice`."""
+
+    cluster: Cluster
+
+    @property
+    def sender(self) -> Sender: ...
+
+
 def of_sender(
     talk: Callable[Concatenate[Sender, P], Talk[T]],
 ) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """A talk of the core as a method of `Producer`, with its parameters and docstring."""
+    """A talk of the core as a method, with its parameters and docstring."""
 
     @functools.wraps(talk)
-    def call(self: "Producer", /, *arguments: P.args, **named: P.kwargs) -> Coroutine[Any, Any, T]:
-        return self._cluster.run(talk(self._sender, *arguments, **named))
+    def call(self: Sends, /, *arguments: P.args, **named: P.kwargs) -> Coroutine[Any, Any, T]:
+        return self.cluster.run(talk(self.sender, *arguments, **named))
 
     return call
 
@@ -92,8 +101,8 @@ class Producer:
         trace: Tracing | None = None,
         requester: "Requester | None" = None,
     ) -> None:
-        self._cluster = cluster
-        self._sender = Sender(
+        self.cluster = cluster
+        self.sender = Sender(
             cluster.directory,
             group,
             MessageIds(cluster.clock).next,
@@ -103,8 +112,8 @@ class Producer:
             delay_level_max=delay_level_max,
             trace=trace,
         )
-        self._sender.on_first = on_first
-        self.group = self._sender.group
+        self.sender.on_first = on_first
+        self.group = self.sender.group
         self.transactions = Transactions(cluster.directory, self.group, listener, trace)
         self._retries_async = retries_async
         self._callbacks: set[asyncio.Task[None]] = set()
@@ -129,14 +138,12 @@ class Producer:
 
         One attempt only (`retries_async`), as RocketMQ counts it. Bad messages raise here.
         """
-        outgoing = self._sender.prepare(
-            make_message(topic, body, **options), self._sender.next_id()
-        )
-        send = self._sender.send(outgoing, queue, timeout_ms, self._retries_async)
+        outgoing = self.sender.ready(make_message(topic, body, **options))
+        send = self.sender.send(outgoing, queue, timeout_ms, self._retries_async)
 
         async def call_back() -> None:
             try:
-                result = await self._cluster.run(send)
+                result = await self.cluster.run(send)
             except SluiceError as error:
                 on_done(None, error)
             else:
@@ -164,10 +171,8 @@ class Producer:
             raise ConfigurationError(
                 "this producer takes no replies.", cure="Make it with `Sluice.producer`."
             )
-        outgoing = self._sender.prepare(
-            make_message(topic, body, **options), self._sender.next_id()
-        )
-        return await self._requester.request(self._sender, outgoing, timeout_s)
+        outgoing = self.sender.ready(make_message(topic, body, **options))
+        return await self._requester.request(self.sender, outgoing, timeout_s)
 
     def transaction(
         self,
@@ -187,12 +192,10 @@ class Producer:
         """
 
         def send(half: Outgoing) -> Talk[SendResult]:
-            return self._sender.send(half, queue, timeout_ms)
+            return self.sender.send(half, queue, timeout_ms)
 
-        outgoing = self._sender.prepare(
-            make_message(topic, body, **options), self._sender.next_id()
-        )
-        return Transaction(self._cluster, self.transactions, outgoing, send, check_after_s)
+        outgoing = self.sender.ready(make_message(topic, body, **options))
+        return Transaction(self.cluster, self.transactions, outgoing, send, check_after_s)
 
     async def send_in_transaction(
         self, message: Message, argument: Any = None, *, check_after_s: int | None = None
@@ -201,9 +204,9 @@ class Producer:
         transaction, tells the broker how that ended. Raises as `send`, and ConfigurationError
         without a listener."""
         self.transactions.expect_listener()
-        outgoing = self._sender.ready(message)
-        return await self._cluster.run(
-            self.transactions.send(message, outgoing, argument, check_after_s, self._sender.send)
+        outgoing = self.sender.ready(message)
+        return await self.cluster.run(
+            self.transactions.send(message, outgoing, argument, check_after_s, self.sender.send)
         )
 
     async def answer_checks(self, *topics: str) -> None:
@@ -213,12 +216,12 @@ class Producer:
         """
         self.transactions.expect_listener()
         for topic in topics or (DEFAULT_TOPIC,):
-            await self._cluster.route(topic, create=True)
-            self._sender.on_first(self.group, topic)
+            await self.cluster.route(topic, create=True)
+            self.sender.on_first(self.group, topic)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that a message of the topic may go to. Raises RouteNotFoundError."""
-        return list(await self._cluster.write_queues(topic))
+        return list(await self.cluster.write_queues(topic))
 
     async def close(self, timeout_s: float | None = None) -> CloseReport:
         """Refuses new sends, waits until the open ones are settled, reports what stays unknown.
@@ -229,7 +232,7 @@ class Producer:
         """
         if self._callbacks:
             await asyncio.sleep(0)  # Those that were asked for just now have begun then.
-        sender, settled = self._sender, asyncio.Event()
+        sender, settled = self.sender, asyncio.Event()
         open_at_start, sender.on_settled = len(sender.open), settled.set
         sender.close()
         if sender.open:

@@ -29,6 +29,7 @@ from sluicemq.client.aio.producer import (
     Producer,
     Requester,
     TraceWriter,
+    of_sender,
 )
 from sluicemq.client.aio.pull import READ_GROUP, LitePullConsumer, PullConsumer
 from sluicemq.client.core.consuming import (
@@ -47,6 +48,7 @@ from sluicemq.client.core.names import Credentials
 from sluicemq.client.core.sending import (
     SEND_TIMEOUT_MS,
     ProducerOptions,
+    Sender,
 )
 from sluicemq.client.core.tracing import Tracing, trace_topic
 from sluicemq.client.keeper import Keeper, MessageIds, local_address, make_client_id
@@ -161,6 +163,11 @@ class Sluice:
         """The producer behind `send`."""
         return self.producer(self._producer_group, timeout_ms=self._send_timeout_ms)
 
+    @functools.cached_property
+    def sender(self) -> Sender:
+        """What sends for `default_producer`."""
+        return self.default_producer.sender
+
     def producer(self, group: str = DEFAULT_GROUP, **options: Unpack[ProducerOptions]) -> Producer:
         """A producer of its own group and settings (`ProducerOptions`)."""
         self._check_open()
@@ -194,13 +201,13 @@ class Sluice:
         self._keeper.use(self.cluster.routes.addresses([topic]))
         self._keeper.beat()
 
-    send = of_default(Producer.send)
+    send = of_sender(Sender.send_message)
+    send_oneway = of_sender(Sender.send_oneway)
+    send_batch = of_sender(Sender.send_batch)
+    recall = of_sender(Sender.recall)
     send_soon = of_default(Producer.send_soon)
-    send_oneway = of_default(Producer.send_oneway)
-    send_batch = of_default(Producer.send_batch)
     request = of_default(Producer.request)
     transaction = of_default(Producer.transaction)
-    recall = of_default(Producer.recall)
 
     # ----------------------------------------------------------------------- consuming
 

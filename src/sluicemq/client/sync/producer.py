@@ -150,9 +150,7 @@ class Producer(Cluster):
         **options: Unpack[MessageOptions],
     ) -> StoredMessage:
         """Sends a message and waits for the reply of whoever consumes it; see the asyncio one."""
-        outgoing = self._sender.prepare(
-            make_message(topic, body, **options), self._sender.next_id()
-        )
+        outgoing = self._sender.ready(make_message(topic, body, **options))
         return self.inbound.request(outgoing, self.send_outgoing, timeout_s)
 
     def transaction(
@@ -174,9 +172,7 @@ class Producer(Cluster):
         def send(half: Outgoing) -> Talk[SendResult]:
             return self._sender.send(half, queue)
 
-        outgoing = self._sender.prepare(
-            make_message(topic, body, **options), self._sender.next_id()
-        )
+        outgoing = self._sender.ready(make_message(topic, body, **options))
         return Transaction(self, self.inbound, outgoing, send, check_after_s)
 
     def send_in_transaction(
