@@ -25,11 +25,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from operator import attrgetter
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Self, TypeVar
 
 from sluicemq.client.aio.producer import Producer, Transaction
 from sluicemq.client.aio.pull import PullResult as CorePullResult
+from sluicemq.client.aio.received import of_record
 from sluicemq.client.aio.sluice import Sluice
 from sluicemq.client.core import transactions as core
 from sluicemq.client.core.answers import PullStatus
@@ -165,11 +165,6 @@ class Message:
         )
 
 
-def _of(path: str) -> Any:
-    """A property: that attribute of the record."""
-    return property(attrgetter(f"record.{path}"))
-
-
 class MessageExt:
     """A received message in RocketMQ's words; `record` is SluiceMQ's own value."""
 
@@ -179,17 +174,17 @@ class MessageExt:
         self.record = record
         self._attempt = attempt
 
-    tags: str | None = _of("tag")
-    body: bytes = _of("body")
-    flag: int = _of("flag")
-    msg_id: str = _of("message_id")
-    offset_msg_id: str = _of("offset_message_id")
-    transaction_id: str = _of("message_id")
-    queue_id: int = _of("queue_id")
-    broker_name: str = _of("broker")
-    queue_offset: int = _of("queue_offset")
-    born_timestamp: int = _of("born_time_ms")
-    store_timestamp: int = _of("store_time_ms")
+    tags: str | None = of_record("tag")
+    body: bytes = of_record("body")
+    flag: int = of_record("flag")
+    msg_id: str = of_record("message_id")
+    offset_msg_id: str = of_record("offset_message_id")
+    transaction_id: str = of_record("message_id")
+    queue_id: int = of_record("queue_id")
+    broker_name: str = of_record("broker")
+    queue_offset: int = of_record("queue_offset")
+    born_timestamp: int = of_record("born_time_ms")
+    store_timestamp: int = of_record("store_time_ms")
 
     @property
     def topic(self) -> str:

@@ -26,7 +26,7 @@ from sluicemq.client.core.talks import AsyncioShell, Call, operation
 from sluicemq.client.core.tracing import Tracing
 from sluicemq.clock import SYSTEM_CLOCK, Clock
 from sluicemq.model.topic import MessageQueue
-from sluicemq.net.channel import Channel, ChannelPool, Dial
+from sluicemq.net.channel import ChannelPool, Dial
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
 
@@ -76,10 +76,8 @@ class Cluster(AsyncioShell):
         self.trace: Tracing | None = None
         """Notes what producers and consumers do, when that is wanted."""
 
-    ask_name_server = operation(Directory.ask_name_server)
     route = operation(Directory.route)
     write_queues = operation(Directory.write_queues)
-    address = operation(Directory.address)
     ask = operation(Directory.ask)
     send_reply = operation(send_reply)
     queues = operation(topics.queues)
@@ -91,10 +89,6 @@ class Cluster(AsyncioShell):
     def alone(self, key: str) -> asyncio.Lock:
         """One task at a time asks for the route of a topic."""
         return self._locks[key]
-
-    async def channel(self, address: str) -> Channel:
-        """The connection to an address, opened when there is none."""
-        return await self._pool.get(address)
 
     async def exchange(self, call: Call) -> Command:
         """One request, one answer, whatever its code. Raises ConnectionLostError,

@@ -8,7 +8,8 @@ it is acknowledged, rejected or put back.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from operator import attrgetter
+from typing import Any, Protocol
 
 from sluicemq.client.core.consuming import InFlight, first_topic
 from sluicemq.client.core.replies import CORRELATION_ID, REPLY_TO_CLIENT
@@ -44,6 +45,11 @@ class Origin(Protocol):
     ) -> bool: ...
 
     async def reply(self, record: StoredMessage, body: bytes, message_id: str) -> object: ...
+
+
+def of_record(name: str) -> Any:
+    """A property: that attribute of the record."""
+    return property(attrgetter(f"record.{name}"))
 
 
 class ReceivedMessage:
@@ -121,6 +127,20 @@ class ReceivedMessage:
         """Whether its queue is still ours and was not moved since it was pulled."""
         return self.in_flight is self.origin.in_flight
 
+    body: bytes = of_record("body")
+    tag: str | None = of_record("tag")
+    keys: tuple[str, ...] = of_record("keys")
+    properties: Mapping[str, str] = of_record("properties")
+    message_id: str = of_record("message_id")
+    offset_message_id: str = of_record("offset_message_id")
+    queue_offset: int = of_record("queue_offset")
+    flag: int = of_record("flag")
+    born_time_ms: int = of_record("born_time_ms")
+    born_host: Host = of_record("born_host")
+    store_time_ms: int = of_record("store_time_ms")
+    reconsume_times: int = of_record("reconsume_times")
+    """How often the broker has redelivered it (0: never)."""
+
     @property
     def topic(self) -> str:
         return first_topic(self.record)
@@ -131,58 +151,9 @@ class ReceivedMessage:
         return self.origin.group
 
     @property
-    def body(self) -> bytes:
-        return self.record.body
-
-    @property
-    def tag(self) -> str | None:
-        return self.record.tag
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        return self.record.keys
-
-    @property
-    def properties(self) -> Mapping[str, str]:
-        return self.record.properties
-
-    @property
-    def message_id(self) -> str:
-        return self.record.message_id
-
-    @property
-    def offset_message_id(self) -> str:
-        return self.record.offset_message_id
-
-    @property
     def queue(self) -> MessageQueue:
         """The queue it lies in; for a retried message that of the retry topic."""
         return MessageQueue(self.record.topic, self.record.broker, self.record.queue_id)
-
-    @property
-    def queue_offset(self) -> int:
-        return self.record.queue_offset
-
-    @property
-    def flag(self) -> int:
-        return self.record.flag
-
-    @property
-    def born_time_ms(self) -> int:
-        return self.record.born_time_ms
-
-    @property
-    def born_host(self) -> Host:
-        return self.record.born_host
-
-    @property
-    def store_time_ms(self) -> int:
-        return self.record.store_time_ms
-
-    @property
-    def reconsume_times(self) -> int:
-        """How often the broker has redelivered it (0: never)."""
-        return self.record.reconsume_times
 
     def __repr__(self) -> str:
         return (

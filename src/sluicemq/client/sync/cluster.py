@@ -52,7 +52,6 @@ class Cluster(BlockingShell):
         self._lock = threading.Lock()
         self._closed = False
 
-    ask_name_server = operation(Directory.ask_name_server)
     find_route = operation(Directory.find_route)
     route = operation(Directory.route)
     write_queues = operation(Directory.write_queues)
