@@ -81,37 +81,13 @@ _PLACES = {
         "TransactionState",
     ),
     "sluicemq.client.idempotence": ("idempotent",),
-    "sluicemq.errors": (
-        "ClientError",
-        "ClosedError",
-        "ConfigurationError",
-        "ConnectionLostError",
-        "FilterError",
-        "FilterSyntaxError",
-        "GroupNotFoundError",
-        "MessageKeyMissingError",
-        "MessageNotFoundError",
-        "NameServerUnreachableError",
-        "OffsetOutOfRangeError",
-        "PermissionDeniedError",
-        "ProtocolError",
-        "RequestError",
-        "RequestTimeoutError",
-        "RetryLaterError",
-        "RouteNotFoundError",
-        "SendError",
-        "SendUnknownError",
-        "SluiceError",
-        "SubscriptionConflictError",
-        "TopicNotFoundError",
-        "UnsupportedByBrokerError",
-    ),
     "sluicemq.model.message": ("Message", "StoredMessage"),
     "sluicemq.model.subscription": ("MessageFilter", "Subscription"),
     "sluicemq.model.topic": ("GroupConfig", "MessageQueue", "TopicConfig"),
     "sluicemq.net.tls": ("Tls",),
 }
 _HOMES = {name: module for module, names in _PLACES.items() for name in names}
+"""Of all but the exceptions, which are in `errors`."""
 
 __all__ = [
     "Admin",
@@ -169,13 +145,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module 'sluicemq' has no attribute {name!r}")
+    home = _HOMES.get(name, "sluicemq.errors")
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOMES])
+    return sorted({*globals(), *__all__})

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sluicemq.errors import FilterEvaluationError
-from sluicemq.filter.evaluate import compile_verdict
+from sluicemq.filter.evaluate import compile_value
 from sluicemq.filter.nodes import (
     And,
     Between,
@@ -340,7 +340,7 @@ def second_opinion(node: Node, properties: dict[str, str]) -> str:
 
 def ours(node: Node, properties: dict[str, str]) -> str:
     try:
-        found = compile_verdict(node)(properties)
+        found = compile_value(node)(properties)
     except FilterEvaluationError:
         return "error"
     return "null" if found is None else str(found).lower()

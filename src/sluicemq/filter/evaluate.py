@@ -205,15 +205,10 @@ _HOLDS: dict[str, Callable[[int, int], bool]] = {
 MIRRORED = {">": "<", ">=": "<=", "<": ">", "<=": ">=", "=": "=", "<>": "<>"}
 
 
-def compile_verdict(node: Node) -> Verdict:
-    """The closure of a condition. Raises FilterEvaluationError when called on a value in it that
-    cannot be converted."""
-    return compile_value(node)
-
-
 @singledispatch
 def compile_value(node: Node) -> Value:
-    """The closure of any node."""
+    """The closure of any node, of a condition its verdict. It raises FilterEvaluationError when it
+    is called on a value that cannot be converted."""
     raise TypeError(node)
 
 
@@ -260,7 +255,7 @@ def _(node: Truth) -> Verdict:
 
 @compile_value.register
 def _(node: Not) -> Verdict:
-    return _negated(compile_verdict(node.operand))
+    return _negated(compile_value(node.operand))
 
 
 def _negated(verdict: Verdict) -> Verdict:
@@ -273,7 +268,7 @@ def _negated(verdict: Verdict) -> Verdict:
 
 @compile_value.register
 def _(node: And) -> Verdict:
-    parts = tuple(map(compile_verdict, node.parts))
+    parts = tuple(map(compile_value, node.parts))
     left, right = parts[0], parts[-1]
 
     def both(properties: Properties) -> bool | None:
@@ -298,7 +293,7 @@ def _(node: And) -> Verdict:
 
 @compile_value.register
 def _(node: Or) -> Verdict:
-    parts = tuple(map(compile_verdict, node.parts))
+    parts = tuple(map(compile_value, node.parts))
 
     def some(properties: Properties) -> bool | None:
         result: bool | None = False
@@ -433,7 +428,7 @@ def _(node: Between) -> Verdict:
     low, high = constant_of(node.low), constant_of(node.high)
     is_plain = isinstance(node.value, Property) and java_class(node.high) is wanted
     if low is None or high is None or not is_plain:
-        return compile_verdict(between_as_orders(node))
+        return compile_value(between_as_orders(node))
     name = cast("Property", node.value).name
     if is_outside:
         return _number_test(name, wanted, lambda number: number < low or not number <= high)

@@ -32,7 +32,7 @@ from sluicemq.filter.evaluate import (
     MIRRORED,
     Verdict,
     between_as_orders,
-    compile_verdict,
+    compile_value,
     constant_of,
 )
 from sluicemq.filter.nodes import (
@@ -87,7 +87,7 @@ def stub(number: int) -> Node:
 
 def lookup_table(node: Node, operands: int) -> bytes:
     """The outcomes of a node whose conditions are `stub(0)` (and `stub(1)`), for all their sets."""
-    verdict = compile_verdict(node)
+    verdict = compile_value(node)
     single = {}
     for chosen in product(range(4), repeat=operands):
         numbered = enumerate(chosen)
@@ -208,7 +208,7 @@ def make_plan(node: Node) -> Plan:
     absent = outcome_of(inner, lambda leaf: leaf.absent if isinstance(leaf, Atom) else ALL)
     unknown = outcome_of(inner, lambda leaf: leaf.unknown)
     (name,) = names
-    return Single(name, compile_verdict(node), inner, absent, unknown)
+    return Single(name, compile_value(node), inner, absent, unknown)
 
 
 def outcome_of(
@@ -247,7 +247,7 @@ def _inner_plan(node: Node) -> Plan:
 def _split(node: Node, names: frozenset[str], plan_of: Callable[[Node], Plan]) -> Plan:
     """One step down; a Several where there is nothing to split."""
     if not names:
-        return Constant(1 << verdict_of(compile_verdict(node), {}))
+        return Constant(1 << verdict_of(compile_value(node), {}))
     match node:
         case And(parts=parts):
             return _chain(And, parts, plan_of)
@@ -261,7 +261,7 @@ def _split(node: Node, names: frozenset[str], plan_of: Callable[[Node], Plan]) -
             read = [child for child in children(node) if property_names(child)]
             if not all(map(is_boolean, read)):
                 names_read = tuple(sorted(names))
-                return Several(names_read, node, compile_verdict(node), _possible(node))
+                return Several(names_read, node, compile_value(node), _possible(node))
             # `(a = 1) = (b = 2)`, `(a = 1 AND b = 2) IS NULL`: all it reads is in its conditions.
             replaced: dict[str, Any] = {}
             for side in ("left", "right", "operand"):

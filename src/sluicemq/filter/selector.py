@@ -18,7 +18,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from sluicemq.errors import FilterEvaluationError
-from sluicemq.filter.evaluate import compile_value, compile_verdict
+from sluicemq.filter.evaluate import compile_value
 from sluicemq.filter.nodes import (
     And,
     Node,
@@ -53,7 +53,7 @@ class Selector:
         self.text = text
         self.tree = tree
         self.rest = rest
-        self.evaluate = compile_verdict(tree)
+        self.evaluate = compile_value(tree)
         self._vectorised: Vectorised | None = None
 
     @property
@@ -186,7 +186,7 @@ def _explain(node: Node, properties: Properties) -> Explanation:
         case _:
             pass
     try:
-        outcome, error = _OUTCOMES[compile_verdict(node)(properties)], ""
+        outcome, error = _OUTCOMES[compile_value(node)(properties)], ""
     except FilterEvaluationError as failure:
         outcome, error = Outcome.ERROR, str(failure)
     operands = []

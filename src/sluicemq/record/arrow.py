@@ -25,7 +25,7 @@ Arrow dictionary array a name, which becomes a `Column` when somebody reads that
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -66,21 +66,6 @@ from sluicemq.record.table import (
     keep_freed_memory,
     record_starts,
 )
-
-
-def host_column(block: Records, name: str) -> Any:
-    """The column `born_host` or `store_host` of a block."""
-    places = np.empty(len(block), np.int64)
-    texts: list[str] = []
-    for rows, hosts in block.hosts(name):
-        if not len(rows):
-            continue
-        words = np.ascontiguousarray(hosts).view(np.uint32).reshape(len(rows), -1)
-        different, turns = np.unique(words, axis=0, return_inverse=True)
-        places[rows] = len(texts) + turns.reshape(-1)
-        texts += [str(decode_host(row.tobytes())) for row in different]
-    return pa.array(texts, pa.string()).take(pa.array(places))
-
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 PROPERTIES: Final = pa.map_(pa.string(), pa.string())
@@ -287,48 +272,47 @@ def _bytes(values: NDArray[Any]) -> Bytes:
     return values.view(np.uint8).reshape(len(values), -1)
 
 
-def _time(name: str) -> Callable[[_Rows], Any]:
-    def column(block: _Rows) -> Any:
-        """Milliseconds as a timestamp; null where microseconds do not fit 64 bits."""
-        times = block.number(name)
-        far = (times > _MILLISECONDS_MAX) | (times < -_MILLISECONDS_MAX)
-        if far.any():
-            return pa.array(np.where(far, 0, times) * 1000, pa.int64(), mask=far).cast(TIMESTAMP)
-        buffer = pa.py_buffer(times * 1000)
-        return pa.Array.from_buffers(TIMESTAMP, len(times), [None, buffer])
-
-    return column
+def _time(name: str, block: _Rows) -> Any:
+    """Milliseconds as a timestamp; null where microseconds do not fit 64 bits."""
+    times = block.number(name)
+    far = (times > _MILLISECONDS_MAX) | (times < -_MILLISECONDS_MAX)
+    if far.any():
+        return pa.array(np.where(far, 0, times) * 1000, pa.int64(), mask=far).cast(TIMESTAMP)
+    return pa.Array.from_buffers(TIMESTAMP, len(times), [None, pa.py_buffer(times * 1000)])
 
 
-def _number(name: str, dtype: Any) -> Callable[[_Rows], Any]:
-    return lambda block: pa.array(block.number(name, dtype))
+def _host(name: str, block: _Rows) -> Any:
+    places = np.empty(len(block), np.int64)
+    texts: list[str] = []
+    for rows, hosts in block.hosts(name):
+        if not len(rows):
+            continue
+        words = np.ascontiguousarray(hosts).view(np.uint32).reshape(len(rows), -1)
+        different, turns = np.unique(words, axis=0, return_inverse=True)
+        places[rows] = len(texts) + turns.reshape(-1)
+        texts += [str(decode_host(row.tobytes())) for row in different]
+    return pa.array(texts, pa.string()).take(pa.array(places))
 
 
-def _host(name: str) -> Callable[[_Rows], Any]:
-    return lambda block: host_column(block, name)
+def _number(name: str, kind: Any, block: _Rows) -> Any:
+    return pa.array(block.number(name, kind.to_pandas_dtype()))
 
 
-def _property(name: str) -> Callable[[_Rows], Any]:
-    return lambda block: text_column(block.properties, name)
+def _property(name: str, block: _Rows) -> Any:
+    return text_column(block.properties, name)
 
 
 _SIMPLE: Final[dict[str, Callable[[_Rows], Any]]] = {
-    "queue_id": _number("queue_id", np.int32),
-    "queue_offset": _number("queue_offset", np.int64),
+    **{
+        name: partial(_number, {"size_bytes": "size"}.get(name, name), kind)
+        for name, kind in _TYPES.items()
+        if pa.types.is_integer(kind)
+    },
+    **{name: partial(_time, name) for name in ("born_time", "store_time")},
+    **{name: partial(_host, name) for name in ("born_host", "store_host")},
+    "keys": partial(_property, KEYS),
+    "tags": partial(_property, TAGS),
     "msg_id": _message_ids,
-    "keys": _property(KEYS),
-    "tags": _property(TAGS),
-    "born_time": _time("born_time"),
-    "store_time": _time("store_time"),
-    "reconsume_times": _number("reconsume_times", np.int32),
-    "born_host": _host("born_host"),
-    "store_host": _host("store_host"),
-    "flag": _number("flag", np.int32),
-    "sys_flag": _number("sys_flag", np.int32),
-    "physical_offset": _number("physical_offset", np.int64),
-    "prepared_offset": _number("prepared_offset", np.int64),
-    "body_crc": _number("body_crc", np.int32),
-    "size_bytes": _number("size", np.int32),
 }
 """Columns that need nothing but the block."""
 

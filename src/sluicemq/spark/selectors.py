@@ -47,7 +47,7 @@ from pyspark.sql import Column as SparkColumn
 from pyspark.sql import functions
 
 from sluicemq.errors import ConfigurationError
-from sluicemq.filter.evaluate import compile_verdict, constant_of, has_surrogate
+from sluicemq.filter.evaluate import compile_value, constant_of, has_surrogate
 from sluicemq.filter.nodes import (
     And,
     Between,
@@ -228,7 +228,7 @@ def translated(tree: Node, fields: Fields) -> Condition:
     """Raises Inexpressible, and ConfigurationError for a property that is nowhere."""
     depth = levels(tree)
     if not property_names(tree):
-        return _constant(verdict_of(compile_verdict(tree), {}))
+        return _constant(verdict_of(compile_value(tree), {}))
     if len(depth) > DEPTH_MAX:
         raise Inexpressible(f"it is nested {len(depth)} levels deep (limit {DEPTH_MAX})")
     nodes = [node for level in depth for node in level]
@@ -319,7 +319,7 @@ class _Translator:
     def condition(self, node: Node) -> Condition:
         """Raises ConfigurationError for a property that is nowhere."""
         if not property_names(node):
-            return _constant(verdict_of(compile_verdict(node), {}))
+            return _constant(verdict_of(compile_value(node), {}))
         match node:
             case And(parts=parts):
                 return _joined("AND", list(map(self.condition, parts)))
@@ -564,7 +564,7 @@ def _looked_up(node: Node, forms: Sequence[_Form]) -> Condition:
 @cache
 def _verdicts(node: Node, values: tuple[tuple[tuple[int, str], ...], ...]) -> list[int]:
     """By the operands' codes; the first operand's changes fastest."""
-    verdict: Callable[[Mapping[str, str]], bool | None] = compile_verdict(node)
+    verdict: Callable[[Mapping[str, str]], bool | None] = compile_value(node)
     by_operand = [dict(one) for one in values]
     found = []
     for codes in product(range(4), repeat=len(values)):
