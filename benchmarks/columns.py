@@ -29,7 +29,8 @@ from demo import message_of  # noqa: E402
 from truth import flights  # noqa: E402
 
 from sluicemq.config import StoreConfig  # noqa: E402
-from sluicemq.filter.subscriptions import Sql92Filter, compile_sql92  # noqa: E402
+from sluicemq.filter.selector import Selector  # noqa: E402
+from sluicemq.filter.subscriptions import compile_sql92  # noqa: E402
 from sluicemq.model.ids import tag_code  # noqa: E402
 from sluicemq.record.codec import encode_properties  # noqa: E402
 from sluicemq.store.store import Store  # noqa: E402
@@ -105,7 +106,7 @@ def measure(directory: str, messages: int) -> dict[str, float]:
     for name, expression in EXPRESSIONS.items():
         end = min(messages, SLOW_MESSAGES)
         plain = drain(store, PlainFilter(expression), end)
-        fast = drain(store, Sql92Filter(compile_sql92(expression)), end)
+        fast = drain(store, compile_sql92(expression), end)
         assert plain[1:] == fast[1:]
         figures[f"records {name}"] = end / plain[0] / 1e6
         show(f"records, {name}", figures[f"records {name}"], "M messages/s")
@@ -164,7 +165,7 @@ def drain_all(
     sums = []
     for name, expression in EXPRESSIONS.items():
         before = store.columns.rows_decoded
-        spent_s, *found = drain(store, Sql92Filter(compile_sql92(expression)), messages)
+        spent_s, *found = drain(store, compile_sql92(expression), messages)
         sums.append((found[0], found[1], found[2]))
         figures[f"{way} {name}"] = messages / spent_s / 1e6
         share = 100 * found[2] / (store.written_offset - store.offset_min)
@@ -178,7 +179,7 @@ def drain_all(
 
 
 def drain(
-    store: Store, message_filter: Sql92Filter | PlainFilter, end: int
+    store: Store, message_filter: Selector | PlainFilter, end: int
 ) -> tuple[float, int, int, int]:
     """CPU seconds, matches, CRC32 of them, their bytes."""
     offset = matches = crc = size = 0

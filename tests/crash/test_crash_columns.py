@@ -16,7 +16,7 @@ import pytest
 from simulation.stepped import ManualClock
 from sluicemq.config import StoreConfig
 from sluicemq.errors import StoreError
-from sluicemq.filter.subscriptions import Sql92Filter, compile_sql92
+from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.record.codec import decode_records, encode_properties
 from sluicemq.store.columns import blocks as columns_blocks
 from sluicemq.store.columns import file as columns_file
@@ -82,7 +82,7 @@ class Machine:
     def check(self) -> None:
         """What the filter delivers is what the messages say."""
         low, high = self.store.queue_offsets("T", 0)
-        message_filter = Sql92Filter(compile_sql92(EXPRESSION))
+        message_filter = compile_sql92(EXPRESSION)
         assert self.read(low, high, message_filter) == [
             (offset, n) for offset, n in self.read(low, high, None) if n in "73"
         ]

@@ -349,13 +349,7 @@ class Trial:
     property that is no column are decided by `properties_of(row)`, or counted as unknown.
     """
 
-    def __init__(
-        self,
-        expression: Expression,
-        against: "Expression | None" = None,
-        *,
-        samples_max: int = SAMPLES_MAX,
-    ) -> None:
+    def __init__(self, expression: Expression, against: "Expression | None" = None) -> None:
         self.tree = tree_of(expression)
         self._whole = Selector("", self.tree)
         self._other = None if against is None else Selector("", tree_of(against))
@@ -367,9 +361,9 @@ class Trial:
         self._excluded: frozenset[str] = frozenset()
         self._counts: Counter[int] = Counter()
         self._causes: dict[str, tuple[int, str, Sample]] = {}
-        self._samples = _Samples(samples_max)
+        self._samples = _Samples()
         self._both: Counter[tuple[bool, bool]] = Counter()
-        self._here, self._there = _Samples(samples_max), _Samples(samples_max)
+        self._here, self._there = _Samples(), _Samples()
         self._asked_records = 0
 
     def add_rows(
@@ -508,18 +502,17 @@ def atoms_of(tree: Node) -> Iterator[Node]:
 class _Samples:
     """Some of many, evenly spread over what was given."""
 
-    def __init__(self, count_max: int) -> None:
-        self._count_max = count_max
+    def __init__(self) -> None:
         self._found: list[Sample] = []
 
     def add(self, source: Hashable, first_offset: int, chosen: NDArray[np.bool_]) -> None:
-        rows = _spread(np.flatnonzero(chosen).tolist(), self._count_max)
+        rows = _spread(np.flatnonzero(chosen).tolist(), SAMPLES_MAX)
         self._found += [Sample(source, first_offset + row) for row in rows]
-        if len(self._found) > 64 * max(1, self._count_max):
-            self._found = _spread(self._found, 32 * self._count_max)
+        if len(self._found) > 64 * SAMPLES_MAX:
+            self._found = _spread(self._found, 32 * SAMPLES_MAX)
 
     def taken(self) -> tuple[Sample, ...]:
-        return tuple(_spread(self._found, self._count_max))
+        return tuple(_spread(self._found, SAMPLES_MAX))
 
 
 def _spread(found: list[Any], count: int) -> list[Any]:

@@ -40,17 +40,22 @@ Properties = Mapping[str, str]
 
 
 class Selector:
-    """An expression that compiles.
+    """An expression that compiles, and the filter of who subscribes with it: the second stage
+    decides, the first lets everything through.
 
     `tree` is what was parsed; `rest` the index of the text behind a complete expression, which is
     ignored (None: there is none); `evaluate` gives the verdict on a message's properties: True,
     False or None for null; it raises FilterEvaluationError.
     """
 
-    __slots__ = ("_vectorised", "evaluate", "rest", "text", "tree")
+    __slots__ = ("_vectorised", "evaluate", "rest", "text", "tree", "weight")
+
+    tag_codes: frozenset[int] | None = None
+    reads_properties = True
 
     def __init__(self, text: str, tree: Node, rest: int | None = None) -> None:
         self.text = text
+        self.weight = len(text)
         self.tree = tree
         self.rest = rest
         self.evaluate = compile_value(tree)
@@ -75,12 +80,17 @@ class Selector:
         rest = self.text[self.rest :].rstrip() if self.rest is not None else ""
         return "" if rest.startswith("--") else rest
 
+    def by_consume_queue(self, tag_code: int) -> bool:
+        return True
+
     def matches(self, properties: Mapping[str, str]) -> bool:
         """Is the message delivered? Null and errors of evaluation say no."""
         try:
             return self.evaluate(properties) is True
         except FilterEvaluationError:
             return False
+
+    by_commit_log = matches
 
     def __repr__(self) -> str:
         return f"Selector({self.text!r})"

@@ -27,7 +27,7 @@ from sluicemq.model.ids import java_hash
 from sluicemq.model.subscription import ALL, SQL92, TAG, MessageFilter, Subscription
 
 if TYPE_CHECKING:
-    from sluicemq.filter.selector import Selector, Vectorised
+    from sluicemq.filter.selector import Selector
 
 KEPT_CHARACTERS: Final = 1 << 19
 """Of long expressions and of others, so that those do not displace these."""
@@ -178,28 +178,6 @@ SQL92_IS_OFF = (
 )
 
 
-class Sql92Filter:
-    """The second stage decides; the first lets everything through."""
-
-    __slots__ = ("by_commit_log", "selector", "weight")
-
-    tag_codes: frozenset[int] | None = None
-    reads_properties = True
-
-    def __init__(self, selector: "Selector") -> None:
-        self.selector = selector
-        self.weight = len(selector.text)
-        self.by_commit_log: Callable[[Mapping[str, str]], bool] = selector.matches
-
-    @property
-    def vectorised(self) -> "Vectorised":
-        """The same verdicts on a block of columns."""
-        return self.selector.vectorised
-
-    def by_consume_queue(self, tag_code: int) -> bool:
-        return True
-
-
 def preparation(expression: str, kind: str = SQL92) -> Iterator[Callable[[], None]]:
     """What takes long of an expression, as a job for any thread; none when nothing does."""
 
@@ -222,7 +200,7 @@ def make_filter(subscription: Subscription) -> MessageFilter | None:
         return None if subscription.expression == ALL else TagFilter(subscription)
     if subscription.kind != SQL92:
         raise unknown_kind(subscription.kind)
-    return Sql92Filter(compile_sql92(subscription.expression))
+    return compile_sql92(subscription.expression)
 
 
 Expression: TypeAlias = "Node | Selector | Subscription | str"

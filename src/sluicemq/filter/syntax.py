@@ -263,7 +263,8 @@ class Tables(NamedTuple):
     token_last: re.Pattern[str]
 
 
-def make_tables() -> Tables:
+@cache
+def tables() -> Tables:
     lark = Lark.open_from_package(__package__, "grammar.lark", parser="lalr", lexer="basic")
     # The configuration of an idle parser is lark's public way to its tables.
     table = lark.parse_interactive("").parser_state.parse_conf
@@ -311,11 +312,6 @@ class Parsed(NamedTuple):
 
     tree: Node
     rest: int | None
-
-
-@cache
-def tables() -> Tables:
-    return make_tables()
 
 
 def parse(text: str) -> Parsed:

@@ -1,9 +1,9 @@
 import pytest
 
 from sluicemq.errors import FilterSyntaxError
+from sluicemq.filter.selector import Selector
 from sluicemq.filter.subscriptions import (
     SQL92_IS_OFF,
-    Sql92Filter,
     TagFilter,
     make_filter,
     subscribe,
@@ -29,7 +29,7 @@ def test_codes_are_taken_as_the_client_sent_them() -> None:
 
 def test_sql92_is_decided_by_the_properties() -> None:
     made: MessageFilter | None = make_filter(Subscription("T", "a > 5", SQL92))
-    assert isinstance(made, Sql92Filter)
+    assert isinstance(made, Selector)
     assert made.tag_codes is None
     assert made.reads_properties
     assert made.by_consume_queue(0)

@@ -1,6 +1,6 @@
-from sluicemq.filter.syntax import Builder, Reduction, make_tables
+from sluicemq.filter.syntax import Builder, Reduction, tables
 
-TABLES = make_tables()
+TABLES = tables()
 
 
 def kinds(text: str) -> list[str | None]:

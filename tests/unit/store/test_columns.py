@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sluicemq.filter.subscriptions import Sql92Filter, compile_sql92
+from sluicemq.filter.selector import Selector
+from sluicemq.filter.subscriptions import compile_sql92
 from sluicemq.record.arrow import build_block
 from sluicemq.record.codec import decode_records
 from sluicemq.record.columns import ColumnBlock
@@ -49,8 +50,8 @@ class Records:
         return True
 
 
-def by_columns(expression: str) -> Sql92Filter:
-    return Sql92Filter(compile_sql92(expression))
+def by_columns(expression: str) -> Selector:
+    return compile_sql92(expression)
 
 
 def fill(bench: Any, count: int, *, topic: str = "T", start: int = 0) -> None:

@@ -37,7 +37,8 @@ from sluicemq.broker.settings import Settings
 from sluicemq.broker.topics import Groups
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError
-from sluicemq.filter.subscriptions import Sql92Filter, is_tag_kind, make_filter, subscribe
+from sluicemq.filter.selector import Selector
+from sluicemq.filter.subscriptions import is_tag_kind, make_filter, subscribe
 from sluicemq.model.subscription import MessageFilter, Subscription
 from sluicemq.model.topic import CONTRACT, CONTRACTS, MessageQueue
 from sluicemq.net.dispatch import Peer
@@ -105,10 +106,10 @@ class Watch:
             self.is_broken = True
             log.warning("subscription to %s does not compile: %s", subscription.topic, error)
         else:
-            if isinstance(self.filter, Sql92Filter) and self.filter.selector.ignored:
+            if isinstance(self.filter, Selector) and self.filter.ignored:
                 log.warning(
                     "subscription to %s: %r is ignored at the end of %r, as in RocketMQ",
-                    subscription.topic, self.filter.selector.ignored, subscription.expression,
+                    subscription.topic, self.filter.ignored, subscription.expression,
                 )  # fmt: skip
 
 

@@ -39,6 +39,7 @@ from sluicemq.broker.topics import Groups, Topics
 from sluicemq.clock import Clock
 from sluicemq.errors import FilterError, FilterEvaluationError, RequestError
 from sluicemq.filter.plan import ERROR
+from sluicemq.filter.selector import Selector
 from sluicemq.filter.subscriptions import preparation, subscribe
 from sluicemq.model.subscription import SQL92, TAG, Subscription
 from sluicemq.net.dispatch import Peer
@@ -263,10 +264,11 @@ class FilterWatch:
         troubles = self.troubles.setdefault((topic, group), Troubles())
         for (message_filter, queue_id), ends in looked.items():
             # Of a lane's rule what the lane itself wants.
-            selector = getattr(message_filter, "selector", None)
             rule = message_filter.rule if isinstance(message_filter, RuleFilter) else ()
             texts = {atom.text for item in rule for atom in item.must if atom.kind == SQL92}
-            for text in sorted(texts) if selector is None else [selector.text]:
+            if isinstance(message_filter, Selector):
+                texts = {message_filter.text}
+            for text in sorted(texts):
                 wanted = yield from self.wanted(Subscription(topic, text, SQL92))
                 if wanted is None:
                     continue

@@ -34,7 +34,7 @@ from sluicemq.broker.lanes.rules import (
 from sluicemq.errors import FilterError
 from sluicemq.filter.plan import FALSE, NEEDS_RECORD, TRUE
 from sluicemq.filter.selector import Vectorised
-from sluicemq.filter.subscriptions import Sql92Filter, TagFilter, compile_sql92
+from sluicemq.filter.subscriptions import TagFilter, compile_sql92
 from sluicemq.model.message import RETRY_TOPIC, TAGS
 from sluicemq.model.subscription import SQL92, TAG, MessageFilter, Subscription
 from sluicemq.record.columns import BlockStats, ColumnBlock
@@ -280,7 +280,7 @@ def rule_filter(rule: Rule) -> MessageFilter | None:
     if len(atoms) == len(simple):
         if len(atoms) == 1 and atoms[0].kind == SQL92:
             try:
-                return Sql92Filter(compile_sql92(atoms[0].text))
+                return compile_sql92(atoms[0].text)
             except FilterError:
                 return TagFilter(Subscription("", "-", TAG, codes=frozenset()))
         codes = [codes_of(atom) for atom in atoms]
