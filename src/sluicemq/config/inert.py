@@ -14,12 +14,11 @@ _REASONS: Final = {
     """,
     "statistics and metrics have no such switch here": """
         accountStatsEnable accountStatsPrintZeroValues autoDeleteUnusedStats commercialBaseCount
-        commercialSizePerMsg debugLockEnable enableDetailStat estimateAccumulation
-        isolateLogEnable maxStatsIdleTimeInMinutes metricGrpcExporterIntervalInMills
-        metricGrpcExporterTimeOutInMills metricLoggingExporterIntervalInMills
-        metricsGrpcExporterHeader metricsGrpcExporterTarget metricsInDelta metricsLabel
-        metricsOtelCardinalityLimit printChannelGroups printChannelGroupsMinNum
-        sampleCountThreshold sampleSteps
+        commercialSizePerMsg debugLockEnable enableDetailStat estimateAccumulation isolateLogEnable
+        maxStatsIdleTimeInMinutes metricGrpcExporterIntervalInMills metricGrpcExporterTimeOutInMills
+        metricLoggingExporterIntervalInMills metricsGrpcExporterHeader metricsGrpcExporterTarget
+        metricsInDelta metricsLabel metricsOtelCardinalityLimit printChannelGroups
+        printChannelGroupsMinNum sampleCountThreshold sampleSteps
     """,
     "POP is not built yet": """
         ackMessageThreadPoolNums ackThreadPoolQueueCapacity appendAckAsync appendCkAsync
@@ -30,37 +29,35 @@ _REASONS: Final = {
         popCkStayBufferTime popCkStayBufferTimeOut popConsumerFSServiceInit
         popConsumerKVServiceEnable popConsumerKVServiceInit popConsumerKVServiceLog
         popFromRetryProbability popInflightMessageThreshold popLongPollingForceNotifyInterval
-        popPollingMapSize popPollingSize popResponseReturnActualRetryTopic
-        popReviveMaxAttemptTimes popReviveMaxReturnSizePerRead retrieveMessageFromPopRetryTopicV1
-        reviveAckWaitMs reviveInterval reviveMaxSlow reviveQueueNum reviveScanTime
-        skipWhenCKRePutReachMaxTimes waitTimeMillsInAckQueue
+        popPollingMapSize popPollingSize popResponseReturnActualRetryTopic popReviveMaxAttemptTimes
+        popReviveMaxReturnSizePerRead retrieveMessageFromPopRetryTopicV1 reviveAckWaitMs
+        reviveInterval reviveMaxSlow reviveQueueNum reviveScanTime skipWhenCKRePutReachMaxTimes
+        waitTimeMillsInAckQueue
     """,
     "access control is ACL 1.0 here (aclEnable), not that of RocketMQ 5.3": """
-        authConfigPath authenticationEnabled authenticationMetadataProvider
-        authenticationProvider authenticationStrategy authenticationWhitelist authorizationEnabled
+        authConfigPath authenticationEnabled authenticationMetadataProvider authenticationProvider
+        authenticationStrategy authenticationWhitelist authorizationEnabled
         authorizationMetadataProvider authorizationProvider authorizationStrategy
-        authorizationWhitelist initAuthenticationUser
-        migrateAuthFromV1Enabled
+        authorizationWhitelist initAuthenticationUser migrateAuthFromV1Enabled
     """,
     "there are no thread pools and queues here, one loop serves everything": """
         adminBrokerThreadPoolNums adminBrokerThreadPoolQueueCapacity
         batchDispatchRequestThreadPoolNums brokerFastFailureEnable clientAsyncSemaphoreValue
         clientCallbackExecutorThreads clientManageThreadPoolNums
-        clientManagerThreadPoolQueueCapacity clientOnewaySemaphoreValue
-        clientRequestThreadPoolNums clientWorkerThreads consumerManageThreadPoolNums
-        consumerManagerThreadPoolQueueCapacity defaultThreadPoolNums disableCallbackExecutor
-        disableNettyWorkerGroup dispatchCqThreads dispatchFromSenderThread
-        enableFastChannelEventProcess heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity
-        litePullMessageThreadPoolNums litePullThreadPoolQueueCapacity
-        loadBalanceProcessorThreadPoolNums loadBalanceThreadPoolQueueCapacity
-        processReplyMessageThreadPoolNums pullMessageThreadPoolNums pullThreadPoolQueueCapacity
-        putMessageFutureThreadPoolNums putThreadPoolQueueCapacity queryThreadPoolQueueCapacity
-        recoverThreadPoolNums replyThreadPoolQueueCapacity sendMessageThreadPoolNums
-        sendThreadPoolQueueCapacity serverAsyncSemaphoreValue serverCallbackExecutorThreads
-        serverNettyWorkerGroupEnable serverOnewaySemaphoreValue serverSelectorThreads
-        serverWorkerThreads unRegisterBrokerQueueCapacity waitTimeMillsInAdminBrokerQueue
-        waitTimeMillsInHeartbeatQueue waitTimeMillsInLitePullQueue waitTimeMillsInPullQueue
-        waitTimeMillsInSendQueue
+        clientManagerThreadPoolQueueCapacity clientOnewaySemaphoreValue clientRequestThreadPoolNums
+        clientWorkerThreads consumerManageThreadPoolNums consumerManagerThreadPoolQueueCapacity
+        defaultThreadPoolNums disableCallbackExecutor disableNettyWorkerGroup dispatchCqThreads
+        dispatchFromSenderThread enableFastChannelEventProcess heartbeatThreadPoolNums
+        heartbeatThreadPoolQueueCapacity litePullMessageThreadPoolNums
+        litePullThreadPoolQueueCapacity loadBalanceProcessorThreadPoolNums
+        loadBalanceThreadPoolQueueCapacity processReplyMessageThreadPoolNums
+        pullMessageThreadPoolNums pullThreadPoolQueueCapacity putMessageFutureThreadPoolNums
+        putThreadPoolQueueCapacity queryThreadPoolQueueCapacity recoverThreadPoolNums
+        replyThreadPoolQueueCapacity sendMessageThreadPoolNums sendThreadPoolQueueCapacity
+        serverAsyncSemaphoreValue serverCallbackExecutorThreads serverNettyWorkerGroupEnable
+        serverOnewaySemaphoreValue serverSelectorThreads serverWorkerThreads
+        unRegisterBrokerQueueCapacity waitTimeMillsInAdminBrokerQueue waitTimeMillsInHeartbeatQueue
+        waitTimeMillsInLitePullQueue waitTimeMillsInPullQueue waitTimeMillsInSendQueue
     """,
     "replication is not built yet": """
         allAckInSyncStateSet asyncLearner brokerElectionPriority brokerHeartbeatInterval
@@ -72,11 +69,10 @@ _REASONS: Final = {
         haMasterAddress haMaxGapNotInSync haMaxTimeSlaveNotCatchup haSendHeartbeatInterval
         haTransferBatchSize inSyncReplicas isBrokerContainer isInBrokerContainer lockInStrictMode
         maxHaTransferByteInSecond maxSlaveResendLength minInSyncReplicas notifyMinBrokerIdChanged
-        offsetCheckInSlave
-        replicasPerDiskPartition sendHeartbeatTimeoutMillis skipPreOnline slaveReadEnable
-        slaveTimeout storePathDLedgerCommitLog storePathEpochFile syncBrokerMemberGroupPeriod
-        syncBrokerMetadataPeriod syncControllerMetadataPeriod syncFromLastFile
-        syncMasterFlushOffsetWhenStartup totalReplicas
+        offsetCheckInSlave replicasPerDiskPartition sendHeartbeatTimeoutMillis skipPreOnline
+        slaveReadEnable slaveTimeout storePathDLedgerCommitLog storePathEpochFile
+        syncBrokerMemberGroupPeriod syncBrokerMetadataPeriod syncControllerMetadataPeriod
+        syncFromLastFile syncMasterFlushOffsetWhenStartup totalReplicas
     """,
     "the one loop delivers delayed and timed messages, exactly and until it succeeds": """
         delayOffsetUpdateVersionStep enableScheduleAsyncDeliver enableScheduleMessageStats
@@ -100,30 +96,29 @@ _REASONS: Final = {
         rocksdbWalFileRollingThreshold statRocksDBCQIntervalSec storeType
     """,
     "a file is deleted at once: who reads it keeps what it has mapped": """
-        cleanSwapedMapInterval correctLogicMinOffsetForceInterval
-        correctLogicMinOffsetSleepInterval destroyMapedFileIntervalForcibly
-        logicalDiskSpaceCleanForciblyThreshold maxBatchDeleteFilesNum redeleteHangedFileInterval
+        cleanSwapedMapInterval correctLogicMinOffsetForceInterval correctLogicMinOffsetSleepInterval
+        destroyMapedFileIntervalForcibly logicalDiskSpaceCleanForciblyThreshold
+        maxBatchDeleteFilesNum redeleteHangedFileInterval
     """,
     "sockets are asyncio's here": """
         clientChannelMaxIdleTimeSeconds clientCloseSocketIfTimeout
         clientPooledByteBufAllocatorEnable clientSocketRcvBufSize clientSocketSndBufSize
         connectTimeoutMillis enableReconnectForGoAway loadBalancePollNameServerInterval
-        maxReconnectIntervalTimeSeconds serverLoadBalancerEnable
-        serverPooledByteBufAllocatorEnable serverSocketBacklog serverSocketRcvBufSize
-        serverSocketSndBufSize socksProxyConfig useEpollNativeSelector writeBufferHighWaterMark
-        writeBufferLowWaterMark
+        maxReconnectIntervalTimeSeconds serverLoadBalancerEnable serverPooledByteBufAllocatorEnable
+        serverSocketBacklog serverSocketRcvBufSize serverSocketSndBufSize socksProxyConfig
+        useEpollNativeSelector writeBufferHighWaterMark writeBufferLowWaterMark
     """,
     "the log is written with pwrite and mapped for reading only": """
-        abortFile commitCommitLogLeastPages commitCommitLogThoroughInterval
-        commitIntervalCommitLog commitLogForceSwapMapInterval commitLogSwapMapInterval
-        commitLogSwapMapReserveFileNum dataReadAheadEnable diskFallRecorded dispatchCqCacheNum
-        enableAsyncReput fastFailIfNoBufferInStorePool flushCommitLogTimed
-        flushLeastPagesWhenWarmMapedFile logicQueueForceSwapMapInterval logicQueueSwapMapInterval
-        logicQueueSwapMapReserveFileNum mappedFileSwapEnable maxAsyncPutMessageRequests
-        maxRecoveryCommitlogFiles osPageCacheBusyTimeOutMills putConsumeQueueDataByFileChannel
-        putMessageTimeout recheckReputOffsetFromCq recoverConcurrently
-        spinLockCollisionRetreatOptimalDegree storeCheckpoint topicQueueLockNum transferMsgByHeap
-        transientStorePoolEnable transientStorePoolSize travelCqFileNumWhenGetMessage useABSLock
+        abortFile commitCommitLogLeastPages commitCommitLogThoroughInterval commitIntervalCommitLog
+        commitLogForceSwapMapInterval commitLogSwapMapInterval commitLogSwapMapReserveFileNum
+        dataReadAheadEnable diskFallRecorded dispatchCqCacheNum enableAsyncReput
+        fastFailIfNoBufferInStorePool flushCommitLogTimed flushLeastPagesWhenWarmMapedFile
+        logicQueueForceSwapMapInterval logicQueueSwapMapInterval logicQueueSwapMapReserveFileNum
+        mappedFileSwapEnable maxAsyncPutMessageRequests maxRecoveryCommitlogFiles
+        osPageCacheBusyTimeOutMills putConsumeQueueDataByFileChannel putMessageTimeout
+        recheckReputOffsetFromCq recoverConcurrently spinLockCollisionRetreatOptimalDegree
+        storeCheckpoint topicQueueLockNum transferMsgByHeap transientStorePoolEnable
+        transientStorePoolSize travelCqFileNumWhenGetMessage useABSLock
         useReentrantLockWhenPutMessage wakeCommitWhenPutMessage wakeFlushWhenPutMessage
         warmMapedFileEnable
     """,
@@ -155,20 +150,18 @@ _REASONS: Final = {
     "SluiceMQ has no use for it": """
         asyncSendEnable broadcastOffsetExpireMaxSecond broadcastOffsetExpireSecond
         channelNotActiveInterval cleanOfflineBrokerInterval clearRetryTopicWhenDeleteTopic
-        clusterTest
-        compatibleWithOldNameSrv compressedRegister configManagerVersion
+        clusterTest compatibleWithOldNameSrv compressedRegister configManagerVersion
         consumerFallbehindThreshold consumerOffsetUpdateVersionStep
         disableConsumeIfConsumerReadSlowly disappearTimeAfterStart enableBatchPush
-        enableCleanExpiredOffset
-        enableBroadcastOffsetStore enableBuildConsumeQueueConcurrently enableCreateSysGroup
-        enableMixedMessageType enableNetWorkFlowControl enableRegisterProducer
+        enableCleanExpiredOffset enableBroadcastOffsetStore enableBuildConsumeQueueConcurrently
+        enableCreateSysGroup enableMixedMessageType enableNetWorkFlowControl enableRegisterProducer
         enableSharedConsumeQueue enableShutdownGracefully enableSingleTopicRegister
         enableSplitRegistration flushConsumerOffsetHistoryInterval forceRegister forwardTimeout
-        highSpeedMode litePullMessageEnable maxChecksumRange messageStorePlugIn
-        productEnvName pullBatchMaxMessageCount readUnCommitted realTimeNotifyConsumerChange
+        highSpeedMode litePullMessageEnable maxChecksumRange messageStorePlugIn productEnvName
+        pullBatchMaxMessageCount readUnCommitted realTimeNotifyConsumerChange
         rejectPullConsumerEnable rocketmqHome shutdownWaitTimeSeconds splitRegistrationSize
-        startAcceptSendRequestTimeStamp subscriptionExpiredTimeout
-        useStaticSubscription zoneMode zoneName
+        startAcceptSendRequestTimeStamp subscriptionExpiredTimeout useStaticSubscription zoneMode
+        zoneName
     """,
 }
 

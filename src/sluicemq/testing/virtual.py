@@ -15,8 +15,8 @@ real time, in the same order as always. Two things keep that honest:
   never comes finds the reason in its log and stands still, rather than burn the processor.
 
 With `stands_still=True` time passes in `advance` only. The clock takes the loop over by its
-attributes `time`, `_selector` and `run_in_executor`, which asyncio's own loops have and uvloop has
-not; `release` gives it back with a time that has not gone backwards.
+attributes `time`, `_selector.select` and `run_in_executor`, which asyncio's own loops have and
+uvloop has not; `release` gives it back with a time that has not gone backwards.
 """
 
 import asyncio
@@ -37,6 +37,7 @@ BUSY_TURNS: Final = 1000
 STALL_S: Final = 5.0
 RESOLUTION_S: Final = 1e-6
 """Timers that differ by less are due at the same time: floats are no finer after some days."""
+Select = Callable[[float | None], list[Any]]
 _log = logging.getLogger("sluicemq.testing")
 
 
@@ -130,10 +131,10 @@ class VirtualClock:
 
     # ------------------------------------------------------------------------ told by the loop
 
-    def idle(self, inner: selectors.BaseSelector, timeout_s: float | None) -> list[Any]:
+    def idle(self, select: Select, timeout_s: float | None) -> list[Any]:
         """Nothing is ready; the next timer is due in `timeout_s`."""
         if self._threads:
-            return inner.select(STALL_S)
+            return select(STALL_S)
         if self._targets:
             left_s = self._targets[0][0] - self._passed_s
             if timeout_s is None or timeout_s > left_s + RESOLUTION_S:
@@ -145,7 +146,7 @@ class VirtualClock:
                 self._pass(timeout_s)
             return []
         if timeout_s is None or self.stands_still or self._unasked_s > self._patience_s:
-            return self._stand(inner, timeout_s)
+            return self._stand(select, timeout_s)
         self._pass(timeout_s)
         self._unasked_s += timeout_s
         return []
@@ -164,9 +165,9 @@ class VirtualClock:
         if self._turns == BUSY_TURNS:
             self._pass(RESOLUTION_S)
 
-    def _stand(self, inner: selectors.BaseSelector, timeout_s: float | None) -> list[Any]:
+    def _stand(self, select: Select, timeout_s: float | None) -> list[Any]:
         """Only what comes from outside can go on here."""
-        events = inner.select(None if self._said else STALL_S)
+        events = select(None if self._said else STALL_S)
         if not events and not self._said:
             self._said = True
             _log.warning(
@@ -188,26 +189,34 @@ class VirtualClock:
 
 
 class _Driven:
-    """A loop whose time is a virtual clock's."""
+    """A loop whose time is a virtual clock's, and whose selector is asked without waiting."""
 
     def __init__(self, clock: VirtualClock, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._clock = clock
         self._raw = cast(Any, loop)
-        if not isinstance(getattr(loop, "_selector", None), selectors.BaseSelector):
+        selector = getattr(loop, "_selector", None)
+        if not isinstance(selector, selectors.BaseSelector):
             raise ConfigurationError(
                 f"a virtual clock cannot drive {type(loop).__module__}.{type(loop).__name__}.",
                 cure="Use asyncio's own event loop in tests, or embedded() without a clock.",
             )
-        if isinstance(loop._selector, _Selector):  # type: ignore[attr-defined]
+        if isinstance(getattr(loop.time, "__self__", None), _Driven):
             raise ConfigurationError(
                 "another virtual clock drives this loop already.", cure="Use that one."
             )
-        self._inner: selectors.BaseSelector = self._raw._selector
         self._began_s = loop.time() - clock.monotonic_s()
         self._raw.time = self._time
-        self._raw._selector = _Selector(self._inner, clock)
+        select: Select = selector.select
+        self._select = select
         run: Callable[..., Any] = self._raw.run_in_executor
+
+        def look(timeout: float | None = None) -> list[Any]:
+            events = select(0)
+            if events or (timeout is not None and timeout <= 0):
+                clock.busy()
+                return events
+            return clock.idle(select, timeout)
 
         def run_in_executor(executor: Any, work: Callable[..., Any], *values: Any) -> Any:
             future = run(executor, work, *values)
@@ -215,6 +224,7 @@ class _Driven:
             future.add_done_callback(clock.thread_ended)
             return future
 
+        self._raw._selector.select = look
         self._raw.run_in_executor = run_in_executor
 
     def _time(self) -> float:
@@ -223,35 +233,5 @@ class _Driven:
     def release(self) -> None:
         ahead_s = self._time() - SYSTEM_CLOCK.monotonic_s()
         self._raw.time = lambda: SYSTEM_CLOCK.monotonic_s() + ahead_s
-        self._raw._selector = self._inner
+        self._raw._selector.select = self._select
         del self._raw.run_in_executor
-
-
-class _Selector(selectors.BaseSelector):
-    """The loop's selector, asked without waiting."""
-
-    def __init__(self, inner: selectors.BaseSelector, clock: VirtualClock) -> None:
-        self._inner = inner
-        self._clock = clock
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        events = self._inner.select(0)
-        if events or (timeout is not None and timeout <= 0):
-            self._clock.busy()
-            return events
-        return self._clock.idle(self._inner, timeout)
-
-    def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._inner.register(fileobj, events, data)
-
-    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
-        return self._inner.unregister(fileobj)
-
-    def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
-        return self._inner.modify(fileobj, events, data)
-
-    def get_map(self) -> Any:
-        return self._inner.get_map()
-
-    def close(self) -> None:
-        self._inner.close()
