@@ -10,7 +10,7 @@
 A half message is a send with TRAN_MSG and PGROUP; what it is committed or rolled back by (37) names
 the place that its answer gave. A broker that waits too long asks any client of the group (39).
 
-`Decisions` is what this process knows by itself: a transaction that is still running is undecided,
+What this process knows it answers by itself: a transaction that is still running is undecided,
 whatever a listener would find in its database now; one that ended here is what it ended as, also
 when the broker never heard of it. Only the rest is the listener's to check.
 """
@@ -205,51 +205,6 @@ def question_of(command: Command) -> Question:
     return Question(place, message)
 
 
-def as_state(value: object) -> TransactionState:
-    """What a listener returned; None is UNKNOWN. Raises ConfigurationError for anything else."""
-    if value is None:
-        return TransactionState.UNKNOWN
-    if isinstance(value, TransactionState):
-        return value
-    raise ConfigurationError(
-        f"the TransactionListener returned {value!r}.", cure="Return a TransactionState."
-    )
-
-
-class Decisions:
-    """What a producer knows of its transactions without asking its listener."""
-
-    def __init__(self) -> None:
-        self._running: set[str] = set()
-        self._ended: OrderedDict[str, tuple[TransactionState, str]] = OrderedDict()
-
-    def begin(self, transaction_id: str) -> None:
-        """The half message is about to be sent."""
-        self._running.add(transaction_id)
-
-    def end(self, transaction_id: str, state: TransactionState, broker: str) -> None:
-        """The local transaction is over; `broker` keeps its half message."""
-        self._running.discard(transaction_id)
-        if state is not TransactionState.UNKNOWN:
-            self._ended[transaction_id] = (state, broker)
-            if len(self._ended) > REMEMBERED:
-                self._ended.popitem(last=False)
-
-    def known(self, question: Question) -> TransactionState | None:
-        """The answer; None when the listener has to find it.
-
-        A half message on another broker than the one that was committed is what an unanswered send
-        has left there: it must not become a second message.
-        """
-        transaction_id = question.place.transaction_id
-        if transaction_id in self._running:
-            return TransactionState.UNKNOWN
-        state, broker = self._ended.get(transaction_id, (None, ""))
-        if state is TransactionState.COMMIT and broker != question.place.queue.broker:
-            return TransactionState.ROLLBACK
-        return state
-
-
 class Transactions:
     """The transactions of one producer group that brokers ask. `guard` keeps threads apart."""
 
@@ -267,7 +222,8 @@ class Transactions:
         self.listener = listener
         self.trace = trace
         self._guard = nullcontext() if guard is None else guard
-        self._decisions = Decisions()
+        self._running: set[str] = set()
+        self._ended: OrderedDict[str, tuple[TransactionState, str]] = OrderedDict()
         self._has_warned = False
 
     def expect_listener(self) -> None:
@@ -292,22 +248,29 @@ class Transactions:
         """Sends the half message. When that fails, a check would roll it back."""
         half = as_half(outgoing, self.group, check_after_s)
         with self._guard:
-            self._decisions.begin(half.message_id)
+            self._running.add(half.message_id)
         try:
             result = yield from send(half)
             return place_of(result, self.group), result
         except BaseException:
-            with self._guard:
-                self._decisions.end(half.message_id, TransactionState.ROLLBACK, "")
+            self._end(half.message_id, TransactionState.ROLLBACK, "")
             raise
+
+    def _end(self, transaction_id: str, state: TransactionState, broker: str) -> None:
+        """The local transaction is over; `broker` keeps its half message."""
+        with self._guard:
+            self._running.discard(transaction_id)
+            if state is not TransactionState.UNKNOWN:
+                self._ended[transaction_id] = (state, broker)
+                if len(self._ended) > REMEMBERED:
+                    self._ended.popitem(last=False)
 
     def finish(self, place: HalfPlace, state: TransactionState) -> Talk[bool]:
         """Tells the broker how it ended; False when that is left to a check.
 
         Raises RequestError when the broker refuses.
         """
-        with self._guard:
-            self._decisions.end(place.transaction_id, state, place.queue.broker)
+        self._end(place.transaction_id, state, place.queue.broker)
         command = end_transaction(place, state)
         try:
             yield from self.directory.route(place.queue.topic)
@@ -370,28 +333,42 @@ class Transactions:
         try:
             step = Wait(function())
             yield step
-            return as_state(step.value)
+            if step.value is None or isinstance(step.value, TransactionState):
+                return step.value or TransactionState.UNKNOWN
+            raise ConfigurationError(  # noqa: TRY301 - logged as the listener's own errors are
+                f"the TransactionListener returned {step.value!r}.",
+                cure="Return a TransactionState.",
+            )
         except Exception:  # noqa: BLE001 -- the listener's own code
             _log.exception(failure)
             return TransactionState.UNKNOWN
 
     def check(self, question: Question) -> Talk[TransactionState | None]:
-        """The answer to a broker's question; None when this producer cannot know it."""
+        """The answer to a broker's question; None when this producer cannot know it.
+
+        A half message on another broker than the one that was committed is what an unanswered send
+        has left there: it must not become a second message.
+        """
+        transaction_id = question.place.transaction_id
         with self._guard:
-            known = self._decisions.known(question)
-        if known is not None:
-            return known
+            if transaction_id in self._running:
+                return TransactionState.UNKNOWN
+            state, broker = self._ended.get(transaction_id, (None, ""))
+        if state is TransactionState.COMMIT and broker != question.place.queue.broker:
+            return TransactionState.ROLLBACK
+        if state is not None:
+            return state
         if self.listener is None:
             if not self._has_warned:  # once is enough
                 self._has_warned = True
                 _log.warning(
                     "a broker asks producer group %s about transaction %s, which this process has "
                     "not begun, and the producer has no TransactionListener: give it one.",
-                    self.group, question.place.transaction_id,
+                    self.group, transaction_id,
                 )  # fmt: skip
             return None
         check = partial(self.listener.check, question.message)
-        failure = f"the check of transaction {question.place.transaction_id} failed"
+        failure = f"the check of transaction {transaction_id} failed"
         return (yield from self._ask_listener(check, failure))
 
 
