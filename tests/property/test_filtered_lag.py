@@ -98,7 +98,7 @@ class World:
 
     def recreate(self) -> None:
         self.broker.store.delete_topic("T")
-        self.broker.core.offsets.forget_topic("T")
+        self.broker.core.offsets.forget(topic="T")
 
     def told(self) -> bodies.GroupMatching:
         expression, kind = self.filter

@@ -260,15 +260,11 @@ class Offsets:
             for queue_id, offset in self.table.get(f"{topic}@{group}", {}).items():
                 yield group, topic, queue_id, offset
 
-    def forget_topic(self, topic: str) -> None:
-        self.resets.forget(topic=topic)
-        self._forget(f"{topic}@", "")
+    def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
+        """The topic, or the group, is deleted."""
+        self.resets.forget(topic=topic, group=group)
+        prefix, suffix = f"{topic}@" if topic else "", f"@{group}" if group else ""
 
-    def forget_group(self, group: str) -> None:
-        self.resets.forget(group=group)
-        self._forget("", f"@{group}")
-
-    def _forget(self, prefix: str, suffix: str) -> None:
         def meant(table: dict[str, dict[int, int]]) -> list[str]:
             return [key for key in table if key.startswith(prefix) and key.endswith(suffix)]
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 from sluicemq.broker.background import quick_switches
 from sluicemq.broker.offsets import Offsets
 from sluicemq.broker.settings import Settings
-from sluicemq.broker.topics import Groups, Topics
+from sluicemq.broker.topics import READ_WRITE, Groups, Topics
 from sluicemq.broker.turns import unconfirmed
 from sluicemq.clock import Clock
 from sluicemq.config import BrokerConfig
@@ -40,8 +40,6 @@ from sluicemq.errors import (
 from sluicemq.model.addresses import AdvertisedAddress, choose_address, is_wildcard
 from sluicemq.model.ids import Host, encode_host, parse_host
 from sluicemq.model.topic import (
-    PERM_READ,
-    PERM_WRITE,
     QueueData,
     TopicConfig,
     TopicRoute,
@@ -62,7 +60,6 @@ PAUSE_S_MIN: Final = 0.5
 PAUSE_S_MAX: Final = 10.0
 CHANGES_MAX: Final = 16
 """Of more topics at once all are told."""
-READ_WRITE: Final = PERM_READ | PERM_WRITE
 
 
 @dataclasses.dataclass(slots=True)

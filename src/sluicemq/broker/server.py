@@ -178,13 +178,21 @@ class Broker:
             clock=self._clock, network=self._network, in_executor=self._in_executor,
             save_offsets=self._save_offsets,
         )  # fmt: skip
-        server = self._new_server(dispatcher(core))
-        await server.start(config.listen_address, [config.listen_port])
-        self._servers.append(server)
+        handlers, vip_port = dispatcher(core), config.listen_port - VIP_PORT_BELOW
+        for port in (config.listen_port, *([vip_port] if vip_port > 0 else ())):
+            server = self._network.listener(
+                handlers, on_disconnect=core.disconnected, limits=ServerLimits.of(config)
+            )
+            try:
+                await server.start(config.listen_address, [port])
+                self._servers.append(server)
+            except ConfigurationError as error:
+                if not self._servers:
+                    raise
+                log.warning("no VIP port, which only old clients use: %s", error)
         core.move(host._replace(port=self.port))
         self.registration.address = self.address = join(advertised.address, self.port)
         log.info("%s", explain_address(advertised, self.port))
-        await self._open_vip_port(server.dispatcher)
         self._sweeper = loop.call_later(SWEEP_S, self._sweep)
         self._life = loop.create_task(self._live())
         with contextlib.suppress(TimeoutError):
@@ -194,25 +202,6 @@ class Broker:
             self._metrics = loop.run_in_executor(self._executor, self._open_metrics)
         log.info("broker %s listens at %s:%d", config.broker_name, config.listen_address, self.port)
         warn_of_protection(config)
-
-    def _new_server(self, dispatcher: Dispatcher) -> Listener:
-        return self._network.listener(
-            dispatcher,
-            on_disconnect=self.core.disconnected,
-            limits=ServerLimits.of(self.settings.broker),
-        )
-
-    async def _open_vip_port(self, dispatcher: Dispatcher) -> None:
-        """Old clients use a second port; a broker lives without it."""
-        port = self.settings.broker.listen_port - VIP_PORT_BELOW
-        if port <= 0:
-            return
-        server = self._new_server(dispatcher)
-        try:
-            await server.start(self.settings.broker.listen_address, [port])
-            self._servers.append(server)
-        except ConfigurationError as error:
-            log.warning("no VIP port, which only old clients use: %s", error)
 
     def _open_metrics(self) -> Callable[[], None] | None:
         config = self.settings.broker

@@ -168,10 +168,10 @@ def test_other_groups_and_queues_go_on(stocked: SteppedClient) -> None:
 
 def test_a_deleted_group_has_no_reset(broker: SteppedBroker, stocked: SteppedClient) -> None:
     reset(stocked, 0)
-    broker.core.offsets.forget_group("G")
+    broker.core.offsets.forget(group="G")
     assert len(broker.core.offsets.resets) == 0
     reset(stocked, 0)
-    broker.core.offsets.forget_topic("T")
+    broker.core.offsets.forget(topic="T")
     assert len(broker.core.offsets.resets) == 0
 
 

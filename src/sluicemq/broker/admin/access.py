@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from sluicemq.acl import loading as edit
 from sluicemq.acl.guard import Guard
-from sluicemq.acl.loading import Source, Texts, decoded
+from sluicemq.acl.loading import Texts, decoded
 from sluicemq.acl.rules import GROUP_PREFIX, WORD_OF
 from sluicemq.broker.background import Offload
 from sluicemq.broker.settings import Settings
@@ -35,8 +35,8 @@ from sluicemq.wire.headers import (
 )
 from sluicemq.wire.tables import data_version_object
 
-Change = Callable[[str, str], str | None]
-"""Path and text of a file -> its new text, None to leave it."""
+Change = Callable[[str], str | None]
+"""The text of a file -> its new text, None to leave it."""
 MASK: Final = "******"
 UPDATE_FAILED, DELETE_FAILED, WHITE_FAILED = 209, 210, 211
 """Numbers that RocketMQ has given to answers of POP as well."""
@@ -72,12 +72,10 @@ class AccessAdmin:
         # What the request leaves out stays as it was.
         changes = {name: value for name, value in values.items() if value is not None}
 
-        def change(path: str, text: str) -> str | None:
-            if path != place:
-                return None
+        def change(text: str) -> str | None:
             return edit.with_account(text, header.access_key, changes, self.clock.now_ms())
 
-        self._change(command, peer, change, UPDATE_FAILED)
+        self._change(command, peer, change, UPDATE_FAILED, place)
 
     def delete_account(self, header: DeleteAccountRequest, command: Command, peer: Peer) -> None:
         """51: out of every file, lest another's entry comes to light."""
@@ -85,7 +83,7 @@ class AccessAdmin:
         if access_key not in self._in_force().rules.accounts:
             raise RequestError(DELETE_FAILED, f"there is no account {access_key}.")
 
-        def change(path: str, text: str) -> str | None:
+        def change(text: str) -> str | None:
             return edit.without_account(text, access_key, self.clock.now_ms())
 
         self._change(command, peer, change, DELETE_FAILED)
@@ -100,18 +98,28 @@ class AccessAdmin:
             raise RequestError(WHITE_FAILED, f"{place} is none of the files: {', '.join(known)}.")
         addresses = [one.strip() for one in header.addresses.split(",") if one.strip()]
 
-        def change(path: str, text: str) -> str | None:
-            if path != place:
-                return None
+        def change(text: str) -> str | None:
             return edit.with_white_addresses(text, addresses, self.clock.now_ms())
 
-        self._change(command, peer, change, WHITE_FAILED)
+        self._change(command, peer, change, WHITE_FAILED, place)
 
-    def _change(self, command: Command, peer: Peer, change: Change, failed: int) -> None:
+    def _change(
+        self, command: Command, peer: Peer, change: Change, failed: int, place: str | None = None
+    ) -> None:
+        """Changes one of the files, or all, when what comes out loads."""
         guard = self._in_force()
 
         def work() -> Any:
-            write_changed(self.files, guard.source, change)
+            """Blocking. Raises ConfigurationError with file, line and cure, OSError."""
+            news, texts = {}, []
+            for name, data in guard.source.texts().items:
+                text = change(decoded(name, data)) if place in (None, name) else None
+                if text is not None:
+                    news[name] = text
+                texts.append((name, data if text is None else text.encode()))
+            guard.source.read(Texts(tuple(texts)))
+            for name, text in news.items():
+                overwrite_text(self.files, name, text)
             return guard.look()
 
         def done(found: Any) -> Command:
@@ -208,25 +216,6 @@ class AccessAdmin:
                 ResponseCode.SYSTEM_ERROR, "this broker has no access control: aclEnable is false."
             )
         return self.guard
-
-
-def write_changed(files: Files, source: Source, change: Change) -> None:
-    """Blocking. Changes the files of the rules when what comes out loads.
-
-    Raises ConfigurationError with file, line and cure, OSError.
-    """
-    texts = source.texts()
-    changed = {}
-    for name, data in texts.items:
-        text = change(name, decoded(name, data))
-        if text is not None:
-            changed[name] = text
-    new = (
-        (name, changed[name].encode() if name in changed else data) for name, data in texts.items
-    )
-    source.read(Texts(tuple(new)))
-    for name, text in changed.items():
-        overwrite_text(files, name, text)
 
 
 def _json(value: Any) -> str:

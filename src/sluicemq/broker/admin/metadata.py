@@ -220,7 +220,7 @@ class Metadata:
             self.store.delete_topic(name)
         else:  # a name that no topic can have is no path either
             _require(topic_fault(name, TOPIC_LENGTH_MAX))
-        self.offsets.forget_topic(name)
+        self.offsets.forget(topic=name)
         return Announced(Command(ResponseCode.SUCCESS))
 
     def all_topics(self, header: GetAllTopicsRequest, command: Command, peer: Peer) -> Command:
@@ -280,7 +280,7 @@ class Metadata:
         """207. Its offsets stay unless the tool says otherwise."""
         self.groups.remove(header.group)
         if header.clean_offset:
-            self.offsets.forget_group(header.group)
+            self.offsets.forget(group=header.group)
         return Announced(Command(ResponseCode.SUCCESS))
 
     def all_groups(self, header: GetAllGroupsRequest, command: Command, peer: Peer) -> Command:

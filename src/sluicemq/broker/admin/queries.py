@@ -4,7 +4,7 @@ Answers follow the real broker's, odd ones included: 30 for a queue that a topic
 (spec/traffic, item 23).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal
 
 from sluicemq.acl.guard import Access
@@ -51,7 +51,7 @@ class Queries:
     locks: QueueLocks
     consumers: Consumers
     store: Store
-    access: Access = field(default_factory=Access)
+    access: Access
 
     def committed_offset(
         self, header: QueryConsumerOffsetRequest, command: Command, peer: Peer

@@ -7,7 +7,7 @@ answered when the end is safe; clients of RocketMQ do not wait for it.
 """
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from sluicemq.acl.guard import Access
@@ -53,7 +53,7 @@ class TransactionRequests:
     settings: Settings
     transactions: Transactions
     clock: Clock
-    access: Access = field(default_factory=Access)
+    access: Access
 
     # --- by a producer
 
