@@ -10,8 +10,8 @@ import pytest
 
 from simulation.lanes import ModelConsumer, Shared, Wanted, balance, work
 from simulation.stepped import SMALL, SteppedBroker, send_fields
-from sluicemq.broker.lanes.filters import rule_filter
-from sluicemq.broker.lanes.rules import NOTHING, Rule, claims, rule_matches
+from sluicemq.broker.lanes.filters import RuleFilter, rule_filter
+from sluicemq.broker.lanes.rules import NOTHING, Rule, claims
 from sluicemq.broker.lanes.rules import subscription_key as key_of
 from sluicemq.filter.subscriptions import subscribe
 from sluicemq.model.subscription import SQL92, TAG
@@ -90,7 +90,7 @@ class World:
         place = next(lane for lane in lanes if lane.id == lane_id).places["T", queue_id]
         low, end = self.broker.store.queue_offsets("T", queue_id)
         return sum(
-            rule_matches(place.rule_at(offset)[0], self.properties(queue_id, offset))
+            RuleFilter(place.rule_at(offset)[0]).by_commit_log(self.properties(queue_id, offset))
             for offset in range(max(place.position, low), end)
         )
 
@@ -182,7 +182,7 @@ def _is_same(world: World, rule: Rule) -> None:
             got += [record.queue_offset for record in decode_records(b"".join(result.data))]
             offset = result.next_offset
         wanted = [at for at in range(low, end)
-                  if rule_matches(rule, world.properties(queue_id, at))]  # fmt: skip
+                  if RuleFilter(rule).by_commit_log(world.properties(queue_id, at))]  # fmt: skip
         codes_lie = [at for at in got if at not in wanted]
         assert [at for at in got if at in wanted] == wanted
         assert not codes_lie, "tags here have different codes"

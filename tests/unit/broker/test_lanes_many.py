@@ -10,6 +10,7 @@ import pytest
 from simulation.lanes import ModelConsumer, Shared, Wanted, balance, read_all
 from simulation.stepped import SteppedBroker, send_fields
 from sluicemq.broker.lanes import group as lane_departed
+from sluicemq.broker.lanes.filters import RuleFilter
 from sluicemq.broker.lanes.group import GroupLanes
 from sluicemq.broker.lanes.rules import (
     Atom,
@@ -19,7 +20,6 @@ from sluicemq.broker.lanes.rules import (
     clause,
     merged_key,
     parts_of,
-    rule_matches,
 )
 from sluicemq.broker.lanes.table import to_object
 from sluicemq.model.subscription import SQL92, TAG
@@ -145,8 +145,9 @@ def test_rules_of_tags_that_have_nothing_in_common_stay_as_small_as_they_are_alo
     made = claims("T", [key("a"), key("b", "c"), key("c", "d"), key("*"), key("a")], [])
     assert made[key("b", "c")] == clause([Atom(TAG, "b||c")])
     assert len(next(iter(made[key("c", "d")])).none) == 1
-    assert rule_matches(made[key("*")], {"TAGS": "e"})
-    assert not rule_matches(made[key("*")], {"TAGS": "d"})
+    rule = RuleFilter(made[key("*")])
+    assert rule.by_commit_log({"TAGS": "e"})
+    assert not rule.by_commit_log({"TAGS": "d"})
     assert not both(made[key("b", "c")], clause([Atom(TAG, "x")]))
 
 
@@ -154,44 +155,3 @@ def test_a_key_that_several_share_cannot_be_a_clients() -> None:
     made = merged_key([key("a"), key("b")])
     assert parts_of(made) == (key("a"), key("b"))
     assert not made.startswith("[")
-
-
-OLD_FILE = {
-    "groups": [
-        {
-            "group": "G",
-            "lanes": [
-                {
-                    "idleMs": 0, "isIdle": False, "number": number, "offers": [], "orphans": [],
-                    "places": [
-                        ["T", 0, {
-                            "offset": 1, "reader": "", "start": 0,
-                            "spans": [[0, []], [1, [[[[TAG, tag]], none]]]],
-                        }],
-                    ],
-                    "subscription": key(tag),
-                }
-                for number, tag, none in ((1, "t1", []), (2, "t1||t2", [[TAG, "t1"]]))
-            ],
-            "movers": [], "resets": [], "unmatched": 3,
-        }
-    ]
-}  # fmt: skip
-
-
-def test_a_file_of_before_is_read() -> None:
-    """It has the clauses with each span, and a span ends where the next one begins."""
-    broker = SteppedBroker()
-    broker.core.topics.put(TopicConfig("T", 1, 1))
-    for document in broker.core.documents:
-        document.save()
-    broker.close()
-    broker.files.put(broker.core.lanes.document.path, orjson.dumps(OLD_FILE))
-    again = SteppedBroker(files=broker.files, clock=broker.clock)
-    made = again.core.lanes.table["G"]
-    assert made.unmatched == 3
-    rule, until = made.lanes[key("t1||t2")].places["T", 0].rule_at(5)
-    assert until is None
-    assert rule_matches(rule, {"TAGS": "t2"})
-    assert not rule_matches(rule, {"TAGS": "t1"})
-    again.close()

@@ -18,7 +18,7 @@ consumed. When that goes on in vain (a slow consumer, or one that does not tell)
 all, each time a little sooner, and the client's own limit does the rest.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from sluicemq.model.subscription import MessageFilter
@@ -49,17 +49,15 @@ class _Queue:
     waited: int = 0
 
 
+@dataclass(slots=True)
 class Pace:
-    """Of one group on one topic."""
+    """Of one group on one topic. `_failed`: the last span that was too much, as it seemed."""
 
-    __slots__ = ("_backoff_s", "_failed", "_grows_at_s", "_queues", "span_max")
-
-    def __init__(self) -> None:
-        self.span_max = PULL_SPAN_MAX
-        self._grows_at_s = 0.0
-        self._backoff_s = BACKOFF_MIN_S
-        self._failed = 0  # the last span that was too much, as it seemed
-        self._queues: dict[int, _Queue] = {}
+    span_max: int = PULL_SPAN_MAX
+    _grows_at_s: float = 0.0
+    _backoff_s: float = BACKOFF_MIN_S
+    _failed: int = 0
+    _queues: dict[int, _Queue] = field(default_factory=dict)
 
     def asked(self, queue_id: int, now_s: float) -> None:
         """A pull came: what does it tell of the answer before it?"""
@@ -109,21 +107,19 @@ FILTERS_MAX: Final = 256
 """On queues: a pull may bring another expression each time."""
 
 
+@dataclass(slots=True)
 class Delivered:
     """What one group got of one topic. `pulled` is the table of how far it has fetched, by queue;
     it belongs to `Offsets`. `runs` are the ranges that a filter of properties was asked about, by
     filter and queue, start and end in turn, for whoever asks what came of them (`filter_watch`).
     `pace` is how far apart what it has in hand may lie."""
 
-    __slots__ = ("bytes_out", "filtered", "messages_out", "pace", "pulled", "runs")
-
-    def __init__(self, pulled: dict[int, int]) -> None:
-        self.pulled = pulled
-        self.messages_out = 0
-        self.bytes_out = 0
-        self.filtered = 0
-        self.pace = Pace()
-        self.runs: dict[tuple[MessageFilter, int], list[int]] = {}
+    pulled: dict[int, int]
+    messages_out: int = 0
+    bytes_out: int = 0
+    filtered: int = 0
+    pace: Pace = field(default_factory=Pace)
+    runs: dict[tuple[MessageFilter, int], list[int]] = field(default_factory=dict)
 
     def looked(self, message_filter: MessageFilter, queue_id: int, start: int, end: int) -> None:
         """The filter was asked about these messages: a sum for each pull, not for each message.

@@ -73,28 +73,12 @@ Pair = tuple[str, str]
 """Topic and group."""
 
 
-class LaneTally(NamedTuple):
-    """A lane in one queue of a topic. `tally`: from its offset on."""
-
-    lane: Lane
-    queue_id: int
-    tally: Tally
-
-
-class Failure(NamedTuple):
-    """An evaluation that failed: the message's place, and why with its value."""
-
-    queue_id: int
-    offset: int
-    text: str
-
-
 @dataclass(slots=True)
 class Troubles:
     """Evaluations that failed for a group on a topic since the broker started."""
 
     reasons: dict[str, int] = field(default_factory=dict)
-    samples: deque[Failure] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
+    samples: deque[bodies.FilterFailure] = field(default_factory=lambda: deque(maxlen=SAMPLES_KEPT))
 
     @property
     def total(self) -> int:
@@ -120,7 +104,7 @@ class Troubles:
                 verdict(properties_at(first + row) or {})
             except FilterEvaluationError as error:
                 reasons[error.reason] = reasons.get(error.reason, 0) + 1
-                self.samples.append(Failure(queue_id, first + row, str(error)))
+                self.samples.append(bodies.FilterFailure(queue_id, first + row, str(error)))
         left, told = len(rows), sum(reasons.values())
         for reason, count in reasons.items():
             share = left * count // told
@@ -134,14 +118,15 @@ class Troubles:
 
 
 class QueueMatches(NamedTuple):
-    """One queue of a group. `tally` is None when it is not known what the group wants."""
+    """One queue of a group. `tally` is None when it is not known what the group wants; `lanes`: of
+    each lane from its own offset on."""
 
     queue_id: int
     committed: int
     offset_min: int
     offset_max: int
     tally: Tally | None
-    lanes: tuple[LaneTally, ...] = ()
+    lanes: tuple[tuple[Lane, Tally], ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -240,11 +225,11 @@ class FilterWatch:
                 if place is not None:
                     name = f"{group}@{lane.id}"
                     tally = yield from self.matching.lane_lag(name, topic, queue_id, place, now_s)
-                    lanes.append(LaneTally(lane, queue_id, tally))
+                    lanes.append((lane, tally))
             first, end = self.store.queue_offsets(topic, queue_id)
             committed, whole = self.offsets.committed(group, topic, queue_id), None
             if lanes:  # it is where its last lane is, and has to get what any of them has to
-                tallies = [item.tally for item in lanes]
+                tallies = [tally for _, tally in lanes]
                 whole = max(tallies, key=lambda t: math.inf if t.eta_s is None else t.eta_s)
                 committed, end = min(tally.start for tally in tallies), whole.end
                 count = sum(tally.count for tally in tallies)
@@ -369,7 +354,7 @@ class FilterWatch:
                         delivered.messages_out if delivered is not None else 0,
                         delivered.filtered if delivered is not None else 0,
                         troubles.reasons,
-                        tuple(bodies.FilterFailure(*sample) for sample in troubles.samples),
+                        tuple(troubles.samples),
                         tuple(_lanes(topic, queues)),
                     )
                 )
@@ -492,18 +477,18 @@ def _parsed(topic: str, expression: str, kind: str | None) -> Subscription:
 
 def _lanes(topic: str, queues: list[QueueMatches]) -> Iterator[bodies.LaneMatching]:
     """What each lane still has to get, the oldest lane first."""
-    lanes = {item.lane.key: item.lane for queue in queues for item in queue.lanes}
+    lanes = {lane.key: lane for queue in queues for lane, _ in queue.lanes}
     for lane in sorted(lanes.values(), key=lambda lane: (lane.is_idle, lane.number)):
         kind, expression = shown(atoms_of(lane.key).get(topic, ()))
-        own = [(queue, item) for queue in queues for item in queue.lanes if item.lane is lane]
+        own = [(queue, tally) for queue in queues for one, tally in queue.lanes if one is lane]
         yield bodies.LaneMatching(
             lane.id,
             kind,
             expression,
             tuple(sorted(lane.members)),
             tuple(
-                _queue_matching(queue._replace(committed=item.tally.start, tally=item.tally))
-                for queue, item in own
+                _queue_matching(queue._replace(committed=tally.start, tally=tally))
+                for queue, tally in own
             ),
         )
 

@@ -13,7 +13,8 @@ The number of parked pulls is bounded: `park` refuses and the caller answers at 
 
 import heapq
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Final
@@ -30,23 +31,19 @@ PEER_MAX: Final = 10_000
 """Pulls of one connection that wait: a client has one for each of its queues."""
 
 
+@dataclass(slots=True, eq=False)
 class LongPolls:
     """All parked pulls of a broker."""
 
-    __slots__ = (
-        "_by_peer", "_by_queue", "_deadlines", "_numbers", "_shares", "_size", "_write", "size_max",
-    )  # fmt: skip
-
-    def __init__(self, write: Callable[[Peer, bytes], None], size_max: int, shares: Shares) -> None:
-        self._write = write
-        self._shares = shares
-        self.size_max = size_max
-        # A dict of each queue: one leaves without a look at the 100,000 others that may wait there.
-        self._by_queue: dict[tuple[str, int], dict[Parked, Peer]] = {}
-        self._by_peer: dict[Peer, set[Parked]] = {}
-        self._deadlines: list[tuple[float, int, Peer, Parked]] = []
-        self._numbers = count()
-        self._size = 0
+    write: Callable[[Peer, bytes], None]
+    size_max: int
+    shares: Shares
+    # A dict of each queue: one leaves without a look at the 100,000 others that may wait there.
+    _by_queue: dict[tuple[str, int], dict[Parked, Peer]] = field(default_factory=dict)
+    _by_peer: dict[Peer, set[Parked]] = field(default_factory=dict)
+    _deadlines: list[tuple[float, int, Peer, Parked]] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=count)
+    _size: int = 0
 
     def __len__(self) -> int:
         return self._size
@@ -70,13 +67,13 @@ class LongPolls:
             is_new = offset_max is None or offset_max > parked.scan_offset
             if parked.is_done or parked.is_looking or not is_new:
                 continue
-            if self._shares.has_to_wait(peer):
+            if self.shares.has_to_wait(peer):
                 parked.is_looking = True
-                self._shares.add(peer, partial(self.look, parked, peer))
+                self.shares.add(peer, partial(self.look, parked, peer))
             else:
-                begin_s = self._shares.now_s()
-                self.look(parked, peer, self._write)
-                self._shares.spent(peer, begin_s)
+                begin_s = self.shares.now_s()
+                self.look(parked, peer, self.write)
+                self.shares.spent(peer, begin_s)
 
     def look(
         self,
@@ -105,7 +102,7 @@ class LongPolls:
         """Answers the pulls whose time is over."""
         while self._deadlines and self._deadlines[0][0] <= now_s:
             _, _, peer, parked = heapq.heappop(self._deadlines)
-            self.look(parked, peer, self._write, is_last=True)
+            self.look(parked, peer, self.write, is_last=True)
 
     def disconnect(self, peer: Peer) -> None:
         """The connection is gone: its pulls are forgotten."""

@@ -19,9 +19,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from sluicemq.broker.background import Job, Steps
-from sluicemq.broker.lanes.filters import RuleColumns
+from sluicemq.broker.lanes.filters import RuleColumns, RuleFilter
 from sluicemq.broker.lanes.places import Place
-from sluicemq.broker.lanes.rules import EVERYTHING, Rule, clause, rule_matches, rule_weight
+from sluicemq.broker.lanes.rules import EVERYTHING, Rule, clause
 from sluicemq.filter.evaluate import Verdict
 from sluicemq.filter.plan import FALSE, NEEDS_RECORD, TRUE, verdict_of
 from sluicemq.filter.selector import Vectorised
@@ -125,10 +125,10 @@ class Wanted:
         """What a lane's rule wants."""
         made = cls(Subscription("", ALL))
         made.key = ("RULE", rule)
-        made.weight = rule_weight(rule)
+        judge = RuleFilter(rule)
+        made.weight = judge.weight
         if rule != clause([EVERYTHING]):
-            made.vectorised = RuleColumns(rule)
-            made.verdict = partial(rule_matches, rule)
+            made.vectorised, made.verdict = judge.vectorised, judge.by_commit_log
         made.is_nothing = not rule
         return made
 

@@ -12,7 +12,7 @@ import logging
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from operator import methodcaller
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -66,15 +66,13 @@ def _staged(properties: bytes) -> tuple[Stage, bytes] | None:
         return None
 
 
+@dataclass(slots=True)
 class SeenRun:
     """Messages next to each other in a staging queue, of one stage, as they were appended."""
 
-    __slots__ = ("checksum", "count", "stage")
-
-    def __init__(self, stage: Stage) -> None:
-        self.stage = stage
-        self.count = 0
-        self.checksum = 0
+    stage: Stage
+    count: int = 0
+    checksum: int = 0
 
 
 class StagedSeen:

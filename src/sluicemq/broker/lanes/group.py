@@ -11,10 +11,9 @@ none is lost.
               offered to the others, oldest first; the rest waits for it, for a day
     back      it goes on where it was, as the youngest
     merge     an idle lane costs a look at each of its queues every second. Of more than `IDLE_MAX`
-              two that left one after the other become a wider one with the spans of both, so that
-              nothing is lost or comes twice; who is back takes from it the clauses that its own
-              subscription must match. Of more than `DEPARTED_MAX` subscriptions the lane that left
-              first is given up, which the log and tools say
+              two that left one after the other become a wider one with the spans of both; who is
+              back takes from it the clauses that its own subscription must match. Of more than
+              `DEPARTED_MAX` subscriptions the lane that left first is given up
 
 A lane that takes up messages behind its own place goes back there: only when it is at rest in that
 queue (its pulls are held for a moment), told with 21 like a reset. The broker itself moves a lane

@@ -13,26 +13,18 @@
 A member that subscribes to something else is in another lane from its next heartbeat on, and does
 not know it: it still has messages of the old lane in hand, commits them, and pulls from an offset
 that says how far the *old* lane has come. So what counts is not the lane it is in, but the lane it
-reads the queue for (`Readers`). That changes when
+reads the queue for (`Readers`; docs/design/0009-lanes.md, "Changing a subscription while running").
+That changes when
 
     it asks for its offset (14)      whoever does that begins anew: it has nothing in hand any more
     it pulls, with nothing in hand   everything that it was given is committed. If its new lane is
                                      at another offset it is told so (21) until it has heard
     it is waited for too long        half a minute after it changed
 
-Until then its commits count for the old lane, which is why nothing that it finishes comes again,
-and its pulls wait. A queue that it left behind is *abandoned* in the old lane: whoever takes it
-over there waits as long, commits of it only go forward (the newcomer's say where it wanted to
-begin), and it is sent to where the one before it came to.
-
-Nor does a member know where its lane is that has neither asked nor pulled since it came: it may
-have asked before its heartbeat, when it was told the group's own offset, the least of all lanes, or
-be back on another connection after somebody else has read on. From an offset behind its lane's
-place it is sent there (21), and what it commits behind it is void.
-
-A message comes twice only when a member that changes lanes gives a queue up without committing what
-it has in hand (Java drops what its handlers work at when a queue is taken from it, here as in
-RocketMQ), or needs more than half a minute for it.
+Until then its commits count for the old lane, and its pulls wait. A queue that it left behind is
+*abandoned* in the old lane: whoever takes it over there waits as long, commits of it only go
+forward (the newcomer's say where it wanted to begin), and it is sent to where the one before it
+came to.
 
 What the lanes of all groups stand on is the `Ground`: queues of messages, the groups' offsets, and
 the file of lanes. Beside the offsets stands where each group was a while ago, its *floor*: a new
@@ -322,53 +314,46 @@ FLOOR_MS: Final = 30_000
 _SIZE_AND_OFFSET: Final = RECORD_BEGIN.only("size", "queue_offset")
 
 
+@dataclass(slots=True)
 class Floor:
     """Where a group was a while ago, queue by queue."""
 
-    __slots__ = ("first", "now", "time_ms")
-
-    def __init__(self, offsets: dict[Queue, int], time_ms: int) -> None:
-        self.first = self.now = offsets
-        self.time_ms = time_ms
+    first: dict[Queue, int]
+    now: dict[Queue, int]
+    time_ms: int
 
 
+@dataclass(slots=True, eq=False)
 class Ground:
     """Queues, offsets and the file of lanes; `render` makes its text, `wake(topic, queue id)` lets
     the pulls that wait there look."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        topics: Topics,
-        offsets: Offsets,
-        store: Store,
-        files: Files,
-        clock: Clock,
-        wake: Callable[[str, int], None],
-        call_soon: Callable[[Callable[[], None]], object],
-        offload: Offload,
-        render: Callable[[], str],
-    ) -> None:
-        self._settings = settings
-        self._topics = topics
-        self._store = store
-        self._wake = wake
-        self._call_soon = call_soon
-        self._offload = offload
-        self._is_saving = False
-        self._changes = 0
-        self._unsaved: dict[str, tuple[int, Callable[[], None]]] = {}
-        """Groups whose rules are not on disk yet -> their last change, and what comes then."""
-        self._rests_until_s = 0.0
-        self._floors: dict[str, Floor] = {}
-        self.offsets = offsets
-        self.clock = clock
-        self.document = Document(files, f"{settings.store.root}/config/sluiceLanes.json", render)
+    settings: Settings
+    topics: Topics
+    offsets: Offsets
+    store: Store
+    files: Files
+    clock: Clock
+    wake: Callable[[str, int], None]
+    call_soon: Callable[[Callable[[], None]], object]
+    offload: Offload
+    render: Callable[[], str]
+    document: Document = field(init=False)
+    _is_saving: bool = False
+    _changes: int = 0
+    _unsaved: dict[str, tuple[int, Callable[[], None]]] = field(default_factory=dict)
+    """Groups whose rules are not on disk yet -> their last change, and what comes then."""
+    _rests_until_s: float = 0.0
+    _floors: dict[str, Floor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        path = f"{self.settings.store.root}/config/sluiceLanes.json"
+        self.document = Document(self.files, path, self.render)
 
     @property
     def kept_ms(self) -> int:
         """How long what an idle lane has not read is kept for it."""
-        return self._settings.broker.filter_kept_ms
+        return self.settings.broker.filter_kept_ms
 
     # ------------------------------------------------------------------------------- the file
 
@@ -408,10 +393,10 @@ class Ground:
                     self.flush()
 
             if work is not None:
-                self._offload(work, written)
+                self.offload(work, written)
 
         self._is_saving = True
-        self._call_soon(write)
+        self.call_soon(write)
 
     def flush_unsaved(self) -> None:
         """Once a second: what had to wait."""
@@ -425,18 +410,18 @@ class Ground:
     # --------------------------------------------------------------------------------- queues
 
     def end(self, queue: Queue) -> int:
-        return self._store.queue_offsets(*queue)[1]
+        return self.store.queue_offsets(*queue)[1]
 
     def queues(self, group: str, key: str) -> Iterator[Queue]:
         """The queues of the topics of a subscription, with the retry topic's."""
         for name in (*parse_key(key), RETRY_PREFIX + group):
-            topic = self._topics.get(name)
+            topic = self.topics.get(name)
             if topic is not None:
                 for queue_id in range(topic.config.read_queues):
                     yield name, queue_id
 
     def look_again(self, queue: Queue) -> None:
-        self._wake(*queue)
+        self.wake(*queue)
 
     def next_match(
         self, queue: Queue, offset: int, rule: Rule, until: int | None
@@ -446,7 +431,7 @@ class Ground:
         if not rule:
             return (self.end(queue) if until is None else until), False
         room = None if until is None else until - offset
-        found = self._store.reader.read(*queue, offset, 1, None, rule_filter(rule), room)
+        found = self.store.reader.read(*queue, offset, 1, None, rule_filter(rule), room)
         if found.status is ReadStatus.FOUND:
             return _SIZE_AND_OFFSET.unpack_from(found.data[0])[1], True
         return max(found.next_offset, offset), False
@@ -454,7 +439,7 @@ class Ground:
     def count(self, queue: Queue, offset: int, rule: Rule, until: int) -> tuple[int, int]:
         """How many messages a rule wants, in a slice of the queue: (where it ends, count)."""
         room = until - offset
-        result = self._store.reader.read(*queue, offset, room, 1 << 16, rule_filter(rule), room)
+        result = self.store.reader.read(*queue, offset, room, 1 << 16, rule_filter(rule), room)
         if result.status in {ReadStatus.FOUND, ReadStatus.NO_MATCHED_MESSAGE}:
             return max(result.next_offset, offset + 1), result.count
         return until, 0
@@ -471,12 +456,12 @@ class Ground:
         """A group is online, or wants something else than before."""
         offsets = {}
         for queue in self.queues(group, key):
-            low, high = self._store.queue_offsets(*queue)
+            low, high = self.store.queue_offsets(*queue)
             fetched = min(self.offsets.fetched(group, *queue), high)
             known = max(self.offsets.committed(group, *queue), fetched)
             unknown = low if from_first or low == 0 else high
             offsets[queue] = min(known, high) if known >= 0 else unknown
-        self._floors[group] = Floor(offsets, self.clock.now_ms())
+        self._floors[group] = Floor(offsets, offsets, self.clock.now_ms())
 
     def last_member_left(self, group: str) -> None:
         self._floors.pop(group, None)

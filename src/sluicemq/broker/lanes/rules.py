@@ -468,12 +468,3 @@ def rule_weight(rule: Rule) -> int:
         *(a for o in orders for a in o.others()),
     ]
     return sum(len(atom.text) for atom in atoms)
-
-
-def rule_matches(rule: Rule, properties: Mapping[str, str]) -> bool:
-    """Is a message with these properties the rule's?"""
-    return any(
-        all(matcher(atom)(properties) for atom in item.must)
-        and not any(order.takes(properties) for order in item.none)
-        for item in rule
-    )

@@ -5,8 +5,7 @@ None (no lane: the group is what it is in RocketMQ) or a `LaneReader`, which doe
 
 Beside that stand a group's lanes as tools see them (900133), and as they are in the file,
 config/sluiceLanes.json. Lanes share clauses, and clauses share orders: the file has a table of
-both, and spans name a clause by its number there. Files of before have the clauses with each span,
-without orders.
+both, and spans name a clause by its number there.
 """
 
 import logging
@@ -146,13 +145,13 @@ def load(lanes: GroupLanes, value: Any) -> None:
     meanwhile, from the group's own offset: what is before that is done."""
     now = lanes.ground.clock.now_ms()
     orders: list[Order | None] = []
-    for before, kind, text in value.get("orders", ()):
+    for before, kind, text in value["orders"]:
         orders.append(after(orders[before] if before >= 0 else None, Atom(kind, text)))
     clauses = [
         Clause(
             frozenset(Atom(*atom) for atom in must), frozenset(o for n in none if (o := orders[n]))
         )
-        for must, none in value.get("clauses", ())
+        for must, none in value["clauses"]
     ]
     for item in value["lanes"]:
         lane = Lane(str(item["subscription"]), int(item["number"]), left_ms=now)
@@ -161,9 +160,13 @@ def load(lanes: GroupLanes, value: Any) -> None:
         lane.abandoned = {
             (str(topic), int(queue_id)) for topic, queue_id in item.get("orphans", ())
         }
-        for topic, queue_id, *said in item["places"]:
+        for topic, queue_id, offset, start, reader, spans in item["places"]:
             queue = (str(topic), int(queue_id))
-            place = lane.places[queue] = _place(said, clauses)
+            place = lane.places[queue] = Place(
+                int(offset), int(start),
+                [Span(first, end, clauses[number]) for first, end, number in spans],
+                reader=str(reader),
+            )  # fmt: skip
             done = lanes.ground.offsets.committed(lanes.name, *queue)
             if done > place.position:
                 place.commit(done)
@@ -176,24 +179,6 @@ def load(lanes: GroupLanes, value: Any) -> None:
     lanes.resets.load(value.get("resets", ()))
     lanes.forgotten.extend(value.get("forgotten", ()))
     lanes.unmatched = int(value.get("unmatched", 0))
-
-
-def _place(said: Any, clauses: list[Clause]) -> Place:
-    if len(said) > 1:
-        offset, start, reader, spans = said
-        made = [Span(first, end, clauses[number]) for first, end, number in spans]
-    else:  # a file without tables
-        (old,) = said
-        offset, start, reader = old["offset"], old["start"], old.get("reader", "")
-        ends = [*(first for first, _ in old["spans"][1:]), None]
-        made = []
-        for (first, rule), end in zip(old["spans"], ends, strict=True):
-            for must, none in rule:
-                wanted = frozenset(Atom(*atom) for atom in must)
-                order = after(None, *(Atom(*atom) for atom in none))
-                orders = frozenset([order] if order is not None else ())
-                made.append(Span(first, end, Clause(wanted, orders)))
-    return Place(int(offset), int(start), made, reader=str(reader))
 
 
 log = logging.getLogger(__name__)
