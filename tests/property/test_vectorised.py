@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from blocks import block_of
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter import blocks
-from sluicemq.filter.lab import block_of
 from sluicemq.filter.nodes import And, Node, Or
 from sluicemq.filter.plan import NEEDS_RECORD, TRUE, join_tables, verdict_of
 from sluicemq.filter.selector import Selector

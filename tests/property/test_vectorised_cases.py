@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from blocks import block_of
 from sluicemq.errors import FilterSyntaxError
 from sluicemq.filter import blocks
-from sluicemq.filter.lab import block_of
 from sluicemq.filter.plan import NEEDS_RECORD, TRUE, verdict_of
 from sluicemq.filter.selector import Selector
 from sluicemq.filter.subscriptions import compile_sql92

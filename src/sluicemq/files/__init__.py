@@ -222,8 +222,21 @@ class SystemFiles:
             if create or error.errno not in (errno.EACCES, errno.EROFS):
                 raise
             return SystemFile(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
-        if create and access is not None:
-            _give(descriptor, access)
+        if not create or access is None:
+            return SystemFile(path, descriptor)
+        # What this process may not give is left out: nobody else gets it instead.
+        mode, found = access.mode, os.fstat(descriptor)
+        owner = found.st_uid if access.owner is None else access.owner
+        group = found.st_gid if access.group is None else access.group
+        if (owner, group) != (found.st_uid, found.st_gid):
+            try:
+                os.fchown(descriptor, owner, group)
+            except PermissionError:
+                try:
+                    os.fchown(descriptor, -1, group)
+                except PermissionError:
+                    mode &= ~0o070
+        os.fchmod(descriptor, mode)
         return SystemFile(path, descriptor)
 
     def access(self, path: str) -> Access:
@@ -307,22 +320,6 @@ class SystemFiles:
 
     def modified_ms(self, path: str) -> int:
         return os.stat(path).st_mtime_ns // 1_000_000  # noqa: PTH116 - paths are text on this port
-
-
-def _give(descriptor: int, access: Access) -> None:
-    """What this process may not give is left out: nobody else gets it instead."""
-    mode, found = access.mode, os.fstat(descriptor)
-    owner = found.st_uid if access.owner is None else access.owner
-    group = found.st_gid if access.group is None else access.group
-    if (owner, group) != (found.st_uid, found.st_gid):
-        try:
-            os.fchown(descriptor, owner, group)
-        except PermissionError:
-            try:
-                os.fchown(descriptor, -1, group)
-            except PermissionError:
-                mode &= ~0o070
-    os.fchmod(descriptor, mode)
 
 
 SYSTEM_FILES: Final = SystemFiles()

@@ -182,7 +182,7 @@ _VERDICT_OF: Final = VERDICT_OF.ljust(256, b"\0")
 
 
 def block_verdicts(plan: Plan, block: ColumnBlock) -> NDArray[np.uint8]:
-    """One verdict a row (`outcomes`); rows that could not be decoded need the record."""
+    """One verdict a row; rows that could not be decoded need the record."""
     outcomes = _on_rows(plan, _Rows(block, {}))
     if isinstance(outcomes, int):
         verdicts = np.full(block.rows, VERDICT_OF[outcomes], np.uint8)

@@ -2,11 +2,11 @@
 
 An error does not compile (spec/filter.md §6). A warning compiles in RocketMQ and does something
 else than it seems to: text after a complete expression is ignored (so it is refused where somebody
-writes an expression for us, see `parser.compile_whole`), NOT binds to one word, a bare property is
-never true. Some need the whole expression: a property is a string, and the literal beside it
-decides as what it is read (Integer.valueOf, above 2,147,483,647 Long.valueOf, beside a float
-Double.valueOf). A value that cannot be converted ends the evaluation, also where another comparison
-would take the message (§7).
+writes an expression for us, see `subscriptions.compile_whole`), NOT binds to one word, a bare
+property is never true. Some need the whole expression: a property is a string, and the literal
+beside it decides as what it is read (Integer.valueOf, above 2,147,483,647 Long.valueOf, beside a
+float Double.valueOf). A value that cannot be converted ends the evaluation, also where another
+comparison would take the message (§7).
 
 Look-alike characters of other alphabets are mended in place and the check goes on, so that one run
 names all of them and what lies behind them.

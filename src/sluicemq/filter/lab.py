@@ -10,7 +10,7 @@ What the values tell no check of the expression alone can know, and it loses the
 """
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -43,32 +43,22 @@ from sluicemq.filter.subscriptions import Expression, tree_of
 from sluicemq.record.columns import Column, ColumnBlock, Values
 
 
-def block_of(
-    rows: Sequence[Mapping[str, str]],
-    *,
-    first_offset: int = 0,
-    excluded: Iterable[str] = (),
-    odd: Sequence[int] = (),
-) -> ColumnBlock:
-    """A block of these messages. Of the names in `excluded` those that occur are no columns; the
-    rows in `odd` are given as if they could not be decoded."""
-    skipped = frozenset(odd)
+def block_of(rows: Sequence[Mapping[str, str]], first_offset: int = 0) -> ColumnBlock:
+    """A block of these messages."""
     numbers: dict[str, dict[str, int]] = {}
     codes: dict[str, list[int]] = {}
     for at, row in enumerate(rows):
-        for name, value in row.items() if at not in skipped else ():
+        for name, value in row.items():
             known = numbers.setdefault(name, {})
             column = codes.setdefault(name, [-1] * len(rows))
             column[at] = known.setdefault(value, len(known))
-    left_out = frozenset(excluded) & codes.keys()
     columns = {
         name: Column(
             np.array(column, np.min_scalar_type(-len(numbers[name]))), Values(numbers[name])
         )
         for name, column in codes.items()
-        if name not in left_out
     }
-    return ColumnBlock(first_offset, len(rows), columns, left_out, np.array(odd, np.int64))
+    return ColumnBlock(first_offset, len(rows), columns, frozenset(), np.empty(0, np.int64))
 
 
 class CostClass(Enum):
@@ -372,7 +362,7 @@ class Trial:
         """Messages as their properties; the offsets count from `first_offset`."""
         for start in range(0, len(rows), ROWS_A_BLOCK):
             part = rows[start : start + ROWS_A_BLOCK]
-            self.add(block_of(part, first_offset=first_offset + start), source)
+            self.add(block_of(part, first_offset + start), source)
 
     def add(
         self,

@@ -108,7 +108,7 @@ class Vectorised:
     def verdicts(self, block: ColumnBlock) -> "NDArray[np.uint8]":
         """One a row: FALSE 0, TRUE 1, null 2, error 3.
 
-        4 (`outcomes.NEEDS_RECORD`) where a property that is no column decides, and for the rows
+        4 (`plan.NEEDS_RECORD`) where a property that is no column decides, and for the rows
         that could not be decoded: ask the scalar engine, with the record's properties.
         """
         from sluicemq.filter.blocks import block_verdicts  # noqa: PLC0415 - NumPy, once it is used

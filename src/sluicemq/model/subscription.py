@@ -73,7 +73,7 @@ class BlockFilter(Protocol):
         ...
 
     def can_match(self, stats: Any) -> bool:
-        """False when no row of a block with these `record.column_stats.BlockStats` is TRUE."""
+        """False when no row of a block with these `record.columns.BlockStats` is TRUE."""
         ...
 
 

@@ -5,8 +5,9 @@ import random
 import orjson
 import pytest
 
+from blocks import block_of
 from sluicemq.errors import FilterEvaluationError, FilterSyntaxError
-from sluicemq.filter.lab import CostClass, Report, Sample, Trial, block_of, tags_of
+from sluicemq.filter.lab import CostClass, Report, Sample, Trial, tags_of
 from sluicemq.filter.subscriptions import compile_sql92, subscribe, tree_of
 from sluicemq.model.subscription import Subscription
 

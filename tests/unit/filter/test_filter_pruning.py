@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from sluicemq.filter.lab import block_of
+from blocks import block_of
 from sluicemq.filter.selector import Vectorised
 from sluicemq.filter.subscriptions import compile_sql92, make_filter
 from sluicemq.model.subscription import SQL92, ColumnFilter, Subscription

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from blocks import block_of
 from sluicemq.filter.check import check
-from sluicemq.filter.lab import block_of
 from sluicemq.filter.plan import verdict_of
 from sluicemq.filter.subscriptions import compile_sql92, make_filter, subscribe, tag_matches
 from sluicemq.model.ids import tag_code

@@ -6,7 +6,7 @@
 One record batch, a dictionary array a property, null where a message has none: any Arrow reader
 opens it. The schema's metadata, under `sluice`, is JSON: which rows of which queue, what they were
 built from, the names left out, the rows to be asked from the log, and figures of each column
-(`record.column_stats`). It stands at the beginning and has a checksum of its own, so that the
+(`record.columns`). It stands at the beginning and has a checksum of its own, so that the
 figures alone can say that nothing in the file matches (`read_head`).
 
 The columns are derived data, so a file counts only as long as it can be proved to be of these
