@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,9 @@ from sluicemq.config import (
     settings_text,
 )
 from sluicemq.config.load import key_files
-from sluicemq.config.settings import Part
+from sluicemq.config.settings import Part, TlsConfig
 from sluicemq.errors import ConfigurationError
-from sluicemq.net.tls import ServerTls, Tls, broker_tls, preset, server_tls, tls_of_environment
+from sluicemq.net.tls import Tls, broker_tls, preset, tls_of_environment
 
 FILE = """\
 tls.test.mode.enable=false
@@ -33,19 +34,26 @@ tls.client.trustCertPath=/etc/ca.pem
 """
 
 
+def served(config: TlsConfig) -> dict[str, Any]:
+    names = ("mode", "certificate", "key", "key_password", "client_auth", "ca", "test_mode")
+    return {name: getattr(config, f"tls_{name}") for name in names}
+
+
 def test_rocketmqs_own_file_serves_brokers_and_name_servers_without_a_warning() -> None:
     broker, _, warnings = load_broker_config(FILE, environment={})
     assert warnings == []
-    assert server_tls(broker) == ServerTls(
-        certificate="/etc/server.pem",
-        key="/etc/server.key",
-        key_password="1234",
-        client_auth="require",
-        ca="/etc/ca.pem",
-        test_mode=False,
+    assert served(broker) == served(
+        TlsConfig(
+            tls_certificate="/etc/server.pem",
+            tls_key="/etc/server.key",
+            tls_key_password="1234",
+            tls_client_auth="require",
+            tls_ca="/etc/ca.pem",
+            tls_test_mode=False,
+        )
     )
     names, _ = load_name_server_config("", environment={}, overrides=dict(part(FILE)))
-    assert server_tls(names) == server_tls(broker)
+    assert served(names) == served(broker)
 
 
 def part(text: str) -> list[tuple[str, str]]:
@@ -102,7 +110,7 @@ def test_a_broker_dials_with_tls_when_it_enforces_it_or_is_told_to() -> None:
 
 def test_the_name_server_of_sluice_up_has_the_brokers_tls() -> None:
     broker, store, _ = load_broker_config(FILE, environment={})
-    assert server_tls(name_server_of(broker, store, 9876)) == server_tls(broker)
+    assert served(name_server_of(broker, store, 9876)) == served(broker)
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o644])
@@ -131,7 +139,7 @@ def test_passwords_are_shown_to_nobody() -> None:
     broker, store, _ = load_broker_config(text, environment={})
     configs = {Part.BROKER: broker, Part.STORE: store}
     shown = settings_text(configs, configs) + repr(broker) + repr(broker_tls(broker))
-    shown += repr(server_tls(broker)) + repr(Tls(certificate="c", key_password="1234"))
+    shown += repr(Tls(certificate="c", key_password="1234"))
     assert "1234" not in shown
 
 

@@ -42,7 +42,7 @@ from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import SOCKETS, Listener, Network, secured
 from sluicemq.net.server import warn_of_protection
-from sluicemq.net.tls import broker_tls, server_tls
+from sluicemq.net.tls import broker_tls
 from sluicemq.store.store import Store
 
 log = logging.getLogger("sluicemq.broker")
@@ -92,7 +92,7 @@ class Broker:
         self.registration: Registration
         self._clock = clock
         self._files = files
-        self._network = network = secured(network, broker_tls(config), server_tls(config))
+        self._network = network = secured(network, broker_tls(config), config)
         self._stretch = stretch
         self._executor = executor or ThreadPoolExecutor(EXECUTOR_THREADS, "sluice-broker")
         # What filters compute, so that no fsync stands in line behind it.

@@ -34,7 +34,6 @@ from sluicemq.nameserver.routes import (
 )
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.openssl import server_contexts
-from sluicemq.net.tls import server_tls
 from sluicemq.wire import bodies
 from sluicemq.wire import headers as h
 from sluicemq.wire.codes import RequestCode as Code
@@ -338,7 +337,7 @@ class Requests:
             )
             config, path = change.at_next_start[Part.NAME_SERVER], self.config.config_path
             if change.pending:  # what the next start would stumble over
-                server_contexts(server_tls(config))
+                server_contexts(config)
                 if config.acl_enable:
                     source = Source.of(self._files, config)
                     source.read(source.texts())

@@ -19,7 +19,6 @@ from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import WITH_MESSAGES, ServerLimits
 from sluicemq.net.network import SOCKETS, Network, secured
 from sluicemq.net.server import warn_of_protection
-from sluicemq.net.tls import server_tls
 
 log = logging.getLogger("sluicemq.nameserver")
 
@@ -52,7 +51,7 @@ class NameServer:
             before=None if self.guard is None else self.guard.before,
             with_messages=WITH_MESSAGES,
         )
-        self._server = secured(network, None, server_tls(config)).listener(
+        self._server = secured(network, None, config).listener(
             self.dispatcher,
             on_disconnect=self.disconnected,
             limits=ServerLimits.of(config),

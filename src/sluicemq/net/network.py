@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
+from sluicemq.config.settings import TlsConfig
 from sluicemq.errors import ConfigurationError, ConnectionLostError
 from sluicemq.model.ids import Host
 from sluicemq.net.channel import Channel, Dial, OnClose, OnRequest, dial
@@ -23,7 +24,7 @@ from sluicemq.net.dispatch import Dispatcher, Peer
 from sluicemq.net.limits import SERVER_LIMITS, ServerLimits
 from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.net.server import RemotingServer
-from sluicemq.net.tls import ServerTls, Tls
+from sluicemq.net.tls import Tls
 from sluicemq.wire.frames import Pieces
 
 OnPeer = Callable[[Peer], None]
@@ -60,15 +61,14 @@ class Network(Protocol):
 
 
 class Sockets:
-    """TCP, with TLS for those who want it: `tls` for what is dialled, `server_tls` for what is
+    """TCP, with TLS for those who want it: `tls` for what is dialled, `served` for what is
     served (None: plain connections only)."""
 
-    __slots__ = ("_server_tls", "dial")
+    __slots__ = ("_served", "dial")
 
-    def __init__(self, tls: Tls | None = None, server_tls: ServerTls | None = None) -> None:
+    def __init__(self, tls: Tls | None = None, served: TlsConfig | None = None) -> None:
         self.dial: Dial = partial(dial, tls=tls)
-        is_off = server_tls is None or server_tls.mode == "disabled"
-        self._server_tls = None if is_off else server_tls
+        self._served = None if served is None or served.tls_mode == "disabled" else served
 
     def listener(
         self,
@@ -77,17 +77,17 @@ class Sockets:
         on_disconnect: OnPeer | None = None,
         limits: ServerLimits = SERVER_LIMITS,
     ) -> RemotingServer:
-        tls = None if self._server_tls is None else TlsAcceptor(self._server_tls)
+        tls = None if self._served is None else TlsAcceptor(self._served)
         return RemotingServer(dispatcher, on_disconnect=on_disconnect, limits=limits, tls=tls)
 
 
 SOCKETS = Sockets()
 
 
-def secured(network: Network, tls: Tls | None, server_tls: ServerTls | None = None) -> Network:
+def secured(network: Network, tls: Tls | None, served: TlsConfig | None = None) -> Network:
     """The network with TLS. Only sockets have it: what stays in one process needs none, and a
     network that was made with TLS keeps its own."""
-    return Sockets(tls, server_tls) if network is SOCKETS else network
+    return Sockets(tls, served) if network is SOCKETS else network
 
 
 _CLIENT_PORT_FIRST = 40_000

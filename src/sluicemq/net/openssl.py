@@ -35,10 +35,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from sluicemq.config.settings import TlsConfig
 from sluicemq.errors import ConfigurationError, ConnectionLostError
 from sluicemq.net.dispatch import Peer
 from sluicemq.net.limits import AddressLimit
-from sluicemq.net.tls import ServerTls, Tls
+from sluicemq.net.tls import Tls
 from sluicemq.wire.frames import TLS_HELLO
 
 log = logging.getLogger("sluicemq.tls")
@@ -127,34 +128,37 @@ def _watched_client(tls: Tls) -> Watched:
 # ---------------------------------------------------------------------------------- servers
 
 
-def server_contexts(tls: ServerTls) -> Watched | None:
+def server_contexts(config: TlsConfig) -> Watched | None:
     """The contexts of a server; None when it has no certificate and, in test mode, makes one when
     somebody asks. Raises ConfigurationError for files that cannot be used, and for settings that
     promise more than they hold."""
-    if tls.client_auth != "none" and not tls.ca:
+    if config.tls_client_auth != "none" and not config.tls_ca:
         raise ConfigurationError(
-            f"tls.server.need.client.auth = {tls.client_auth} without tls.server.trustCertPath: "
-            "no client could be verified.",
+            f"tls.server.need.client.auth = {config.tls_client_auth} without "
+            "tls.server.trustCertPath: no client could be verified.",
             cure="Set tls.server.trustCertPath to the certificates of the authority that signs "
             "those of clients.",
         )
-    if not (tls.certificate or tls.test_mode or tls.mode == "permissive"):
+    if not (config.tls_certificate or config.tls_test_mode or config.tls_mode == "permissive"):
         raise ConfigurationError(
-            f"tls.server.mode = {tls.mode} without a certificate.",
+            f"tls.server.mode = {config.tls_mode} without a certificate.",
             cure="Set tls.server.certPath and tls.server.keyPath.",
         )
 
     def made() -> ssl.SSLContext:
         context = _server_context()
-        _load_chain(
-            context, tls.certificate, tls.key or None, tls.key_password, "tls.server.certPath"
-        )
-        if tls.client_auth != "none":
-            _load_ca(context, tls.ca, "tls.server.trustCertPath")
-            context.verify_mode = _AUTH[tls.client_auth]
+        key, password = config.tls_key or None, config.tls_key_password
+        _load_chain(context, config.tls_certificate, key, password, "tls.server.certPath")
+        if config.tls_client_auth != "none":
+            _load_ca(context, config.tls_ca, "tls.server.trustCertPath")
+            context.verify_mode = _AUTH[config.tls_client_auth]
         return context
 
-    return Watched(made, tls.files, "TLS of the server") if tls.certificate else None
+    if not config.tls_certificate:
+        return None
+    ca = config.tls_ca if config.tls_client_auth != "none" else ""
+    files = tuple(name for name in (config.tls_certificate, config.tls_key, ca) if name)
+    return Watched(made, files, "TLS of the server")
 
 
 def _server_context() -> ssl.SSLContext:
@@ -288,6 +292,10 @@ def is_tls_error(error: BaseException | None) -> bool:
 
 # ------------------------------------------------------------------------------ accepted streams
 
+HANDSHAKE_TIMEOUT_S: Final = 10.0
+"""As long as Netty, and so RocketMQ, waits."""
+HANDSHAKES_MAX: Final = 512
+HANDSHAKES_PER_ADDRESS_MAX: Final = 128
 HANDSHAKES_A_TURN: Final = 2
 """An RSA key of 2048 bits signs for 0.7 ms, one of 4096 bits for 4 ms."""
 HELLO_BYTES_MAX: Final = 128 * 1024
@@ -510,9 +518,9 @@ def _why(error: BaseException) -> str:
 class TlsAcceptor:
     """What the TLS connections of one server share: certificate, limits, counts."""
 
-    def __init__(self, settings: ServerTls) -> None:
-        self.settings = settings
-        self.is_enforcing = settings.mode == "enforcing"
+    def __init__(self, config: TlsConfig) -> None:
+        self.is_enforcing = config.tls_mode == "enforcing"
+        self._config = config
         self.finished = 0
         self.failures = 0
         self._watched: Watched | None = None
@@ -522,7 +530,7 @@ class TlsAcceptor:
         self._loop: asyncio.AbstractEventLoop
         self._look_timer: asyncio.TimerHandle | None = None
         self._unfinished: dict[TlsStream, str] = {}
-        self._addresses = AddressLimit(settings.handshakes_per_address_max)
+        self._addresses = AddressLimit(HANDSHAKES_PER_ADDRESS_MAX)
         self._wishes: dict[TlsStream, None] = {}
         self._has_turn = False
 
@@ -530,7 +538,7 @@ class TlsAcceptor:
         """Read the certificate, follow its files. Raises ConfigurationError."""
         self.close()
         self._loop = asyncio.get_running_loop()
-        self._watched = server_contexts(self.settings)
+        self._watched = server_contexts(self._config)
         if self._watched is not None:
             self._look_timer = self._loop.call_later(LOOK_S, self._look)
 
@@ -549,10 +557,10 @@ class TlsAcceptor:
 
     def upgrade(self, inner: Inner, transport: asyncio.Transport, data: bytes) -> None:
         """The first bytes of a connection are a TLS handshake."""
-        settings, address = self.settings, inner.peer.remote.address
-        if len(self._unfinished) >= settings.handshakes_max:
+        address = inner.peer.remote.address
+        if len(self._unfinished) >= HANDSHAKES_MAX:
             self.failures += 1
-            inner.refuse(f"{settings.handshakes_max} TLS handshakes are unfinished, the limit")
+            inner.refuse(f"{HANDSHAKES_MAX} TLS handshakes are unfinished, the limit")
             return
         if not self._addresses.enter(address):
             self.failures += 1
@@ -564,7 +572,7 @@ class TlsAcceptor:
         self._unfinished[stream] = address
         inner.carry(stream)
         transport.set_protocol(stream)
-        stream.wait(settings.handshake_timeout_s)
+        stream.wait(HANDSHAKE_TIMEOUT_S)
         stream.data_received(data)
         self._begin(stream)
 
@@ -572,7 +580,7 @@ class TlsAcceptor:
         context = self._made if self._watched is None else self._watched.context
         if context is not None:
             stream.begin(context)
-        elif self._cannot or not self.settings.test_mode:
+        elif self._cannot or not self._config.tls_test_mode:
             stream.fail(
                 self._cannot
                 or "it speaks TLS, and there is no certificate. Set tls.server.certPath and "

@@ -1,9 +1,7 @@
-"""What a client and a server want of TLS: plain values, without OpenSSL.
-
-`Tls` is the client's: which authority it trusts, which certificate it shows, what it verifies. The
-environment says it for programs that cannot be changed (SLUICE_TLS and its relatives), and the
-command line for the length of one command (`preset`). `ServerTls` is the server's, in the words of
-RocketMQ's tls.* settings.
+"""What a client wants of TLS, as plain values, without OpenSSL: which authority it trusts, which
+certificate it shows, what it verifies. The environment says it for programs that cannot be changed
+(SLUICE_TLS and its relatives), and the command line for the length of one command (`preset`). What
+a server wants is in its settings (`config.settings.TlsConfig`).
 """
 
 import os
@@ -13,21 +11,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from sluicemq.config.settings import BrokerConfig, TlsConfig
+from sluicemq.config.settings import BrokerConfig
 from sluicemq.errors import ConfigurationError
 
-HANDSHAKE_TIMEOUT_S: Final = 10.0
-"""As long as Netty, and so RocketMQ, waits."""
-HANDSHAKES_MAX: Final = 512
-HANDSHAKES_PER_ADDRESS_MAX: Final = 128
 TLS_HINT: Final = "If the server demands TLS (tls.server.mode = enforcing): tls=True."
 _YES: Final = frozenset({"1", "true", "yes", "on"})
 _NO: Final = frozenset({"", "0", "false", "no", "off"})
 VERIFY_WORDS: Final[Mapping[str, "Verify"]] = {"full": True, "ca": "ca", "none": False}
 
 Verify = Literal[True, False, "ca"]
-Mode = Literal["disabled", "permissive", "enforcing"]
-ClientAuth = Literal["none", "optional", "require"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,45 +115,6 @@ def tls_of_environment(environment: Mapping[str, str] | None = None) -> Tls | No
         key_password=given.get("SLUICE_TLS_KEY_PASSWORD") or None,
         verify=VERIFY_WORDS[verify],
         server_name=given.get("SLUICE_TLS_SERVER_NAME") or None,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class ServerTls:
-    """TLS of a server; the names of RocketMQ's settings stand behind.
-
-    Without a certificate and with `test_mode` it makes one of its own at the first handshake, which
-    no client can verify.
-    """
-
-    mode: Mode = "permissive"  # tls.server.mode
-    certificate: str = ""  # tls.server.certPath
-    key: str = ""  # tls.server.keyPath; empty: in the file of the certificate
-    key_password: str = field(default="", repr=False)  # tls.server.keyPassword
-    client_auth: ClientAuth = "none"  # tls.server.need.client.auth
-    ca: str = ""  # tls.server.trustCertPath
-    test_mode: bool = True  # tls.test.mode.enable
-    handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S
-    handshakes_max: int = HANDSHAKES_MAX
-    handshakes_per_address_max: int = HANDSHAKES_PER_ADDRESS_MAX
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """What it is read from."""
-        ca = self.ca if self.client_auth != "none" else ""
-        return tuple(name for name in (self.certificate, self.key, ca) if name)
-
-
-def server_tls(config: TlsConfig) -> ServerTls:
-    """What a server's settings say about the connections that it accepts."""
-    return ServerTls(
-        mode=config.tls_mode,  # type: ignore[arg-type]  # one of the words of its key
-        certificate=config.tls_certificate,
-        key=config.tls_key,
-        key_password=config.tls_key_password,
-        client_auth=config.tls_client_auth,  # type: ignore[arg-type]
-        ca=config.tls_ca,
-        test_mode=config.tls_test_mode,
     )
 
 

@@ -17,6 +17,7 @@ import pytest
 import uvloop
 
 from certificates import Authority, Certificate
+from sluicemq.config.settings import TlsConfig
 from sluicemq.errors import ConfigurationError, ConnectionLostError
 from sluicemq.net import openssl
 from sluicemq.net.blocking import BlockingChannel
@@ -26,7 +27,7 @@ from sluicemq.net.limits import ServerLimits
 from sluicemq.net.network import SOCKETS, secured
 from sluicemq.net.openssl import TlsAcceptor
 from sluicemq.net.server import Connection, RemotingServer
-from sluicemq.net.tls import ServerTls, Tls
+from sluicemq.net.tls import Tls
 from sluicemq.wire.frames import Command, encode
 from waiting import until
 
@@ -49,8 +50,8 @@ def server_certificate(authority: Authority) -> Certificate:
 
 
 @pytest.fixture
-def settings(server_certificate: Certificate) -> ServerTls:
-    return ServerTls(certificate=server_certificate.path, key=server_certificate.key_path)
+def settings(server_certificate: Certificate) -> TlsConfig:
+    return TlsConfig(tls_certificate=server_certificate.path, tls_key=server_certificate.key_path)
 
 
 @pytest.fixture(params=[None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
@@ -67,7 +68,7 @@ def echo(command: Command, _: Peer) -> Command:
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: ServerTls | None, **options: Any) -> AsyncIterator[RemotingServer]:
+async def serving(settings: TlsConfig | None, **options: Any) -> AsyncIterator[RemotingServer]:
     door = None if settings is None else TlsAcceptor(settings)
     server = RemotingServer(Dispatcher({10: echo}), tls=door, **options)
     await server.start("127.0.0.1", [0])
@@ -101,7 +102,7 @@ def plain_context() -> ssl.SSLContext:
 
 
 def test_tls_and_plain_clients_share_a_permissive_port(
-    run: Any, settings: ServerTls, authority: Authority
+    run: Any, settings: TlsConfig, authority: Authority
 ) -> None:
     async def check() -> None:
         async with serving(settings) as server:
@@ -117,7 +118,7 @@ def test_tls_and_plain_clients_share_a_permissive_port(
     run(check())
 
 
-def test_a_plain_connection_has_no_object_of_tls(run: Any, settings: ServerTls) -> None:
+def test_a_plain_connection_has_no_object_of_tls(run: Any, settings: TlsConfig) -> None:
     async def check() -> None:
         async with serving(settings) as server:
             channel = await dial(address(server))
@@ -130,7 +131,7 @@ def test_a_plain_connection_has_no_object_of_tls(run: Any, settings: ServerTls) 
 
 
 def test_a_handshake_in_single_bytes_and_frames_right_behind_it(
-    run: Any, settings: ServerTls
+    run: Any, settings: TlsConfig
 ) -> None:
     """What was read before the connection became TLS is not lost, however it was cut."""
 
@@ -164,10 +165,10 @@ def test_a_handshake_in_single_bytes_and_frames_right_behind_it(
 
 
 def test_an_enforcing_port_closes_plain_connections_and_says_so(
-    run: Any, settings: ServerTls, authority: Authority, caplog: pytest.LogCaptureFixture
+    run: Any, settings: TlsConfig, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def check() -> None:
-        async with serving(replace(settings, mode="enforcing")) as server:
+        async with serving(replace(settings, tls_mode="enforcing")) as server:
             await echoed(server, Tls(ca=authority.path))
             with pytest.raises(ConnectionLostError, match="tls=True"):
                 await echoed(server, None)
@@ -194,7 +195,7 @@ def test_a_port_without_tls_refuses_it_and_both_sides_say_why(
     assert "Turn TLS off" in caplog.text
 
 
-def test_the_blocking_channel_speaks_tls(settings: ServerTls, authority: Authority) -> None:
+def test_the_blocking_channel_speaks_tls(settings: TlsConfig, authority: Authority) -> None:
     with served(settings) as server:
         where = address(server)
         with BlockingChannel(where, tls=Tls(ca=authority.path)) as channel:
@@ -205,7 +206,7 @@ def test_the_blocking_channel_speaks_tls(settings: ServerTls, authority: Authori
 
 
 @contextlib.contextmanager
-def served(settings: ServerTls) -> Iterator[RemotingServer]:
+def served(settings: TlsConfig) -> Iterator[RemotingServer]:
     """A server on a loop of another thread."""
     loop = asyncio.new_event_loop()
     server: list[RemotingServer] = []
@@ -248,7 +249,7 @@ def served(settings: ServerTls) -> Iterator[RemotingServer]:
 )
 def test_a_certificate_that_is_not_trusted_is_an_error_with_its_cure(
     run: Any,
-    settings: ServerTls,
+    settings: TlsConfig,
     authority: Authority,
     stranger: Authority,
     make: Callable[[Authority, Authority], Tls],
@@ -282,7 +283,7 @@ def test_an_expired_certificate_is_an_error_with_its_cure(run: Any, authority: A
     old = authority.issue("old", ["127.0.0.1"], days=-1)
 
     async def check() -> None:
-        async with serving(ServerTls(certificate=old.path, key=old.key_path)) as server:
+        async with serving(TlsConfig(tls_certificate=old.path, tls_key=old.key_path)) as server:
             with pytest.raises(ConnectionLostError, match="expired") as caught:
                 await dial(address(server), tls=Tls(ca=authority.path))
             assert "new one" in caught.value.cure
@@ -292,13 +293,13 @@ def test_an_expired_certificate_is_an_error_with_its_cure(run: Any, authority: A
 
 def test_mutual_tls_lets_in_whom_the_authority_knows_and_nobody_else(
     run: Any,
-    settings: ServerTls,
+    settings: TlsConfig,
     authority: Authority,
     stranger: Authority,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     mine, foreign = authority.issue("client"), stranger.issue("client")
-    mutual = replace(settings, client_auth="require", ca=authority.path)
+    mutual = replace(settings, tls_client_auth="require", tls_ca=authority.path)
 
     def client(certificate: Certificate | None) -> Tls:
         if certificate is None:
@@ -313,7 +314,7 @@ def test_mutual_tls_lets_in_whom_the_authority_knows_and_nobody_else(
                     await echoed(server, client(certificate))
                 assert "certificate" in caught.value.cure
             await asyncio.to_thread(blocking_without_certificate, address(server), client(None))
-        async with serving(replace(mutual, client_auth="optional")) as server:
+        async with serving(replace(mutual, tls_client_auth="optional")) as server:
             await echoed(server, client(None))
             await echoed(server, client(mine))
             with pytest.raises(ConnectionLostError):
@@ -334,7 +335,9 @@ def blocking_without_certificate(where: str, tls: Tls) -> None:
 
 def test_a_key_with_a_password(run: Any, authority: Authority) -> None:
     locked = authority.issue("locked", ["127.0.0.1"], password="open sesame")
-    right = ServerTls(certificate=locked.path, key=locked.key_path, key_password="open sesame")
+    right = TlsConfig(
+        tls_certificate=locked.path, tls_key=locked.key_path, tls_key_password="open sesame"
+    )
     assert "sesame" not in repr(right)
 
     async def check() -> None:
@@ -342,7 +345,7 @@ def test_a_key_with_a_password(run: Any, authority: Authority) -> None:
             await echoed(server, Tls(ca=authority.path))
         for wrong in ("", "another"):
             with pytest.raises(ConfigurationError, match="password"):
-                async with serving(replace(right, key_password=wrong)):
+                async with serving(replace(right, tls_key_password=wrong)):
                     pass
 
     run(check())
@@ -351,30 +354,33 @@ def test_a_key_with_a_password(run: Any, authority: Authority) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"certificate": "/nowhere.pem"}, "/nowhere.pem is not there"),
-        ({"key": "/nowhere.key"}, "/nowhere.key is not there"),
-        ({"client_auth": "require"}, "trustCertPath"),
-        ({"client_auth": "require", "ca": "/nowhere.ca"}, "/nowhere.ca is not there"),
-        ({"mode": "enforcing", "certificate": "", "key": "", "test_mode": False}, "certPath"),
+        ({"tls_certificate": "/nowhere.pem"}, "/nowhere.pem is not there"),
+        ({"tls_key": "/nowhere.key"}, "/nowhere.key is not there"),
+        ({"tls_client_auth": "require"}, "trustCertPath"),
+        ({"tls_client_auth": "require", "tls_ca": "/nowhere.ca"}, "/nowhere.ca is not there"),
+        (
+            {"tls_mode": "enforcing", "tls_certificate": "", "tls_key": "", "tls_test_mode": False},
+            "certPath",
+        ),
     ],
 )
 def test_settings_that_cannot_hold_refuse_the_start(
-    settings: ServerTls, change: dict[str, Any], says: str
+    settings: TlsConfig, change: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=says):
         openssl.server_contexts(replace(settings, **change))
 
 
 def test_a_key_of_another_certificate_refuses_the_start(
-    settings: ServerTls, authority: Authority, tmp_path: Path
+    settings: TlsConfig, authority: Authority, tmp_path: Path
 ) -> None:
     other = authority.issue("other")
     with pytest.raises(ConfigurationError, match="another certificate"):
-        openssl.server_contexts(replace(settings, key=other.key_path))
+        openssl.server_contexts(replace(settings, tls_key=other.key_path))
     text = tmp_path / "text.pem"
     text.write_text("this is no certificate")
     with pytest.raises(ConfigurationError, match="PEM"):
-        openssl.server_contexts(replace(settings, certificate=str(text)))
+        openssl.server_contexts(replace(settings, tls_certificate=str(text)))
 
 
 # ------------------------------------------------------------------------------------ test mode
@@ -384,7 +390,7 @@ def test_without_a_certificate_test_mode_makes_one_and_warns(
     run: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def check() -> None:
-        async with serving(ServerTls()) as server:
+        async with serving(TlsConfig()) as server:
             await asyncio.gather(*(echoed(server, Tls(verify=False)) for _ in range(5)))
             await echoed(server, None)
             with pytest.raises(ConnectionLostError, match=r"self.signed") as caught:
@@ -399,7 +405,7 @@ def test_without_certificate_and_test_mode_tls_is_refused(
     run: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def check() -> None:
-        async with serving(ServerTls(test_mode=False)) as server:
+        async with serving(TlsConfig(tls_test_mode=False)) as server:
             with pytest.raises(ConnectionLostError, match="TLS handshake"):
                 await echoed(server, Tls(verify=False))
             await echoed(server, None)
@@ -414,7 +420,7 @@ def test_without_the_program_openssl_test_mode_says_what_to_do(
     monkeypatch.setenv("PATH", "/nowhere")
 
     async def check() -> None:
-        async with serving(ServerTls()) as server:
+        async with serving(TlsConfig()) as server:
             with pytest.raises(ConnectionLostError):
                 await echoed(server, Tls(verify=False))
             await echoed(server, None)
@@ -434,7 +440,7 @@ def test_a_new_certificate_is_in_force_while_old_connections_live(
     put(first, paths)
 
     async def check() -> None:
-        async with serving(ServerTls(certificate=paths[0], key=paths[1])) as server:
+        async with serving(TlsConfig(tls_certificate=paths[0], tls_key=paths[1])) as server:
             channel = await dial(address(server), tls=Tls(ca=authority.path))
             await channel.call(Command(10, {}, b"1"), 5)
             watched = server.tls._watched  # type: ignore[union-attr]
@@ -464,7 +470,7 @@ def test_half_a_change_and_a_wrong_one_leave_the_old_certificate_in_force(
     paths = [str(tmp_path / "server.pem"), str(tmp_path / "server.key")]
     first, second = (authority.issue(name, ["127.0.0.1"]) for name in ("first", "second"))
     put(first, paths)
-    watched = openssl.server_contexts(ServerTls(certificate=paths[0], key=paths[1]))
+    watched = openssl.server_contexts(TlsConfig(tls_certificate=paths[0], tls_key=paths[1]))
     assert watched is not None
     old = watched.context
     assert watched.look() is old
@@ -487,7 +493,7 @@ def test_half_a_change_and_a_wrong_one_leave_the_old_certificate_in_force(
 
 
 def test_a_client_reads_its_files_again_when_they_change(
-    run: Any, settings: ServerTls, authority: Authority, stranger: Authority, tmp_path: Path
+    run: Any, settings: TlsConfig, authority: Authority, stranger: Authority, tmp_path: Path
 ) -> None:
     path = tmp_path / "ca.pem"
     shutil.copy(stranger.path, path)
@@ -506,10 +512,15 @@ def test_a_client_reads_its_files_again_when_they_change(
 
 
 def test_a_slow_handshake_is_closed(
-    run: Any, settings: ServerTls, caplog: pytest.LogCaptureFixture
+    run: Any,
+    settings: TlsConfig,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(openssl, "HANDSHAKE_TIMEOUT_S", 0.2)
+
     async def check() -> None:
-        async with serving(replace(settings, handshake_timeout_s=0.2)) as server:
+        async with serving(settings) as server:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.ports[0])
             writer.write(b"\x16\x03\x01")
             assert await reader.read() == b""
@@ -523,11 +534,17 @@ def test_a_slow_handshake_is_closed(
 
 
 def test_unfinished_handshakes_are_bounded_and_do_not_hold_up_others(
-    run: Any, settings: ServerTls, authority: Authority, caplog: pytest.LogCaptureFixture
+    run: Any,
+    settings: TlsConfig,
+    authority: Authority,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(openssl, "HANDSHAKES_MAX", 8)
+    monkeypatch.setattr(openssl, "HANDSHAKE_TIMEOUT_S", 1)
+
     async def check() -> None:
-        few = replace(settings, handshakes_max=8, handshake_timeout_s=1)
-        async with serving(few) as server:
+        async with serving(settings) as server:
             pairs = [await asyncio.open_connection("127.0.0.1", server.ports[0]) for _ in range(20)]
             for _, writer in pairs:
                 writer.write(b"\x16\x03\x01\x02")
@@ -547,15 +564,16 @@ def test_unfinished_handshakes_are_bounded_and_do_not_hold_up_others(
 
 def test_one_address_may_not_take_all_handshakes(
     run: Any,
-    settings: ServerTls,
+    settings: TlsConfig,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     crowd = openssl.AddressLimit
     monkeypatch.setattr(openssl, "AddressLimit", lambda count: crowd(count, lambda address: False))
+    monkeypatch.setattr(openssl, "HANDSHAKES_PER_ADDRESS_MAX", 2)
 
     async def check() -> None:
-        async with serving(replace(settings, handshakes_per_address_max=2)) as server:
+        async with serving(settings) as server:
             pairs = [await asyncio.open_connection("127.0.0.1", server.ports[0]) for _ in range(5)]
             for _, writer in pairs:
                 writer.write(b"\x16\x03\x01\x02")
@@ -570,7 +588,7 @@ def test_one_address_may_not_take_all_handshakes(
     assert "2 TLS handshakes of its address" in caplog.text
 
 
-def test_a_handshake_that_never_ends_is_bounded_in_bytes(run: Any, settings: ServerTls) -> None:
+def test_a_handshake_that_never_ends_is_bounded_in_bytes(run: Any, settings: TlsConfig) -> None:
     """Hello after hello in fragments of a message of 16 MB: OpenSSL or the limit ends it."""
 
     async def check() -> None:
@@ -591,7 +609,7 @@ def test_a_handshake_that_never_ends_is_bounded_in_bytes(run: Any, settings: Ser
 
 
 def test_rubbish_after_the_first_byte_closes_the_connection(
-    run: Any, settings: ServerTls, caplog: pytest.LogCaptureFixture
+    run: Any, settings: TlsConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def check() -> None:
         async with serving(settings) as server:
@@ -607,7 +625,7 @@ def test_rubbish_after_the_first_byte_closes_the_connection(
 
 
 def test_a_stream_that_is_tampered_with_is_closed(
-    run: Any, settings: ServerTls, caplog: pytest.LogCaptureFixture
+    run: Any, settings: TlsConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def check() -> None:
         async with serving(settings) as server:
@@ -623,7 +641,7 @@ def test_a_stream_that_is_tampered_with_is_closed(
 
 
 def test_a_client_that_does_not_read_is_not_read_from_either(
-    run: Any, settings: ServerTls, authority: Authority
+    run: Any, settings: TlsConfig, authority: Authority
 ) -> None:
     """Flow control goes through the stream: a flood of requests without reading stays bounded."""
 
@@ -643,7 +661,7 @@ def test_a_client_that_does_not_read_is_not_read_from_either(
     run(check())
 
 
-def test_a_turn_of_the_loop_computes_few_handshakes(run: Any, settings: ServerTls) -> None:
+def test_a_turn_of_the_loop_computes_few_handshakes(run: Any, settings: TlsConfig) -> None:
     """So that a thousand clients that come at once do not stop those who are there."""
 
     async def check() -> None:
@@ -667,9 +685,9 @@ def test_a_turn_of_the_loop_computes_few_handshakes(run: Any, settings: ServerTl
     run(check())
 
 
-def test_disabled_serves_plain_connections_only(run: Any, settings: ServerTls) -> None:
+def test_disabled_serves_plain_connections_only(run: Any, settings: TlsConfig) -> None:
     async def check() -> None:
-        network = secured(SOCKETS, None, replace(settings, mode="disabled"))
+        network = secured(SOCKETS, None, replace(settings, tls_mode="disabled"))
         listener: Any = network.listener(Dispatcher({10: echo}))
         await listener.start("127.0.0.1", [0])
         await echoed(listener, None)

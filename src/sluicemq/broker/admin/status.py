@@ -34,7 +34,6 @@ from sluicemq.errors import ConfigurationError, RequestError
 from sluicemq.files import Files, edit_text, read_text
 from sluicemq.model.topic import DataVersion, MessageQueue
 from sluicemq.net.dispatch import Peer
-from sluicemq.net.tls import server_tls
 from sluicemq.store.store import Store
 from sluicemq.wire import bodies, tables
 from sluicemq.wire.codes import ResponseCode
@@ -257,7 +256,7 @@ class Admin:
 
                 config = change.at_next_start[Part.BROKER]
                 credentials_of(config.inner_credentials)
-                server_contexts(server_tls(config))
+                server_contexts(config)
                 if config.acl_enable:
                     source = Source.of(self.files, config)
                     source.read(source.texts())
