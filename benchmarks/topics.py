@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -111,9 +112,12 @@ def measured(count: int, idle_s: float) -> dict[str, float]:
             "broker", "-c", str(configuration), "-n", names, "--host", "127.0.0.1", "--port", "0",
             "--store", f"{root}/store",
         )  # fmt: skip
-        with running(*arguments) as (_, address), BlockingChannel(address, 60.0) as broker:
+        with running(*arguments) as (_, address), closing(BlockingChannel(address, 60.0)) as broker:
             fill(broker, count)
-        with running(*arguments) as (pid, address), BlockingChannel(address, 60.0) as broker:
+        with (
+            running(*arguments) as (pid, address),
+            closing(BlockingChannel(address, 60.0)) as broker,
+        ):
             call(broker, topic("First"))  # renders the whole table once
             time.sleep(SETTLE_S)
             times, cpu_ms = created(broker, pid)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def change(rng: random.Random) -> tuple[str, int, Command]:
 
 def changed(address: str, rng: random.Random, acknowledged: Changes) -> tuple[str, int]:
     """Changes one after the other until the connection breaks; the one without an answer."""
-    with BlockingChannel(address, 20.0) as channel:
+    with closing(BlockingChannel(address, 20.0)) as channel:
         while True:
             name, number, command = change(rng)
             try:
@@ -85,7 +86,7 @@ def changed(address: str, rng: random.Random, acknowledged: Changes) -> tuple[st
 
 def found(address: str, directory: Path) -> Changes:
     """What the broker says, which its JSON says as well."""
-    with BlockingChannel(address, 20.0) as channel:
+    with closing(BlockingChannel(address, 20.0)) as channel:
         topics = tables.decode_topic_table(channel.call(Command(21, {})).body)
         groups = tables.decode_group_table(channel.call(Command(201, {})).body)
         settings = bytes(channel.call(Command(26, {})).body).decode()

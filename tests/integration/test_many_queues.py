@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from simulation.stepped import pull_fields, send_fields
@@ -59,7 +60,7 @@ class Broker:
         return {(answer.fields or {})["nextBeginOffset"] for answer in answers}
 
     def _call(self, code: int, fields: list[dict[str, object]]) -> list[Command]:
-        with BlockingChannel(self.address, 30.0) as channel:
+        with closing(BlockingChannel(self.address, 30.0)) as channel:
             for one in fields:
                 texts = {name: str(value) for name, value in one.items()}
                 channel.send(Command(code, texts, b"body" if code == 310 else b""))

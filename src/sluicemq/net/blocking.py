@@ -8,8 +8,7 @@ following frame are read with a frame; they are moved to the front of the buffer
 
 import socket
 import struct
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from sluicemq.errors import ConnectionLostError, RequestTimeoutError
 from sluicemq.model.ids import parse_host
@@ -165,17 +164,6 @@ class BlockingChannel:
             f"{doing} {self.address} failed: {error.strerror or error}.",
             cure=f"Check host and port, and that the server runs.{hint}",
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<blocking channel {self.address}{' closed' if self.closed else ''}>"

@@ -133,7 +133,6 @@ class ReplyMessageRequest(SendMessageRequest):
 PULL_COMMIT_OFFSET = 0x1
 PULL_SUSPEND = 0x2
 PULL_SUBSCRIPTION = 0x4
-PULL_CLASS_FILTER = 0x8
 PULL_LITE = 0x10
 """Bits of a pull's sys_flag (spec §10)."""
 

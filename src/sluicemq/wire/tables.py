@@ -155,6 +155,12 @@ def _read_file(cls: type[T], text: str, what: str, key: str, item_cls: type[Any]
     return table  # type: ignore[no-any-return]
 
 
+def _file_text(table: Any, **known: Any) -> str:
+    """The text of a file: the edition, what is known, and what else it said."""
+    known["dataVersion"] = data_version_object(table.data_version)
+    return fastjson.dumps_pretty(completed(known, table.unknown.fields))
+
+
 def _item_values(item: Any) -> dict[str, Any]:
     """A topic or a group for its file."""
     return {**FORMS[type(item)].write(item), "attributes": hash_map(item.attributes)}
@@ -222,8 +228,7 @@ def encode_topic_table_file(table: TopicTable, texts: Texts[TopicConfig] | None 
     topics = table.unknown.rendered(
         hash_map(table.topics, TABLE_BUCKETS), {} if texts is None else texts, _item_values
     )
-    known = {"dataVersion": data_version_object(table.data_version), "topicConfigTable": topics}
-    return fastjson.dumps_pretty(completed(known, table.unknown.fields))
+    return _file_text(table, topicConfigTable=topics)
 
 
 def decode_topic_table_file(text: str) -> TopicTable:
@@ -285,17 +290,15 @@ encode_group_table, decode_group_table = body_codec(GroupTable, "group table")
 
 def encode_group_table_file(table: GroupTable, texts: Texts[GroupConfig] | None = None) -> str:
     """The text of `subscriptionGroup.json`. `texts` keeps what did not change for the next time."""
-    known = {
-        "dataVersion": data_version_object(table.data_version),
-        "forbiddenTable": {
-            name: hash_map(bits)
-            for name, bits in hash_map(table.forbidden, FORBIDDEN_BUCKETS).items()
-        },
-        "subscriptionGroupTable": table.unknown.rendered(
-            hash_map(table.groups, TABLE_BUCKETS), {} if texts is None else texts, _item_values
-        ),
-    }
-    return fastjson.dumps_pretty(completed(known, table.unknown.fields))
+    forbidden = hash_map(table.forbidden, FORBIDDEN_BUCKETS)
+    groups = table.unknown.rendered(
+        hash_map(table.groups, TABLE_BUCKETS), {} if texts is None else texts, _item_values
+    )
+    return _file_text(
+        table,
+        forbiddenTable={name: hash_map(bits) for name, bits in forbidden.items()},
+        subscriptionGroupTable=groups,
+    )
 
 
 def decode_group_table_file(text: str) -> GroupTable:
@@ -329,15 +332,11 @@ def encode_consumer_offsets_file(offsets: ConsumerOffsets) -> str:
         topic, _, group = key.partition(SEPARATOR)
         if topic and group and SEPARATOR not in group:
             topics_of.setdefault(group, []).append(topic)
-    known = {
-        "dataVersion": data_version_object(offsets.data_version),
-        "groupTopicMap": {
-            group: tuple(hash_ordered(topics, TOPIC_SET_BUCKETS))
-            for group, topics in hash_map(topics_of, GROUP_BUCKETS).items()
-        },
-        "offsetTable": table,
+    groups = {
+        group: tuple(hash_ordered(topics, TOPIC_SET_BUCKETS))
+        for group, topics in hash_map(topics_of, GROUP_BUCKETS).items()
     }
-    return fastjson.dumps_pretty(completed(known, offsets.unknown.fields))
+    return _file_text(offsets, groupTopicMap=groups, offsetTable=table)
 
 
 def decode_consumer_offsets_file(text: str) -> ConsumerOffsets:

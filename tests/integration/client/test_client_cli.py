@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 from click.testing import CliRunner
@@ -70,7 +71,7 @@ def test_an_attribute_is_shown_and_can_be_taken_away(sluice, cluster):
 def attributes_of(cluster, topic):
     with Admin(cluster.addresses) as admin:
         (address,) = admin.masters().values()
-    with BlockingChannel(address) as channel:
+    with closing(BlockingChannel(address)) as channel:
         answer = channel.call(Command(351, {"topic": topic, "lo": "true"}))
         return json.loads(bytes(answer.body))["attributes"]
 

@@ -4,6 +4,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 
@@ -52,7 +53,7 @@ def test_a_call_returns_its_answer() -> None:
         (command,) = requests_of(connection, 1)
         connection.sendall(encode(Command(40, flag=2)) + answer(command.opaque, b"body", 19))
 
-    with served(script) as address, BlockingChannel(address) as channel:
+    with served(script) as address, closing(BlockingChannel(address)) as channel:
         got = channel.call(Command(11, {"topic": "T"}))
         assert (got.code, bytes(got.body)) == (19, b"body")
 
@@ -65,7 +66,7 @@ def test_bodies_of_any_size_are_views_without_a_copy() -> None:
         for command, size in zip(commands, sizes, strict=True):
             connection.sendall(answer(command.opaque, bytes([size % 251]) * size))
 
-    with served(script) as address, BlockingChannel(address) as channel:
+    with served(script) as address, closing(BlockingChannel(address)) as channel:
         for _ in sizes:
             channel.send(Command(11))
         buffers = set()
@@ -85,7 +86,7 @@ def test_large_bodies_of_requests_arrive_whole_behind_their_headers() -> None:
     def script(connection: socket.socket) -> None:
         found.extend(bytes(one.body) for one in requests_of(connection, len(sizes)))
 
-    with served(script) as address, BlockingChannel(address) as channel:
+    with served(script) as address, closing(BlockingChannel(address)) as channel:
         for body in bodies:
             channel.send(Command(320, {"a": "group"}, body))
     assert found == bodies
@@ -100,7 +101,7 @@ def test_answers_that_arrive_in_one_piece_or_bit_by_bit_are_told_apart() -> None
         for start in range(2000, len(stream), 7):
             connection.sendall(stream[start : start + 7])
 
-    with served(script) as address, BlockingChannel(address) as channel:
+    with served(script) as address, closing(BlockingChannel(address)) as channel:
         sent = [Command(11) for _ in range(30)]
         for command in sent:
             channel.send(command)
@@ -152,6 +153,6 @@ def test_oneway_is_sent_and_not_waited_for() -> None:
     def script(connection: socket.socket) -> None:
         seen.extend(requests_of(connection, 1))
 
-    with served(script) as address, BlockingChannel(address) as channel:
+    with served(script) as address, closing(BlockingChannel(address)) as channel:
         channel.oneway(Command(15))
     assert seen[0].is_oneway

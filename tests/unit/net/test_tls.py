@@ -9,6 +9,7 @@ import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -179,7 +180,10 @@ def test_an_enforcing_port_closes_plain_connections_and_says_so(
 
 
 def blocking_plain_is_refused(where: str) -> None:
-    with BlockingChannel(where) as channel, pytest.raises(ConnectionLostError, match="tls=True"):
+    with (
+        closing(BlockingChannel(where)) as channel,
+        pytest.raises(ConnectionLostError, match="tls=True"),
+    ):
         channel.call(Command(10, {}, b""))
 
 
@@ -198,7 +202,7 @@ def test_a_port_without_tls_refuses_it_and_both_sides_say_why(
 def test_the_blocking_channel_speaks_tls(settings: TlsConfig, authority: Authority) -> None:
     with served(settings) as server:
         where = address(server)
-        with BlockingChannel(where, tls=Tls(ca=authority.path)) as channel:
+        with closing(BlockingChannel(where, tls=Tls(ca=authority.path))) as channel:
             for body in (b"x", BIG, b"y"):
                 assert bytes(channel.call(Command(10, {}, body)).body) == body
         with pytest.raises(ConnectionLostError, match="is refused: unable to get"):
@@ -328,7 +332,7 @@ def test_mutual_tls_lets_in_whom_the_authority_knows_and_nobody_else(
 def blocking_without_certificate(where: str, tls: Tls) -> None:
     with (
         pytest.raises(ConnectionLostError, match="refuses the handshake"),
-        BlockingChannel(where, tls=tls) as channel,
+        closing(BlockingChannel(where, tls=tls)) as channel,
     ):
         channel.call(Command(10, {}, b""))
 
