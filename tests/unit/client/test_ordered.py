@@ -29,13 +29,7 @@ class Locks:
         self.is_away = False
         self.calls: list[tuple[int, tuple[MessageQueue, ...]]] = []
 
-    async def route(self, topic):
-        return None
-
-    def master(self, queue):
-        return queue.broker
-
-    async def call(self, address, command, timeout_s=None):
+    async def ask_master(self, queue, command):
         batch = decode_lock_batch(command.body)
         self.calls.append((command.code, batch.queues))
         if self.is_away:
@@ -116,14 +110,14 @@ async def test_a_no_is_a_loss_at_once_and_the_other_queues_stay(locks, leases):
 
 
 async def test_the_time_of_a_lease_begins_when_it_is_asked_for(locks, leases):
-    original = locks.call
+    original = locks.ask_master
 
-    async def slow(address, command, timeout_s=None):
-        answer = await original(address, command)
+    async def slow(queue, command):
+        answer = await original(queue, command)
         locks.clock.advance(5)
         return answer
 
-    locks.call = slow
+    locks.ask_master = slow
     await leases.acquire(QUEUE)
     locks.clock.advance(TRUSTED_S - 5)
     assert not leases.is_held(QUEUE)

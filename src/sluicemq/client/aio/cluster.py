@@ -25,7 +25,6 @@ from sluicemq.client.core.replies import send_reply
 from sluicemq.client.core.talks import AsyncioShell, Call, operation
 from sluicemq.client.core.tracing import Tracing
 from sluicemq.clock import SYSTEM_CLOCK, Clock
-from sluicemq.model.topic import MessageQueue
 from sluicemq.net.channel import ChannelPool, Dial
 from sluicemq.wire.codes import RequestCode
 from sluicemq.wire.frames import Command
@@ -79,6 +78,7 @@ class Cluster(AsyncioShell):
     route = operation(Directory.route)
     write_queues = operation(Directory.write_queues)
     ask = operation(Directory.ask)
+    ask_master = operation(Directory.ask_master)
     send_reply = operation(send_reply)
     queues = operation(topics.queues)
     offset_min = operation(topics.offset_min)
@@ -108,10 +108,6 @@ class Cluster(AsyncioShell):
     async def call(self, address: str, command: Command, timeout_s: float | None = None) -> Command:
         """`exchange` of a request to an address."""
         return await self.exchange(Call(address, command, timeout_s))
-
-    def master(self, queue: MessageQueue) -> str:
-        """The address that takes messages for a queue. Raises ConnectionLostError when away."""
-        return self.directory.master(queue)
 
     async def close(self) -> None:
         """Closes the data connections."""

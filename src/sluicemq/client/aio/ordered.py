@@ -26,7 +26,6 @@ from sluicemq.client.aio.cluster import Cluster
 from sluicemq.client.aio.readers import QueueReader, Readers, Reading, Sink
 from sluicemq.client.aio.received import ReceivedMessage
 from sluicemq.client.core import requests
-from sluicemq.client.core.answers import expect_success
 from sluicemq.client.core.consuming import (
     LEVEL_DEAD,
     ORDERED_TIMES_MAX,
@@ -88,27 +87,16 @@ class Leases:
 
     async def _lock(self, queues: list[MessageQueue]) -> tuple[MessageQueue, ...]:
         """Queues of one broker -> those of them that we hold now."""
-        address = await self._master(queues[0])
         command = requests.lock_queues(self._group, self._client_id, queues)
-        answer = expect_success(await self._cluster.call(address, command), address)
-        return decode_locked_queues(answer.body)
-
-    async def _master(self, queue: MessageQueue) -> str:
-        await self._cluster.route(queue.topic)
-        return self._cluster.master(queue)
+        return decode_locked_queues((await self._cluster.ask_master(queues[0], command)).body)
 
     async def release(self, queue: MessageQueue) -> None:
         """Gives a queue to whoever wants it; a broker that is away forgets by itself."""
         if self._asked_s.pop(queue, None) is None:
             return
         with contextlib.suppress(SluiceError):
-            address = await self._master(queue)
             command = requests.unlock_queues(self._group, self._client_id, [queue])
-            await self._cluster.call(address, command)
-
-    def forget(self, queue: MessageQueue) -> None:
-        """Does not renew it any more, and does not give it up before its time either."""
-        self._asked_s.pop(queue, None)
+            await self._cluster.ask_master(queue, command)
 
     async def renew(self) -> bool:
         """Asks for all of them again; False when a broker did not answer."""
@@ -143,9 +131,6 @@ class Leases:
         while True:
             await asyncio.sleep(RENEW_S if is_done else RENEW_AGAIN_S)
             is_done = await self.renew()
-
-    def __len__(self) -> int:
-        return len(self._asked_s)
 
 
 class OrderedReader(QueueReader):

@@ -31,7 +31,6 @@ from sluicemq.client.core.answers import (
     SUBSCRIPTION_PENDING,
     PullAnswer,
     PullStatus,
-    expect_success,
 )
 from sluicemq.client.core.consuming import (
     ANSWER_TIMEOUT_S,
@@ -75,9 +74,7 @@ class SendBack:
             self._group, record, first_topic(record), level, self._times_max
         )
         try:
-            await self._cluster.route(queue.topic)
-            address = self._cluster.master(queue)
-            expect_success(await self._cluster.call(address, command), address)
+            await self._cluster.ask_master(queue, command)
         except SluiceError as error:
             _log.warning(
                 "group %s: message %s cannot be sent back (%s); sending a copy to the retry topic",

@@ -268,6 +268,15 @@ class Directory:
         address = yield from self.address(queue)
         return pull_answer((yield Call(address, command, timeout_s)), address)
 
+    def ask_master(
+        self, queue: MessageQueue, command: Command, timeout_s: float | None = None
+    ) -> Talk[Command]:
+        """A request that must succeed, to the only broker that may write to a queue. Raises
+        ConnectionLostError when it is away, RouteNotFoundError, RequestError."""
+        yield from self.route(queue.topic)
+        address = self.master(queue)
+        return expect_success((yield Call(address, command, timeout_s)), address)
+
     def ask(self, where: MessageQueue | str, command: Command) -> Talk[Command]:
         """A request that must succeed: to a queue's broker, an address, or NAME_SERVERS."""
         if where == NAME_SERVERS:

@@ -11,10 +11,9 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
-from sluicemq.client.core.answers import expect_success
 from sluicemq.client.core.directory import Directory
 from sluicemq.client.core.messages import Outgoing, add_properties
-from sluicemq.client.core.talks import Call, Talk
+from sluicemq.client.core.talks import Talk
 from sluicemq.errors import ConfigurationError, RequestTimeoutError
 from sluicemq.model.ids import parse_host
 from sluicemq.model.message import CLUSTER, UNIQ_KEY, StoredMessage
@@ -131,10 +130,8 @@ def send_reply(
     """Sends a reply; returns when the requester has it. Raises ConfigurationError (nobody asked),
     RequestError (the requester is gone), ConnectionLostError, RequestTimeoutError."""
     queue, command = reply_command(record, body, message_id, directory.clock.now_ms())
-    yield from directory.route(queue.topic)
-    address = directory.master(queue)
-    answer = yield Call(address, command, ANSWER_TIMEOUT_S)
-    return dict(expect_success(answer, address).fields or {})
+    answer = yield from directory.ask_master(queue, command, ANSWER_TIMEOUT_S)
+    return dict(answer.fields or {})
 
 
 def no_reply(topic: str, message_id: str, where: str, timeout_s: float) -> RequestTimeoutError:
