@@ -8,10 +8,6 @@ belongs to every subscription, as in the Java client: messages that members sent
 their own topic's feed. An ordered group locks each queue before it reads it (`ordered`). Members of
 a broadcasting group share nothing: each reads all queues and has no retries.
 
-Which consumers of one client may be in one group together.
-
-The consumer groups that one client is in: who entered, who left, who changed a subscription.
-
 A group of one client is one `Member`, however many consumers use it; it lives from the first
 consumer that enters to the last that leaves. A table of the whole process sees to it that two
 clients in one program do not read a topic for one group with two expressions, but where all its

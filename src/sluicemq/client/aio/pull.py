@@ -1,10 +1,9 @@
-"""Raw pulls: one request, one outcome, no background work and no group membership.
+"""Consumers that ask: raw pulls, and polls.
 
-The caller keeps the offset: RocketMQ's DefaultMQPullConsumer.
+`PullConsumer`: one request, one outcome, no background work and no group membership; the caller
+keeps the offsets (RocketMQ's DefaultMQPullConsumer).
 
-The lite pull consumer: the caller polls, the client fetches ahead and keeps the offsets.
-
-Either `subscribe` (queues are shared with the other members of the group) or `assign` (these
+`LitePullConsumer`: the caller polls, the client fetches ahead and keeps the offsets. Either `subscribe` (queues are shared with the other members of the group) or `assign` (these
 queues, no sharing). `poll` hands out messages; those of earlier polls count as done at the next
 poll, and what is done is committed every 5 s, or by `commit` when automatic commit is off.
 

@@ -2,8 +2,7 @@
 
 A `QueueReader` is a task that pulls, hands messages to a feed and pauses while `count_max` messages
 or `bytes_max` bytes are not acknowledged. When the position is moved from outside (seek, reset, an
-offset that is not stored any more) a new generation begins: acknowledgements of older messages no
-longer count.
+offset that is not stored any more), acknowledgements of what was pulled before no longer count.
 
 A message that is rejected is sent back for the group, so that it comes again later. When a call
 returns the copy is stored: only then the original may count as done.
