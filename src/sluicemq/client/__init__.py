@@ -4,7 +4,7 @@ core/       decisions without I/O: routes, balance, retries, in-flight offsets, 
 aio/        Sluice, producer, consumers, administration for asyncio
 sync/       producer, administration, bulk reading over blocking connections: no thread, no loop
 threaded/   blocking consumers: the asyncio ones on a loop and thread of their own
-keeper.py   who a client is, and its heartbeats on a thread of their own, so that a busy program keeps
-            its queues; stacks
+keeper.py   who a client is, and its heartbeats on a thread of their own, so that a busy program
+            keeps its queues; stacks
 ledger.py   and idempotence.py: handlers whose effects in a database happen once
 """

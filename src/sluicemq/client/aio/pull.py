@@ -3,9 +3,10 @@
 `PullConsumer`: one request, one outcome, no background work and no group membership; the caller
 keeps the offsets (RocketMQ's DefaultMQPullConsumer).
 
-`LitePullConsumer`: the caller polls, the client fetches ahead and keeps the offsets. Either `subscribe` (queues are shared with the other members of the group) or `assign` (these
-queues, no sharing). `poll` hands out messages; those of earlier polls count as done at the next
-poll, and what is done is committed every 5 s, or by `commit` when automatic commit is off.
+`LitePullConsumer`: the caller polls, the client fetches ahead and keeps the offsets. Either
+`subscribe` (queues are shared with the other members of the group) or `assign` (these queues, no
+sharing). `poll` hands out messages; those of earlier polls count as done at the next poll, and what
+is done is committed every 5 s, or by `commit` when automatic commit is off.
 
 A paused queue is neither fetched from nor handed out; what was fetched before waits in its place.
 """
