@@ -9,6 +9,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from sluicemq import __version__
 from sluicemq.errors import SluiceError, install_extra
 
 INTERRUPTED: Final = 130
@@ -90,18 +91,7 @@ class _Main(LazyGroup):
             ctx.exit(1)
 
 
-def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        from sluicemq import __version__  # noqa: PLC0415 - rarely asked for
-
-        click.echo(f"sluice {__version__}")
-        ctx.exit()
-
-
 @click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version,
-    help="Show the version and leave.",
-)  # fmt: skip
+@click.version_option(__version__, message="sluice %(version)s", help="Show the version and leave.")
 def main() -> None:
     """SluiceMQ: a RocketMQ-compatible message system in Python."""

@@ -210,6 +210,23 @@ async def start_broker(
 
 def _run(start: Started) -> None:
     """Serve until a signal. Exit code 0 after an orderly close, 1 when the start fails."""
+
+    async def serve() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        async with contextlib.AsyncExitStack() as stack:
+            text = await start(stack)
+            # What lives as long as the server is not looked at by the collector again. Requests
+            # make no cycles, so young objects die by their counts: rare collections suffice.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(GC_OBJECTS, 20, 20)
+            click.echo(f"ready {text}")
+            await stop.wait()
+            log.info("closing")
+
     log.info("%s", descriptors.explain(descriptors.raise_limit()))
     try:
         from uvloop import new_event_loop  # noqa: PLC0415 - where it is installed
@@ -217,7 +234,7 @@ def _run(start: Started) -> None:
         new_event_loop = None
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(_serve(start))
+            runner.run(serve())
     except OSError as error:
         raise ConfigurationError(
             f"{error.strerror or error}: {error.filename or 'the store'}.",
@@ -225,23 +242,6 @@ def _run(start: Started) -> None:
             if error.errno in (errno.EMFILE, errno.ENFILE)
             else "Choose another directory with --store, or give this user the right to write.",
         ) from error
-
-
-async def _serve(start: Started) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    async with contextlib.AsyncExitStack() as stack:
-        text = await start(stack)
-        # What lives as long as the server is not looked at by the collector again. Requests make no
-        # cycles, so young objects die by their counts: rare collections suffice.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(GC_OBJECTS, 20, 20)
-        click.echo(f"ready {text}")
-        await stop.wait()
-        log.info("closing")
 
 
 # ---------------------------------------------------------------------------------- options
